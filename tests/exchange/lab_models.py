@@ -1,4 +1,4 @@
-"""Small stages for tests of exchanges, and inner phases that really differ from replica to replica."""
+"""Small stages for tests of exchanges, and inner phases that differ between replicas."""
 
 from __future__ import annotations
 
@@ -13,14 +13,10 @@ from planaria.exchange.base import Exchange
 from planaria.exchange.kinds import EXCHANGES, exchange
 from planaria.exchange.lab import Replica, replicas
 
-SHAPES = {
-    "layers.0.weight": torch.Size([5, 7]),
-    "layers.1.weight": torch.Size([3, 50]),
-    "norm.weight": torch.Size([]),
-}
-COUNT = 186
+SHAPES = {"layers.0.weight": torch.Size([5, 7]), "layers.1.weight": torch.Size([3, 50]), "norm.weight": torch.Size([])}
+COUNT = sum(shape.numel() for shape in SHAPES.values())
 GIVEN = {"gasloc": {"alpha": 0.5, "beta": 0.7, "gamma": 0.7}}
-"""what a kind cannot do without"""
+"""options without a default"""
 KINDS = sorted(EXCHANGES.shipped)
 
 
@@ -52,7 +48,7 @@ def drift(of: Mapping[int, Replica], seed: int, std: float = 0.1) -> None:
 
 
 def apart(made: Exchange, count: int, start: Callable[[int], dict[str, Tensor]] = weights) -> dict[int, Replica]:
-    """Replicas that have already gone apart: each starts from weights of its own."""
+    """Return replicas that have already diverged: each starts from its own weights."""
     of = replicas(made, weights(0), count)
     for member, replica in of.items():
         replica.fast = start(member)

@@ -1,4 +1,4 @@
-"""How what members say becomes one value: the mean, and that an exchange goes by whatever rule its recipe names."""
+"""Aggregators: the mean of members' values, and the aggregator that a recipe names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from planaria.exchange.lab import meet
 
 
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=6), st.integers(0, 99))
-def test_the_mean_is_that_of_the_formula(shares: list[int], seed: int) -> None:
+def test_the_mean_follows_its_formula(shares: list[int], seed: int) -> None:
     values = {3 * i: weights(100 * seed + i) for i in range(len(shares))}
     before = {member: {name: tensor.clone() for name, tensor in value.items()} for member, value in values.items()}
     counts = {3 * i: share / 4 for i, share in enumerate(shares)}
@@ -25,11 +25,11 @@ def test_the_mean_is_that_of_the_formula(shares: list[int], seed: int) -> None:
     for name in SHAPES:
         exact = sum(counts[member] * value[name].double() for member, value in values.items()) / sum(counts.values())
         assert torch.allclose(found[name].double(), torch.as_tensor(exact), rtol=1e-5, atol=1e-6)
-    assert all(distance(values[member], before[member]) == 0 for member in values), "it changed what it was given"
+    assert all(distance(values[member], before[member]) == 0 for member in values), "its arguments are unchanged"
 
 
 @given(st.integers(1, 7), st.integers(0, 99))
-def test_members_that_count_alike_are_added_up_in_order_and_divided_once(count: int, seed: int) -> None:
+def test_equal_members_are_summed_in_order_and_divided_once(count: int, seed: int) -> None:
     values = {i: weights(100 * seed + i) for i in range(count)}
     found = mean(values, equal(values))
     for name in SHAPES:
@@ -41,9 +41,7 @@ def test_members_that_count_alike_are_added_up_in_order_and_divided_once(count: 
 
 @pytest.mark.parametrize("bits", [32, 8])
 @pytest.mark.parametrize("kind", have("aggregator"))
-def test_every_exchange_goes_by_the_rule_that_its_recipe_names(
-    kind: str, bits: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_exchange_uses_its_recipes_aggregator(kind: str, bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[tuple[int, ...], dict[int, float]]] = []
 
     def half(values: Mapping[int, Weights], counts: Mapping[int, float]) -> dict[str, torch.Tensor]:
@@ -61,8 +59,8 @@ def test_every_exchange_goes_by_the_rule_that_its_recipe_names(
     assert all(distance(one[i].fast, other[i].fast) > 1e-3 for i in one)
 
 
-def test_a_rule_that_nobody_knows_is_named_with_the_nearest() -> None:
-    said = r"^exchange\.options\.aggregator = 'maen': no such aggregator; did you mean 'mean'\?$"
+def test_an_unknown_aggregator_is_named_with_the_nearest() -> None:
+    complaint = r"^exchange\.options\.aggregator = 'maen': no such aggregator; did you mean 'mean'\?$"
     for kind in have("aggregator"):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=complaint):
             make(kind, aggregator="maen")

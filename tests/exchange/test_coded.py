@@ -1,4 +1,4 @@
-"""Gradient coding: formulas written out, patterns that are borne and those that are not, and what is refused."""
+"""Gradient coding: formulas written out, patterns of stragglers that are tolerated or not, and invalid settings."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def gradients(scheme: Scheme, n: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((JOBS, scheme.chunks(n), 3))
 
 
-# ---- what is borne
+# ---- tolerated patterns
 
 
 @pytest.mark.slow
@@ -79,7 +79,7 @@ def test_every_job_is_decoded_in_time(rule: str, which: tuple[int, Scheme], seed
 @pytest.mark.slow
 @settings(max_examples=150)
 @given(which=schemes(), seed=st.integers(0, 10**6))
-def test_beyond_what_is_borne_a_sum_is_right_or_absent(which: tuple[int, Scheme], seed: int) -> None:
+def test_beyond_the_tolerance_a_sum_is_right_or_absent(which: tuple[int, Scheme], seed: int) -> None:
     n, scheme = which
     g, history = gradients(scheme, n, seed), drawn(scheme, n, seed, None)
     found = decoded(scheme, n, JOBS, history, lambda job, chunk: g[job, chunk])
@@ -100,7 +100,7 @@ def test_beyond_what_is_borne_a_sum_is_right_or_absent(which: tuple[int, Scheme]
         (MSGC(burst=2, window=3, stragglers=4), [{0}, {0}, {0}]),
     ],
 )
-def test_a_pattern_beyond_the_model_is_told_of(scheme: Scheme, history: list[set[int]]) -> None:
+def test_a_pattern_beyond_the_model_is_not_decoded(scheme: Scheme, history: list[set[int]]) -> None:
     n, seen = 4, [frozenset(late) for late in history]
     full = [*seen, *[NOBODY] * (1 + scheme.delay() - len(seen))]
     assert scheme.decode(n, full, 0) is None
@@ -110,7 +110,7 @@ def test_a_pattern_beyond_the_model_is_told_of(scheme: Scheme, history: list[set
 @pytest.mark.slow
 @settings(max_examples=100)
 @given(which=schemes(("srsgc", "msgc", "gc")), seed=st.integers(0, 10**6))
-def test_what_conforms_is_borne_and_what_is_not_borne_is_lost(which: tuple[int, Scheme], seed: int) -> None:
+def test_conforming_patterns_are_tolerated_and_others_lose_a_job(which: tuple[int, Scheme], seed: int) -> None:
     n, scheme = which
     history, rng = drawn(scheme, n, seed, "conforms"), random.Random(seed)
     assert all(scheme.bears(n, JOBS, history[: now + 1]) for now in range(len(history)))
@@ -171,14 +171,13 @@ def test_a_cyclic_code_is_its_construction(m: int, s: int) -> None:
 
 
 @pytest.mark.parametrize(("n", "most"), [(3, 2), (4, 4), (5, 5), (6, 7), (7, 14), (8, 20), (10, 43)])
-def test_rounding_errors_grow_by_no_more_than_is_said_whoever_is_late(n: int, most: float) -> None:
+def test_rounding_errors_grow_no_more_than_stated(n: int, most: float) -> None:
     worst = 0.0
     for s in range(1, n):
         made, found = code(n, s), 0.0
         sizes = np.array([sum(abs(weight) for _, weight in made.row(worker)) for worker in range(n)])
         for late in itertools.combinations(range(n), s):
             parts = made.coefficients([worker for worker in range(n) if worker not in late])
-            assert parts is not None
             found = max(found, sum(abs(part) * sizes[worker] for worker, part in parts.items()) / n)
         assert found == pytest.approx(enlarges(n, s), rel=1e-6)
         worst = max(worst, found)
@@ -186,7 +185,7 @@ def test_rounding_errors_grow_by_no_more_than_is_said_whoever_is_late(n: int, mo
 
 
 @pytest.mark.slow
-def test_what_does_not_divide_is_repeated_as_far_as_it_goes() -> None:
+def test_a_code_that_does_not_divide_is_repeated_in_part() -> None:
     made = code(11, 2)
     assert isinstance(made, Joined) and made.groups.workers == 6 and len(made.rest.matrix) == 5
     assert [sorted(chunk for chunk, _ in made.row(worker)) for worker in (0, 5, 6, 10)] == [
@@ -197,7 +196,7 @@ def test_what_does_not_divide_is_repeated_as_far_as_it_goes() -> None:
 
 
 @pytest.mark.parametrize(("n", "s"), [(4, 1), (6, 1), (6, 2), (8, 3)])
-def test_fractional_repetition_is_exact_whoever_is_late(n: int, s: int) -> None:
+def test_fractional_repetition_is_exact_for_all_stragglers(n: int, s: int) -> None:
     draw = torch.Generator().manual_seed(n)
     g = torch.randn(n, 50, generator=draw) * torch.logspace(-3, 3, n).unsqueeze(1)
     sums = []
@@ -213,12 +212,14 @@ def test_fractional_repetition_is_exact_whoever_is_late(n: int, s: int) -> None:
 # ---- loads and prices
 
 
-def test_loads_are_those_published() -> None:
+def test_loads_equal_the_published_ones() -> None:
     assert MSGC(burst=1, window=2, stragglers=27).load(256) == pytest.approx(0.007543, abs=1e-6)
     assert SRSGC(burst=2, window=3, stragglers=23).spare() == 12
     assert SRSGC(burst=2, window=3, stragglers=23).load(256) == pytest.approx(0.050781, abs=1e-6)
     assert GC(stragglers=15).load(256) == pytest.approx(0.0625, abs=1e-6)
     assert Uncoded().load(256) == pytest.approx(0.0039, abs=1e-5)
+    assert [MSGC(burst=1, window=w, stragglers=s).chunks(8) for w, s in ((2, 1), (3, 3), (3, 8))] == [24, 72, 16]
+    assert GC(stragglers=3).chunks(8) == SRSGC().chunks(8) == Uncoded().chunks(8) == 8
 
 
 @pytest.mark.parametrize(("n", "most"), [(8, 1.31), (16, 1.46), (32, 1.59), (256, 1.83)])
@@ -243,7 +244,7 @@ def test_a_round_is_its_load_in_equal_mini_tasks(which: tuple[int, Scheme]) -> N
         sizes = {len(scheme.parts(n, worker, task)) for task in own}
         assert sizes == {round(full / scheme.slots())}
         unused = isinstance(scheme, MSGC) and scheme.stragglers == n
-        assert len(own) == scheme.slots() - (scheme.burst if unused else 0)  # type: ignore[attr-defined]
+        assert len(own) == scheme.slots() - (scheme.burst if unused else 0)
     sent = [0] * n
     for now in range(scheme.delay() + 1):
         for worker, own in enumerate(scheme.tasks(n, 100, [NOBODY] * now)):
@@ -262,13 +263,6 @@ def test_counting_mini_tasks_counts_them(which: tuple[int, Scheme], seed: int) -
         assert scheme.busy(n, JOBS, history[:now]) == counted
 
 
-def test_chunks_of_a_job() -> None:
-    assert MSGC(burst=1, window=2, stragglers=1).chunks(8) == 24
-    assert MSGC(burst=1, window=3, stragglers=3).chunks(8) == 72
-    assert MSGC(burst=1, window=3, stragglers=8).chunks(8) == 16
-    assert GC(stragglers=3).chunks(8) == SRSGC().chunks(8) == Uncoded().chunks(8) == 8
-
-
 def test_dropping_is_an_estimate() -> None:
     g = torch.arange(4.0)
     found = decoded(Dropping(stragglers=1), 4, 1, [frozenset({3})], lambda _, chunk: g[chunk])[0]
@@ -280,7 +274,7 @@ def test_dropping_is_an_estimate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "members", "told"),
+    ("spec", "members", "complaint"),
     [
         ("mgsc", 8, r"exchange\.coded\.scheme = 'mgsc': no such choice; did you mean 'msgc'\?"),
         ({"burst": 1}, 8, "give scheme, a name: gc, msgc, none, srsgc"),
@@ -306,18 +300,15 @@ def test_dropping_is_an_estimate() -> None:
         ({"scheme": "msgc", "stragglers": "auto"}, 8, "stragglers = 'auto'.*let `planaria advise RECIPE --delays RUN`"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_by_name(said: object, members: int, told: str) -> None:
-    with pytest.raises(UserError, match=told):
-        coded_of(said, members)  # type: ignore[arg-type]
+def test_invalid_settings_are_refused_by_name(spec: object, members: int, complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint):
+        coded_of(spec, members)
 
 
-def test_a_setting_becomes_a_scheme() -> None:
+def test_a_setting_becomes_a_scheme_and_requires_enough_microbatches() -> None:
     assert coded_of("none", 3) == Coded(Uncoded(), 1)
     made = coded_of({"scheme": "msgc", "burst": 1, "window": 3, "stragglers": 2, "jobs": 4, "slow": 3}, 8)
     assert made == Coded(MSGC(burst=1, window=3, stragglers=2), 4, 3.0)
-
-
-def test_microbatches_that_do_not_fit_are_told_the_next_number() -> None:
     made = coded_of({"scheme": "msgc", "jobs": 4}, 8)  # 24 chunks a job of 8 replicas
     assert made.least(8) == 12
     made.require(8, 24)

@@ -1,4 +1,4 @@
-"""Gradient coding against the clock: patterns, rounds that close, replays by hand, the choice, and SPARe beside it."""
+"""Gradient coding over time: patterns, rounds that close, replays by hand, the choice of a scheme, and SPARe."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from planaria.exchange.coded.spare import best_stack, cover, distances, endured,
 
 
 def even(rounds: int, n: int, *slow: tuple[int, int, float]) -> Profile:
-    """Everyone takes 1 s for its 1/n, of which 0.2 s are fixed; (round, worker, times) are slow."""
+    """Each worker takes 1 s for its 1/n, of which 0.2 s are fixed; (round, worker, times) are slow."""
     seconds = np.ones((rounds, n))
     for at, worker, times in slow:
         seconds[at, worker] = times
@@ -37,9 +37,7 @@ def lagging(rounds: int, n: int, seed: int, fixed: float = 0.2) -> Profile:
 
 @settings(max_examples=200)
 @given(
-    st.lists(st.frozensets(st.integers(0, 4), max_size=3), min_size=1, max_size=6),
-    st.integers(1, 4),
-    st.integers(0, 5),
+    st.lists(st.frozensets(st.integers(0, 4), max_size=3), min_size=1, max_size=6), st.integers(1, 4), st.integers(0, 5)
 )
 def test_patterns_are_their_definitions(window: list[frozenset[int]], times: int, most: int) -> None:
     rounds = {who: [at for at, late in enumerate(window) if who in late] for who in range(5)}
@@ -62,16 +60,14 @@ def test_every_window_counts() -> None:
 @pytest.mark.parametrize(
     ("finish", "bears", "late", "ends"),
     [
-        ([1.0, 1.5, 1.9, 1.2], 0, set(), 1.9),  # nobody beyond 2 κ
+        ([1.0, 1.5, 1.9, 1.2], 0, set(), 1.9),  # no worker is beyond 2 κ
         ([1.0, 1.5, 7.0, 1.2], 1, {2}, 2.0),  # the deadline
         ([1.0, 5.0, 7.0, 1.2], 1, {2}, 5.0),  # one is waited for
         ([1.0, 5.0, 7.0, 1.2], 0, set(), 7.0),
         ([1.0, 5.0, 7.0, 9.0], 3, {1, 2, 3}, 2.0),
     ],
 )
-def test_a_round_closes_at_its_deadline_or_when_it_may(
-    finish: list[float], bears: int, late: set[int], ends: float
-) -> None:
+def test_a_round_closes_at_its_deadline_or_later(finish: list[float], bears: int, late: set[int], ends: float) -> None:
     assert close(np.array(finish), range(4), 2.0, lambda who: len(who) <= bears) == (late, ends)
 
 
@@ -90,20 +86,16 @@ def test_replays_by_hand() -> None:
     assert full.rounds == pytest.approx((double, 2 * double, double, double, double, double))
 
 
-def test_a_worker_that_stays_slow_is_waited_for_where_the_scheme_must() -> None:
+def test_a_worker_that_stays_slow_is_waited_for_if_needed() -> None:
     profile = even(4, 4, *((at, 1, 5.0) for at in range(4)))
     found = replay(MSGC(burst=1, window=2, stragglers=2), profile, 4)
     assert found.waits == 2 and [bool(late) for late in found.history] == [True, False] * 2 + [True]
-
-
-def test_slowness_grows_with_the_load_or_stays() -> None:
-    seconds = np.array([[1.0, 5.0, 1.0]])
-    loads = np.full(3, 2 / 3)
-    times, plus = (Profile(seconds, 1 / 3, 2.4, slows).at(0, loads) for slows in ("times", "plus"))  # type: ignore[arg-type]
+    seconds, loads = np.array([[1.0, 5.0, 1.0]]), np.full(3, 2 / 3)
+    times, plus = (Profile(seconds, 1 / 3, 2.4, slows).at(0, loads) for slows in ("times", "plus"))
     assert times == pytest.approx([1.8, 9.0, 1.8]) and plus == pytest.approx([1.8, 5.8, 1.8])
 
 
-def test_vectors_beyond_the_first_cost_what_they_cost() -> None:
+def test_further_vectors_cost_their_send_time() -> None:
     quiet = even(5, 4)
     dear = Profile(quiet.seconds, quiet.load, quiet.slope, send_s=0.5)
     scheme = MSGC(burst=1, window=2, stragglers=1)
@@ -123,7 +115,7 @@ def test_steps_of_windows_and_steps_with_one_barrier() -> None:
 
 @settings(max_examples=25)
 @given(st.integers(0, 10**6))
-def test_all_work_is_done_and_the_weakest_rule_waits_no_longer_for_plain_codes(seed: int) -> None:
+def test_all_work_is_done_and_our_rule_waits_no_longer_than_the_published(seed: int) -> None:
     profile = lagging(40, 6, seed)
     for scheme in (MSGC(burst=1, window=3, stragglers=2), MSGC(burst=2, window=3, stragglers=1)):
         assert replay(scheme, profile, 40).work == pytest.approx(40 * scheme.load(6))
@@ -134,7 +126,7 @@ def test_all_work_is_done_and_the_weakest_rule_waits_no_longer_for_plain_codes(s
 # ---- the choice
 
 
-def test_none_where_nothing_pays_and_a_code_where_one_does() -> None:
+def test_a_code_is_chosen_only_where_it_pays() -> None:
     quiet = choose(even(20, 6), most_delay=2)
     assert quiet.best.name == "none" and "no code saves" in quiet.why
     found = choose(lagging(40, 6, 1), most_delay=2)
@@ -145,7 +137,7 @@ def test_none_where_nothing_pays_and_a_code_where_one_does() -> None:
     assert {offer.name for offer in found.offers} == {"none", "gc", "srsgc", "msgc"}
 
 
-def test_short_probes_of_workers_that_are_alike_are_replayed_in_several_orders() -> None:
+def test_short_probes_of_equal_workers_are_replayed_in_several_orders() -> None:
     probe, long = lagging(40, 6, 1), lagging(400, 6, 1)
     unlike = Profile(probe.seconds * np.where(np.arange(6) < 3, 1.6, 1.0), probe.load, probe.slope)
     assert [len(orders(profile)) for profile in (probe, long, unlike)] == [4, 1, 1]
@@ -154,16 +146,13 @@ def test_short_probes_of_workers_that_are_alike_are_replayed_in_several_orders()
     assert not any(np.array_equal(a.seconds, b.seconds) for a, b in itertools.combinations(orders(probe), 2))
 
 
-def test_steps_with_one_barrier_leave_codes_little() -> None:
+def test_steps_with_one_barrier_and_microbatches_limit_the_choice() -> None:
     assert choose(lagging(320, 6, 2), window=32, most_delay=1, microbatches=6).best.name == "none"
-
-
-def test_what_microbatches_do_not_allow_is_left_out() -> None:
     found = choose(lagging(30, 6, 1), microbatches=6)
     assert all(offer.microbatches == 6 for offer in found.offers) and len(found.offers) > 2
 
 
-def test_a_machine_that_is_always_slow_is_no_case_for_coding() -> None:
+def test_a_machine_that_is_always_slow_gets_no_code() -> None:
     seconds = np.ones((30, 6))
     seconds[:, 4] = 5.0
     profile = Profile(seconds, 1 / 6, 0.8 * 6)
@@ -172,7 +161,7 @@ def test_a_machine_that_is_always_slow_is_no_case_for_coding() -> None:
     assert found.best.name == "none" and "replicas 4 are slow in most rounds, which is no case for coding" in found.why
 
 
-def test_the_grid_has_no_scheme_twice_and_none_that_cannot_serve() -> None:
+def test_the_grid_has_valid_schemes_without_duplicates() -> None:
     for n in (4, 8, 16):
         found = [scheme for _, scheme in grid(n)]
         assert len(set(map(repr, found))) == len(found)
@@ -239,7 +228,7 @@ def test_spare_restarts_when_a_shard_has_no_holder_left() -> None:
     assert found.rounds == pytest.approx((1, 12, two, two, two))
 
 
-def test_all_schemes_agree_when_nobody_is_late() -> None:
+def test_all_schemes_agree_without_stragglers() -> None:
     profile, n = even(10, 6), 6
     for scheme in (Uncoded(), GC(), SRSGC(), MSGC(stragglers=n), MSGC()):
         assert isinstance(scheme, Scheme)

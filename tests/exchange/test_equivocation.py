@@ -1,4 +1,4 @@
-"""Who told others different things: what follows from digests, whoever reports what."""
+"""Detecting equivocation from digests, whichever members report what."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planaria.common.errors import UserError
 from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange.base import Offer
@@ -22,55 +23,57 @@ def honest(members: int) -> dict[int, dict[int, str]]:
     return {m: {other: TRUE[other] for other in range(members)} for m in range(members)}
 
 
-def test_where_all_agree_nothing_is_found() -> None:
+def test_agreement_yields_no_findings() -> None:
     for members in range(2, 9):
         assert findings(honest(members), range(members), 1) == Findings()
 
 
-def test_one_who_tells_each_something_else_is_proved_to_lie_and_one_who_tells_a_single_one_is_not() -> None:
-    heard = honest(5)
+def test_equivocation_towards_all_is_proved_and_towards_one_is_a_dispute() -> None:
+    received = honest(5)
     for member in (0, 1, 3, 4):
-        heard[member][2] = f"for {member}"
-    assert findings(heard, range(5), 1) == Findings(liars=(2,))
-    heard = honest(5)
-    heard[4][2] = "for 4"
-    assert findings(heard, range(5), 1) == Findings(disputes=((2, 4),)), "one of the two, and nobody knows which"
-    assert findings(heard, range(5), 0) == Findings(liars=(2,)), "if there were no liars, this could not be"
-    heard[4][2] = TRUE[2]
-    del heard[2][2]
-    assert findings(heard, range(5), 1) == Findings(liars=(2,)), "it does not say what it has said"
+        received[member][2] = f"for {member}"
+    assert findings(received, range(5), 1) == Findings(liars=(2,))
+    received = honest(5)
+    received[4][2] = "for 4"
+    assert findings(received, range(5), 1) == Findings(disputes=((2, 4),)), "one of the two, unknown which"
+    assert findings(received, range(5), 0) == Findings(liars=(2,)), "impossible with honest members alone"
+    received[4][2] = TRUE[2]
+    del received[2][2]
+    assert findings(received, range(5), 1) == Findings(liars=(2,)), "it does not report its own update"
 
 
 @st.composite
 def scenes(draw: st.DrawFn) -> tuple[dict[int, dict[int, str]], int, frozenset[int]]:
-    """What members report, the liars among whom say, and are heard to have said, anything."""
+    """Reports of members, in which Byzantine members report, and are reported with, anything."""
     f = draw(st.integers(0, 3))
     members = draw(st.integers(2 * f + 1, 2 * f + 3))
     liars = frozenset(draw(st.permutations(range(members)))[: draw(st.integers(0, f))])
     words = st.sampled_from(["a", "b", "c"])
-    heard = honest(members)
+    received = honest(members)
     for member in range(members):
         for other in range(members):
             if member in liars or other in liars:
-                heard[member][other] = draw(words)
+                received[member][other] = draw(words)
         if member not in liars:
-            heard[member][member] = TRUE[member]
-    return heard, f, liars
+            received[member][member] = TRUE[member]
+    return received, f, liars
 
 
 @given(scenes())
-def test_no_honest_member_is_convicted_and_every_other_that_is_left_out_takes_a_liar_along(scene) -> None:  # type: ignore[no-untyped-def]
-    heard, f, liars = scene
-    found = findings(heard, heard.keys(), f)
+def test_only_byzantine_members_are_convicted_and_each_dispute_has_one(scene) -> None:
+    received, f, liars = scene
+    found = findings(received, received.keys(), f)
     assert set(found.liars) <= liars
     assert all(set(pair) & liars for pair in found.disputes)
-    assert found.least <= len(liars), "each finding is a liar of its own"
-    left = heard.keys() - found.left_out.keys()
+    assert found.least <= len(liars), "each finding is another Byzantine member"
+    left = received.keys() - found.left_out.keys()
     for sender in left:
-        assert {heard[member][sender] for member in left} == {heard[sender][sender]}, "those who are left agree"
+        assert {received[member][sender] for member in left} == {received[sender][sender]}, (
+            "the remaining members agree"
+        )
     for rule in ("median", "multikrum", "nnm:trimmed_mean"):
         needs = robust_of({**_spelled(rule), "liars": f}, 99).least()
-        if len(heard) >= needs:
+        if len(received) >= needs:
             assert len(left) >= robust_of({**_spelled(rule), "liars": f - found.least}, 99).least()
 
 
@@ -79,7 +82,7 @@ def _spelled(rule: str) -> dict[str, object]:
     return {"rule": name, "mix": mix or "none"}
 
 
-def test_a_digest_is_of_all_parts_with_their_types_and_sizes() -> None:
+def test_a_digest_covers_all_parts_with_types_and_sizes() -> None:
     part = torch.arange(4, dtype=torch.float32)
     same = digest(Offer(part, part.clone()))
     assert same == digest(Offer(part.clone(), part)) and len(same) == 32
@@ -92,13 +95,10 @@ def test_a_digest_is_of_all_parts_with_their_types_and_sizes() -> None:
         Offer(torch.empty(0), part),
     ]
     assert len({digest(offer) for offer in different} | {same}) == len(different) + 1
+    assert joined([{0: "a", 1: "b"}, {0: "c", 1: "d"}]) == {0: " a c", 1: " b d"}, "of all stages"
 
 
-def test_what_is_heard_stage_by_stage_is_compared_as_a_whole() -> None:
-    assert joined([{0: "a", 1: "b"}, {0: "c", 1: "d"}]) == {0: " a c", 1: " b d"}
-
-
-def test_after_so_many_strikes_members_are_left_out_for_good() -> None:
+def test_members_are_left_out_permanently_after_enough_strikes() -> None:
     rule, never, once = (
         exchange(ExchangeConfig(replicas=5, robust=Options({"rule": "median", "strikes": n}))) for n in (2, 0, 1)
     )
@@ -111,12 +111,10 @@ def test_after_so_many_strikes_members_are_left_out_for_good() -> None:
     assert suspicion.standing(rule) == Findings(liars=(2,))
     assert suspicion.standing(never) == Findings()
     again = suspicion.raised([(2, 3)])
-    assert again.standing(rule) == Findings(liars=(2,)), "a dispute with one who is convicted convicts nobody else"
+    assert again.standing(rule) == Findings(liars=(2,)), "a dispute with a convicted member convicts no other"
 
 
 @pytest.mark.parametrize("strikes", [-1, 1.5, True, "three"])
-def test_strikes_are_a_number(strikes: object) -> None:
-    from planaria.common.errors import UserError
-
+def test_strikes_must_be_a_number(strikes: object) -> None:
     with pytest.raises(UserError, match=r"exchange\.robust\.strikes = .*: give a number of steps, 0 or more"):
         robust_of({"rule": "median", "strikes": strikes}, 3)

@@ -1,5 +1,5 @@
-"""Replicas of a stage that live through anything in any order: their estimates stay what they must be, no debt is lost
-but that of the dead, and what a step made of them is nothing until it commits."""
+"""A state machine of a stage's replicas: through steps, drops, deaths and resumptions estimates stay consistent and
+only the residuals of the dead are lost."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TOLERANCE = 1e-6
 
 
 class Gradient:
-    """As much of a stage's runner as an exchange of gradients touches."""
+    """The part of a stage's runner that an exchange of gradients uses."""
 
     stage = STAGE
 
@@ -46,7 +46,7 @@ class Gradient:
         self.grads = {name: torch.randn(tensor.shape, generator=drawn) + 0.3 for name, tensor in like.items()}
 
     def weigh(self) -> None:
-        """Nothing is to be averaged over microbatches."""
+        """Average nothing over microbatches."""
 
     def take(self, grads: dict[str, Tensor]) -> None:
         self.grads = grads
@@ -57,8 +57,8 @@ def flat(weights: Any) -> Tensor:
 
 
 class Life(RuleBasedStateMachine):
-    """``exact``: the sum of all mean gradients; ``reached``: of what all stepped along; ``dead``: of what those owed
-    who died, as it counted in the mean."""
+    """``exact``: the sum of all mean gradients; ``reached``: of all steps; ``dead``: of the dead's residuals, as shares
+    of the mean."""
 
     said = "econtrol:top10%"
 
@@ -75,7 +75,7 @@ class Life(RuleBasedStateMachine):
         return RunConfig(model=MODEL, pipeline=PipelineConfig(stages=1), exchange=exchange)
 
     def stood(self, replicas: int, outer: dict[str, Tensor]) -> OuterState:
-        """A node that takes its place with this outer state."""
+        """Make a node with this outer state."""
         made = OuterState(self.config(replicas).exchange)
         made.begin(outer, self.like, self.steps)
         return made
@@ -88,10 +88,10 @@ class Life(RuleBasedStateMachine):
         return [Gradient(self.like, seed * MOST + place) for place in range(len(self.held))]
 
     def exchanged(self, gradients: list[Gradient], settling: int) -> None:
-        """All say what they have to say; so many of them hear all others before something happens."""
-        said = {place: held.offer(own) for place, (held, own) in enumerate(zip(self.held, gradients, strict=True))}  # type: ignore[arg-type]
+        """Send all updates; let the first ``settling`` nodes settle."""
+        said = {place: held.offer(own) for place, (held, own) in enumerate(zip(self.held, gradients, strict=True))}
         for place in range(settling):
-            self.held[place].settle(said, place, gradients[place])  # type: ignore[arg-type]
+            self.held[place].settle(said, place, gradients[place])
 
     @rule(seed=st.integers(0, 1000))
     def step(self, seed: int) -> None:
@@ -99,7 +99,7 @@ class Life(RuleBasedStateMachine):
         mean = torch.stack([flat(own.grads) for own in gradients]).mean(0)
         self.exchanged(gradients, len(self.held))
         first = flat(gradients[0].grads)
-        assert all(torch.equal(flat(own.grads), first) for own in gradients), "all go on alike, to the last bit"
+        assert all(torch.equal(flat(own.grads), first) for own in gradients), "all steps are equal, to the last bit"
         for held in self.held:
             held.commit()
         self.steps += 1
@@ -134,7 +134,7 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: self.steps)
     @rule(more=st.integers(-1, 1))
     def resumption(self, more: int) -> None:
-        """With as many, one fewer or one more, as real files tell."""
+        """Resume from real files with as many replicas, one fewer or one more."""
         count = min(MOST, max(2, len(self.held) + more))
         with tempfile.TemporaryDirectory() as folder:
             saved = self.saved(Path(folder))
@@ -144,13 +144,12 @@ class Life(RuleBasedStateMachine):
         ]
 
     def saved(self, folder: Path) -> Saved:
-        """As a fleet saves the nodes of a stage: one with weights, of the others what is their own."""
+        """Save as a fleet does: one node with weights, the others with their own state."""
         store, digests = CheckpointStore(folder), {}
         for place, held in enumerate(self.held):
             state = replace(self.state if place == 0 else StageState({}), outer=held.settled.state())
-            digests[stage_file(Path(), STAGE, place).name] = write_stage(
-                store.unfinished(self.steps), STAGE, self.steps, state, place
-            ).sha256
+            written = write_stage(store.unfinished(self.steps), STAGE, self.steps, state, place)
+            digests[stage_file(Path(), STAGE, place).name] = written.sha256
         manifest = Manifest(
             step=self.steps,
             stages=[STAGE],
@@ -169,14 +168,14 @@ class Life(RuleBasedStateMachine):
         assert all(torch.equal(first, other) for other in others)
 
     @invariant()
-    def estimates_are_what_all_take_them_for(self) -> None:
+    def the_mean_estimate_is_the_mean_of_estimates(self) -> None:
         mean, own = (self.held[0].settled["mean_estimate"], [held.settled["estimate"] for held in self.held])
         if mean and any(own):
             apart = flat(mean) - torch.stack([flat(estimate) for estimate in own]).mean(0)
             assert float(apart.norm() / flat(mean).norm()) < TOLERANCE
 
     @invariant()
-    def only_the_debts_of_the_dead_are_lost(self) -> None:
+    def only_the_residuals_of_the_dead_are_lost(self) -> None:
         """x − γ·mean e has moved by −γ times the sum of mean gradients, as if nothing were compressed."""
         if self.steps and "residual" in self.held[0].exchange.parts:
             owed = torch.stack(self.debts()).mean(0)
@@ -185,7 +184,7 @@ class Life(RuleBasedStateMachine):
 
 @pytest.mark.slow_after(2)
 @pytest.mark.parametrize("said", ["econtrol:top1%", "econtrol:rand20%", "econtrol:4bits", "ef21:top10%", "ef14:top10%"])
-def test_nothing_but_the_debts_of_the_dead_is_lost(said: str) -> None:
+def test_only_the_residuals_of_the_dead_are_lost(said: str) -> None:
     named = type("Life", (Life,), {"said": said})
     few = settings(max_examples=8, stateful_step_count=16, deadline=None, suppress_health_check=list(HealthCheck))
-    run_state_machine_as_test(named, settings=few)  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(named, settings=few)

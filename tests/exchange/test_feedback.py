@@ -23,8 +23,8 @@ COMPRESSORS = ["top10%", "rand10%", "sign", "8bits", "4bits", "2bits"]
 D = 60
 
 
-def compressed(said: str, kind: str = "allreduce") -> Exchange:
-    return exchange(ExchangeConfig(kind=kind, compress=said))
+def compressed(spec: str | dict[str, object], kind: str = "allreduce") -> Exchange:
+    return exchange(ExchangeConfig.model_validate({"kind": kind, "compress": spec}))
 
 
 def gradient(replica: int, step: int) -> dict[str, Tensor]:
@@ -33,7 +33,7 @@ def gradient(replica: int, step: int) -> dict[str, Tensor]:
 
 
 def stepped(made: Exchange, of: dict[int, Replica], step: int) -> None:
-    """A step in which each replica has a gradient of its own."""
+    """Do a step in which each replica has its own gradient."""
     for member, replica in of.items():
         replica.fast = gradient(member, step)
     meet(made, of, step, 0)
@@ -44,37 +44,37 @@ def begun(made: Exchange, members: int = 3) -> dict[int, Replica]:
 
 
 def flat(weights: object) -> Tensor:
-    return torch.cat([weights[name].reshape(-1) for name in sorted(weights)]).double()  # type: ignore[index, attr-defined]
+    return torch.cat([weights[name].reshape(-1) for name in sorted(weights)]).double()
 
 
 def mean(of: dict[int, Replica], part: str) -> Tensor:
-    return sum(flat(replica.outer[part]) for replica in of.values()) / len(of)  # type: ignore[return-value, arg-type]
+    return sum(flat(replica.outer[part]) for replica in of.values()) / len(of)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("said", COMPRESSORS)
+@pytest.mark.parametrize("spec", COMPRESSORS)
 @pytest.mark.parametrize("feedback", ["ef21", "econtrol"])
-def test_the_mean_of_estimates_is_the_estimate_of_the_mean(feedback: str, said: str) -> None:
-    made = compressed(f"{feedback}:{said}")
+def test_the_mean_of_estimates_is_the_estimate_of_the_mean(feedback: str, spec: str) -> None:
+    made = compressed(f"{feedback}:{spec}")
     of = begun(made)
     exact = reached = torch.zeros(D, dtype=torch.float64)
     for step in range(100):
         exact = exact + sum(flat(gradient(member, step)) for member in of) / len(of)
         stepped(made, of, step)
         reached = reached + flat(of[0].fast)
-        assert all(torch.equal(flat(r.fast), flat(of[0].fast)) for r in of.values()), "all go on alike, to the last bit"
+        assert all(torch.equal(flat(r.fast), flat(of[0].fast)) for r in of.values()), "equal to the last bit"
         estimate = flat(of[0].outer["mean_estimate"])
         assert float((estimate - mean(of, "estimate")).norm() / estimate.norm()) < 1e-5
         if feedback == "econtrol" and step:
             owed = mean(of, "residual")
-            # what was stepped along, and what is owed: together the sum of all mean gradients, from the second step on
+            # Steps and residuals together are the sum of all mean gradients, from the second step on.
             assert float((reached + owed - exact).norm() / exact.norm()) < 1e-5
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("said", COMPRESSORS)
-def test_what_error_feedback_has_sent_and_owes_is_what_was_meant(said: str) -> None:
-    made = compressed(f"ef14:{said}")
+@pytest.mark.parametrize("spec", COMPRESSORS)
+def test_sent_values_and_residuals_add_up_to_the_gradients(spec: str) -> None:
+    made = compressed(f"ef14:{spec}")
     of = begun(made)
     meant = sent = torch.zeros(D, dtype=torch.float64)
     for step in range(50):
@@ -85,7 +85,7 @@ def test_what_error_feedback_has_sent_and_owes_is_what_was_meant(said: str) -> N
 
 
 def written_out(name: str, gradients: list[list[Tensor]], c: Callable[[Tensor], Tensor], eta: float) -> list[Tensor]:
-    """What replicas step along, as the papers write it: e, h and h̄ as plain vectors; the first step in full."""
+    """Return the steps as the papers write them: e, h and h̄ as plain vectors; the first step in full."""
     n = len(gradients[0])
     e = [torch.zeros(D) for _ in range(n)]
     h: list[Tensor] = []
@@ -93,7 +93,7 @@ def written_out(name: str, gradients: list[list[Tensor]], c: Callable[[Tensor], 
     for g in gradients:
         if name in ("ef21", "econtrol") and not h:
             h = [x.clone() for x in g]
-            bar = sum(g) / n  # type: ignore[assignment]
+            bar = sum(g) / n
             found.append(bar)
             continue
         if name == "none":
@@ -108,17 +108,17 @@ def written_out(name: str, gradients: list[list[Tensor]], c: Callable[[Tensor], 
             d = [c(eta * e[i] + g[i] - h[i]) for i in range(n)]
             e = [e[i] + g[i] - h[i] - d[i] for i in range(n)]
             h = [h[i] + d[i] for i in range(n)]
-        joined: Tensor = sum(d) / n  # type: ignore[assignment]
+        joined: Tensor = sum(d) / n
         bar = bar + joined
         found.append(bar if h else joined)
     return found
 
 
 @pytest.mark.parametrize("name", FEEDBACKS)
-def test_the_formulas_of_the_papers(name: str) -> None:
-    made, said = compressed(f"{name}:top10%"), compression_of("top10%").compressor
+def test_feedbacks_follow_the_formulas_of_their_papers(name: str) -> None:
+    made, spec = compressed(f"{name}:top10%"), compression_of("top10%").compressor
     gradients = [[flat(gradient(member, step)).float() for member in range(3)] for step in range(30)]
-    expected = written_out(name, gradients, lambda v: said.decode(said.encode(v), D), said.delta(D) / 2)
+    expected = written_out(name, gradients, lambda v: spec.decode(spec.encode(v), D), spec.delta(D) / 2)
     of = begun(made)
     for step, reached in enumerate(expected):
         stepped(made, of, step)
@@ -126,7 +126,7 @@ def test_the_formulas_of_the_papers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FEEDBACKS)
-def test_what_compression_took_is_measured_of_what_was_meant(name: str) -> None:
+def test_compression_errors_are_measured(name: str) -> None:
     made, codec = compressed(f"{name}:top10%"), compression_of("top10%").compressor
     of = begun(made, 2)
     for step in range(4):
@@ -148,18 +148,15 @@ def test_what_compression_took_is_measured_of_what_was_meant(name: str) -> None:
             assert 1.0 - found.lost == pytest.approx(measured_delta(codec, v), rel=1e-5)
 
 
-def test_nothing_is_measured_where_nothing_is_lost_or_numbers_are_not_finite() -> None:
+def test_exact_and_non_finite_messages_are_not_measured() -> None:
     assert compressed("32bits").offer(Outer(), gradient(0, 0)).compressed is None
     zero = {"w": torch.zeros(7)}
-    assert compressed("8bits").offer(Outer(), zero).compressed.lost == 0.0  # type: ignore[union-attr]
+    assert compressed("8bits").offer(Outer(), zero).compressed.lost == 0.0
     assert compressed("8bits").offer(Outer(), {"w": torch.full((7,), torch.inf)}).compressed is None
 
 
-def test_momentum_is_what_ef21_then_follows() -> None:
-    config = ExchangeConfig.model_validate(
-        {"compress": {"kind": "plain", "bits": 16, "feedback": "ef21", "momentum": 0.3}}
-    )
-    made = exchange(config)
+def test_ef21_follows_the_momentum() -> None:
+    made = compressed({"kind": "plain", "bits": 16, "feedback": "ef21", "momentum": 0.3})
     of, followed = begun(made, 2), flat(gradient(0, 0)) / 2 + flat(gradient(1, 0)) / 2
     stepped(made, of, 0)
     for step in range(1, 10):
@@ -168,7 +165,7 @@ def test_momentum_is_what_ef21_then_follows() -> None:
         assert float((flat(of[0].fast) - followed).norm() / followed.norm()) < 1e-3
 
 
-def test_estimates_begin_anew_where_a_member_is_another() -> None:
+def test_estimates_restart_after_a_member_was_replaced() -> None:
     made = compressed("econtrol:top10%")
     of = begun(made)
     for step in range(5):
@@ -189,7 +186,7 @@ def test_estimates_begin_anew_where_a_member_is_another() -> None:
     assert owes.any() and float((owes + flat(of[0].outer["estimate"]) - flat(gradient(0, 6))).norm()) < 1e-5
 
 
-def test_a_state_is_kept_with_a_checkpoint_to_the_last_bit() -> None:
+def test_a_saved_state_resumes_to_the_last_bit() -> None:
     made = compressed("econtrol:rand10%")
     of = begun(made)
     for step in range(3):
@@ -202,20 +199,20 @@ def test_a_state_is_kept_with_a_checkpoint_to_the_last_bit() -> None:
 
 
 @pytest.mark.parametrize("kind", ["diloco", "streaming_diloco", "noloco", "pair_mean"])
-def test_estimates_are_for_exchanges_in_which_all_hear_all(kind: str) -> None:
+def test_estimates_need_an_exchange_among_all(kind: str) -> None:
     with pytest.raises(UserError, match=r"estimates of every member.*take ef14, or exchange\.kind = 'allreduce'"):
         compressed("econtrol:top1%", kind)
     assert compressed("top1%", kind).parts["residual"] == "own"
 
 
-def test_one_way_to_say_it() -> None:
+def test_conflicting_settings_are_refused() -> None:
     with pytest.raises(UserError, match=r"exchange\.options\.bits = 8: give one of them"):
         exchange(ExchangeConfig.model_validate({"options": {"bits": 8}, "compress": "8bits"}))
     with pytest.raises(UserError, match="'local' has no messages to compress"):
         compressed("8bits", "local")
     short, long = make("allreduce", bits=8), compressed("8bits")
     gradients = gradient(0, 0)
-    assert torch.equal(short.offer(Outer(), gradients).blocking, long.offer(Outer(), gradients).blocking)  # type: ignore[arg-type]
+    assert torch.equal(short.offer(Outer(), gradients).blocking, long.offer(Outer(), gradients).blocking)
 
 
 # ---- a compressor that guarantees no delta
@@ -241,8 +238,8 @@ def growth(options: dict[str, object], steps: int = 250, gamma: float = 0.3) -> 
         gradients = ((h @ x).squeeze(-1) - b).float()
         kept = [by.offer(own, {"x": g}).kept for own, g in zip(outer, gradients, strict=True)]
         mean = sum(each["estimate"]["x"] for each in kept) / len(kept)
-        outer = [Outer({**each, "mean_estimate": {"x": mean}}, step + 1) for each in kept]  # type: ignore[dict-item]
-        x = x - gamma * mean.double()  # type: ignore[union-attr]
+        outer = [Outer({**each, "mean_estimate": {"x": mean}}, step + 1) for each in kept]
+        x = x - gamma * mean.double()
         if float(x.norm()) > 100 * float(best.norm()):
             return math.inf
     return float((x - best).norm() / best.norm())
@@ -252,18 +249,15 @@ SIGN = {"kind": "sign", "feedback": "econtrol"}
 
 
 @pytest.mark.parametrize("options", [SIGN, {**SIGN, "eta": 0.6}], ids=["auto", "a number"])
-def test_econtrol_is_stable_where_the_compressor_guarantees_no_delta(options: dict[str, object]) -> None:
+def test_econtrol_is_stable_without_a_guaranteed_delta_unless_forced(options: dict[str, object]) -> None:
     assert growth(options) < 1.0
+    assert growth({**SIGN, "eta": 1 / math.pi, "force": True}) == math.inf, "the delta of a normal variable"
 
 
-def test_econtrol_diverges_with_the_delta_of_a_normal_variable_if_forced() -> None:
-    assert growth({**SIGN, "eta": 1 / math.pi, "force": True}) == math.inf
-
-
-@pytest.mark.parametrize("said", ["sign", "2bits"])
-def test_eta_follows_the_delta_of_what_a_message_carries(said: str) -> None:
-    """Half of the smaller δ of g − h and of e, written out; e is sparse here, so its δ is near 1/d, or nothing."""
-    made, codec = compressed(f"econtrol:{said}"), compression_of(said).compressor
+@pytest.mark.parametrize("spec", ["sign", "2bits"])
+def test_eta_follows_the_delta_of_the_message(spec: str) -> None:
+    """η is half of the smaller δ of g − h and of e; e is sparse here, so its δ is near 1/d, or zero."""
+    made, codec = compressed(f"econtrol:{spec}"), compression_of(spec).compressor
     g, h, e = torch.randn(D), torch.randn(D), torch.zeros(D).index_fill_(0, torch.tensor(7), 100.0)
     outer = Outer({"estimate": {"w": h}, "mean_estimate": {"w": h}, "residual": {"w": e}}, 1)
 
@@ -274,12 +268,12 @@ def test_eta_follows_the_delta_of_what_a_message_carries(said: str) -> None:
     assert delta(e) < 0.2 < delta(g - h)
     offer = made.offer(outer, {"w": g})
     expected = codec.encode((delta(e) / 2) * e + (g - h))
-    assert torch.allclose(codec.decode(offer.blocking, D), codec.decode(expected, D), rtol=1e-5)  # type: ignore[arg-type]
+    assert torch.allclose(codec.decode(offer.blocking, D), codec.decode(expected, D), rtol=1e-5)
 
 
-@pytest.mark.parametrize("said", ["top10%", "rand10%", "8bits", "4bits"])
-def test_a_guaranteed_delta_is_not_measured(said: str) -> None:
-    codec = compression_of(said).compressor
+@pytest.mark.parametrize("spec", ["top10%", "rand10%", "8bits", "4bits"])
+def test_a_guaranteed_delta_is_not_measured(spec: str) -> None:
+    codec = compression_of(spec).compressor
     assert codec.guaranteed and codec.reached(torch.zeros(D).index_fill_(0, torch.tensor(7), 1.0)) == codec.delta(D)
 
 
@@ -292,8 +286,8 @@ def test_naive_top_k_diverges_where_estimates_converge() -> None:
     rows = torch.tensor([[-3.0, 2.0, 2.0], [2.0, -3.0, 2.0], [2.0, 2.0, -3.0]], dtype=torch.float64)
     gamma = 0.005859
 
-    def run(said: str, steps: int) -> tuple[Tensor, float]:
-        made = compressed(said)
+    def run(spec: str, steps: int) -> tuple[Tensor, float]:
+        made = compressed(spec)
         x = torch.ones(3, dtype=torch.float64)
         of = {i: Replica({"x": torch.zeros(3)}, Outer()) for i in range(3)}
         for step in range(steps):
@@ -302,7 +296,7 @@ def test_naive_top_k_diverges_where_estimates_converge() -> None:
             exact = sum(r.fast["x"] for r in of.values()) / 3
             meet(made, of, step, 0)
             x = x - gamma * of[0].fast["x"].double()
-        return x, float(exact.norm())  # type: ignore[union-attr]
+        return x, float(exact.norm())
 
     found, _ = run("none:top30%", 200)
     assert float(found.norm()) == pytest.approx(math.sqrt(3) * (1 + 11 * gamma / 6) ** 200, rel=1e-3)

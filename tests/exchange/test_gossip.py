@@ -22,7 +22,7 @@ MEMBERS = st.lists(st.integers(-5, 10**12), unique=True, min_size=1, max_size=40
 
 
 @given(MEMBERS, st.integers(2, 7), st.integers(0, 10**6), st.integers(0, 2**40))
-def test_groups_part_the_members_into_as_few_groups_as_can_be(
+def test_groups_partition_the_members_into_as_few_as_possible(
     members: list[int], size: int, round: int, seed: int
 ) -> None:
     groups = random_groups(round, members, size, seed)
@@ -34,17 +34,17 @@ def test_groups_part_the_members_into_as_few_groups_as_can_be(
 
 @pytest.mark.slow
 @given(MEMBERS, st.randoms(use_true_random=False), st.integers(0, 99), st.sampled_from(KINDS))
-def test_all_peers_agree_on_the_groups_in_whatever_order_they_know_the_members(
+def test_groups_do_not_depend_on_the_order_of_members(
     members: list[int], shuffler: object, round: int, kind: str
 ) -> None:
     other = list(members)
-    shuffler.shuffle(other)  # type: ignore[attr-defined]
+    shuffler.shuffle(other)
     made = make(kind)
     assert made.groups(round, members, 7) == made.groups(round, other, 7)
 
 
 @pytest.mark.parametrize("count", [2, 3, 7, 8])
-def test_with_an_odd_number_one_sits_out_and_never_the_same_one_for_long(count: int) -> None:
+def test_with_an_odd_number_one_member_in_turn_is_alone(count: int) -> None:
     lonely = [[g for g in random_groups(round, range(count), 2, 0) if len(g) == 1] for round in range(200)]
     assert {len(alone) for alone in lonely} == {count % 2}
     if count % 2:
@@ -52,9 +52,14 @@ def test_with_an_odd_number_one_sits_out_and_never_the_same_one_for_long(count: 
         assert len(times) == count and max(times.values()) < 2 * 200 / count
 
 
-def test_groups_change_from_round_to_round_and_with_the_seed() -> None:
+def test_groups_change_with_the_round_and_the_seed() -> None:
     drawn = [tuple(random_groups(round, range(32), 2, seed)) for round in range(20) for seed in range(5)]
     assert len(set(map(frozenset, drawn))) == len(drawn)
+    assert random_groups(3, range(6), 2, 1) == [(0, 1), (2, 4), (3, 5)], "golden: the same on every platform"
+    with pytest.raises(ValueError, match=r"named twice: \[1, 1, 2\]"):
+        random_groups(0, [1, 2, 1], 2, 0)
+    with pytest.raises(ValueError, match="groups of 0"):
+        random_groups(0, [1, 2], 0, 0)
 
 
 def test_every_pair_meets_equally_often() -> None:
@@ -66,32 +71,15 @@ def test_every_pair_meets_equally_often() -> None:
     assert all(abs(times - expected) < 5 * (expected * 0.8) ** 0.5 for times in met.values())
 
 
-def test_the_draw_is_the_same_on_every_platform() -> None:
-    assert random_groups(3, range(6), 2, 1) == PINNED
-
-
-PINNED = [(0, 1), (2, 4), (3, 5)]
-
-
-def test_members_named_twice_and_empty_groups_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"named twice: \[1, 1, 2\]"):
-        random_groups(0, [1, 2, 1], 2, 0)
-    with pytest.raises(ValueError, match="groups of 0"):
-        random_groups(0, [1, 2], 0, 0)
-
-
-@pytest.mark.parametrize("kind", ["allreduce", "diloco", "streaming_diloco"])
-def test_some_exchanges_bring_all_together(kind: str) -> None:
-    assert make(kind).groups(4, [9, 2, 5], 0) == [(2, 5, 9)]
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_without_members_there_are_no_groups(kind: str) -> None:
+def test_some_exchanges_have_one_group_and_none_without_members(kind: str) -> None:
     assert make(kind).groups(0, [], 0) == []
+    if kind in ("allreduce", "diloco", "streaming_diloco"):
+        assert make(kind).groups(4, [9, 2, 5], 0) == [(2, 5, 9)]
 
 
 def growth(alpha: float, gamma: float, c: float) -> float:
-    """Largest eigenvalue of the recursion in E|d|², E⟨d, δ⟩, E|δ|² that δ ← αδ − γPd, d ← d + δ comes to."""
+    """Return the largest eigenvalue of the recursion of δ ← αδ − γPd, d ← d + δ in E|d|², E⟨d, δ⟩, E|δ|²."""
     delta = np.array([c * gamma**2, -2 * alpha * gamma * c, alpha**2])  # E|δ'|²
     cross = np.array([-gamma * c, alpha, 0.0])  # E⟨d, δ'⟩
     square = np.array([1.0, 0.0, 0.0]) + 2 * cross + delta  # E|d'|²
@@ -111,7 +99,7 @@ def test_very_many_replicas_are_the_worst_case(alpha: float, members: int, group
     assert largest_gamma(alpha, contraction(members, group)) >= largest_gamma(alpha, 1 - 1 / group) - 1e-9
 
 
-def test_the_bound_for_pairs_of_very_many_is_twice_one_minus_the_squared_momentum() -> None:
+def test_the_bound_for_pairs_of_very_many_replicas() -> None:
     for alpha in (0.0, 0.3, 0.5, 0.7, 0.9):
         assert largest_gamma(alpha, 0.5) == pytest.approx(2 * (1 - alpha**2))
     assert contraction(8, 2) == pytest.approx(8 / (2 * 7))
@@ -119,7 +107,7 @@ def test_the_bound_for_pairs_of_very_many_is_twice_one_minus_the_squared_momentu
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("members", "group"), [(6, 2), (7, 2), (7, 3), (8, 3), (5, 5)])
-def test_groups_as_they_are_drawn_contract_by_what_is_said(members: int, group: int) -> None:
+def test_drawn_groups_contract_as_stated(members: int, group: int) -> None:
     direction = torch.linspace(-1, 1, members)
     within = []
     for round in range(3000):
@@ -136,7 +124,7 @@ def disagreement(of: dict[int, Replica]) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("share", "grows"), [(0.7, False), (1.4, True)])
-def test_replicas_that_really_meet_obey_the_bound(share: float, grows: bool) -> None:
+def test_simulated_replicas_obey_the_bound(share: float, grows: bool) -> None:
     alpha, members = 0.5, 16
     gamma = share * largest_gamma(alpha, contraction(members, 2))
     made = NoLoCo.model_construct(alpha=alpha, beta=0.0, gamma=gamma)
@@ -161,7 +149,7 @@ def test_settings_that_drift_apart_are_refused_in_one_line(kind: str) -> None:
 
 
 @pytest.mark.parametrize("group", [2, 3, 8])
-def test_larger_groups_bear_a_stronger_pull(group: int) -> None:
+def test_larger_groups_allow_a_larger_gamma(group: int) -> None:
     bound = largest_gamma(0.5, 1 - 1 / group)
     make("noloco", gamma=0.999 * bound, group=group)
     with pytest.raises(UserError, match=f"in groups of {group}"):

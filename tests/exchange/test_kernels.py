@@ -1,4 +1,4 @@
-"""What is compiled where numba is installed has the bits of what torch does where it is not."""
+"""Kernels compiled by numba have the bits of torch's results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ODD = (0.0, -0.0, 1e-45, -1e-45, 1e-38, 3e38, -3e38, 1.0, -1.0)
 
 @contextmanager
 def numba(there: bool) -> Iterator[None]:
-    """With numba, or as if there were none."""
+    """Enable or disable numba."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (coordinate, combining):
             patch.setattr(module, "COMPILED", there)
@@ -31,7 +31,7 @@ def numba(there: bool) -> Iterator[None]:
 
 
 def both(made: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
-    """With numba, and as if there were none."""
+    """Return the results with and without numba."""
     with numba(True):
         one = made()
     with numba(False):
@@ -44,7 +44,7 @@ def same(one: Tensor, other: Tensor) -> bool:
 
 
 def drawn(n: int, d: int, seed: int) -> Tensor:
-    """fp32 of all sizes, among them some of which order, or the sign of zero, tells."""
+    """fp32 of all sizes, with subnormal numbers and zeros of both signs."""
     draw = torch.Generator().manual_seed(seed)
     x = torch.randn(n, d, generator=draw) * 10.0 ** torch.randint(-8, 9, (n, d), generator=draw)
     odd = torch.tensor(ODD)[torch.randint(0, len(ODD), (n, d), generator=draw)]
@@ -65,17 +65,17 @@ def test_a_middle_of_zeros_has_no_sign() -> None:
     """The smaller of two zeros is another one on other machines."""
     for rows in ([0.0, -0.0, -0.0], [-0.0, -0.0, -0.0], [-0.0]):
         x = [torch.full((9,), row) for row in rows]
-        assert not any(bool(torch.signbit(found).any()) for found in both(lambda x=x: middle(x, 0)))  # type: ignore[misc]
+        assert not any(bool(torch.signbit(found).any()) for found in both(lambda x=x: middle(x, 0)))
 
 
-def test_long_vectors_have_them_too_whose_chunks_are_several() -> None:
+def test_vectors_of_several_chunks_have_the_same_bits() -> None:
     x = [*torch.randn(5, 150_001, generator=torch.Generator().manual_seed(1))]
     cut = [[row[:70_000], row[70_000:70_000], row[70_000:]] for row in x]
     for rule, mix in (("median", "none"), ("trimmed_mean", "none"), ("median", "nnm")):
-        assert same(*both(lambda r=rule, m=mix: combine(RULES.make(r, {}), cut, m).value)), rule  # type: ignore[misc]
+        assert same(*both(lambda r=rule, m=mix: combine(RULES.make(r, {}), cut, m).value)), rule
 
 
-def test_rows_may_lie_anywhere() -> None:
+def test_rows_may_have_any_memory_layout() -> None:
     x = drawn(5, 40, 3)
     assert same(*both(lambda: middle([*x.T.contiguous().T], 1))), "columns of a matrix"
     assert same(*both(lambda: middle([x[4], x[0], x[0], x[2, :].clone(), x[1]], 2))), "in any order, and twice"
@@ -83,7 +83,7 @@ def test_rows_may_lie_anywhere() -> None:
 
 @pytest.mark.parametrize("odd", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("where", [0, 1, 30_000])
-def test_a_number_that_is_none_is_found_by_both(odd: float, where: int) -> None:
+def test_numbers_that_are_not_finite_are_found_by_both(odd: float, where: int) -> None:
     for rule in ("median", "multikrum", "clipping"):
         x = torch.randn(5, 30_001, generator=torch.Generator().manual_seed(2))
         x[3, where] = odd

@@ -1,4 +1,4 @@
-"""What a recipe may say of an exchange, what it gets where it says nothing, and what it is told when it is wrong."""
+"""Settings of exchanges in recipes: defaults, values and refusals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from planaria.exchange.noloco import NoLoCo
 from planaria.exchange.streaming import Streaming
 
 
-def test_what_is_not_given_is_as_published() -> None:
+def test_defaults_are_as_published() -> None:
     assert make("noloco").model_dump() == {
         "bits": 32, "aggregator": "mean", "every": 50, "group": 2, "prefetch": False,
         "alpha": 0.5, "beta": 0.7, "gamma": 0.7,
@@ -34,7 +34,7 @@ def test_what_is_not_given_is_as_published() -> None:
     assert make("allreduce") == AllReduce(bits=32) and make("local") == Local() and not Local.model_fields
 
 
-def test_what_is_given_is_taken() -> None:
+def test_given_options_are_used() -> None:
     assert make("noloco", every=7, alpha=0.1, beta=0.2, gamma=0.3, group=3, bits=8, prefetch=True) == NoLoCo(
         every=7, group=3, bits=8, prefetch=True, alpha=0.1, beta=0.2, gamma=0.3
     )
@@ -71,14 +71,14 @@ def test_what_is_given_is_taken() -> None:
         ),
     ],
 )
-def test_a_mistake_is_one_line_that_names_it_and_the_mend(kind: str, options: dict[str, object], line: str) -> None:
+def test_a_mistake_is_one_line_with_its_fix(kind: str, options: dict[str, object], line: str) -> None:
     with pytest.raises(UserError, match=line) as caught:
         exchange(ExchangeConfig(kind=kind, options=Options(options)))
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("option", ["every", "bits", "momentum", "gamma"])
-def test_a_recipe_of_before_hears_where_an_option_is_now(option: str, tmp_path: Path) -> None:
+def test_the_error_of_an_old_recipe_names_the_options_new_place(option: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(f'[exchange]\nkind = "noloco"\n{option} = 4\n')
     with pytest.raises(
@@ -88,14 +88,14 @@ def test_a_recipe_of_before_hears_where_an_option_is_now(option: str, tmp_path: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_is_a_value_of_the_recipe_that_its_help_names(kind: str, tmp_path: Path) -> None:
+def test_every_kind_is_accepted_and_in_the_help(kind: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(f'[exchange]\nkind = "{kind}"\n')
     assert recipe.load(file, {}).exchange.kind == kind
     assert kind in meaning(ExchangeConfig, "kind")
 
 
-def test_a_run_that_says_nothing_averages_gradients() -> None:
+def test_the_default_exchange_averages_gradients() -> None:
     assert exchange(RunConfig().exchange) == AllReduce()
 
 
@@ -110,7 +110,7 @@ def test_a_run_that_says_nothing_averages_gradients() -> None:
         ("None", "1", r"overlap is 1; give less than interval, None$"),
     ],
 )
-def test_when_rounds_are_due_is_checked_before_a_run(
+def test_a_custom_exchanges_rounds_are_checked_before_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interval: str, overlap: str, message: str
 ) -> None:
     name = f"own_{tmp_path.name}".replace("-", "_")

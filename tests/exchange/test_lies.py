@@ -1,9 +1,9 @@
-"""Attacks, against their formulas written out; and messages that cannot be meant, each refused in one line."""
+"""Attacks against their formulas written out; and invalid messages, each refused in one line."""
 
 from __future__ import annotations
 
 import math
-from statistics import NormalDist
+from statistics import NormalDist, stdev
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from planaria.common.errors import UserError
 from planaria.exchange.attacks import ATTACKS, attack_of
-from planaria.exchange.attacks.base import Attack, MessageAttack, Scene, VectorAttack
+from planaria.exchange.attacks.base import Attack, MessageAttack, Scene
 from planaria.exchange.attacks.kinds import largest_z
 from planaria.exchange.base import Offer
 from planaria.exchange.compress.base import Compressor
@@ -38,20 +38,18 @@ def drawn(seed: int) -> Tensor:
     return torch.randn(DIM, generator=torch.Generator().manual_seed(seed))
 
 
-def scene(honest: int = 5, liars: int = 2, seed: int = 3, **said: object) -> Scene:
-    """Of members 0 and up, of whom the last lie."""
+def scene(honest: int = 5, liars: int = 2, seed: int = 3, **changes: object) -> Scene:
+    """A round of members 0 and up, of which the last are Byzantine."""
     of = {member: drawn(100 + member) for member in range(honest)}
     plain: dict[str, object] = {
         "own": drawn(7), "known": of, "members": honest + liars, "liars": liars, "round": 4,
         "generator": torch.Generator().manual_seed(seed),
     }  # fmt: skip
-    return Scene(**(plain | said))  # type: ignore[arg-type]
+    return Scene(**(plain | changes))
 
 
 def vector(name: str, at: Scene, strength: float | None = None) -> Tensor:
-    attack = attack_of(name, strength)
-    assert isinstance(attack, VectorAttack)
-    return attack.vector(at)
+    return attack_of(name, strength).vector(at)
 
 
 def by_hand(name: str, at: Scene, strength: float) -> list[float]:
@@ -68,11 +66,7 @@ def by_hand(name: str, at: Scene, strength: float) -> list[float]:
         case "huge":
             return [1e38] * DIM
         case "alie":
-            spread = [
-                math.sqrt(sum((x - mean) ** 2 for x in column) / (len(column) - 1))
-                for column, mean in zip(columns, means, strict=True)
-            ]
-            return [mean - strength * sigma for mean, sigma in zip(means, spread, strict=True)]
+            return [mean - strength * stdev(column) for mean, column in zip(means, columns, strict=True)]
     raise AssertionError(name)
 
 
@@ -81,7 +75,7 @@ def by_hand(name: str, at: Scene, strength: float) -> list[float]:
     [("sign_flip", 10, 3), ("own_flip", 10, 0.5), ("ipm", 0.1, 1.1), ("zero", 0, None), ("huge", 0, None),
      ("alie", None, 1.5)],
 )  # fmt: skip
-def test_an_attack_is_its_formula(name: str, usual: float | None, strength: float | None) -> None:
+def test_an_attack_follows_its_formula(name: str, usual: float | None, strength: float | None) -> None:
     at = scene()
     if usual is not None:
         assert vector(name, at).tolist() == pytest.approx(by_hand(name, at, usual), rel=1e-5, abs=1e-6)
@@ -89,7 +83,7 @@ def test_an_attack_is_its_formula(name: str, usual: float | None, strength: floa
         assert vector(name, at, strength).tolist() == pytest.approx(by_hand(name, at, strength), rel=1e-4, abs=1e-5)
 
 
-def test_alie_goes_as_far_as_its_formula_says_if_that_is_anywhere() -> None:
+def test_alie_uses_the_largest_z_of_its_formula() -> None:
     assert largest_z(15, 3) == pytest.approx(0.2104, abs=1e-4), "(15 − 3 − 5)/12"
     assert largest_z(50, 12) == pytest.approx(NormalDist().inv_cdf((50 - 12 - 14) / 38))
     assert [largest_z(n, f) for n, f in ((5, 1), (4, 1), (2, 1), (2, 2), (4, 3))] == [None] * 5
@@ -97,21 +91,21 @@ def test_alie_goes_as_far_as_its_formula_says_if_that_is_anywhere() -> None:
     assert torch.equal(vector("alie", at), vector("alie", at, largest_z(15, 3)))
     assert torch.equal(vector("alie", scene(honest=4, liars=1)), vector("alie", scene(honest=4, liars=1), 1.5))
     alone = scene(known={2: drawn(2)})
-    assert torch.equal(vector("alie", alone), drawn(2)), "nothing is known of a spread"
+    assert torch.equal(vector("alie", alone), drawn(2)), "no spread is known"
 
 
-def test_noise_has_the_length_it_is_said_to_have_and_is_drawn_anew_for_whom_it_should_be() -> None:
+def test_noise_has_its_stated_length_and_is_drawn_per_receiver() -> None:
     at = scene()
     for name, times in (("random", 10.0), ("equivocate", 1.0)):
-        said = vector(name, at)
-        assert float(said.norm()) == pytest.approx(times * float(at.own.norm()), rel=1e-5)
-        assert abs(float(said @ at.own) / float(said.norm() * at.own.norm())) < 0.3, "no direction of its own"
+        lie = vector(name, at)
+        assert float(lie.norm()) == pytest.approx(times * float(at.own.norm()), rel=1e-5)
+        assert abs(float(lie @ at.own) / float(lie.norm() * at.own.norm())) < 0.3, "no own direction"
         assert torch.equal(vector(name, scene(seed=9)), vector(name, scene(seed=9)))
         assert not torch.equal(vector(name, scene(seed=9)), vector(name, scene(seed=10)))
     assert ATTACKS["equivocate"].equivocates and not ATTACKS["random"].equivocates
 
 
-def test_mimic_copies_whoever_lay_furthest_along_the_principal_direction_of_the_first_round() -> None:
+def test_mimic_copies_the_extreme_member_of_the_first_round() -> None:
     odd = {0: drawn(0), 1: drawn(0) + 0.1, 2: drawn(0) - 0.1, 3: drawn(0) + 5 * drawn(50)}
     later = {member: drawn(60 + member) for member in odd}
     assert torch.equal(vector("mimic", scene(known=later, first=odd)), later[3])
@@ -119,7 +113,7 @@ def test_mimic_copies_whoever_lay_furthest_along_the_principal_direction_of_the_
     assert torch.equal(vector("mimic", scene(known={0: later[0]}, first=odd)), drawn(7)), "unheard: what is its own"
 
 
-def test_stale_says_the_oldest_thing_that_it_remembers() -> None:
+def test_stale_sends_the_oldest_remembered_update() -> None:
     assert torch.equal(vector("stale", scene(past=[drawn(1), drawn(2)])), drawn(1))
     assert torch.equal(vector("stale", scene()), drawn(7))
     assert (attack_of("stale", None).remembers, attack_of("stale", 3).remembers) == (50, 3)
@@ -127,27 +121,25 @@ def test_stale_says_the_oldest_thing_that_it_remembers() -> None:
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS.keys())
 @pytest.mark.parametrize("name", ATTACKS)
-def test_what_cannot_be_meant_is_refused_in_one_line_and_all_else_is_a_message_like_any(
-    name: str, codec: Compressor
-) -> None:
+def test_attacks_on_messages_are_refused_in_one_line_and_others_are_valid(name: str, codec: Compressor) -> None:
     attack: Attack = attack_of(name, None)
     at = scene()
     honest = codec.encode(at.own, at.round)
     before = honest.clone()
-    said = {0: Offer(honest), 1: Offer(attack.message(at, honest, codec))}
-    found = refused(said, Offer(honest), codec)
+    updates = {0: Offer(honest), 1: Offer(attack.message(at, honest, codec))}
+    found = refused(updates, Offer(honest), codec)
     overflows = name == "huge" and isinstance(codec, Sign)  # the sum of so large numbers is none
     if isinstance(attack, MessageAttack) or overflows:
         assert found.keys() == {1} and "\n" not in found[1] and len(found[1]) < 200
     else:
         assert found == {}
-        message = said[1].blocking
+        message = updates[1].blocking
         assert message is not None and (message.dtype, message.shape) == (honest.dtype, honest.shape)
         assert torch.isfinite(codec.decode(message, DIM, at.round)).all()
     assert torch.equal(honest, before), "what was computed stays what it was"
 
 
-def test_an_offer_lacks_nothing_and_has_nothing_too_much() -> None:
+def test_an_update_must_have_the_expected_parts() -> None:
     whole, part = Offer(drawn(1), drawn(2)), Offer(drawn(1))
     assert refused({0: whole, 1: part}, whole, CODECS["32 bits"]) == {1: "its prefetched part: missing"}
     assert refused({0: whole, 1: part}, part, CODECS["32 bits"]) == {0: "its prefetched part: not expected"}
@@ -176,8 +168,8 @@ def messages(draw: st.DrawFn, honest: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS.keys())
-def test_whatever_comes_is_refused_in_one_line_or_stands_for_finite_numbers(codec: Compressor) -> None:
-    """Never an error, never more memory than an honest message takes."""
+def test_any_message_is_refused_in_one_line_or_has_finite_numbers(codec: Compressor) -> None:
+    """Without an error, and with no more memory than an honest message."""
     honest = codec.encode(drawn(7), 4)
     like, seen = Offer(honest), {"refused": 0, "taken": 0}
 
@@ -192,18 +184,18 @@ def test_whatever_comes_is_refused_in_one_line_or_stands_for_finite_numbers(code
         seen["refused" if found else "taken"] += 1
 
     whatever()
-    assert min(seen.values()) > 0, "both happen, or nothing is told of one of them"
+    assert min(seen.values()) > 0, "both cases occur"
 
 
 @pytest.mark.parametrize("codec", [CODECS["top"], CODECS["top, 8 bits"], CODECS["rand"]])
-def test_a_scale_that_blows_its_numbers_up_is_found(codec: Compressor) -> None:
-    """Each number is finite, and their product is not."""
+def test_a_scale_that_overflows_is_found(codec: Compressor) -> None:
+    """Each number is finite, but their products are not."""
     message = codec.encode(torch.full((DIM,), 3.4e38))
     assert codec.flaw(message, message) == ""
     kept = math.ceil(0.1 * DIM)
-    numbers = message[-kept * (1 if codec.bits == 8 else 2) :]  # type: ignore[attr-defined]
-    numbers.copy_(torch.full((kept,), -128, dtype=torch.int8).view(torch.uint8) if codec.bits == 8  # type: ignore[attr-defined]
-                  else torch.full((kept,), 60000.0).half().view(torch.uint8))  # fmt: skip
+    numbers = message[-kept * (1 if codec.bits == 8 else 2) :]
+    large = torch.full((kept,), -128, dtype=torch.int8) if codec.bits == 8 else torch.full((kept,), 60000.0).half()
+    numbers.copy_(large.view(torch.uint8))
     assert codec.flaw(message, message) == "not all of its numbers are finite"
 
 
@@ -211,7 +203,7 @@ def test_a_scale_that_blows_its_numbers_up_is_found(codec: Compressor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "strength", "told"),
+    ("name", "strength", "complaint"),
     [
         ("sign_flop", None, "attack = 'sign_flop': no such choice; did you mean 'sign_flip'"),
         ("os:system", None, "attack = 'os:system': no such choice; known here: alie, "),
@@ -220,11 +212,11 @@ def test_a_scale_that_blows_its_numbers_up_is_found(codec: Compressor) -> None:
         ("stale", 0.5, "strength = 0.5 of attack 'stale': .*greater than or equal to 1"),
     ],
 )
-def test_an_attack_that_does_not_exist_is_refused_by_name(name: str | None, strength: float | None, told: str) -> None:
-    with pytest.raises(UserError, match=told):
+def test_an_invalid_attack_is_refused_by_name(name: str | None, strength: float | None, complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint):
         attack_of(name, strength)
 
 
-def test_every_attack_can_be_named_with_nothing_else() -> None:
+def test_every_attack_has_defaults() -> None:
     assert {type(attack_of(name, None)) for name in ATTACKS} == {*ATTACKS.values()} and len(ATTACKS) == 15
     assert type(attack_of(None, None)) is ATTACKS["nan"]

@@ -1,4 +1,4 @@
-"""MoNNA: its formula written out, who is missing, how far liars get, and what a recipe is told."""
+"""MoNNA: its formula written out, missing members, the influence of Byzantine ones, and refused settings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def written(half: dict[int, Tensor], me: int, keep: int) -> Tensor:
 @pytest.mark.slow
 @settings(max_examples=25)
 @given(st.integers(3, 7), st.integers(1, 2), st.sampled_from([0.0, 0.6]), st.booleans(), st.integers(0, 99))
-def test_it_is_its_formula(count: int, liars: int, alpha: float, prefetch: bool, seed: int) -> None:
+def test_rounds_follow_the_formula(count: int, liars: int, alpha: float, prefetch: bool, seed: int) -> None:
     made = MoNNA(liars=liars, alpha=alpha, prefetch=prefetch)
     of = apart(made, count, lambda member: weights(seed + member, 0.3))
     theta = {i: flat(r.fast) for i, r in of.items()}
@@ -45,13 +45,13 @@ def test_it_is_its_formula(count: int, liars: int, alpha: float, prefetch: bool,
         assert max(float((flat(of[i].fast) - theta[i]).abs().max()) for i in of) < 1e-5
 
 
-def test_a_quorum_keeps_as_many_as_published() -> None:
+def test_a_quorum_keeps_the_published_number() -> None:
     """n = 12, f = 2: of the first n − f − 1 = 9 that come and its own it keeps n − 2f = 8."""
     made = MoNNA(liars=2)
     assert [made.quorum(n) for n in (12, 3, 2)] == [9, 0, 0] and make("diloco").quorum(12) == 11
     of = apart(made, 12)
-    heard = offers(made, of, 0, 0)
-    first = dict(list(heard[3].items())[: made.quorum(12) + 1])
+    received = offers(made, of, 0, 0)
+    first = dict(list(received[3].items())[: made.quorum(12) + 1])
     assert 3 in first and len(first) == 10
     got, _ = made.settle(of[3].outer, of[3].fast, first, 3)
     half = {i: flat(of[i].fast) for i in first}
@@ -73,7 +73,7 @@ def test_one_step_of_sgd_is_the_published_half_step() -> None:
 
 @pytest.mark.parametrize("bits", [32, 8])
 @pytest.mark.parametrize("lie", [1e30, -1e3, float("nan"), float("inf")])
-def test_liars_steer_nobody_and_the_rest_comes_together(lie: float, bits: int) -> None:
+def test_byzantine_members_have_no_influence_and_the_others_converge(lie: float, bits: int) -> None:
     made = MoNNA(liars=2, bits=bits)
     of = apart(made, 9, lambda member: weights(member, 0.1))
     honest = [i for i in of if i not in (0, 4)]
@@ -90,26 +90,26 @@ def test_liars_steer_nobody_and_the_rest_comes_together(lie: float, bits: int) -
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5])
-def test_who_hears_too_few_goes_on_with_its_own_half_step(alpha: float) -> None:
+def test_a_member_with_too_few_updates_takes_its_own_half_step(alpha: float) -> None:
     made = MoNNA(liars=2, alpha=alpha)
     of = apart(made, 7)
     drift(of, 1)
-    heard = offers(made, of, 0, 0)
-    few = {i: {j: offer for j, offer in heard[i].items() if j in (i, 5, 6, 0)} for i in of}
+    received = offers(made, of, 0, 0)
+    few = {i: {j: offer for j, offer in received[i].items() if j in (i, 5, 6, 0)} for i in of}
     half = {i: flat(r.outer["slow"]) + (1 - alpha) * (flat(r.fast) - flat(r.outer["slow"])) for i, r in of.items()}
     settle(made, of, few)
     for i in of:
         assert float((flat(of[i].fast) - half[i]).abs().max()) < 1e-6
 
 
-def test_of_equally_near_models_the_first_is_kept_and_ones_own_always() -> None:
-    said = {i: torch.tensor([float(i % 2)]) for i in (7, 3, 5, 2, 4)}
-    assert nearest(said, 4, 2) == [2, 4] and nearest(said, 4, 3) == [2, 3, 4] and nearest(said, 4, 1) == [4]
-    said = {0: torch.tensor([float("nan")]), 1: torch.tensor([1.0]), 2: torch.tensor([9.0])}
-    assert nearest(said, 1, 3) == [1, 2] and nearest(said, 0, 2) == [0]
+def test_the_first_of_equally_near_models_and_the_own_one_are_kept() -> None:
+    updates = {i: torch.tensor([float(i % 2)]) for i in (7, 3, 5, 2, 4)}
+    assert nearest(updates, 4, 2) == [2, 4] and nearest(updates, 4, 3) == [2, 3, 4] and nearest(updates, 4, 1) == [4]
+    updates = {0: torch.tensor([float("nan")]), 1: torch.tensor([1.0]), 2: torch.tensor([9.0])}
+    assert nearest(updates, 1, 3) == [1, 2] and nearest(updates, 0, 2) == [0]
 
 
-def test_a_copy_begins_at_its_donors_model_and_without_its_momentum() -> None:
+def test_a_copy_has_its_donors_model_without_its_momentum() -> None:
     made = MoNNA(alpha=0.9)
     of = apart(made, 4)
     drift(of, 1)
@@ -132,7 +132,7 @@ def test_a_copy_begins_at_its_donors_model_and_without_its_momentum() -> None:
         ({"replicas": 7, "options": {"alpha": 1.0}}, r"exchange\.options\.alpha = 1"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(given_: dict[str, object], line: str) -> None:
-    options = Options(given_.pop("options", {}))  # type: ignore[call-overload]
+def test_invalid_settings_are_refused(given_: dict[str, object], line: str) -> None:
+    options = Options(given_.pop("options", {}))
     with pytest.raises(UserError, match=line):
-        exchange(ExchangeConfig(kind="monna", options=options, **given_))  # type: ignore[arg-type]
+        exchange(ExchangeConfig(kind="monna", options=options, **given_))

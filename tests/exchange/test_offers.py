@@ -1,4 +1,4 @@
-"""Offers: their bytes, rounding and what becomes of it, replicas left alone, and the outer state as a checkpoint."""
+"""Updates: their bytes, rounding and its residual, replicas left alone, and the outer state in a checkpoint."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ def test_an_exchange_sends_the_bytes_that_it_states(kind: str, bits: int, member
     rounds = 12
     for round in range(rounds):
         drift(of, round)
-        heard = offers(made, of, round, 0)
-        for member, group in heard.items():
-            said = group[member]
+        received = offers(made, of, round, 0)
+        for member, group in received.items():
+            update = group[member]
             peers = len(group) - 1
-            blocking += peers * (said.blocking.nbytes if said.blocking is not None else 0)
-            total += peers * sum(part.nbytes for part in (said.blocking, said.prefetched) if part is not None)
-        settle(made, of, heard)
+            blocking += peers * (update.blocking.nbytes if update.blocking is not None else 0)
+            total += peers * sum(part.nbytes for part in (update.blocking, update.prefetched) if part is not None)
+        settle(made, of, received)
     stated = made.cost(SHAPES, members)
     assert stated.critical == pytest.approx(blocking / members / rounds)
     assert stated.total == pytest.approx(total / members / rounds)
 
 
-def test_what_travels_while_training_goes_on_is_not_on_the_critical_path() -> None:
+def test_overlapped_messages_are_not_on_the_critical_path() -> None:
     cost = make("streaming_diloco", delay=3).cost(SHAPES, 2)
     assert (cost.critical, cost.total) == (0, 4 * COUNT / 4)
 
 
-def test_one_tensor_is_half_of_the_two_and_few_bits_are_fewer_to_wait_for() -> None:
+def test_one_tensor_and_fewer_bits_reduce_the_cost() -> None:
     large = {"w": torch.Size([1000, 128])}
     two_tensors_bf16 = 2 * 2 * large["w"].numel()
     assert make("noloco").cost(large, 8).total == 0.5 * 2 * 4 * large["w"].numel()
@@ -56,18 +56,18 @@ def test_one_tensor_is_half_of_the_two_and_few_bits_are_fewer_to_wait_for() -> N
     assert make("noloco", bits=4).cost(large, 8).critical / two_tensors_bf16 < 0.14
 
 
-def test_the_prefetched_part_is_known_when_the_round_before_is_settled() -> None:
+def test_the_prefetched_part_is_known_before_the_round() -> None:
     made = make("noloco", prefetch=True)
     of = apart(made, 4)
     prefetched = {i: made.prefetched(r.outer) for i, r in of.items()}
     drift(of, 0)
     for i, replica in of.items():
-        assert torch.equal(made.offer(replica.outer, replica.fast).prefetched, prefetched[i])  # type: ignore[arg-type]
+        assert torch.equal(made.offer(replica.outer, replica.fast).prefetched, prefetched[i])
     assert make("noloco").prefetched(of[0].outer) is None
 
 
 @given(st.sampled_from([32, 16, 8, 4]), st.integers(0, 99))
-def test_a_message_brings_back_names_and_shapes(bits: int, seed: int) -> None:
+def test_a_message_restores_names_and_shapes(bits: int, seed: int) -> None:
     before = weights(seed)
     message = pack(before, CODECS[bits])
     assert message.ndim == 1 and message.nbytes == CODECS[bits].bytes(COUNT)
@@ -78,7 +78,7 @@ def test_a_message_brings_back_names_and_shapes(bits: int, seed: int) -> None:
 
 
 @BITS
-def test_messages_of_another_size_or_type_are_refused(bits: int) -> None:
+def test_messages_of_another_size_or_type_or_without_a_part_are_refused(bits: int) -> None:
     before = weights(0)
     message = pack(before, CODECS[bits])
     with pytest.raises(ValueError, match=f"{COUNT} numbers of {bits} bits are"):
@@ -87,6 +87,12 @@ def test_messages_of_another_size_or_type_are_refused(bits: int) -> None:
         unpack(message.double(), before, CODECS[bits])
     with pytest.raises(ValueError, match="lacks a part"):
         unpack(None, before, CODECS[bits])
+    made = make("noloco", prefetch=True)
+    of = apart(made, 2)
+    updates = {i: made.offer(r.outer, r.fast) for i, r in of.items()}
+    for lacking in (replace(updates[1], prefetched=None), Offer()):
+        with pytest.raises(ValueError, match="lacks a part"):
+            made.settle(of[0].outer, of[0].fast, {0: updates[0], 1: lacking}, 0)
 
 
 def test_half_precision_never_sends_infinities() -> None:
@@ -96,33 +102,33 @@ def test_half_precision_never_sends_infinities() -> None:
 
 @pytest.mark.parametrize("bits", [4, 8, 16])
 @pytest.mark.parametrize("kind", ["allreduce", "diloco", "noloco", "pair_mean"])
-def test_what_rounding_takes_from_one_round_is_in_the_next(kind: str, bits: int) -> None:
+def test_the_residual_of_one_round_is_in_the_next(kind: str, bits: int) -> None:
     made = make(kind, bits=bits)
     of = replicas(made, weights(0), 4)
     exact = {i: {k: torch.zeros(s, dtype=torch.float64) for k, s in SHAPES.items()} for i in of}
-    said = {i: {k: torch.zeros(s, dtype=torch.float64) for k, s in SHAPES.items()} for i in of}
+    sums = {i: {k: torch.zeros(s, dtype=torch.float64) for k, s in SHAPES.items()} for i in of}
     for round in range(30):
         for i, replica in of.items():
             replica.fast = weights(100 * round + i)
-        heard = offers(made, of, round, 0)
+        received = offers(made, of, round, 0)
         for i, replica in of.items():
             sign = {"diloco": -1.0}.get(kind, 1.0)
-            blocking = unpack(heard[i][i].blocking, replica.fast, CODECS[bits])
+            blocking = unpack(received[i][i].blocking, replica.fast, CODECS[bits])
             for k in SHAPES:
                 origin = replica.outer["slow"].get(k, torch.zeros(SHAPES[k]))
                 exact[i][k] += replica.fast[k] - origin
-                said[i][k] += sign * blocking[k].double()
-        settle(made, of, heard)
+                sums[i][k] += sign * blocking[k].double()
+        settle(made, of, received)
         for i, replica in of.items():
-            # Telescoping: all that was meant is what was said plus the one residual that is left.
-            left = {k: said[i][k] + {"diloco": -1.0}.get(kind, 1.0) * replica.outer["residual"][k] for k in SHAPES}
+            # Telescoping: the sum of the inputs is the sum of the messages plus the last residual.
+            left = {k: sums[i][k] + {"diloco": -1.0}.get(kind, 1.0) * replica.outer["residual"][k] for k in SHAPES}
             assert distance(left, exact[i]) < 1e-3
 
 
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_rounded_exchange_converges_to_the_unrounded_mean(bits: int) -> None:
-    """The same gradients in every round: the mean of what comes out goes to their mean like 1 over the rounds."""
+    """With the same gradients in every round, the mean of the results converges to theirs like 1 / rounds."""
     made = make("allreduce", bits=bits)
     of = replicas(made, weights(0), 3)
     target = mean({i: weights(i) for i in of})
@@ -134,7 +140,7 @@ def test_a_rounded_exchange_converges_to_the_unrounded_mean(bits: int) -> None:
         meet(made, of, round, seed=0)
         total = {k: total[k] + of[0].fast[k] for k in SHAPES}
         errors[round] = distance({k: total[k] / round for k in SHAPES}, target)
-    assert errors[1] > 5e-3, "a round by itself is off by more than what is asked of all of them"
+    assert errors[1] > 5e-3, "a single round has a larger error"
     assert errors[200] < errors[1] / 20
     assert errors[200] < 0.6 * errors[100]
 
@@ -155,13 +161,13 @@ def test_rounded_gossip_ends_where_unrounded_gossip_ends(bits: int) -> None:
 
 
 def settled_alone(made: object, replica: Replica) -> Replica:
-    offer = made.offer(replica.outer, replica.fast)  # type: ignore[attr-defined]
-    return Replica(*made.settle(replica.outer, replica.fast, {3: offer}, 3))  # type: ignore[attr-defined]
+    offer = made.offer(replica.outer, replica.fast)
+    return Replica(*made.settle(replica.outer, replica.fast, {3: offer}, 3))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bits", [32, 4])
-def test_alone_nothing_is_rounded(kind: str, bits: int) -> None:
+def test_a_lone_replica_rounds_nothing(kind: str, bits: int) -> None:
     found = {}
     for used in (32, bits):
         made = fitting(kind, bits=used)
@@ -172,19 +178,17 @@ def test_alone_nothing_is_rounded(kind: str, bits: int) -> None:
     assert all(not tensor.any() for tensor in found[bits].outer["residual"].values())
 
 
-def test_alone_a_replica_says_to_itself_what_rounding_had_kept_from_it() -> None:
+def test_a_lone_replica_applies_its_own_residual() -> None:
     made = PairMean(bits=4)
     of = apart(made, 2)
     drift(of, 1)
     meet(made, of, 0, seed=0)
-    kept = of[0].outer["residual"]
+    kept, before = of[0].outer["residual"], of[0].fast
     assert distance(kept, {k: torch.zeros(s) for k, s in SHAPES.items()}) > 1e-3
-    before = of[0].fast
-    after = settled_alone(made, of[0])
-    assert distance(after.fast, {k: before[k] + kept[k] for k in SHAPES}) < 1e-6
+    assert distance(settled_alone(made, of[0]).fast, {k: before[k] + kept[k] for k in SHAPES}) < 1e-6
 
 
-def test_alone_noloco_is_momentum_on_the_own_drift() -> None:
+def test_a_lone_noloco_replica_has_momentum_on_its_own_drift() -> None:
     made = NoLoCo()
     of = replicas(made, weights(0), 1)
     drift(of, 4)
@@ -195,7 +199,7 @@ def test_alone_noloco_is_momentum_on_the_own_drift() -> None:
 
 
 @pytest.mark.parametrize("kind", ["noloco", "gasloc", "pair_mean"])
-def test_a_partner_that_is_late_is_left_out_on_both_sides(kind: str) -> None:
+def test_a_late_partner_is_left_out_on_both_sides(kind: str) -> None:
     made = make(kind)
     of = apart(made, 4)
     drift(of, 2)
@@ -207,7 +211,7 @@ def test_a_partner_that_is_late_is_left_out_on_both_sides(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bits", [32, 8])
-def test_a_run_goes_on_from_its_saved_state_to_the_last_bit(kind: str, bits: int) -> None:
+def test_a_run_resumes_from_its_saved_state_to_the_last_bit(kind: str, bits: int) -> None:
     made = fitting(kind, bits=bits)
     whole = replicas(made, weights(0), 4)
     for round in range(3):
@@ -236,19 +240,19 @@ def test_a_run_goes_on_from_its_saved_state_to_the_last_bit(kind: str, bits: int
         ({"rounds": torch.tensor(1), "slow/w": torch.zeros(1).double()}, "torch.float64"),
     ],
 )
-def test_what_is_no_outer_state_is_refused(state: dict[str, torch.Tensor], why: str) -> None:
+def test_an_invalid_outer_state_is_refused(state: dict[str, torch.Tensor], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         Outer.load(state, {"slow": "shared"})
 
 
-def test_what_an_exchange_does_not_declare_is_left_out() -> None:
+def test_undeclared_parts_are_left_out() -> None:
     state = {"rounds": torch.tensor(1), "slow/w": torch.ones(1), "residual/w": torch.ones(1)}
     rounded, exact = (Outer.load(state, make("noloco", bits=bits).parts) for bits in (8, 32))
     assert rounded["residual"].keys() == {"w"} and not exact["residual"]
     assert rounded["slow"] == exact["slow"] == {"w": torch.ones(1)}
 
 
-def test_a_copy_begins_without_what_is_its_donors_own() -> None:
+def test_a_copy_lacks_its_donors_own_parts() -> None:
     made = make("noloco", bits=8)
     of = apart(made, 2)
     meet(made, of, 0, seed=0)
@@ -259,14 +263,14 @@ def test_a_copy_begins_without_what_is_its_donors_own() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_settling_changes_nothing_that_it_was_given_and_shares_no_weights(kind: str) -> None:
+def test_settling_changes_no_argument_and_shares_no_weights(kind: str) -> None:
     made = fitting(kind, bits=8)
     of = apart(made, 2)
     drift(of, 1)
-    heard = offers(made, of, 0, 0)
+    received = offers(made, of, 0, 0)
     fast = {k: t.clone() for k, t in of[0].fast.items()}
     state = {k: t.clone() for k, t in of[0].outer.state().items()}
-    new_fast, new_outer = made.settle(of[0].outer, of[0].fast, heard[0], 0)
+    new_fast, new_outer = made.settle(of[0].outer, of[0].fast, received[0], 0)
     assert distance(of[0].fast, fast) == 0 and distance(of[0].outer.state(), state) == 0
     slow = {k: t.clone() for k, t in new_outer["slow"].items()}
     for tensor in new_fast.values():
@@ -275,7 +279,7 @@ def test_settling_changes_nothing_that_it_was_given_and_shares_no_weights(kind: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_outer_state_is_kept_in_full_for_weights_of_half_the_bits(kind: str) -> None:
+def test_outer_state_is_fp32_for_bf16_weights(kind: str) -> None:
     made = make(kind)
     of = replicas(made, {k: t.bfloat16() for k, t in weights(0).items()}, 2)
     meet(made, of, 0, seed=0)
@@ -293,14 +297,3 @@ def test_replicas_may_take_unequal_numbers_of_inner_steps(kind: str) -> None:
                 replica.fast = {k: t + 0.05 * (weights(77)[k] - t) for k, t in replica.fast.items()}
         meet(made, of, round, seed=1)
     assert max(distance(r.fast, weights(77)) for r in of.values()) < 0.02
-
-
-def test_an_offer_without_its_prefetched_part_is_refused() -> None:
-    made = make("noloco", prefetch=True)
-    of = apart(made, 2)
-    said = {i: made.offer(r.outer, r.fast) for i, r in of.items()}
-    said[1] = replace(said[1], prefetched=None)
-    with pytest.raises(ValueError, match="lacks a part"):
-        made.settle(of[0].outer, of[0].fast, said, 0)
-    with pytest.raises(ValueError, match="lacks a part"):
-        made.settle(of[0].outer, of[0].fast, {0: said[0], 1: Offer()}, 0)

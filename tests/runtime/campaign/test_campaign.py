@@ -1,4 +1,4 @@
-"""A campaign of two small runs: nothing is wrong, a second sitting adds nothing, and both ledgers see errors."""
+"""A campaign of two small runs: no errors, a second sitting adds nothing, and both ledgers detect planted errors."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ RUNS = ["--only", "checkfree, checkpoint", "noloco", "--faults-a-run", "7", "--f
 
 
 def sit(folder: Path) -> str:
-    """One sitting of the small campaign; what it printed."""
+    """Run one sitting of the small campaign and return its output."""
     command = [sys.executable, "-m", "benchmarks.campaign", *RUNS, "--folder", str(folder)]
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
-    assert said.returncode == 0, said.stdout + said.stderr
-    return said.stdout
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
 def seat(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a small campaign that is over."""
+    """Return the folder of a finished small campaign."""
     folder = tmp_path_factory.mktemp("campaign")
-    said = sit(folder)
-    assert said.count("finished") >= 2 and "FAIL" not in said
+    output = sit(folder)
+    assert output.count("finished") >= 2 and "FAIL" not in output
     return folder / "seed-72"
 
 
 @pytest.mark.slow
-def test_all_is_well_and_a_second_sitting_has_nothing_to_do(seat: Path) -> None:
+def test_all_runs_finish_and_a_second_sitting_repeats_none(seat: Path) -> None:
     files = sorted(seat.glob("run-*/verdict.json"))
     verdicts = [json.loads(file.read_text()) for file in files]
     assert {verdict["species"] for verdict in verdicts} == {"checkfree, checkpoint", "noloco"}
@@ -72,11 +72,11 @@ def larger_checkpoint(log: list[Fact]) -> None:
     last(log, "seal")["first_block"] += 1
 
 
-def deaf_stage(log: list[Fact]) -> None:
+def missing_stage(log: list[Fact]) -> None:
     log.remove(last(log, "stage_committed"))
 
 
-@pytest.mark.parametrize("plant", [no_commit, same_block, unlike_resume, larger_checkpoint, deaf_stage])
+@pytest.mark.parametrize("plant", [no_commit, same_block, unlike_resume, larger_checkpoint, missing_stage])
 @pytest.mark.slow
 def test_an_error_planted_in_a_real_log_is_found(seat: Path, plant: Callable[[list[Fact]], None]) -> None:
     for run in sorted(seat.glob("run-*/runs/run")):
@@ -88,8 +88,8 @@ def test_an_error_planted_in_a_real_log_is_found(seat: Path, plant: Callable[[li
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_what_is_drawn_can_be_run(seed: int) -> None:
-    """Every recipe is one that planaria takes, and every fault is at a place that there is."""
+def test_drawn_plans_are_valid_and_reproducible(seed: int) -> None:
+    """Planaria accepts every recipe, and every fault has an existing place."""
     for number in range(len(SPECIES)):
         plan = draw(seed, number)
         check(RunConfig.model_validate(plan["sections"]))
@@ -97,7 +97,7 @@ def test_what_is_drawn_can_be_run(seed: int) -> None:
         assert plan == draw(seed, number) and len(plan["faults"]) >= 28
 
 
-def test_a_kind_that_is_left_out_is_in_no_plan() -> None:
+def test_an_excluded_kind_of_fault_is_in_no_plan() -> None:
     for kind in SWITCHES:
         plans = [draw(1, number, {kind}) for number in range(8)]
         struck = {fault["signal"] for plan in plans for fault in plan["faults"]}

@@ -40,7 +40,7 @@ class Case:
 
 
 class Harm:
-    """Pickled, and unpickled by whoever trusts a file: makes one more file."""
+    """Creates a folder when a reader unpickles it."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -50,13 +50,13 @@ class Harm:
 
 
 def cases(stages: int, replica: str = "") -> list[Case]:
-    """Of a checkpoint of so many block stages; of several replicas, of those of one's folder (``replica-1/``)."""
+    """Return the cases of a checkpoint with ``stages`` block stages, in the folder ``replica`` (``replica-1/``)."""
     files = [f"{replica}stage-{stage:04d}.safetensors" for stage in range(stages + 1)]
     return [*_raw(files), *_tensors(files[1]), *_tensors(files[0]), *_headers(files[2]), *_places(files), *_manifests()]
 
 
 def seal(folder: Path, **changes: Any) -> None:
-    """Write the manifest as somebody would who knows how digests go: no file looks changed to it."""
+    """Write a manifest whose digests match the changed files, as an attacker would."""
     path = folder / "manifest.json"
     tree = json.loads(path.read_text())
     tree.pop("sha256")
@@ -69,7 +69,7 @@ def seal(folder: Path, **changes: Any) -> None:
 
 
 def _raw(files: list[str]) -> Iterator[Case]:
-    """Bytes changed, by somebody who seals the manifest anew, or does not."""
+    """Changed bytes, with and without a manifest that is sealed again."""
     for kind, change in KINDS.items():
         for file in ["manifest.json", *files]:
             # Of a generator's state, which zeros may strike, another cut reads nothing.
@@ -118,12 +118,7 @@ def _tensors(file: str) -> Iterator[Case]:
     yield changed("without numbers", lambda t: t.pop("numbers"), "three numbers")
     yield changed("a scale that is none", lambda t: t.update(numbers=t["numbers"] * torch.inf), "scale")
     yield changed("one tensor more", lambda t: t.update({"weights.layers.0.bias": torch.ones(8)}), "bias")
-    for name in (
-        "weights.../../../etc/passwd",
-        "weights./etc/passwd",
-        "weights.layers.../0.x",
-        "weights..",
-    ):
+    for name in ("weights.../../../etc/passwd", "weights./etc/passwd", "weights.layers.../0.x", "weights.."):
         yield changed(f"named {name}", lambda t, n=name: t.update({n: torch.ones(8)}), name.partition(".")[2])
     if "replica" in file:
         yield changed("named outer.../x", lambda t: t.update({"outer.../x": torch.ones(8)}), "an outer .. is of")

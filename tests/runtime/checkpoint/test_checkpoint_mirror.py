@@ -1,4 +1,4 @@
-"""Checkpoints in a store beside the run's folder: what is there when, and going on from there on another machine."""
+"""Checkpoints mirrored to a store: the order of files there, and resuming from the store on another machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(200)
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[str]:
-    """A bucket on S3, as moto's server plays it; s3fs finds it by its environment."""
+    """An S3 bucket of moto's server; s3fs finds it by environment variables."""
     s3fs, server = pytest.importorskip("s3fs"), pytest.importorskip("moto.server")
     playing = server.ThreadedMotoServer(port=0, verbose=False)
     playing.start()
@@ -67,24 +67,23 @@ def train(config: planaria.RunConfig) -> planaria.Run:
 def states(run: Path) -> list[dict[str, bytes]]:
     """Every tensor of each stage in the newest checkpoint, with moments and clocks, byte by byte."""
     saved = CheckpointStore(run / "checkpoints").newest(whole_only=True)
-    assert saved is not None
     found = [entries(read_stage(saved.folder, stage, saved.step)) for stage in saved.manifest.stages]
     return [{name: tensor.numpy().tobytes() for name, tensor in stage.items()} for stage in found]
 
 
 @pytest.mark.slow
-def test_a_run_whose_machine_is_lost_goes_on_elsewhere_bit_for_bit(tmp_path: Path, bucket: str) -> None:
+def test_a_run_resumes_on_another_machine_bit_for_bit(tmp_path: Path, bucket: str) -> None:
     whole = train(settings(tmp_path / "whole", None))
     train(settings(tmp_path / "here", bucket, **{"train.steps": 6}))
     shutil.rmtree(tmp_path / "here")
     on = resume(bucket, tmp_path / "there", **{"train.steps": "10"})
     assert on.folder == tmp_path / "there" / "mine"
     assert states(on.folder) == states(whole.folder)
-    assert Mirror(bucket, "mine").names() == ["step-00000008", "step-00000010"], "it goes on there"
+    assert Mirror(bucket, "mine").names() == ["step-00000008", "step-00000010"], "it saves there again"
 
 
 class Ordered(MemoryFileSystem):
-    """A store that writes down what is put and removed, and may be out of order."""
+    """A store that records files put and removed, and may fail."""
 
     protocol = "ordered"
     store: dict[str, Any] = {}  # noqa: RUF012
@@ -145,36 +144,31 @@ def test_a_manifest_comes_last_and_goes_first(tmp_path: Path, ordered: str) -> N
     mirror.update(run.folder, [])
     assert mirror.names() == ["step-00000010"]
     for step in ("step-00000008", "step-00000010"):
-        told = [line for line in Ordered.said if line[1:].startswith(step)]
-        put = [line for line in told if line[0] == "+"]
+        reported = [line for line in Ordered.said if line[1:].startswith(step)]
+        put = [line for line in reported if line[0] == "+"]
         assert put[-1] == f"+{step}/{MANIFEST}" and len(put) == 4
-        gone = [line for line in told if line[0] == "-"]
+        gone = [line for line in reported if line[0] == "-"]
         assert not gone or gone[0] == f"-{step}/{MANIFEST}"
 
 
-def test_a_store_that_fails_for_a_while_gets_all_in_the_end(alone: Path, ordered: str) -> None:
+@pytest.mark.parametrize("stays", [False, True], ids=["for a while", "permanently"])
+def test_a_failing_store_is_reported_and_costs_no_more_than_the_copy(alone: Path, ordered: str, stays: bool) -> None:
     said: list[str] = []
     mirror = Mirror(ordered, "mine")
     mirror.claim(alone)
     Ordered.broken = True
     with mirrored(mirror, alone, [ID], said.append):
-        until(lambda: said)
-        Ordered.broken = False
-    assert "out of order" in said[0] and "will be tried again" in said[0] and len(said) == 1
-    assert mirror.names() == ["step-00000008", "step-00000010"]
+        if not stays:
+            until(lambda: said)
+            Ordered.broken = False
+    if stays:
+        assert said and "checkpoint.store: ordered://place/mine: cannot write" in said[-1]
+    else:
+        assert "out of order" in said[0] and "will be tried again" in said[0] and len(said) == 1
+        assert mirror.names() == ["step-00000008", "step-00000010"]
 
 
-def test_a_store_that_stays_broken_costs_the_copy_alone(alone: Path, ordered: str) -> None:
-    said: list[str] = []
-    mirror = Mirror(ordered, "mine")
-    mirror.claim(alone)
-    Ordered.broken = True
-    with mirrored(mirror, alone, [ID], said.append):
-        pass
-    assert said and "checkpoint.store: ordered://place/mine: cannot write" in said[-1]
-
-
-def test_another_runs_place_is_left_alone(tmp_path: Path, stored: str) -> None:
+def test_another_runs_folder_is_left_alone(tmp_path: Path, stored: str) -> None:
     before = dict(Ordered.store)
     with pytest.raises(UserError, match="holds another run; give this one another --name"):
         train(settings(tmp_path / "two", stored))
@@ -185,24 +179,24 @@ def test_another_runs_place_is_left_alone(tmp_path: Path, stored: str) -> None:
     ("store", "said"),
     [("nonsense://x", "checkpoint.store = 'nonsense://x/mine'"), ("file:///proc/nowhere", "cannot write there")],
 )
-def test_a_place_that_cannot_be(tmp_path: Path, store: str, said: str) -> None:
+def test_an_invalid_store_is_refused(tmp_path: Path, store: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         train(settings(tmp_path / "runs", store))
     assert not (tmp_path / "runs" / "mine").exists()
 
 
-def test_a_store_without_the_run_cannot_be_resumed(tmp_path: Path, ordered: str) -> None:
+def test_a_missing_or_a_local_run_is_not_fetched(tmp_path: Path, alone: Path, ordered: str) -> None:
     with pytest.raises(UserError, match="has no whole checkpoint"):
         resume(ordered, tmp_path)
-
-
-def test_a_run_that_is_here_already_is_not_fetched(alone: Path, stored: str) -> None:
+    mirror = Mirror(ordered, "mine")
+    mirror.claim(alone)
+    mirror.update(alone, MIRRORED)
     with pytest.raises(UserError, match="is here already"):
-        resume(stored, alone.parent)
+        resume(ordered, alone.parent)
     assert alone.exists()
 
 
-def test_damage_in_the_store_is_noticed(tmp_path: Path, stored: str) -> None:
+def test_damage_in_the_store_is_refused(tmp_path: Path, stored: str) -> None:
     name = next(name for name in Ordered.store if "step-00000010/stage-0001" in name)
     data = bytearray(Ordered.store[name].getvalue())
     data[-100] ^= 1
@@ -211,8 +205,8 @@ def test_damage_in_the_store_is_noticed(tmp_path: Path, stored: str) -> None:
         resume(stored, tmp_path / "new", **{"train.steps": "12"})
 
 
-def test_a_step_that_is_made_again_takes_the_place_of_the_one_before(tmp_path: Path, ordered: str) -> None:
-    """The run is resumed from an earlier checkpoint, and comes to a step of the same name with other weights."""
+def test_a_repeated_step_replaces_the_earlier_one(tmp_path: Path, ordered: str) -> None:
+    """The run is resumed from an earlier checkpoint, and reaches the same step with other weights."""
     run, mirror = train(settings(tmp_path / "runs", ordered)), Mirror(ordered, "mine")
     other = train(settings(tmp_path / "other", None, seed=1))
     last = "step-00000010"
@@ -224,7 +218,7 @@ def test_a_step_that_is_made_again_takes_the_place_of_the_one_before(tmp_path: P
 
 
 class Lying(Ordered):
-    """A store that announces other sizes than it has, and counts what is read of it."""
+    """A store that announces wrong sizes, and counts the bytes read."""
 
     protocol = "lying"
     about: dict[str, int] = {}  # noqa: RUF012
@@ -271,7 +265,7 @@ class Counted:
         ("events.jsonl", 1 << 39, r"events\.jsonl: takes 549755813888 bytes, and .* has room for 1073741824; make"),
     ],
 )
-def test_a_store_whose_files_are_not_as_large_as_they_can_be(
+def test_files_of_impossible_sizes_are_refused(
     tmp_path: Path, file: str, size: int, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import fsspec
@@ -283,7 +277,7 @@ def test_a_store_whose_files_are_not_as_large_as_they_can_be(
     with pytest.raises(UserError, match=said) as caught:
         resume("lying://place", tmp_path / "new")
     assert "\n" not in str(caught.value) and not list((tmp_path / "new").glob("[!.]*"))
-    assert Lying.read < 2 << 20, "nothing beyond what can be is read"
+    assert Lying.read < 2 << 20, "no more than possible is read"
 
 
 def test_only_a_runs_own_files_are_fetched(tmp_path: Path, stored: str) -> None:

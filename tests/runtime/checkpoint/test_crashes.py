@@ -1,4 +1,4 @@
-"""Whoever saves or seals is killed, at every step that the file system can see: what is listed afterwards is whole."""
+"""A process that saves or seals is killed at every visible step: checkpoints listed afterwards are whole."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from planaria.runtime.checkpoint.store import CheckpointStore, Manifest, stage_n
 MODEL = ModelConfig(vocab=11, dim=8, layers=2, heads=2, hidden=12, context=6)
 STAGES, KEEP = 2, 2
 SEEN = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "fsync"}
-"""what changes files or the order in which they become durable, as Python's audit hooks tell"""
+"""audit events that change files or the order in which they become durable"""
 
 
 def states(stage: int, step: int) -> StageState:
@@ -36,7 +36,7 @@ def states(stage: int, step: int) -> StageState:
     return StageState(weights, moments, dict.fromkeys(weights, step))
 
 
-def save(folder: Path, step: int, replicas: int, told: Callable[[bytes], object]) -> None:
+def save(folder: Path, step: int, replicas: int, report: Callable[[bytes], object]) -> None:
     """Write and seal a checkpoint."""
     store, digests = CheckpointStore(folder), {}
     for replica in range(replicas):
@@ -53,13 +53,13 @@ def save(folder: Path, step: int, replicas: int, told: Callable[[bytes], object]
         model=MODEL,
         exchange=ExchangeConfig(kind="noloco", replicas=replicas) if replicas > 1 else None,
     )
-    told(b"s")
+    report(b"s")
     store.seal(f"step-{step:08d}", manifest, KEEP)
-    told(b".")
+    report(b".")
 
 
 def in_a_process(work: Callable[[Callable[[bytes], object]], object], kill_after_s: float | None = None) -> bytes:
-    """What ``work`` told before it was killed, or after that ``!`` when it came to its end."""
+    """Return the bytes that ``work`` reported before it was killed, with ``!`` after its end."""
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
@@ -74,15 +74,15 @@ def in_a_process(work: Callable[[Callable[[bytes], object]], object], kill_after
         time.sleep(kill_after_s)
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
-    told = b"".join(iter(lambda: os.read(reader, 1 << 16), b""))
+    reported = b"".join(iter(lambda: os.read(reader, 1 << 16), b""))
     os.close(reader)
-    assert told.endswith(b"!") or os.WIFSIGNALED(status), "it failed by itself"
+    assert reported.endswith(b"!") or os.WIFSIGNALED(status), "it failed by itself"
     assert not os.WIFSIGNALED(status) or os.WTERMSIG(status) == signal.SIGKILL
-    return told
+    return reported
 
 
 def strike_at(number: int) -> None:
-    """From now on this process is killed just before what it does as the ``number``-th thing that files can see."""
+    """Kill this process just before its ``number``-th visible change of files."""
     seen = 0
 
     def strike(event: str, arguments: object) -> None:
@@ -94,11 +94,11 @@ def strike_at(number: int) -> None:
 
     sys.addaudithook(strike)
     real = os.fsync
-    os.fsync = lambda handle: (strike("fsync", handle), real(handle))[1]  # type: ignore[assignment]
+    os.fsync = lambda handle: (strike("fsync", handle), real(handle))[1]
 
 
 def require_all_whole(folder: Path) -> list[int]:
-    """Every checkpoint that is listed can be read to the last byte; their steps."""
+    """Read every listed checkpoint to the last byte; return their steps."""
     found = CheckpointStore(folder).list()
     for saved in found:
         assert saved.whole
@@ -115,8 +115,8 @@ def require_all_whole(folder: Path) -> list[int]:
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("step", [3, 2], ids=["a new step", "a step that is there"])
-def test_a_saver_is_killed_at_every_step_on_its_way(replicas: int, step: int, tmp_path: Path) -> None:
-    """Each time from the same two checkpoints; then the next one saves where the killed one has left its files."""
+def test_a_saver_may_be_killed_at_every_step(replicas: int, step: int, tmp_path: Path) -> None:
+    """Each time from the same two checkpoints; then another process saves beside the files of the killed one."""
     for before in (1, 2):
         save(tmp_path / "before", before, replicas, bytes)
     ends = []
@@ -129,13 +129,13 @@ def test_a_saver_is_killed_at_every_step_on_its_way(replicas: int, step: int, tm
 
         ends.append(in_a_process(work))
         require_all_whole(folder)
-        CheckpointStore(folder).bring_back()  # as whoever resumes does
+        CheckpointStore(folder).bring_back()  # as a resumed run does
         steps = require_all_whole(folder)
-        assert 2 in steps, "what was there before is there still"
-        assert step in steps or not ends[-1].endswith((b".", b"!")), "who was told that it is sealed finds it"
+        assert 2 in steps, "the old checkpoint is kept"
+        assert step in steps or not ends[-1].endswith((b".", b"!")), "a reported seal is found"
         save(folder, 4, replicas, bytes)
         assert require_all_whole(folder)[-1] == 4
-        assert {left.suffix for left in folder.iterdir()} == {""}, "nothing is left of what was killed"
+        assert {left.suffix for left in folder.iterdir()} == {""}, "the killed process leaves nothing"
         shutil.rmtree(folder)
         if ends[-1].endswith(b"!"):
             break
@@ -143,20 +143,20 @@ def test_a_saver_is_killed_at_every_step_on_its_way(replicas: int, step: int, tm
 
 
 @pytest.mark.slow
-def test_a_saver_is_killed_at_fifty_random_moments(tmp_path: Path) -> None:
+def test_a_saver_may_be_killed_at_random_moments(tmp_path: Path) -> None:
     draw, first, sealing = random.Random(34107), 2, 0
-    save(tmp_path, 1, 2, bytes)  # what is slow the first time is not to be slow in each process
+    save(tmp_path, 1, 2, bytes)  # slow the first time only
     for _ in range(50):
 
         def work(tell: Callable[[bytes], object], first: int = first) -> None:
             for step in range(first, first + 1000):
                 save(tmp_path, step, 2, tell)
 
-        told = in_a_process(work, draw.uniform(0.02, 0.4))
+        reported = in_a_process(work, draw.uniform(0.02, 0.4))
         steps = require_all_whole(tmp_path)
-        sealed = first + told.count(b".") - 1
+        sealed = first + reported.count(b".") - 1
         if sealed >= first:
             assert sealed in steps
-        sealing += told.endswith(b"s")
+        sealing += reported.endswith(b"s")
         first = max([*steps, first - 1]) + 1
     assert sealing and first > 10

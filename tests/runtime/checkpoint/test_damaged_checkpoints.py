@@ -1,4 +1,4 @@
-"""A damaged checkpoint is refused in one line by every way in: at the same cut, at another, and by ``verify``."""
+"""A damaged checkpoint is refused in one line when it is resumed at any cut, and by ``verify``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from planaria.runtime.engine.resumption import take_up
 
 STEP = "step-00000002"
 SLACK = 48 << 20
-"""bytes that reading a checkpoint of some kilobytes may take: a header of a hundred thousand entries among them"""
+"""bytes that reading a checkpoint of some kilobytes may take, also with a header of a hundred thousand entries"""
 RECIPE = """
 engine = "inline"
 [model]
@@ -67,7 +67,7 @@ ALL = [("one", case) for case in cases(2)] + [("two", case) for case in cases(2,
 
 
 def resumed(run: Path, **changes: object) -> None:
-    """All that happens before the first step: what is looked at before a worker starts, and what every worker loads."""
+    """Do all that precedes the first step: the checks before a worker starts, and the loading by each worker."""
     settings = {name.replace("__", "."): value for name, value in changes.items()}
     there = take_up(run, {"train.steps": 9, **settings}, STEP, str)
     for stage, replica in product(range(there.config.pipeline.stages + 1), range(there.config.exchange.replicas)):
@@ -82,12 +82,12 @@ WAYS: dict[str, Callable[[Path], object]] = {
 }
 
 
-def test_there_are_two_hundred_and_they_differ() -> None:
+def test_there_are_two_hundred_distinct_cases() -> None:
     assert len(ALL) >= 200 and len({(run, case.name) for run, case in ALL}) == len(ALL)
 
 
 @pytest.mark.parametrize("name", ["one", "two"])
-def test_all_of_them_read_what_is_whole(name: str, home: Path) -> None:
+def test_a_sound_checkpoint_is_read(name: str, home: Path) -> None:
     for take in WAYS.values():
         take(home / name)
 
@@ -98,15 +98,15 @@ def test_a_damaged_checkpoint_is_refused(name: str, case: Case, home: Path, tmp_
     folder = run / "checkpoints" / STEP
     case.damage(folder, random.Random(case.name))
     before = there(run)
-    said = {}
+    messages = {}
     with modest_memory():
         for way, take in WAYS.items():
             if way == "resumed as other replicas" and name == "one":
                 continue
             with pytest.raises(UserError) as caught:
                 take(run)
-            said[way] = str(caught.value)
-    for way, line in said.items():
+            messages[way] = str(caught.value)
+    for way, line in messages.items():
         assert "\n" not in line and len(line) < 1000, way
         assert str(folder) in line and case.told in line, (way, line)
         assert Path(case.file).name in line or "manifest" in case.file, (way, line)
@@ -114,17 +114,17 @@ def test_a_damaged_checkpoint_is_refused(name: str, case: Case, home: Path, tmp_
 
 
 def there(run: Path) -> dict[str, tuple[int, int]]:
-    """All that lies in a run, links as links."""
+    """Return size and time of each file in a run, links as links."""
     return {str(path): ((s := path.lstat()).st_size, s.st_mtime_ns) for path in run.rglob("*")}
 
 
 @contextmanager
 def modest_memory() -> Iterator[None]:
-    """Fails when the process has taken more than ``SLACK`` bytes in between, where the system tells."""
-    if not (told := Path("/proc/self/clear_refs")).exists():
+    """Fail if the process takes more than ``SLACK`` bytes meanwhile, where the system measures it."""
+    if not (peak := Path("/proc/self/clear_refs")).exists():
         yield
         return
-    told.write_text("5")
+    peak.write_text("5")
     before = _status("VmRSS")
     yield
     assert _status("VmHWM") - before < SLACK

@@ -1,8 +1,9 @@
-"""Folders of DCP and of DeepSpeed's universal layout: torch reads them, and they come back bit for bit at any cut."""
+"""Folders of DCP and of DeepSpeed's universal layout: torch reads them, and reading is exact at any cut."""
 
 from __future__ import annotations
 
 import json
+import pickle
 import weakref
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ SAMPLES = 77
 
 
 def even(given: RunConfig) -> Any:
-    """States whose parameters have seen the same number of updates, and have one learning-rate scale."""
+    """States whose parameters have equal clocks and one learning-rate scale."""
     found = states_of(given)
     for held in found.values():
         held.clocks, held.lr_scale, held.scales = dict.fromkeys(held.clocks, STEP), 1.0, {}
@@ -71,7 +72,7 @@ def job(folder: Path, wanted: RunConfig, kind: str, names: Path | None = None) -
 
 
 def taken(folder: Path, wanted: RunConfig, kind: str, names: Path | None = None) -> dict[int, StageState]:
-    """The stages that a folder becomes, read in this process."""
+    """Read a folder in this process; return its stages."""
     given = job(folder, wanted, kind, names)
     reply = Reading(given).carry_out()
     return {stage: read_stage(Path(given.to), stage, reply.step, sha256) for stage, sha256 in enumerate(reply.digests)}
@@ -109,13 +110,9 @@ def test_a_folder_is_read_back_bit_for_bit_at_any_cut(
     assert found.keys() == set(range(stages + 1))
     for stage, held in found.items():
         require_same(held, stage_for(saved.folder, wanted, stage))
-
-
-def test_clocks_and_scales_of_single_parameters_survive(tmp_path: Path) -> None:
-    """Not vacuous: the states that are compared above have several of both."""
-    saved = save(tmp_path / "checkpoints", config(4))
-    held = taken(written(saved, tmp_path / "out", "dcp"), config(2), "dcp")[1]
-    assert set(held.clocks.values()) == {17, 30} and set(held.scales.values()) | {held.lr_scale} == {1.0, 1.1}
+    if kind == "dcp":  # the states compared have several clocks and scales
+        assert {clock for held in found.values() for clock in held.clocks.values()} >= {17, 30}
+        assert {scale for held in found.values() for scale in (*held.scales.values(), held.lr_scale)} == {1.0, 1.1}
 
 
 def test_torch_itself_reads_a_dcp_folder_bit_for_bit(tmp_path: Path) -> None:
@@ -137,8 +134,8 @@ def test_torch_itself_reads_a_dcp_folder_bit_for_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_model_of_torch_saved_by_torch_comes_in(tmp_path: Path) -> None:
-    """Not a folder of ours: the state is below an object of its own, with settings that are no tensors."""
+def test_a_model_saved_by_torch_is_read(tmp_path: Path) -> None:
+    """A folder of another program: the state is nested, beside settings that are no tensors."""
     wanted = config(3)
     states = even(wanted)
     atoms = atoms_of(save(tmp_path / "checkpoints", wanted, states))
@@ -154,13 +151,12 @@ def test_a_model_of_torch_saved_by_torch_comes_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("per", ["group", "parameter"])
-def test_steps_that_lie_in_groups_are_found(per: str, tmp_path: Path) -> None:
+def test_steps_in_parameter_groups_are_found(per: str, tmp_path: Path) -> None:
     wanted = config(3)
     atoms = atoms_of(save(tmp_path / "checkpoints", wanted))
     state = {a.name: {k: a.read(k) for k in KINDS_OF[1:]} for a in atoms}
-    groups: Any = [
-        {"step": clock, "params": [a.name for a in atoms if a.clock == clock]} for clock in {a.clock for a in atoms}
-    ]
+    clocks = {a.clock for a in atoms}
+    groups: Any = [{"step": clock, "params": [a.name for a in atoms if a.clock == clock]} for clock in clocks]
     assert len(groups) == 2
     if per == "parameter":
         groups = {a.name: {"step": a.clock} for a in atoms}
@@ -174,8 +170,6 @@ def test_steps_that_lie_in_groups_are_found(per: str, tmp_path: Path) -> None:
 
 def in_boxes(folder: Path, tensor: Tensor, boxes: list[tuple[tuple[int, int], tuple[int, int]]], key: str) -> None:
     """Spread a tensor of a folder that torch wrote over boxes (offsets, sizes), a file for each, as ranks would."""
-    import pickle
-
     found = torch_dcp.FileSystemReader(folder).read_metadata()
     chunks = []
     for number, (offsets, sizes) in enumerate(boxes):
@@ -185,7 +179,7 @@ def in_boxes(folder: Path, tensor: Tensor, boxes: list[tuple[tuple[int, int], tu
         chunks.append(torch_metadata.ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
         index = torch_metadata.MetadataIndex(key, offsets, number)
         found.storage_data[index] = _StorageInfo(file.name, 0, file.stat().st_size)
-    found.state_dict_metadata[key].chunks[:] = chunks  # type: ignore[union-attr]
+    found.state_dict_metadata[key].chunks[:] = chunks
     (folder / ".metadata").write_bytes(pickle.dumps(found))
 
 
@@ -193,7 +187,7 @@ QUARTERS = [((0, 0), (3, 8)), ((3, 0), (8, 5)), ((3, 5), (8, 3))]
 
 
 @pytest.mark.slow
-def test_a_tensor_that_ranks_have_written_in_boxes_is_put_together(tmp_path: Path) -> None:
+def test_a_tensor_written_in_boxes_by_ranks_is_assembled(tmp_path: Path) -> None:
     wanted = config(3)
     saved = save(tmp_path / "checkpoints", wanted)
     folder, key = written(saved, tmp_path / "out", "dcp"), "model.model.embed_tokens.weight"
@@ -209,7 +203,7 @@ def test_a_tensor_that_ranks_have_written_in_boxes_is_put_together(tmp_path: Pat
             taken(folder, wanted, "dcp")
 
 
-def test_a_universal_folder_has_the_files_that_the_layout_asks_for(untied: tuple[Saved, Path]) -> None:
+def test_a_universal_folder_has_the_files_of_the_layout(untied: tuple[Saved, Path]) -> None:
     saved, tag = untied
 
     def loaded(*parts: str) -> Any:
@@ -231,8 +225,8 @@ def test_a_universal_folder_has_the_files_that_the_layout_asks_for(untied: tuple
     assert (group["step"], group["betas"]) == (STEP, (0.9, 0.999))
 
 
-def test_tensor_parallel_ranks_that_load_a_universal_folder_compute_what_one_does(untied: tuple[Saved, Path]) -> None:
-    """A loader cuts what its own parameter is smaller than, along ``cat_dim``, or along dimension 0 without one."""
+def test_tensor_parallel_ranks_compute_the_same_from_a_universal_folder(untied: tuple[Saved, Path]) -> None:
+    """A loader cuts tensors larger than its own parameter along ``cat_dim``, or along dimension 0 without one."""
     saved, tag = untied
     zero = tag / "zero"
     held = {p.name: torch.load(p / "exp_avg.pt", weights_only=True) for p in zero.iterdir() if p.is_dir()}
@@ -263,13 +257,13 @@ def test_tensor_parallel_ranks_that_load_a_universal_folder_compute_what_one_doe
     }
 
 
-def test_unequal_clocks_have_no_place_in_a_universal_folder(tmp_path: Path) -> None:
+def test_unequal_clocks_cannot_be_written_to_a_universal_folder(tmp_path: Path) -> None:
     saved = save(tmp_path / "checkpoints", config(4))
     with pytest.raises(UserError, match=r"one step for all, but .* has seen 30 updates and model.layers.5.* 17; use"):
         written(saved, tmp_path / "out", "universal")
 
 
-def test_the_counters_of_a_universal_folder_are_taken_where_no_note_lies_beside_it(tmp_path: Path) -> None:
+def test_a_universal_folder_without_a_note_has_its_own_counters(tmp_path: Path) -> None:
     source = config(4)
     folder = written(save(tmp_path / "checkpoints", source, even(source)), tmp_path / "out", "universal")
     (folder / "planaria.json").unlink()
@@ -284,7 +278,7 @@ def test_the_counters_of_a_universal_folder_are_taken_where_no_note_lies_beside_
         Reading(job(folder, source, "universal"))
 
 
-def test_weights_alone_come_in_without_moments(tmp_path: Path) -> None:
+def test_weights_can_be_read_without_moments(tmp_path: Path) -> None:
     source = config(4)
     bare = {at: held.part(lambda name: True, moments=False) for at, held in even(source).items()}
     folder = written(save(tmp_path / "checkpoints", source, bare), tmp_path / "out", "dcp")
@@ -294,7 +288,7 @@ def test_weights_alone_come_in_without_moments(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
-def test_hugging_face_weights_in_shards(
+def test_hugging_face_weights_are_written_in_shards(
     precision: Any, dtype: torch.dtype, untied: tuple[Saved, Path], tmp_path: Path
 ) -> None:
     saved, _ = untied
@@ -313,9 +307,7 @@ def test_hugging_face_weights_in_shards(
 
 
 @pytest.mark.parametrize("kind", ["dcp", "universal", "hf"])
-def test_an_export_has_two_tensors_in_memory_at_most(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_export_holds_at_most_two_tensors(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = config(4, 2)
     saved = save(tmp_path / "checkpoints", source, even(source))
     living, most, real = list[weakref.ref[Tensor]](), 0, Atom.read

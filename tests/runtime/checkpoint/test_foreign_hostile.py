@@ -1,4 +1,4 @@
-"""Folders that are damaged, or made to harm their reader: refused in one line, nothing run, no memory taken."""
+"""Damaged or malicious folders of other formats: refused in one line, nothing executed, no memory taken."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TABLE = "model.embed_tokens.weight"
 
 
 class Command:
-    """Unpickled by its plain reader, it makes a file."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, marker: Path) -> None:
         self._marker = marker
@@ -53,7 +53,7 @@ def copied(sound: Path, kind: str, to: Path) -> Path:
 
 
 def refusal(folder: Path, kind: str) -> str:
-    """Why a folder is not read, in one line."""
+    """Return the one line with which a folder is refused."""
     with pytest.raises(UserError) as caught:
         Reading(job(folder, config(3), kind)).carry_out()
     assert "\n" not in str(caught.value)
@@ -62,6 +62,11 @@ def refusal(folder: Path, kind: str) -> str:
 
 def tag(folder: Path) -> Path:
     return folder / (folder / "latest_universal").read_text()
+
+
+def piece(folder: Path, file: str) -> Path:
+    """Return a file of the embedding table in a universal folder."""
+    return tag(folder) / "zero" / TABLE / file
 
 
 def rewritten(folder: Path, change: Callable[[metadata.Metadata], object]) -> None:
@@ -73,22 +78,19 @@ def rewritten(folder: Path, change: Callable[[metadata.Metadata], object]) -> No
 # ---- pickles that would run something
 
 
-def test_the_commands_of_these_tests_would_run(tmp_path: Path) -> None:
+def test_unpickling_runs_the_command(tmp_path: Path) -> None:
     pickle.loads(pickle.dumps(Command(tmp_path / "marker")))
     assert (tmp_path / "marker").exists()
 
 
 def test_no_command_in_any_file_is_run(sound: Path, tmp_path: Path) -> None:
-    """Read as a run of the command would have it read: in a process of its own."""
+    """Read in a separate process, as a command does."""
     marker = tmp_path / "marker"
     bare, tensors = pickle.dumps(Command(marker)), io.BytesIO()
     torch.save({"param": Command(marker)}, tensors)
     first = sorted((sound / "universal").glob("*/zero/*/fp32.pt"))[0].relative_to(sound / "universal")
     for number, (kind, place, content) in enumerate(
-        [
-            ("dcp", ".metadata", bare),
-            ("universal", str(first), tensors.getvalue()),
-        ]
+        [("dcp", ".metadata", bare), ("universal", str(first), tensors.getvalue())]
     ):
         folder = copied(sound, kind, tmp_path / str(number))
         (folder / place).write_bytes(content)
@@ -115,13 +117,13 @@ def test_no_command_in_the_file_of_tensors_is_run(sound: Path, tmp_path: Path, p
     rewritten(folder, point)
     if place == "head":  # a bare pickle, not torch's archive
         (folder / "evil").write_bytes(pickle.dumps(Command(tmp_path / "marker")).ljust(len(content.getvalue())))
-    said = refusal(folder, "dcp")
-    assert ("holds posix.system" if place == "entry" else "not a whole file of torch.save") in said
+    complaint = refusal(folder, "dcp")
+    assert ("holds posix.system" if place == "entry" else "not a whole file of torch.save") in complaint
     assert not (tmp_path / "marker").exists()
 
 
 @pytest.mark.parametrize("what", [os.system, eval, torch.load, metadata.Metadata.__init__, type, getattr])
-def test_metadata_has_no_name_but_those_it_needs(what: Any, tmp_path: Path) -> None:
+def test_metadata_may_name_only_the_needed_classes(what: Any, tmp_path: Path) -> None:
     (tmp_path / ".metadata").write_bytes(pickle.dumps({"a": what}))
     with pytest.raises(UserError, match=r"holds [\w.]+, which no tensor needs: not read"):
         unpickling.metadata(tmp_path / ".metadata")
@@ -129,7 +131,7 @@ def test_metadata_has_no_name_but_those_it_needs(what: Any, tmp_path: Path) -> N
 
 @pytest.fixture
 def room() -> Iterator[None]:
-    """Half a gigabyte more than now, as a reader of a small model has."""
+    """Allow half a gigabyte more than now, as a reader of a small model has."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + (1 << 29), before[1]))
@@ -139,7 +141,7 @@ def room() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("room")
-def test_metadata_with_bytes_changed_at_random_is_read_or_refused_in_one_line(sound: Path, tmp_path: Path) -> None:
+def test_randomly_changed_metadata_is_read_or_refused_in_one_line(sound: Path, tmp_path: Path) -> None:
     content, rng = (sound / "dcp" / ".metadata").read_bytes(), random.Random(34107)
     path, refused = tmp_path / ".metadata", 0
     for _ in range(150):
@@ -165,14 +167,14 @@ def test_truncated_and_flipped_files_are_refused_by_name(sound: Path, tmp_path: 
             folder = copied(sound, kind, tmp_path / f"{kind}-{number}-{len(pattern)}")
             (path,) = folder.glob(pattern)
             path.write_bytes(damage(path.read_bytes()))
-            said = refusal(folder, kind)
-            assert path.name in said or TABLE in said or "optim.state" in said
+            complaint = refusal(folder, kind)
+            assert path.name in complaint or TABLE in complaint or "optim.state" in complaint
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dcp", "universal"])
-def test_a_flipped_bit_is_found_wherever_a_tensors_bytes_are(sound: Path, tmp_path: Path, kind: str) -> None:
-    """Torch reads such a tensor without a word."""
+def test_a_flipped_bit_in_a_tensor_is_found(sound: Path, tmp_path: Path, kind: str) -> None:
+    """Torch reads such a tensor without an error."""
     folder = copied(sound, kind, tmp_path)
     wanted = Reading(job(folder, config(3), kind))
     needle = wanted._read(wanted._plan.wholes[0], "exp_avg")
@@ -184,7 +186,7 @@ def test_a_flipped_bit_is_found_wherever_a_tensors_bytes_are(sound: Path, tmp_pa
 
 
 @pytest.mark.slow
-def test_tensors_of_one_shape_that_have_changed_places_are_found(sound: Path, tmp_path: Path) -> None:
+def test_exchanged_tensors_of_one_shape_are_found(sound: Path, tmp_path: Path) -> None:
     folder = copied(sound, "universal", tmp_path)
     one, other = (tag(folder) / "zero" / f"model.layers.{n}.mlp.up_proj.weight" / "exp_avg.pt" for n in (2, 7))
     one.write_bytes(other.read_bytes())
@@ -197,47 +199,30 @@ def test_tensors_of_one_shape_that_have_changed_places_are_found(sound: Path, tm
     assert "weights of model.layers.2.mlp.up_proj.weight is not what planaria wrote" in refusal(folder, "dcp")
 
 
+SHORT, WIDE = {"param": torch.zeros(10, 8)}, {"param": torch.zeros(11, 8, dtype=torch.float64)}
+VERSION = {"universal_checkpoint_info": {"universal_checkpoint_version": 0.9}}
+
+
+def put(folder: Path, file: str, content: object) -> None:
+    torch.save(content, piece(folder, file))
+
+
 @pytest.mark.parametrize(
-    ("kind", "change", "said"),
+    ("kind", "change", "complaint"),
     [
         ("universal", lambda f: shutil.rmtree(tag(f) / "zero" / "model.norm.weight"), "model.norm.weight is missing"),
-        ("universal", lambda f: (tag(f) / "zero" / TABLE / "fp32.pt").unlink(), f"weights of {TABLE} are missing"),
-        ("universal", lambda f: (tag(f) / "zero" / TABLE / "exp_avg.pt").unlink(), f"exp_avg of {TABLE} is missing"),
-        ("universal", lambda f: (tag(f) / "zero" / TABLE / "step.pt").unlink(), f"no step of {TABLE}"),
+        ("universal", lambda f: piece(f, "fp32.pt").unlink(), f"weights of {TABLE} are missing"),
+        ("universal", lambda f: piece(f, "exp_avg.pt").unlink(), f"exp_avg of {TABLE} is missing"),
+        ("universal", lambda f: piece(f, "step.pt").unlink(), f"no step of {TABLE}"),
+        ("universal", lambda f: put(f, "step.pt", torch.tensor(7.0)), f"steps are unequal, 7 of {TABLE} and 30 of"),
+        ("universal", lambda f: put(f, "step.pt", torch.tensor(0.5)), "step.pt: a step that is no number of updates"),
+        ("universal", lambda f: put(f, "fp32.pt", SHORT), f"fp32.pt: {TABLE} has shape [10, 8], not [11, 8]"),
+        ("universal", lambda f: put(f, "fp32.pt", WIDE), f"weights of {TABLE} is torch.float64"),
+        ("universal", lambda f: put(f, "fp32.pt", torch.zeros(11, 8)), "no whole tensor"),
+        ("universal", lambda f: piece(f, "momentum_buffer.pt").touch(), "momentum_buffer.pt: AdamW has no such state"),
         (
             "universal",
-            lambda f: torch.save(torch.tensor(7.0), tag(f) / "zero" / TABLE / "step.pt"),
-            f"steps are unequal, 7 of {TABLE} and 30 of",
-        ),
-        (
-            "universal",
-            lambda f: torch.save(torch.tensor(0.5), tag(f) / "zero" / TABLE / "step.pt"),
-            "step.pt: a step that is no number of updates",
-        ),
-        (
-            "universal",
-            lambda f: torch.save({"param": torch.zeros(10, 8)}, tag(f) / "zero" / TABLE / "fp32.pt"),
-            f"fp32.pt: {TABLE} has shape [10, 8], not [11, 8]",
-        ),
-        (
-            "universal",
-            lambda f: torch.save(
-                {"param": torch.zeros(11, 8, dtype=torch.float64)}, tag(f) / "zero" / TABLE / "fp32.pt"
-            ),
-            f"weights of {TABLE} is torch.float64",
-        ),
-        ("universal", lambda f: torch.save(torch.zeros(11, 8), tag(f) / "zero" / TABLE / "fp32.pt"), "no whole tensor"),
-        (
-            "universal",
-            lambda f: (tag(f) / "zero" / TABLE / "momentum_buffer.pt").touch(),
-            "momentum_buffer.pt: AdamW has no such state",
-        ),
-        (
-            "universal",
-            lambda f: torch.save(
-                {"universal_checkpoint_info": {"universal_checkpoint_version": 0.9}},
-                tag(f) / "mp_rank_00_model_states.pt",
-            ),
+            lambda f: torch.save(VERSION, tag(f) / "mp_rank_00_model_states.pt"),
             "version 0.9; versions 0.2 to 0.4 are read",
         ),
         ("universal", lambda f: (f / "latest_universal").write_text("../universal"), "names '../universal'"),
@@ -248,12 +233,12 @@ def test_tensors_of_one_shape_that_have_changed_places_are_found(sound: Path, tm
         ("dcp", lambda f: (f / "planaria.json").write_text("{}"), "planaria.json: damaged"),
     ],
 )
-def test_what_is_missing_or_does_not_fit_is_named(
-    sound: Path, tmp_path: Path, kind: str, change: Callable[[Path], object], said: str
+def test_missing_and_invalid_files_are_named(
+    sound: Path, tmp_path: Path, kind: str, change: Callable[[Path], object], complaint: str
 ) -> None:
     folder = copied(sound, kind, tmp_path)
     change(folder)
-    assert said in refusal(folder, kind)
+    assert complaint in refusal(folder, kind)
 
 
 def entry(found: metadata.Metadata, key: str) -> Any:
@@ -278,7 +263,7 @@ def size_of(found: metadata.Metadata, size: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "complaint"),
     [
         (lambda m: size_of(m, (10, 8)), f"{TABLE} has shape [10, 8], not [11, 8]"),
         (lambda m: setattr(stored(m, f"model.{TABLE}"), "relative_path", "../../x"), "names a file '../../x'"),
@@ -296,14 +281,14 @@ def size_of(found: metadata.Metadata, size: tuple[int, ...]) -> None:
         (lambda m: setattr(m, "storage_data", 3), ".metadata: damaged (TypeError"),
     ],
 )
-def test_metadata_that_does_not_fit_its_files_is_refused(
-    sound: Path, tmp_path: Path, change: Callable[[metadata.Metadata], object], said: str
+def test_metadata_that_contradicts_its_files_is_refused(
+    sound: Path, tmp_path: Path, change: Callable[[metadata.Metadata], object], complaint: str
 ) -> None:
     folder = copied(sound, "dcp", tmp_path)
     rewritten(folder, change)
-    if "torch.float16" in said or "something else" in said:
+    if "torch.float16" in complaint or "something else" in complaint:
         (folder / "planaria.json").unlink()
-    assert said in refusal(folder, "dcp")
+    assert complaint in refusal(folder, "dcp")
 
 
 @pytest.mark.slow
@@ -330,7 +315,7 @@ def test_links_are_not_followed(sound: Path, tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "../a", "a/../../b", "/a", "a\0b", "gone", "folder"])
-def test_only_plain_files_inside_of_a_folder_are_its_files(name: str, tmp_path: Path) -> None:
+def test_only_plain_files_inside_a_folder_are_read(name: str, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(UserError, match=r"does not lie in it|missing, or not a file"):
         inside(tmp_path, name)
@@ -359,8 +344,8 @@ def test_a_file_that_claims_more_than_it_has_is_refused_before_it_is_read(sound:
 
 
 @pytest.mark.slow
-def test_a_readers_memory_is_bounded_by_its_model(sound: Path, tmp_path: Path) -> None:
-    """Metadata of 200 MB that would take 13 GB: so many empty lists."""
+def test_a_readers_memory_is_bounded_by_the_model(sound: Path, tmp_path: Path) -> None:
+    """200 MB of metadata that would take 13 GB as empty lists."""
     assert room_for(config(3).model, 3) < 1 << 30
     folder = copied(sound, "dcp", tmp_path)
     (folder / ".metadata").write_bytes(b"\x80\x04(" + b"]" * (200 << 20) + b"l.")
@@ -375,7 +360,7 @@ def test_a_readers_memory_is_bounded_by_its_model(sound: Path, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_reader_that_dies_or_hangs_is_told_of(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_dies_or_hangs_is_reported(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = job(sound / "dcp", config(3), "dcp")
     monkeypatch.setattr(foreign, "SECONDS", 0.01)
     monkeypatch.setattr(foreign, "SLOWEST", 1e12)

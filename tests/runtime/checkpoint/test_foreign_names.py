@@ -1,4 +1,4 @@
-"""Fused, padded and renamed tensors of other programs: split rightly with a map of names, refused without one."""
+"""Fused, padded and renamed tensors of other programs: split with a map of names, refused without one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Place = Callable[[str], Tensor]
 """name of a parameter → one of its tensors"""
 
 
-# ---- folders by hand, as a tensor-parallel run of another program leaves them
+# ---- folders as a tensor-parallel run of another program writes them
 
 
 def sliced(whole: Tensor, rank: int) -> Tensor:
@@ -38,7 +38,7 @@ def sliced(whole: Tensor, rank: int) -> Tensor:
 
 
 def fused_by_ranks(parts: list[Tensor]) -> Tensor:
-    """Each rank has its slice of every part; what a concatenation of the ranks' tensors makes."""
+    """Concatenate the ranks' tensors, each a concatenation of its slices of all parts."""
     return torch.cat([torch.cat([sliced(part, rank) for part in parts]) for rank in range(RANKS)])
 
 
@@ -88,15 +88,15 @@ def _tensor(atoms: list[Atom], kind: str, fuse: Callable[[list[Tensor]], Tensor]
 
 
 def map_of(folder: Path, slices: int | None) -> Path:
-    told = "" if slices is None else f", slices = {slices}"
+    option = "" if slices is None else f", slices = {slices}"
     shifted = [[name.replace("{n}", "{n-3}") for name in group] for group in (QKV, GATE_UP)]
     path = folder / "names.toml"
     path.write_text(
         f"""
         "embedding.weight" = "model.embed_tokens.weight"
         "final.weight" = "model.norm.weight"
-        "{{n}}.attention.qkv.weight" = {{ parts = {shifted[0]}{told} }}
-        "{{n}}.mlp.gate_up.weight" = {{ parts = {shifted[1]}{told} }}
+        "{{n}}.attention.qkv.weight" = {{ parts = {shifted[0]}{option} }}
+        "{{n}}.mlp.gate_up.weight" = {{ parts = {shifted[1]}{option} }}
         "{{n}}.attention.dense.weight" = "model.layers.{{n-3}}.self_attn.o_proj.weight"
         "{{n}}.mlp.down.weight" = "model.layers.{{n-3}}.mlp.down_proj.weight"
         "{{n}}.input_layernorm.weight" = "model.layers.{{n-3}}.input_layernorm.weight"
@@ -117,7 +117,7 @@ def compare(saved: Saved, folder: Path, map_: Path) -> None:
         require_same(held, stage_for(saved.folder, config(3), stage))
 
 
-def test_a_fused_folder_is_refused_without_a_map_and_split_rightly_with_it(saved: Saved, tmp_path: Path) -> None:
+def test_a_fused_folder_needs_a_map(saved: Saved, tmp_path: Path) -> None:
     folder = by_hand(saved, tmp_path / "in", fused_by_ranks)
     with pytest.raises(UserError, match=r"10\.attention\.dense\.weight has no place in this model; say with --names"):
         taken(folder, config(3), "universal")
@@ -127,16 +127,13 @@ def test_a_fused_folder_is_refused_without_a_map_and_split_rightly_with_it(saved
 
 
 @pytest.mark.slow
-def test_parts_taken_one_after_another_from_naive_slices_would_be_wrong(saved: Saved, tmp_path: Path) -> None:
-    """The same shapes, other weights: nothing but the map can tell."""
+def test_a_wrong_number_of_slices_yields_wrong_weights(saved: Saved, tmp_path: Path) -> None:
+    """The shapes are equal, so only the map decides."""
     folder = by_hand(saved, tmp_path / "in", fused_by_ranks)
     found = taken(folder, config(3), "universal", map_of(tmp_path, 1))[1]
     right = stage_for(saved.folder, config(3), 1)
-    for part in "qkv":
-        assert not torch.equal(
-            found.weights[f"layers.0.self_attn.{part}_proj.weight"],
-            right.weights[f"layers.0.self_attn.{part}_proj.weight"],
-        )
+    for name in (f"layers.0.self_attn.{part}_proj.weight" for part in "qkv"):
+        assert not torch.equal(found.weights[name], right.weights[name])
     compare(saved, by_hand(saved, tmp_path / "whole", fused_whole), map_of(tmp_path, 1))
 
 
@@ -152,17 +149,17 @@ def deepspeed(monkeypatch: pytest.MonkeyPatch) -> type[SubparamShape]:
     """The class under the name by which DeepSpeed's files have it."""
     module = "deepspeed.checkpoint.universal_checkpoint"
     there = types.ModuleType(module)
-    there.SubparamShape = SubparamShape  # type: ignore[attr-defined]
+    there.SubparamShape = SubparamShape
     for name in ("deepspeed", "deepspeed.checkpoint", module):
         monkeypatch.setitem(sys.modules, name, there if name == module else types.ModuleType(name))
     monkeypatch.setattr(SubparamShape, "__module__", module)
     return SubparamShape
 
 
-def test_pieces_that_a_folder_declares_are_held_against_the_map(
+def test_declared_pieces_are_checked_against_the_map(
     saved: Saved, tmp_path: Path, deepspeed: type[SubparamShape]
 ) -> None:
-    """Unequal ones by their sizes, equal ones by their number; with them the map need not say slices."""
+    """Unequal ones by size, equal ones by number; with them the map needs no slices."""
     folder = by_hand(saved, tmp_path / "in", fused_whole)
     zero = folder / "global_step30" / "zero"
 
@@ -183,7 +180,7 @@ def test_pieces_that_a_folder_declares_are_held_against_the_map(
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "complaint"),
     [
         (
             {"original_vocab_size": 12},
@@ -192,14 +189,14 @@ def test_pieces_that_a_folder_declares_are_held_against_the_map(
         ({}, r"embedding.weight has shape \[16, 8\], not \[11, 8\]"),
     ],
 )
-def test_rows_beyond_the_vocabulary_are_cut_only_where_the_folder_counts_as_many_tokens(
-    saved: Saved, tmp_path: Path, change: dict[str, Any], said: str
+def test_padding_rows_are_cut_only_where_the_folder_counts_them(
+    saved: Saved, tmp_path: Path, change: dict[str, Any], complaint: str
 ) -> None:
     folder = by_hand(saved, tmp_path / "in", fused_by_ranks)
     states = folder / "global_step30" / "mp_rank_00_model_states.pt"
     torch.save({"universal_checkpoint_info": change}, states)
     path = map_of(tmp_path, RANKS)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=complaint):
         taken(folder, config(3), "universal", path)
     padded = '"embedding.weight" = { parts = ["model.embed_tokens.weight"], padded = true }'
     path.write_text(path.read_text().replace('"embedding.weight" = "model.embed_tokens.weight"', padded))
@@ -207,7 +204,7 @@ def test_rows_beyond_the_vocabulary_are_cut_only_where_the_folder_counts_as_many
 
 
 @pytest.mark.parametrize(
-    ("marks", "said"),
+    ("marks", "complaint"),
     [
         ({"cat_dim": 2}, "cat_dim = 2"),
         ({"param_n_sub_params": 2, "cat_dim": 1}, "sub-parameters that are not pieces along dimension 0"),
@@ -218,29 +215,29 @@ def test_rows_beyond_the_vocabulary_are_cut_only_where_the_folder_counts_as_many
         ),
     ],
 )
-def test_marks_that_are_not_known_or_do_not_fit_are_refused(
-    saved: Saved, tmp_path: Path, marks: dict[str, Any], said: str
+def test_unknown_or_inconsistent_marks_are_refused(
+    saved: Saved, tmp_path: Path, marks: dict[str, Any], complaint: str
 ) -> None:
     folder = by_hand(saved, tmp_path / "in", fused_whole, **marks)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=complaint):
         taken(folder, config(3), "universal", map_of(tmp_path, None))
 
 
 @pytest.mark.parametrize("slices", [1, 2, 4])
-def test_splitting_undoes_any_number_of_slices(slices: int) -> None:
+def test_splitting_inverts_any_number_of_slices(slices: int) -> None:
     parts = [torch.randn(rows, 3) for rows in (16, 4, 8)]
     fused = torch.cat([torch.cat([part.chunk(slices)[one] for part in parts]) for one in range(slices)])
     assert all(torch.equal(*both) for both in zip(split(fused, (16, 4, 8), slices), parts, strict=True))
 
 
-# ---- the assignment by itself
+# ---- the assignment alone
 
 MODEL = {"model.embed_tokens.weight": (11, 8), "model.norm.weight": (8,)}
 TABLE, NORM = MODEL
 
 
 @pytest.mark.parametrize(
-    ("given", "rules", "said"),
+    ("given", "rules", "complaint"),
     [
         ([TABLE], [], r"model.norm.weight is missing; it should have shape \[8\]"),
         ([TABLE, NORM, "x"], [], "in: x has no place in this model; say with --names"),
@@ -250,13 +247,13 @@ TABLE, NORM = MODEL
         ([TABLE, "n.1"], [("n.{n}", "model.layers.{n-3}.w")], r"n.1 \(that is model.layers.-2.w\) has no place"),
     ],
 )
-def test_every_parameter_is_there_once(given: list[str], rules: list[tuple[str, str]], said: str) -> None:
+def test_every_parameter_is_assigned_once(given: list[str], rules: list[tuple[str, str]], complaint: str) -> None:
     made = [names.Rule(pattern, (part,)) for pattern, part in rules]
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=complaint):
         names.assign(Path("in"), given, MODEL, made, Path("names.toml"))
 
 
-def test_what_follows_from_the_model_is_left_out_and_a_tied_head_is_remembered() -> None:
+def test_derived_tensors_are_left_out_and_a_tied_head_is_noted() -> None:
     given = [*MODEL, "lm_head.weight", "model.layers.0.self_attn.rotary_emb.inv_freq", "cos.3"]
     found = names.assign(Path("in"), given, MODEL, [names.Rule("cos.*", ())])
     assert {whole.name for whole in found.wholes} == set(MODEL) and found.head == "lm_head.weight"
@@ -264,7 +261,7 @@ def test_what_follows_from_the_model_is_left_out_and_a_tied_head_is_remembered()
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "complaint"),
     [
         ("a = 3", "'a': give a name in quotes, or a table of parts"),
         ("a.b = 'c'", "'a': give a name in quotes"),
@@ -276,16 +273,15 @@ def test_what_follows_from_the_model_is_left_out_and_a_tied_head_is_remembered()
         ("a = ", "not valid TOML"),
     ],
 )
-def test_a_map_that_is_wrong_is_refused_by_its_line(text: str, said: str, tmp_path: Path) -> None:
+def test_an_invalid_map_is_refused(text: str, complaint: str, tmp_path: Path) -> None:
     (tmp_path / "names.toml").write_text(text)
-    with pytest.raises(UserError, match=f"names.toml: .*{said}"):
+    with pytest.raises(UserError, match=f"names.toml: .*{complaint}"):
         names.read(tmp_path / "names.toml")
 
 
 @pytest.mark.slow
-def test_a_tied_head_must_be_its_table(saved: Saved, tmp_path: Path) -> None:
-    source = config(4)
-    folder = written(saved, tmp_path / "out", "universal")
+def test_a_tied_head_must_equal_its_table(saved: Saved, tmp_path: Path) -> None:
+    source, folder = config(4), written(saved, tmp_path / "out", "universal")
     zero = folder / "global_step30_universal" / "zero"
     table = torch.load(zero / TABLE / "fp32.pt")["param"]
     (zero / "lm_head.weight").mkdir()
@@ -293,7 +289,6 @@ def test_a_tied_head_must_be_its_table(saved: Saved, tmp_path: Path) -> None:
     taken(folder, source, "universal")
     table[3, 3] += 0.25
     torch.save({"param": table}, zero / "lm_head.weight" / "fp32.pt")
-    with pytest.raises(
-        UserError, match=r"weights of lm_head.weight and of .*, which is tied to it, differ, by 0.25 at"
-    ):
+    differ = r"weights of lm_head.weight and of .*, which is tied to it, differ, by 0.25 at"
+    with pytest.raises(UserError, match=differ):
         taken(folder, source, "universal")

@@ -1,4 +1,4 @@
-"""Labels of stages' files, in memory and in checkpoints: a file is read only as what it was written as."""
+"""Labels of stage files, in memory and in checkpoints: a file is read only under the label it was written with."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def test_a_file_is_read_only_under_its_own_label(tmp_path: Path, written: Label,
     if not expected.part:
         of_checkpoints = expected.stage, expected.step
         readers += [
-            lambda: contents(folder, *of_checkpoints, expected.place or 0),  # type: ignore[list-item,return-value]
-            lambda: require_stage(folder, *of_checkpoints, "", expected.place or 0),  # type: ignore[list-item]
+            lambda: contents(folder, *of_checkpoints, expected.place or 0),
+            lambda: require_stage(folder, *of_checkpoints, "", expected.place or 0),
         ]
     for read in readers:
         if not wrong:
@@ -67,7 +67,7 @@ def test_a_file_is_read_only_under_its_own_label(tmp_path: Path, written: Label,
             read()
 
 
-def test_a_file_that_is_replaced_after_a_look_is_refused(tmp_path: Path) -> None:
+def test_a_file_replaced_after_its_header_was_read_is_refused(tmp_path: Path) -> None:
     """Tensors are read later than the header was, and from the same path."""
     write_labelled(tmp_path, Label(stage=1, step=5, place=0), state(1.0))
     held = contents(tmp_path, 1, 5)
@@ -87,7 +87,7 @@ def label(step: int, generation: int = 1, part: str = "ab12") -> SnapshotLabel:
 
 
 @pytest.mark.parametrize("source", [(label(44), 1), (label(48), 2), (label(48, 2), 1), (label(48, part="cd34"), 1)])
-def test_a_snapshot_with_a_file_of_another_is_not_whole(tmp_path: Path, source: tuple[SnapshotLabel, int]) -> None:
+def test_a_snapshot_with_a_foreign_file_is_not_whole(tmp_path: Path, source: tuple[SnapshotLabel, int]) -> None:
     """Of another step, stage, generation or part of the run: copied over a file of step 48."""
     held = memory(tmp_path)
     for name in {source[0], label(48)}:
@@ -102,8 +102,8 @@ def test_a_snapshot_with_a_file_of_another_is_not_whole(tmp_path: Path, source: 
         held.read(1, label(48))
 
 
-def test_a_worker_keeps_its_two_newest_snapshots_whatever_their_steps(tmp_path: Path) -> None:
-    """After a rollback they have smaller steps; what a killed writer left unfinished goes, too."""
+def test_a_worker_keeps_its_two_newest_snapshots(tmp_path: Path) -> None:
+    """After a rollback they have smaller steps; unfinished files of a killed writer are removed, too."""
     held = memory(tmp_path)
     for name in (label(28), label(32)):
         held.write(1, name, state(1.0), {})
@@ -116,4 +116,4 @@ def test_a_worker_keeps_its_two_newest_snapshots_whatever_their_steps(tmp_path: 
     assert held.newest_first() == [label(32), label(28, 2), label(24, 2)]
     assert held.whole(label(32)) == {2} and held.whole(label(28, 2)) == {1}
     held.write(1, label(4, 1, "ff"), state(1.0), {})
-    assert held.whole(label(4, 1, "ff")) == {1}, "the present part's are the newest"
+    assert held.whole(label(4, 1, "ff")) == {1}, "those of the present part are the newest"

@@ -1,10 +1,11 @@
-"""A checkpoint of any cut read as any other: what each parameter brings along, and what becomes of replicas' copies."""
+"""A checkpoint of any cut read as any other: the state of each parameter, and the merging of replicas' copies."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import random
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
@@ -42,6 +43,8 @@ OPTIONS: dict[str, dict[str, Any]] = {**KINDS, "pair_mean": {"every": 4}}
 STAGES, REPLICAS = (1, 2, 3, 4, 6, 12), (1, 2, 3)
 Shape = tuple[int, int]
 """stages, replicas"""
+Source = Callable[[RunConfig], Saved]
+Drop = Callable[[pytest.MonkeyPatch], None]
 
 
 def config(
@@ -58,7 +61,7 @@ def config(
     )
 
 
-# ---- what was saved, told by global name and by nothing of recut's
+# ---- saved states by global name, without recut's code
 
 
 @cache
@@ -68,7 +71,7 @@ def drawn(what: str, name: str, replica: int, shape: tuple[int, ...]) -> Tensor:
 
 
 def named(given: RunConfig, stage: int, local: str) -> str:
-    """Layers counted through the whole model."""
+    """Return a parameter's name with layers counted through the whole model."""
     if not local.startswith("layers."):
         return local
     _, number, rest = local.split(".", 2)
@@ -86,7 +89,7 @@ def scale(name: str) -> float:
 
 
 def atom(given: RunConfig, name: str, replica: int, shape: tuple[int, ...]) -> dict[str, Any]:
-    """All of a parameter. Replicas that agree on every step's gradient are equal but for what they owe."""
+    """Return the state of a parameter. All-reduced replicas are equal except for their own outer parts."""
     alike = 0 if given.exchange.kind == "allreduce" else replica
     parts = exchange(given.exchange).parts if given.exchange.replicas > 1 else {}
     outer = {p: drawn(p, name, alike if sharing == "shared" else replica, shape) for p, sharing in parts.items()}
@@ -130,7 +133,7 @@ def states_of(given: RunConfig) -> States:
     return {(replica, stage): state(given, stage, replica) for replica, stage in both}
 
 
-def save(folder: Path, given: RunConfig, states: States | None = None, **said: Any) -> Saved:
+def save(folder: Path, given: RunConfig, states: States | None = None, **changes: Any) -> Saved:
     store, several, count = CheckpointStore(folder), given.exchange.replicas, given.pipeline.stages
     digests = {}
     for (replica, stage), held in (states or states_of(given)).items():
@@ -146,7 +149,7 @@ def save(folder: Path, given: RunConfig, states: States | None = None, **said: A
         model=given.model,
         exchange=given.exchange,
     )
-    return store.seal(f"step-{STEP:08d}", manifest.model_copy(update=said), 9)
+    return store.seal(f"step-{STEP:08d}", manifest.model_copy(update=changes), 9)
 
 
 def loaded(saved: Saved, wanted: RunConfig, replicas: tuple[int, ...] | None = None) -> States:
@@ -160,7 +163,7 @@ def same(one: Tensor, other: Tensor) -> bool:
 
 
 def check(was: RunConfig, now: RunConfig, found: States) -> None:
-    """Hold every parameter against what the rules say, worked out here."""
+    """Compare every parameter with the rules, written out here."""
     kept = was.exchange.replicas == now.exchange.replicas
     for (replica, stage), got in found.items():
         assert got.weights.keys() == shapes(now, stage).keys() == got.moments.keys() == got.clocks.keys()
@@ -169,9 +172,8 @@ def check(was: RunConfig, now: RunConfig, found: States) -> None:
             atoms = [atom(was, name, r, shape) for r in range(was.exchange.replicas)]
             if kept or was.exchange.kind == "allreduce":
                 atoms = atoms[replica : replica + 1] if kept else atoms[:1]
-            mean = [torch.stack(of).mean(0) if len(of) > 1 else of[0] for of in (
-                [a["weight"] for a in atoms], *([a["moments"][key] for a in atoms] for key in KEYS)
-            )]  # fmt: skip
+            held = [[a["weight"] for a in atoms], *([a["moments"][key] for a in atoms] for key in KEYS)]
+            mean = [torch.stack(of).mean(0) if len(of) > 1 else of[0] for of in held]
             assert same(got.weights[local], mean[0]), name
             assert all(same(a, b) for a, b in zip(got.moments[local].values(), mean[1:], strict=True)), name
             assert got.clocks[local] == min(a["clock"] for a in atoms)
@@ -209,16 +211,14 @@ def pairs() -> list[tuple[str, bool, Shape, Shape]]:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Callable[[RunConfig], Saved]:
-    """A saved run of that shape, written once."""
+    """Save a run of that shape once."""
     made: dict[str, Saved] = {}
 
-    def give(given: RunConfig) -> Saved:
+    def saved(given: RunConfig) -> Saved:
         key = given.model_dump_json()
-        if key not in made:
-            made[key] = save(tmp_path_factory.mktemp("source"), given)
-        return made[key]
+        return made[key] if key in made else made.setdefault(key, save(tmp_path_factory.mktemp("source"), given))
 
-    return give
+    return saved
 
 
 @pytest.mark.slow_after(8)
@@ -258,19 +258,16 @@ def test_layers_move_between_the_ends_and_the_stages(
     check(was, now, loaded(source(was), now, replicas=(1,)))
 
 
-# ---- each rule dropped by itself
+# ---- each rule left out alone
 
 
 def by_position(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Moments of the parameter that stands at the same place of the first layer."""
+    """Take moments of the corresponding parameter of the first layer."""
     real = recut._made
 
     def wrong(atoms: Any, kind: str, expected: Any) -> recut.Made:
         made = real(atoms, kind, expected)
-        first = [
-            s._replace(key=".".join([*s.key.split(".")[:2], "0", *s.key.split(".")[3:]])) if ".layers." in s.key else s
-            for s in made.of
-        ]
+        first = [s._replace(key=re.sub(r"\.layers\.\d+\.", ".layers.0.", s.key)) for s in made.of]
         return made._replace(of=tuple(first)) if kind in KEYS else made
 
     monkeypatch.setattr(recut, "_made", wrong)
@@ -295,60 +292,49 @@ def ends_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recut, "atom_name", wrong)
 
 
-def rule(weights: str | None = None, outer: str | None = None) -> Callable[[pytest.MonkeyPatch], None]:
-    def drop(monkeypatch: pytest.MonkeyPatch) -> None:
-        real = recut.rules
-
-        def wrong(*given: Any) -> recut.Rules:
-            made = real(*given)
-            return recut.Rules(weights or made.weights, outer or made.outer)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(recut, "rules", wrong)
-
-    return drop
+def replacing(name: str, wrong: Callable[..., Any]) -> Drop:
+    return lambda monkeypatch: monkeypatch.setattr(recut, name, wrong)
 
 
-def one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recut, "_one_clock", lambda atoms: max(atoms[0].held.clocks.values()))
+def rule(weights: str | None = None, outer: str | None = None) -> Drop:
+    real = recut.rules
 
+    def wrong(*given: Any) -> recut.Rules:
+        made = real(*given)
+        return recut.Rules(weights or made.weights, outer or made.outer)
 
-def one_scale(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recut, "_one_scale", lambda atoms: atoms[0].held.lr_scale)
+    return replacing("rules", wrong)
 
 
 @pytest.mark.slow_after(2)
 @pytest.mark.parametrize(
     ("drop", "before", "after"),
     [
-        (by_position, (config(4), 0), config(2)),
-        (copied_debts, (config(4, 3), 0), config(4, 2)),
-        (ends_ignored, (config(5, ends_layers=2), 0), config(4)),
-        (rule(weights="own"), (config(4, 3), 0), config(4, 2)),
-        (rule(weights="mean"), (config(4, 3), 0), config(2, 3)),
-        (rule(outer="anew"), (config(4, 3), 0), config(2, 3)),
-        (rule(outer="own"), (config(4, 3), 0), config(2, 2)),
-        (one_clock, (config(4), 0), config(2)),
-        (one_scale, (config(4), 0), config(2)),
+        (by_position, config(4), config(2)),
+        (copied_debts, config(4, 3), config(4, 2)),
+        (ends_ignored, config(5, ends_layers=2), config(4)),
+        (rule(weights="own"), config(4, 3), config(4, 2)),
+        (rule(weights="mean"), config(4, 3), config(2, 3)),
+        (rule(outer="anew"), config(4, 3), config(2, 3)),
+        (rule(outer="own"), config(4, 3), config(2, 2)),
+        (replacing("_one_clock", lambda atoms: max(atoms[0].held.clocks.values())), config(4), config(2)),
+        (replacing("_one_scale", lambda atoms: atoms[0].held.lr_scale), config(4), config(2)),
     ],
 )
 def test_no_rule_can_be_left_out(
-    drop: Callable[[pytest.MonkeyPatch], None],
-    before: tuple[RunConfig, int],
-    after: RunConfig,
-    source: Callable[[RunConfig], Saved],
-    monkeypatch: pytest.MonkeyPatch,
+    drop: Drop, before: RunConfig, after: RunConfig, source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saved = source(before[0])
-    check(before[0], after, loaded(saved, after))
+    saved = source(before)
+    check(before, after, loaded(saved, after))
     drop(monkeypatch)
     with pytest.raises((AssertionError, UserError, LookupError)):
-        check(before[0], after, loaded(saved, after))
+        check(before, after, loaded(saved, after))
 
 
 # ---- what belongs to a stage, not to a parameter
 
 
-def test_norms_of_whole_stages_add_up_and_those_of_parts_are_unknown(source: Callable[[RunConfig], Saved]) -> None:
+def test_norms_of_merged_stages_add_up_and_those_of_parts_are_unknown(source: Callable[[RunConfig], Saved]) -> None:
     saved = source(config(4))
     merged, split = loaded(saved, config(2)), loaded(saved, config(12))
     assert (merged[0, 1].grad_norm, merged[0, 1].clipped_norm) == pytest.approx((18**0.5, 32**0.5))
@@ -357,7 +343,7 @@ def test_norms_of_whole_stages_add_up_and_those_of_parts_are_unknown(source: Cal
         assert (found[0, 0].grad_norm, found[0, 0].clipped_norm) == (3.0, 4.0), "the ends are as they were"
 
 
-def test_a_stage_that_stays_whole_goes_on_with_its_generators(source: Callable[[RunConfig], Saved]) -> None:
+def test_an_uncut_stage_keeps_its_generators(source: Callable[[RunConfig], Saved]) -> None:
     was = config(4)
     found = loaded(source(was), config(2))
     assert same(found[0, 0].generators["cpu"], state(was, 0, 0).generators["cpu"])
@@ -365,8 +351,8 @@ def test_a_stage_that_stays_whole_goes_on_with_its_generators(source: Callable[[
 
 
 @pytest.mark.slow
-def test_replicas_saved_as_one_begin_with_the_mean_of_what_each_owed(tmp_path: Path) -> None:
-    """As a fleet saves those that agree on gradients: one file of a stage, and one for each further outer state."""
+def test_replicas_saved_as_one_start_with_their_mean_residual(tmp_path: Path) -> None:
+    """As a fleet saves all-reduced replicas: one file per stage, and one for each further outer state."""
     was, now = config(4, 3, "allreduce"), config(2, 2, "allreduce")
     store, digests = CheckpointStore(tmp_path), {}
     for stage, replica in product(range(5), range(3)):
@@ -421,7 +407,7 @@ def test_files_of_version_1_are_read_at_any_cut(tmp_path: Path) -> None:
 
 
 def tampered(saved: Saved, stage: int, change: Callable[[dict[str, Tensor]], object]) -> Path:
-    """Change a file as somebody would who knows how digests go; its path."""
+    """Change a file and its digests; return its path."""
     path = stage_file(saved.folder, stage)
     tensors = load_file(path)
     change(tensors)
@@ -440,7 +426,7 @@ def tampered(saved: Saved, stage: int, change: Callable[[dict[str, Tensor]], obj
 
 
 def refused(saved: Saved, wanted: RunConfig) -> str:
-    """The one line before any worker starts."""
+    """Return the one line of the refusal before any worker starts."""
     load = dict.fromkeys(range(wanted.pipeline.stages + 1), saved.folder.name)
     with pytest.raises(UserError) as caught:
         check_stages(saved.folder.parent, load, wanted)
@@ -456,7 +442,7 @@ def put(key: str, tensor: Tensor) -> Callable[[dict[str, Tensor]], object]:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "complaint"),
     [
         (
             lambda t: [t.pop(f"{kind}.{NORM}") for kind in ("weights", *KEYS)],
@@ -482,18 +468,18 @@ def put(key: str, tensor: Tensor) -> Callable[[dict[str, Tensor]], object]:
         (put("weights.layers.1.bias", torch.ones(8)), "model.layers.4.bias (layers.1.bias) is not of this model"),
     ],
 )
-def test_a_parameter_that_does_not_fit_is_named(
-    change: Callable[[dict[str, Tensor]], object], said: str, tmp_path: Path
+def test_an_invalid_parameter_is_named(
+    change: Callable[[dict[str, Tensor]], object], complaint: str, tmp_path: Path
 ) -> None:
     path = tampered(save(tmp_path, config(4)), 2, change)
     for wanted in (config(2), config(4)):
         line = refused(CheckpointStore(tmp_path).list()[0], wanted)
-        assert said in line
+        assert complaint in line
         assert str(path) in line
 
 
-def test_copies_that_should_be_equal_and_are_not_are_named(tmp_path: Path) -> None:
-    """Their weights, or the updates that they have seen."""
+def test_unequal_copies_of_all_reduced_replicas_are_named(tmp_path: Path) -> None:
+    """Their weights, or their clocks."""
     up, norm = "layers.0.mlp.up_proj.weight", "layers.0.input_layernorm.weight"
     given = config(4, 3, "allreduce")
     states = states_of(given)
@@ -507,16 +493,14 @@ def test_copies_that_should_be_equal_and_are_not_are_named(tmp_path: Path) -> No
     assert "model.layers.0.input_layernorm.weight differs between replicas 0 and 1" in line
 
 
-def test_a_mix_of_two_checkpoints_is_refused(tmp_path: Path) -> None:
-    saved = save(tmp_path, config(4))
+def test_mixed_partial_and_other_models_checkpoints_are_refused(tmp_path: Path) -> None:
+    saved = save(tmp_path / "mixed", config(4))
     sealed = documents.sealed(saved.manifest.model_copy(update={"step": STEP + 1}))
     (saved.folder / "manifest.json").write_text(sealed)
     assert f"holds step {STEP}, not {STEP + 1}" in refused(saved, config(2))
-
-
-def test_a_partial_checkpoint_is_not_recut(tmp_path: Path) -> None:
-    saved = save(tmp_path, config(4), stages=[0, 1, 3, 4])
+    saved = save(tmp_path / "partial", config(4), stages=[0, 1, 3, 4])
     assert "stages [2] are missing, and only a whole checkpoint can be re-cut" in refused(saved, config(2))
+    assert "another shape" in refused(save(tmp_path / "other", config(4)), config(2, tied=False))
 
 
 def flip_a_bit(path: Path, place: float) -> None:
@@ -533,7 +517,7 @@ def test_a_flipped_bit_is_refused_before_any_worker_starts(place: float, tmp_pat
     assert str(path) in refused(saved, config(2))
 
 
-def test_a_bit_that_flips_later_is_found_by_the_worker(tmp_path: Path) -> None:
+def test_a_bit_flipped_after_the_check_is_found_by_the_worker(tmp_path: Path) -> None:
     saved, wanted = save(tmp_path, config(4)), config(2)
     check_stages(tmp_path, {1: saved.folder.name}, wanted)
     flip_a_bit(stage_file(saved.folder, 2), 0.5)
@@ -541,13 +525,9 @@ def test_a_bit_that_flips_later_is_found_by_the_worker(tmp_path: Path) -> None:
         stage_for(saved.folder, wanted, 1)
 
 
-def test_another_model_is_refused(tmp_path: Path) -> None:
-    assert "another shape" in refused(save(tmp_path, config(4)), config(2, tied=False))
-
-
 @pytest.mark.slow
-def test_a_checkpoint_that_does_not_say_its_exchange_gives_means(tmp_path: Path) -> None:
-    """As an older planaria wrote them: outer states are not taken over by another number of replicas."""
+def test_a_checkpoint_without_its_exchange_yields_means(tmp_path: Path) -> None:
+    """As an older planaria wrote them: another number of replicas does not use the outer states."""
     was, now = config(4, 3), config(2, 2)
     found = loaded(save(tmp_path, was, exchange=None), now)
     check(was, now, {place: replace(got, outer=shared(was, now, *place)) for place, got in found.items()})
@@ -555,7 +535,7 @@ def test_a_checkpoint_that_does_not_say_its_exchange_gives_means(tmp_path: Path)
 
 
 def shared(was: RunConfig, now: RunConfig, replica: int, stage: int) -> Mapping[str, Tensor]:
-    """What the outer state would be, so that everything else is held against the rules."""
+    """Return the expected outer state, so that all else is compared with the rules."""
     made: dict[str, Tensor] = {"rounds": torch.tensor(0)}
     for local, shape in shapes(now, stage).items():
         name = named(now, stage, local)

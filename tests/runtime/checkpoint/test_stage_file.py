@@ -1,3 +1,5 @@
+"""Files of stages: exact states, refused damage, and writes that are complete or leave no trace."""
+
 from __future__ import annotations
 
 import hashlib
@@ -48,7 +50,7 @@ def assert_same(found: StageState, expected: StageState) -> None:
 
 
 def refused(folder: Path, stage: int = 2) -> str:
-    """The one line in which reading ends."""
+    """Return the one line with which reading fails."""
     with pytest.raises(UserError) as caught:
         read_stage(folder, stage, 1)
     line = str(caught.value)
@@ -67,8 +69,8 @@ def refused(folder: Path, stage: int = 2) -> str:
         {"outer": {"rounds": torch.tensor(1 << 60), "slow/norm": torch.randn(5).half()}},
     ],
 )
-def test_a_stage_comes_back_bit_for_bit(changed: dict[str, object], tmp_path: Path) -> None:
-    kept = replace(state(), **changed)  # type: ignore[arg-type]
+def test_a_stage_is_read_back_bit_for_bit(changed: dict[str, object], tmp_path: Path) -> None:
+    kept = replace(state(), **changed)
     written = write_stage(tmp_path / "made" / "on demand", 2, 40, kept)
     folder = tmp_path / "made" / "on demand"
     assert [file.name for file in folder.iterdir()] == ["stage-0002.safetensors"]
@@ -89,21 +91,18 @@ def test_a_stage_comes_back_bit_for_bit(changed: dict[str, object], tmp_path: Pa
     st.integers(0, (1 << 63) - 1),
 )
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_numbers_come_back_exactly(tmp_path: Path, scale: float, norm: float | None, clock: int) -> None:
+def test_numbers_are_read_back_exactly(tmp_path: Path, scale: float, norm: float | None, clock: int) -> None:
     w = torch.ones(2)
     kept = StageState({"w": w}, {"w": {"exp_avg": w, "exp_avg_sq": w}}, {"w": clock}, scale, norm, norm)
     write_stage(tmp_path, 1, 0, kept)
     assert_same(read_stage(tmp_path, 1, 0), kept)
 
 
-def test_a_new_file_replaces_the_old_one(tmp_path: Path) -> None:
+def test_a_missing_file_is_named_and_a_new_one_replaces_the_old(tmp_path: Path) -> None:
+    assert "missing; choose another checkpoint" in refused(tmp_path)
     write_stage(tmp_path, 2, 1, state(1))
     write_stage(tmp_path, 2, 1, state(2))
     assert_same(read_stage(tmp_path, 2, 1), state(2))
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    assert "missing; choose another checkpoint" in refused(tmp_path)
 
 
 @pytest.mark.parametrize("length", [0, 1, 7, 8, 100, -1])
@@ -116,19 +115,20 @@ def test_a_truncated_file_is_refused(length: int, tmp_path: Path) -> None:
         contents(tmp_path, 2, 1)
 
 
-def header_of(path: Path) -> tuple[dict[str, dict[str, str]], bytes]:
-    raw = path.read_bytes()
-    (length,) = struct.unpack_from("<Q", raw)
-    return json.loads(raw[8 : 8 + length]), raw[8 + length :]
+def file_of(folder: Path) -> tuple[Path, bytearray, int]:
+    """Return the path and content of stage 2's file, and the length of its header."""
+    path = stage_file(folder, 2)
+    raw = bytearray(path.read_bytes())
+    return path, raw, struct.unpack_from("<Q", raw)[0]
 
 
 @pytest.mark.parametrize(
     "change", [{"version": 3}, {"version": 1}, {"stage": "many"}, {"step": 1.5}, {"x": 1}, {"version": None}]
 )
-def test_a_label_that_makes_no_sense_is_refused(change: dict[str, object], tmp_path: Path) -> None:
+def test_an_invalid_label_is_refused(change: dict[str, object], tmp_path: Path) -> None:
     write_stage(tmp_path, 2, 1, state())
-    path = stage_file(tmp_path, 2)
-    header, rest = header_of(path)
+    path, raw, length = file_of(tmp_path)
+    header, rest = json.loads(raw[8 : 8 + length]), raw[8 + length :]
     header["__metadata__"]["planaria"] = json.dumps(json.loads(header["__metadata__"]["planaria"]) | change)
     text = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + rest)
@@ -152,12 +152,10 @@ def test_a_file_of_version_1_is_read(tmp_path: Path) -> None:
 @pytest.mark.slow
 @given(st.data())
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_flipped_bit_among_the_tensors_is_found_by_the_file_alone(tmp_path: Path, data: st.DataObject) -> None:
-    """Also where no manifest has a digest of the file; the tensor is named."""
+def test_a_flipped_bit_in_a_tensor_is_found_without_a_manifest(tmp_path: Path, data: st.DataObject) -> None:
+    """The tensor is named."""
     write_stage(tmp_path, 2, 1, state())
-    path = stage_file(tmp_path, 2)
-    raw = bytearray(path.read_bytes())
-    (length,) = struct.unpack_from("<Q", raw)
+    path, raw, length = file_of(tmp_path)
     raw[data.draw(st.integers(8 + length, len(raw) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     path.write_bytes(raw)
     assert "of a packed state is damaged" in refused(tmp_path)
@@ -165,11 +163,9 @@ def test_a_flipped_bit_among_the_tensors_is_found_by_the_file_alone(tmp_path: Pa
 
 @given(st.data())
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_whatever_happens_to_the_header_it_is_read_or_refused_in_words(tmp_path: Path, data: st.DataObject) -> None:
+def test_a_changed_header_is_read_or_refused_in_one_line(tmp_path: Path, data: st.DataObject) -> None:
     write_stage(tmp_path, 2, 1, state())
-    path = stage_file(tmp_path, 2)
-    raw = bytearray(path.read_bytes())
-    (length,) = struct.unpack_from("<Q", raw)
+    path, raw, length = file_of(tmp_path)
     raw[data.draw(st.integers(0, 7 + length))] = data.draw(st.integers(0, 255))
     path.write_bytes(raw)
     try:
@@ -192,10 +188,8 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch: py
     assert_same(read_stage(tmp_path, 2, 1), state(1))
 
 
-def test_two_processes_that_write_the_same_stage_do_not_meet_in_one_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A frozen holder wakes up in the middle of its write, after its successor has written the stage."""
+def test_two_processes_may_write_the_same_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frozen worker resumes its write after its successor has written the stage."""
     real = tensor_file.write
 
     def frozen(file: BinaryIO, *rest: Any) -> str:

@@ -1,3 +1,5 @@
+"""The store of checkpoints: sealing, listing, rotation, rollbacks and refused manifests."""
+
 from __future__ import annotations
 
 import shutil
@@ -41,7 +43,7 @@ def names(store: CheckpointStore) -> list[str]:
     return [saved.folder.name for saved in store.list()]
 
 
-def test_nothing_is_there_before_the_first_seal(store: CheckpointStore) -> None:
+def test_the_store_is_empty_before_the_first_seal(store: CheckpointStore) -> None:
     assert store.list() == []
     assert store.newest() is None and store.reached() == 0
     store.discard_unfinished()
@@ -62,7 +64,7 @@ def test_a_sealed_checkpoint_holds_its_stages_and_a_manifest(store: CheckpointSt
 
 
 @pytest.mark.parametrize(("owner", "method"), [(Path, "unlink"), (Manifest, "model_dump"), (Path, "replace")])
-def test_a_seal_that_is_cut_short_leaves_no_checkpoint(
+def test_an_interrupted_seal_leaves_no_checkpoint(
     owner: type, method: str, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = seal(store, 1)
@@ -80,8 +82,8 @@ def test_a_seal_that_is_cut_short_leaves_no_checkpoint(
     assert [folder.name for folder in store.folder.iterdir()] == ["step-00000001"]
 
 
-def test_what_does_not_belong_to_the_checkpoint_is_left_out_of_it(store: CheckpointStore) -> None:
-    """A stage that was written by a worker that died before the seal, and a file that was never finished."""
+def test_foreign_files_are_left_out_of_a_checkpoint(store: CheckpointStore) -> None:
+    """A stage of a worker that died before the seal, and an unfinished file."""
     gather(store, 5)
     (store.unfinished(5) / "stage-0001.77.unfinished").write_bytes(b"half")
     saved = store.seal("step-00000005.partial", Manifest(step=5, stages=[0, 1], pipeline_stages=STAGES, model=MODEL), 2)
@@ -91,7 +93,7 @@ def test_what_does_not_belong_to_the_checkpoint_is_left_out_of_it(store: Checkpo
     assert not saved.whole
 
 
-def test_the_newest_whole_ones_are_kept_and_partial_ones_do_not_count(store: CheckpointStore) -> None:
+def test_the_newest_whole_checkpoints_are_kept_and_partial_ones_do_not_count(store: CheckpointStore) -> None:
     seal(store, 1)
     seal(store, 2, stages=(0, 1))
     seal(store, 3)
@@ -101,16 +103,18 @@ def test_the_newest_whole_ones_are_kept_and_partial_ones_do_not_count(store: Che
     assert names(store) == ["step-00000002.partial", "step-00000003", "step-00000004.partial", "step-00000010"]
 
 
-def test_a_run_resumed_from_an_earlier_state_keeps_what_it_seals(store: CheckpointStore) -> None:
+def test_a_run_resumed_from_an_earlier_step_keeps_its_checkpoints(store: CheckpointStore) -> None:
     for step in (1, 2, 3):
         seal(store, step)
     again = seal(store, 1, keep=1)
     assert again.folder.is_dir()
+    (again.folder / "mark").touch()
+    assert not (seal(store, 1).folder / "mark").exists(), "a checkpoint of the same step is replaced"
     assert names(store) == ["step-00000001", "step-00000002", "step-00000003"]
 
 
-def test_how_far_a_run_has_got_is_told_by_names_alone(store: CheckpointStore) -> None:
-    """A manifest can be gone between a look at the folder and a look into it, while the run drops old checkpoints."""
+def test_the_reached_step_follows_from_folder_names(store: CheckpointStore) -> None:
+    """A manifest may be removed between listing and reading, while the run drops old checkpoints."""
     sealed = [seal(store, 2), seal(store, 12), seal(store, 15, (0, 1))]
     gather(store, 20)
     for saved in sealed:
@@ -118,20 +122,12 @@ def test_how_far_a_run_has_got_is_told_by_names_alone(store: CheckpointStore) ->
     assert store.reached() == 12
 
 
-def test_a_checkpoint_of_the_same_step_is_replaced(store: CheckpointStore) -> None:
-    old = seal(store, 7)
-    (old.folder / "mark").touch()
-    assert not (seal(store, 7).folder / "mark").exists()
-
-
-def test_newest_goes_by_step_and_a_partial_one_comes_after_the_whole_one_of_its_step(store: CheckpointStore) -> None:
+def test_newest_orders_by_step_with_partial_after_whole(store: CheckpointStore) -> None:
     seal(store, 9)
     seal(store, 10, stages=(0, 1))
     seal(store, 10)
     assert names(store) == ["step-00000009", "step-00000010", "step-00000010.partial"]
     newest, whole = store.newest(), store.newest(whole_only=True)
-    assert newest is not None
-    assert whole is not None
     assert (newest.folder.name, whole.folder.name) == ("step-00000010.partial", "step-00000010")
 
 
@@ -146,7 +142,9 @@ def test_newest_goes_by_step_and_a_partial_one_comes_after_the_whole_one_of_its_
         ("FORMAT", "format 2; this planaria reads format 1"),
     ],
 )
-def test_a_bad_manifest_is_one_line(text: str | bytes | None, complaint: str, store: CheckpointStore) -> None:
+def test_an_invalid_manifest_is_refused_in_one_line(
+    text: str | bytes | None, complaint: str, store: CheckpointStore
+) -> None:
     saved = seal(store, 1)
     path = saved.folder / "manifest.json"
     if text is None:
@@ -163,31 +161,22 @@ def test_a_bad_manifest_is_one_line(text: str | bytes | None, complaint: str, st
         assert "\n" not in str(caught.value)
 
 
-def test_a_partial_checkpoint_makes_no_whole_model(store: CheckpointStore) -> None:
-    saved = seal(store, 4, stages=(0, 2))
+def test_no_model_is_loaded_from_a_partial_or_damaged_checkpoint(store: CheckpointStore) -> None:
     with pytest.raises(UserError, match=r"stages \[1\] are missing; resume the run, or choose a whole checkpoint"):
-        load_model(saved)
-
-
-def test_a_model_with_a_damaged_stage_is_refused(store: CheckpointStore) -> None:
+        load_model(seal(store, 4, stages=(0, 2)))
     saved = seal(store, 4)
     shutil.copyfile(stage_file(saved.folder, 1), stage_file(saved.folder, 2))
     with pytest.raises(UserError, match="holds stage 1"):
         load_model(saved)
 
 
-def test_checkpoints_after_the_one_that_is_resumed_are_set_aside(store: CheckpointStore) -> None:
+def test_checkpoints_after_the_resumed_one_are_set_aside(store: CheckpointStore) -> None:
     first = seal(store, 100)
-    seal(store, 200)
+    store.set_aside_after(seal(store, 200))
+    assert names(store) == ["step-00000100", "step-00000200"], "after the newest there are none"
     seal(store, 250, (0, 1))
     store.set_aside_after(first)
     assert names(store) == ["step-00000100"]
     assert len(list(store.folder.glob("abandoned-*"))) == 2, "set aside, not destroyed"
     again = seal(store, 200)
     assert store.newest() == again
-
-
-def test_setting_aside_after_the_newest_does_nothing(store: CheckpointStore) -> None:
-    seal(store, 100)
-    store.set_aside_after(seal(store, 200))
-    assert names(store) == ["step-00000100", "step-00000200"]

@@ -1,4 +1,4 @@
-"""Files that the safetensors library reads, written without stopping the process's other threads."""
+"""Files that the safetensors library reads, written without stopping other threads of the process."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ def tensors(draw: st.DrawFn) -> torch.Tensor:
 
 
 @given(st.dictionaries(NAMES, tensors(), max_size=5), st.dictionaries(NAMES, st.text(max_size=9), max_size=2))
-def test_the_library_reads_what_was_written(
-    tmp_path_factory: pytest.TempPathFactory, given: dict[str, torch.Tensor], said: dict[str, str]
+def test_the_library_reads_written_files(
+    tmp_path_factory: pytest.TempPathFactory, given: dict[str, torch.Tensor], metadata: dict[str, str]
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "given.safetensors"
     with path.open("wb") as file:
-        head = tensor_file.write(file, given, said)
+        head = tensor_file.write(file, given, metadata)
     assert path.read_bytes().startswith(head)
     with tensor_file.opened(path) as ours:
-        assert (ours.head, ours.header.metadata, ours.header.specs.keys()) == (head, said, given.keys())
+        assert (ours.head, ours.header.metadata, ours.header.specs.keys()) == (head, metadata, given.keys())
         assert all(torch.equal(ours.tensor(name), tensor) for name, tensor in given.items())
     for found in (load_file(path), load(path.read_bytes())):
         assert found.keys() == given.keys()
         assert all(torch.equal(found[name], tensor) for name, tensor in given.items())
         assert all(found[name].dtype == tensor.dtype for name, tensor in given.items())
     with safe_open(path, framework="pt") as opened:
-        assert (opened.metadata() or {}) == said
+        assert (opened.metadata() or {}) == metadata
 
 
 def test_other_threads_run_while_the_disk_hangs(tmp_path: Path) -> None:
-    """A pipe that nobody reads is a disk that takes nothing."""
+    """A pipe without a reader stands for a disk that hangs."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
     reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -65,4 +65,4 @@ def test_other_threads_run_while_the_disk_hangs(tmp_path: Path) -> None:
     with path.open("wb") as file:
         tensor_file.write(file, {"large": torch.zeros(1 << 20)}, {})
     over.set()
-    assert len(beats) >= 20, "nobody would have read it otherwise"
+    assert len(beats) >= 20, "they ran meanwhile"

@@ -1,4 +1,4 @@
-"""What tests of deploy/ share: its files, and machines that are processes and folders of this one."""
+"""Shared by the tests of deploy/: its files, and machines that are processes and folders of this one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ files = {{name: [oct(stat.S_IMODE(os.stat(path).st_mode)), open(path).read()] fo
 with open(os.path.join({notes!r}, str(os.getpid())), "w") as file:
     json.dump({{"words": sys.argv[1:], "keys": files}}, file)
 """
-"""a ``planaria`` that writes down how it was called, and the keys that it was given"""
+"""a ``planaria`` that records its command line and its keys"""
 RECIPE = """
 name = "mine"
 model = {{vocab = 260, dim = 16, heads = 2, hidden = 32, context = 16, layers = 2}}
@@ -44,40 +44,40 @@ REAL = '#!/bin/sh\nexec {python} -m planaria "$@"\n'
 
 @dataclass(frozen=True)
 class Call:
-    """A command line of planaria, and mode and text of the file with its key."""
+    """A command line of planaria, with the mode and text of its key file."""
 
     words: list[str]
     keys: dict[str, list[str]]
 
 
 def shell(path: Path, text: str) -> None:
-    """A command."""
+    """Write a command."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     path.chmod(0o755)
 
 
-def noting(folder: Path) -> Path:
-    """A folder of commands with a ``planaria`` that does nothing but write down how it was called."""
+def recording(folder: Path) -> Path:
+    """Return a folder of commands with a ``planaria`` that only records its command line."""
     (folder / "notes").mkdir(parents=True)
     shell(folder / "bin" / "planaria", NOTES.format(python=sys.executable, notes=str(folder / "notes")))
     return folder / "bin"
 
 
-def noted(folder: Path) -> list[Call]:
-    """How it was called: who leads first."""
+def recorded(folder: Path) -> list[Call]:
+    """Return the recorded command lines, ``train`` first."""
     found = [Call(**json.loads(path.read_text())) for path in (folder / "notes").iterdir()]
     return sorted(found, key=lambda call: call.words[0] != "train")
 
 
 def real(folder: Path) -> Path:
-    """A folder of commands with the real ``planaria``."""
+    """Return a folder of commands with the real ``planaria``."""
     shell(folder / "bin" / "planaria", REAL.format(python=sys.executable))
     return folder / "bin"
 
 
 def recipe(folder: Path) -> Path:
-    """A recipe of seconds."""
+    """Return the path of a recipe that trains for seconds."""
     words = random.Random(34107).choices(("tide", "mud", "eel", "planarian", "moon"), k=3000)
     (folder / "corpus.txt").write_text(" ".join(words))
     (folder / "mine.toml").write_text(RECIPE.format(folder=folder))
@@ -85,14 +85,14 @@ def recipe(folder: Path) -> Path:
 
 
 def environment(commands: Path, home: Path, **more: str) -> dict[str, str]:
-    """That of a process on a machine of its own, as far as folders go."""
+    """Return the environment of a process whose folders are those of another machine."""
     (home / "tmp").mkdir(parents=True, exist_ok=True)
     path = f"{commands}:{os.environ['PATH']}"
     return {**os.environ, "PATH": path, "HOME": str(home), "TMPDIR": str(home / "tmp"), **more}
 
 
 def free_port() -> int:
-    """A port that nobody listens at, of those that slurm.sh chooses from."""
+    """Return a free port from the range of slurm.sh."""
     for port in random.sample(range(20000, 30000), 100):
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
@@ -104,12 +104,12 @@ def read(name: str) -> str:
 
 
 def kubernetes() -> list[dict[str, Any]]:
-    """The objects of kubernetes.yaml."""
+    """Return the objects of kubernetes.yaml."""
     return list(yaml.safe_load_all(read("kubernetes.yaml")))
 
 
 def pod(part: str) -> dict[str, Any]:
-    """The pod of one of its jobs: controller or machine."""
+    """Return the pod of one of its jobs: controller or machine."""
     templates = [job["spec"]["template"] for job in kubernetes() if job["kind"] == "Job"]
     (spec,) = (template["spec"] for template in templates if template["metadata"]["labels"]["part"] == part)
     return dict(spec)

@@ -1,5 +1,5 @@
-"""Every command line of planaria in deploy/ is one that planaria understands: scripts are run with a ``planaria`` that
-only writes down how it was called, and what it wrote goes through the real command line. Nothing is trained.
+"""Planaria accepts every command line in deploy/: scripts call a ``planaria`` that only records its command line,
+and the records go through the real command line. Nothing is trained.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clusters import DEPLOY, KEY, Call, environment, noted, noting, pod, read, shell, skypilot
+from clusters import DEPLOY, KEY, Call, environment, pod, read, recorded, recording, shell, skypilot
 
 from planaria import cli
 from planaria.config import recipe
@@ -32,12 +32,12 @@ trap 'echo asked; exit 0' TERM
 echo ready
 while :; do sleep 0.02; done
 """
-"""a ``planaria join`` that is asked to leave"""
+"""a ``planaria join`` that leaves at SIGTERM"""
 
 
 def script(text: str, folder: Path, *words: str, **more: str) -> None:
-    """Run a script to its end, which must be a good one."""
-    commands = folder / "bin" if (folder / "bin").exists() else noting(folder)
+    """Run a script to its end, without errors."""
+    commands = folder / "bin" if (folder / "bin").exists() else recording(folder)
     done = subprocess.run(
         ["bash", "-c", text, "script", *words], env=environment(commands, folder / "home", **more),
         capture_output=True, text=True, timeout=60,
@@ -47,7 +47,7 @@ def script(text: str, folder: Path, *words: str, **more: str) -> None:
 
 
 def in_pod(part: str, folder: Path) -> list[str]:
-    """The command of a pod's container, with folders of ``folder`` in place of its mounts."""
+    """Return the command of a pod's container, with folders of ``folder`` in place of its mounts."""
     places = {"/run/planaria": folder / "secret", "/tmp": folder / "tmp", "/work": folder, "/cache": folder}
     for place in places.values():
         place.mkdir(parents=True, exist_ok=True)
@@ -62,16 +62,16 @@ def in_pod(part: str, folder: Path) -> list[str]:
 def called_in_kubernetes(folder: Path) -> list[Call]:
     calls = []
     for part in ("controller", "machine"):
-        commands = noting(folder / part)
+        commands = recording(folder / part)
         command = in_pod(part, folder / part)
         subprocess.run(command, env=environment(commands, folder / "home"), check=True, timeout=60)
-        calls += noted(folder / part)
+        calls += recorded(folder / part)
     return calls
 
 
 def slurm(folder: Path) -> Path:
-    """A folder of commands for slurm.sh, in which a step is a process."""
-    commands = noting(folder)
+    """Return a folder of commands for slurm.sh, in which a step is a process."""
+    commands = recording(folder)
     shell(commands / "srun", SRUN)
     shell(commands / "scontrol", "#!/bin/sh\nprintf 'node1\\nnode2\\n'\n")
     return commands
@@ -80,7 +80,7 @@ def slurm(folder: Path) -> Path:
 def called_in_slurm(folder: Path) -> list[Call]:
     slurm(folder)
     script(read("slurm.sh"), folder, "demo", "--train.steps", "500", **SLURM)
-    return noted(folder)
+    return recorded(folder)
 
 
 def called_in_skypilot(folder: Path) -> list[Call]:
@@ -88,11 +88,11 @@ def called_in_skypilot(folder: Path) -> list[Call]:
     made_up = {**task["envs"], "STORE": f"file://{folder / 'store'}", **SKY}
     for rank in ("0", "1"):
         script(task["run"], folder, SKYPILOT_NODE_RANK=rank, **made_up)
-    return noted(folder)
+    return recorded(folder)
 
 
 def in_comments(_: Path) -> list[Call]:
-    """Commands that a file tells its reader to type."""
+    """Return the commands in the comments of the files."""
     text = "".join(re.sub(r"\n#\s*", " ", file.read_text()) for file in sorted(DEPLOY.iterdir()))
     found = re.findall(r"planaria (train \w+(?: --?[\w.]+(?: [^-\s'#][^\s'#]*)?)*)", text)
     found += [f"train {words}" for words in re.findall(r"deploy/slurm\.sh (demo[^#\n]*?)(?=\s+sbatch|\s+What)", text)]
@@ -100,15 +100,15 @@ def in_comments(_: Path) -> list[Call]:
 
 
 def started(call: Call, folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[RunConfig, str]:
-    """The run that ``planaria train`` would start, by a dry run, and what that says."""
+    """Return the run that ``planaria train`` would start, by a dry run, and its output."""
     assert cli.run([*call.words, "--dry-run"]) == 0
-    said = capsys.readouterr().out
-    (folder / "said.toml").write_text(said)
-    return recipe.load(folder / "said.toml", {}), said
+    output = capsys.readouterr().out
+    (folder / "output.toml").write_text(output)
+    return recipe.load(folder / "output.toml", {}), output
 
 
 def joined(call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[AddressEntrance, Offer]:
-    """How ``planaria join`` would join."""
+    """Return how ``planaria join`` would join."""
     found: list[Any] = []
     monkeypatch.setattr("planaria.cli.commands.join.join", lambda *given: found.append(given))
     assert cli.run(call.words) == 0
@@ -120,16 +120,16 @@ def joined(call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[A
 @pytest.mark.parametrize(
     ("called", "machines"), [(called_in_kubernetes, 3), (called_in_slurm, 1), (called_in_skypilot, 2)]
 )
-def test_what_leads_and_what_joins_fit_together(
+def test_the_commands_to_train_and_to_join_match(
     called: Any, machines: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train, *joins = called(tmp_path)
     assert train.words[0] == "train" and [call.words[0] for call in joins] == ["join"]
     ((mode, key),) = train.keys.values()
-    assert mode == "0o600" and re.fullmatch("[0-9a-f]{64}", key), "as fleet.key wants it"
+    assert mode == "0o600" and re.fullmatch("[0-9a-f]{64}", key), "fleet.key requires it"
     assert all(list(call.keys.values()) == [[mode, key]] for call in joins)
-    config, said = started(train, tmp_path, capsys)
-    assert "# --resume auto: begins a new run" in said
+    config, output = started(train, tmp_path, capsys)
+    assert "# --resume auto: begins a new run" in output
     entrance, offer = joined(joins[0], tmp_path, monkeypatch)
     assert entrance.at == f"{config.fleet.advertise}:{config.fleet.port}"
     assert config.fleet.host == "0.0.0.0" and offer.first_s >= 600 and offer.cache is not None
@@ -141,7 +141,7 @@ def test_what_leads_and_what_joins_fit_together(
         assert config.train.steps == 500 and config.fleet.own == offer.workers == 1
 
 
-def test_commands_in_comments_are_understood(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_planaria_accepts_the_commands_in_comments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     calls = in_comments(tmp_path)
     assert len(calls) > 4
     for call in calls:
@@ -149,8 +149,8 @@ def test_commands_in_comments_are_understood(tmp_path: Path, capsys: pytest.Capt
             started(call, tmp_path, capsys)
 
 
-def test_no_command_is_left_out() -> None:
-    """Each of these is called once in the tests above."""
+def test_every_command_is_tested() -> None:
+    """The tests above call each of these once."""
     found = {file.name: len(re.findall(r"^[^#\n]*planaria (?:train|join) ", file.read_text(), re.MULTILINE))
              for file in DEPLOY.iterdir()}  # fmt: skip
     assert found == {
@@ -159,20 +159,20 @@ def test_no_command_is_left_out() -> None:
     }  # fmt: skip
 
 
-def test_a_machine_that_is_asked_to_leave_is_no_success(tmp_path: Path) -> None:
-    """Its job would take a success for the end of the run, and start no other in its place."""
+def test_a_machine_that_leaves_at_sigterm_reports_no_success(tmp_path: Path) -> None:
+    """After a success its job would start no replacement."""
     shell(tmp_path / "bin" / "planaria", LEAVES_IN_ORDER)
     process = subprocess.Popen(
         in_pod("machine", tmp_path), env=environment(tmp_path / "bin", tmp_path), stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGTERM)
-    said, _ = process.communicate(timeout=30)
-    assert (process.returncode, said) == (143, "asked\n")
+    output, _ = process.communicate(timeout=30)
+    assert (process.returncode, output) == (143, "asked\n")
 
 
 @pytest.mark.parametrize("code", [0, 1, 2])
-def test_a_machine_that_ends_by_itself_passes_on_how(code: int, tmp_path: Path) -> None:
+def test_a_machine_returns_the_exit_code_of_planaria(code: int, tmp_path: Path) -> None:
     shell(tmp_path / "bin" / "planaria", f"#!/bin/sh\nexit {code}\n")
     done = subprocess.run(in_pod("machine", tmp_path), env=environment(tmp_path / "bin", tmp_path), timeout=60)
     assert done.returncode == code
@@ -182,16 +182,14 @@ def test_a_machine_that_ends_by_itself_passes_on_how(code: int, tmp_path: Path) 
     ("given", "workers"),
     [({"SLURM_CPUS_PER_TASK": "3"}, "3"), ({"SLURM_GPUS_ON_NODE": "8"}, "8"), ({"WORKERS": "5"}, "5")],
 )
-def test_slurm_starts_as_many_workers_as_a_node_has_devices(
-    given: dict[str, str], workers: str, tmp_path: Path
-) -> None:
+def test_slurm_starts_one_worker_per_device(given: dict[str, str], workers: str, tmp_path: Path) -> None:
     slurm(tmp_path)
     script(read("slurm.sh"), tmp_path, "demo", **SLURM, **given)
-    train, join = (call.words for call in noted(tmp_path))
+    train, join = (call.words for call in recorded(tmp_path))
     assert train[train.index("--fleet.own") + 1] == join[join.index("--workers") + 1] == workers
 
 
-def test_slurm_without_a_recipe_says_what_is_missing(tmp_path: Path) -> None:
+def test_slurm_without_a_recipe_reports_its_usage(tmp_path: Path) -> None:
     environ = {**environment(tmp_path, tmp_path), **SLURM}
     done = subprocess.run(["bash", DEPLOY / "slurm.sh"], env=environ, capture_output=True, timeout=60)
     assert done.returncode != 0 and b"sbatch deploy/slurm.sh RECIPE" in done.stderr

@@ -1,4 +1,4 @@
-"""The files in deploy/ have the fields that clusters know, and what they name is there. No cluster is asked."""
+"""The files in deploy/ have the fields that clusters know, and refer only to what exists. No cluster is started."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ TASK: dict[str, Any] = {
 
 
 def unknown(found: Any, known: Any, place: str = "") -> list[str]:
-    """Places that are not of the known shape."""
+    """Return the places that do not have the known shape."""
     if isinstance(known, dict) and isinstance(found, dict):
         places = {name: f"{place}.{name}" for name in found}
         return [p for n in found for p in (unknown(found[n], known[n], places[n]) if n in known else [places[n]])]
@@ -65,7 +65,7 @@ def unknown(found: Any, known: Any, place: str = "") -> list[str]:
     return [] if right else [place]
 
 
-def test_a_wrong_field_would_be_found() -> None:
+def test_an_invalid_field_is_found() -> None:
     assert unknown({"restartpolicy": "Never", "volumes": [{"name": 3}]}, POD) == [".restartpolicy", ".volumes[0].name"]
     assert unknown({"terminationGracePeriodSeconds": True}, POD) == [".terminationGracePeriodSeconds"]
 
@@ -93,7 +93,7 @@ def test_a_pod_may_do_no_more_than_it_needs(part: str) -> None:
     assert spec["terminationGracePeriodSeconds"] >= 120
 
 
-def test_the_objects_of_kubernetes_find_each_other() -> None:
+def test_the_objects_of_kubernetes_refer_to_each_other() -> None:
     service, claim, *jobs = kubernetes()
     controller, machines = (job["spec"]["template"] for job in jobs)
     selected = service["spec"]["selector"].items()
@@ -114,13 +114,13 @@ def test_the_objects_of_kubernetes_find_each_other() -> None:
     assert f"planaria join {service['metadata']['name']}:{port['port']} " in joining
 
 
-def test_only_machines_are_on_nodes_that_may_be_taken_away() -> None:
+def test_only_machines_run_on_spot_nodes() -> None:
     controller, machine = pod("controller"), pod("machine")
     assert "tolerations" not in controller and "nodeSelector" not in controller
     assert machine["tolerations"] and machine["nodeSelector"]
     _, _, lead, join = kubernetes()
     assert "parallelism" not in lead["spec"] and join["spec"]["parallelism"] > 1
-    assert "completions" not in join["spec"], "or one that has ended well would not stop the others from being replaced"
+    assert "completions" not in join["spec"], "after one success no other may be replaced"
 
 
 def test_skypilot_knows_the_fields() -> None:
@@ -142,12 +142,12 @@ def scripts() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", sorted(scripts()))
-def test_the_shell_can_read_every_script(name: str) -> None:
+def test_bash_parses_every_script(name: str) -> None:
     done = subprocess.run(["bash", "-n"], input=scripts()[name], text=True, capture_output=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_slurm_asks_for_what_it_needs() -> None:
+def test_slurm_requests_its_resources() -> None:
     asked = dict(re.findall(r"^#SBATCH --([a-z-]+)=?(.*)$", read("slurm.sh"), re.MULTILINE))
     assert asked.keys() == {
         "job-name", "nodes", "ntasks-per-node", "cpus-per-task", "time", "requeue", "no-kill", "open-mode", "signal",
@@ -165,24 +165,21 @@ def extras_known() -> set[str]:
 
 
 def instructions() -> list[tuple[str, str]]:
-    """The Dockerfile's instructions with their words."""
-    found = [line.split(" ", 1) for line in read("Dockerfile").splitlines() if line and line[0] not in "# "]
-    return [(name, words) for name, words in found]
+    """Return the Dockerfile's instructions with their words."""
+    return [tuple(line.split(" ", 1)) for line in read("Dockerfile").splitlines() if line and line[0] not in "# "]
 
 
-def test_the_image_is_made_of_files_that_are_sent_to_its_builder() -> None:
+def test_the_image_copies_only_files_in_its_build_context() -> None:
     sent = (ROOT / ".dockerignore").read_text().splitlines()
     let_through = {line.removeprefix("!") for line in sent if line.startswith("!")}
     copied = [words.split()[:-1] for name, words in instructions() if name == "COPY" and not words.startswith("--from")]
     assert "*" in sent and {file for files in copied for file in files} == let_through
     assert all((ROOT / file).exists() for file in let_through)
-    assert {
-        project()["project"]["readme"],
-        *project()["tool"]["setuptools"]["packages"]["find"]["where"],
-    } <= let_through
+    packages = project()["tool"]["setuptools"]["packages"]["find"]["where"]
+    assert {project()["project"]["readme"], *packages} <= let_through
 
 
-def test_the_image_installs_what_was_tried_and_runs_as_nobody_in_particular() -> None:
+def test_the_image_installs_the_tested_versions_and_runs_as_a_plain_user() -> None:
     found = instructions()
     installs = [words for name, words in found if name == "RUN" and "pip install" in words]
     assert len(installs) == 2 and all("-c constraints.txt" in words and "--no-cache-dir" in words for words in installs)
@@ -190,6 +187,6 @@ def test_the_image_installs_what_was_tried_and_runs_as_nobody_in_particular() ->
     assert arguments["TORCH_INDEX"] == "" and set(arguments["EXTRAS"].split(",")) <= extras_known()
     names = [name for name, _ in found]
     assert names[-4:] == ["USER", "WORKDIR", "ENTRYPOINT", "CMD"] and names.count("FROM") == 2
-    told = dict(found)
-    assert told["ENTRYPOINT"] == '["planaria"]' and "planaria" in project()["project"]["scripts"]
-    assert f"useradd --uid {told['USER']} " in read("Dockerfile")
+    last = dict(found)
+    assert last["ENTRYPOINT"] == '["planaria"]' and "planaria" in project()["project"]["scripts"]
+    assert f"useradd --uid {last['USER']} " in read("Dockerfile")

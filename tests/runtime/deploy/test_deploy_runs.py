@@ -1,4 +1,4 @@
-"""The scripts for SLURM and SkyPilot are run: their nodes are processes with folders of their own, on this machine."""
+"""Run the scripts for SLURM and SkyPilot: their nodes are processes with separate folders on this machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -34,11 +34,11 @@ while rest[0].startswith("--"):
 first, count = int(given["relative"]), int(given["nodes"])
 assert int(given["ntasks"]) == count and first + count <= int(os.environ["SLURM_JOB_NUM_NODES"])
 text, tasks = sys.stdin.buffer.read(), []
-def told(number, frame):
+def forward(number, frame):
     for task in tasks:
         if task.poll() is None:
             os.killpg(task.pid, number)
-signal.signal(signal.SIGTERM, told)
+signal.signal(signal.SIGTERM, forward)
 for node in range(first, first + count):
     home = os.path.join({homes!r}, str(node))
     os.makedirs(home + "/tmp", exist_ok=True)
@@ -48,7 +48,7 @@ for node in range(first, first + count):
     tasks[-1].stdin.close()
 sys.exit(max(task.wait() % 256 for task in tasks))
 """
-"""every task on a node of its own, with all that comes in; SIGTERM is passed on to all processes of the tasks"""
+"""every task on its own node, with the whole standard input; SIGTERM is forwarded to all processes of the tasks"""
 SCONTROL = """#!/bin/sh
 case "$1 $2" in
   "show hostnames") printf '127.0.0.1\\n127.0.0.2\\n' ;;
@@ -60,7 +60,7 @@ esac
 
 @contextmanager
 def node(script: str, words: list[str], environ: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """A machine on which a script runs; what is left of it at the end is killed."""
+    """Run a script on a machine; kill its remaining processes at the end."""
     process = subprocess.Popen(
         ["bash", "-c", script, "script", *words], env=environ, text=True, start_new_session=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -75,7 +75,7 @@ def node(script: str, words: list[str], environ: dict[str, str]) -> Iterator[sub
 
 
 def left(homes: Path) -> list[int]:
-    """Processes that live in a folder below ``homes``."""
+    """Return the processes whose home is a folder below ``homes``."""
     found = []
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -85,9 +85,9 @@ def left(homes: Path) -> list[int]:
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Its exit code, and what it said."""
-    said, _ = process.communicate(timeout=LONG_S)
-    return process.returncode, said
+    """Return the exit code and the output."""
+    output, _ = process.communicate(timeout=LONG_S)
+    return process.returncode, output
 
 
 def until(reached: Callable[[], object], *processes: subprocess.Popen[str]) -> None:
@@ -98,7 +98,7 @@ def until(reached: Callable[[], object], *processes: subprocess.Popen[str]) -> N
 
 
 def assert_finished(run: Path, homes: Path) -> None:
-    """It was trained to its end, in two parts, with a machine that joined in each; nothing is left on the machines."""
+    """The run finished in two parts, with a machine that joined in each; nothing is left on the machines."""
     record = read_run(run)
     kinds = [type(fact) for _, fact in record.history]
     assert planaria.load(run).outcome == "finished" and max(m.step for m in record.trained) == STEPS - 1
@@ -107,72 +107,63 @@ def assert_finished(run: Path, homes: Path) -> None:
     assert (run / "model").is_dir()
     assert left(homes) == []
     left_over = {file.name for home in homes.iterdir() for file in (home / "tmp").iterdir()}
-    assert all(name.startswith("torchinductor_") for name in left_over), (
-        "keys and caches are removed; torch leaves its own"
-    )
+    assert all(name.startswith("torchinductor_") for name in left_over), "keys and caches are removed, except torch's"
+
+
+def slurm(folder: Path, job: str, **more: str) -> tuple[dict[str, str], Path]:
+    """Return the environment of a batch script on two nodes, and the homes of the nodes."""
+    commands, homes = real(folder), folder / "homes"
+    shell(commands / "srun", SRUN.format(python=sys.executable, homes=str(homes)))
+    shell(commands / "scontrol", SCONTROL.format(folder=folder))
+    more |= {"SLURM_JOB_ID": job, "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "127.0.0.[1-2]"}
+    return environment(commands, homes / "batch", **more), homes
 
 
 @pytest.mark.slow
-def test_slurm_trains_to_the_end_of_its_time_and_goes_on_when_it_is_requeued(tmp_path: Path) -> None:
-    commands, port = real(tmp_path), free_port()
-    homes, checkpoints = tmp_path / "homes", tmp_path / "runs" / "mine" / "checkpoints"
-    shell(commands / "srun", SRUN.format(python=sys.executable, homes=str(homes)))
-    shell(commands / "scontrol", SCONTROL.format(folder=tmp_path))
-    about = {"SLURM_JOB_ID": f"51{port - 20000:04}", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "127.0.0.[1-2]"}
-    environ = environment(commands, homes / "batch", WORKERS="2", **about)
-    words = [str(recipe(tmp_path)), "--out", str(tmp_path / "runs")]
+def test_slurm_stops_at_its_time_limit_and_resumes_when_requeued(tmp_path: Path) -> None:
+    job, runs = f"51{free_port() - 20000:04}", tmp_path / "runs"
+    environ, homes = slurm(tmp_path, job, WORKERS="2")
+    words = [str(recipe(tmp_path)), "--out", str(runs)]
     with node(read("slurm.sh"), words, environ) as first:
-        until(lambda: list(checkpoints.glob("step-*[0-9]")), first)
+        until(lambda: list((runs / "mine" / "checkpoints").glob("step-*[0-9]")), first)
         first.send_signal(signal.SIGUSR1)
-        code, said = ended(first)
-    assert code == 1 and "stopped by SIGTERM" in said, said
-    assert (tmp_path / "requeued").read_text() == f"{about['SLURM_JOB_ID']}\n"
+        code, output = ended(first)
+    assert code == 1 and "stopped by SIGTERM" in output, output
+    assert (tmp_path / "requeued").read_text() == f"{job}\n"
     (tmp_path / "requeued").unlink()
     with node(read("slurm.sh"), words, environ) as second:
-        code, said = ended(second)
-    assert code == 0 and not (tmp_path / "requeued").exists(), said
-    assert_finished(tmp_path / "runs" / "mine", homes)
+        code, output = ended(second)
+    assert code == 0 and not (tmp_path / "requeued").exists(), output
+    assert_finished(runs / "mine", homes)
 
 
 @pytest.mark.slow
-def test_a_job_of_slurm_that_cannot_be_done_is_not_requeued(tmp_path: Path) -> None:
-    commands, homes = real(tmp_path), tmp_path / "homes"
-    shell(commands / "srun", SRUN.format(python=sys.executable, homes=str(homes)))
-    shell(commands / "scontrol", SCONTROL.format(folder=tmp_path))
-    about = {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "127.0.0.[1-2]"}
-    with node(read("slurm.sh"), ["no_such_recipe"], environment(commands, homes / "batch", **about)) as process:
-        code, said = ended(process)
+def test_a_slurm_job_with_an_error_is_not_requeued(tmp_path: Path) -> None:
+    environ, homes = slurm(tmp_path, "1")
+    with node(read("slurm.sh"), ["no_such_recipe"], environ) as process:
+        code, output = ended(process)
         until(lambda: not left(homes))
-    assert code == 2 and "no such recipe" in said and not (tmp_path / "requeued").exists()
+    assert code == 2 and "no such recipe" in output and not (tmp_path / "requeued").exists()
 
 
 @pytest.mark.slow
-def test_skypilot_goes_on_elsewhere_when_all_nodes_are_taken_away(tmp_path: Path) -> None:
-    commands, task = real(tmp_path), skypilot()
-    mirror = Mirror(f"file://{tmp_path / 'store'}", "mine")
-    given = {
-        **task["envs"],
-        "RECIPE": str(recipe(tmp_path)),
-        "STORE": f"file://{tmp_path / 'store'}",
-        "PLANARIA_KEY": KEY,
-    }
+def test_skypilot_resumes_elsewhere_after_all_nodes_are_lost(tmp_path: Path) -> None:
+    commands, task, store = real(tmp_path), skypilot(), f"file://{tmp_path / 'store'}"
+    mirror = Mirror(store, "mine")
+    given = {**task["envs"], "RECIPE": str(recipe(tmp_path)), "STORE": store, "PLANARIA_KEY": KEY}
     given |= {"PORT": str(free_port()), "WORKERS": "2", "SKYPILOT_NODE_IPS": "127.0.0.1\n127.0.0.2"}
-    before, after = tmp_path / "before", tmp_path / "after"
-    with ExitStack() as nodes:
-        join, lead = (
-            nodes.enter_context(node(task["run"], [], environment(commands, before / n, SKYPILOT_NODE_RANK=n, **given)))
-            for n in "10"
-        )
+    after = tmp_path / "after"
+
+    def rank(homes: Path, number: str) -> AbstractContextManager[subprocess.Popen[str]]:
+        return node(task["run"], [], environment(commands, homes / number, SKYPILOT_NODE_RANK=number, **given))
+
+    with rank(tmp_path / "before", "1") as join, rank(tmp_path / "before", "0") as lead:
         until(mirror.newest, lead, join)
         for process in (lead, join):
             os.killpg(process.pid, signal.SIGKILL)
-    with ExitStack() as nodes:
-        lead, join = (
-            nodes.enter_context(node(task["run"], [], environment(commands, after / n, SKYPILOT_NODE_RANK=n, **given)))
-            for n in "01"
-        )
-        told, heard = ended(lead), ended(join)
-    assert told[0] == heard[0] == 0, told[1] + heard[1]
-    assert "fetching step-" in told[1] and heard[1].endswith("the run is over\n")
+    with rank(after, "0") as lead, rank(after, "1") as join:
+        (lead_code, lead_output), (join_code, join_output) = ended(lead), ended(join)
+    assert lead_code == join_code == 0, lead_output + join_output
+    assert "fetching step-" in lead_output and join_output.endswith("the run is over\n")
     assert mirror.newest() == f"step-{STEPS:08}"
     assert_finished(after / "0" / "runs" / "mine", after)

@@ -1,4 +1,4 @@
-"""The recipes for Ray clusters: they parse, and what they name is there. No cluster is started."""
+"""The recipes for Ray clusters parse, and refer only to what exists. No cluster is started."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ SPOT: Any = yaml.safe_load(FILES["spot.yaml"])
 
 
 def trained(file: str) -> RunConfig:
-    """The run that a file's ``planaria train`` command starts, of a recipe that comes with planaria."""
+    """Return the run that a file's ``planaria train`` command starts, from a shipped recipe."""
     text = re.sub(r"\n\s*#?\s*", " ", FILES[file])
     found = re.search(r"planaria train (\w+)((?: --[\w.]+(?: [^-\s'][^\s']*)?)*)", text)
-    assert found is not None
     words = shlex.split(re.sub(r"--quiet|--resume auto", "", found[2]))
     flags = {name.removeprefix("--"): value for name, value in zip(words[::2], words[1::2], strict=True)}
     return recipe.load(shipped.find(found[1]), flags)
@@ -37,18 +36,17 @@ def own_workers(config: RunConfig) -> int:
 
 
 @pytest.mark.parametrize("file", sorted(FILES))
-def test_the_command_is_one_that_planaria_understands(file: str) -> None:
+def test_planaria_accepts_the_command(file: str) -> None:
     config = trained(file)
     assert (config.fleet.kind, config.fleet.address) == ("ray", "auto")
-    assert config.data.cache is not None
     assert config.out.startswith("/shared/") and config.data.cache.startswith("/shared/")
 
 
-def test_a_second_attempt_goes_on_with_the_run() -> None:
+def test_a_second_attempt_resumes_the_run() -> None:
     assert "--resume auto" in KUBERAY["spec"]["entrypoint"]
 
 
-def test_the_workers_of_the_run_find_room_on_the_nodes_that_are_there_from_the_start() -> None:
+def test_the_initial_nodes_have_room_for_the_workers() -> None:
     (group,) = KUBERAY["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     (container,) = group["template"]["spec"]["containers"]
     assert group["minReplicas"] * int(container["resources"]["requests"]["cpu"]) >= own_workers(trained("kuberay.yaml"))
@@ -57,7 +55,7 @@ def test_the_workers_of_the_run_find_room_on_the_nodes_that_are_there_from_the_s
     assert spot["node_config"]["InstanceMarketOptions"] == {"MarketType": "spot"}
 
 
-def test_the_head_holds_no_worker_and_listens_where_ray_does() -> None:
+def test_the_head_has_no_worker_and_listens_at_rays_ports() -> None:
     head = KUBERAY["spec"]["rayClusterSpec"]["headGroupSpec"]
     assert head["rayStartParams"]["num-cpus"] == "0"
     (container,) = head["template"]["spec"]["containers"]
@@ -67,20 +65,20 @@ def test_the_head_holds_no_worker_and_listens_where_ray_does() -> None:
     assert SPOT["available_node_types"][SPOT["head_node_type"]]["resources"] == {"CPU": 0}
 
 
-def test_the_version_of_ray_is_the_one_that_was_tried() -> None:
+def test_the_version_of_ray_is_the_tested_one() -> None:
     (tried,) = re.findall(r"^ray==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert KUBERAY["spec"]["rayClusterSpec"]["rayVersion"] == tried
     assert any(f"=={tried}'" in command for command in SPOT["setup_commands"])
 
 
 @pytest.mark.parametrize("file", sorted(FILES))
-def test_settings_of_ray_are_those_that_a_ray_of_our_own_gets(file: str) -> None:
+def test_settings_of_ray_equal_those_of_the_embedded_ray(file: str) -> None:
     ours = pytest.importorskip("planaria.runtime.fleet.ray").SETTINGS
     named = dict(re.findall(r"RAY_([a-z_]+)(?:, value: \"|=)(\d+)", FILES[file]))
     assert named == {key: str(value) for key, value in ours.items()}
 
 
-def test_what_the_cluster_launcher_reads_passes_its_own_schema() -> None:
+def test_the_file_of_the_cluster_launcher_passes_its_schema() -> None:
     util = pytest.importorskip("ray.autoscaler._private.util")
     util.validate_config(util.prepare_config(dict(SPOT)))
 
@@ -88,8 +86,7 @@ def test_what_the_cluster_launcher_reads_passes_its_own_schema() -> None:
 def test_every_flag_of_ray_start_exists() -> None:
     start = pytest.importorskip("ray.scripts.scripts").start
     known = {name for parameter in start.params for name in parameter.opts}
-    given = set(
-        re.findall(r"(--[a-z-]+)", " ".join(SPOT["head_start_ray_commands"] + SPOT["worker_start_ray_commands"]))
-    )
+    commands = " ".join(SPOT["head_start_ray_commands"] + SPOT["worker_start_ray_commands"])
+    given = set(re.findall(r"(--[a-z-]+)", commands))
     given |= {f"--{name}" for name in KUBERAY["spec"]["rayClusterSpec"]["headGroupSpec"]["rayStartParams"]}
     assert given and given <= known

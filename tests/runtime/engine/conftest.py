@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import config_in
+from tiny import Recipe, config_in
 
 from planaria.config.schema import RunConfig
 
@@ -16,7 +15,7 @@ def corpus_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def config(corpus_folder: Path) -> Callable[..., RunConfig]:
+def config(corpus_folder: Path) -> Recipe:
     """Makes the tiny recipe, with single fields of its sections changed."""
 
     def make(**sections: dict[str, Any]) -> RunConfig:

@@ -1,4 +1,4 @@
-"""A trace of faults on the fleet: who is told of which, when, and what follows from their reports."""
+"""A trace of faults on the fleet: which worker gets which, when, and what follows from their reports."""
 
 from __future__ import annotations
 
@@ -10,20 +10,26 @@ from typing import Any
 
 import pytest
 
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.replica import ReplicaState, Waiting
 from planaria.control.roster import Roster, WorkerState
 from planaria.control.state import Replicas, RunState
+from planaria.faults.checks import neighbours
 from planaria.faults.injector import TraceChaos
-from planaria.faults.trace import Fault, Trace
+from planaria.faults.trace import Fault, Trace, write
+from planaria.runtime.engine.check import read_faults
+from planaria.runtime.engine.resolved import ResolvedRun
+from planaria.runtime.engine.unused import idle
 
 STARTED = e.RunStarted(name="run", seed=1, stages=4, steps=9, first_step=0, samples_per_step=1, wall_time=0.0)
 HOLDERS = {stage: f"w{stage}" for stage in range(5)}
 
 
 def state(holders: dict[int, str] = HOLDERS) -> RunState:
-    """All holders are carrying out an order."""
+    """A run whose holders are carrying out an order."""
     replica = replace(ReplicaState.start(STARTED), holders=MappingProxyType(holders), waiting=Waiting(holders.values()))
     return replace(
         RunState.start(STARTED),
@@ -36,7 +42,7 @@ STATE = state()
 
 
 class Fleet:
-    """Remembers what it is given to deliver."""
+    """Records its messages and signals."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, d.Blow]] = []
@@ -49,14 +55,14 @@ class Fleet:
         self.signals.append((worker, incarnation, number))
 
     def numbers(self) -> list[tuple[str, int]]:
-        """Who was told of which faults since this was asked last."""
-        told, self.told = [(worker, blow.number) for worker, blow in self.told], []
-        return told
+        """Return (worker, fault number) of the messages since the last call."""
+        reported, self.told = [(worker, blow.number) for worker, blow in self.told], []
+        return reported
 
 
 def chaos(*faults: Fault, first_step: int = 0, folder: Path = Path("nowhere")) -> tuple[TraceChaos, Fleet]:
     fleet = Fleet()
-    return TraceChaos(Trace(faults=faults), fleet, folder, first_step), fleet  # type: ignore[arg-type]
+    return TraceChaos(Trace(faults=faults), fleet, folder, first_step), fleet
 
 
 def struck(number: int, node: int, name: str = "SIGKILL", step: int = 0) -> e.FaultInjected:
@@ -73,14 +79,13 @@ def run(step: int, **more: Any) -> d.RunStep:
 
 def rebuild(step: int, node: int) -> d.Form:
     source = d.Rebuild(by="checkfree", donors=[node - 1, node + 1])
-    members = [
-        d.Member(node=s, stage=s, worker=w, source=source if s == node else d.Keep()) for s, w in HOLDERS.items()
-    ]
+    sources = {s: source if s == node else d.Keep() for s in HOLDERS}
+    members = [d.Member(node=s, stage=s, worker=w, source=sources[s]) for s, w in HOLDERS.items()]
     return d.Form(generation=2, step=step, outcome="recovered", members=members, links=[])
 
 
 @pytest.mark.parametrize("moment", ["any", "forward", "backward"])
-def test_a_worker_is_told_in_its_step_what_it_is_to_suffer_there(moment: Any) -> None:
+def test_a_worker_gets_its_fault_in_its_step(moment: Any) -> None:
     made, fleet = chaos(Fault(step=3, stage=2, signal="slow", moment=moment, offset=0.5, strength=4.0))
     for step in range(3):
         made.on_decision(run(step), STATE)
@@ -95,18 +100,17 @@ def test_a_worker_is_told_in_its_step_what_it_is_to_suffer_there(moment: Any) ->
     assert len(fleet.told) == 1, "a step that is repeated is struck once"
 
 
-def test_a_liar_is_told_how_to_lie_and_until_when_also_in_a_run_that_goes_on_meanwhile() -> None:
+def test_an_attack_is_sent_with_its_end_also_in_a_resumed_run() -> None:
     lie = Fault(step=3, stage=2, signal="lie", attack="ipm", strength=0.5, until=6)
-    for first, step, told in ((0, 3, True), (3, 3, True), (5, 5, True), (6, 6, False)):
+    for first, step, reported in ((0, 3, True), (3, 3, True), (5, 5, True), (6, 6, False)):
         made, fleet = chaos(lie, first_step=first)
         made.on_decision(run(step), STATE)
-        blow = d.Blow(
-            number=0, signal="lie", moment="any", offset=0.0, seconds=None, strength=0.5, attack="ipm", until=6
-        )
-        assert fleet.told == ([("w2", blow)] if told else [])
+        plain = {"number": 0, "signal": "lie", "moment": "any", "offset": 0.0, "seconds": None}
+        blow = d.Blow(**plain, strength=0.5, attack="ipm", until=6)
+        assert fleet.told == ([("w2", blow)] if reported else [])
     made, fleet = chaos(Fault(step=3, stage=2, signal="lie"), first_step=4)
     made.on_decision(run(4), STATE)
-    assert not fleet.told, "it was told in an earlier part of the run"
+    assert not fleet.told, "it was sent in an earlier part of the run"
 
 
 @pytest.mark.parametrize(
@@ -137,7 +141,7 @@ def test_a_transfer_is_struck_at_the_giving_or_the_taking_end(stage: int, hit: b
     assert fleet.numbers() == ([(f"w{stage}", 0)] if hit else [])
 
 
-def test_kills_of_one_step_follow_one_another_in_the_order_of_their_moments() -> None:
+def test_kills_of_one_step_strike_in_the_order_of_their_moments() -> None:
     made, fleet = chaos(Fault(step=1, stage=2, offset=0.9), Fault(step=1, stage=4, offset=0.1))
     made.on_decision(run(1), STATE)
     assert fleet.numbers() == [("w4", 1)]
@@ -148,7 +152,7 @@ def test_kills_of_one_step_follow_one_another_in_the_order_of_their_moments() ->
     assert fleet.numbers() == [("w2", 0)]
 
 
-def test_kills_of_one_moment_strike_at_once() -> None:
+def test_kills_of_one_moment_strike_together() -> None:
     made, fleet = chaos(Fault(step=1, stage=2, offset=0.5), Fault(step=1, stage=3, offset=0.5))
     made.on_decision(run(1), STATE)
     assert fleet.numbers() == [("w2", 0)]
@@ -157,7 +161,7 @@ def test_kills_of_one_moment_strike_at_once() -> None:
     assert fleet.signals == [("w3", 3, signal.SIGKILL)]
 
 
-def test_who_dies_of_something_else_leaves_its_fault_and_its_mates_to_the_next_occasion() -> None:
+def test_a_worker_that_dies_otherwise_leaves_its_fault_for_later() -> None:
     made, fleet = chaos(Fault(step=1, stage=2), Fault(step=1, stage=3))
     made.on_decision(run(1), STATE)
     fleet.numbers()
@@ -167,7 +171,7 @@ def test_who_dies_of_something_else_leaves_its_fault_and_its_mates_to_the_next_o
     assert [mate.node for mate in made.on_event(0.0, struck(0, 2), STATE)] == [3]
 
 
-def test_a_frozen_worker_thaws_when_it_is_time() -> None:
+def test_a_frozen_worker_resumes_in_time() -> None:
     made, fleet = chaos(Fault(step=0, stage=2, signal="stop", resume_after_s=1.5))
     made.on_decision(run(0), STATE)
     made.on_event(10.0, struck(0, 2, "SIGSTOP"), STATE)
@@ -187,18 +191,55 @@ def test_a_vacant_stage_is_struck_once_someone_holds_it() -> None:
     assert fleet.numbers() == [("w2", 0)]
 
 
-def test_a_fault_whose_step_was_passed_over_is_made_up_for() -> None:
+def test_a_fault_whose_step_was_skipped_strikes_later() -> None:
     made, fleet = chaos(Fault(step=1, stage=2, moment="commit"))
     made.on_decision(d.Commit(generation=1, step=4, progress=4), STATE)
     assert fleet.numbers() == [("w2", 0)]
 
 
-def test_a_resumed_run_leaves_the_past_alone() -> None:
+def test_a_resumed_run_skips_earlier_faults() -> None:
     made, fleet = chaos(Fault(step=1, stage=2), Fault(step=5, stage=3), first_step=5)
     made.on_decision(run(5), STATE)
     assert fleet.numbers() == [("w3", 1)]
 
 
-def test_a_bit_is_not_turned_before_there_is_a_checkpoint(tmp_path: Path) -> None:
+def test_no_bit_is_flipped_before_there_is_a_checkpoint(tmp_path: Path) -> None:
     made, _ = chaos(Fault(step=0, stage=2, signal="flip"), folder=tmp_path)
     assert made.on_decision(run(0), STATE) == []
+
+
+# ---- faults of edges that a run does not have
+
+
+def changed(**sections: dict[str, Any]) -> RunConfig:
+    return RunConfig.model_validate({"model": {"layers": 4}, "pipeline": {"stages": 4}, **sections})
+
+
+def test_a_pipeline_is_a_ring_and_copies_travel_over_edges_too() -> None:
+    resolved = ResolvedRun(changed())
+    assert neighbours(resolved, 1) == {0, 2}
+    assert neighbours(resolved, 0) == {1, len(resolved.arrangement.stage) - 1}
+    assert neighbours(ResolvedRun(changed(recovery={"strategy": "redundant"})), 2) >= {1, 3}
+
+
+def test_a_fault_of_a_missing_edge_names_the_existing_ones(tmp_path: Path) -> None:
+    path = tmp_path / "faults.json"
+    config = changed(chaos={"trace": str(path)})
+    write(Trace(faults=(Fault(step=1, stage=3, peer=2, signal="delay"),)), path)
+    assert len(read_faults(ResolvedRun(config)).faults) == 1
+    write(Trace(faults=(Fault(step=1, stage=3, peer=1, signal="delay"),)), path)
+    with pytest.raises(UserError, match=r"the edge 1 → 3, which there is not; 3 has edges to: 2, 4"):
+        read_faults(ResolvedRun(config))
+
+
+@pytest.mark.parametrize("wrong", [{"signal": "slow", "peer": 1}, {"signal": "delay", "peer": 2}])
+def test_only_faults_of_edges_have_a_peer_and_it_is_another_node(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="peer"):
+        Fault.model_validate({"step": 1, "stage": 2, **wrong})
+
+
+def test_a_run_without_spares_reports_that_it_can_only_diagnose() -> None:
+    config = changed(fleet={"diagnose": "act", "spares": 0})
+    output = list(idle(ResolvedRun(config.model_copy(update={"engine": "fleet"})), Trace(faults=())))
+    assert any("such workers are only told" in line for line in output)
+    assert not list(idle(ResolvedRun(changed(fleet={"diagnose": "act", "spares": 1})), Trace(faults=())))

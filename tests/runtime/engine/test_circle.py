@@ -1,4 +1,4 @@
-"""A worker's part in a round: what it says ahead, what it says in the end, and what it makes of what it hears."""
+"""A worker's part in a round: its update, sent ahead and in the end, and what it makes of the updates it receives."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def some_weight(runner: StageRunner) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("config", [PAIRS, CODED], ids=["one part", "two parts"])
-def test_two_that_meet_go_on_with_the_same_pull_towards_each_other(config: ExchangeConfig) -> None:
+def test_two_replicas_that_meet_move_towards_each_other(config: ExchangeConfig) -> None:
     (one, low), (other, high) = worker(config, 0.0), worker(config, 0.1)
     before = some_weight(low)
     first, second = one.offer(3, low), other.offer(3, high)
     pass_on(second, one, node=7)
     pass_on(first, other, node=5)
     assert (one.whole(), other.whole()) == ([7], [5])
-    assert one.whole() == [], "told once"
+    assert one.whole() == [], "reported once"
     made = one.settle(3, 0, {1: 7}, low)
     other.settle(3, 1, {0: 5}, high)
     assert torch.allclose(some_weight(low), some_weight(high), atol=1e-3)
@@ -58,10 +58,9 @@ def test_two_that_meet_go_on_with_the_same_pull_towards_each_other(config: Excha
     assert one.rounds == 4
 
 
-def test_what_is_said_ahead_is_not_said_again_nor_forgotten() -> None:
+def test_a_prefetched_part_is_sent_once_and_kept() -> None:
     circle, runner = worker(CODED, 0.1)
     early = circle.prefetch(3)
-    assert early is not None
     circle.hear(7, Content.PREFETCHED, early)
     circle.hear(7, Content.BLOCKING, torch.zeros(3, dtype=torch.uint8))  # the peer is ahead
     assert circle.whole() == [], "it has not made its own offer yet"
@@ -72,8 +71,7 @@ def test_what_is_said_ahead_is_not_said_again_nor_forgotten() -> None:
 
 
 def spoiled(kind: str, offer: Offer) -> list[tuple[Content, torch.Tensor]]:
-    """The parts of an offer, one of which is of no use, in the order in which they come."""
-    assert offer.blocking is not None
+    """Return the parts of an update, one of which is invalid, in the order in which they arrive."""
     late = offer.blocking.clone()
     match kind:
         case "short":
@@ -90,13 +88,13 @@ def spoiled(kind: str, offer: Offer) -> list[tuple[Content, torch.Tensor]]:
 
 @pytest.mark.parametrize("config", [PAIRS, CODED], ids=["one part", "two parts"])
 @pytest.mark.parametrize("kind", ["short", "of another type", "not finite", "too much"])
-def test_what_is_of_no_use_is_refused_once_and_the_round_goes_on_without_it(config: ExchangeConfig, kind: str) -> None:
+def test_an_invalid_update_is_refused_once_and_left_out(config: ExchangeConfig, kind: str) -> None:
     (one, low), (other, high), (third, mid) = worker(config, 0.0), worker(config, 0.1), worker(config, 0.2)
     one.offer(3, low)
     for content, part in spoiled(kind, other.offer(3, high)):
         one.hear(7, content, part)
     pass_on(third.offer(3, mid), one, node=9)
-    assert one.refused().keys() == {7} and one.refused() == {}, "told once"
+    assert one.refused().keys() == {7} and one.refused() == {}, "reported once"
     assert one.whole() == [9]
     pass_on(other.offer(3, high), one, node=7)
     assert (one.whole(), one.refused()) == ([], {}), "a second try in the same round comes too late"
@@ -104,10 +102,10 @@ def test_what_is_of_no_use_is_refused_once_and_the_round_goes_on_without_it(conf
     assert all(torch.isfinite(weight).all() for weight in low.state().weights.values())
     one.offer(4, low)
     pass_on(other.offer(4, high), one, node=7)
-    assert one.whole() == [7], "what was wrong in one round is not held against the next"
+    assert one.whole() == [7], "an invalid update does not affect the next round"
 
 
-def test_a_round_that_is_dropped_leaves_no_trace() -> None:
+def test_a_dropped_round_leaves_no_trace() -> None:
     circle, runner = worker(CODED, 0.1)
     outer = {name: tensor.clone() for name, tensor in held(circle).items()}
     circle.offer(3, runner)
@@ -116,7 +114,7 @@ def test_a_round_that_is_dropped_leaves_no_trace() -> None:
     assert all(torch.equal(held(circle)[name], tensor) for name, tensor in outer.items())
 
 
-def test_a_copy_of_a_node_does_not_owe_what_rounding_kept_from_its_others_but_its_successor_does() -> None:
+def test_a_successor_keeps_the_residual_and_a_copy_does_not() -> None:
     circle, runner = worker(CODED, 0.1)
     peer, theirs = worker(CODED, 0.2)
     circle.offer(3, runner)
@@ -135,7 +133,7 @@ def test_a_copy_of_a_node_does_not_owe_what_rounding_kept_from_its_others_but_it
     assert all(torch.equal(held(successor)[name], tensor) for name, tensor in held(circle).items())
 
 
-def test_alone_a_replica_follows_its_own_drift() -> None:
+def test_a_lone_replica_follows_its_own_drift() -> None:
     circle, runner = worker(PAIRS, 0.1)
     before = some_weight(runner) - 0.1
     made = circle.settle(3, 0, {}, runner)

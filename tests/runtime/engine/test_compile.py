@@ -50,7 +50,7 @@ def test_a_spare_that_becomes_any_block_stage_compiles_nothing(tmp_path: Path, m
 
 
 @pytest.mark.slow
-def test_a_new_process_finds_on_disk_what_another_has_compiled_for_the_ends(tmp_path: Path) -> None:
+def test_a_new_process_reuses_the_compiled_ends_of_another(tmp_path: Path) -> None:
     paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled"), "PYTHONPATH": paths}
     found = []

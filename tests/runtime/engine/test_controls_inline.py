@@ -1,4 +1,4 @@
-"""Controls on the inline engine: with the oracle no failure happened; with reset moments are gone, and only they."""
+"""Control strategies on the inline engine: the oracle leaves no trace of a loss, reset loses the moments alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STRUCK = {2: [2], 3: [0], 5: [1, 2, 3], 6: [0, 1, 2, 3, 4]}
 
 
 @pytest.mark.parametrize("beta2", [0.999, 0.95])
-def test_a_run_with_the_oracle_is_the_run_without_failures_bit_for_bit(tmp_path: Path, beta2: float) -> None:
+def test_the_oracle_equals_no_failures_bit_for_bit(tmp_path: Path, beta2: float) -> None:
     free = engine_of(config_in(tmp_path, optim={"beta2": beta2}))
     struck = engine_of(config_in(tmp_path, optim={"beta2": beta2}, recovery={"strategy": "oracle"}))
     for step in range(8):
@@ -23,7 +23,7 @@ def test_a_run_with_the_oracle_is_the_run_without_failures_bit_for_bit(tmp_path:
     assert struck.moved_bytes == 0
 
 
-def test_reset_leaves_all_weights_and_the_other_stages_moments(tmp_path: Path) -> None:
+def test_reset_keeps_all_weights_and_the_other_stages_moments(tmp_path: Path) -> None:
     engine = engine_of(config_in(tmp_path, recovery={"strategy": "reset"}))
     for _ in range(3):
         engine.train_step()
@@ -38,4 +38,4 @@ def test_reset_leaves_all_weights_and_the_other_stages_moments(tmp_path: Path) -
     free = engine_of(config_in(tmp_path))
     losses = [free.train_step().loss for _ in range(5)]
     assert engine.train_step().loss == losses[3], "the weights are those of the step"
-    assert engine.train_step().loss != losses[4], "the first update without moments is another"
+    assert engine.train_step().loss != losses[4], "the first update without moments differs"

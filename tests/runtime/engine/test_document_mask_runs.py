@@ -1,4 +1,4 @@
-"""Runs whose documents are kept apart: alike at every cut and in `planaria eval`, and off unless asked for."""
+"""Runs with a document mask: the same at every cut and in `planaria eval`, and off unless requested."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import config_in, dataset_of, engine_of, losses
+from tiny import config_in, engine_of, losses, train_stream
 
 import planaria
 from planaria.cli.commands.evaluate import evaluate
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.control.logs import read_run
-from planaria.data.stream import Stream
 from planaria.models.llama import document_mask
 from planaria.models.stages import Llama
 from planaria.runtime.engine.check import check
@@ -34,7 +33,7 @@ def recipe(home: Path, apart: bool = True, **sections: Any) -> RunConfig:
     return config_in(home, data=data, **sections)
 
 
-def test_every_cut_trains_alike_and_as_the_whole_model_would(tmp_path: Path) -> None:
+def test_every_cut_trains_as_the_whole_model(tmp_path: Path) -> None:
     def at(stages: int, **model: int) -> list[float]:
         sections: dict[str, Any] = {"pipeline": {"stages": stages}, "model": model, "optim": {"clip": 0.0}}
         engine = engine_of(recipe(tmp_path, **sections))
@@ -43,10 +42,9 @@ def test_every_cut_trains_alike_and_as_the_whole_model_would(tmp_path: Path) -> 
     four = at(4)
     assert four == at(1) == at(2, ends_layers=2)
     config = recipe(tmp_path)
-    stream = Stream(dataset_of(config), "train", config.model.context, config.seed)
+    stream = train_stream(config)
     batch = batches(stream, 0, config.pipeline.microbatch_size)
     apart = masks(config.data, stream, batch)
-    assert apart is not None
     whole, found = Llama(config.model, 4, config.seed), []
     for microbatch in range(config.pipeline.microbatches):
         tokens, targets = batch(microbatch)
@@ -59,13 +57,8 @@ def test_every_cut_trains_alike_and_as_the_whole_model_would(tmp_path: Path) -> 
     assert torch.stack(found).sum().item() == four[0]
 
 
-def test_it_is_another_loss_than_without(tmp_path: Path) -> None:
-    one, other = (losses(engine_of(recipe(tmp_path, apart)), 2) for apart in (True, False))
-    assert one != other
-
-
 @pytest.mark.parametrize("strategy", ["redundant", "checkfree"])
-def test_lost_stages_come_back(tmp_path: Path, strategy: str) -> None:
+def test_lost_stages_are_restored(tmp_path: Path, strategy: str) -> None:
     """Twins compute what their stages do; a rebuilt stage trains on."""
     engine = engine_of(recipe(tmp_path, recovery={"strategy": strategy}))
     losses(engine, 3)
@@ -73,9 +66,10 @@ def test_lost_stages_come_back(tmp_path: Path, strategy: str) -> None:
     further = losses(engine, 3)
     whole = losses(engine_of(recipe(tmp_path)), 6)[3:]
     assert (further == whole) == (strategy == "redundant")
+    assert whole != losses(engine_of(recipe(tmp_path, apart=False)), 6)[3:], "the mask changes losses"
 
 
-def test_twins_see_the_masks_of_their_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_use_the_masks_of_their_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from planaria.runtime.engine.runner import StageRunner
 
     passed: dict[bool, list[torch.Tensor]] = {False: [], True: []}
@@ -101,7 +95,7 @@ def test_twins_see_the_masks_of_their_stages(tmp_path: Path, monkeypatch: pytest
     assert all(torch.equal(one, other) for one, other in zip(own[4:], twins, strict=True))
 
 
-def test_eval_keeps_them_apart_too(tmp_path: Path) -> None:
+def test_eval_applies_the_mask(tmp_path: Path) -> None:
     train = {"steps": 3, "eval_every": 3, "eval_microbatches": 4}
     config = recipe(tmp_path, train=train).model_copy(update={"engine": "inline", "out": str(tmp_path / "runs")})
     planaria.train(config, progress=False)
@@ -112,7 +106,7 @@ def test_eval_keeps_them_apart_too(tmp_path: Path) -> None:
     assert torch.tensor(whole["perplexity"]).log().item() == pytest.approx(last, rel=1e-6)
 
 
-def test_families_that_take_no_masks_are_refused(tmp_path: Path) -> None:
+def test_families_without_masks_are_refused(tmp_path: Path) -> None:
     from planaria.models.stages import LlamaFamily
 
     check(recipe(tmp_path))

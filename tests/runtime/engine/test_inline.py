@@ -3,17 +3,15 @@ from __future__ import annotations
 import copy
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from tiny import dataset_of, engine_of, losses
+from tiny import Recipe, engine_of, lose, losses, train_stream, whole
 from torch import Tensor
 
 from planaria.config.schema import RunConfig
-from planaria.data.stream import Stream
-from planaria.lab.inline.engine import InlineEngine
 from planaria.models.stages import Llama, global_name
 from planaria.pipeline.routing import routes
 from planaria.recovery.chain import Plan
@@ -23,30 +21,27 @@ from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.runner import NonFinite, StageRunner
 from schedules import on_schedule, shape
 
-Recipe = Callable[..., RunConfig]
-
 
 def pipeline_gradients(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> tuple[float, dict[str, Tensor]]:
-    """Loss and gradients by global name of the engine's first step, caught before they are applied."""
+    """Return the loss and gradients by global name of the engine's first step, before they are applied."""
     caught: dict[str, Tensor] = {}
 
     def commit(runner: StageRunner, step: int) -> None:
         for name, parameter in runner.parameters.items():
-            assert parameter.grad is not None
-            whole = global_name(config.model, config.pipeline.stages, runner.stage, name)
-            assert whole not in caught or torch.equal(caught[whole], parameter.grad), "a stage's nodes disagree"
-            caught[whole] = parameter.grad.clone()
+            known = global_name(config.model, config.pipeline.stages, runner.stage, name)
+            assert known not in caught or torch.equal(caught[known], parameter.grad), "a stage's nodes disagree"
+            caught[known] = parameter.grad.clone()
 
     monkeypatch.setattr(StageRunner, "commit", commit)
     return engine_of(config).train_step().loss, caught
 
 
 def plain_gradients(config: RunConfig, orders: Sequence[Sequence[int]]) -> tuple[float, dict[str, Tensor]]:
-    """The same of the whole model in one process, by ordinary backpropagation over the same samples.
+    """Return the same for the whole model, by ordinary backpropagation over the same samples.
 
     Microbatch i goes through the block stages in the order ``orders[i]``.
     """
-    stream = Stream(dataset_of(config), "train", config.model.context, config.seed)
+    stream = train_stream(config)
     model = Llama(config.model, config.pipeline.stages, seed=config.seed)
     losses = []
     for i, order in enumerate(orders):
@@ -61,7 +56,6 @@ def plain_gradients(config: RunConfig, orders: Sequence[Sequence[int]]) -> tuple
     gradients = {}
     for stage, part in enumerate((model.ends, *model.stages)):
         for name, parameter in part.named_parameters():
-            assert parameter.grad is not None
             gradients[global_name(config.model, len(model.stages), stage, name)] = parameter.grad
     return loss.item(), gradients
 
@@ -73,20 +67,10 @@ def same_gradients(found: tuple[float, dict[str, Tensor]], expected: tuple[float
         assert (found[1][name] - gradient).norm() <= 1e-5 * gradient.norm(), name
 
 
-def states(engine: InlineEngine) -> dict[int, dict[str, bytes]]:
-    """Every stage's weights and moments, as bytes."""
-    found = {}
-    for stage, runner in engine.runners.items():
-        state = runner.state()
-        tensors = dict(state.weights) | {f"{n}/{k}": t for n, pair in state.moments.items() for k, t in pair.items()}
-        found[stage] = {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
-    return found
-
-
 @pytest.mark.parametrize("in_flight", [1, 2, 3, None])
 @pytest.mark.parametrize("order", ["1f1b", "gpipe"])
 @pytest.mark.parametrize("tied", [True, False])
-def test_gradients_are_those_of_backpropagation_in_one_piece(
+def test_gradients_equal_backpropagation_through_the_whole_model(
     tied: bool, order: str, in_flight: int | None, config: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = config(model={"tied": tied}, pipeline={"order": order, "in_flight": in_flight}, optim={"clip": 0.0})
@@ -96,21 +80,17 @@ def test_gradients_are_those_of_backpropagation_in_one_piece(
 @pytest.mark.parametrize(
     ("stages", "crossed"), [(4, (2, 1, 4, 3)), (6, (2, 1, 3, 4, 6, 5))], ids=["pairs only", "middle stages"]
 )
-def test_gradients_of_swapped_routes_are_those_of_backpropagation(
+def test_gradients_of_swapped_routes_equal_backpropagation(
     stages: int, crossed: tuple[int, ...], config: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = config(
-        model={"layers": stages},
-        pipeline={"stages": stages, "microbatches": 3},
-        routing={"kind": "swapped"},
-        optim={"clip": 0.0},
-    )
+    pipeline = {"stages": stages, "microbatches": 3}
+    recipe = config(model={"layers": stages}, pipeline=pipeline, routing={"kind": "swapped"}, optim={"clip": 0.0})
     orders = [range(1, stages + 1), crossed, range(1, stages + 1)]
     same_gradients(pipeline_gradients(recipe, monkeypatch), plain_gradients(recipe, orders))
 
 
 def test_gradients_do_not_depend_on_the_order_of_work(config: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bit for bit: every stage adds microbatches up in their own order, whoever was ready first."""
+    """Bit for bit: every stage sums microbatches in their own order, whichever was ready first."""
     plans = [{"order": order, "in_flight": n} for order in ("1f1b", "gpipe") for n in (1, 2, 4)]
     found = [pipeline_gradients(config(pipeline=plan), monkeypatch) for plan in plans]
     for loss, gradients in found[1:]:
@@ -122,7 +102,7 @@ def test_the_same_run_twice_is_the_same_bit_for_bit(config: Recipe) -> None:
     runs = [engine_of(config()) for _ in range(2)]
     torch.manual_seed(77)  # whatever the process did before must not matter
     assert losses(runs[0], 6) == losses(runs[1], 6)
-    assert states(runs[0]) == states(runs[1])
+    assert whole(runs[0]) == whole(runs[1])
 
 
 @pytest.mark.slow
@@ -137,7 +117,7 @@ GOLDEN = [5.4742489, 5.3566136, 5.1529903, 4.9114842, 4.6485767, 4.3863516, 4.18
 
 
 def test_golden_losses(config: Recipe) -> None:
-    """If these numbers change, the change is mathematical: say so, and pin the new ones."""
+    """A change of these numbers is a change of the algorithm: document it, and update them."""
     recipe = config(optim={"warmup": 3, "schedule": "cosine", "weight_decay": 0.1, "clip": 0.5})
     assert losses(engine_of(recipe), 10) == pytest.approx(GOLDEN, rel=1e-5)
 
@@ -147,16 +127,16 @@ def test_training_learns_and_validation_changes_nothing(config: Recipe) -> None:
     engine, undisturbed = engine_of(config()), engine_of(config())
     first = engine.evaluate()
     assert first == pytest.approx(math.log(257), abs=0.1)  # knows nothing yet
-    before = states(engine)
+    before = whole(engine)
     assert engine.evaluate() == first
-    assert states(engine) == before
+    assert whole(engine) == before
     trained = losses(engine, 10)
     assert trained == losses(undisturbed, 10)
     assert engine.step == 10
     assert engine.evaluate() < first - 1.0
 
 
-def test_a_step_tells_every_stages_gradient_norm(config: Recipe) -> None:
+def test_a_step_reports_every_stages_gradient_norm(config: Recipe) -> None:
     engine = engine_of(config(optim={"clip": 0.01}))
     result = engine.train_step()
     assert result.step == 0
@@ -166,32 +146,24 @@ def test_a_step_tells_every_stages_gradient_norm(config: Recipe) -> None:
         assert (engine.runners[stage].grad_norm, engine.runners[stage].clipped_norm) == (norm, 0.01)
 
 
-def test_what_is_lost_is_rebuilt_by_the_formula(config: Recipe) -> None:
+def test_a_lost_stage_is_rebuilt_by_the_formula(config: Recipe) -> None:
     engine = engine_of(config())
     losses(engine, 3)
-    before = states(engine)
+    before = whole(engine)
     one, other = (engine.runners[stage].state() for stage in (1, 3))
-    assert one.grad_norm is not None
-    assert other.grad_norm is not None
     expected = merge(one.weights, other.weights, one.grad_norm**2, other.grad_norm**2)
-    lost = engine.runners[2]
-    with torch.no_grad():
-        for parameter in lost.parameters.values():
-            parameter.fill_(math.nan)
-
-    assert engine.lose([2]) == Plan({2: ("checkfree", (1, 3))}, rollback=None, reason="")
-
-    reborn = lost.state()
-    assert reborn.weights.keys() == expected.keys()
-    assert all(torch.equal(reborn.weights[name], tensor) for name, tensor in expected.items())
-    assert (reborn.moments, reborn.clocks, reborn.lr_scale) == ({}, {}, 1.1)
-    assert (reborn.grad_norm, reborn.clipped_norm) == (None, None)
-    after = states(engine)
+    assert lose(engine, 2) == Plan({2: ("checkfree", (1, 3))}, rollback=None, reason="")
+    rebuilt = engine.runners[2].state()
+    assert rebuilt.weights.keys() == expected.keys()
+    assert all(torch.equal(rebuilt.weights[name], tensor) for name, tensor in expected.items())
+    assert (rebuilt.moments, rebuilt.clocks, rebuilt.lr_scale) == ({}, {}, 1.1)
+    assert (rebuilt.grad_norm, rebuilt.clipped_norm) == (None, None)
+    after = whole(engine)
     assert {s: after[s] for s in after if s != 2} == {s: before[s] for s in before if s != 2}
     assert engine.step == 3
 
 
-def test_a_reborn_stage_learns_a_tenth_faster_however_often_it_is_lost(config: Recipe) -> None:
+def test_a_rebuilt_stage_has_a_tenth_higher_learning_rate(config: Recipe) -> None:
     recipe = config(optim={"warmup": 5, "schedule": "cosine"})
     engine = engine_of(recipe)
     losses(engine, 2)
@@ -208,15 +180,13 @@ def test_a_reborn_stage_learns_a_tenth_faster_however_often_it_is_lost(config: R
     }  # fmt: skip
 
 
-def test_two_stages_that_are_not_neighbours_are_rebuilt_at_once(config: Recipe) -> None:
+def test_two_stages_that_are_not_adjacent_are_rebuilt_at_once(config: Recipe) -> None:
     engine = engine_of(config(model={"layers": 5}, pipeline={"stages": 5}))
     losses(engine, 2)
     given = {s: engine.runners[s].state() for s in (1, 3, 5)}
     assert engine.lose([4, 2]).rebuilt == {2: ("checkfree", (1, 3)), 4: ("checkfree", (3, 5))}
     for stage in (2, 4):
         one, other = given[stage - 1], given[stage + 1]
-        assert one.grad_norm is not None
-        assert other.grad_norm is not None
         expected = merge(one.weights, other.weights, one.grad_norm**2, other.grad_norm**2)
         state = engine.runners[stage].state()
         assert all(torch.equal(state.weights[name], tensor) for name, tensor in expected.items())
@@ -224,31 +194,31 @@ def test_two_stages_that_are_not_neighbours_are_rebuilt_at_once(config: Recipe) 
 
 
 @pytest.mark.parametrize("stages", [[0], [1], [4], [2, 3], [1, 3]])
-def test_what_cannot_be_rebuilt_leaves_the_others_alone(stages: list[int], config: Recipe) -> None:
+def test_a_failed_rebuild_leaves_the_other_stages_unchanged(stages: list[int], config: Recipe) -> None:
     engine = engine_of(config())
     engine.train_step()
-    before = states(engine)
+    before = whole(engine)
     plan = engine.lose(stages)
     assert not plan.rollback
     assert plan.reason.startswith("checkfree cannot, ")
-    assert states(engine) == before
+    assert whole(engine) == before
 
 
-def test_a_gradient_that_is_no_number_is_never_committed(config: Recipe) -> None:
+def test_a_loss_that_is_not_finite_is_never_committed(config: Recipe) -> None:
     engine = engine_of(config())
     engine.train_step()
     with torch.no_grad():
         next(iter(engine.runners[2].parameters.values())).fill_(math.nan)
-    before = states(engine)
+    before = whole(engine)
     with pytest.raises(NonFinite, match=r"the loss is nan; lower optim.lr"):
         engine.train_step()
-    assert states(engine) == before
+    assert whole(engine) == before
     assert engine.step == 1
 
 
 @pytest.mark.slow
 def test_training_recovers_from_the_loss_of_a_middle_stage(config: Recipe) -> None:
-    """CheckFree's claim in small: 50 steps after a loss the model is as good as if there had been none.
+    """CheckFree's claim in small: 50 steps after a loss the model is as good as an undisturbed one.
 
     The initial weights are large, so that the middle stages matter early in training.
     """
@@ -258,19 +228,19 @@ def test_training_recovers_from_the_loss_of_a_middle_stage(config: Recipe) -> No
     others = {stage: copy.deepcopy(engine) for stage in (2, 3)}
     before = engine.evaluate()
     losses(engine, 50)
-    untroubled = engine.evaluate()
+    undisturbed = engine.evaluate()
     worse, jumps = [], []
     for stage, other in others.items():
         other.lose([stage])
         jumps.append(other.evaluate() - before)
         losses(other, 50)
-        worse.append(other.evaluate() - untroubled)
-    assert min(jumps) > 0.3, "the loss of a stage did no harm: this test tests nothing"
+        worse.append(other.evaluate() - undisturbed)
+    assert min(jumps) > 0.3, "losing a stage has an effect"
     assert statistics.mean(worse) <= 0.05
 
 
 @pytest.mark.parametrize("own", [0, 2])
-def test_gradients_of_skipping_routes_are_means_over_what_a_stage_saw(
+def test_gradients_of_skipping_routes_are_means_over_a_stages_microbatches(
     own: int, config: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = config(
@@ -294,10 +264,10 @@ def test_gradients_of_skipping_routes_are_means_over_what_a_stage_saw(
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("skip", [0.0, 0.5])
-def test_gradients_of_a_schedule_are_those_of_backpropagation_on_its_routes(
+def test_gradients_of_a_schedule_equal_backpropagation_on_its_routes(
     skip: float, tied: bool, config: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ten nodes, two for each stage, which add up what they have; skipping and swapping, or neither."""
+    """Ten nodes, two per stage, which sum their gradients; skipping and swapping, or neither."""
     plain = config(model={"tied": tied}, optim={"clip": 0.0}, **shape(skip))
     recipe = on_schedule(plain, tmp_path, disorderly=skip > 0)
     resolved = ResolvedRun(recipe)
@@ -315,11 +285,11 @@ def test_gradients_of_a_schedule_are_those_of_backpropagation_on_its_routes(
 
 
 @pytest.mark.slow
-def test_a_run_of_fewer_steps_is_a_checkpoint_of_the_schedule_it_is_laid_out_for(config: Recipe) -> None:
+def test_a_shorter_run_follows_the_schedule_of_schedule_steps(config: Recipe) -> None:
     cosine = {"schedule": "cosine", "warmup": 2}
     long = engine_of(config(optim=cosine, train={"steps": 9}))
     short = engine_of(config(optim=cosine, train={"steps": 4, "schedule_steps": 9}))
     apart = engine_of(config(optim=cosine, train={"steps": 4}))
     found = losses(long, 5)
     assert losses(short, 5) == found
-    assert losses(apart, 5) != found, "a schedule of its own"
+    assert losses(apart, 5) != found, "its own schedule"

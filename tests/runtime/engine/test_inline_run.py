@@ -1,11 +1,13 @@
+"""Runs on the inline engine: their logs, checkpoints, resumptions and rollbacks."""
+
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny import Recipe
 
 from observer import Log, train_inline
 from planaria.config.schema import RunConfig
@@ -19,7 +21,6 @@ from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.engine.origin import START, Origin
 from planaria.runtime.engine.prepare import prepare
 
-Recipe = Callable[..., RunConfig]
 STAGES = range(5)
 
 
@@ -43,13 +44,24 @@ def resumed(folder: Path, step: int) -> Origin:
 
 
 def copy_checkpoint(source: Path, target: Path, step: int) -> None:
-    """A folder with nothing but one checkpoint of another run."""
+    """Make a folder with one checkpoint of another run."""
     name = f"step-{step:08d}"
     shutil.copytree(source / "checkpoints" / name, target / "checkpoints" / name)
 
 
-@pytest.mark.parametrize("faults", [(), (kill(2, 2), kill(7, 3))], ids=["untroubled", "with losses"])
-def test_a_resumed_run_ends_bit_for_bit_like_one_that_went_through(
+def assert_same_files(home: Path, one: str, other: str, checkpoint: str) -> None:
+    """Compare the checkpoint's stage files of two runs, byte for byte."""
+    for stage in STAGES:
+        first, second = (stage_file(home / run / "checkpoints" / checkpoint, stage) for run in (one, other))
+        assert first.read_bytes() == second.read_bytes()
+
+
+def all_of(log: Log, kind: type[Any]) -> list[Any]:
+    return [fact for fact in log.facts if isinstance(fact, kind)]
+
+
+@pytest.mark.parametrize("faults", [(), (kill(2, 2), kill(7, 3))], ids=["undisturbed", "with losses"])
+def test_a_resumed_run_equals_an_unbroken_one_bit_for_bit(
     faults: tuple[Fault, ...], config: Recipe, tmp_path: Path
 ) -> None:
     recipe = config(optim={"warmup": 3, "schedule": "cosine"}, checkpoint={"every": 5})
@@ -59,29 +71,26 @@ def test_a_resumed_run_ends_bit_for_bit_like_one_that_went_through(
     ending, again = run(recipe, tmp_path / "resumed", *faults, origin=resumed(tmp_path, 5))
     assert ending == d.Finish(outcome="finished")
     assert again.losses() == {step: loss for step, loss in through.losses().items() if step >= 5}
-    for stage in STAGES:
-        ends = [stage_file(tmp_path / f / "checkpoints" / "step-00000010", stage) for f in ("through", "resumed")]
-        assert ends[0].read_bytes() == ends[1].read_bytes()
+    assert_same_files(tmp_path, "through", "resumed", "step-00000010")
 
 
-def test_a_run_tells_what_a_fleet_would(config: Recipe, tmp_path: Path) -> None:
+def test_a_run_logs_the_same_as_a_fleet(config: Recipe, tmp_path: Path) -> None:
     recipe = config(train={"steps": 4, "eval_every": 2}, checkpoint={"every": 2, "keep": 1})
     _, log = run(recipe, tmp_path, kill(3, 2))
     assert isinstance(log.facts[0], e.RunStarted)
-    told = [(f.kind, f.step, f.mode) for f in log.facts if isinstance(f, d.RunStep)]
-    assert told == [
+    reported = [(f.kind, f.step, f.mode) for f in log.facts if isinstance(f, d.RunStep)]
+    assert reported == [
         ("run_step", step, mode)
         for step, mode in [
             (0, "evaluate"), (0, "train"), (1, "train"), (2, "evaluate"), (2, "train"), (3, "train"), (3, "train"),
             (4, "evaluate"),
         ]
     ]  # fmt: skip
-    assert [f.step for f in log.facts if isinstance(f, d.Commit)] == [0, 1, 2, 3]
-    assert [f.step for f in log.facts if isinstance(f, d.Seal)] == [2, 4]
+    assert [f.step for f in all_of(log, d.Commit)] == [0, 1, 2, 3]
+    assert [f.step for f in all_of(log, d.Seal)] == [2, 4]
     assert saved(tmp_path) == ["step-00000004"]
-    faults = [(f.step, f.node) for f in log.facts if isinstance(f, e.FaultInjected)]
-    assert faults == [(3, 2)]
-    validations = [f for f in log.facts if isinstance(f, e.StageReady) and f.mode == "evaluate"]
+    assert [(f.step, f.node) for f in all_of(log, e.FaultInjected)] == [(3, 2)]
+    validations = [f for f in all_of(log, e.StageReady) if f.mode == "evaluate"]
     assert [f.step for f in validations if f.loss is not None] == [0, 2, 4]
     reborn = read_stage(tmp_path / "checkpoints" / "step-00000004", 2, 4)
     assert (set(reborn.clocks.values()), reborn.lr_scale) == ({1}, 1.1)
@@ -92,7 +101,7 @@ def test_a_run_tells_what_a_fleet_would(config: Recipe, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("moment", ["any", "commit"])
 @pytest.mark.parametrize("lost", [[2], [1, 2, 3], [*STAGES]], ids=["one", "neighbours", "all"])
-def test_with_the_oracle_a_run_is_the_run_without_failures(
+def test_a_run_with_the_oracle_equals_one_without_failures(
     lost: list[int], moment: Any, config: Recipe, tmp_path: Path
 ) -> None:
     """The oracle restores the state that a worker had when it died."""
@@ -100,16 +109,16 @@ def test_with_the_oracle_a_run_is_the_run_without_failures(
     faults = [Fault(step=step, stage=stage, moment=moment) for step in (3, 6) for stage in lost]
     ending, struck = run(config(recovery={"strategy": "oracle"}), tmp_path / "struck", *faults)
     assert ending == d.Finish(outcome="finished")
-    assert len([f for f in struck.facts if isinstance(f, e.FaultInjected)]) == len(faults)
+    assert len(all_of(struck, e.FaultInjected)) == len(faults)
     assert struck.losses() == free.losses()
 
 
-def test_without_regular_checkpoints_the_last_state_is_kept(config: Recipe, tmp_path: Path) -> None:
+def test_without_regular_checkpoints_the_last_state_is_saved(config: Recipe, tmp_path: Path) -> None:
     run(config(train={"steps": 2}), tmp_path)
     assert saved(tmp_path) == ["step-00000002"]
 
 
-def test_what_cannot_be_rebuilt_ends_the_run_with_the_survivors_saved(config: Recipe, tmp_path: Path) -> None:
+def test_a_failed_rebuild_ends_the_run_with_the_survivors_saved(config: Recipe, tmp_path: Path) -> None:
     ending, log = run(config(), tmp_path, kill(3, 2), kill(3, 3))
     assert ending.outcome == "cannot"
     assert "stages 2 and 3 are adjacent" in ending.reason
@@ -118,7 +127,7 @@ def test_what_cannot_be_rebuilt_ends_the_run_with_the_survivors_saved(config: Re
     assert (partial.folder.name, partial.manifest.stages) == ("step-00000003.partial", [0, 1, 4])
 
 
-def test_a_resumed_run_is_not_struck_by_the_blow_that_ended_it(config: Recipe, tmp_path: Path) -> None:
+def test_a_resumed_run_skips_the_fault_that_ended_it(config: Recipe, tmp_path: Path) -> None:
     blows = kill(3, 1), kill(6, 2)
     run(config(), tmp_path, *blows)
     load = dict.fromkeys([0, 2, 3, 4], "step-00000003.partial")
@@ -134,27 +143,24 @@ def record(config: RunConfig, folder: Path, log: Log) -> RunRecord:
 
 def tries(log: Log) -> list[tuple[int, float]]:
     """(step, loss) of every training step that was carried out, in order."""
-    reports = [fact for fact in log.facts if isinstance(fact, e.StageReady)]
-    return [(r.step, r.loss) for r in reports if r.loss is not None and r.mode == "train"]
+    return [(r.step, r.loss) for r in all_of(log, e.StageReady) if r.loss is not None and r.mode == "train"]
 
 
 @pytest.mark.parametrize(("every", "back_to"), [(2, 2), (4, 0)], ids=["to a checkpoint", "to the beginning"])
-def test_after_a_rollback_the_same_steps_come_again(every: int, back_to: int, config: Recipe, tmp_path: Path) -> None:
+def test_a_rollback_repeats_the_same_steps(every: int, back_to: int, config: Recipe, tmp_path: Path) -> None:
     recipe = config(train={"steps": 6}, checkpoint={"every": every}, recovery={"strategy": "checkpoint"})
-    _, untroubled = run(recipe, tmp_path / "untroubled")
+    _, undisturbed = run(recipe, tmp_path / "undisturbed")
     ending, log = run(recipe, tmp_path / "struck", kill(3, 2), kill(3, 0))
     assert ending == d.Finish(outcome="finished")
-    once = tries(untroubled)
+    once = tries(undisturbed)
     assert tries(log) == once[:3] + once[back_to:], "the same losses, bit for bit"
     assert sorted((f.step, f.node) for f in log.facts if isinstance(f, e.FaultInjected)) == [(3, 0), (3, 2)]
     assert [f.step for f in log.facts if isinstance(f, d.Form) and f.outcome == "rolled back"] == [back_to]
     assert not prove_exactly_once(record(recipe, tmp_path, log))
-    for stage in STAGES:
-        ends = [stage_file(tmp_path / f / "checkpoints" / "step-00000006", stage) for f in ("struck", "untroubled")]
-        assert ends[0].read_bytes() == ends[1].read_bytes()
+    assert_same_files(tmp_path, "struck", "undisturbed", "step-00000006")
 
 
-def test_only_what_nothing_else_can_rebuild_is_rolled_back(config: Recipe, tmp_path: Path) -> None:
+def test_a_rollback_follows_only_where_nothing_can_be_rebuilt(config: Recipe, tmp_path: Path) -> None:
     chain = {"strategy": "checkfree, checkpoint"}
     recipe = config(train={"steps": 6}, checkpoint={"every": 2}, recovery=chain)
     ending, log = run(recipe, tmp_path, kill(1, 2), kill(3, 2), kill(5, 1), kill(5, 3))
@@ -164,7 +170,7 @@ def test_only_what_nothing_else_can_rebuild_is_rolled_back(config: Recipe, tmp_p
     assert not prove_exactly_once(record(recipe, tmp_path, log))
 
 
-def test_a_resumed_run_does_not_roll_back_beyond_where_it_took_up(config: Recipe, tmp_path: Path) -> None:
+def test_a_resumed_run_rolls_back_no_further_than_its_start(config: Recipe, tmp_path: Path) -> None:
     recipe = config(train={"steps": 6}, checkpoint={"every": 3}, recovery={"strategy": "checkpoint"})
     _, through = run(recipe, tmp_path / "through")
     copy_checkpoint(tmp_path / "through", tmp_path / "resumed", 3)
@@ -175,10 +181,10 @@ def test_a_resumed_run_does_not_roll_back_beyond_where_it_took_up(config: Recipe
     assert not prove_exactly_once(record(recipe, tmp_path, log))
 
 
-def test_a_stage_of_a_run_that_was_resumed_in_part_is_rolled_back_to_the_seed(config: Recipe, tmp_path: Path) -> None:
-    """Its newest checkpoint is partial: a stage that it lacks begins anew, after every rollback.
+def test_a_partly_resumed_run_rolls_missing_stages_back_to_the_seed(config: Recipe, tmp_path: Path) -> None:
+    """Its newest checkpoint is partial: a stage that it lacks restarts after every rollback.
 
-    An older checkpoint, though whole, is of a past that the resumption has left behind.
+    An older whole checkpoint belongs to a past that the resumption has discarded.
     """
     recipe = config(train={"steps": 6}, recovery={"strategy": "checkpoint"})
     run(config(train={"steps": 6}, checkpoint={"every": 2}), tmp_path, kill(3, 1))

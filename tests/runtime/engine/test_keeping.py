@@ -1,17 +1,15 @@
-"""What strategies keep, at work: copies cost no accuracy, come back as promised, and are gone with their host."""
+"""Copies that recovery strategies keep: they change no loss, restore as promised, and are lost with their host."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from tiny import engine_of, losses
+from tiny import Recipe, engine_of, lose, losses, raw, whole
 
-from planaria.config.schema import RunConfig
 from planaria.lab.inline.engine import InlineEngine
 from planaria.models.state import StageState
 from planaria.pipeline.plan.build import plan_for
@@ -20,29 +18,9 @@ from planaria.recovery.chain import Plan
 from planaria.runtime.engine.copy_costs import costs_of_copies
 from planaria.runtime.engine.resolved import ResolvedRun
 
-Recipe = Callable[..., RunConfig]
 CLOCKED = {"warmup": 5, "schedule": "cosine", "weight_decay": 0.1, "clip": 0.5}
 """an optimizer to which it matters which step it is, how often it has stepped, and what norms it saw"""
 SWAPPED = {"kind": "swapped"}
-
-
-def raw(state: StageState) -> tuple[Any, ...]:
-    """A stage's state, bit for bit."""
-    weights = {name: tensor.numpy().tobytes() for name, tensor in state.weights.items()}
-    moments = {name: [t.numpy().tobytes() for t in pair.values()] for name, pair in state.moments.items()}
-    return weights, moments, state.clocks, state.lr_scale, state.grad_norm, state.clipped_norm
-
-
-def everything(engine: InlineEngine) -> dict[int, tuple[Any, ...]]:
-    return {stage: raw(runner.state()) for stage, runner in engine.runners.items()}
-
-
-def lose(engine: InlineEngine, *stages: int) -> Plan:
-    """Lose ``stages`` for good: whatever comes back cannot come from the weights that were there."""
-    for stage in stages:
-        for parameter in engine.runners[stage].parameters.values():
-            parameter.detach().fill_(math.nan)
-    return engine.lose(stages)
 
 
 @pytest.mark.slow_after(3)
@@ -59,12 +37,12 @@ def lose(engine: InlineEngine, *stages: int) -> Plan:
     ],
     ids=lambda recovery: recovery["strategy"],
 )
-def test_what_is_kept_changes_no_loss(recovery: dict[str, Any], config: Recipe) -> None:
+def test_copies_change_no_loss(recovery: dict[str, Any], config: Recipe) -> None:
     routing = SWAPPED if "plus" in recovery["strategy"] else {}
     plain = engine_of(config(routing=routing, optim=CLOCKED))
     keeping = engine_of(config(routing=routing, optim=CLOCKED, recovery=recovery))
     assert losses(keeping, 6) == losses(plain, 6)
-    assert everything(keeping) == everything(plain)
+    assert whole(keeping) == whole(plain)
     assert (keeping.parcel_bytes > 0) == (recovery["strategy"] != "identity, checkpoint")
     assert plain.parcel_bytes == 0
 
@@ -76,30 +54,30 @@ def test_what_is_kept_changes_no_loss(recovery: dict[str, Any], config: Recipe) 
 @pytest.mark.parametrize(
     ("stages", "forward"), [([0], True), ([1], False), ([4], True), ([1, 3], True), ([0, 2], False)]
 )
-def test_twins_come_back_bit_for_bit(stages: list[int], forward: bool, config: Recipe) -> None:
+def test_redundant_copies_are_restored_bit_for_bit(stages: list[int], forward: bool, config: Recipe) -> None:
     recipe = config(optim=CLOCKED, recovery={"strategy": "redundant", "options": {"forward": forward}})
-    struck, untroubled = engine_of(recipe), engine_of(recipe)
-    for engine in (struck, untroubled):
-        for stage in stages:  # as if it had been reborn before
+    struck, undisturbed = engine_of(recipe), engine_of(recipe)
+    for engine in (struck, undisturbed):
+        for stage in stages:  # as if it had been rebuilt before
             engine.runners[stage].lr_scale = 1.1
         losses(engine, 3)
     assert lose(struck, *stages).reason == ""
-    assert everything(struck) == everything(untroubled)
-    assert losses(struck, 5) == losses(untroubled, 5)
-    assert everything(struck) == everything(untroubled)
+    assert whole(struck) == whole(undisturbed)
+    assert losses(struck, 5) == losses(undisturbed, 5)
+    assert whole(struck) == whole(undisturbed)
 
 
-def test_a_twin_follows_the_new_holder_of_its_original(config: Recipe) -> None:
+def test_a_redundant_copy_follows_the_new_holder_of_its_stage(config: Recipe) -> None:
     engine = engine_of(config(recovery={"strategy": "redundant"}))
     losses(engine, 2)
     engine.become({2: StageState(engine.runners[3].state().weights, lr_scale=1.1)})
     losses(engine, 1)
-    before = everything(engine)
+    before = whole(engine)
     lose(engine, 2)
-    assert everything(engine) == before
+    assert whole(engine) == before
 
 
-def test_neighbouring_twins_are_lost_together(config: Recipe) -> None:
+def test_redundant_copies_of_adjacent_stages_are_lost_together(config: Recipe) -> None:
     engine = engine_of(config(recovery={"strategy": "redundant"}))
     losses(engine, 2)
     assert engine.lose([2, 3]) == Plan(
@@ -111,7 +89,7 @@ def test_neighbouring_twins_are_lost_together(config: Recipe) -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_mirrored_ends_come_back_byte_for_byte(tied: bool, config: Recipe) -> None:
+def test_mirrored_stage_0_is_restored_byte_for_byte(tied: bool, config: Recipe) -> None:
     recipe = config(model={"tied": tied}, routing=SWAPPED, optim=CLOCKED, recovery={"strategy": "checkfree_plus"})
     engine = engine_of(recipe)
     for _ in range(3):
@@ -120,22 +98,22 @@ def test_mirrored_ends_come_back_byte_for_byte(tied: bool, config: Recipe) -> No
         assert lose(engine, 0) == Plan({0: ("checkfree_plus", (1, 4))}, None, "")
         weights, *rest = raw(engine.runners[0].state())
         assert weights == before[0]
-        assert rest == [{}, {}, 1.0, None, None], "without mirrored moments the optimizer starts anew"
+        assert rest == [{}, {}, 1.0, None, None], "without mirrored moments the optimizer restarts"
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_with_mirrored_moments_the_ends_go_on_as_if_nothing_had_been(tied: bool, config: Recipe) -> None:
+def test_with_mirrored_moments_stage_0_continues_undisturbed(tied: bool, config: Recipe) -> None:
     recovery = {"strategy": "checkfree_plus", "options": {"mirror_moments": True}}
     recipe = config(model={"tied": tied}, routing=SWAPPED, optim=CLOCKED, recovery=recovery)
-    struck, untroubled = engine_of(recipe), engine_of(recipe)
-    for engine in (struck, untroubled):
+    struck, undisturbed = engine_of(recipe), engine_of(recipe)
+    for engine in (struck, undisturbed):
         losses(engine, 4)
     lose(struck, 0)
-    assert everything(struck) == everything(untroubled)
-    assert losses(struck, 5) == losses(untroubled, 5)
+    assert whole(struck) == whole(undisturbed)
+    assert losses(struck, 5) == losses(undisturbed, 5)
 
 
-def test_seldom_mirrored_ends_come_back_as_they_were_when_last_mirrored(config: Recipe) -> None:
+def test_stage_0_is_restored_as_it_was_last_mirrored(config: Recipe) -> None:
     recovery = {"strategy": "checkfree_plus", "options": {"mirror_every": 3, "mirror_moments": True}}
     engine = engine_of(config(routing=SWAPPED, optim=CLOCKED, recovery=recovery))
     history = []
@@ -147,7 +125,7 @@ def test_seldom_mirrored_ends_come_back_as_they_were_when_last_mirrored(config: 
         assert raw(struck.runners[0].state()) == history[mirrored - 1], f"after {committed} steps"
 
 
-def test_outer_stages_become_their_partners(config: Recipe) -> None:
+def test_outer_stages_become_copies_of_their_partners(config: Recipe) -> None:
     engine = engine_of(config(routing=SWAPPED, recovery={"strategy": "checkfree_plus"}))
     losses(engine, 2)
     assert lose(engine, 1, 4).rebuilt == {1: ("checkfree_plus", (2,)), 4: ("checkfree_plus", (3,))}
@@ -162,8 +140,8 @@ def test_outer_stages_become_their_partners(config: Recipe) -> None:
 
 
 @pytest.mark.parametrize(("bits", "worst"), [(8, 0.002), (4, 0.006), (2, 0.03)])
-def test_an_echo_is_near_what_it_echoes(bits: int, worst: float, config: Recipe) -> None:
-    """Near the weights that were sent last: what is lost is theirs, less the last update."""
+def test_an_echo_is_near_its_stage(bits: int, worst: float, config: Recipe) -> None:
+    """Near the weights sent last, that is without the last update."""
     engine = engine_of(config(recovery={"strategy": "echo", "options": {"bits": bits, "every": 1}}, optim={"lr": 1e-4}))
     losses(engine, 6)
     sent = {s: {n: w.clone() for n, w in runner.state().weights.items()} for s, runner in engine.runners.items()}
@@ -174,11 +152,10 @@ def test_an_echo_is_near_what_it_echoes(bits: int, worst: float, config: Recipe)
         echo = struck.runners[stage].state()
         assert raw(echo)[1:] == ({}, {}, 1.0, None, None)
         error = torch.cat([(echo.weights[name] - weight).flatten() for name, weight in weights.items()])
-        whole = torch.cat([weight.flatten() for weight in weights.values()])
-        assert error.norm() < worst * whole.norm()
+        assert error.norm() < worst * torch.cat([weight.flatten() for weight in weights.values()]).norm()
 
 
-def test_two_neighbours_survive_where_echoes_lie_further_away(config: Recipe) -> None:
+def test_two_adjacent_stages_survive_with_more_distant_echoes(config: Recipe) -> None:
     plans = {}
     for distance in (1, 2):
         engine = engine_of(config(recovery={"strategy": "echo", "options": {"every": 2, "distance": distance}}))
@@ -202,30 +179,30 @@ def test_two_neighbours_survive_where_echoes_lie_further_away(config: Recipe) ->
     ],
     ids=lambda value: value["strategy"] if isinstance(value, dict) else str(value),
 )
-def test_a_host_that_dies_loses_what_it_kept_until_it_is_whole_again(
+def test_copies_of_a_dead_host_are_lost_until_sent_again(
     recovery: dict[str, Any], original: int, host: int, steps: int, config: Recipe
 ) -> None:
     engine = engine_of(config(routing=SWAPPED, recovery=recovery))
     losses(engine, 3)
-    before = everything(engine)[host]
+    before = whole(engine)[host]
     assert lose(engine, host).reason == ""
     if "redundant" in recovery["strategy"]:
-        assert everything(engine)[host] == before, "its own state is another's to give"
+        assert whole(engine)[host] == before, "its own state is kept elsewhere"
     if recovery["strategy"] != "echo":  # which allots its memory at once
         assert engine.keeping[host].nbytes == 0
     for _ in range(steps):
-        untouched = everything(engine)
+        untouched = whole(engine)
         assert "not whole yet" in engine.lose([original]).reason
-        assert everything(engine) == untouched
+        assert whole(engine) == untouched
         losses(engine, 1)
-    weights = everything(engine)[original][0]
+    weights = raw(engine.runners[original].state())[0]
     assert lose(engine, original).reason == ""
     if recovery["strategy"] != "echo" and "mirror_moments" not in recovery.get("options", {}):
-        assert everything(engine)[original][0] == weights
+        assert raw(engine.runners[original].state())[0] == weights
 
 
 def half_a_step(engine: InlineEngine) -> None:
-    """All of a step but its commit; then it is dropped, as when some other worker dies."""
+    """Do a step without its commit, then drop it, as when another worker dies."""
     pipeline = engine.config.pipeline
     engine._deliver("before")
     plan = plan_for(pipeline, routes(engine.config, engine.step))
@@ -249,24 +226,24 @@ def half_a_step(engine: InlineEngine) -> None:
     ],
     ids=lambda recovery: recovery["strategy"],
 )
-def test_a_dropped_step_leaves_what_is_kept_as_it_was(recovery: dict[str, Any], config: Recipe) -> None:
+def test_a_dropped_step_leaves_copies_unchanged(recovery: dict[str, Any], config: Recipe) -> None:
     recipe = config(routing=SWAPPED, optim=CLOCKED, recovery=recovery)
-    troubled, untroubled = engine_of(recipe), engine_of(recipe)
+    troubled, undisturbed = engine_of(recipe), engine_of(recipe)
     for committed in range(4):
-        before = everything(troubled)
+        before = whole(troubled)
         for _ in range(committed % 3):
             half_a_step(troubled)
-        assert everything(troubled) == before
-        assert losses(troubled, 1) == losses(untroubled, 1)
-        struck, other = copy.deepcopy(troubled), copy.deepcopy(untroubled)
+        assert whole(troubled) == before
+        assert losses(troubled, 1) == losses(undisturbed, 1)
+        struck, other = copy.deepcopy(troubled), copy.deepcopy(undisturbed)
         half_a_step(struck)
         for engine in (struck, other):
             lose(engine, 0)
-        assert everything(struck) == everything(other)
+        assert whole(struck) == whole(other)
 
 
-def test_what_is_kept_takes_memory_as_it_says(config: Recipe) -> None:
-    """Weights and moments of a twin: 12 bytes a parameter. An echo: 2, at either side."""
+def test_copies_take_the_stated_memory(config: Recipe) -> None:
+    """A redundant copy has weights and moments, 12 bytes a parameter; an echo 2, at either side."""
     for strategy, each in (("redundant", 12), ("echo", 4), ("checkfree", 0)):
         engine = engine_of(config(recovery={"strategy": strategy}))
         losses(engine, 2)
@@ -283,8 +260,8 @@ def test_what_is_kept_takes_memory_as_it_says(config: Recipe) -> None:
     ],
     ids=["redundant", "checkfree_plus", "echo"],
 )
-def test_what_is_sent_is_what_is_stated_and_headers(recovery: dict[str, Any], messages: int, config: Recipe) -> None:
-    """Of each tensor its name, type, shape, place and digest, within 200 bytes; echoes have no header at all."""
+def test_copies_send_the_stated_bytes_and_headers(recovery: dict[str, Any], messages: int, config: Recipe) -> None:
+    """A header has each tensor's name, type, shape, place and digest, within 200 bytes; echoes have none."""
     recipe = config(routing=SWAPPED, recovery=recovery)
     engine = engine_of(recipe)
     losses(engine, 3)

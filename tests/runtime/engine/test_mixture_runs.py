@@ -1,4 +1,4 @@
-"""A run on a mixture: the shares of its sources and their epochs, through resumptions in other shapes."""
+"""Runs on a mixture: the shares of its sources and their epochs, also when resumed in other shapes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def recipe(home: Path, **sections: Any) -> RunConfig:
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> Read:
-    """What is read of any prepared folder, in order: which one, and which window."""
+    """The reads of prepared folders in order, as (folder, window)."""
     found: Read = []
     really = Dataset.read
 
@@ -77,23 +77,23 @@ def require_fair(read: Read, epochs: int) -> None:
 @pytest.mark.slow
 def test_two_epochs_of_a_mixture_through_two_other_shapes(tmp_path: Path, read: Read) -> None:
     """160 samples at 4 stages, 96 by 2 replicas at 2 stages, 144 by 3 replicas at 1 stage."""
-    said: list[str] = []
-    planaria.train(recipe(tmp_path), progress=False, say=said.append)
-    assert "mixture       books: 70.0% of the samples, 0.80 epochs of its 140" in said
+    output: list[str] = []
+    planaria.train(recipe(tmp_path), progress=False, say=output.append)
+    assert "mixture       books: 70.0% of the samples, 0.80 epochs of its 140" in output
     require_fair(read, 1)
     folder = tmp_path / "runs" / "run"
-    go_on(folder, "pipeline.stages 2", "exchange.replicas 2", "train.steps 52")
+    continued(folder, "pipeline.stages 2", "exchange.replicas 2", "train.steps 52")
     require_fair(read, 2)
-    said = go_on(folder, "pipeline.stages 1", "exchange.replicas 3", "train.steps 64")
-    assert "mixture       web: 10.0% of the samples, 2.00 epochs of its 20" in said
+    output = continued(folder, "pipeline.stages 1", "exchange.replicas 3", "train.steps 64")
+    assert "mixture       web: 10.0% of the samples, 2.00 epochs of its 20" in output
     require_fair(read, 2)
     assert prove_exactly_once(read_run(folder)) == []
     assert len(read) == 400 and set(Counter(read).values()) == {2}, "every window in each of its epochs"
     with pytest.raises(UserError, match=r"data\.mixture\.books\.epochs = 2: .* set train\.steps to 64 or less"):
-        go_on(folder, "train.steps 65")
-    go_on(folder, "train.steps 65", *(f"data.mixture.{name}.epochs 3" for name in WINDOWS))
+        continued(folder, "train.steps 65")
+    continued(folder, "train.steps 65", *(f"data.mixture.{name}.epochs 3" for name in WINDOWS))
     with pytest.raises(UserError, match=r"--data\.mixture\.web\.weight 0\.5: cannot change when .* is resumed"):
-        go_on(folder, "train.steps 66", "data.mixture.web.weight 0.5")
+        continued(folder, "train.steps 66", "data.mixture.web.weight 0.5")
 
 
 @pytest.mark.slow
@@ -111,41 +111,38 @@ def test_a_mixture_is_the_same_through_any_cut(tmp_path: Path) -> None:
     parted = recipe(tmp_path / "parted", **{**sections, "train": {"steps": 5, "eval_every": 4}})
     planaria.train(parted, progress=False)
     folder = tmp_path / "parted" / "runs" / "run"
-    go_on(folder, "pipeline.stages 2", "train.steps 9")
-    go_on(folder, "pipeline.stages 6", "train.steps 12")
+    continued(folder, "pipeline.stages 2", "train.steps 9")
+    continued(folder, "pipeline.stages 6", "train.steps 12")
     found, whole = (read_run(f) for f in (folder, tmp_path / "through" / "runs" / "run"))
     assert {m.step: m.loss for m in found.trained} == {m.step: m.loss for m in whole.trained}
-    assert {m.step: m.val_loss for m in found.validated}.items() >= {
-        m.step: m.val_loss for m in whole.validated
-    }.items()
+    validated = {m.step: m.val_loss for m in found.validated}
+    assert validated.items() >= {m.step: m.val_loss for m in whole.validated}.items()
 
 
-def test_too_many_epochs_are_refused_before_anything_is_made(tmp_path: Path) -> None:
+def test_too_many_epochs_are_refused_before_the_run(tmp_path: Path) -> None:
     books = r"data\.mixture\.books\.epochs = 2: train\.steps = 101 takes 284 of its samples, and there are 140: 2\.03"
-    with pytest.raises(
-        UserError, match=books + r" epochs; set train\.steps to 100 or less, lower its weight, or raise"
-    ):
+    fix = r" epochs; set train\.steps to 100 or less, lower its weight, or raise"
+    with pytest.raises(UserError, match=books + fix):
         planaria.train(recipe(tmp_path, train={"steps": 101}), progress=False)
     assert not (tmp_path / "runs").exists()
     with pytest.raises(UserError, match=r"data\.source = 'x': data\.mixture names the sources; leave it out"):
         planaria.train(recipe(tmp_path, data={"source": "x"}), progress=False)
 
 
-def test_other_text_in_a_source_is_noticed(tmp_path: Path) -> None:
+def test_a_changed_source_is_refused(tmp_path: Path) -> None:
     planaria.train(recipe(tmp_path, train={"steps": 2}), progress=False)
     folder = tmp_path / "runs" / "run"
     kept = runs.config_of(folder).data.mixture
     assert list(kept) == ["books", "code", "web"]
     (tmp_path / "code.txt").write_text("another text of another length " * 20)
-    with pytest.raises(
-        UserError, match=r"the text of data\.mixture, or its tokenizer, is not what this run began with"
-    ):
-        go_on(folder, "train.steps 3")
+    changed = r"the text of data\.mixture, or its tokenizer, is not what this run began with"
+    with pytest.raises(UserError, match=changed):
+        continued(folder, "train.steps 3")
 
 
-def go_on(folder: Path, *flags: str) -> list[str]:
-    """Resume; what was said."""
-    said: list[str] = []
+def continued(folder: Path, *flags: str) -> list[str]:
+    """Resume the run; return its messages."""
+    output: list[str] = []
     settings = dict(flag.split() for flag in flags)
-    planaria.train(folder, resume=True, settings=settings, progress=False, say=said.append)
-    return said
+    planaria.train(folder, resume=True, settings=settings, progress=False, say=output.append)
+    return output

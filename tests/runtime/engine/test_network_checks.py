@@ -1,4 +1,4 @@
-"""Settings of machines and addresses that cannot be: one line with the setting and the mend, before anything starts."""
+"""Invalid settings of machines and addresses: one line with the setting and the fix, before anything starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from planaria.runtime.transport import secure
 
 
 @pytest.mark.parametrize(
-    ("fleet", "said"),
+    ("fleet", "complaint"),
     [
         ({"host": "0.0.0.0"}, "fleet.advertise"),
         ({"host": "::"}, "fleet.advertise"),
@@ -33,14 +33,14 @@ from planaria.runtime.transport import secure
         ({"relays": {"north": {"at": "host:7001"}}}, "give fleet.key"),
     ],
 )
-def test_a_setting_that_cannot_be(fleet: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said) as error:
+def test_an_invalid_setting_is_refused(fleet: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint) as error:
         check(RunConfig.model_validate({"fleet": fleet}))
     assert "\n" not in str(error.value) and "fleet." in str(error.value)
 
 
-def test_a_system_without_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys are handed to OpenSSL through /proc/self/fd; also where a machine joins, which has no recipe to check."""
+def test_a_system_without_proc_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys reach OpenSSL through /proc/self/fd; also on a machine that joins, which has no recipe to check."""
     monkeypatch.setattr(network_checks, "Path", lambda _: tmp_path / "none")
     with pytest.raises(UserError, match="/proc/self/fd: missing"):
         check(RunConfig())
@@ -59,5 +59,5 @@ def test_a_system_without_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         {"key": "k", "relays": {"north": {"at": "[::1]:7001"}, "south": {"at": "home.example.org:7001"}}},
     ],
 )
-def test_settings_that_can_be(fleet: dict[str, Any]) -> None:
+def test_valid_settings_are_accepted(fleet: dict[str, Any]) -> None:
     check(RunConfig.model_validate({"fleet": fleet}))

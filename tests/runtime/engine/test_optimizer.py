@@ -1,3 +1,5 @@
+"""Learning-rate schedules, also across resumptions, and clipping of gradients."""
+
 from __future__ import annotations
 
 import math
@@ -15,19 +17,15 @@ from planaria.runtime.engine.optimizer import clip_gradients, learning_rate, tot
 from planaria.runtime.engine.resumption import rate_change
 
 
-def test_warm_up_is_linear_and_reaches_the_peak() -> None:
+def test_warm_up_is_linear_and_cosine_ends_at_its_fraction() -> None:
     config = OptimConfig(lr=1.0, warmup=4)
     assert [learning_rate(config, step, 100) for step in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
-
-
-def test_cosine_starts_at_the_peak_and_ends_at_its_fraction() -> None:
     config = OptimConfig(lr=2.0, warmup=10, schedule="cosine", final_lr=0.1)
     assert learning_rate(config, 10, 110) == 2.0
-    assert learning_rate(config, 60, 110) == pytest.approx(2.0 * 0.55)
-    assert learning_rate(config, 110, 110) == pytest.approx(0.2)
+    assert [learning_rate(config, step, 110) for step in (60, 110)] == pytest.approx([2.0 * 0.55, 0.2])
 
 
-def test_wsd_is_constant_until_its_decay_along_a_line() -> None:
+def test_wsd_is_constant_until_its_linear_decay() -> None:
     config = OptimConfig(lr=2.0, warmup=10, schedule="wsd", decay=0.2, final_lr=0.1)
     rates = [learning_rate(config, step, 100) for step in range(101)]
     assert rates[:10] == pytest.approx([0.2 * (n + 1) for n in range(10)]) and set(rates[10:81]) == {2.0}
@@ -37,7 +35,7 @@ def test_wsd_is_constant_until_its_decay_along_a_line() -> None:
 
 
 @given(st.integers(0, 50), st.integers(1, 200), st.sampled_from(["constant", "cosine", "wsd"]))
-def test_the_rate_stays_between_nothing_and_the_peak(warmup: int, steps: int, schedule: str) -> None:
+def test_the_rate_stays_between_zero_and_the_peak(warmup: int, steps: int, schedule: str) -> None:
     config = OptimConfig.model_validate({"lr": 0.3, "warmup": warmup, "schedule": schedule})
     rates = [learning_rate(config, step, steps) for step in range(steps)]
     assert all(0 < rate <= 0.3 and math.isfinite(rate) for rate in rates)
@@ -54,7 +52,7 @@ def run(steps: int, optim: dict[str, Any], schedule_steps: int = 0) -> RunConfig
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "step", "said"),
+    ("before", "after", "step", "complaint"),
     [
         (run(10, COSINE), run(20, COSINE), 10, "step 10 is 0.0055, and was 0.001 .*constant --optim.lr 0.001 holds"),
         (run(10, COSINE), run(8, COSINE), 4, "is 0.0055, and was 0.006891 .*--train.schedule_steps 10 keeps that"),
@@ -66,9 +64,11 @@ def run(steps: int, optim: dict[str, Any], schedule_steps: int = 0) -> RunConfig
         (run(10, COSINE), run(10, {**COSINE, "lr": 0.02}), 5, "step 5 is 0.011, and was 0.0055 .*leave optim"),
     ],
 )  # fmt: skip
-def test_a_resumed_run_says_both_learning_rates(before: RunConfig, after: RunConfig, step: int, said: str) -> None:
+def test_a_resumed_run_reports_a_jump_of_its_rate(
+    before: RunConfig, after: RunConfig, step: int, complaint: str
+) -> None:
     found = rate_change(before, after, step)
-    assert re.search(said, found) and "\n" not in found
+    assert re.search(complaint, found) and "\n" not in found
 
 
 @pytest.mark.parametrize(
@@ -80,18 +80,18 @@ def test_a_resumed_run_says_both_learning_rates(before: RunConfig, after: RunCon
         (run(10, COSINE), run(8, COSINE), 8),
     ],
 )  # fmt: skip
-def test_a_resumed_run_whose_rate_goes_on_says_nothing(before: RunConfig, after: RunConfig, step: int) -> None:
-    """Nor does one of which nothing was done yet, or nothing is left to do."""
+def test_a_resumed_run_without_a_jump_reports_nothing(before: RunConfig, after: RunConfig, step: int) -> None:
+    """Nor does one with no step done yet, or none left."""
     assert rate_change(before, after, step) == ""
 
 
-def test_the_recipe_reaches_adamw() -> None:
+def test_adamw_gets_the_recipes_settings() -> None:
     config = OptimConfig(lr=0.1, beta1=0.5, beta2=0.25, eps=1e-3, weight_decay=0.2)
     group = adamw([torch.nn.Parameter(torch.ones(2))], config).param_groups[0]
     assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (0.1, (0.5, 0.25), 1e-3, 0.2)
 
 
-def test_each_layer_and_each_other_parameter_has_a_bound_of_its_own() -> None:
+def test_each_layer_and_each_other_parameter_is_clipped_by_itself() -> None:
     sizes = {"embed_tokens.weight": 0.5, "layers.0.a": 3.0, "layers.0.b": 4.0, "layers.1.a": 0.6, "norm.weight": 2.0}
     named = {name: torch.nn.Parameter(torch.zeros(1)) for name in sizes}
     for by, expected in {
@@ -108,8 +108,8 @@ def test_each_layer_and_each_other_parameter_has_a_bound_of_its_own() -> None:
 
 
 @given(st.integers(0, 99), st.floats(0.25, 4.0) | st.sampled_from([1.0, 1.0 - 1e-6, 1.0 + 1e-6, 1e-30, math.inf]))
-def test_gradients_are_clipped_to_the_bit_as_torch_does(seed: int, part: float) -> None:
-    """Also where the bound is about the norm, and those within it are not touched."""
+def test_gradients_are_clipped_as_by_torch_to_the_last_bit(seed: int, part: float) -> None:
+    """Also where the bound is close to the norm."""
     draw = torch.Generator().manual_seed(seed)
     grads = [torch.randn(5, 3, generator=draw), torch.randn(7, generator=draw)]
     bound = part * torch.nn.utils.get_total_norm(grads).item()
@@ -117,14 +117,12 @@ def test_gradients_are_clipped_to_the_bit_as_torch_does(seed: int, part: float) 
     for parameters in (ours, torchs):
         for parameter, grad in zip(parameters, grads, strict=True):
             parameter.grad = grad.clone()
-    kept = [parameter.grad._version for parameter in ours if parameter.grad is not None]
+    kept = [parameter.grad._version for parameter in ours]
     norm = torch.nn.utils.clip_grad_norm_(torchs, bound).item()
     named = dict(zip("ab", ours, strict=True))
     config = OptimConfig(clip=0.0 if math.isinf(bound) else bound)
     assert total_norms(clip_gradients(named, config), config)[0] == norm
     for one, other in zip(ours, torchs, strict=True):
-        assert one.grad is not None and other.grad is not None and torch.equal(one.grad, other.grad)
+        assert torch.equal(one.grad, other.grad)
     if part > 1.5:
-        assert [parameter.grad._version for parameter in ours if parameter.grad is not None] == kept, (
-            "a pass for nothing"
-        )
+        assert [parameter.grad._version for parameter in ours] == kept, "gradients within the bound are not touched"

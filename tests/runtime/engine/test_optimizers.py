@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_recut_runs import begin, go_on, losses, recipe
-from tiny import engine_of
+from tiny import Recipe, engine_of
 from tiny import losses as of_engine
 
 from planaria.common.errors import UserError
 from planaria.config import consent
-from planaria.config.schema import OptimConfig, RunConfig
+from planaria.config.schema import OptimConfig
 from planaria.models.optimizers import OPTIMIZERS, optimizer
 from planaria.models.packing import pack, unpack
 from planaria.runtime.checkpoint.stage_file import read_stage, write_stage
@@ -26,7 +25,6 @@ from planaria.runtime.engine.runner import StageRunner
 from planaria.runtime.engine.unused import require_used
 from planaria.swarm.config import SwarmConfig
 
-Recipe = Callable[..., RunConfig]
 KINDS = OPTIMIZERS.names
 
 LION = """
@@ -62,8 +60,8 @@ def optim(kind: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """An optimizer of a module in the present folder."""
+def own_lion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A custom optimizer in a module of the test's folder."""
     (tmp_path / "own_lion.py").write_text(LION)
     monkeypatch.syspath_prepend(str(tmp_path))
     return "own_lion:Lion"
@@ -72,7 +70,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=10)
 @given(drawn=st.data())
-def test_the_state_has_the_declared_tensors_and_travels_to_the_last_bit(kind: str, drawn: st.DataObject) -> None:
+def test_the_state_has_the_declared_tensors(kind: str, drawn: st.DataObject) -> None:
     config = OptimConfig.model_validate({**optim(kind), "weight_decay": drawn.draw(st.sampled_from([0.0, 0.1]))})
     rule, updates = optimizer(config), drawn.draw(st.integers(1, 4))
     torch.manual_seed(drawn.draw(st.integers(0, 99)))
@@ -90,9 +88,7 @@ def test_the_state_has_the_declared_tensors_and_travels_to_the_last_bit(kind: st
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_continues_to_the_last_bit_from_a_message_and_from_a_file(
-    config: Recipe, kind: str, tmp_path: Path
-) -> None:
+def test_a_run_continues_bit_for_bit_from_messages_and_files(config: Recipe, kind: str, tmp_path: Path) -> None:
     made = config(optim=optim(kind))
     engine, moved = engine_of(made), engine_of(made)
     assert of_engine(engine, 4) == of_engine(moved, 4)
@@ -105,13 +101,11 @@ def test_a_run_continues_to_the_last_bit_from_a_message_and_from_a_file(
     assert of_engine(moved, 3) == of_engine(engine, 3)
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "own"])
-def test_training_learns_and_continues_after_a_loss(config: Recipe, kind: str, own: str) -> None:
+@pytest.mark.parametrize("kind", [*KINDS, "own_lion"])
+def test_training_learns_and_continues_after_a_loss(config: Recipe, kind: str, own_lion: str) -> None:
     with consent.allowing():
-        made = config(
-            optim=optim(own if kind == "own" else kind),
-            recovery={"strategy": "checkfree", "options": {"moments": "mean"}},
-        )
+        recovery = {"strategy": "checkfree", "options": {"moments": "mean"}}
+        made = config(optim=optim(own_lion if kind == "own_lion" else kind), recovery=recovery)
         check(made.model_copy(update={"engine": "inline"}))
         engine = engine_of(made)
         before = of_engine(engine, 12)
@@ -123,7 +117,7 @@ def test_training_learns_and_continues_after_a_loss(config: Recipe, kind: str, o
 
 
 @pytest.mark.parametrize("strategy", ["redundant", "snapshot"])
-def test_a_copied_stage_of_one_state_tensor_is_the_lost_one(config: Recipe, strategy: str) -> None:
+def test_a_copy_with_one_state_tensor_equals_the_lost_stage(config: Recipe, strategy: str) -> None:
     made = config(optim=optim("sgd"), recovery={"strategy": f"{strategy}, checkpoint"})
     struck, unbroken = engine_of(made), engine_of(made)
     assert of_engine(struck, 5) == of_engine(unbroken, 5)
@@ -150,7 +144,7 @@ def test_a_run_is_not_resumed_with_another_optimizer(config: Recipe, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "complaint"),
     [
         ({"kind": "adam"}, "optim.kind = 'adam': no such choice; did you mean 'adamw'?"),
         ({"kind": "sgd", "options": {"nesterof": True}}, "optim.options.nesterof: no option of 'sgd'; did you mean"),
@@ -158,13 +152,13 @@ def test_a_run_is_not_resumed_with_another_optimizer(config: Recipe, tmp_path: P
         ({"kind": "adamw", "options": {"nesterov": True}}, "optim.options.nesterov: no option of 'adamw'"),
     ],
 )
-def test_a_wrong_optimizer_is_one_line_before_any_step(config: Recipe, fields: dict[str, Any], said: str) -> None:
+def test_a_wrong_optimizer_is_one_line_before_any_step(config: Recipe, fields: dict[str, Any], complaint: str) -> None:
     with pytest.raises(UserError) as refused:
         check(config(optim=fields))
-    assert str(refused.value).startswith(said) and "\n" not in str(refused.value)
+    assert str(refused.value).startswith(complaint) and "\n" not in str(refused.value)
 
 
-def test_what_an_optimizer_does_not_use_is_refused(config: Recipe) -> None:
+def test_unused_settings_are_refused(config: Recipe) -> None:
     for field, value in (("beta2", 0.5), ("eps", 1e-3)):
         require_used(config(optim={**optim("adamw"), field: value}))
         with pytest.raises(UserError, match=f"optim.{field} = .*: this optim.kind does not use it; leave it out"):
@@ -173,7 +167,7 @@ def test_what_an_optimizer_does_not_use_is_refused(config: Recipe) -> None:
         SwarmConfig.model_validate({"optim": {"options": {"nesterov": True}}})
 
 
-def test_a_device_needs_room_for_the_state_that_there_is(config: Recipe) -> None:
+def test_the_needed_memory_counts_the_optimizers_state(config: Recipe) -> None:
     sizes = {}
     for kind in KINDS:
         made = config(optim=optim(kind))

@@ -1,4 +1,4 @@
-"""A node's part in an exchange of gradients: what is pending until the commit, and what a copy or a successor gets."""
+"""A node's part in an exchange of gradients: its state until the commit, and the states of copies and successors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def recipe(**options: Any) -> RunConfig:
 
 
 def runners(config: RunConfig, seed: int = 0) -> dict[int, StageRunner]:
-    """The block stage of each replica, with a gradient of its own."""
+    """The block stage of each replica, with its own gradient."""
     found = {}
     for node in NODES:
         found[node] = StageRunner(config, 1)
@@ -51,16 +51,16 @@ def states(config: RunConfig, of: Mapping[int, StageRunner]) -> dict[int, OuterS
 
 
 def agree(outer: Mapping[int, OuterState], of: Mapping[int, StageRunner]) -> None:
-    said = {node: outer[node].offer(runner) for node, runner in of.items()}
+    updates = {node: outer[node].offer(runner) for node, runner in of.items()}
     for node, runner in of.items():
-        outer[node].settle(said, node, runner)
+        outer[node].settle(updates, node, runner)
 
 
 def owed(outer: OuterState) -> dict[str, torch.Tensor]:
     return dict(outer.settled["residual"])
 
 
-def test_what_a_step_makes_of_it_is_pending_until_the_step_commits() -> None:
+def test_a_steps_residual_is_pending_until_its_commit() -> None:
     config = recipe(bits=4)
     outer = states(config, runners(config))
     agree(outer, runners(config))
@@ -79,11 +79,11 @@ def test_what_a_step_makes_of_it_is_pending_until_the_step_commits() -> None:
 
 
 def told(verdict: Verdict) -> dict[str, Any]:
-    """What is said of the own message; nothing if none has been sent for good."""
-    return next((said for kind, said in verdict.told(first=True) if kind is MessageCompressed), {})
+    """Return the report on the own message; empty if none was committed."""
+    return next((fields for kind, fields in verdict.told(first=True) if kind is MessageCompressed), {})
 
 
-def test_what_compression_took_is_told_once_the_step_commits() -> None:
+def test_compression_errors_are_reported_at_the_commit() -> None:
     config = RunConfig(model=MODEL, exchange=ExchangeConfig(replicas=len(NODES), compress="econtrol:4bits"))
     outer, of = states(config, runners(config)), runners(config)
     norm = math.sqrt(sum(float(grad.square().sum()) for grad in of[1].grads.values()))
@@ -103,7 +103,7 @@ def test_what_compression_took_is_told_once_the_step_commits() -> None:
     assert 0.0 < second["lost"] < 0.02 and second["owed"] == second["off"] > 0.0
 
 
-def test_why_a_message_went_in_full_is_told() -> None:
+def test_the_reason_for_a_full_message_is_reported() -> None:
     config = RunConfig(model=MODEL, exchange=ExchangeConfig(replicas=len(NODES), compress="ef21:top10%"))
     outer = states(config, of := runners(config))
 
@@ -121,7 +121,7 @@ def test_why_a_message_went_in_full_is_told() -> None:
     assert why() == {"replicas"} and why() == {None}
 
 
-def test_a_successor_owes_what_its_predecessor_did_and_a_copy_owes_nothing() -> None:
+def test_a_successor_takes_the_residual_and_a_copy_does_not() -> None:
     config = recipe(bits=8)
     outer, of = states(config, runners(config)), runners(config)
     agree(outer, of)
@@ -137,7 +137,7 @@ def test_a_successor_owes_what_its_predecessor_did_and_a_copy_owes_nothing() -> 
     assert successor.settled.rounds == copy.settled.rounds == outer[3].settled.rounds == 1
 
 
-def test_one_replica_by_itself_keeps_nothing_whatever_its_recipe_says_of_others() -> None:
+def test_a_single_replica_keeps_no_outer_state() -> None:
     config = RunConfig(model=MODEL, exchange=ExchangeConfig(kind="diloco"))
     outer = OuterState(config.exchange)
     outer.begin({}, StageRunner(config, 1).state().weights, rounds=0)
@@ -145,21 +145,21 @@ def test_one_replica_by_itself_keeps_nothing_whatever_its_recipe_says_of_others(
 
 
 @pytest.mark.parametrize("bits", [16, 8, 4])
-def test_rounding_conceals_no_gradient_that_is_not_finite(bits: int) -> None:
+def test_rounding_reveals_a_gradient_that_is_not_finite(bits: int) -> None:
     config = recipe(bits=bits)
     of = runners(config)
-    next(iter(of[3].parameters.values())).grad[0] = torch.inf  # type: ignore[index]
+    next(iter(of[3].parameters.values())).grad[0] = torch.inf
     outer = states(config, of)
     outer[1].offer(of[1])
     with pytest.raises(NonFinite, match="stage 1 is not finite; lower"):
         outer[3].offer(of[3])
 
 
-class Telephone:
-    """What one of several posts says to the others, who all have spoken already."""
+class FakePost:
+    """One of several posts, to which all others have already sent."""
 
-    def __init__(self, node: int, circle: RoundMember, said: Mapping[int, torch.Tensor]) -> None:
-        self.circle, self._said = circle, said
+    def __init__(self, node: int, circle: RoundMember, updates: Mapping[int, torch.Tensor]) -> None:
+        self.circle, self._said = circle, updates
         self.here = SimpleNamespace(node=node, step=0, present=SimpleNamespace(peers=lambda _: NODES))
         self.desk = SimpleNamespace(at=lambda *_: None)
         self.sent: dict[int, torch.Tensor] = {}
@@ -175,7 +175,7 @@ class Telephone:
 
 
 @pytest.mark.parametrize("bits", [32, 4])
-def test_workers_and_one_process_go_by_the_same_rule(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_and_one_process_use_the_same_aggregator(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def half(values: Mapping[int, Weights], counts: Mapping[int, float]) -> dict[str, torch.Tensor]:
         return {name: tensor / 2 for name, tensor in mean(values, counts).items()}
 
@@ -184,14 +184,14 @@ def test_workers_and_one_process_go_by_the_same_rule(bits: int, monkeypatch: pyt
     inline, apart, whole = runners(config), runners(config), runners(plain)
     InlineReplicas(config, Arrangement({1: NODES}), inline).agree()
     InlineReplicas(plain, Arrangement({1: NODES}), whole).agree()
-    said = {node: outer.offer(apart[node]).blocking for node, outer in states(config, apart).items()}
+    updates = {node: outer.offer(apart[node]).blocking for node, outer in states(config, apart).items()}
     for node, runner in apart.items():
         circle = RoundMember(config.exchange)
         circle.begin({}, runner, rounds=0)
-        post = Telephone(node, circle, said)  # type: ignore[arg-type]
-        exchange_gradients(post, runner)  # type: ignore[arg-type]
+        post = FakePost(node, circle, updates)
+        exchange_gradients(post, runner)
         assert post.sent.keys() == {*NODES} - {node}
-        assert all(torch.equal(flat, said[node]) for flat in post.sent.values())  # type: ignore[arg-type]
+        assert all(torch.equal(flat, updates[node]) for flat in post.sent.values())
     for node in NODES:
         for name, gradient in inline[node].grads.items():
             assert torch.equal(apart[node].grads[name], gradient)

@@ -1,22 +1,20 @@
-"""Copies of many stages at one host: a parity of all block stages at the ends brings any one of them back, bit for bit.
+"""Copies of many stages at one host: a parity of all block stages at stage 0 restores any one of them, bit for bit.
 
-A strategy that exists here only: it shows that engines carry what several stages send to one, version by version.
+The strategy exists here only: it shows that engines deliver messages of several stages to one, version by version.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import engine_of, losses
+from tiny import Recipe, engine_of, lose, losses, whole
 from torch import Tensor
 
-from planaria.config.schema import RunConfig
 from planaria.lab.inline.engine import InlineEngine
 from planaria.models.packing import pack, unpack
 from planaria.models.state import Shapes, StageState
@@ -24,11 +22,9 @@ from planaria.recovery import RECOVERIES
 from planaria.recovery.base import Answer, Copy, CopyCost, Holder, Moment, Original, Recovery, Replica, Sender, Workshop
 from planaria.recovery.checkfree_plus import MirrorSender
 
-Recipe = Callable[..., RunConfig]
-
 
 class Parity(Recovery):
-    """Block stages are alike, so their states have the same length as bytes; the ends keep the XOR of all."""
+    """Block stages are equal in size, so their packed states are too; stage 0 keeps the XOR of all."""
 
     def copies(self, stages: int) -> tuple[Copy, ...]:
         return (Copy(tuple(range(1, stages + 1)), 0),)
@@ -99,40 +95,29 @@ class ParityHolder:
 
 @pytest.fixture(autouse=True)
 def _known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(RECOVERIES.shipped, "parity", Parity)  # type: ignore[arg-type]
+    monkeypatch.setitem(RECOVERIES.shipped, "parity", Parity)
 
 
 def parity_engine(config: Recipe, **sections: Any) -> InlineEngine:
     return engine_of(config(recovery={"strategy": "parity"}, optim={"weight_decay": 0.1, "clip": 0.5}, **sections))
 
 
-def whole(engine: InlineEngine) -> dict[int, bytes]:
-    return {node: pack(runner.state().trained).numpy().tobytes() for node, runner in engine.runners.items()}
-
-
-def lose(engine: InlineEngine, *nodes: int) -> str:
-    for node in nodes:
-        for parameter in engine.runners[node].parameters.values():
-            parameter.detach().fill_(math.nan)
-    return engine.lose(nodes).reason
-
-
 @pytest.mark.parametrize("lost", [1, 2, 3, 4])
-def test_any_one_block_stage_comes_back_from_the_others_and_their_parity(lost: int, config: Recipe) -> None:
-    struck, untroubled = parity_engine(config), parity_engine(config)
-    assert losses(struck, 3) == losses(untroubled, 3)
-    assert lose(struck, lost) == ""
-    assert whole(struck) == whole(untroubled)
-    assert losses(struck, 2) == losses(untroubled, 2)
-    assert lose(struck, 5 - lost) == "", "the next one too: the rebuilt stage has sent again"
-    assert whole(struck) == whole(untroubled)
+def test_any_block_stage_is_restored_from_the_others_and_their_parity(lost: int, config: Recipe) -> None:
+    struck, undisturbed = parity_engine(config), parity_engine(config)
+    assert losses(struck, 3) == losses(undisturbed, 3)
+    assert lose(struck, lost).reason == ""
+    assert whole(struck) == whole(undisturbed)
+    assert losses(struck, 2) == losses(undisturbed, 2)
+    assert lose(struck, 5 - lost).reason == "", "the next one too: the rebuilt stage has sent again"
+    assert whole(struck) == whole(undisturbed)
 
 
-def test_a_parity_that_is_lost_is_of_no_use_until_all_have_sent_again(config: Recipe) -> None:
+def test_a_lost_parity_is_invalid_until_all_have_sent_again(config: Recipe) -> None:
     engine = parity_engine(config)
     losses(engine, 2)
     engine.become({0: engine.runners[0].state()})
-    assert "whole parity" in lose(engine, 2)
+    assert "whole parity" in lose(engine, 2).reason
 
 
 NORMS = st.none() | st.floats(0, 1e30)
@@ -145,8 +130,8 @@ def made(seed: int, clock: int, norm: float | None) -> StageState:
 
 
 @given(st.lists(st.integers(0, 99), min_size=2, max_size=5, unique=True), st.data())
-def test_what_is_combined_bit_by_bit_comes_back_bit_by_bit(seeds: list[int], data: st.DataObject) -> None:
-    """Whatever the clocks and norms: the header has the same length at all."""
+def test_a_parity_restores_any_state_bit_for_bit(seeds: list[int], data: st.DataObject) -> None:
+    """With any clocks and norms: all headers have the same length."""
     states = {seed: made(seed, data.draw(st.integers(1, 1 << 62)), data.draw(NORMS)) for seed in seeds}
     lost = data.draw(st.sampled_from(seeds))
     parity = StageState({"bytes": xored(pack(each) for each in states.values())})

@@ -1,4 +1,4 @@
-"""A worker's position: what orders make of it, and how its reports begin."""
+"""A worker's position: how orders change it, and how its reports begin."""
 
 from __future__ import annotations
 
@@ -36,26 +36,21 @@ def here(said: list[Fact]) -> Position:
     return made
 
 
-def test_a_worker_stands_where_it_is_told_to(here: Position) -> None:
+def test_a_form_order_assigns_the_position(here: Position) -> None:
     assert (here.node, here.stage, here.replica, here.generation, here.step) == (4, 1, 1, 7, 9)
     assert (set(here.present.stage), here.absent) == ({3, 4}, {5})
     assert here.number == 1, "the second of the nodes of stage 1"
     assert [here.stage_of(node) for node in (BEFORE, 0, 5)] == [1, 0, 2]
-    assert [here.name_of(node) for node in (2, 4, BEFORE)] == [
-        "stage 2 of replica 0",
-        "stage 1 of replica 1",
-        "stage 1 of replica 1 before",
-    ]
+    named = ["stage 2 of replica 0", "stage 1 of replica 1", "stage 1 of replica 1 before"]
+    assert [here.name_of(node) for node in (2, 4, BEFORE)] == named
 
 
 @pytest.mark.parametrize(("generations", "ours"), [([3, 7], True), ([7, 6], False)])
-def test_an_order_is_ours_if_it_is_for_this_replicas_generation(
-    here: Position, generations: list[int], ours: bool
-) -> None:
+def test_an_order_is_ours_if_its_generation_is(here: Position, generations: list[int], ours: bool) -> None:
     assert here.is_ours(Meet(round=1, members=[0, 1], generations=generations, links=[])) is ours
 
 
-def test_a_report_begins_with_as_much_of_the_position_as_such_an_event_tells(here: Position, said: list[Fact]) -> None:
+def test_a_report_begins_with_the_position_fields_of_its_event(here: Position, said: list[Fact]) -> None:
     here.report(e.StageReady, mode="evaluate", loss=2.5)
     here.report(e.OfferHeard, round=3, replica=0)
     here.report(e.StageSaved, generation=6, step=8, bytes=10)
@@ -72,7 +67,7 @@ def test_a_report_begins_with_as_much_of_the_position_as_such_an_event_tells(her
     ]  # fmt: skip
 
 
-def test_a_report_says_nothing_that_such_an_event_does_not_know(here: Position) -> None:
+def test_a_report_takes_the_fields_of_its_event_alone(here: Position) -> None:
     with pytest.raises(ValidationError, match="colour"):
         here.report(e.StageCommitted, colour="red")
     with pytest.raises(ValidationError, match="detail"):

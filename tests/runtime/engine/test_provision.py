@@ -1,11 +1,10 @@
-"""What a machine has before its workers start: the run's folders where it sees them, and elsewhere what it fetches."""
+"""Files of a machine before its workers start: it uses the run's folders where it sees them, and fetches otherwise."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ def mixture(home: Path) -> RunConfig:
 
 @contextmanager
 def served(config: RunConfig) -> Iterator[tuple[Setup, str]]:
-    """A controller that serves the prepared data of ``config``: the setup for workers, and its address."""
+    """Serve the prepared data of ``config``; yield the setup for workers and the address."""
     data, key = prepare(config.data, config.model.vocab), new_key()
     board = Switchboard("127.0.0.1", 0, key, 1000, lambda _, line: line.close())
     board.asked = FileServer({f"{DATA}/{folder.name}": folder for folder in data.folders}).serve
@@ -47,37 +46,35 @@ def served(config: RunConfig) -> Iterator[tuple[Setup, str]]:
 
 
 @pytest.mark.parametrize(("of", "folders"), [(config_in, 1), (mixture, 3)])
-def test_prepared_data_is_fetched_once_and_mended(
+def test_prepared_data_is_fetched_once_and_repaired(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: Any, folders: int
 ) -> None:
-    """A relative cache is that of the directory in which the machine was told to join, wherever its workers run."""
+    """A relative cache is relative to the directory in which the machine joined, wherever its workers run."""
     monkeypatch.chdir(tmp_path)
-    home, said = tmp_path / "home", list[str]()
+    home, output = tmp_path / "home", list[str]()
     home.mkdir()
     config = of(home)
     with served(config) as (setup, address):
-        found = provide(setup, address, "g1", Path("cache"), said.append)
+        found = provide(setup, address, "g1", Path("cache"), output.append)
         assert found.folder.parent == tmp_path / "cache" / JOINED
         theirs, ours = (Stream(open_data(s.dataset), "train", 16, 3) for s in (setup, found))
         assert [ours.sample(n).tolist() for n in range(50)] == [theirs.sample(n).tolist() for n in range(50)]
         assert found.dataset.parent == tmp_path / "cache" and len(open_data(found.dataset).folders) == folders
-        said.clear()
-        provide(setup, address, "g1", tmp_path / "cache", said.append)
-        assert said == []
+        output.clear()
+        provide(setup, address, "g1", tmp_path / "cache", output.append)
+        assert output == []
         (open_data(found.dataset).folders[-1] / "train.bin").write_bytes(b"damaged")
-        again = provide(setup, address, "g1", tmp_path / "cache", said.append)
-        assert "fetching train.bin" in said and len(open_data(again.dataset).folders) == folders
+        again = provide(setup, address, "g1", tmp_path / "cache", output.append)
+        assert "fetching train.bin" in output and len(open_data(again.dataset).folders) == folders
 
 
 def of(place: Workplace) -> Setup:
-    """What its workers get."""
-    assert isinstance(place.entry, partial)
+    """Return the setup of the place's workers."""
     (setup,) = place.entry.args
-    assert isinstance(setup, Setup)
     return setup
 
 
-def test_a_machine_that_sees_the_runs_folder_uses_it_and_any_other_fetches(tmp_path: Path) -> None:
+def test_a_machine_uses_the_runs_folder_if_it_sees_it_and_fetches_otherwise(tmp_path: Path) -> None:
     home, cache = tmp_path / "home", tmp_path / "cache"
     (home / "run").mkdir(parents=True)
     with served(config_in(home)) as (setup, address):
@@ -106,7 +103,7 @@ def test_a_machine_that_sees_the_runs_folder_uses_it_and_any_other_fetches(tmp_p
         fetches(run)
 
 
-def test_a_machine_that_cannot_have_the_files_says_why(tmp_path: Path) -> None:
+def test_a_machine_without_room_for_the_files_reports_why(tmp_path: Path) -> None:
     with served(config_in(tmp_path)) as (setup, address), pytest.raises(UserError) as caught:
         settled(setup, tmp_path, Path("/proc/nowhere"), lambda line: None, address, "n1")
     assert "cannot have the run's files in /proc/nowhere" in str(caught.value) and "\n" not in str(caught.value)
@@ -114,9 +111,7 @@ def test_a_machine_that_cannot_have_the_files_says_why(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("exchange", [{"kind": "strange_kind:Odd"}, {"compress": {"kind": "strange:Odd"}}])
-def test_a_machine_that_joins_imports_modules_only_with_its_own_permission(
-    tmp_path: Path, exchange: dict[str, Any], shared: bool
-) -> None:
+def test_a_machine_imports_modules_only_with_permission(tmp_path: Path, exchange: dict[str, Any], shared: bool) -> None:
     config = config_in(tmp_path, exchange=exchange)
     setup = Setup(config, tmp_path, tmp_path / "data", "127.0.0.1", sign="this one" if shared else "")
     with pytest.raises(UserError, match=r"this machine cannot use .*'strange.*:Odd'.*pass --allow-code"):

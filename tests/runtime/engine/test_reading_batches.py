@@ -1,4 +1,4 @@
-"""Batches that come late, and machines that are slow: who is told, who waits, and what is not called a pass."""
+"""Batches and faults of reading them: microbatches in order, late data, slow machines and corrupted updates."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 from test_chaos import HOLDERS, chaos, run, state
-from tiny import config_in
+from tiny import Recipe, config_in, train_stream
 from torch import Tensor
 
 from planaria.common.errors import UserError
@@ -27,7 +27,7 @@ from planaria.faults.trace import Fault, Trace, write
 from planaria.faults.worker import WorkerFaults
 from planaria.runtime.engine.check import read_faults
 from planaria.runtime.engine.resolved import ResolvedRun
-from planaria.runtime.engine.samples import Batch, Reading
+from planaria.runtime.engine.samples import Batch, Reading, batches
 from planaria.runtime.engine.unused import idle
 
 LATE_S = 0.02
@@ -38,11 +38,24 @@ def blow(signal: str, **more: Any) -> d.Blow:
     return d.Blow(**{"signal": signal, **fields, **more})
 
 
-def faults(told: list[str] | None = None) -> WorkerFaults:
-    """Of a worker whose edges and updates no fault strikes."""
-    struck: list[str] = [] if told is None else told
-    nowhere: Any = SimpleNamespace(edges={}, meeting={})
+def faults(reported: list[str] | None = None) -> WorkerFaults:
+    """Faults of a worker whose edges and updates are not struck."""
+    struck = [] if reported is None else reported
+    nowhere = SimpleNamespace(edges={}, meeting={})
     return WorkerFaults(RunConfig(), nowhere, nowhere, lambda signal, _: struck.append(signal))
+
+
+def test_microbatches_are_consecutive_samples_of_the_stream(config: Recipe) -> None:
+    recipe = config()
+    stream = train_stream(recipe)
+    batch = batches(stream, first_sample=40, size=3)
+    for microbatch in (2, 0, 1):  # in any order
+        tokens, targets = batch(microbatch)
+        assert tokens.shape == targets.shape == (3, recipe.model.context)
+        for row in range(3):
+            sample = stream.sample(40 + 3 * microbatch + row)
+            assert torch.equal(tokens[row], sample[:-1])
+            assert torch.equal(targets[row], sample[1:])
 
 
 def test_reading_is_timed_by_step() -> None:
@@ -60,9 +73,9 @@ def test_reading_is_timed_by_step() -> None:
     assert reading.step_s < LATE_S, "a step begins at nothing"
 
 
-def test_slow_data_begin_with_their_step_come_late_once_and_end_in_time() -> None:
-    told: list[str] = []
-    made, read = faults(told), list[int]()
+def test_slow_data_begin_with_their_step_and_end_in_time() -> None:
+    reported: list[str] = []
+    made, read = faults(reported), list[int]()
 
     def batch(microbatch: int) -> tuple[Tensor, Tensor]:
         read.append(microbatch)
@@ -74,16 +87,16 @@ def test_slow_data_begin_with_their_step_come_late_once_and_end_in_time() -> Non
         return time.monotonic() - began
 
     made.add(blow("slow_data", seconds=0.5, strength=LATE_S))
-    assert seconds(made.source(batch, 0), 0) < LATE_S and not told, "the step has not begun"
+    assert seconds(made.source(batch, 0), 0) < LATE_S and not reported, "the step has not begun"
     made.aim([])
     source = made.source(batch, 0)
-    assert told == ["slow_data"] and seconds(source, 0) >= LATE_S and seconds(source, 1) >= LATE_S
+    assert reported == ["slow_data"] and seconds(source, 0) >= LATE_S and seconds(source, 1) >= LATE_S
     assert seconds(source, 0) < LATE_S, "it is there already"
     time.sleep(0.5)
     assert seconds(made.source(batch, None), 0) < LATE_S and read == [0, 0, 1, 0, 0]
 
 
-def test_a_worker_of_a_slow_machine_is_slow_like_one_that_is_slow_by_itself() -> None:
+def test_a_slow_machine_slows_its_workers() -> None:
     made = faults()
     made.add(blow("slow_host", strength=1.5, moment="commit"))
     assert not made.lag(0.001)
@@ -91,25 +104,25 @@ def test_a_worker_of_a_slow_machine_is_slow_like_one_that_is_slow_by_itself() ->
     assert made.lag(0.001)
 
 
-def test_the_last_lie_that_begins_replaces_the_one_before() -> None:
-    config, outer = RunConfig(), SimpleNamespace(publisher=Publisher())
-    made = WorkerFaults(config, cast(Any, outer), cast(Any, outer), lambda *_: None)
+def test_a_later_attack_replaces_the_one_before() -> None:
+    outer = SimpleNamespace(publisher=Publisher())
+    made = WorkerFaults(RunConfig(), outer, outer, lambda *_: None)
     made.add(blow("lie", attack="zero", until=9))
     made.add(blow("lie", attack="own_flip", strength=2.0, until=6, number=1))
     made.aim([])
     honest = Offer(torch.tensor([1.0, -2.0, 0.5]))
-    said = outer.publisher.updates(honest, PLAIN, (3, 3), 1, (0,))
-    assert torch.equal(said[0].blocking, torch.tensor([-2.0, 4.0, -1.0]))
+    output = outer.publisher.updates(honest, PLAIN, (3, 3), 1, (0,))
+    assert torch.equal(output[0].blocking, torch.tensor([-2.0, 4.0, -1.0]))
 
 
 def on_machines(**hosts: str) -> RunState:
-    """Some workers stand on machines that have joined; a spare and one that is being started are there, too."""
+    """Put some workers on machines that have joined; a spare and a starting worker are on g1, too."""
     known = {w: WorkerState(3, "member", host=hosts.get(w, "")) for w in HOLDERS.values()}
     known |= {"s1": WorkerState(1, "spare", host="g1"), "s2": WorkerState(1, "starting", host="g1")}
     return replace(state(), roster=Roster(MappingProxyType(known)))
 
 
-def test_all_workers_of_a_slow_machine_are_told_also_those_that_are_started_later() -> None:
+def test_a_slow_machine_affects_all_its_workers_also_later_ones() -> None:
     made, fleet = chaos(Fault(step=2, stage=3, signal="slow_host", strength=4.0, resume_after_s=60.0))
     there = on_machines(w3="g1", w4="g1")
     made.on_decision(run(1), there)
@@ -119,17 +132,17 @@ def test_all_workers_of_a_slow_machine_are_told_also_those_that_are_started_late
         (worker, "slow_host", 4.0) for worker in ("w3", "w4", "s1")
     ]
     fleet.numbers()
-    for worker, told in (("s2", [("s2", 0)]), ("w1", [])):
+    for worker, reported in (("s2", [("s2", 0)]), ("w1", [])):
         made.on_event(0.0, e.WorkerJoined(worker=worker, incarnation=1, pid=1, at=""), there)
         assert all((b.seconds or 0) <= 60.0 for _, b in fleet.told)
-        assert fleet.numbers() == told
-    assert made.on_event(0.0, e.FaultInjected(worker="w4", node=4, signal="slow_host", step=2, moment="any", number=0),
-                         there) == []  # fmt: skip
+        assert fleet.numbers() == reported
+    injected = e.FaultInjected(worker="w4", node=4, signal="slow_host", step=2, moment="any", number=0)
+    assert made.on_event(0.0, injected, there) == []
     made.on_decision(run(3), there)
     assert not fleet.told, "it strikes once"
 
 
-def test_a_machine_that_is_slow_no_more_slows_no_newcomer() -> None:
+def test_a_machine_that_has_recovered_slows_no_new_worker() -> None:
     made, fleet = chaos(Fault(step=0, stage=3, signal="slow_host", resume_after_s=0.01))
     there = on_machines(w3="g1")
     made.on_decision(run(0), there)
@@ -145,17 +158,17 @@ def struck(folder: Path, fault: Fault, **sections: Any) -> RunConfig:
     return config_in(folder, chaos={"trace": str(folder / "trace.json")}, **sections)
 
 
-def test_data_can_be_late_only_where_data_are_read(tmp_path: Path) -> None:
+def test_slow_data_are_refused_where_no_data_are_read(tmp_path: Path) -> None:
     assert read_faults(ResolvedRun(struck(tmp_path, Fault(step=0, stage=0, signal="slow_data")))).faults
     block = Fault(step=0, stage=2, signal="slow_data")
     with pytest.raises(UserError, match=r"'slow_data' at 2, which reads no batches; name one of these: 0$"):
         read_faults(ResolvedRun(struck(tmp_path, block)))
     config = struck(tmp_path, block, data={"document_mask": True})
-    assert read_faults(ResolvedRun(config)).faults, "every stage keeps documents apart"
+    assert read_faults(ResolvedRun(config)).faults, "every stage reads batches for its mask"
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "output"),
     [
         ({"moment": "backward"}, "begins with its step; remove moment and offset"),
         ({"offset": 0.5}, "begins with its step; remove moment and offset"),
@@ -163,13 +176,13 @@ def test_data_can_be_late_only_where_data_are_read(tmp_path: Path) -> None:
         ({"strength": 0}, "greater than 0"),
     ],
 )
-def test_a_fault_says_only_what_it_means(fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_fields_that_do_not_apply_to_a_fault_are_refused(fields: dict[str, Any], output: str) -> None:
+    with pytest.raises(ValueError, match=output):
         Fault(step=0, stage=0, signal="slow_data", **fields)
 
 
-def test_one_process_has_no_machines_and_says_so(tmp_path: Path) -> None:
+def test_one_process_reports_that_it_has_no_machines(tmp_path: Path) -> None:
     config = config_in(tmp_path).model_copy(update={"engine": "inline"})
     faults = (Fault(step=1, stage=0, signal="slow_data"), Fault(step=1, stage=2, signal="slow_host"))
-    said = list(idle(ResolvedRun(config), Trace(faults=faults)))
-    assert any(line.startswith("faults left out: 1 slow_data, 1 slow_host; they strike workers") for line in said)
+    output = list(idle(ResolvedRun(config), Trace(faults=faults)))
+    assert any(line.startswith("faults left out: 1 slow_data, 1 slow_host; they strike workers") for line in output)

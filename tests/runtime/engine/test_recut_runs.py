@@ -1,20 +1,20 @@
-"""Runs that go on in another shape: the same losses where nothing is averaged, every sample once, and what is said."""
+"""Runs that resume in another shape: the same losses where nothing is averaged, and every sample used once."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tiny import Recipe, config_in, engine_of
 
 import planaria
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.control.logs import read_run
-from planaria.lab.inline.engine import InlineEngine
 from planaria.report.run.ledger import prove_exactly_once, sample_ledger
 from planaria.runtime.checkpoint.loading import stage_for
 from planaria.runtime.checkpoint.stage_file import read_stage
@@ -23,41 +23,31 @@ from planaria.runtime.engine import runs
 from planaria.runtime.engine.resumption import take_up
 from planaria.runtime.engine.runner import StageRunner
 
-Recipe = Callable[..., RunConfig]
 SMALL = {"layers": 12, "dim": 16, "hidden": 24, "context": 8}
 
 
-def recipe(
-    config: Recipe,
-    folder: Path,
-    stages: int = 4,
-    steps: int = 20,
-    optim: dict[str, Any] | None = None,
-    model: dict[str, Any] | None = None,
-    **sections: Any,
-) -> RunConfig:
-    made = config(
-        model=SMALL | (model or {}),
-        pipeline={"stages": stages, "microbatches": 2, "microbatch_size": 2},
-        optim=optim or {"clip": 0.0},
-        train={"steps": steps},
-        observe={"trackers": ""},
-        **sections,
-    )
+def recipe(config: Recipe, folder: Path, stages: int = 4, steps: int = 20, **sections: Any) -> RunConfig:
+    plain = {
+        "pipeline": {"stages": stages, "microbatches": 2, "microbatch_size": 2},
+        "optim": {"clip": 0.0},
+        "train": {"steps": steps},
+        "observe": {"trackers": ""},
+    }
+    made = config(**plain | sections | {"model": SMALL | sections.get("model", {})})
     return made.model_copy(update={"engine": "inline", "out": str(folder / "runs")})
 
 
 def begin(given: RunConfig) -> Path:
-    planaria.train(given, progress=False)
-    return Path(given.out) / given.name
+    """Train; return the run's folder."""
+    return planaria.train(given, progress=False).folder
 
 
 def go_on(folder: Path, **flags: object) -> list[str]:
-    """Resume; what was said about that."""
-    said: list[str] = []
+    """Resume the run; return its messages."""
+    output: list[str] = []
     changes = {name.replace("__", "."): value for name, value in flags.items()}
-    planaria.train(folder, resume=True, settings=changes, progress=False, say=said.append)
-    return said
+    planaria.train(folder, resume=True, settings=changes, progress=False, say=output.append)
+    return output
 
 
 def losses(folder: Path) -> dict[int, float]:
@@ -66,17 +56,12 @@ def losses(folder: Path) -> dict[int, float]:
 
 def newest(folder: Path) -> Path:
     saved = CheckpointStore(folder / "checkpoints").newest()
-    assert saved is not None
     return saved.folder
 
 
 def both(corpus: Path, home: Path, **sections: Any) -> tuple[Path, dict[int, float]]:
-    """A run of 20 steps at 4 stages, and the losses of one of 40."""
-    from tiny import config_in
-
-    def make(**fields: Any) -> RunConfig:
-        return config_in(corpus, **fields)
-
+    """Return a run of 20 steps at 4 stages, and the losses of one of 40."""
+    make = partial(config_in, corpus)
     through = begin(recipe(make, home / "through", steps=40, **sections))
     return begin(recipe(make, home / "parted", **sections)), losses(through)
 
@@ -92,20 +77,32 @@ def bounded(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tu
     return both(corpus_folder, tmp_path_factory.mktemp("bounded"), optim={"clip": 1e-3, "clip_by": "layer"})
 
 
+@pytest.fixture
+def folder(parted: tuple[Path, dict[int, float]], tmp_path: Path) -> Path:
+    """A copy of the parted run."""
+    return Path(shutil.copytree(parted[0], tmp_path / "runs" / "run"))
+
+
+@pytest.fixture
+def through(parted: tuple[Path, dict[int, float]]) -> dict[int, float]:
+    """The losses of the unbroken run."""
+    return parted[1]
+
+
+@pytest.fixture
+def clipped(bounded: tuple[Path, dict[int, float]], tmp_path: Path) -> Path:
+    """A copy of the parted run with a clip that binds."""
+    return Path(shutil.copytree(bounded[0], tmp_path / "runs" / "run"))
+
+
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize("stages", [1, 2, 12])
-def test_a_recut_run_learns_what_an_unbroken_one_learns(
-    parted: tuple[Path, dict[int, float]], stages: int, tmp_path: Path
-) -> None:
+def test_a_recut_run_equals_an_unbroken_one(folder: Path, through: dict[int, float], stages: int) -> None:
     """To the last bit; and at the old cut again after that."""
-    source, through = parted
-    folder = Path(shutil.copytree(source, tmp_path / "runs" / "run"))
-    said = go_on(folder, pipeline__stages=stages, train__steps=30)
-    assert f"{folder}: goes on with pipeline.stages = {stages} (was 4)" in said
-    assert any(
-        f"of 4 stages, now {stages} stage{'s' * (stages > 1)}: re-cut by parameter" in line and "clip" not in line
-        for line in said
-    )
+    output = go_on(folder, pipeline__stages=stages, train__steps=30)
+    assert f"{folder}: goes on with pipeline.stages = {stages} (was 4)" in output
+    recut = f"of 4 stages, now {stages} stage{'s' * (stages > 1)}: re-cut by parameter"
+    assert any(recut in line and "clip" not in line for line in output)
     go_on(folder, pipeline__stages=4, train__steps=40)
     assert losses(folder) == through
     assert prove_exactly_once(read_run(folder)) == []
@@ -113,33 +110,22 @@ def test_a_recut_run_learns_what_an_unbroken_one_learns(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [{"pipeline__stages": n} for n in (1, 2, 12)] + [{"model__ends_layers": 4}])
-def test_a_clip_that_binds_by_layer_is_the_same_at_every_cut(
-    bounded: tuple[Path, dict[int, float]], flags: dict[str, int], tmp_path: Path
-) -> None:
-    source, through = bounded
-    folder = Path(shutil.copytree(source, tmp_path / "runs" / "run"))
-    said = go_on(folder, **flags, train__steps=40)
-    assert losses(folder) == through
-    assert not any("optim.clip" in line for line in said)
+def test_a_clip_by_layer_is_the_same_at_every_cut(clipped: Path, bounded: Any, flags: dict[str, int]) -> None:
+    output = go_on(clipped, **flags, train__steps=40)
+    assert losses(clipped) == bounded[1]
+    assert not any("optim.clip" in line for line in output)
 
 
 @pytest.mark.slow
-def test_by_stage_the_same_clip_would_not_be(bounded: tuple[Path, dict[int, float]], tmp_path: Path) -> None:
-    source, through = bounded
-    folder = Path(shutil.copytree(source, tmp_path / "runs" / "run"))
-    go_on(folder, pipeline__stages=2, optim__clip_by="stage", train__steps=24)
-    assert losses(folder)[23] != through[23]
+def test_a_clip_by_stage_differs_between_cuts(clipped: Path, bounded: Any) -> None:
+    go_on(clipped, pipeline__stages=2, optim__clip_by="stage", train__steps=24)
+    assert losses(clipped)[23] != bounded[1][23]
 
 
-@pytest.mark.parametrize(
-    "exchange",
-    [
-        {"replicas": 2},
-        pytest.param({"replicas": 3, "kind": "noloco", "options": {"every": 3}}, marks=pytest.mark.slow),
-    ],
-)
-def test_replicas_clip_by_layer_whatever_their_cut(exchange: dict[str, Any], config: Recipe, tmp_path: Path) -> None:
-    """What is clipped is the mean gradient of replicas that agree on it, and each one's own otherwise."""
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize("exchange", [{"replicas": 2}, {"replicas": 3, "kind": "noloco", "options": {"every": 3}}])
+def test_replicas_clip_by_layer_equally_at_every_cut(exchange: dict[str, Any], config: Recipe, tmp_path: Path) -> None:
+    """The mean gradient of all-reduced replicas is clipped, and each one's own otherwise."""
     sections: dict[str, Any] = {"exchange": exchange, "optim": {"clip": 1e-3, "clip_by": "layer"}}
     through = begin(recipe(config, tmp_path / "through", steps=8, **sections))
     folder = begin(recipe(config, tmp_path / "parted", steps=5, **sections))
@@ -147,8 +133,7 @@ def test_replicas_clip_by_layer_whatever_their_cut(exchange: dict[str, Any], con
     assert losses(folder) == losses(through)
 
 
-def test_log_and_report_tell_of_every_other_shape(parted: tuple[Path, dict[int, float]], tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(parted[0], tmp_path / "runs" / "run"))
+def test_log_and_report_name_every_other_shape(folder: Path, parted: tuple[Path, dict[int, float]]) -> None:
     go_on(folder, pipeline__stages=2, train__steps=21)
     go_on(folder, train__steps=22)
     go_on(folder, exchange__replicas=2, optim__clip=0.5, pipeline__stages=1, train__steps=23)
@@ -166,18 +151,14 @@ def test_log_and_report_tell_of_every_other_shape(parted: tuple[Path, dict[int, 
 
 
 @pytest.mark.slow
-def test_layers_can_move_to_the_ends(parted: tuple[Path, dict[int, float]], tmp_path: Path) -> None:
-    source, through = parted
-    folder = Path(shutil.copytree(source, tmp_path / "runs" / "run"))
+def test_layers_can_move_to_stage_0(folder: Path, through: dict[int, float]) -> None:
     go_on(folder, model__ends_layers=2, pipeline__stages=5, train__steps=30)
     assert losses(folder) == {step: loss for step, loss in through.items() if step < 30}
 
 
 def test_without_moments_the_losses_would_differ(
-    parted: tuple[Path, dict[int, float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, through: dict[int, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, through = parted
-    folder = Path(shutil.copytree(source, tmp_path / "runs" / "run"))
     real = StageRunner.load
 
     def bare(self: StageRunner, state: Any) -> None:
@@ -190,13 +171,13 @@ def test_without_moments_the_losses_would_differ(
 
 
 @pytest.mark.slow
-def test_a_clip_that_will_bind_otherwise_is_said(config: Recipe, tmp_path: Path) -> None:
+def test_a_clip_that_binds_differently_is_reported(config: Recipe, tmp_path: Path) -> None:
     folder = begin(recipe(config, tmp_path, steps=2))
-    said = go_on(folder, pipeline__stages=2, train__steps=3, optim__clip=0.5)
-    assert any("optim.clip = 0.5 bounds each stage's gradient" in line and "clip_by layer" in line for line in said)
+    output = go_on(folder, pipeline__stages=2, train__steps=3, optim__clip=0.5)
+    assert any("optim.clip = 0.5 bounds each stage's gradient" in line and "clip_by layer" in line for line in output)
 
 
-def test_a_learning_rate_that_jumps_is_said(config: Recipe, tmp_path: Path) -> None:
+def test_a_learning_rate_that_jumps_is_reported(config: Recipe, tmp_path: Path) -> None:
     folder = begin(recipe(config, tmp_path, steps=2, optim={"lr": 0.01, "schedule": "cosine"}))
     lines: list[str] = []
     take_up(folder, {"train.steps": 4}, None, lines.append)
@@ -204,7 +185,7 @@ def test_a_learning_rate_that_jumps_is_said(config: Recipe, tmp_path: Path) -> N
     assert "of step 2 is 0.0055, and was 0.001 by the former schedule" in line and "train.schedule_steps" in line
 
 
-def test_a_rebuilt_stages_parameters_keep_their_clock_and_scale(config: Recipe, tmp_path: Path) -> None:
+def test_parameters_of_a_rebuilt_stage_keep_their_clock_and_scale(config: Recipe, tmp_path: Path) -> None:
     """CheckFree rebuilds stage 2 of 4; at 2 stages its layers live in stage 1, beside those of the old stage 1."""
     from planaria.faults.trace import Fault, Trace, text
 
@@ -264,14 +245,14 @@ NOLOCO = {"kind": "noloco", "options": {"every": 3, "bits": 8}}
         (NOLOCO | {"replicas": 3}, {"exchange.replicas": 1, "pipeline.microbatch_size": 5}),
     ],
 )
-def test_every_sample_is_used_once_whatever_the_shape(
+def test_every_sample_is_used_once_in_any_shape(
     exchange: dict[str, Any], flags: dict[str, Any], config: Recipe, tmp_path: Path
 ) -> None:
     given = recipe(config, tmp_path, steps=5, exchange=exchange)
     folder = begin(given)
-    said: list[str] = []
-    planaria.train(folder, resume=True, settings={**flags, "train.steps": 9}, progress=False, say=said.append)
-    assert all(any(f"{name} = " in line for line in said) for name in flags), said
+    output: list[str] = []
+    planaria.train(folder, resume=True, settings={**flags, "train.steps": 9}, progress=False, say=output.append)
+    assert all(any(f"{name} = " in line for line in output) for name in flags), output
     record = read_run(folder)
     assert prove_exactly_once(record) == []
     after = runs.config_of(folder)
@@ -280,8 +261,8 @@ def test_every_sample_is_used_once_whatever_the_shape(
 
 
 @pytest.mark.slow
-def test_the_same_replicas_at_another_cut_go_on_each_with_its_own(config: Recipe, tmp_path: Path) -> None:
-    """Rounds, residuals and momentum included: the losses are those of an unbroken run."""
+def test_replicas_at_another_cut_keep_their_own_state(config: Recipe, tmp_path: Path) -> None:
+    """Rounds, residuals and momentum included: the losses equal those of an unbroken run."""
     exchange = NOLOCO | {"replicas": 2, "options": {"every": 3}}
     through = begin(recipe(config, tmp_path / "through", steps=11, exchange=exchange))
     folder = begin(recipe(config, tmp_path / "parted", steps=7, exchange=exchange))
@@ -294,15 +275,11 @@ TABLE = "embed_tokens.weight"
 
 
 @pytest.mark.slow
-def test_a_vocabulary_takes_rows_more_and_loses_them_again(
-    parted: tuple[Path, dict[int, float]], tmp_path: Path
-) -> None:
-    """What is appended is the mean of what there is, with moments; cut off again, nothing is left of it."""
-    source, through = parted
-    folder = Path(shutil.copytree(source, tmp_path / "runs" / "run"))
+def test_a_vocabulary_grows_and_shrinks_again(folder: Path, through: dict[int, float]) -> None:
+    """New rows are the mean of the others, moments too; removed again, they leave no trace."""
     before = stage_for(newest(folder), runs.config_of(folder), 0)
-    said = go_on(folder, model__vocab=320, pipeline__stages=2, train__steps=21)
-    assert any("of 257 tokens, now 320: embedding and head have 63 rows more" in line for line in said), said
+    output = go_on(folder, model__vocab=320, pipeline__stages=2, train__steps=21)
+    assert any("of 257 tokens, now 320: embedding and head have 63 rows more" in line for line in output), output
     assert 0 < abs(losses(folder)[20] - through[20]) < 0.3
     later = runs.config_of(folder)
     (first,) = (saved for saved in CheckpointStore(folder / "checkpoints").list() if saved.step == 20)
@@ -315,14 +292,14 @@ def test_a_vocabulary_takes_rows_more_and_loses_them_again(
         assert now.shape == (320, 16) and torch.equal(now[:257], was)
         assert torch.equal(now[257:], was.mean(0).expand(63, -1))
     assert more.clocks == before.clocks and torch.equal(more.weights["norm.weight"], before.weights["norm.weight"])
-    said = go_on(folder, model__vocab=257, train__steps=22)
-    assert any("now 257: embedding and head lose their last 63 rows" in line for line in said), said
+    output = go_on(folder, model__vocab=257, train__steps=22)
+    assert any("now 257: embedding and head lose their last 63 rows" in line for line in output), output
     assert stage_for(newest(folder), runs.config_of(folder), 0).weights[TABLE].shape == (257, 16)
     assert "320 tokens, now 257" in str(read_run(folder).starts[-1][1].recut)
 
 
 @pytest.mark.slow
-def test_replicas_with_debts_take_rows_more(config: Recipe, tmp_path: Path) -> None:
+def test_a_vocabulary_grows_with_replicas_residuals(config: Recipe, tmp_path: Path) -> None:
     folder = begin(recipe(config, tmp_path, steps=4, exchange=NOLOCO | {"replicas": 2}, model={"tied": False}))
     go_on(folder, model__vocab=260, exchange__replicas=3, train__steps=6)
     state = stage_for(newest(folder), runs.config_of(folder), 0, 2)
@@ -332,8 +309,8 @@ def test_replicas_with_debts_take_rows_more(config: Recipe, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_the_tokenizer_stays_whatever_the_vocabulary(config: Recipe, tmp_path: Path) -> None:
-    """One of its own size would be trained for a new run."""
+def test_the_tokenizer_stays_with_another_vocabulary(config: Recipe, tmp_path: Path) -> None:
+    """A new run would train a tokenizer of the vocabulary's size."""
     given = recipe(config, tmp_path, steps=2, data={"tokenizer": "bpe"}, model={"vocab": 280})
     folder = begin(given)
     with pytest.raises(UserError, match=r"--model.vocab 270: .* tokenizer has 280 ids; give 280 or more"):
@@ -347,7 +324,7 @@ def test_the_tokenizer_stays_whatever_the_vocabulary(config: Recipe, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "output"),
     [
         ({"model.vocab": 256}, "--model.vocab 256: "),
         ({"pipeline.stages": 5}, "model.layers = 12 does not divide into pipeline.stages = 5"),
@@ -356,20 +333,20 @@ def test_the_tokenizer_stays_whatever_the_vocabulary(config: Recipe, tmp_path: P
         ({"data.validation": 0.3}, "--data.validation 0.3: cannot change"),
     ],
 )
-def test_what_cannot_change_is_refused(
-    parted: tuple[Path, dict[int, float]], flags: dict[str, object], said: str
+def test_fixed_settings_cannot_change(
+    parted: tuple[Path, dict[int, float]], flags: dict[str, Any], output: str
 ) -> None:
     with pytest.raises(UserError) as caught:
         take_up(parted[0], {**flags, "train.steps": 30}, None, lambda line: None)
-    assert said in str(caught.value) and "\n" not in str(caught.value)
+    assert output in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_an_engine_of_another_shape_is_what_the_recut_states_are_for(
+def test_recut_states_load_into_an_engine_of_that_cut(
     parted: tuple[Path, dict[int, float]], config: Recipe, tmp_path: Path
 ) -> None:
-    """Every state of the checkpoint loads into a runner of the wanted cut, and comes out of it as it went in."""
+    """Every state of the checkpoint loads into a runner of the other cut, and is returned unchanged."""
     two = runs.config_of(parted[0]).model_copy(update={"pipeline": recipe(config, tmp_path, 2).pipeline})
-    engine = InlineEngine(two, *planaria.streams(two))
+    engine = engine_of(two)
     engine.become({stage: stage_for(newest(parted[0]), two, stage) for stage in range(3)})
     for stage, runner in engine.runners.items():
         expected, got = stage_for(newest(parted[0]), two, stage), runner.state()
@@ -389,13 +366,13 @@ def test_a_run_takes_up_a_schedule_and_leaves_it_again(config: Recipe, tmp_path:
     plan = on_schedule(config(**sections), tmp_path / "plan").routing.schedule
     made = config(pipeline=sections["pipeline"], train={"steps": 4}, observe={"trackers": ""})
     folder = begin(made.model_copy(update={"engine": "inline", "out": str(tmp_path / "runs")}))
-    said = go_on(folder, routing__schedule=plan, train__steps=6)
-    assert any("goes on with a schedule" in line for line in said)
+    output = go_on(folder, routing__schedule=plan, train__steps=6)
+    assert any("goes on with a schedule" in line for line in output)
     assert plan is not None
     assert runs.config_of(folder).routing.schedule == str((folder / runs.SCHEDULE).absolute())
     Path(plan).unlink()
     with pytest.raises(UserError, match=r"has 4 block stages; pipeline.stages = 2"):
         go_on(folder, pipeline__stages=2, train__steps=8)
-    said = go_on(folder, routing__schedule="none", pipeline__stages=2, train__steps=8)
-    assert any("no schedule any more" in line for line in said)
+    output = go_on(folder, routing__schedule="none", pipeline__stages=2, train__steps=8)
+    assert any("no schedule any more" in line for line in output)
     assert prove_exactly_once(read_run(folder)) == [] and len(losses(folder)) == 8

@@ -1,36 +1,30 @@
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tiny import Recipe
 
-from planaria.config.schema import RunConfig
 from planaria.control.decisions import Replan
 from planaria.control.events import Replanned
 from planaria.runtime.engine import fleet as replanner
 from planaria.runtime.engine.fleet import Replanner
 from planaria.runtime.engine.resolved import ResolvedRun
 from schedules import on_schedule, shape
+from waiting import until
 
 
-def made(config: Callable[..., RunConfig], folder: Path) -> Replanner:
-    schedule = ResolvedRun(on_schedule(config(**shape(0.5)), folder)).schedule
-    assert schedule is not None
-    return Replanner(schedule, seed=1)
+def made(config: Recipe, folder: Path) -> Replanner:
+    return Replanner(ResolvedRun(on_schedule(config(**shape(0.5)), folder)).schedule, seed=1)
 
 
-def answer(planner: Replanner, seconds: float = 60.0) -> Replanned:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if (found := planner.answer()) is not None:
-            return found
-        time.sleep(0.01)
-    raise AssertionError("no answer")
+def answer(planner: Replanner) -> Replanned:
+    found: list[Replanned | None] = [None]
+    until(lambda: found[-1], 60.0, lambda: found.append(planner.answer()))
+    return found[-1]
 
 
-def test_answers_come_in_the_order_of_questions(config: Callable[..., RunConfig], tmp_path: Path) -> None:
+def test_answers_come_in_the_order_of_questions(config: Recipe, tmp_path: Path) -> None:
     planner = made(config, tmp_path)
     assert planner.answer() is None
     for nodes in ([*range(9)], [0, *range(2, 10)]):
@@ -41,9 +35,7 @@ def test_answers_come_in_the_order_of_questions(config: Callable[..., RunConfig]
         assert {node for route in found.routes for node in route} <= set(nodes)
 
 
-def test_what_goes_wrong_reaches_whoever_waits(
-    config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_reaches_the_caller(config: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise MemoryError("no room for a plan")
 

@@ -1,15 +1,14 @@
-"""Replicas in one process: what they learn, that they agree as told, and that a run of them can be taken up again."""
+"""Replicas in one process: their losses, their rounds, and runs of them that are resumed."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny import engine_of, losses
+from tiny import Recipe, engine_of, losses
 
 from observer import train_inline
 from planaria.config.schema import RunConfig
@@ -26,7 +25,6 @@ from planaria.runtime.engine import runs
 from planaria.runtime.engine.origin import Origin
 from planaria.runtime.engine.prepare import prepare
 
-Recipe = Callable[..., RunConfig]
 FOUR = {"stages": 2, "microbatches": 2, "microbatch_size": 2}
 
 
@@ -43,25 +41,24 @@ def weights(engine: InlineEngine, node: int) -> list[torch.Tensor]:
     return [w.clone() for w in engine.runners[node].state().weights.values()]
 
 
-def test_replicas_that_average_every_gradient_are_one_model_with_larger_batches(config: Recipe) -> None:
+def test_all_reduced_replicas_equal_one_model_with_larger_batches(config: Recipe) -> None:
     many = engine_of(replicas(config, 4, kind="allreduce"))
     one = engine_of(config(model={"layers": 2}, pipeline=FOUR | {"microbatches": 8}))
     assert losses(many, 5) == pytest.approx(losses(one, 5), rel=1e-5)
     assert many.replicas is not None and many.replicas.spread() == 0.0
 
 
-def test_rounds_of_gradients_are_steps_whatever_was_saved_with_another_number_of_replicas(config: Recipe) -> None:
-    """Compressors draw by them, and a fleet counts them so."""
+def test_rounds_of_gradients_count_steps(config: Recipe) -> None:
+    """Also after a checkpoint of another number of replicas. Compressors draw by them, as on a fleet."""
     engine = engine_of(replicas(config, 3, kind="allreduce", bits=4))
     engine.step = 5
     engine.become({node: runner.state() for node, runner in engine.runners.items()})
-    assert engine.replicas is not None
     assert {int(engine.replicas.state(node).outer["rounds"]) for node in engine.stage} == {5}
     engine.train_step()
     assert {int(engine.replicas.state(node).outer["rounds"]) for node in engine.stage} == {6}
 
 
-def test_without_an_exchange_each_replica_learns_from_its_own_samples_alone(config: Recipe) -> None:
+def test_without_an_exchange_each_replica_learns_from_its_own_samples(config: Recipe) -> None:
     many = engine_of(replicas(config, 2, kind="local"))
     losses(many, 6)
     assert many.replicas is not None and many.replicas.spread() > 0
@@ -71,21 +68,20 @@ def test_without_an_exchange_each_replica_learns_from_its_own_samples_alone(conf
     class Odd:
         """The samples of replica 1: every second share of the stream."""
 
-        def __init__(self) -> None:
-            self.stream = alone._train
+        stream = alone._train
 
         def batch(self, first: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
             step, own = divmod(first, recipe.pipeline.samples)
             return self.stream.batch(2 * step * recipe.pipeline.samples + recipe.pipeline.samples + own, size)
 
-    alone._train = Odd()  # type: ignore[assignment]
+    alone._train = Odd()
     losses(alone, 6)
     for stage in range(3):
         for mine, theirs in zip(weights(many, 3 + stage), weights(alone, stage), strict=True):
             assert torch.equal(mine, theirs)
 
 
-def test_pairs_meet_when_due_and_are_the_nearer_for_it(config: Recipe) -> None:
+def test_pairs_meet_when_due_and_stay_closer(config: Recipe) -> None:
     gossip, local = (
         engine_of(replicas(config, 4, kind=kind, **({} if kind == "local" else {"every": 3})))
         for kind in ("pair_mean", "local")
@@ -94,13 +90,12 @@ def test_pairs_meet_when_due_and_are_the_nearer_for_it(config: Recipe) -> None:
     losses(local, 9)
     assert [round.number for round in rounds] == [0, 1, 2]
     assert all(sorted(r for group in round.groups for r in group) == [0, 1, 2, 3] for round in rounds)
-    assert gossip.replicas is not None and local.replicas is not None
     assert 0 < gossip.replicas.spread() < local.replicas.spread()
     size = sum(w.nbytes for node in gossip.replicas.nodes(0) for w in weights(gossip, node))
     assert all(round.blocking_bytes == 4 * size and round.prefetched_bytes == 0 for round in rounds)
 
 
-def test_mixing_routes_brings_replicas_together_without_sending_weights(config: Recipe) -> None:
+def test_mixed_routes_keep_replicas_close_without_sending_weights(config: Recipe) -> None:
     engine = engine_of(replicas(config, 4, mixed=True, kind="local"))
     found = {route for step in range(8) for route in engine.resolved.routes(step)}
     assert any(len({node // 3 for node in route}) > 1 for route in found)
@@ -111,18 +106,17 @@ def test_mixing_routes_brings_replicas_together_without_sending_weights(config: 
     assert losses(engine, 8)[-1] < losses(engine_of(replicas(config, 4, kind="local")), 1)[0]
 
 
-def test_the_one_model_is_the_mean_and_looking_at_it_changes_nothing(config: Recipe) -> None:
+def test_the_consensus_is_the_mean_and_evaluating_it_changes_nothing(config: Recipe) -> None:
     engine = engine_of(replicas(config, 3, kind="noloco", every=4))
     losses(engine, 5)
     before = [weights(engine, node) for node in engine.runners]
     worth = engine.evaluate_consensus()
-    assert all(torch.equal(a, b) for node, kept in zip(engine.runners, before, strict=True)
-               for a, b in zip(weights(engine, node), kept, strict=True))  # fmt: skip
-    assert engine.replicas is not None
+    for node, kept in zip(engine.runners, before, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(weights(engine, node), kept, strict=True))
     mean = engine.replicas.consensus([1, 4, 7])
     for name, tensor in mean.items():
         theirs = [engine.runners[node].state().weights[name] for node in (1, 4, 7)]
-        assert torch.allclose(tensor, sum(theirs) / 3, atol=1e-6)  # type: ignore[arg-type]
+        assert torch.allclose(tensor, sum(theirs) / 3, atol=1e-6)
     assert worth == pytest.approx(engine.evaluate(), rel=0.05) and worth != engine.evaluate()
 
 
@@ -135,7 +129,7 @@ def test_a_lost_node_takes_the_state_of_another_replica(config: Recipe) -> None:
     losses(engine, 4)
 
 
-def test_slow_weights_that_must_be_equal_stay_so_through_a_loss(config: Recipe) -> None:
+def test_slow_weights_stay_equal_through_a_loss(config: Recipe) -> None:
     engine = engine_of(replicas(config, 4, kind="diloco", every=4))
     losses(engine, 6)
     engine.lose([4])
@@ -143,10 +137,9 @@ def test_slow_weights_that_must_be_equal_stay_so_through_a_loss(config: Recipe) 
     assert engine.replicas is not None and engine.replicas.spread() == 0.0
 
 
-def test_a_fragment_under_way_is_dropped_with_the_steps_that_sent_it(config: Recipe) -> None:
+def test_a_fragment_in_flight_is_dropped_with_its_steps(config: Recipe) -> None:
     engine = engine_of(replicas(config, 2, kind="streaming_diloco", every=6, fragments=2, delay=2))
     losses(engine, 2)
-    assert engine.replicas is not None
     saved = {node: copy.deepcopy(engine.replicas.state(node)) for node in engine.runners}
     losses(engine, 2)
     engine.step = 2
@@ -178,9 +171,7 @@ def resumed(recipe: RunConfig, folder: Path, step: int) -> RunRecord:
 
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize("exchange", [{"kind": "noloco", "every": 3, "bits": 8}, {"bits": 8}])
-def test_a_run_of_replicas_goes_on_bit_for_bit_where_it_stopped(
-    exchange: dict[str, Any], config: Recipe, tmp_path: Path
-) -> None:
+def test_a_run_of_replicas_resumes_bit_for_bit(exchange: dict[str, Any], config: Recipe, tmp_path: Path) -> None:
     def recipe(steps: int) -> RunConfig:
         made = replicas(config, 3, **exchange)
         return made.model_copy(update={"train": made.train.model_copy(update={"steps": steps, "eval_every": 5})})
@@ -194,7 +185,7 @@ def test_a_run_of_replicas_goes_on_bit_for_bit_where_it_stopped(
 
 
 @pytest.mark.slow
-def test_a_run_can_be_taken_up_with_another_number_of_replicas(config: Recipe, tmp_path: Path) -> None:
+def test_a_run_resumes_with_another_number_of_replicas(config: Recipe, tmp_path: Path) -> None:
     first = replicas(config, 3, kind="noloco", every=3)
     train(first, tmp_path / "run")
     model = load_model(runs.newest_whole(tmp_path / "run"))
@@ -211,7 +202,7 @@ def test_a_run_can_be_taken_up_with_another_number_of_replicas(config: Recipe, t
     assert all(torch.isfinite(p).all() for p in model.parameters())
 
 
-def test_the_log_tells_who_met_whom_and_what_each_replica_is_worth(config: Recipe, tmp_path: Path) -> None:
+def test_the_log_has_the_meetings_and_each_replicas_validation_loss(config: Recipe, tmp_path: Path) -> None:
     recipe = replicas(config, 4, kind="pair_mean", every=4)
     recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"eval_every": 5})})
     record = train(recipe, tmp_path / "run", faults=(Fault(step=6, stage=5),))
@@ -223,8 +214,8 @@ def test_the_log_tells_who_met_whom_and_what_each_replica_is_worth(config: Recip
     assert len({*looks[0].values()}) == 1 and len({*looks[10].values()}) == 4
 
 
-def test_in_one_process_no_replica_is_too_late_for_a_round(config: Recipe, tmp_path: Path) -> None:
-    """However little patience the others have, and however long a rebuild takes here."""
+def test_no_replica_is_late_for_a_round_in_one_process(config: Recipe, tmp_path: Path) -> None:
+    """With any patience, and however long a rebuild takes."""
     found = []
     for patience_s in (10.0, 0.001):
         recipe = replicas(config, 4, kind="noloco", every=3)

@@ -1,18 +1,19 @@
+"""A stage's runner: its part of a step, its state, updates that are taken back, and copies that follow it."""
+
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
+from tiny import Recipe, raw
 from torch import Tensor
 
 from planaria.config.schema import RunConfig
 from planaria.models.state import StageState
 from planaria.runtime.engine.runner import NonFinite, StageRunner, add_to, set_aside
 
-Recipe = Callable[..., RunConfig]
 MICROBATCHES = 2
 
 
@@ -23,15 +24,13 @@ def activations(config: RunConfig, seed: int) -> list[Tensor]:
 
 
 def one_step(runner: StageRunner, seed: int) -> float:
-    """A block stage's part of a step on made-up activations and gradients; the norm."""
+    """Do a block stage's part of a step on random activations and gradients; return the norm."""
     runner.begin(None, train=True, microbatches=MICROBATCHES)
     for i, x in enumerate(activations(runner.config, seed)):
         runner.forward(i, 1, x)
     for i, grad in enumerate(activations(runner.config, seed + 100)):
         runner.backward(i, 1, grad)
-    norm = runner.finish()
-    assert norm is not None
-    return norm
+    return runner.finish()
 
 
 def trained(config: RunConfig, steps: int = 3) -> StageRunner:
@@ -48,42 +47,33 @@ def copied(state: StageState) -> StageState:
     return replace(state, weights=weights, moments=moments)
 
 
-def raw(state: StageState) -> tuple[object, ...]:
-    weights = {name: tensor.numpy().tobytes() for name, tensor in state.weights.items()}
-    moments = {name: [t.numpy().tobytes() for t in pair.values()] for name, pair in state.moments.items()}
-    return weights, moments, state.clocks, state.lr_scale, state.grad_norm, state.clipped_norm
-
-
-def test_a_visit_passes_on_activation_and_gradient_without_their_graph(config: Recipe) -> None:
+def test_activations_and_gradients_are_passed_on_without_their_graph(config: Recipe) -> None:
     runner = StageRunner(config(), 1)
     runner.begin(None, train=True, microbatches=MICROBATCHES)
     x = activations(runner.config, 1)[0]
     y = runner.forward(0, 1, x)
-    assert y is not None
     assert (y.shape, y.requires_grad, x.requires_grad) == (x.shape, False, False)
     expected_x = x.clone().requires_grad_()
     expected = runner.module(expected_x)
     assert torch.equal(y, expected)
     grad = activations(runner.config, 2)[0]
-    passed_on = runner.backward(0, 1, grad)
-    assert passed_on is not None
-    torch.testing.assert_close(passed_on, torch.autograd.grad(expected, expected_x, grad)[0])
+    torch.testing.assert_close(runner.backward(0, 1, grad), torch.autograd.grad(expected, expected_x, grad)[0])
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.5, 1e9])
-def test_the_norm_is_taken_before_clipping_and_after(clip: float, config: Recipe) -> None:
+def test_norms_before_and_after_clipping_are_kept(clip: float, config: Recipe) -> None:
     runner = StageRunner(config(optim={"clip": clip}), 1)
     norm = one_step(runner, 1)
-    held = torch.cat([p.grad.flatten() for p in runner.parameters.values() if p.grad is not None]).norm().item()
+    held = torch.cat([p.grad.flatten() for p in runner.parameters.values()]).norm().item()
     assert norm > 0.5
     assert held == pytest.approx(clip if 0 < clip < norm else norm, rel=1e-4)
-    assert runner.grad_norm is None, "nothing is committed yet"
+    assert runner.grad_norm is None, "not committed yet"
     runner.commit(0)
     assert runner.grad_norm == norm
     assert runner.clipped_norm == (0.5 if clip == 0.5 else norm)
 
 
-def test_what_is_dropped_leaves_no_trace(config: Recipe) -> None:
+def test_a_dropped_step_leaves_no_trace(config: Recipe) -> None:
     runner, other = trained(config()), trained(config())
     before = raw(runner.state())
     one_step(runner, 50)
@@ -96,7 +86,7 @@ def test_what_is_dropped_leaves_no_trace(config: Recipe) -> None:
     assert raw(runner.state()) == raw(other.state())
 
 
-def test_half_a_step_is_forgotten_when_the_next_one_begins(config: Recipe) -> None:
+def test_half_a_step_is_discarded_when_the_next_one_begins(config: Recipe) -> None:
     runner, other = StageRunner(config(), 1), StageRunner(config(), 1)
     runner.begin(None, train=True, microbatches=MICROBATCHES)
     for i, x in enumerate(activations(runner.config, 9)):
@@ -105,7 +95,7 @@ def test_half_a_step_is_forgotten_when_the_next_one_begins(config: Recipe) -> No
     assert one_step(runner, 1) == one_step(other, 1)
 
 
-def test_state_and_load_go_on_bit_for_bit(config: Recipe) -> None:
+def test_a_loaded_state_continues_bit_for_bit(config: Recipe) -> None:
     runner, other = trained(config()), StageRunner(config(), 1, initialise=False)
     other.load(copied(runner.state()))
     assert raw(other.state()) == raw(runner.state())
@@ -125,7 +115,7 @@ def test_a_loaded_state_is_not_shared_with_its_source(config: Recipe) -> None:
     assert raw(runner.state()) == before
 
 
-def test_loading_brings_back_the_holders_random_numbers(config: Recipe) -> None:
+def test_loading_restores_the_random_generator(config: Recipe) -> None:
     runner = trained(config())
     kept = copied(runner.state())
     expected = torch.rand(4)
@@ -134,7 +124,7 @@ def test_loading_brings_back_the_holders_random_numbers(config: Recipe) -> None:
     assert torch.equal(torch.rand(4), expected)
 
 
-def test_a_stage_of_another_make_is_refused(config: Recipe) -> None:
+def test_a_state_of_another_model_is_refused(config: Recipe) -> None:
     runner = StageRunner(config(), 1)
     state = runner.state()
     name = next(iter(state.weights))
@@ -144,27 +134,19 @@ def test_a_stage_of_another_make_is_refused(config: Recipe) -> None:
         runner.load(StageState(state.weights | {name: torch.zeros(3)}, lr_scale=1.0))
 
 
-def test_a_stage_that_starts_over_has_the_weights_and_nothing_else(config: Recipe) -> None:
-    runner = trained(config())
-    weights = {name: torch.full_like(p, 0.25) for name, p in runner.parameters.items()}
-    runner.load(StageState(weights, lr_scale=1.1))
-    state = runner.state()
-    assert all(torch.equal(state.weights[name], tensor) for name, tensor in weights.items())
-    assert raw(state)[1:] == ({}, {}, 1.1, None, None)
-
-
-def test_a_stage_that_starts_over_warms_its_moments_up_like_a_new_one(config: Recipe) -> None:
+def test_a_stage_loaded_with_weights_alone_restarts_its_optimizer(config: Recipe) -> None:
     """AdamW's bias correction counts the stage's own updates: its first one moves every weight by its learning rate."""
     runner = trained(config(optim={"lr": 1e-3, "clip": 0.0}), steps=5)
     weights = {name: p.detach().clone() for name, p in runner.parameters.items()}
-    runner.load(StageState(weights, lr_scale=1.1))
+    runner.load(StageState({name: weight.clone() for name, weight in weights.items()}, lr_scale=1.1))
+    assert raw(runner.state()) == (raw(StageState(weights))[0], {}, {}, 1.1, None, None)
     one_step(runner, 8)
     runner.commit(5)
     moved = torch.cat([(runner.parameters[n] - w).detach().abs().flatten() for n, w in weights.items()])
     assert moved.median().item() == pytest.approx(1.1e-3, rel=1e-2)
 
 
-def test_the_gradient_of_a_step_is_had_clipped_and_with_its_norms(config: Recipe) -> None:
+def test_a_steps_gradient_is_returned_clipped_with_its_norms(config: Recipe) -> None:
     runner = trained(config(optim={"clip": 0.5}))
     with pytest.raises(AssertionError, match="no finished step"):
         runner.gradients()
@@ -183,7 +165,7 @@ CLOCKED = {"warmup": 5, "schedule": "cosine", "weight_decay": 0.1}
 
 
 @pytest.mark.parametrize("steps", [0, 3], ids=["first update", "later update"])
-def test_an_update_that_is_taken_back_leaves_no_trace(steps: int, config: Recipe) -> None:
+def test_a_dropped_update_leaves_no_trace(steps: int, config: Recipe) -> None:
     runner, other = (trained(config(optim=CLOCKED), steps) for _ in range(2))
     before = raw(copied(runner.state()))
     for _ in range(2):
@@ -199,7 +181,7 @@ def test_an_update_that_is_taken_back_leaves_no_trace(steps: int, config: Recipe
 
 
 @pytest.mark.parametrize("steps", [0, 3], ids=["first update", "later update"])
-def test_an_update_in_two_parts_is_the_update(steps: int, config: Recipe) -> None:
+def test_prepare_and_commit_make_one_update(steps: int, config: Recipe) -> None:
     runner, other = (trained(config(optim=CLOCKED), steps) for _ in range(2))
     for step in (steps, steps + 1):
         for each in (runner, other):
@@ -214,7 +196,7 @@ def test_an_update_in_two_parts_is_the_update(steps: int, config: Recipe) -> Non
 
 
 @pytest.mark.parametrize("prepared", [False, True])
-def test_a_twin_that_is_given_the_gradients_stays_the_same_bit_for_bit(prepared: bool, config: Recipe) -> None:
+def test_a_copy_that_applies_the_gradients_stays_equal_bit_for_bit(prepared: bool, config: Recipe) -> None:
     runner, twin = trained(config(optim=CLOCKED)), StageRunner(config(optim=CLOCKED), 1, initialise=False)
     runner.lr_scale = 1.1
     twin.load(copied(runner.state()))
@@ -230,7 +212,7 @@ def test_a_twin_that_is_given_the_gradients_stays_the_same_bit_for_bit(prepared:
         assert not twin._outputs, "a finished step takes no memory"
 
 
-def test_a_twin_of_the_ends_follows_a_tied_table(config: Recipe) -> None:
+def test_a_copy_of_stage_0_follows_a_tied_table(config: Recipe) -> None:
     recipe = config()
     runner, twin = StageRunner(recipe, 0), StageRunner(recipe, 0)
     tokens = torch.arange(32).view(2, 16)
@@ -247,7 +229,7 @@ def test_a_twin_of_the_ends_follows_a_tied_table(config: Recipe) -> None:
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
-def test_what_is_not_finite_is_named_and_not_committed(poison: float, config: Recipe) -> None:
+def test_a_gradient_that_is_not_finite_is_named_and_not_committed(poison: float, config: Recipe) -> None:
     runner = trained(config())
     before = raw(runner.state())
     runner.begin(None, train=True, microbatches=1)
@@ -260,7 +242,7 @@ def test_what_is_not_finite_is_named_and_not_committed(poison: float, config: Re
         runner.commit(3)
 
 
-def test_the_ends_take_data_and_give_the_mean_loss(config: Recipe) -> None:
+def test_stage_0_takes_data_and_returns_the_mean_loss(config: Recipe) -> None:
     recipe = config()
     runner = StageRunner(recipe, 0)
     tokens = torch.arange(32).view(2, 16)
@@ -268,19 +250,16 @@ def test_the_ends_take_data_and_give_the_mean_loss(config: Recipe) -> None:
     assert runner.loss is None
     hidden = [runner.forward(i, 0, None) for i in range(MICROBATCHES)]
     expected = []
-    for i, x in reversed(list(enumerate(hidden))):  # they may come back in any order; the sum must not depend on it
-        assert x is not None
+    for i, x in reversed(list(enumerate(hidden))):  # in any order, without effect on the sum
         assert runner.forward(i, 5, x) is None
-        expected.insert(0, runner.module.loss(x, tokens + i + 1).item())  # type: ignore[operator]
+        expected.insert(0, runner.module.loss(x, tokens + i + 1).item())
     assert runner.loss == pytest.approx(sum(expected) / MICROBATCHES, rel=1e-6)
     for i in range(MICROBATCHES):
-        grad = runner.backward(i, 5, None)
-        assert grad is not None
-        assert runner.backward(i, 0, grad) is None
+        assert runner.backward(i, 0, runner.backward(i, 5, None)) is None
     assert runner.finish()
 
 
-def test_a_validation_keeps_no_graph_and_gives_no_norm(config: Recipe) -> None:
+def test_a_validation_keeps_no_graph_and_has_no_norm(config: Recipe) -> None:
     runner = trained(config())
     before = raw(runner.state())
     runner.begin(None, train=False, microbatches=1)
@@ -291,8 +270,7 @@ def test_a_validation_keeps_no_graph_and_gives_no_norm(config: Recipe) -> None:
 
 
 def test_every_parameter_is_corrected_by_its_own_clock(config: Recipe) -> None:
-    """What comes from stages of different ages goes on as each would have: here one parameter is as old as another
-    state's."""
+    """Parameters from stages with other clocks continue as they would there; one parameter has another state's."""
     plain = config(optim={"weight_decay": 0.1})
     old, young = trained(plain, steps=5), trained(plain, steps=2)
     name = next(iter(old.parameters))
@@ -310,7 +288,7 @@ def test_every_parameter_is_corrected_by_its_own_clock(config: Recipe) -> None:
     assert same == {name}, "the others were corrected by their own, older clocks"
 
 
-def test_a_parameter_without_a_gradient_grows_no_older(config: Recipe) -> None:
+def test_the_clock_of_a_parameter_without_a_gradient_stands_still(config: Recipe) -> None:
     runner = trained(config())
     name = next(iter(runner.parameters))
     one_step(runner, 9)
@@ -322,7 +300,7 @@ def test_a_parameter_without_a_gradient_grows_no_older(config: Recipe) -> None:
     assert raw(other.state()) == raw(runner.state())
 
 
-def test_gradients_that_are_set_aside_and_added_are_those_that_autograd_adds_up() -> None:
+def test_gradients_set_aside_and_added_equal_autograds_sums() -> None:
     """Also of a parameter that some passes do not reach, and of one that none does."""
     parameters = [torch.nn.Parameter(torch.randn(3)) for _ in range(3)]
     inputs = torch.randn(4, 3)
@@ -338,5 +316,4 @@ def test_gradients_that_are_set_aside_and_added_are_those_that_autograd_adds_up(
 
     found, wanted = grads(True), grads(False)
     assert found[2] is None and wanted[2] is None
-    for ours, theirs in zip(found[:2], wanted[:2], strict=True):
-        assert ours is not None and theirs is not None and torch.equal(ours, theirs)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(found[:2], wanted[:2], strict=True))

@@ -1,4 +1,4 @@
-"""A worker's part of a checkpoint: what is written is what was there when it was told to."""
+"""A worker's part of a checkpoint: the file has the state at the time of the order."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from planaria.models.packing import pack
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint.stage_file import read_stage
 from planaria.runtime.engine import saver
-from planaria.runtime.engine import saver as stage_files
 from planaria.runtime.engine.saver import Buffer, Part, Saver, StageFiles
 from planaria.runtime.engine.setup import Setup
+from waiting import until
 
 FILES = StageFiles(Setup(RunConfig(), Path("run"), Path("data"), "127.0.0.1"), "w3")
 """of a worker that sees the run's folder"""
 
 
 class Desk:
-    """Hears what a saver reports."""
+    """Records a saver's reports."""
 
     def __init__(self) -> None:
         self.said: list[e.Fact] = []
@@ -42,10 +42,7 @@ class Desk:
         self.at(doing)
 
     def wait(self, count: int) -> list[str]:
-        deadline = time.monotonic() + 30
-        while len(self.said) < count or self.writing is not None:
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        until(lambda: len(self.said) >= count and self.writing is None, 30.0)
         return [type(fact).__name__ for fact in self.said]
 
 
@@ -58,9 +55,8 @@ def state(seed: int = 1) -> StageState:
     weights = {"w": some(7, 3), "b": some(3)}
     moments = {name: {"exp_avg": some(*w.shape), "exp_avg_sq": some(*w.shape).abs()} for name, w in weights.items()}
     outer = {"rounds": torch.tensor(3), "momentum.w": some(7, 3)}
-    return StageState(
-        weights, moments, {"w": 4, "b": 5}, 1.1, 0.5, None, {"cpu": torch.get_rng_state()}, outer, {"b": 2.0}
-    )
+    generators = {"cpu": torch.get_rng_state()}
+    return StageState(weights, moments, {"w": 4, "b": 5}, 1.1, 0.5, None, generators, outer, {"b": 2.0})
 
 
 def part(folder: Path, step: int = 8) -> Part:
@@ -68,27 +64,24 @@ def part(folder: Path, step: int = 8) -> Part:
 
 
 def spoil(of: StageState) -> None:
-    """What training does to a state."""
-    for tensor in (
-        *of.weights.values(),
-        *(t for pair in of.moments.values() for t in pair.values()),
-        *of.outer.values(),
-    ):
+    """Change a state as training would."""
+    moments = [t for pair in of.moments.values() for t in pair.values()]
+    for tensor in (*of.weights.values(), *moments, *of.outer.values()):
         tensor.fill_(0)
     of.clocks.clear()
 
 
-def test_the_copy_is_of_the_moment_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_copy_is_whole_and_of_the_time_of_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     desk, own, go = Desk(), state(), threading.Event()
-    write = stage_files.write_stage
+    write = saver.write_stage
 
     def slow(*given: Any) -> object:
         assert go.wait(30)
         return write(*given)
 
-    monkeypatch.setattr(stage_files, "write_stage", slow)
+    monkeypatch.setattr(saver, "write_stage", slow)
     expected = pack(own).numpy().tobytes()
-    span = Saver(desk, FILES).save_beside(part(tmp_path), own)  # type: ignore[arg-type]
+    span = Saver(desk, FILES).save_beside(part(tmp_path), own)
     assert span.action == "save" and desk.writing is not None and desk.writing[0] == 8
     assert [type(fact).__name__ for fact in desk.said] == ["StageCopied"], "the file is not written yet"
     spoil(own)
@@ -102,7 +95,7 @@ def test_the_copy_is_of_the_moment_and_whole(tmp_path: Path, monkeypatch: pytest
     assert saved.file == "stage-0002.safetensors" and saved.seconds > 0 and worked.spans[0].action == "write"
 
 
-def test_memory_is_used_again_unless_the_state_has_another_shape() -> None:
+def test_memory_is_reused_unless_the_state_has_another_shape() -> None:
     buffer = Buffer()
     first = buffer.copy(state(1))
     second = buffer.copy(state(2))
@@ -113,9 +106,9 @@ def test_memory_is_used_again_unless_the_state_has_another_shape() -> None:
     assert pack(buffer.copy(other)).equal(pack(other))
 
 
-def test_the_next_part_is_not_begun_before_the_last_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_waits_until_the_last_one_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     desk, running = Desk(), []
-    write = stage_files.write_stage
+    write = saver.write_stage
 
     def slow(folder: Path, *given: Any) -> object:
         running.append(folder)
@@ -124,8 +117,8 @@ def test_the_next_part_is_not_begun_before_the_last_is_written(tmp_path: Path, m
         running.clear()
         return write(folder, *given)
 
-    monkeypatch.setattr(stage_files, "write_stage", slow)
-    one = Saver(desk, FILES)  # type: ignore[arg-type]
+    monkeypatch.setattr(saver, "write_stage", slow)
+    one = Saver(desk, FILES)
     one.save_beside(part(tmp_path / "a"), state(1))
     one.save_beside(part(tmp_path / "b", 9), state(2))
     one.save(part(tmp_path / "c", 10), state(3))
@@ -133,17 +126,17 @@ def test_the_next_part_is_not_begun_before_the_last_is_written(tmp_path: Path, m
         assert pack(read_stage(tmp_path / name, 2, step)).equal(pack(state(seed)))
 
 
-@pytest.mark.parametrize(("error", "told"), [(OSError("full"), "SaveFailed"), (KeyError("x"), "WorkerFailed")])
-def test_an_error_of_the_thread_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, told: str
+@pytest.mark.parametrize(("error", "reported"), [(OSError("full"), "SaveFailed"), (KeyError("x"), "WorkerFailed")])
+def test_an_error_of_the_thread_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, reported: str
 ) -> None:
     def fail(*given: Any) -> object:
         raise error
 
     desk = Desk()
-    monkeypatch.setattr(stage_files, "write_stage", fail)
-    Saver(desk, FILES).save_beside(part(tmp_path), state())  # type: ignore[arg-type]
-    assert desk.wait(2)[1] == told
+    monkeypatch.setattr(saver, "write_stage", fail)
+    Saver(desk, FILES).save_beside(part(tmp_path), state())
+    assert desk.wait(2)[1] == reported
 
 
 def test_too_little_memory_for_a_copy_costs_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +145,7 @@ def test_too_little_memory_for_a_copy_costs_the_save(tmp_path: Path, monkeypatch
 
     desk, one = Desk(), state()
     monkeypatch.setattr(saver.torch, "empty", none)
-    Saver(desk, FILES).save_beside(part(tmp_path), one)  # type: ignore[arg-type]
+    Saver(desk, FILES).save_beside(part(tmp_path), one)
     (failed,) = desk.said
     assert isinstance(failed, e.SaveFailed) and "no memory for a copy of stage 2" in failed.detail
     assert desk.writing is None and not list(tmp_path.iterdir())

@@ -1,3 +1,5 @@
+"""The simulator of pipelines: queueing, bytes, the bubble, deadlocks and shadows."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -36,6 +38,7 @@ def ready_times(plan: Plan, result: Simulated, message_bytes: int) -> dict[Key, 
 def test_workers_never_idle_beside_ready_work_and_prefer_their_lists(order: str) -> None:
     plan = build(MIXED, order, 5)
     result = simulate(plan, PRICES, 1)
+    assert result == simulate(plan, PRICES, 1)
     ready = ready_times(plan, result, 1)
     for stage, spans in result.spans.items():
         place = {action.key: n for n, action in enumerate(plan.actions[stage])}
@@ -58,7 +61,7 @@ def test_at_most_in_flight_microbatches_are_alive() -> None:
         assert max(sum(born <= start < died for born, died in lives) for start, _ in lives) == in_flight
 
 
-def test_both_directions_of_a_link_are_independent_and_each_queues() -> None:
+def test_the_directions_of_a_link_queue_independently() -> None:
     plan = build([(0, 1, 0)] * 2, "gpipe", 2)
     costs = Costs(NetworkConfig(latency_s=1.0, bandwidth=1.0))
     result = simulate(plan, costs, 3)
@@ -82,31 +85,23 @@ def test_bubble_of_gpipe() -> None:
     assert result.idle[2] == pytest.approx(1 - result.busy[2])
 
 
-def test_the_same_plan_gives_the_same_step() -> None:
-    plan = build(MIXED, "1f1b", 4)
-    assert simulate(plan, PRICES, 1) == simulate(plan, PRICES, 1)
-
-
 def test_a_deadlock_names_the_stuck_actions() -> None:
     plan = build([(0, 1, 2, 0)], "1f1b", 1)
-    waiting = tuple(
-        replace(action, after=(Key("forward", 1, 2),)) if action.kind == "forward" else action
-        for action in plan.actions[2]
-    )
-    with pytest.raises(
-        UserError, match=r"F0\.2←1→0 at stage 2 waits for \('forward', 1, 2\), which is not in the plan"
-    ):
+    needs = {"forward": (Key("forward", 1, 2),)}
+    waiting = tuple(replace(a, after=needs[a.kind]) if a.kind in needs else a for a in plan.actions[2])
+    stuck = r"F0\.2←1→0 at stage 2 waits for \('forward', 1, 2\), which is not in the plan"
+    with pytest.raises(UserError, match=stuck):
         simulate(replace(plan, actions=plan.actions | {2: waiting}), UNIT, 0)
 
 
 @pytest.mark.slow
-def test_time_grows_with_the_plan_and_not_with_its_square() -> None:
+def test_the_simulation_takes_linear_time() -> None:
     """A plan of 200 stages and 200 microbatches, 80,000 actions, is a matter of a second."""
     result = simulate(build([(0, *range(1, 201), 0)] * 200, "gpipe", 200), UNIT, 0)
     assert result.step_s == (200 + 200) * 3
 
 
-def test_a_shadow_keeps_its_worker_busy_and_nobody_waiting_for_its_output() -> None:
+def test_a_shadow_occupies_its_worker_and_delays_no_other() -> None:
     """Stage 1 sends on before it computes for stage 2; with a second microbatch, that one waits for it."""
     network = NetworkConfig(forward_s=[0.0, 1.0, 4.0], backward_s=[0.0])
     route = (0, 1, 2, 0)

@@ -1,17 +1,18 @@
+"""Runners that sleep in place of computing, and stragglers."""
+
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import pytest
 import torch
+from tiny import Recipe
 
-from planaria.config.schema import RunConfig
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.sleeper import SleepingRunner, Slowness, straggling
 
 
-def test_a_sleeper_takes_its_time_and_sends_tensors_of_the_real_size(config: Callable[..., RunConfig]) -> None:
+def test_a_sleeper_takes_its_time_and_returns_tensors_of_the_real_size(config: Recipe) -> None:
     recipe = config(network={"forward_s": [0.02], "backward_s": [0.04], "emulate": True})
     runner = SleepingRunner(recipe, 1)
     runner.stand_at(1, ResolvedRun(recipe).prices)
@@ -25,8 +26,6 @@ def test_a_sleeper_takes_its_time_and_sends_tensors_of_the_real_size(config: Cal
     end = time.monotonic()
     assert middle - start >= 0.02
     assert end - middle >= 0.04
-    assert out is not None
-    assert back is not None
     assert out.shape == back.shape == x.shape
     assert runner.finish() == 0.0
     runner.commit(0)
@@ -34,21 +33,18 @@ def test_a_sleeper_takes_its_time_and_sends_tensors_of_the_real_size(config: Cal
     assert all(torch.equal(runner.parameters[name], tensor) for name, tensor in before.items())
 
 
-def test_sleeping_ends_need_no_data(config: Callable[..., RunConfig]) -> None:
+def test_a_sleeping_stage_0_needs_no_data(config: Recipe) -> None:
     runner = SleepingRunner(config(network={"emulate": True}), 0)
     runner.begin(None, train=True, microbatches=1)
     hidden = runner.forward(0, 0, None)
-    assert hidden is not None
-    assert runner.forward(0, 5, hidden) is None
+    assert hidden is not None and runner.forward(0, 5, hidden) is None
     assert runner.loss == 0.0
     assert runner.backward(0, 5, None) is not None
     assert runner.backward(0, 0, hidden) is None
     assert runner.finish() == 0.0
 
 
-def test_stragglers_are_drawn_anew_for_every_replica_and_round_and_alike_everywhere(
-    config: Callable[..., RunConfig],
-) -> None:
+def test_stragglers_are_drawn_per_replica_and_round_and_reproducible(config: Recipe) -> None:
     recipe = config(network={"straggle": 0.25, "straggle_times": 3.0})
     drawn = [straggling(recipe, replica, round) for replica in range(8) for round in range(100)]
     assert set(drawn) == {1.0, 3.0} and 150 < drawn.count(3.0) < 250
@@ -56,9 +52,7 @@ def test_stragglers_are_drawn_anew_for_every_replica_and_round_and_alike_everywh
     assert straggling(config(), 0, 0) == 1.0
 
 
-def test_slowness_that_lasts_for_a_time_is_the_same_however_work_is_cut(
-    config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slowness_is_the_same_however_work_is_divided(config: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
 
     def pass_time(seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Measurements by real processes: what they find, and how they end when a node does."""
+"""Measurements of links by real processes, and their end when a node dies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from planaria.runtime.engine.survey import Leader
 from planaria.runtime.engine.surveyor import Failed
 from planaria.runtime.fleet.base import Gone, Said
 
-# Links are long and slow: what a busy machine adds, milliseconds for every thread that must wake up, is little then.
+# Links are long and slow, so that the milliseconds a busy machine adds per thread matter little.
 TOPOLOGY = """
 matrix = { latency_ms = "latency.csv", bandwidth_mbit = "bandwidth.csv" }
 same_site = { latency_ms = 120, bandwidth_mbit = 20 }
@@ -37,7 +37,7 @@ memory = 5
 role = "data"
 """
 RECIPE = '[network]\ntopology = "known.toml"\n[fleet]\nmissed = 200\n'
-"""a machine that runs tests is busy: only silence of 50 s is a death"""
+"""test machines are busy: only silence of 50 s counts as a death"""
 
 
 @pytest.fixture
@@ -58,31 +58,25 @@ def measure(recipe: Path, *flags: str) -> int | str | None:
 
 
 def nodes() -> dict[str, int]:
-    """Living children of this process that are nodes: as the kernel calls them, in 15 characters → process id."""
+    """Return the living nodes among the children of this process: kernel name (15 characters) → process id."""
     found = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # ended meanwhile
             name, _, rest = stat.read_text().partition("(")[2].rpartition(") ")
             state, parent = rest.split()[:2]
-            if (
-                name.startswith("planaria ")
-                and name != "planaria births"
-                and state != "Z"
-                and int(parent) == os.getpid()
-            ):
+            ours = state != "Z" and int(parent) == os.getpid() and name != "planaria births"
+            if ours and name.startswith("planaria "):
                 found[name] = int(stat.parent.name)
     return found
 
 
-def strike_after_first_pair(
-    monkeypatch: pytest.MonkeyPatch, name: str, number: signal.Signals, after_s: float = 0.0
-) -> None:
-    """Send a signal to a node when the first pair has been measured, or so much later."""
-    told: Callable[[SurveyProgress, str], None] = SurveyProgress.told
+def strike(monkeypatch: pytest.MonkeyPatch, name: str, number: signal.Signals, after_s: float = 0.0) -> None:
+    """Send a signal to a node ``after_s`` seconds after the first pair has been measured."""
+    original: Callable[[SurveyProgress, str], None] = SurveyProgress.told
     struck: list[int] = []
 
-    def strike(progress: SurveyProgress, text: str) -> None:
-        told(progress, text)
+    def strikes(progress: SurveyProgress, text: str) -> None:
+        original(progress, text)
         if not struck:
             pid = nodes()[f"planaria {name}.0"[:15]]
             struck.append(pid)
@@ -91,11 +85,11 @@ def strike_after_first_pair(
             else:
                 os.kill(pid, number)
 
-    monkeypatch.setattr(SurveyProgress, "told", strike)
+    monkeypatch.setattr(SurveyProgress, "told", strikes)
 
 
 @pytest.mark.slow
-def test_known_links_are_found_again(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_known_links_are_measured(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert measure(recipe, "--network.emulate", "true", "--network.scale", "0.5") == 0
     out, err = capsys.readouterr()
     assert "3/3 pairs" in out and str(recipe.parent / "found" / "topology.toml") in out and not err
@@ -112,9 +106,7 @@ def test_known_links_are_found_again(recipe: Path, capsys: pytest.CaptureFixture
         assert capacity / 1.3 < bandwidth < capacity * 1.3
 
 
-def test_nodes_of_this_machine_are_measured_and_nothing_else_is_in_the_folder(
-    recipe: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nodes_of_this_machine_are_measured(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe.write_text("[pipeline]\nstages = 2\n[fleet]\nmissed = 200\n")
     assert measure(recipe, "--quiet") == 0
     assert "pairs" not in capsys.readouterr().out
@@ -129,10 +121,10 @@ def test_nodes_of_this_machine_are_measured_and_nothing_else_is_in_the_folder(
     assert len(read(folder / "topology.toml").nodes) == 2
 
 
-def test_a_node_that_dies_is_named_with_its_pair_and_nothing_is_written(
+def test_a_dead_node_is_named_and_nothing_is_written(
     recipe: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    strike_after_first_pair(monkeypatch, "Oslo 1", signal.SIGKILL)  # of three pairs, the second or third is Oslo's
+    strike(monkeypatch, "Oslo 1", signal.SIGKILL)  # of three pairs, the second or third is Oslo's
     assert measure(recipe) == 1
     err = capfd.readouterr().err
     assert err.count("\n") == 1
@@ -142,11 +134,11 @@ def test_a_node_that_dies_is_named_with_its_pair_and_nothing_is_written(
 
 
 @pytest.mark.slow
-def test_a_node_that_dies_while_it_is_measured_is_named_too(
+def test_a_node_that_dies_during_its_measurement_is_named(
     recipe: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe.write_text("[network]\nemulate = true\nlatency_s = 0.04\nbandwidth = 1e6\n[fleet]\nmissed = 200\n")
-    strike_after_first_pair(monkeypatch, "node 0", signal.SIGKILL, after_s=0.7)
+    strike(monkeypatch, "node 0", signal.SIGKILL, after_s=0.7)
     assert measure(recipe, "--nodes", "3", "--quiet") == 1
     err = capfd.readouterr().err
     assert err.count("\n") == 1
@@ -154,10 +146,10 @@ def test_a_node_that_dies_while_it_is_measured_is_named_too(
 
 
 @pytest.mark.slow
-def test_a_node_that_cannot_be_reached_is_named_with_its_pair_after_the_time_out(
+def test_an_unreachable_node_is_named_after_the_timeout(
     recipe: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    strike_after_first_pair(monkeypatch, "Oslo 1", signal.SIGSTOP)
+    strike(monkeypatch, "Oslo 1", signal.SIGSTOP)
     assert measure(recipe, "--fleet.timeout_s", "3", "--quiet") == 1
     err = capfd.readouterr().err
     assert err.count("\n") == 1
@@ -166,7 +158,7 @@ def test_a_node_that_cannot_be_reached_is_named_with_its_pair_after_the_time_out
 
 
 class PretendFleet:
-    """Lets nodes say and suffer what a test has written down, one list for each time they are asked."""
+    """Returns the notices of a script, one list per poll."""
 
     def __init__(self, script: list[list[Said | Gone]]) -> None:
         self.script = script
@@ -175,7 +167,7 @@ class PretendFleet:
         return self.script.pop(0) if self.script else []
 
     def send(self, worker: str, text: bytes) -> None:
-        """Nobody is there."""
+        """Drop the message."""
 
 
 def says(node: str, report: Fact) -> Said:
@@ -187,7 +179,7 @@ LINES = dict.fromkeys(permutations(range(3), 2), (0.0, None))
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "output"),
     [
         ([[says("a", BROKEN)], [Gone("b", 0, "connection", "pid 7")]], "link a – b: b is gone (connection, pid 7);"),
         ([[says("a", BROKEN)]], "link a – b: Connection closed by peer;"),
@@ -195,18 +187,18 @@ LINES = dict.fromkeys(permutations(range(3), 2), (0.0, None))
         ([[Gone("c", 0, "heartbeat", "silent for 9 s")]], "c is gone (heartbeat, silent for 9 s);"),
     ],
 )
-def test_a_death_explains_a_broken_edge_and_else_the_edge_is_named(script: list[list[Said | Gone]], said: str) -> None:
-    leader = Leader(PretendFleet(script), "abc", LINES, lambda *_: None)  # type: ignore[arg-type]
+def test_a_broken_edge_is_explained_by_a_death_or_named(script: list[list[Said | Gone]], output: str) -> None:
+    leader = Leader(PretendFleet(script), "abc", LINES, lambda *_: None)
     leader._at = dict.fromkeys(range(3), "nowhere")
     with pytest.raises(RunStopped) as stopped:
         leader.measure([(0, 1)])
-    assert str(stopped.value).startswith(said)
+    assert str(stopped.value).startswith(output)
 
 
-def test_a_failure_leaves_an_older_measurement_as_it_was(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_keeps_an_older_measurement(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = recipe.parent / "found"
     folder.mkdir()
     (folder / "topology.toml").write_text("older")
-    strike_after_first_pair(monkeypatch, "Bern 1", signal.SIGKILL)
+    strike(monkeypatch, "Bern 1", signal.SIGKILL)
     assert measure(recipe, "--quiet") == 1
     assert [file.read_text() for file in folder.iterdir()] == ["older"]

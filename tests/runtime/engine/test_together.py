@@ -1,4 +1,4 @@
-"""What goes together between replicas: docs/replicas.md says it in two tables, and recipes are taken or refused so."""
+"""Settings of replicas that exclude each other: recipes are refused as two tables of docs/replicas.md state."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny import Recipe
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.exchange.kinds import EXCHANGES
 from planaria.runtime.engine.check import check
 
-Recipe = Callable[..., RunConfig]
-PAGE = Path(__file__).parents[3] / "docs" / "replicas.md"
+PAGE = Path(__file__).parents[3] / "docs" / "exchange.md"
 GIVEN = {"gasloc": {"alpha": 0.5, "beta": 0.7, "gamma": 0.7}}
 """options without a default"""
 ASKED: dict[str, dict[str, dict[str, Any]]] = {
@@ -33,9 +33,9 @@ ASKED: dict[str, dict[str, dict[str, Any]]] = {
     },
     "`coded`": {"yes": {"coded": "gc"}},
 }
-"""column → what a cell that bears it says → the recipe that it is about"""
+"""column → words of its cells → the recipe they are about"""
 IMPLIED = {"any feedback": {"`none`", "`ef14`", "any feedback"}, "any rule": {"any rule", "in pairs"}}
-"""words of a cell that say more than themselves"""
+"""words of a cell that imply others"""
 GROUPED = {"noloco", "pair_mean", "gasloc"}
 WHOLE = {"rule": "krum", "scope": "replica"}
 BESIDE: list[tuple[str, dict[str, Any], str]] = [
@@ -80,7 +80,7 @@ BESIDE: list[tuple[str, dict[str, Any], str]] = [
         "is for one replica",
     ),
 ]
-"""how a row of the second table begins, what it is about, and what a user is told"""
+"""the beginning of a row of the second table, a recipe for it, and its message"""
 
 
 def tables() -> list[list[list[str]]]:
@@ -94,14 +94,14 @@ def tables() -> list[list[list[str]]]:
 
 
 def said(kind: str, column: str) -> str:
-    """What the first table says of a kind and an idea."""
+    """Return a cell of the first table."""
     header, *rows = tables()[0]
     (row,) = [row for row in rows if f"`{kind}`" in row[0]]
     return row[header.index(column)]
 
 
 def taken(recipe: Callable[[], RunConfig]) -> bool:
-    """Is it taken? Refused is one line."""
+    """Return whether the recipe is accepted; a refusal must be one line."""
     try:
         check(recipe())
     except UserError as wrong:
@@ -120,7 +120,7 @@ def recipe_of(config: Recipe, engine: str = "inline", **sections: dict[str, Any]
 
 @pytest.mark.parametrize("column", ASKED)
 @pytest.mark.parametrize("kind", EXCHANGES.names)
-def test_a_kind_goes_with_what_its_row_names_and_with_nothing_else(kind: str, column: str, config: Recipe) -> None:
+def test_a_kind_accepts_the_settings_of_its_row_alone(kind: str, column: str, config: Recipe) -> None:
     cell = said(kind, column)
     named = {words for words in ASKED[column] if words in cell}
     named |= {implied for words in named for implied in IMPLIED.get(words, ())}
@@ -137,14 +137,14 @@ def test_every_kind_has_its_row() -> None:
     assert set(tables()[0][0][1:]) == set(ASKED)
 
 
-@pytest.mark.parametrize(("row", "settings", "told"), BESIDE)
-def test_what_a_row_of_refusals_names_is_refused(row: str, settings: dict[str, Any], told: str, config: Recipe) -> None:
-    with pytest.raises(UserError, match=re.escape(told)) as caught:
+@pytest.mark.parametrize(("row", "settings", "complaint"), BESIDE)
+def test_the_refusals_of_each_row_hold(row: str, settings: dict[str, Any], complaint: str, config: Recipe) -> None:
+    with pytest.raises(UserError, match=re.escape(complaint)) as caught:
         check(recipe_of(config, **settings))
     assert "\n" not in str(caught.value)
 
 
-def test_every_row_of_refusals_is_tried() -> None:
+def test_every_row_of_refusals_is_tested() -> None:
     firsts = [row[0] for row in tables()[1][1:]]
     tried = {row for row, _, _ in BESIDE}
     assert [first for first in firsts if not any(first.startswith(row) for row in tried)] == []

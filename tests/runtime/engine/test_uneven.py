@@ -1,14 +1,13 @@
-"""Block stages of unlike sizes: the same model, the same losses, whoever has how many layers."""
+"""Block stages of unequal sizes: the same model and losses for every division of the layers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from test_recut_runs import begin, go_on, losses, recipe
-from tiny import engine_of
+from tiny import Recipe, engine_of
 from tiny import losses as of_engine
 
 from planaria.common.errors import UserError
@@ -19,7 +18,6 @@ from planaria.runtime.checkpoint.loading import atoms_of
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.engine.check import check
 
-Recipe = Callable[..., RunConfig]
 KEPT = {"strategy": "echo, checkpoint"}
 LAYERS = {"layers": 8, "dim": 16, "hidden": 24, "context": 8}
 
@@ -43,26 +41,25 @@ def test_every_cut_trains_the_same_model(config: Recipe, layers: list[int], ends
 
 
 @pytest.mark.parametrize("strategy", ["redundant", "echo", "snapshot"])
-def test_a_lost_stage_of_any_size_comes_back(config: Recipe, strategy: str) -> None:
+def test_a_lost_stage_of_any_size_is_restored(config: Recipe, strategy: str) -> None:
     made = cut(config, [1, 4, 2, 1], 4, recovery={"strategy": f"{strategy}, checkpoint"})
     struck, unbroken = engine_of(made), engine_of(made)
     assert of_engine(struck, 5) == of_engine(unbroken, 5)
     for stage in (2, 1, 4):
         assert struck.lose([stage]).reason == ""
-        after, untroubled = of_engine(struck, 1), of_engine(unbroken, 1)
-        assert after == untroubled or strategy == "echo"
+        after, undisturbed = of_engine(struck, 1), of_engine(unbroken, 1)
+        assert after == undisturbed or strategy == "echo"
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_at_other_sizes(config: Recipe, tmp_path: Path) -> None:
+def test_a_run_resumes_with_other_sizes(config: Recipe, tmp_path: Path) -> None:
     whole = losses(begin(recipe(config, tmp_path / "whole", recovery=KEPT)))
     folder = begin(recipe(config, tmp_path, steps=10, recovery=KEPT))
-    told = go_on(folder, pipeline__layers="[1, 6, 2, 3]", train__steps=15)
-    assert any("now 4 stages of [1, 6, 2, 3] layers: re-cut by parameter" in line for line in told)
+    reported = go_on(folder, pipeline__layers="[1, 6, 2, 3]", train__steps=15)
+    assert any("now 4 stages of [1, 6, 2, 3] layers: re-cut by parameter" in line for line in reported)
     go_on(folder, pipeline__stages=3, pipeline__layers="none", train__steps=20)
     assert losses(folder) == whole
-    saved = CheckpointStore(folder / "checkpoints").newest()
-    assert saved is not None and len(atoms_of(saved)) == 12 * 9 + 2
+    assert len(atoms_of(CheckpointStore(folder / "checkpoints").newest())) == 12 * 9 + 2
 
 
 @pytest.mark.parametrize(
@@ -78,11 +75,10 @@ def test_sizes_that_do_not_add_up_are_refused(config: Recipe, layers: list[int],
         cut(config, layers, stages)
 
 
-def test_what_needs_stages_alike_says_so(config: Recipe) -> None:
+def test_strategies_that_need_equal_stages_refuse_unequal_ones(config: Recipe) -> None:
+    unequal = r"makes a block stage of others; these have pipeline.layers = \[1, 4, 2, 1\]"
     for strategy in ("checkfree", "uniform", "copy"):
-        with pytest.raises(
-            UserError, match=r"makes a block stage of others; these have pipeline.layers = \[1, 4, 2, 1\]"
-        ):
+        with pytest.raises(UserError, match=unequal):
             check(cut(config, [1, 4, 2, 1], 4, recovery={"strategy": strategy}))
     with pytest.raises(ValueError, match=r"network.forward_s has one number for stages of \[1, 4, 2, 1\] layers"):
         cut(config, [1, 4, 2, 1], 4, network={"forward_s": [0.1]})

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import planaria
 from planaria.config.schema import RunConfig
-from planaria.data.shards import Dataset, prepare
 from planaria.data.stream import Stream
 from planaria.lab.inline.engine import InlineEngine
+from planaria.models.packing import pack
+from planaria.models.state import StageState
+from planaria.recovery.chain import Plan
+
+Recipe = Callable[..., RunConfig]
+"""a tiny recipe with single fields of its sections changed"""
 
 
 def config_in(folder: Path, **sections: dict[str, Any]) -> RunConfig:
-    """A recipe whose text lies in ``folder``; ``sections`` change single fields."""
+    """Return a recipe whose text is in ``folder``; ``sections`` change single fields."""
     corpus = folder / "corpus.txt"
     if not corpus.exists():
         rng = random.Random(34107)
@@ -33,15 +41,33 @@ def config_in(folder: Path, **sections: dict[str, Any]) -> RunConfig:
     return RunConfig.model_validate(plain)
 
 
-def dataset_of(config: RunConfig) -> Dataset:
-    return prepare(config.data, config.model.vocab)
+def train_stream(config: RunConfig) -> Stream:
+    return planaria.streams(config)[0]
 
 
 def engine_of(config: RunConfig) -> InlineEngine:
-    dataset = dataset_of(config)
-    train, validation = (Stream(dataset, s, config.model.context, config.seed) for s in ("train", "validation"))
-    return InlineEngine(config, train, validation)
+    return InlineEngine(config, *planaria.streams(config))
 
 
 def losses(engine: InlineEngine, steps: int) -> list[float]:
     return [engine.train_step().loss for _ in range(steps)]
+
+
+def lose(engine: InlineEngine, *nodes: int) -> Plan:
+    """Overwrite the weights of these nodes with NaN, then lose the nodes."""
+    for node in nodes:
+        for parameter in engine.runners[node].parameters.values():
+            parameter.detach().fill_(math.nan)
+    return engine.lose(nodes)
+
+
+def whole(engine: InlineEngine) -> dict[int, bytes]:
+    """Return node → its weights, moments, clocks and norms as bytes."""
+    return {node: pack(runner.state().trained).numpy().tobytes() for node, runner in engine.runners.items()}
+
+
+def raw(state: StageState) -> tuple[Any, ...]:
+    """Return a stage's weights and moments as bytes, and its clocks, scale and norms."""
+    weights = {name: tensor.numpy().tobytes() for name, tensor in state.weights.items()}
+    moments = {name: [t.numpy().tobytes() for t in pair.values()] for name, pair in state.moments.items()}
+    return weights, moments, state.clocks, state.lr_scale, state.grad_norm, state.clipped_norm

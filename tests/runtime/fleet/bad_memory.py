@@ -28,5 +28,5 @@ class BadMemory(Snapshot):
                     (*_, part) = held.state().weights.values()
                     part.view(torch.uint8)[len(part) // 2] ^= 1
 
-            held.commit = commit  # type: ignore[method-assign]
+            held.commit = commit
         return held

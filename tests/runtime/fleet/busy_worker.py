@@ -19,7 +19,7 @@ def main(connection: Connection, worker: str, incarnation: int) -> None:
     desk = Desk(connection, HEARTBEAT_S)
     desk.open()
     width, span = 64, Span(action="forward", start=0.0, end=0.0)
-    while span.end - span.start < BUSY_S:  # how fast this machine is, nobody knows yet
+    while span.end - span.start < BUSY_S:  # the machine's speed is unknown
         points = torch.ones(1000, width)
         start = time.monotonic()
         torch.cdist(points, points, p=3.0)

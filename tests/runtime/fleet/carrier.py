@@ -1,7 +1,7 @@
-"""Carries packets between the hosts of ``netns.py``: a process of its own, since the tests' is too busy to be a wire.
+"""Carries packets between the hosts of ``netns.py``: a separate process, since the tests' is too busy.
 
 ``python carrier.py CAPTURE ADDRESS=DEVICE[=PRIVATE]…`` takes the file descriptors of the hosts' TUN devices, and writes
-every packet to the file CAPTURE, as anybody on the way could. A host with a PRIVATE address is behind a router that
+every packet to the file CAPTURE. A host with a PRIVATE address is behind a router that
 translates it to ADDRESS, and lets in answers alone. A line ``ADDRESS LATENCY_S
 JITTER_S LOSS`` on its stdin changes a host's link from now on; the answer is how many packets the link has lost so far.
 It ends with its stdin.
@@ -27,7 +27,7 @@ _TCP = 6
 
 @dataclass
 class _Link:
-    """A host's only way out, and what it does to every packet that comes or goes."""
+    """A host's only link, and its effect on every packet."""
 
     address: str
     device: int
@@ -38,17 +38,17 @@ class _Link:
     private: str = ""
     """the host's own address, if its router translates it"""
     answers: set[bytes] = field(default_factory=set)
-    """of what it has sent: where answers come from, and the port that they are for"""
+    """where answers to its packets come from, and the port that they are for"""
 
     def out(self, packet: bytes) -> bytes:
-        """A packet of the host, as its router sends it on; the router remembers whom the host has written to."""
+        """Return a packet of the host as its router forwards it; the router records the receiver."""
         if not self.private:
             return packet
         self.answers.add(packet[16:20] + _ports(packet)[2:4] + _ports(packet)[:2])
         return _readdressed(packet, 12, self.address)
 
     def in_(self, packet: bytes) -> bytes | None:
-        """A packet for the host, as its router hands it on; None: nobody asked for it."""
+        """Return a packet for the host as its router forwards it, or None if it answers nothing."""
         if not self.private:
             return packet
         asked = packet[12:16] + _ports(packet) in self.answers

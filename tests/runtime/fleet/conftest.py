@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import harness
 import pytest
+
+import harness
 from harness import STORE
 
 SETTINGS = {
@@ -53,7 +54,7 @@ def node(on_ray: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def gpu_node(on_ray: Any) -> Iterator[Any]:
-    """A node with two GPUs that are made up: Ray believes what it is told, and CUDA is not asked."""
+    """Yield a node with two fictional GPUs: Ray accepts the count without asking CUDA."""
     node = on_ray.add_node(num_cpus=2, num_gpus=2, **STORE)
     yield node
     on_ray.remove_node(node, allow_graceful=False)

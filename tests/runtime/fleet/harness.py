@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import signal
@@ -10,10 +11,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+import planaria
+from observer import train_inline
 from planaria.cli.commands import train as command
 from planaria.config import recipe
 from planaria.config.schema import RunConfig
@@ -21,10 +25,9 @@ from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.logs import RunRecord, read_run
 from planaria.control.replay import replay
-from planaria.data.shards import prepare
-from planaria.data.stream import Stream
 from planaria.faults.trace import Fault, Trace
 from planaria.lab.inline.engine import InlineEngine
+from planaria.models.packing import pack
 from planaria.models.state import StageState
 from planaria.report import page
 from planaria.report.live.progress import Quiet
@@ -32,7 +35,7 @@ from planaria.report.live.watch import Watch
 from planaria.report.run import report
 from planaria.report.run.ledger import prove_exactly_once
 from planaria.runtime.checkpoint.stage_file import read_stage
-from planaria.runtime.checkpoint.store import read_manifest
+from planaria.runtime.checkpoint.store import CheckpointStore, Saved, read_manifest
 from planaria.runtime.engine import fleet, runs
 from planaria.runtime.engine.prepare import prepare as prepare_run
 from planaria.runtime.engine.runner import StageRunner
@@ -149,11 +152,11 @@ def train(
     finally:
         watch.close()
         assert_no_orphans(folder)
-    return checked(folder) if engine is fleet.train else read_run(folder)
+    return read_run(folder) if engine is train_inline else checked(folder)
 
 
 def resume(folder: Path, **flags: str) -> RunRecord:
-    """``planaria train --resume folder`` in this process; the record of the whole run, checked."""
+    """Run ``planaria train --resume folder`` in this process; return the record of the whole run, checked."""
     try:
         assert command.resume(folder, {name.replace("__", "."): text for name, text in flags.items()}, quiet=True) == 0
     finally:
@@ -161,7 +164,12 @@ def resume(folder: Path, **flags: str) -> RunRecord:
     return checked(folder)
 
 
-# ---- a controller in a process of its own
+def in_one_process(config: RunConfig, faults: Sequence[Fault] = (), name: str = "inline") -> RunRecord:
+    """Train the same run on the inline engine, in the folder ``name``."""
+    return train(config.model_copy(update={"engine": "inline", "name": name}), faults, engine=train_inline)
+
+
+# ---- a controller in a separate process
 
 
 class Live:
@@ -239,7 +247,7 @@ def living(folder: Path) -> set[int]:
         try:
             if (process / "fd" / "1").readlink().is_relative_to(logs):
                 found.add(int(process.name))
-        except OSError:  # ended meanwhile, or somebody else's
+        except OSError:  # ended meanwhile, or another user's
             continue
     return found
 
@@ -283,29 +291,84 @@ def validation_losses(record: RunRecord) -> dict[int, float]:
     return {m.step: m.val_loss for m in record.validated}
 
 
+def mean_losses(record: RunRecord) -> dict[int, float]:
+    """Return step → mean training loss of the replicas."""
+    found: dict[int, dict[int, float]] = {}
+    for ready in facts(record, e.StageReady):
+        if ready.loss is not None and ready.mode == "train":
+            found.setdefault(ready.step, {})[ready.replica] = ready.loss
+    return {step: fmean(of.values()) for step, of in sorted(found.items())}
+
+
+def steps(record: RunRecord) -> int:
+    """Return the number of steps with a training loss."""
+    return len(losses(record))
+
+
+def commits(record: RunRecord, replica: int | None = None) -> int:
+    """Count the commits of one replica, or of all."""
+    return sum(replica in (None, commit.replica) for commit in facts(record, d.Commit))
+
+
+def rounds(record: RunRecord, replica: int) -> int:
+    """Count the rounds of the exchange in which ``replica`` met another."""
+    return sum(replica in settle.members and len(settle.members) > 1 for settle in facts(record, d.Settle))
+
+
+def pids(record: RunRecord) -> dict[str, int]:
+    """Return worker → process id of its latest incarnation."""
+    return {fact.worker: fact.pid for fact in facts(record, e.WorkerJoined)}
+
+
+def rebuilt(record: RunRecord) -> list[Any]:
+    """Return the members of all formations whose state was rebuilt, in order."""
+    return [m for form in facts(record, d.Form) for m in form.members if isinstance(m.source, d.Rebuild)]
+
+
+# ---- reading checkpoints
+
+
+def newest(folder: Path) -> Saved:
+    """Return the newest checkpoint of the run in ``folder``."""
+    saved = CheckpointStore(folder / "checkpoints").newest()
+    assert saved is not None
+    return saved
+
+
+def digests(folder: Path, step: int) -> list[str]:
+    """Return the SHA-256 of each stage in the whole checkpoint of ``step``, without generators (one per process)."""
+    saved = folder / "checkpoints" / f"step-{step:08d}"
+    states = [replace(read_stage(saved, stage, step), generators={}) for stage in read_manifest(saved).stages]
+    return [hashlib.sha256(pack(state).numpy().tobytes()).hexdigest() for state in states]
+
+
 # ---- the same run without processes
 
 
 def inline(record: RunRecord) -> tuple[dict[int, float], dict[int, float]]:
-    """Training and validation losses by step of an inline engine that does what ``record`` says was done.
+    """Return the training and validation losses by step of an inline engine that repeats the log of ``record``.
 
-    It loads and loses the same stages at the same places between steps. What a generation rebuilt that broke up before
-    all was in place is lost again, and rebuilt again, in the next.
+    It loads and loses the same stages at the same steps. Stages of a generation that broke up before it was complete
+    are lost and rebuilt again in the next.
     """
     trained, validated, _ = inline_too(record)
     return trained, validated
 
 
+def inline_losses(config: RunConfig, steps: int | None = None) -> dict[int, float]:
+    """Return step → loss of an undisturbed run in one process, over the steps of the recipe or the first ``steps``."""
+    engine = InlineEngine(config, *planaria.streams(config))
+    return {result.step: result.loss for result in (engine.train_step() for _ in range(steps or config.train.steps))}
+
+
 def inline_too(record: RunRecord) -> tuple[dict[int, float], dict[int, float], InlineEngine]:
     """The same, and that engine as it is at the end."""
     config, checkpoints = record.config, record.folder / "checkpoints"
-    dataset = prepare(config.data, config.model.vocab)
-    streams = [Stream(dataset, split, config.model.context, config.seed) for split in ("train", "validation")]
     trained, validated = {}, {}
     for _, fact in record.history:
         match fact:
             case e.RunStarted():
-                engine = InlineEngine(config, *streams)
+                engine = InlineEngine(config, *planaria.streams(config))
             case d.Form():
                 engine.step = fact.step
                 engine.skip(engine.stage.keys() - {m.node for m in fact.members})

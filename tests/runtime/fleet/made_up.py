@@ -18,9 +18,9 @@ def uuid(number: int) -> str:
 
 
 def nvidia_smi(folder: Path, gigabytes: Sequence[int], instances: Sequence[tuple[int, str]] = ()) -> str:
-    """A PATH on which GPUs of so many gibibytes are; ``instances`` (GPU, profile) divide some of them.
+    """Return a PATH whose nvidia-smi lists GPUs of ``gigabytes`` GiB; ``instances`` (GPU, profile) divide some of them.
 
-    One of 0 gibibytes uses the machine's own memory.
+    A GPU of 0 GiB uses the machine's own memory.
     """
     divided = {gpu for gpu, _ in instances}
     listed, asked = [], []
@@ -32,8 +32,8 @@ def nvidia_smi(folder: Path, gigabytes: Sequence[int], instances: Sequence[tuple
         mine = [(number, profile) for number, (of, profile) in enumerate(instances) if of == gpu]
         listed += [f"  MIG {profile}     Device  {number}: (UUID: MIG-{number:08x})" for number, profile in mine]
     program = folder / "nvidia-smi"
-    said = {"-L": "\n".join(listed), "--query-gpu=index,uuid,memory.total,mig.mode.current": "\n".join(asked)}
-    program.write_text(f"#!{sys.executable}\nimport sys\nprint({said!r}[sys.argv[1]])\n")
+    answers = {"-L": "\n".join(listed), "--query-gpu=index,uuid,memory.total,mig.mode.current": "\n".join(asked)}
+    program.write_text(f"#!{sys.executable}\nimport sys\nprint({answers!r}[sys.argv[1]])\n")
     program.chmod(0o755)
     return f"{folder}{os.pathsep}{os.environ['PATH']}"
 
@@ -42,7 +42,7 @@ def worker(connection: Connection, worker: str, incarnation: int) -> None:
     """Say what it sees, then do nothing until the fleet hangs up."""
     import torch
 
-    asked = torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork()  # type: ignore[attr-defined]
+    asked = torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork()
     connection.send_bytes(json.dumps([*(os.environ.get(name) for name in SEEN), asked]).encode())
     while not connection.poll(60.0):
         time.sleep(0.0)

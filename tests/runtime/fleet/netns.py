@@ -88,9 +88,9 @@ def own_loopback() -> Iterator[str]:
 
 @contextmanager
 def network(hosts: int, capture: Path = Path(os.devnull), hidden: Collection[int] = ()) -> Iterator[list[Host]]:
-    """So many hosts that can reach each other; what runs on them at the end is killed. ``capture`` gets all packets.
+    """Yield hosts that can reach each other; their processes are killed at the end. ``capture`` gets all packets.
 
-    Those that are ``hidden``, by their place in the list, are behind routers (NAT): nobody can call them.
+    The ``hidden`` ones, by their place in the list, are behind routers (NAT): they cannot be called.
 
     :raises NotAllowedError: when this machine, or its user, cannot have it.
     """
@@ -176,3 +176,10 @@ def _pipes(process: subprocess.Popen[str]) -> tuple[IO[str], IO[str]]:
     """Its stdin and stdout."""
     assert process.stdin is not None and process.stdout is not None
     return process.stdin, process.stdout
+
+
+def output_of(guest: subprocess.Popen[str]) -> list[str]:
+    """Wait for a guest to end with exit code 0; return its output lines."""
+    output, _ = guest.communicate(timeout=60)
+    assert guest.returncode == 0, output
+    return output.splitlines()

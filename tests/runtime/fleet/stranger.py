@@ -1,7 +1,7 @@
-"""Somebody on the network who knows all about the protocol, but not the run's key.
+"""A client that knows the protocol, but not the run's key.
 
-``python stranger.py HOST:PORT…`` calls at each address in every way there is, and prints as JSON what it got: how many
-bytes it was told inside a connection that it believed to be open.
+``python stranger.py HOST:PORT…`` connects to each address in every way, and prints as JSON how many bytes it
+received inside connections that it believed to be open.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ PATIENCE_S = 2.0
 
 
 def plain(address: tuple[str, int], greeting: bytes) -> bytes:
-    """As edges between processes of one machine are, once they have proved the key."""
+    """Plain text, as between processes of one machine that have proved the key."""
     with socket.create_connection(address, PATIENCE_S) as raw:
         raw.sendall(len(greeting).to_bytes(2, "big") + greeting + FRAME)
-        said = raw.recv(1 << 16)
-    return b"" if said[:1] == b"\x15" else said  # an alert of TLS: not understood
+        answer = raw.recv(1 << 16)
+    return b"" if answer[:1] == b"\x15" else answer  # an alert of TLS: not understood
 
 
 def unnamed(address: tuple[str, int], greeting: bytes) -> bytes:
@@ -39,7 +39,7 @@ def unnamed(address: tuple[str, int], greeting: bytes) -> bytes:
 
 
 def forged(address: tuple[str, int], greeting: bytes) -> bytes:
-    """TLS with a certificate that looks like the run's, of another key; it believes whatever the other end shows."""
+    """TLS with a certificate that looks like the run's, of another key; it accepts any certificate."""
     tls = begin(socket.create_connection(address, PATIENCE_S), new_key(), calling=True)
     tls.context.verify_mode = ssl.CERT_NONE
     with tls:
@@ -49,7 +49,7 @@ def forged(address: tuple[str, int], greeting: bytes) -> bytes:
 
 
 def another_run(address: tuple[str, int], greeting: bytes) -> bytes:
-    """As the project itself calls, with another run's key."""
+    """The project's own connection, with another run's key."""
     with connect("{}:{}".format(*address), new_key(), greeting, PATIENCE_S) as tls:
         return tls.recv(1 << 16)
 
@@ -57,8 +57,8 @@ def another_run(address: tuple[str, int], greeting: bytes) -> bytes:
 def garbage(address: tuple[str, int], greeting: bytes) -> bytes:
     with socket.create_connection(address, PATIENCE_S) as raw:
         raw.sendall(b"\x16\x03\x01\xff\xff" + bytes(range(256)) * 40)
-        said = raw.recv(1 << 16)
-    return b"" if said[:1] == b"\x15" else said
+        answer = raw.recv(1 << 16)
+    return b"" if answer[:1] == b"\x15" else answer
 
 
 Way = Callable[[tuple[str, int], bytes], bytes]
@@ -66,7 +66,7 @@ WAYS: list[Way] = [plain, unnamed, forged, another_run, garbage]
 
 
 def said(way: Way, address: str) -> int:
-    """Bytes that the way was told, over all greetings."""
+    """Return the number of bytes that the way received, over all greetings."""
     host, _, port = address.rpartition(":")
     count = 0
     for greeting in GREETINGS:

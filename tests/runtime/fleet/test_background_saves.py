@@ -1,4 +1,4 @@
-"""Checkpoints that are written while training goes on: exact, whole or absent, whoever is killed and when."""
+"""Checkpoints written while training continues: exact, and whole or absent, whichever process is killed and when."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 from benchmarks.campaign import Ledger
-from harness import LiveWorkers, ending, facts, folder_of, live, losses, once, outcomes, resume, tiny, train
-from test_same_trace import in_one_process
 
+from harness import digests, ending, facts, folder_of, in_one_process, live, losses, once, outcomes, resume, tiny, train
 from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
@@ -23,20 +22,18 @@ from planaria.control.logs import RunRecord, read_run
 from planaria.control.statefile import read_state
 from planaria.faults import trace as traces
 from planaria.faults.trace import Fault, Trace
-from planaria.models.packing import pack
 from planaria.recovery.checkpoint import best_steps
 from planaria.report.run.saves import saves as measured
-from planaria.runtime.checkpoint.stage_file import read_stage
 from planaria.runtime.checkpoint.store import CheckpointStore
 
 STEPS = 12
 SLOW_S = 1.0
 slow = partial(Fault, signal="disk_slow", moment="save", resume_after_s=SLOW_S)
-"""a file that takes long, of training steps of milliseconds"""
+"""a file that takes a second to write, while training steps take milliseconds"""
 
 
 def config(folder: Path, strategy: str = "redundant", **sections: dict[str, Any]) -> RunConfig:
-    """``redundant`` brings a stage back bit for bit: whatever is killed, every state is that of an untroubled run."""
+    """``redundant`` restores a stage bit for bit: whatever is killed, each state equals that of an undisturbed run."""
     saves = {"every": 4, "keep": 100, "background": True} | sections.pop("checkpoint", {})
     return tiny(folder, steps=STEPS, recovery={"strategy": strategy}, checkpoint=saves, **sections)
 
@@ -49,25 +46,16 @@ def saves(record: RunRecord) -> list[tuple[int, bool]]:
     return [(save.step, save.background) for save in facts(record, d.Save)]
 
 
-def shas(folder: Path, step: int) -> list[bytes]:
-    """All of each stage in a checkpoint but generators, which are a process's own."""
-    states = [read_stage(folder / "checkpoints" / f"step-{step:08d}", stage, step) for stage in range(5)]
-    for state in states:
-        state.generators = {}
-    return [pack(state).numpy().tobytes() for state in states]
-
-
 def assert_exact(record: RunRecord, tmp_path: Path) -> None:
-    """Every checkpoint that is there is the state of its step, to the last bit, and nothing else is left."""
-    every = {"every": 1, "keep": 100, "background": False}
-    plain = config(tmp_path / "plain", checkpoint=every)
+    """Every checkpoint is the state of its step, to the last bit, and nothing else is left."""
+    plain = config(tmp_path / "plain", checkpoint={"every": 1, "keep": 100, "background": False})
     if not folder_of(plain).exists():
-        in_one_process(plain, ())
+        in_one_process(plain, name=plain.name)
     found = CheckpointStore(record.folder / "checkpoints").list()
     assert found and {saved.step for saved in found} == set(sealed(record)), "what is there was sealed, and all of it"
     for saved in found:
         assert saved.manifest.samples == saved.step * record.config.samples
-        assert shas(record.folder, saved.step) == shas(folder_of(plain), saved.step), saved.step
+        assert digests(record.folder, saved.step) == digests(folder_of(plain), saved.step), saved.step
     assert not list((record.folder / "checkpoints").glob("*.unfinished"))
     assert Ledger([fact.model_dump(mode="json") for _, fact in record.history]).problems == []
 
@@ -81,7 +69,7 @@ def between(record: RunRecord, save: int) -> int:
     return sum(isinstance(fact, d.Commit) for _, fact in record.history[place["save"] : place["seal"]])
 
 
-def test_training_goes_on_while_a_file_is_written_and_the_next_save_waits_for_it(tmp_path: Path) -> None:
+def test_training_continues_while_a_file_is_written_and_the_next_save_waits(tmp_path: Path) -> None:
     record = train(config(tmp_path), [slow(step=4, stage=2)])
     assert ending(record).outcome == "finished"
     assert saves(record)[0] == (4, True) and saves(record)[-1] == (12, False), "the last one is waited for"
@@ -97,7 +85,7 @@ def test_training_goes_on_while_a_file_is_written_and_the_next_save_waits_for_it
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed_while_it_copies_costs_that_checkpoint(tmp_path: Path) -> None:
+def test_a_kill_during_the_copy_costs_that_checkpoint(tmp_path: Path) -> None:
     kill = once(lambda decision: isinstance(decision, d.Save) and decision.step == 4, signal.SIGKILL, stage=2)
     record = train(config(tmp_path), hook=kill)
     assert ending(record).outcome == "finished" and outcomes(record) == ["started", "recovered"]
@@ -108,8 +96,8 @@ def test_a_worker_that_is_killed_while_it_copies_costs_that_checkpoint(tmp_path:
 
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize("strategy", ["redundant", "checkpoint"])
-def test_a_worker_that_is_killed_while_it_writes_costs_that_checkpoint(tmp_path: Path, strategy: str) -> None:
-    """Rolled back, the run goes to the one before; what others have written for the abandoned one is never sealed."""
+def test_a_kill_during_the_write_costs_that_checkpoint(tmp_path: Path, strategy: str) -> None:
+    """A rollback leads to the checkpoint before; files written for the abandoned one are never sealed."""
     blows = [slow(step=8, stage=2, resume_after_s=30.0), Fault(step=9, stage=2, moment="forward", offset=0.5)]
     record = train(config(tmp_path, strategy), blows)
     assert ending(record).outcome == "finished"
@@ -122,9 +110,9 @@ def test_a_worker_that_is_killed_while_it_writes_costs_that_checkpoint(tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", [pytest.param("redundant", marks=pytest.mark.slow), "checkpoint"])
-def test_a_worker_that_is_killed_with_its_file_written_costs_nothing(tmp_path: Path, strategy: str) -> None:
-    """Another still writes. A rollback waits for it, and leads to what is sealed then."""
+@pytest.mark.parametrize("strategy", ["redundant", "checkpoint"])
+def test_a_kill_after_the_write_costs_nothing(tmp_path: Path, strategy: str) -> None:
+    """Another worker still writes. A rollback waits for it, and leads to what is sealed then."""
     killed = Fault(step=11, stage=2, moment="backward", offset=0.5)  # its file had seven steps' time
     blows = [slow(step=4, stage=3), killed]
     record = train(config(tmp_path, strategy), blows)
@@ -140,7 +128,7 @@ def test_a_worker_that_is_killed_with_its_file_written_costs_nothing(tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_file_that_cannot_be_written_costs_that_checkpoint_and_is_told(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_costs_that_checkpoint_and_is_reported(tmp_path: Path) -> None:
     record = train(config(tmp_path), [Fault(step=4, stage=2, signal="disk_full", moment="save", resume_after_s=0.2)])
     failed = facts(record, e.SaveFailed)  # perhaps of the next as well, if that came soon enough
     assert failed[0].step == 4 and {f.stage for f in failed} == {2} and "stage-0002" in failed[0].detail
@@ -150,8 +138,7 @@ def test_a_file_that_cannot_be_written_costs_that_checkpoint_and_is_told(tmp_pat
 
 
 @pytest.mark.slow
-def test_a_file_that_is_not_written_for_too_long_is_noticed(tmp_path: Path) -> None:
-    """Its worker trains, and beats; it is replaced like any that hangs."""
+def test_a_worker_that_takes_too_long_to_write_is_replaced(tmp_path: Path) -> None:
     blow = slow(step=4, stage=2, resume_after_s=None)
     record = train(config(tmp_path, fleet={"disk_timeout_s": 1.0}, train={"steps": 2000}), [blow], hook=_stop_later())
     (lost,) = [lost for lost in facts(record, e.WorkerLost) if lost.cause == "stuck"]
@@ -164,7 +151,7 @@ def _stop_later() -> Any:
     """Ask the run to stop once it has saved after a recovery."""
     seen: list[d.Decision] = []
 
-    def hook(decision: d.Decision, workers: LiveWorkers) -> None:
+    def hook(decision: d.Decision, workers: object) -> None:
         if isinstance(decision, d.Form | d.Seal):
             seen.append(decision)
             if [fact.kind for fact in seen] == ["form", "form", "seal"]:
@@ -174,7 +161,7 @@ def _stop_later() -> Any:
 
 
 @pytest.mark.slow
-def test_a_run_whose_controller_is_killed_while_files_are_written_goes_on_from_the_one_before(tmp_path: Path) -> None:
+def test_a_run_whose_controller_dies_during_a_write_resumes_from_the_checkpoint_before(tmp_path: Path) -> None:
     trace = tmp_path / "slow.json"
     traces.write(Trace(faults=(slow(step=8, stage=2, resume_after_s=5.0),)), trace)
     setup = config(tmp_path, chaos={"trace": str(trace)}, train={"steps": 2000})
@@ -193,12 +180,12 @@ def test_a_run_whose_controller_is_killed_while_files_are_written_goes_on_from_t
 
 
 def _writes(record: RunRecord) -> bool:
-    """Does a worker write slowly, and the run go on?"""
+    """Does a worker write slowly while the run continues?"""
     return bool(facts(record, e.FaultInjected)) and len(losses(record)) > saves(record)[-1][0]
 
 
 @pytest.mark.slow
-def test_the_best_interval_goes_by_the_copy_and_is_no_shorter_than_a_file_takes(tmp_path: Path) -> None:
+def test_the_best_interval_counts_the_copy_and_is_no_shorter_than_a_write(tmp_path: Path) -> None:
     setup = config(tmp_path, checkpoint={"every": "best"}, network={"hourly": 0.9}, train={"steps": 60})
     record = train(setup, [slow(step=10, stage=2, resume_after_s=0.5)])
     (chosen,) = facts(record, e.IntervalChosen)
@@ -209,12 +196,12 @@ def test_the_best_interval_goes_by_the_copy_and_is_no_shorter_than_a_file_takes(
 
 
 @pytest.mark.slow
-def test_replicas_go_on_while_their_files_are_written(tmp_path: Path) -> None:
-    """Each saves where it stands; what a checkpoint says was used must be what they had committed by then."""
+def test_replicas_train_while_their_files_are_written(tmp_path: Path) -> None:
+    """Each saves at its own step; a checkpoint's sample counts must be what each had committed by then."""
     exchange = {"replicas": 2, "kind": "diloco", "options": {"every": 4}}
     blows: Sequence[Fault] = [slow(step=4, stage=3), Fault(step=6, stage=6, moment="forward", offset=0.5)]
     record = train(config(tmp_path, "checkfree", exchange=exchange), blows)
     assert ending(record).outcome == "finished" and sealed(record)[0] == 4 and between(record, 4) >= 2
-    store = CheckpointStore(record.folder / "checkpoints")
-    assert all(saved.whole and len(saved.manifest.digests) == 10 for saved in store.list())
+    saved = CheckpointStore(record.folder / "checkpoints").list()
+    assert all(one.whole and len(one.manifest.digests) == 10 for one in saved)
     assert ending(resume(record.folder, train__steps=str(STEPS + 4))).outcome == "finished"

@@ -1,12 +1,14 @@
-"""What the strategy cannot rebuild ends the run with all it still has saved, or rolls it back: never silently."""
+"""Losses that the strategy cannot rebuild, and other failures, end a run with its state saved and one clear line."""
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
-from harness import ending, facts, inline, losses, outcomes, reason, resume, tiny, train
 
+from harness import ending, facts, folder_of, inline, losses, outcomes, reason, resume, tiny, train
+from planaria.common.errors import UserError
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.faults.trace import Fault
@@ -26,9 +28,7 @@ DONOR_DIES = [Fault(step=5, stage=2, moment="forward"), Fault(step=5, stage=3, m
         ([4], "stage 4 is the last block stage"),
     ],
 )
-def test_survivors_are_saved_and_the_lost_stages_go_on_from_the_seed(
-    tmp_path: Path, lost: list[int], says: str
-) -> None:
+def test_survivors_are_saved_and_lost_stages_resume_from_the_seed(tmp_path: Path, lost: list[int], says: str) -> None:
     record = train(tiny(tmp_path, fleet={"spares": 2}), [Fault(step=5, stage=stage) for stage in lost])
     assert ending(record).outcome == "cannot" and says in reason(record)
     assert facts(record, d.Cannot)[0].lost == lost
@@ -44,7 +44,7 @@ def test_survivors_are_saved_and_the_lost_stages_go_on_from_the_seed(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ground")
-def test_lost_stages_go_on_from_the_newest_whole_checkpoint(tmp_path: Path) -> None:
+def test_lost_stages_resume_from_the_newest_whole_checkpoint(tmp_path: Path) -> None:
     config = tiny(tmp_path, checkpoint={"every": 3, "keep": 9})
     record = resume(train(config, [Fault(step=7, stage=2), Fault(step=7, stage=3)]).folder)
     whole, partial = "step-00000006", "step-00000007.partial"
@@ -53,7 +53,7 @@ def test_lost_stages_go_on_from_the_newest_whole_checkpoint(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("ground")
-def test_a_donor_that_dies_during_the_transfer_leaves_two_adjacent_stages_lost(tmp_path: Path) -> None:
+def test_a_donor_that_dies_during_its_transfer_leaves_two_adjacent_stages_lost(tmp_path: Path) -> None:
     record = train(tiny(tmp_path, fleet={"spares": 2}), DONOR_DIES)
     assert [f.moment for f in facts(record, e.FaultInjected)] == ["forward", "transfer"]
     assert outcomes(record) == ["started", "recovered"]
@@ -62,7 +62,7 @@ def test_a_donor_that_dies_during_the_transfer_leaves_two_adjacent_stages_lost(t
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ground")
-def test_with_rollback_the_whole_model_returns_to_its_checkpoint_and_trains_on(tmp_path: Path) -> None:
+def test_a_rollback_returns_the_whole_model_to_its_checkpoint(tmp_path: Path) -> None:
     settings = {"fleet": {"spares": 2}, "recovery": {"strategy": "checkfree, checkpoint"}, "checkpoint": {"every": 3}}
     record = train(tiny(tmp_path, **settings), DONOR_DIES)
     assert outcomes(record) == ["started", "recovered", "rolled back"]
@@ -71,7 +71,23 @@ def test_with_rollback_the_whole_model_returns_to_its_checkpoint_and_trains_on(t
 
 
 @pytest.mark.slow
-def test_a_rollback_without_a_checkpoint_begins_anew(tmp_path: Path) -> None:
+def test_a_rollback_without_a_checkpoint_restarts_the_run(tmp_path: Path) -> None:
     record = train(tiny(tmp_path, recovery={"strategy": "checkfree, checkpoint"}), [Fault(step=5, stage=0)])
     assert outcomes(record) == ["started", "rolled back"] and facts(record, d.Form)[1].step == 0
     assert ending(record).outcome == "finished"
+
+
+def test_a_port_in_use_is_refused_before_any_worker_starts(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        config = tiny(tmp_path, fleet={"port": port})
+        with pytest.raises(UserError, match=rf"fleet\.port = {port}: cannot listen there .*; choose another port"):
+            train(config)
+    assert not (folder_of(config) / "workers").exists()
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_before_its_commit(tmp_path: Path) -> None:
+    record = train(tiny(tmp_path, optim={"lr": 1e30}))
+    assert ending(record).outcome == "failed" and "optim.lr" in reason(record)
+    assert all(commit.step < 16 for commit in facts(record, d.Commit))
+    assert facts(record, e.WorkerFailed)[0].stage >= 0

@@ -1,5 +1,5 @@
-"""Replicas that send 1 % of every step's gradient, through deaths at any moment, resumptions, a machine that comes and
-goes: what they send, what they learn, and that their estimates stay what they must be."""
+"""Replicas that send 1 % of each step's gradient: messages, losses and estimates, through kills, resumptions and a
+machine that joins and leaves."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ from typing import Any
 
 import pytest
 import torch
-from harness import assert_no_orphans, checked, ending, facts, folder_of, inline_too, live, losses, tiny, train
-from test_gradient_exchange import inline_losses
-from test_join import FOREVER, PACE, guest, joined, since, stopped
+from test_join import FOREVER, PACE, guest, holders, since, stopped
 from torch import Tensor
 
-from planaria.cli.commands import train as command
+from harness import ending, facts, folder_of, inline_losses, inline_too, live, losses, newest, pids, resume, tiny, train
 from planaria.config.schema import ExchangeConfig, RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
@@ -38,10 +36,10 @@ STAGES = 2
 """of each replica: the ends and a block stage"""
 
 
-def lively(folder: Path, replicas: int, steps: int, said: str = SAID, **sections: dict[str, Any]) -> RunConfig:
-    """Every step is saved, and all that is saved is kept."""
+def lively(folder: Path, replicas: int, steps: int, spec: str = SAID, **sections: dict[str, Any]) -> RunConfig:
+    """Save every step and keep all checkpoints."""
     fields: dict[str, dict[str, Any]] = {
-        "exchange": {"replicas": replicas, "compress": said},
+        "exchange": {"replicas": replicas, "compress": spec},
         "checkpoint": {"every": 1, "keep": 1000},
         "fleet": {"spares": 2, "missed": 40},
     }
@@ -59,13 +57,12 @@ def part(outer: Mapping[str, Tensor], name: str) -> Tensor:
 
 
 def outer_of(saved: Saved, config: RunConfig, stage: int) -> list[Mapping[str, Tensor]]:
-    """The outer state of each replica of a stage, in a run that goes on as ``config`` says."""
+    """Return the outer state of each replica of a stage, in a run resumed with ``config``."""
     return [stage_for(saved.folder, config, stage, replica).outer for replica in range(config.exchange.replicas)]
 
 
 def apart_from_mean(saved: Saved, config: RunConfig, stage: int) -> float | None:
-    """‖h̄ − mean hᵢ‖ / ‖h̄‖ as all replicas have saved them; None where all are to begin their estimates anew."""
-    assert saved.manifest.exchange is not None
+    """Return ‖h̄ − mean hᵢ‖ / ‖h̄‖ of the saved replicas, or None where all restart their estimates."""
     held = outer_of(saved, config.model_copy(update={"exchange": saved.manifest.exchange}), stage)
     first, *others = [part(outer, "mean_estimate") for outer in held]
     assert len(first) and all(torch.equal(first, other) for other in others), "the same at all, to the last bit"
@@ -76,21 +73,21 @@ def apart_from_mean(saved: Saved, config: RunConfig, stage: int) -> float | None
 
 
 def owed(saved: Saved, config: RunConfig, stage: int) -> Tensor:
-    """The mean of what replicas owe that go on as ``config`` says: what is to be added to their steps yet."""
+    """Return the mean residual of replicas resumed with ``config``, to be added to their steps."""
     each = [part(outer, "residual") for outer in outer_of(saved, config, stage)]
     return torch.stack([debt for debt in each if len(debt)]).sum(0) / len(each)
 
 
 def stated(config: RunConfig, settings: ExchangeConfig, stage: int) -> int:
-    """Bytes that the exchange says a replica sends of this stage in a step."""
+    """Return the bytes that the exchange states a replica sends of this stage in a step."""
     built = build_stage(config.model, config.pipeline.stages, stage, 0, "meta")
     shapes = {name: parameter.shape for name, parameter in built.named_parameters()}
     return int(exchange(settings).cost(shapes, settings.replicas).total)
 
 
 def expected(record: RunRecord) -> Counter[int]:
-    """Node → bytes that it was to send the others of its stage, by what happened: in each step that it got ready, in
-    full where estimates begin. That is with another number of replicas, and after a node was rebuilt from another."""
+    """Return node → bytes it should send the others of its stage, over the steps it got ready. Full gradients are sent
+    where estimates begin: with another number of replicas, and after a node was rebuilt from another."""
     settings, begin = ExchangeConfig(), set[int]()
     sent, place = Counter[int](), dict[str, int]()
     for _, fact in record.history:
@@ -102,15 +99,15 @@ def expected(record: RunRecord) -> Counter[int]:
                 place |= {member.worker: member.node for member in fact.members}
                 begin |= {m.node % STAGES for m in fact.members if isinstance(m.source, d.Rebuild)}
             case e.StageReady(mode="train", stage=stage):
-                said = settings.model_copy(update={"compress": ""}) if stage in begin else settings
-                sent[place[fact.worker]] += stated(record.config, said, stage)
+                plain = settings.model_copy(update={"compress": ""}) if stage in begin else settings
+                sent[place[fact.worker]] += stated(record.config, plain, stage)
             case d.Commit():
                 begin = set()
     return sent
 
 
 def sent(record: RunRecord) -> Counter[int]:
-    """Node → bytes that it has sent the others of its stage, in steps that it got ready."""
+    """Return node → bytes it sent the others of its stage, in steps that it got ready."""
     found = Counter[int]()
     for _, work in record.worked:
         if not work.dropped:
@@ -119,10 +116,7 @@ def sent(record: RunRecord) -> Counter[int]:
 
 
 def assert_sound(record: RunRecord, within: float = 1e-6) -> None:
-    """After every step that was saved, estimates are what they must be; bytes are as stated.
-
-    ``within``: of the norm, which the rounding of long runs in fp32 exceeds.
-    """
+    """Check estimates after each saved step, up to ``within`` of their norm (fp32 rounding), and bytes as stated."""
     for saved in CheckpointStore(record.folder / "checkpoints").list():
         for stage in range(STAGES):
             apart = apart_from_mean(saved, record.config, stage)
@@ -131,25 +125,25 @@ def assert_sound(record: RunRecord, within: float = 1e-6) -> None:
 
 
 def same(one: StageState, other: StageState) -> bool:
-    """To the last bit: weights, moments, and outer state."""
+    """Compare weights, moments and outer state, to the last bit."""
     pairs = [(one.weights, other.weights), (one.outer, other.outer)]
-    pairs += [({n: pair[key] for n, pair in s.moments.items()} for s in (one, other)) for key in KEYS]  # type: ignore[misc]
+    pairs += [({n: pair[key] for n, pair in s.moments.items()} for s in (one, other)) for key in KEYS]
     return all(a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a) for a, b in pairs)
 
 
 def assert_inline(record: RunRecord) -> None:
-    """Losses, and all that was saved last, are those of one process that loses and rebuilds what the fleet did."""
+    """Compare losses and the last checkpoint with one process that loses and rebuilds what the fleet did."""
     trained, _, engine = inline_too(record)
     assert losses(record) == trained, "to the last bit"
-    saved = CheckpointStore(record.folder / "checkpoints").newest()
-    assert saved is not None and saved.step == engine.step and engine.replicas is not None
+    saved = newest(record.folder)
+    assert saved.step == engine.step
     for node, stage in engine.stage.items():
         written = stage_for(saved.folder, record.config, stage, node // STAGES)
         assert same(written, engine.replicas.state(node)), node
 
 
 def struck(record: RunRecord) -> list[int]:
-    """The faults of the trace that have struck, by number."""
+    """Return the numbers of the trace's faults that struck."""
     return sorted(fault.number for fault in facts(record, e.FaultInjected))
 
 
@@ -160,15 +154,16 @@ EVERY = [
     *(kill(9 + turn, (5 * turn + 1) % 6, "settle") for turn in range(3)),
     *(kill(12 + turn, (5 * turn + 2) % 6, "commit") for turn in range(3)),
     *(kill(15 + turn, (5 * turn + 3) % 6, "save") for turn in range(2)),
-    *(kill(17, node, "backward", 0.5) for node in (2, 3)),  # together: all of a replica
+    *(kill(17, node, "backward", 0.5) for node in (2, 3)),  # a whole replica at once
     *(kill(18, 4, "settle"), kill(18, 0, "transfer")),  # who copies its stage for the other
     *(kill(19, 3, "forward"), kill(19, 1, "link")),
 ]
 
 
-@pytest.mark.parametrize("faults", [QUICK, pytest.param(EVERY, marks=pytest.mark.slow)], ids=["quick", "every moment"])
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize("faults", [QUICK, EVERY], ids=["quick", "every moment"])
 def test_a_worker_may_die_at_any_moment(tmp_path: Path, faults: list[Fault]) -> None:
-    """What is saved at the end is what one process has that loses and copies the same nodes, to the last bit."""
+    """The last checkpoint equals, to the last bit, that of one process that loses and copies the same nodes."""
     record = train(lively(tmp_path, 3, faults[-1].step + 3), faults)
     assert ending(record).outcome == "finished"
     assert struck(record) == list(range(len(faults)))
@@ -176,17 +171,11 @@ def test_a_worker_may_die_at_any_moment(tmp_path: Path, faults: list[Fault]) -> 
     assert_sound(record)
 
 
-def newest(folder: Path) -> Saved:
-    saved = CheckpointStore(folder / "checkpoints").newest()
-    assert saved is not None
-    return saved
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("said", [SAID, pytest.param("econtrol:rand5%", marks=pytest.mark.slow)])
-def test_four_replicas_go_on_as_three_and_three_as_four(tmp_path: Path, said: str) -> None:
-    """The first lost all its workers at once before. One process goes on from the same checkpoints alike."""
-    config = lively(tmp_path, 4, 3, said)
+@pytest.mark.parametrize("spec", [SAID, "econtrol:rand5%"])
+def test_four_replicas_resume_as_three_and_three_as_four(tmp_path: Path, spec: str) -> None:
+    """One replica first loses all its workers at once. One process resumes the same checkpoints with equal results."""
+    config = lively(tmp_path, 4, 3, spec)
     folder, twin = folder_of(config), tmp_path / "twin"
     record = train(config, [kill(1, node, "backward", 0.5) for node in (0, 1)])
     assert struck(record) == [0, 1]
@@ -201,10 +190,8 @@ def test_four_replicas_go_on_as_three_and_three_as_four(tmp_path: Path, said: st
         shutil.rmtree(twin, ignore_errors=True)
         shutil.copytree(folder, twin)
         flags = {"train.steps": str(steps), "exchange.replicas": str(replicas)}
-        for at, engine in ((folder, "fleet"), (twin, "inline")):
-            assert command.resume(at, flags | {"engine": engine}, quiet=True) == 0
-        assert_no_orphans(folder)
-        record = checked(folder)
+        resume(twin, **flags, engine="inline")
+        record = resume(folder, **flags)
         assert losses(record) == losses(read_run(twin)), "to the last bit"
         assert_sound(record)
         for stage in range(STAGES):
@@ -214,13 +201,11 @@ def test_four_replicas_go_on_as_three_and_three_as_four(tmp_path: Path, said: st
 
 
 @pytest.mark.slow
-def test_estimates_without_debts_are_saved_too_and_where_one_is_missing_all_begin_anew(tmp_path: Path) -> None:
+def test_estimates_without_residuals_are_saved_and_a_missing_one_restarts_all(tmp_path: Path) -> None:
     config = lively(tmp_path, 2, 2, "ef21:rand5%")
     folder = folder_of(config)
     train(config)
-    assert command.resume(folder, {"train.steps": "4"}, quiet=True) == 0
-    assert_no_orphans(folder)
-    record = checked(folder)
+    record = resume(folder, train__steps="4")
     assert losses(record) == inline_losses(record.config)
     assert_sound(record)
     saved = newest(folder)
@@ -233,42 +218,32 @@ def test_estimates_without_debts_are_saved_too_and_where_one_is_missing_all_begi
 
 
 @pytest.mark.slow
-def test_replicas_go_on_without_one_that_nobody_replaces(tmp_path: Path) -> None:
-    """The run ends with a checkpoint that lacks the estimate and the debt of the dead one; no other debt is lost."""
+def test_replicas_continue_without_one_that_is_not_replaced(tmp_path: Path) -> None:
+    """The last checkpoint lacks the estimate and residual of the dead replica; no other residual is lost."""
     config = lively(tmp_path, 4, 6, fleet={"spares": 0, "missed": 40, "replace": False})
     folder = folder_of(config)
     record = train(config, [kill(2, 1, "settle")])
     assert ending(record).outcome == "cannot" and len(losses(record)) == 2
-    was, now = (
-        newest(folder),
-        config.model_copy(update={"exchange": config.exchange.model_copy(update={"replicas": 3})}),
-    )
+    was = newest(folder)
+    now = config.model_copy(update={"exchange": config.exchange.model_copy(update={"replicas": 3})})
     assert was.whole and apart_from_mean(was, now, 1) is None
     debts = [part(read_stage(was.folder, 1, was.step, place=place).outer, "residual") for place in (0, 2, 3)]
-    assert float((owed(was, now, 1) - sum(debts) / 3).norm() / sum(debts).norm()) < 1e-6  # type: ignore[union-attr]
-    assert command.resume(folder, {"exchange.replicas": "3"}, quiet=True) == 0
-    assert_no_orphans(folder)
-    record = checked(folder)
+    assert float((owed(was, now, 1) - sum(debts) / 3).norm() / sum(debts).norm()) < 1e-6
+    record = resume(folder, exchange__replicas="3")
     assert sorted(losses(record)) == list(range(6))
     assert_sound(record)
 
 
-def holders(record: RunRecord) -> dict[int, str]:
-    """Who stands where since the last formation."""
-    return dict(facts(record, d.Form)[-1].holders)
-
-
 @pytest.mark.slow
-def test_a_machine_takes_the_place_of_a_lost_replica_and_hands_it_back(tmp_path: Path) -> None:
-    """Its two workers are spares until a replica loses both; when it leaves, two are started at home, and estimates go
-    on as if nothing had been."""
+def test_a_machine_takes_over_a_lost_replica_and_hands_it_back(tmp_path: Path) -> None:
+    """Its two workers are spares until a replica loses both; when it leaves, two start at home and take over."""
     rare = {"checkpoint": {"every": 4, "keep": 1000}, "fleet": {"spares": 0, "missed": 40}, "network": PACE}
     with live(lively(tmp_path, 4, FOREVER, **rare)) as run:
         run.wait_until(lambda record: len(losses(record)) > 3)
         with guest(run.folder, workers=2) as machine:
-            record = run.wait_until(lambda record: {"w8", "w9"} <= joined(record).keys())
+            record = run.wait_until(lambda record: {"w8", "w9"} <= pids(record).keys())
             for node in (2, 3):
-                os.kill(joined(record)[holders(record)[node]], signal.SIGKILL)
+                os.kill(pids(record)[holders(record)[node]], signal.SIGKILL)
             run.wait_until(lambda r: {holders(r)[2], holders(r)[3]} == {"w8", "w9"} and since(r) > 2)
             machine.send_signal(signal.SIGTERM)
             assert machine.wait(30) == 0

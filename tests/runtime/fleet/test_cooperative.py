@@ -1,4 +1,4 @@
-"""Workers of one process: order of reports, exits reported once, late workers last."""
+"""Workers of one process: order of reports, exits reported once, late workers served last."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def said(fleet: CooperativeFleet, seconds: float = 0.0) -> list[bytes]:
     return [notice.text for notice in fleet.poll(seconds) if isinstance(notice, Said)]
 
 
-def test_a_poll_lets_all_go_on_until_nobody_can() -> None:
+def test_a_poll_runs_all_workers_until_none_can_continue() -> None:
     fleet = CooperativeFleet(echo)
     fleet.spawn("w0", 1)
     fleet.spawn("w1", 1)
@@ -35,7 +35,7 @@ def test_a_poll_lets_all_go_on_until_nobody_can() -> None:
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
-def test_an_end_is_told_once_and_its_successor_is_another(how: str) -> None:
+def test_an_exit_is_reported_once_and_its_successor_is_another_worker(how: str) -> None:
     fleet = CooperativeFleet(echo)
     fleet.spawn("w0", 1)
     fleet.poll(0.0)
@@ -55,7 +55,7 @@ def test_an_end_is_told_once_and_its_successor_is_another(how: str) -> None:
     fleet.close()
 
 
-def test_who_is_late_goes_on_when_nobody_else_has_anything_to_do() -> None:
+def test_a_late_worker_runs_when_no_other_has_anything_to_do() -> None:
     slots = list[Slot]()
 
     def work(slot: Slot) -> None:
@@ -73,7 +73,7 @@ def test_who_is_late_goes_on_when_nobody_else_has_anything_to_do() -> None:
     fleet.close()
 
 
-def test_a_wait_is_in_vain_once_nobody_has_had_anything_to_do_for_so_long() -> None:
+def test_a_wait_times_out_once_all_workers_have_been_idle_for_that_long() -> None:
     def waits(slot: Slot) -> None:
         try:
             slot.inbox.get(0.02)
@@ -87,7 +87,7 @@ def test_a_wait_is_in_vain_once_nobody_has_had_anything_to_do_for_so_long() -> N
     fleet.close()
 
 
-def test_what_a_worker_raises_ends_the_run() -> None:
+def test_an_exception_in_a_worker_ends_the_run() -> None:
     def fails(slot: Slot) -> None:
         raise ValueError(slot.worker)
 
@@ -98,7 +98,7 @@ def test_what_a_worker_raises_ends_the_run() -> None:
     fleet.close()
 
 
-def test_closing_ends_all_and_runs_what_they_leave_to_be_done() -> None:
+def test_closing_ends_all_workers_and_runs_their_clean_up() -> None:
     left = []
 
     def tidy(slot: Slot) -> None:

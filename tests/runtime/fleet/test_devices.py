@@ -1,4 +1,4 @@
-"""Each worker gets a device of its own while there are enough, on machines that are made up."""
+"""Each worker gets its own device while there are enough; a device must hold its stages."""
 
 from __future__ import annotations
 
@@ -22,18 +22,15 @@ def gpus(*gigabytes: int) -> tuple[Device, ...]:
 
 
 def settled(workers: int, devices: tuple[Device, ...]) -> dict[Name, str]:
-    """Where so many workers are that came one after the other."""
+    """Return the devices of ``workers`` workers that started one after the other."""
     homes: dict[Name, str] = {}
     for number in range(workers):
         homes[f"w{number}", 1] = device_of(f"w{number}", devices, homes)
     return homes
 
 
-def test_eight_workers_have_eight_devices_in_order() -> None:
+def test_workers_get_a_device_each_the_largest_first() -> None:
     assert list(settled(8, gpus(*[80] * 8)).values()) == [f"GPU-{number}" for number in range(8)]
-
-
-def test_the_device_with_most_memory_comes_first() -> None:
     assert list(settled(3, gpus(24, 80, 24)).values()) == ["GPU-1", "GPU-0", "GPU-2"]
 
 
@@ -41,24 +38,17 @@ def test_more_workers_than_devices_share_them_evenly() -> None:
     assert sorted(Counter(settled(7, gpus(80, 80, 80)).values()).values()) == [2, 2, 3]
 
 
-def test_a_worker_that_is_started_again_gets_the_device_that_is_free() -> None:
+def test_a_restarted_worker_gets_a_free_device_else_that_of_its_dead_process() -> None:
+    """The kernel may take a moment to end a process; sharing a living worker's device would be permanent."""
     homes = settled(8, gpus(*[80] * 8))
     free = homes.pop(("w5", 1))
     assert device_of("w5", gpus(*[80] * 8), homes) == free
-
-
-def test_it_also_does_while_its_dead_process_is_still_there() -> None:
-    """The kernel may take a moment to end it; to share a living worker's device would be for good."""
+    assert device_of("w1", gpus(80, 80, 80), settled(2, gpus(80, 80, 80))) == "GPU-2", "w1 may be frozen"
     homes = settled(3, gpus(80, 80, 80))
     assert device_of("w1", gpus(80, 80, 80), homes) == homes["w1", 1]
 
 
-def test_a_device_nobody_is_on_is_better_than_that_of_a_frozen_predecessor() -> None:
-    homes = settled(2, gpus(80, 80, 80))
-    assert device_of("w1", gpus(80, 80, 80), homes) == "GPU-2"
-
-
-def test_spares_have_devices_too_and_two_machines_of_eight_hold_sixteen() -> None:
+def test_two_machines_of_eight_devices_hold_sixteen_workers() -> None:
     devices = gpus(*[80] * 8)
     machines: list[dict[Name, str]] = [{}, {}]
     for number in range(16):
@@ -91,9 +81,10 @@ class Machine(RuleBasedStateMachine):
         homes = dict(self.processes)
         device = device_of(worker, self.devices, homes)
         load = Counter({d.name: 0 for d in self.devices})
-        load.update(home for (other, _), home in homes.items() if other != worker)
+        newest = {name: home for (name, _), home in sorted(homes.items())}
+        load.update(home for name, home in newest.items() if name != worker)
         assert load[device] == min(load.values())
-        assert device == device_of(worker, self.devices, dict(reversed(homes.items()))), "the order tells nothing"
+        assert device == device_of(worker, self.devices, dict(reversed(homes.items()))), "the order does not matter"
         self.newest[worker] = self.newest.get(worker, 0) + 1
         self.processes[worker, self.newest[worker]] = device
         self.dead.discard(worker)
@@ -107,7 +98,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.living())
     @rule(data=st.data(), lingers=st.booleans())
     def one_dies(self, data: st.DataObject, lingers: bool) -> None:
-        """It may be frozen, or the kernel slow to end it: its process is there, but nobody reckons with it."""
+        """Its process may still exist (frozen, or slow to end), but does not count."""
         worker = data.draw(st.sampled_from(sorted(self.living())))
         self.dead.add(worker)
         if not lingers:
@@ -141,7 +132,7 @@ def test_needs_are_sixteen_bytes_a_parameter_of_each_stage() -> None:
     assert not needs(RunConfig()).cuda
 
 
-def test_a_device_must_hold_the_largest_stage_and_others_that_share_it() -> None:
+def test_a_device_must_hold_the_largest_stages_that_may_share_it() -> None:
     wants = Needs((30 * GB, 10 * GB, 10 * GB))
     assert lacking(wants, Inventory(gpus(32)), 1) == ""
     assert "40.0 GB" in lacking(wants, Inventory(gpus(32)), 2) and "2 workers" in lacking(wants, Inventory(gpus(32)), 2)
@@ -151,7 +142,7 @@ def test_a_device_must_hold_the_largest_stage_and_others_that_share_it() -> None
     assert lacking(Needs(), Inventory(lacks="of course"), 9) == ""
 
 
-def test_what_is_missing_is_one_line_with_the_machine_and_a_mend() -> None:
+def test_missing_devices_are_reported_in_one_line_with_machine_and_fix() -> None:
     with pytest.raises(UserError, match=r"^train.device = 'cuda': node n1 has no CUDA device \(none\): use another$"):
         require_devices("node n1", Needs((1,)), Inventory(lacks="none"), 1, "use another")
     with pytest.raises(UserError, match=r"node n1 has 8.0 GB .*: use another; more pipeline.stages make each smaller"):

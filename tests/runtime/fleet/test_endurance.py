@@ -1,4 +1,4 @@
-"""The benchmark of endurance, short: what it says of a real run must hold for a small one too."""
+"""A short run of the endurance benchmark: its claims about a long run must hold for a small one."""
 
 from __future__ import annotations
 

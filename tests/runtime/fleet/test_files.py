@@ -1,4 +1,4 @@
-"""A run's files over a line: what can be had, what can be stored, and what is refused."""
+"""A run's files over a connection: what can be fetched, what can be stored, and what is refused."""
 
 from __future__ import annotations
 
@@ -94,10 +94,12 @@ def test_nothing_else_can_be_listed(run: Run, name: str) -> None:
         run.files.names(name)
 
 
-def test_a_link_is_not_followed(run: Run, tmp_path: Path) -> None:
+def test_links_are_not_followed_and_strangers_get_nothing(run: Run, tmp_path: Path) -> None:
     (run.folder / "data" / "link").symlink_to(run.folder / "door.json")
     with pytest.raises(OSError, match="link"):
         run.files.fetch("data/text/link", tmp_path / "mine")
+    with pytest.raises(OSError, match="not this run's"):
+        Files(run.board.address, new_key()).fetch(READABLE[0], tmp_path / "mine")
 
 
 @pytest.mark.parametrize(
@@ -114,7 +116,7 @@ def test_a_link_is_not_followed(run: Run, tmp_path: Path) -> None:
     ],
 )
 def test_nothing_else_can_be_written(run: Run, tmp_path: Path, name: str) -> None:
-    """Also no part of a checkpoint that is not being collected: its folder does not exist, or is sealed."""
+    """A part of a checkpoint that is not being collected has no folder, or a sealed one."""
     before = {file: file.read_bytes() for file in run.folder.rglob("*") if file.is_file()}
     (tmp_path / "part").write_bytes(b"other")
     with pytest.raises(OSError, match=r"no such (name|checkpoint)"):
@@ -122,12 +124,7 @@ def test_nothing_else_can_be_written(run: Run, tmp_path: Path, name: str) -> Non
     assert {file: file.read_bytes() for file in run.folder.rglob("*") if file.is_file()} == before
 
 
-def test_a_stranger_gets_nothing(run: Run, tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="not this run's"):
-        Files(run.board.address, new_key()).fetch(READABLE[0], tmp_path / "mine")
-
-
-def test_a_full_disk_there_is_said_here(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_to_the_worker(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(handle: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -138,8 +135,8 @@ def test_a_full_disk_there_is_said_here(run: Run, tmp_path: Path, monkeypatch: p
     assert (run.folder / PART).read_bytes() == b"no", "what was there before"
 
 
-def test_damage_on_the_way_is_noticed(run: Run, tmp_path: Path) -> None:
-    """A server that says another digest than that of what it sent."""
+def test_a_wrong_digest_is_refused(run: Run, tmp_path: Path) -> None:
+    """The server announces another digest than that of the bytes it sent."""
 
     def lies(line: files.WorkerLine) -> None:
         files._next(line)

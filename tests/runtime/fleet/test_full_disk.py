@@ -1,4 +1,4 @@
-"""A disk that is really full: what it costs, what is said, and what is left. The disk is a small one in memory."""
+"""A full disk: its cost, its report and the files that remain. The disk is a small one in memory."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import LiveWorkers, ending, facts, folder_of, losses, reason, resume, tiny, train
 
+from harness import LiveWorkers, ending, facts, folder_of, losses, reason, resume, tiny, train
 from observer import train_inline
 from planaria.cli import main
 from planaria.config import recipe
@@ -27,13 +27,13 @@ ROOM = 64 << 10
 
 
 class Disk:
-    """A disk of its own for ``runs``."""
+    """A separate disk for ``runs``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._filler = folder, folder / "filler"
 
     def fill(self, room: int = ROOM) -> None:
-        """Leave so many bytes."""
+        """Leave ``room`` bytes."""
         free = shutil.disk_usage(self.folder).free
         if free > room:
             with self._filler.open("ab") as file:
@@ -66,17 +66,15 @@ def left(folder: Path) -> list[str]:
 
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_a_save_that_finds_no_room_costs_the_save_alone(tmp_path: Path, disk: Disk, replicas: int) -> None:
+def test_a_save_without_room_costs_that_save_alone(tmp_path: Path, disk: Disk, replicas: int) -> None:
     def hook(decision: d.Decision, workers: LiveWorkers) -> None:
         if isinstance(decision, d.Save) and decision.step == 8:
             disk.fill()
         if isinstance(decision, d.Discard):
             disk.clear()
 
-    sections: dict[str, dict[str, object]] = {}
-    if replicas > 1:
-        sections["exchange"] = {"replicas": replicas, "kind": "diloco", "options": {"every": 4}}
-    record = train(config(tmp_path, **sections), hook=hook)
+    several = {"exchange": {"replicas": replicas, "kind": "diloco", "options": {"every": 4}}}
+    record = train(config(tmp_path, **several if replicas > 1 else {}), hook=hook)
     failed = facts(record, e.SaveFailed)
     assert failed and {f.step for f in failed} == {8}
     assert all("stage-" in f.detail and "No space left" in f.detail and "MB free" in f.detail for f in failed)
@@ -86,7 +84,7 @@ def test_a_save_that_finds_no_room_costs_the_save_alone(tmp_path: Path, disk: Di
 
 
 @pytest.mark.slow
-def test_a_run_that_ends_on_a_full_disk_has_failed_and_goes_on_from_what_there_is(tmp_path: Path, disk: Disk) -> None:
+def test_a_run_that_ends_on_a_full_disk_fails_and_can_be_resumed(tmp_path: Path, disk: Disk) -> None:
     def hook(decision: d.Decision, workers: LiveWorkers) -> None:
         if isinstance(decision, d.Save) and decision.step == 12:
             disk.fill()
@@ -108,7 +106,7 @@ def test_a_manifest_that_cannot_be_written_seals_nothing(tmp_path: Path, monkeyp
         tries.append(name)
         if len(tries) in (2, 3):
             raise OSError(28, "No space left on device")
-        return seal(self, name, *rest)  # type: ignore[arg-type]
+        return seal(self, name, *rest)
 
     monkeypatch.setattr(CheckpointStore, "seal", full)
     record = train(config(tmp_path))
@@ -116,7 +114,7 @@ def test_a_manifest_that_cannot_be_written_seals_nothing(tmp_path: Path, monkeyp
     assert ending(record).outcome == "finished" and left(folder_of(record.config)) == ["step-00000004", "step-00000012"]
 
 
-def test_in_one_process_it_is_the_same(tmp_path: Path, disk: Disk) -> None:
+def test_a_full_disk_in_one_process_costs_that_save_alone(tmp_path: Path, disk: Disk) -> None:
     full = []
 
     def hook(decision: d.Decision, workers: LiveWorkers) -> None:
@@ -129,16 +127,16 @@ def test_in_one_process_it_is_the_same(tmp_path: Path, disk: Disk) -> None:
     record = train(config(tmp_path), hook=hook, engine=train_inline)
     failed, *more = facts(record, e.SaveFailed)
     assert {failed.step, *(f.step for f in more)} == {8} and "stage-" in failed.detail and "MB free" in failed.detail
-    assert full == [["step-00000004"]], "what was half written is gone"
+    assert full == [["step-00000004"]], "what was half written was removed"
     assert ending(record).outcome == "finished" and left(record.folder) == ["step-00000004", "step-00000012"]
 
 
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize("again", [False, True])
-def test_a_log_that_cannot_be_written_stops_the_run_at_a_whole_step(tmp_path: Path, disk: Disk, again: bool) -> None:
-    """With what was kept for it, it tells of all that happened until then. There may be room again for the save.
+def test_an_unwritable_log_stops_the_run_at_a_whole_step(tmp_path: Path, disk: Disk, again: bool) -> None:
+    """The log's reserve holds all that happened until then. ``again``: there is room for the last save.
 
-    The log's last page may have room for some steps yet; the next save is far.
+    The log's last page may have room for a few more steps; the next save is far.
     """
 
     def hook(decision: d.Decision, workers: LiveWorkers) -> None:
@@ -159,7 +157,7 @@ def test_a_log_that_cannot_be_written_stops_the_run_at_a_whole_step(tmp_path: Pa
     assert ending(resume(record.folder)).outcome == "finished"
 
 
-def test_an_export_that_finds_no_room_says_so_in_one_line(
+def test_an_export_without_room_fails_in_one_line(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def crowded(folder: Path, to: Path) -> Path:

@@ -1,7 +1,4 @@
-"""What only a machine with CUDA devices can show: ``make test-gpu``. Elsewhere skipped, with the reason.
-
-docs/gpu.md says on which devices these have been run.
-"""
+"""Tests that need a CUDA device (``make test-gpu``); elsewhere they are skipped. docs/gpu.md lists devices tried."""
 
 from __future__ import annotations
 
@@ -12,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import apart, ending, facts, folder_of, inline, losses, outcomes, resume, tiny, train
 
-from observer import train_inline
+from harness import apart, ending, facts, folder_of, in_one_process, inline, losses, outcomes, resume, tiny, train
 from planaria.control import events as e
 from planaria.faults.trace import Fault
 from planaria.runtime.fleet.devices import VISIBLE, Device, inventory
@@ -59,13 +55,13 @@ def test_workers_have_a_device_each_while_there_are_enough(tmp_path: Path, devic
     assert outcomes(record) == ["started", "recovered"]
 
 
-def test_losses_are_those_of_a_cpu(tmp_path: Path) -> None:
+def test_losses_equal_those_of_a_cpu(tmp_path: Path) -> None:
     on_gpu = train(tiny(tmp_path / "gpu", steps=12, train=ON_GPU))
     on_cpu = train(tiny(tmp_path / "cpu", steps=12))
     assert apart(losses(on_gpu), losses(on_cpu)) <= CLOSE
 
 
-def test_the_fleets_losses_are_the_inline_engines(tmp_path: Path) -> None:
+def test_the_fleet_and_the_inline_engine_have_equal_losses(tmp_path: Path) -> None:
     record = train(tiny(tmp_path, steps=12, train=ON_GPU))
     assert apart(losses(record), inline(record)[0]) <= CLOSE
 
@@ -77,7 +73,7 @@ def test_a_worker_that_is_killed_on_the_one_gpu_is_rebuilt(tmp_path: Path, one: 
     assert apart(losses(record), inline(record)[0]) <= CLOSE
 
 
-def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+def test_a_run_resumes_from_its_checkpoint(tmp_path: Path) -> None:
     config = tiny(tmp_path, steps=6, train=ON_GPU)
     train(config)
     on_gpu = losses(resume(folder_of(config), train__steps="12"))
@@ -87,19 +83,19 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("engine", ["fleet", "inline"])
 def test_bf16_differs_by_its_rounding(tmp_path: Path, engine: str) -> None:
-    runs = []
-    for precision in ("fp32", "bf16"):
-        config = tiny(tmp_path / precision, steps=12, train={**ON_GPU, "precision": precision})
-        config = config.model_copy(update={"engine": engine})
-        runs.append(losses(train(config) if engine == "fleet" else train(config, engine=train_inline)))
-    assert apart(*runs) <= ROUNDED and runs[0] != runs[1]
+    run = train if engine == "fleet" else in_one_process
+    one, other = (
+        losses(run(tiny(tmp_path / precision, steps=12, train={**ON_GPU, "precision": precision})))
+        for precision in ("fp32", "bf16")
+    )
+    assert apart(one, other) <= ROUNDED and one != other
 
 
 @pytest.mark.parametrize("engine", ["fleet", "inline"])
 def test_compiled_stages_give_the_same_losses(tmp_path: Path, engine: str) -> None:
-    runs = []
-    for compiled in (False, True):
-        sections: dict[str, Any] = {"train": {**ON_GPU, "compile": compiled}, "fleet": {"missed": 400}}
-        config = tiny(tmp_path / str(compiled), stages=2, steps=6, **sections).model_copy(update={"engine": engine})
-        runs.append(losses(train(config) if engine == "fleet" else train(config, engine=train_inline)))
-    assert apart(*runs) <= CLOSE
+    run, plain = train if engine == "fleet" else in_one_process, {"stages": 2, "steps": 6, "fleet": {"missed": 400}}
+    one, other = (
+        losses(run(tiny(tmp_path / str(compiled), **plain, train={**ON_GPU, "compile": compiled})))
+        for compiled in (False, True)
+    )
+    assert apart(one, other) <= CLOSE

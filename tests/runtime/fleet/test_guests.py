@@ -1,9 +1,10 @@
-"""What the controller makes of machines that call: the fit, the leaving, the silent, and those that talk nonsense."""
+"""Machines that call a controller: those that join, leave, fall silent or send nonsense; and the key file."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from planaria.runtime.fleet import joining
 from planaria.runtime.fleet.base import Gone, Joined, Leaving, Left, Notice
 from planaria.runtime.fleet.guest import Visit
 from planaria.runtime.fleet.guests import Guests
-from planaria.runtime.fleet.joining import Door
+from planaria.runtime.fleet.joining import Door, kept_key
 from planaria.runtime.fleet.remote import RemoteFleet
 from planaria.runtime.fleet.switchboard import WorkerLine, call
 from planaria.runtime.transport.listener import VISITOR
@@ -62,6 +63,9 @@ class Scene:
     def until(self, condition: Callable[[], bool]) -> None:
         until(condition, 20.0, lambda: self.heard.extend(self.fleet.poll(0.05)), self.heard)
 
+    def poll(self) -> None:
+        self.heard += self.fleet.poll(0.1)
+
     def told(self, kind: type[Any]) -> list[Any]:
         return [notice for notice in self.heard if isinstance(notice, kind)]
 
@@ -82,25 +86,25 @@ def scene() -> Iterator[Scene]:
     scene.fleet.close(patience_s=0.0)
 
 
-def test_a_machine_is_told_the_setup_and_starts_what_it_is_told_to(scene: Scene) -> None:
+def test_a_machine_gets_the_setup_and_starts_workers_on_request(scene: Scene) -> None:
     line = scene.ask_to_join(workers=3)
     assert hear(line) == joining.Welcome(host="g1", setup='{"setup": 1}', cwd=str(Path.cwd()))
-    scene.heard += scene.fleet.poll(0.1)
-    assert not scene.heard, "its workers are not wanted before it has looked at the folders"
+    scene.poll()
+    assert not scene.heard, "no workers before it has checked the folders"
     say(line, joining.Settled())
     scene.until(lambda: bool(scene.told(Joined)))
-    assert scene.told(Joined) == [Joined("g1", 3, "a [31m machine")], "and it moves nobody's cursor"
+    assert scene.told(Joined) == [Joined("g1", 3, "a [31m machine")], "control characters are replaced"
     scene.spawn("w7", "g1")
     assert hear(line) == joining.Start(worker="w7", incarnation=1)
     say(line, joining.Started(worker="w7", incarnation=1))
     worker = call(scene.guests.address, scene.guests.key, "w7", 1)
     worker.send_bytes(b"here")
     scene.until(lambda: len(scene.heard) == 2)
-    scene.fleet.signal("w7", 1, 19)  # type: ignore[arg-type]
+    scene.fleet.signal("w7", 1, 19)
     assert hear(line) == joining.Signal(worker="w7", incarnation=1, number=19)
 
 
-def test_one_that_leaves_takes_no_more_and_each_of_its_workers_is_told_of(scene: Scene) -> None:
+def test_a_machine_that_leaves_gets_no_more_workers_and_all_of_its_own_are_reported(scene: Scene) -> None:
     line = scene.join()
     scene.spawn("w1", "g1")
     scene.spawn("w2", "g1")
@@ -113,7 +117,7 @@ def test_one_that_leaves_takes_no_more_and_each_of_its_workers_is_told_of(scene:
     assert scene.told(Gone) == [Gone("w3", 1, "exit", "its machine has left")]
 
 
-def test_a_birth_that_fails_is_a_death_and_one_of_anybody_else_is_none(scene: Scene) -> None:
+def test_a_failed_start_of_its_own_worker_counts_as_an_exit(scene: Scene) -> None:
     line = scene.join()
     scene.spawn("w1", "g1")
     for worker in ("w2", "w1"):
@@ -122,17 +126,17 @@ def test_a_birth_that_fails_is_a_death_and_one_of_anybody_else_is_none(scene: Sc
     assert scene.told(Gone) == [Gone("w1", 1, "exit", "no memory")]
 
 
-def test_one_that_leaves_before_it_has_settled_was_never_there(scene: Scene) -> None:
+def test_a_machine_that_leaves_before_it_has_settled_is_ignored(scene: Scene) -> None:
     line = scene.ask_to_join()
     assert isinstance(hear(line), joining.Welcome)
     say(line, joining.Departing(detail="SIGTERM"))
     with pytest.raises((EOFError, OSError)):
         line.recv_bytes()
-    scene.heard += scene.fleet.poll(0.1)
+    scene.poll()
     assert not scene.heard
 
 
-def test_one_that_vanishes_takes_its_workers_with_it(scene: Scene) -> None:
+def test_a_closed_connection_loses_the_machines_workers(scene: Scene) -> None:
     line = scene.join()
     scene.spawn("w1", "g1")
     line.close()
@@ -142,7 +146,7 @@ def test_one_that_vanishes_takes_its_workers_with_it(scene: Scene) -> None:
 
 
 @pytest.mark.slow
-def test_one_that_falls_silent_is_gone_and_one_that_beats_is_not(scene: Scene) -> None:
+def test_a_silent_machine_is_lost_and_one_that_sends_heartbeats_is_not(scene: Scene) -> None:
     silent, beating = scene.join(), scene.join()
     until = time.monotonic() + 1.5 * SILENCE_S
     while time.monotonic() < until:
@@ -160,24 +164,24 @@ def test_one_that_falls_silent_is_gone_and_one_that_beats_is_not(scene: Scene) -
      [joining.Settled().model_dump_json().encode()], [b"[" * 100_000],
      [b'{"kind":"departing","detail":"' + b"x" * 300 + b'"}']],
 )  # fmt: skip
-def test_nonsense_ends_a_line_and_nothing_else(scene: Scene, words: list[bytes]) -> None:
+def test_nonsense_ends_its_connection_alone(scene: Scene, words: list[bytes]) -> None:
     good, line = scene.join(), call(scene.guests.address, scene.guests.key, "a machine", VISITOR)
     for word in words:
         line.send_bytes(word)
     with pytest.raises((EOFError, OSError)):
         line.recv_bytes()
     say(good, joining.Beat())
-    scene.heard += scene.fleet.poll(0.1)
+    scene.poll()
     assert scene.told(Left) == [], "the others do not notice"
 
 
-def test_another_version_is_told_so(scene: Scene) -> None:
+def test_another_version_is_refused(scene: Scene) -> None:
     goodbye = hear(scene.ask_to_join(version="0.0.1"))
     assert isinstance(goodbye, joining.Goodbye) and not goodbye.welcome
     assert "has planaria 0.0.1, the run " in goodbye.reason
 
 
-def test_one_that_is_turned_away_is_told_why_and_its_workers_count_as_dead(scene: Scene) -> None:
+def test_a_machine_that_is_turned_away_learns_why_and_loses_its_workers(scene: Scene) -> None:
     line = scene.join()
     scene.spawn("w1", "g1")
     assert isinstance(hear(line), joining.Start)
@@ -187,13 +191,13 @@ def test_one_that_is_turned_away_is_told_why_and_its_workers_count_as_dead(scene
     assert scene.told(Gone) == [Gone("w1", 1, "exit", "machine g1: its disk is full")]
 
 
-def test_at_the_end_all_are_told(scene: Scene) -> None:
+def test_machines_learn_of_the_end_of_a_run(scene: Scene) -> None:
     line = scene.join()
     scene.fleet.close(patience_s=0.0)
     assert hear(line) == joining.Goodbye(reason="the run is over")
 
 
-def test_one_that_calls_while_the_port_is_being_closed_is_let_in_by_nobody(scene: Scene) -> None:
+def test_a_call_while_the_port_is_being_closed_is_refused(scene: Scene) -> None:
     scene.guests.close()  # the port is closed after that
     assert hear(scene.ask_to_join()) == joining.Goodbye(reason="the run is over")
     with pytest.raises(UserError, match="not let in: the run is over"):
@@ -201,3 +205,25 @@ def test_one_that_calls_while_the_port_is_being_closed_is_let_in_by_nobody(scene
     scene.guests.goodbye = joining.Goodbye(reason="the run is about to begin", again=True)
     with pytest.raises(OSError, match="the run is about to begin"):
         Visit(scene.door(), 2)
+
+
+# ---- the file with a run's key
+
+
+def test_processes_that_create_the_key_file_at_once_get_one_key(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(16) as pool:
+        for n in range(50):
+            keys = [new_key() for _ in range(8)]
+            found = set(pool.map(lambda key, n=n: kept_key(tmp_path / f"key{n}", key), keys))
+            assert len(found) == 1 and found < set(keys)
+            assert kept_key(tmp_path / f"key{n}", new_key()) in found
+            assert (tmp_path / f"key{n}").stat().st_mode & 0o777 == 0o600
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(f"key{n}" for n in range(50))
+
+
+def test_a_key_file_that_cannot_be_created_or_is_empty_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"nowhere/key': cannot be made \(No such file or directory\)"):
+        kept_key(tmp_path / "nowhere" / "key", new_key())
+    (tmp_path / "empty").touch(0o600)
+    with pytest.raises(UserError, match="holds no key"):
+        kept_key(tmp_path / "empty", new_key())

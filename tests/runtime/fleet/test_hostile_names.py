@@ -58,7 +58,7 @@ class Controller:
 
 
 def names(outside: Path) -> st.SearchStrategy[str]:
-    """Names of files, and of what no file may be called; none leads out of the test's own folder."""
+    """Valid and invalid file names; none leads out of the test's own folder."""
     parts = st.sampled_from(["..", ".", "", "x", "train.bin", ".bashrc", "a\x00b", "\x1b[2J", "é", "x" * 300, "~"])
     paths = st.lists(parts, min_size=1, max_size=5).map("/".join)
     chosen = st.sampled_from(["../../.bashrc", "../../../loot", *PREPARED])
@@ -68,7 +68,7 @@ def names(outside: Path) -> st.SearchStrategy[str]:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a user has beside the cache."""
+    """A user's files beside the cache."""
     home = tmp_path_factory.mktemp("machine") / "a/b/c/d/e/f/home"
     home.mkdir(parents=True)
     (home / ".bashrc").write_text("the user's own\n")
@@ -92,11 +92,11 @@ PLAIN = SETUP.dump_json(Setup(RunConfig(), Path("/run"), Path("/data"), "127.0.0
 
 
 def welcome(name: str, dataset: str, host: str) -> tuple[Setup, str]:
-    """What a machine learns of these names as it joins: the setup, and its own name; ValidationError if it refuses."""
-    told = json.loads(PLAIN)
-    told["config"]["name"], told["dataset"] = name, dataset
-    heard = joining.Welcome(host=host, setup=json.dumps(told), cwd="/")
-    return replace(SETUP.validate_json(heard.setup), key=new_key()), heard.host
+    """Return the setup and the machine's own name as it learns them when it joins; ValidationError if it refuses."""
+    tree = json.loads(PLAIN)
+    tree["config"]["name"], tree["dataset"] = name, dataset
+    received = joining.Welcome(host=host, setup=json.dumps(tree), cwd="/")
+    return replace(SETUP.validate_json(received.setup), key=new_key()), received.host
 
 
 @pytest.mark.slow
@@ -109,27 +109,27 @@ def test_nothing_is_written_outside_the_cache(home: Path, monkeypatch: pytest.Mo
     mixture = json.dumps({"format": 1, "parts": {"one": part}}).encode()
     controller = Controller(listed, {"mixture.json": mixture})
     monkeypatch.setattr(files, "call", controller.call)
-    told = [data.draw(plain | hostile) for _ in range(3)]
+    drawn = [data.draw(plain | hostile) for _ in range(3)]
     with untouched(home) as cache, contextlib.suppress(UserError, ValidationError):
-        setup, host = welcome(*told)
+        setup, host = welcome(*drawn)
         provision.provide(setup, "controller:1", host, cache, lambda _: None)
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_orders_name_no_file_outside_either(home: Path, monkeypatch: pytest.MonkeyPatch, data: st.DataObject) -> None:
+def test_orders_touch_no_file_outside(home: Path, monkeypatch: pytest.MonkeyPatch, data: st.DataObject) -> None:
     """The checkpoint that a stage is loaded from, and the worker's own name."""
     hostile = names(home)
     monkeypatch.setattr(files, "call", Controller([], {}).call)
     with untouched(home) as cache, contextlib.suppress(UserError, ValidationError):
         start = {"kind": "start", "worker": data.draw(st.just("w1") | hostile), "incarnation": 1}
-        heard = joining.TO_GUEST.validate_python(start)
-        assert isinstance(heard, joining.Start)
+        received = joining.TO_GUEST.validate_python(start)
+        assert isinstance(received, joining.Start)
         setup = Setup(RunConfig(), cache / "joined", cache, "127.0.0.1", new_key(), files="controller:1")
         load = {"origin": "load", "folder": data.draw(st.just("step-00000001") | hostile)}
         order = ORDER.validate_json(json.dumps(formed(load)))
         assert isinstance(order, Form) and isinstance(order.members[0].source, Load)
-        StageFiles(setup, heard.worker).read(order.members[0].source.folder, 1, 0)
+        StageFiles(setup, received.worker).read(order.members[0].source.folder, 1, 0)
 
 
 def formed(source: dict[str, str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a machine has, by a made-up ``nvidia-smi``; what workers that are forked see of it; who is refused."""
+"""A machine's devices by a fake ``nvidia-smi``, the devices that workers see, and runs refused for lack of one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import made_up
@@ -51,35 +53,29 @@ def found(tmp_path: Path, gigabytes: list[int], *instances: tuple[int, str], **e
 
 def test_all_devices_are_found_by_their_uuids(tmp_path: Path) -> None:
     assert found(tmp_path, [80, 24]) == Inventory((Device(uuid(0), 80 * GIB), Device(uuid(1), 24 * GIB)))
+    assert found(tmp_path, [0]).devices == (Device(uuid(0), UNKNOWN),), "it uses the machine's memory"
 
 
-def test_a_gpu_that_uses_the_machines_memory_is_believed_to_have_enough(tmp_path: Path) -> None:
-    assert found(tmp_path, [0]).devices == (Device(uuid(0), UNKNOWN),)
-
-
-def test_what_the_user_chose_is_kept_in_order_and_in_its_own_words(tmp_path: Path) -> None:
+def test_the_users_choice_keeps_its_order_and_names(tmp_path: Path) -> None:
+    """CUDA's own numbers count from the fastest device, which is not known here: the smallest memory is assumed."""
     by_bus = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     chosen = found(tmp_path, [80, 24, 24], CUDA_VISIBLE_DEVICES="2,0", **by_bus)
     assert chosen.devices == (Device("2", 24 * GIB), Device("0", 80 * GIB))
     named = found(tmp_path, [80, 24, 24], CUDA_VISIBLE_DEVICES=f"{uuid(1)},GPU-00000000")
     assert named.devices == (Device(uuid(1), 24 * GIB), Device(uuid(0), 80 * GIB))
-
-
-def test_cudas_own_numbers_are_not_nvidia_smis(tmp_path: Path) -> None:
-    """CUDA counts from the fastest; which one number 0 is cannot be known here, so the smallest memory is believed."""
     assert found(tmp_path, [80, 24], CUDA_VISIBLE_DEVICES="0").devices == (Device("0", 24 * GIB),)
 
 
 @pytest.mark.parametrize(
     ("chosen", "left"), [("", []), ("-1", []), ("0,-1,1", ["0"]), ("0,9,1", ["0"]), ("1,1", []), ("GPU-0", [])]
 )
-def test_cudas_rules_for_lists_hold(tmp_path: Path, chosen: str, left: list[str]) -> None:
+def test_lists_of_devices_follow_cudas_rules(tmp_path: Path, chosen: str, left: list[str]) -> None:
     shown = found(tmp_path, [80, 80], CUDA_VISIBLE_DEVICES=chosen)
     assert [device.name for device in shown.devices] == left
     assert left or f"CUDA_VISIBLE_DEVICES = {chosen!r} shows none of its 2" in shown.lacks
 
 
-def test_instances_of_a_divided_gpu_take_its_place(tmp_path: Path) -> None:
+def test_instances_of_a_divided_gpu_replace_it(tmp_path: Path) -> None:
     divided = ((0, "3g.20gb"), (0, "1g.5gb+me"))
     shown = found(tmp_path, [40, 40], *divided)
     assert shown.devices == (
@@ -91,7 +87,7 @@ def test_instances_of_a_divided_gpu_take_its_place(tmp_path: Path) -> None:
     assert not found(tmp_path, [40], *divided, CUDA_VISIBLE_DEVICES="0").devices, "the whole of it cannot be had"
 
 
-def test_why_there_is_none_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_for_no_device_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "nvidia-smi, which would tell of one, is not on its PATH" in inventory({"PATH": str(tmp_path)}).lacks
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed: no driver'; exit 9\n")
@@ -106,44 +102,43 @@ def test_why_there_is_none_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 # ---- what workers see
 
 
-def heard(fleet: LocalFleet, workers: int) -> dict[str, list[object]]:
-    """What each of so many workers says that it sees."""
-    said: dict[str, list[object]] = {}
-
-    def poll() -> None:
-        said.update({n.worker: json.loads(n.text) for n in fleet.poll(0.1) if isinstance(n, Said)})
-
-    until(lambda: len(said) >= workers, 60.0, poll, said)
-    return said
-
-
-@pytest.mark.slow
-def test_every_local_worker_sees_its_own_device_and_cuda_is_still_untouched(tmp_path: Path) -> None:
-    devices = found(tmp_path, [80, 80, 80]).devices
+@contextmanager
+def fleet_on(devices: tuple[Device, ...] = ()) -> Iterator[LocalFleet]:
     fleet = LocalFleet(made_up.worker, ["torch", made_up.__name__], 10.0, 6, devices)
     try:
-        for worker in ("w0", "w1", "w2"):
-            fleet.spawn(worker, 1)
-        assert heard(fleet, 3) == {f"w{number}": [uuid(number), "1", False] for number in range(3)}
-        fleet.signal("w1", 1, signal.SIGKILL)
-        fleet.spawn("w1", 2)
-        assert heard(fleet, 1) == {"w1": [uuid(1), "1", False]}
+        yield fleet
     finally:
         fleet.close(patience_s=0.0)
+
+
+def reported(fleet: LocalFleet, workers: int) -> dict[str, list[object]]:
+    """Return the devices that each of ``count`` workers reports."""
+    output: dict[str, list[object]] = {}
+
+    def poll() -> None:
+        output.update({n.worker: json.loads(n.text) for n in fleet.poll(0.1) if isinstance(n, Said)})
+
+    until(lambda: len(output) >= workers, 60.0, poll, output)
+    return output
 
 
 @pytest.mark.slow
-def test_without_devices_a_workers_environment_stays_as_it_is() -> None:
-    fleet = LocalFleet(made_up.worker, ["torch", made_up.__name__], 10.0, 6)
-    try:
+def test_each_local_worker_sees_its_own_device_and_cuda_is_not_initialised(tmp_path: Path) -> None:
+    devices = found(tmp_path, [80, 80, 80]).devices
+    with fleet_on(devices) as fleet:
+        for worker in ("w0", "w1", "w2"):
+            fleet.spawn(worker, 1)
+        assert reported(fleet, 3) == {f"w{number}": [uuid(number), "1", False] for number in range(3)}
+        fleet.signal("w1", 1, signal.SIGKILL)
+        fleet.spawn("w1", 2)
+        assert reported(fleet, 1) == {"w1": [uuid(1), "1", False]}
+    with fleet_on() as fleet:
         fleet.spawn("w0", 1)
-        assert heard(fleet, 1)["w0"][0] is None
-    finally:
-        fleet.close(patience_s=0.0)
+        assert reported(fleet, 1)["w0"][0] is None, "without devices the environment is left as it is"
 
 
 class Unforked:
-    """Starts no process; what was to run is written down."""
+    """Starts no process; it records the commands."""
 
     def __init__(self) -> None:
         self.runs: list[tuple[object, ...]] = []
@@ -152,16 +147,14 @@ class Unforked:
     def prepare(self, preload: list[str]) -> None: ...
 
     def spawn(self, name: str, run: object, preload: list[str], cwd: Path | None = None, start_s: float = 0.0) -> Child:
-        self.runs.append(run.args)  # type: ignore[attr-defined]
+        self.runs.append(run.args)
         self.folders.add(cwd)
         child = Child(name)
         child.settle(os.getpid())
         return child
 
 
-def test_a_pools_workers_get_what_is_free_or_what_was_reserved_for_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pools_workers_get_free_or_reserved_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Unforked()
     monkeypatch.setattr("planaria.runtime.fleet.process_pool.spawner", lambda: asked)
     monkeypatch.setattr("planaria.runtime.fleet.process._exit_code", lambda pid: None)
@@ -174,12 +167,12 @@ def test_a_pools_workers_get_what_is_free_or_what_was_reserved_for_them(
     pool.start("w1", 2)
     pool.start("w2", 1, uuid(0))
     assert [run[1] for run in asked.runs] == [uuid(0), uuid(1), uuid(1), uuid(0)]
-    assert asked.folders == {tmp_path} and Path.cwd() == before, "relative paths of this process keep their meaning"
+    assert asked.folders == {tmp_path} and Path.cwd() == before, "relative paths of this process stay valid"
 
 
 @pytest.mark.slow
-def test_what_workers_import_does_not_initialise_cuda() -> None:
-    """One call in the fork server, or in a command that forks it, would make CUDA useless in every worker."""
+def test_the_imports_of_workers_do_not_initialise_cuda() -> None:
+    """One call in the fork server, or in a command that forks it, would break CUDA in every worker."""
     program = (
         "import sys, torch, traceback\n"
         "def caught(*_): traceback.print_stack(); sys.exit('CUDA was asked')\n"
@@ -196,32 +189,27 @@ def test_what_workers_import_does_not_initialise_cuda() -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-# ---- who is refused, and by whom
+# ---- refusals
 
 
 def on_cuda(**sections: dict[str, object]) -> RunConfig:
     return RunConfig.model_validate({"train": {"device": "cuda"}, **sections})
 
 
-def test_a_local_fleet_asks_this_machine_and_a_ray_cluster_asks_its_nodes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_devices_are_checked_where_workers_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A local fleet asks this machine, a Ray cluster its nodes, and an engine in this process torch."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(
-        UserError, match=r"has no CUDA device .nvidia-smi.*: use 'cpu', .*fleet.own = 0.*or fleet.kind = 'ray'"
-    ):
+    lacks = r"has no CUDA device .nvidia-smi.*: use 'cpu', .*fleet.own = 0.*or fleet.kind = 'ray'"
+    with pytest.raises(UserError, match=lacks):
         check(on_cuda())
     check(on_cuda(fleet={"kind": "ray"}))
     monkeypatch.setenv("PATH", nvidia_smi(tmp_path, [8]))
     check(on_cuda())
     large = {"dim": 4096, "hidden": 11008, "heads": 32, "layers": 32}
     with pytest.raises(UserError, match=r"this machine has 8\.6 GB on device GPU-.*, and 6 workers may need .* GB"):
-        check(on_cuda(model=large))  # type: ignore[arg-type]
-
-
-def test_an_engine_in_this_process_asks_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+        check(on_cuda(model=large))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match="this machine has no CUDA device; use 'cpu'"):
-        check(on_cuda(engine="inline"))  # type: ignore[arg-type]
+        check(on_cuda(engine="inline"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     require_device(on_cuda())

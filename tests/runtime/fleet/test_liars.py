@@ -1,17 +1,15 @@
-"""Replicas that lie, as a trace has them do: on processes as in one, and what that does to the others."""
+"""Replicas that send corrupted updates, as a trace has them do: on processes as in one, and the effect on others."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import pytest
 
-from harness import ending, facts, losses, reason, tiny, train
-from observer import train_inline
+from harness import ending, facts, in_one_process, losses, mean_losses, reason, tiny, train
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
@@ -28,72 +26,59 @@ LIAR = 1
 def several(
     folder: Path, replicas: int, robust: str | dict[str, Any] = "", steps: int = 6, **exchange: Any
 ) -> RunConfig:
-    """Replicas of two stages (with the ends), of which nobody is sent away."""
+    """Replicas of two stages (with the ends), none of which is removed."""
     folder.mkdir(exist_ok=True)
     exchange = {"strikes": 0, **exchange} if robust else exchange
     return tiny(folder, stages=1, steps=steps, exchange={"replicas": replicas, "robust": robust, **exchange})
 
 
-def lies(*told: tuple[int, str, int], stages: Sequence[int] = (0, 1)) -> list[Fault]:
-    """(first step, attack, first honest step): of the liar's nodes at these stages."""
+def lies(*planned: tuple[int, str, int], stages: Sequence[int] = (0, 1)) -> list[Fault]:
+    """Return faults (first step, attack, first honest step) of the Byzantine replica's nodes at these stages."""
     return [
         Fault(step=step, stage=2 * LIAR + stage, signal="lie", attack=attack, until=until)
-        for step, attack, until in told
+        for step, attack, until in planned
         for stage in stages
     ]
 
 
-def in_one_process(config: RunConfig, faults: Sequence[Fault] = ()) -> RunRecord:
-    return train(config.model_copy(update={"engine": "inline"}), faults, engine=train_inline)
-
-
 def refusals(record: RunRecord) -> Counter[tuple[int, int, str]]:
-    """(step, who refuses by node, what is wrong) of the liar's gradients; nobody else's are refused."""
+    """Count (step, node that refuses, reason) of the Byzantine replica's gradients; no other is refused."""
     found = facts(record, e.OfferRefused)
     assert {fact.replica for fact in found} <= {LIAR}
     return Counter((fact.round, fact.node, fact.reason) for fact in found)
 
 
-def mean_losses(record: RunRecord) -> dict[int, float]:
-    """Step → the mean of the replicas' losses in it."""
-    found: dict[int, dict[int, float]] = {}
-    for ready in facts(record, e.StageReady):
-        if ready.loss is not None:
-            found.setdefault(ready.step, {})[ready.replica] = ready.loss
-    return {step: fmean(of.values()) for step, of in sorted(found.items())}
-
-
-def test_a_robust_run_goes_on_among_liars_on_processes_as_in_one(tmp_path: Path) -> None:
-    """One that turns gradients round, one whose numbers are none, one who sends too few, one who sends other ones."""
+def test_a_robust_run_survives_corrupted_gradients(tmp_path: Path) -> None:
+    """Reversed gradients, NaN, a wrong size and a wrong type."""
     faults = lies((1, "own_flip", 2), (2, "nan", 3), (3, "wrong_size", 4), (4, "wrong_type", 5), (5, "sign_flip", 6))
     robust = {"rule": "multikrum", "liars": 1, "strikes": 0}
     record = train(several(tmp_path, 5, robust), faults)
     assert ending(record).outcome == "finished" and not facts(record, e.WorkerFailed)
-    assert len(facts(record, d.Form)) == 1, "nobody was started anew, and no edge either"
+    assert len(facts(record, d.Form)) == 1, "no worker and no edge was replaced"
     single = in_one_process(several(tmp_path / "inline", 5, robust), faults)
     assert losses(record) == losses(single), "to the last bit"
     assert len(losses(record)) == 6
     found = refusals(record)
     assert found == refusals(single)
-    assert Counter(step for step, _, _ in found) == {2: 10, 3: 10, 4: 10}, "each node refuses, the liar's own too"
-    told = {step: why for step, node, why in found if node == 0}
-    assert told[2].endswith("not all of its numbers are finite")
-    assert told[3] == "its blocking part: torch.float32 [8351], not torch.float32 [8352]"
-    assert told[4] == "its blocking part: torch.uint8 [33408], not torch.float32 [8352]"
+    assert Counter(step for step, _, _ in found) == {2: 10, 3: 10, 4: 10}, "each node refuses, the sender too"
+    reported = {step: why for step, node, why in found if node == 0}
+    assert reported[2].endswith("not all of its numbers are finite")
+    assert reported[3] == "its blocking part: torch.float32 [8351], not torch.float32 [8352]"
+    assert reported[4] == "its blocking part: torch.uint8 [33408], not torch.float32 [8352]"
     counted = {(fact.round, fact.stage): fact.counted for fact in facts(record, e.OffersCounted)}
     assert counted == {(fact.round, fact.stage): fact.counted for fact in facts(single, e.OffersCounted)}
     rivals, others = (
         {(fact.round, fact.stage): fact.rivals for fact in facts(of, e.OffersCounted) if fact.round < 5}
         for of in (record, single)
     )
-    assert rivals == others, "in step 5 a liar who listens says something else in one process"
+    assert rivals == others, "in step 5 an attack that sees the others' gradients differs in one process"
     for stage in (0, 1):
         assert rivals[1, stage].keys() == {"krum", "geometric_median", "flag"}
         assert rivals[1, stage]["krum"] == {LIAR: 0.0} and rivals[1, stage]["flag"][LIAR] < 0.2
     assert counted.keys() == {(step, stage) for step in range(6) for stage in (0, 1)}
     for (step, _), of in counted.items():
         assert sum(of.values()) == pytest.approx(1.0) and of.get(LIAR, 0.0) == (0.0 if step else of[LIAR])
-        assert (LIAR in of) == (step not in (2, 3, 4)), "who is refused is not asked what it counts"
+        assert (LIAR in of) == (step not in (2, 3, 4)), "a refused update has no weight"
     struck = {(fault.node, fault.number) for fault in facts(record, e.FaultInjected)}
     assert struck == {(fault.stage, number) for number, fault in enumerate(faults)}
     lines = [str(line) for _, line in story(record) if "invalid update" in line.text]
@@ -101,8 +86,8 @@ def test_a_robust_run_goes_on_among_liars_on_processes_as_in_one(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_with_a_plain_mean_lies_do_harm_the_same_on_processes_as_in_one(tmp_path: Path) -> None:
-    """By attacks that need nothing of others. In step 3 a node dies, so that its lies are told a second time."""
+def test_corrupted_gradients_harm_a_plain_mean_on_processes_as_in_one(tmp_path: Path) -> None:
+    """Attacks that do not depend on others. In step 3 a node dies, so its corrupted updates are sent twice."""
     once = [Fault(step=3, stage=2 * LIAR, signal="lie", attack="own_flip")]
     faults = [*lies((0, "stale", 2), (2, "random", 3), (4, "zero", 5)), *once]
     killed = Fault(step=3, stage=0, moment="backward", offset=0.99)
@@ -111,11 +96,11 @@ def test_with_a_plain_mean_lies_do_harm_the_same_on_processes_as_in_one(tmp_path
     assert sum(isinstance(fact, d.RunStep) and fact.step == 3 for _, fact in record.history) == 2, "it was dropped"
     assert losses(record) == losses(in_one_process(several(tmp_path / "inline", 3), faults)), "to the last bit"
     honest = losses(in_one_process(several(tmp_path / "honest", 3)))
-    assert losses(record)[2] == pytest.approx(honest[2], abs=0.02), "what is stale was not so wrong yet"
+    assert losses(record)[2] == pytest.approx(honest[2], abs=0.02), "stale gradients are nearly right"
     assert losses(record)[5] > honest[5] + 0.1
 
 
-def test_a_plain_mean_names_whose_gradient_is_of_no_use(tmp_path: Path) -> None:
+def test_a_plain_mean_names_the_sender_of_an_invalid_gradient(tmp_path: Path) -> None:
     for engine in (train, in_one_process):
         config = several(tmp_path / engine.__name__, 2)
         record = engine(config, lies((2, "wrong_size", 3), stages=[1]))
@@ -128,7 +113,9 @@ def test_a_plain_mean_names_whose_gradient_is_of_no_use(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "options"), [("diloco", {"alpha": 0.3, "momentum": "heavy_ball"}), ("noloco", {})], ids=["all", "pairs"]
 )
-def test_a_lie_in_a_round_is_heard_and_gone_by_by_all_of_it(tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
+def test_a_corrupted_update_of_a_round_affects_all_its_members(
+    tmp_path: Path, kind: str, options: dict[str, Any]
+) -> None:
     chosen = {"kind": kind, "options": {"every": 3, **options}}
     record = train(several(tmp_path, 3, steps=9, **chosen), faults := lies((4, "own_flip", 8)))
     assert ending(record).outcome == "finished" and not facts(record, e.OfferRefused) and not facts(record, d.Adopt)
@@ -139,7 +126,7 @@ def test_a_lie_in_a_round_is_heard_and_gone_by_by_all_of_it(tmp_path: Path, kind
     assert losses(single)[6] > honest[6] + 0.1
 
 
-def test_a_lie_that_nobody_would_hear_is_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_a_fault_without_receivers_is_refused_before_the_run(tmp_path: Path) -> None:
     trace = Trace(faults=tuple(lies((1, "zero", 3), stages=[1])))
     with pytest.raises(UserError, match=r"the trace: a fault 'lie' at stage 3, step 1: there is one replica, so that"):
         prepare(tiny(tmp_path, stages=3), trace=trace)
@@ -149,13 +136,13 @@ def test_a_lie_that_nobody_would_hear_is_refused_before_anything_starts(tmp_path
 
 
 @pytest.mark.slow
-def test_one_who_tells_each_something_else_is_found_out_and_the_others_stay_the_same(tmp_path: Path) -> None:
-    """In steps 1, 2 and 3 the liar tells every other replica another gradient; from then on nobody listens to it."""
+def test_equivocation_is_detected_and_the_others_stay_equal(tmp_path: Path) -> None:
+    """In steps 1, 2 and 3 the replica sends each other one another gradient; from then on it is left out."""
     robust = {"rule": "multikrum", "liars": 1, "strikes": 2}
     faults = lies((1, "equivocate", 4), stages=[1])
     record = train(several(tmp_path, 5, robust), faults)
     assert ending(record).outcome == "finished" and not facts(record, e.WorkerFailed)
-    assert len(facts(record, d.Form)) == 1, "nobody was started anew"
+    assert len(facts(record, d.Form)) == 1, "no worker was replaced"
     assert [(found.step, found.liars) for found in facts(record, d.LeaveOut)] == [(1, [LIAR]), (2, [LIAR])]
     assert Counter(fact.step for fact in facts(record, d.RunStep)) == {0: 1, 1: 2, 2: 2, 3: 1, 4: 1, 5: 1}
     single = in_one_process(several(tmp_path / "inline", 5, robust), faults)
@@ -163,13 +150,13 @@ def test_one_who_tells_each_something_else_is_found_out_and_the_others_stay_the_
     assert refusals(record) == refusals(single)
     assert {step for step, _, why in refusals(record)} == {1, 2, 3, 4, 5}
     assert {why for _, _, why in refusals(record)} == {"others have heard different things from it"}
-    heard = {(fact.step, fact.stage): set(fact.heard.values()) for fact in facts(record, e.StageReady)}
-    assert all(len(found) == 5 for found in heard.values()), "everybody's gradient is another one"
+    received = {(fact.step, fact.stage): set(fact.heard.values()) for fact in facts(record, e.StageReady)}
+    assert all(len(found) == 5 for found in received.values()), "all gradients differ"
 
 
 @pytest.mark.slow
-def test_one_who_says_nothing_of_use_again_and_again_is_listened_to_no_more(tmp_path: Path) -> None:
-    """In steps 1 and 2 the liar's numbers are none; those of step 4 are, and nobody goes by them."""
+def test_a_replica_with_repeated_invalid_updates_is_left_out(tmp_path: Path) -> None:
+    """Its gradients are NaN in steps 1 and 2; that of step 4 is valid, and ignored."""
     robust = {"rule": "multikrum", "liars": 1, "strikes": 2}
     faults = lies((1, "nan", 3), (4, "own_flip", 5))
     record = train(several(tmp_path, 5, robust), faults)
@@ -187,28 +174,27 @@ def test_one_who_says_nothing_of_use_again_and_again_is_listened_to_no_more(tmp_
 
 
 @pytest.mark.slow
-def test_more_who_tell_others_different_things_than_a_rule_bears_end_a_run_in_one_line(tmp_path: Path) -> None:
+def test_more_equivocation_than_the_rule_tolerates_ends_the_run(tmp_path: Path) -> None:
     faults = [Fault(step=1, stage=2 * r, signal="lie", attack="equivocate", until=3) for r in (1, 3)]
     for engine in (train, in_one_process):
         record = engine(several(tmp_path / engine.__name__, 5, "multikrum"), faults)
         assert ending(record).outcome == "failed" and len(losses(record)) == 1
-        said = (
-            "more replicas lie than exchange.robust bears (1): replica 1: others have heard different things from it; "
-        )
-        assert said in reason(record) and "replica 3" in reason(record)
+        why = "others have heard different things from it; "
+        assert f"more replicas lie than exchange.robust bears (1): replica 1: {why}" in reason(record)
+        assert "replica 3" in reason(record)
 
 
 @pytest.mark.slow
-def test_a_round_goes_on_without_one_who_tells_each_something_else(tmp_path: Path) -> None:
+def test_a_round_settles_without_a_replica_that_equivocates(tmp_path: Path) -> None:
     chosen = {"kind": "diloco", "options": {"every": 3, "alpha": 0.3, "momentum": "heavy_ball"}}
     faults = lies((4, "equivocate", 8), stages=[0])
     record = train(several(tmp_path, 3, steps=9, **chosen), faults)
     assert ending(record).outcome == "finished"
     settled = {fact.round: (fact.members, list(fact.left_out)) for fact in facts(record, d.Settle)}
-    assert settled[0] == ([0, 1, 2], []) and settled[1] == ([0, 2], [LIAR]), "the liar copies one of the others"
+    assert settled[0] == ([0, 1, 2], []) and settled[1] == ([0, 2], [LIAR]), "the replica copies one of the others"
     assert [fact.replica for fact in facts(record, d.Adopt)] == [LIAR]
-    told = [line.text for _, line in story(record) if line.text.startswith("round 1")]
-    assert len(told) == 1 and "others have heard different things from it" in told[0]
+    reported = [line.text for _, line in story(record) if line.text.startswith("round 1")]
+    assert len(reported) == 1 and "others have heard different things from it" in reported[0]
     single = in_one_process(several(tmp_path / "inline", 3, steps=9, **chosen), faults)
     same = {step: loss for step, loss in mean_losses(record).items() if step <= 6}  # then it depends on when it copies
     assert same == pytest.approx({step: losses(single)[step] for step in same}, abs=1e-12)
@@ -217,7 +203,7 @@ def test_a_round_goes_on_without_one_who_tells_each_something_else(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_one_who_learns_from_labels_turned_round_says_what_follows_from_them(tmp_path: Path) -> None:
+def test_flipped_labels_change_the_losses_on_processes_as_in_one(tmp_path: Path) -> None:
     faults = lies((1, "label_flip", 4), stages=[0])
     record = train(several(tmp_path, 3), faults)
     single = in_one_process(several(tmp_path / "inline", 3), faults)

@@ -1,7 +1,8 @@
-"""A real run that is watched: a worker is killed through the page, and the recovery is seen in its stream."""
+"""Real runs that are observed: by the live page, through which a worker is killed, by a trace and by a tracker."""
 
 from __future__ import annotations
 
+import gzip
 import http.client
 import json
 import signal
@@ -12,19 +13,26 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from harness import assert_no_orphans, folder_of, tiny
+import planaria
+from harness import assert_no_orphans, checked, facts, folder_of, tiny
 from planaria.config import recipe
 from planaria.control import events as e
 from planaria.control.logs import read_run
+from planaria.report.live.tally import tally_of
 from planaria.report.live_page.frames import patched
+from planaria.report.run.perfetto import write_trace
+from planaria.report.run.recovery_timeline import recoveries
 from processes import Command
+from trace_rules import checked as rules_kept
+from trace_rules import told_as_logged
 
 FOREVER = 100_000
 
 
 class Watcher:
-    """Reads a run's stream, and keeps the state that it leads to."""
+    """Reads a run's stream, and keeps the state it describes."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -41,19 +49,19 @@ class Watcher:
         return line
 
     def _frames(self) -> Iterator[dict[str, Any]]:
-        while said := self._stream.readline().decode():
-            if said.startswith("data: ["):
-                yield from json.loads(said.removeprefix("data: "))
+        while line := self._stream.readline().decode():
+            if line.startswith("data: ["):
+                yield from json.loads(line.removeprefix("data: "))
 
     def until(self, seen: Any) -> None:
-        """Reads on until what is to be seen meets a condition."""
+        """Read until the state meets a condition."""
         while not seen(self.state):
             frame = next(self._read)  # StopIteration: the stream has ended too soon
             self.state = patched(self.state, frame["set"])
             self.told += [frame["told"]["text"]] if "told" in frame else []
 
     def rest(self) -> None:
-        """Reads until the stream ends."""
+        """Read until the stream ends."""
         for frame in self._read:
             self.state = patched(self.state, frame["set"])
 
@@ -65,7 +73,7 @@ class Watcher:
 
 @contextmanager
 def watched(folder: Path, *flags: str, steps: int = FOREVER) -> Iterator[tuple[Command, Watcher]]:
-    """``planaria train --live`` of a tiny run, and somebody who watches it."""
+    """Start ``planaria train --live`` of a tiny run, and a watcher."""
     config = tiny(folder, steps=steps)
     file = folder / "run.toml"
     file.write_text(recipe.dump(config))
@@ -84,48 +92,69 @@ def watched(folder: Path, *flags: str, steps: int = FOREVER) -> Iterator[tuple[C
 
 
 def at(state: dict[str, Any], node: int) -> tuple[str, dict[str, Any]] | None:
-    """Who works at a node."""
-    said = state.get("nodes", {}).get(str(node), {})
-    return (said["worker"], state["workers"][said["worker"]]) if said.get("state") == "holds" else None
+    """Return the worker that holds a node, and its state."""
+    shown = state.get("nodes", {}).get(str(node), {})
+    return (shown["worker"], state["workers"][shown["worker"]]) if shown.get("state") == "holds" else None
 
 
-def test_a_kill_through_the_page_and_the_rebirth_in_its_stream(tmp_path: Path) -> None:
+def test_a_kill_through_the_page_and_the_recovery_in_its_stream(tmp_path: Path) -> None:
     with watched(tmp_path, "--live-chaos") as (process, watcher):
         watcher.until(lambda state: state.get("step", 0) >= 5 and at(state, 2))
-        held = at(watcher.state, 2)
-        assert held is not None
-        other = at(watcher.state, 3)
-        assert other is not None
-        assert watcher.strike(other[0], other[1]["incarnation"], "slow") == (
-            200,
-            json.dumps({"done": f"slow for {other[0]} (stage 3), at its next any"}, separators=(",", ":")),
-        )
-        name, worker = held
-        status, said = watcher.strike(name, worker["incarnation"], "kill")
-        assert status == 200 and f"SIGKILL to {name} (pid {worker['pid']}" in said
+        (name, worker), other = at(watcher.state, 2), at(watcher.state, 3)
+        done = json.dumps({"done": f"slow for {other[0]} (stage 3), at its next any"}, separators=(",", ":"))
+        assert watcher.strike(other[0], other[1]["incarnation"], "slow") == (200, done)
+        status, output = watcher.strike(name, worker["incarnation"], "kill")
+        assert status == 200 and f"SIGKILL to {name} (pid {worker['pid']}" in output
         watcher.until(lambda state: "ended" in state.get("recoveries", {}).get("0", {}))
         recovery = watcher.state["recoveries"]["0"]
         assert recovery["nodes"] == [2] and recovery["workers"] == [name] and recovery["outcome"] == "recovered"
         assert set(recovery["phases"]) >= {"replaced", "linked", "rebuilt", "redone"}
-        heir = at(watcher.state, 2)
-        assert heir is not None and heir[0] != name
-        assert any("lost" in line for line in watcher.told) and any("rebuilt" in line for line in watcher.told)
-        status, said = watcher.strike(name, worker["incarnation"], "kill")
-        assert status == 409 and "gone already" in said, "it may be somebody else by now"
+        assert at(watcher.state, 2)[0] != name
+        assert any("lost" in line for line in watcher.told) and any("reborn" in line for line in watcher.told)
+        status, output = watcher.strike(name, worker["incarnation"], "kill")
+        assert status == 409 and "gone already" in output, "its id may be another process's now"
         process.send_signal(signal.SIGTERM)
         watcher.rest()
         assert watcher.state["over"] == "stopped", "watchers see the end"
         assert process.wait(60) == 1
-    struck = [fact for _, fact in read_run(tmp_path / "runs" / "run").history if isinstance(fact, e.FaultInjected)]
+    struck = facts(read_run(tmp_path / "runs" / "run"), e.FaultInjected)
     assert {(fault.worker, fault.signal) for fault in struck} == {(name, "SIGKILL"), (other[0], "slow")}
 
 
 @pytest.mark.slow
-def test_without_leave_nobody_is_struck_and_a_killed_run_leaves_no_server(tmp_path: Path) -> None:
+def test_without_permission_no_fault_is_injected_and_a_killed_run_leaves_no_server(tmp_path: Path) -> None:
     with watched(tmp_path) as (process, watcher):
         watcher.until(lambda state: state.get("step", 0) >= 2 and at(state, 2))
-        status, said = watcher.strike("w2", 1, "kill")
-        assert status == 403 and "--live-chaos" in said
+        status, output = watcher.strike("w2", 1, "kill")
+        assert status == 403 and "--live-chaos" in output
         process.kill()
-        watcher.rest()  # its stream ends, since nobody holds the other end of the server's pipe
+        watcher.rest()  # the stream ends: no process holds the other end of the server's pipe
         assert not watcher.state.get("over")
+
+
+def test_a_kill_is_reported_alike_by_the_log_the_trace_and_a_tracker(tmp_path: Path) -> None:
+    trace = tmp_path / "kill.json"
+    trace.write_text('{"version": 1, "faults": [{"step": 5, "stage": 2, "moment": "forward", "offset": 0.5}]}')
+    config = tiny(tmp_path, steps=10, chaos={"trace": str(trace)}, checkpoint={"every": 4})
+    planaria.train(config, progress=False)
+    folder = folder_of(config)
+    assert_no_orphans(folder)
+    record = checked(folder)
+    (timing,) = recoveries(record)
+    assert timing.outcome == "recovered" and timing.fault_t is not None and timing.total is not None
+
+    events = json.loads(gzip.decompress(write_trace(folder).read_bytes()))["traceEvents"]
+    rules_kept(events)
+    told_as_logged(record, events)
+    kinds = {x["name"] for x in events if x["ph"] == "X"}
+    assert {"forward", "backward", "optimizer", "save"} <= kinds
+
+    tally = tally_of(record)
+    curves = EventAccumulator(str(folder / "tensorboard"))
+    curves.Reload()
+    (point,) = curves.Scalars("recovery_s")
+    assert abs(point.value - timing.total) < 1e-5 * timing.total, "TensorBoard keeps 32 bits"
+    last = {name: curves.Scalars(name)[-1].value for name in ("steps", "recoveries", "workers_lost", "generation")}
+    assert last == {"steps": 10, "recoveries": 1, "workers_lost": 1, "generation": tally.generations[0]}
+    assert (tally.recoveries, tally.lost.total(), tally.steps) == ({"recovered": 1}, 1, 10)
+    assert 0 < curves.Scalars("sent_bytes")[-1].value <= tally.sent.total()

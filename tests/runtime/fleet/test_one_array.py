@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from harness import ending, facts, outcomes, tiny, train
-from test_same_trace import BLOWS, STEPS, STRATEGIES, in_one_process, shas
+from test_same_trace import FAULTS, STEPS, STRATEGIES, digests_inline
 
 import planaria
+from harness import digests, ending, facts, outcomes, tiny, train
 from planaria.common.errors import UserError
 from planaria.control import events as e
 from planaria.faults.trace import Fault
@@ -32,27 +32,27 @@ ALL_BUT_ONE = [Fault(step=5, stage=stage, moment="commit") for stage in (0, 1, 2
         for name in ("checkfree", "echo", "redundant")
     ],
 )
-def test_an_array_for_each_layer_is_recovered_as_any_weights_are(tmp_path: Path, strategy: str) -> None:
+def test_an_array_for_each_layer_is_recovered_like_other_weights(tmp_path: Path, strategy: str) -> None:
     sections: dict[str, Any] = {"model": {"share": 8}, **STRATEGIES[strategy]}
     sections["recovery"] = {**sections.get("recovery", {}), "strategy": strategy}
-    record = train(tiny(tmp_path / "fleet", steps=STEPS, **sections), BLOWS)
+    record = train(tiny(tmp_path / "fleet", steps=STEPS, **sections), FAULTS)
     assert ending(record).outcome == "finished" and len(outcomes(record)) == 4
-    assert shas(record.folder) == in_one_process(tiny(tmp_path / "inline", steps=STEPS, **sections))
+    assert digests(record.folder, STEPS) == digests_inline(tiny(tmp_path / "inline", steps=STEPS, **sections))
 
 
 @pytest.mark.slow
-def test_one_stage_that_is_left_brings_back_all_others(tmp_path: Path) -> None:
-    """All but one are killed in one step; what comes of it is what comes of a run without any loss, to the last bit."""
+def test_one_surviving_stage_restores_all_others(tmp_path: Path) -> None:
+    """All but one are killed in one step; the result is that of an undisturbed run, to the last bit."""
     record = train(tiny(tmp_path / "struck", steps=STEPS, **ONE), ALL_BUT_ONE)
     assert ending(record).outcome == "finished"
     assert {fact.node for fact in facts(record, e.FaultInjected)} == {0, 1, 2, 4}
-    found = shas(record.folder)
-    assert found == in_one_process(tiny(tmp_path / "whole", steps=STEPS, **ONE), blows=())
+    found = digests(record.folder, STEPS)
+    assert found == digests_inline(tiny(tmp_path / "whole", steps=STEPS, **ONE), ())
     assert len(set(found)) == 1, "all stages hold the same"
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "complaint"),
     [
         ({"recovery": {"strategy": "survivor"}}, "'survivor' needs model.share_over = 'model'"),
         ({**ONE, "exchange": {"replicas": 2}}, "all stages of one replica share"),
@@ -61,14 +61,14 @@ def test_one_stage_that_is_left_brings_back_all_others(tmp_path: Path) -> None:
         ({"model": {"share": 4}, "recovery": {"strategy": "identity, checkpoint"}}, "sets single matrices to zero"),
     ],
 )
-def test_what_does_not_go_together_is_refused(tmp_path: Path, changed: dict[str, Any], told: str) -> None:
-    with pytest.raises(UserError, match=told):
+def test_incompatible_settings_are_refused(tmp_path: Path, changed: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint):
         check(tiny(tmp_path, steps=2, **changed))
 
 
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize("model", [{"share": 8}, ONE["model"]])
-def test_what_is_exported_is_dense_and_a_run_goes_on_in_another_cut(tmp_path: Path, model: dict[str, Any]) -> None:
+def test_exports_are_dense_and_other_cuts_can_be_read(tmp_path: Path, model: dict[str, Any]) -> None:
     config = tiny(tmp_path, steps=4, model=model, checkpoint={"every": 2}).model_copy(update={"engine": "inline"})
     run = planaria.train(config)
     saved = runs.newest_whole(run.folder)

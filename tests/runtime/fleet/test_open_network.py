@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Live, apart, checked, ending, facts, inline, live, losses, resume, tiny, validation_losses
-from netns import Host, NotAllowedError, network
+from netns import Host, NotAllowedError, network, output_of
 
+from harness import Live, apart, checked, commits, ending, facts, inline, live, losses, resume, tiny, validation_losses
 from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
@@ -36,16 +36,10 @@ def hosts(tmp_path: Path) -> Iterator[list[Host]]:
 
 
 def spread(folder: Path, home: Host, own: int, **sections: Any) -> RunConfig:
-    """Four stages' workers, of which so many are at home."""
+    """Workers of four stages, of which ``own`` are at home."""
+    key = str(folder / "key")
     plain: dict[str, Any] = {
-        "fleet": {
-            "host": "0.0.0.0",
-            "advertise": home.address,
-            "port": PORT,
-            "key": str(folder / "key"),
-            "own": own,
-            "spares": 0,
-        },
+        "fleet": {"host": "0.0.0.0", "advertise": home.address, "port": PORT, "key": key, "own": own, "spares": 0},
         "recovery": {"strategy": "checkpoint"},
         "checkpoint": {"every": 4, "keep": 100},
         "network": {"emulate": "links", "latency_s": 0.02},
@@ -74,28 +68,16 @@ def joined(run: Live, host: Host, home: Host, folder: Path, *more: str) -> Itera
         process.communicate()
 
 
-def last_word(guest: subprocess.Popen[str]) -> list[str]:
-    """Wait for a guest to end as it should; what it wrote."""
-    said, _ = guest.communicate(timeout=60)
-    assert guest.returncode == 0, said
-    return said.splitlines()
-
-
-def commits(record: RunRecord) -> int:
-    return len(facts(record, d.Commit))
-
-
-def holder_on(record: RunRecord, host: str) -> int:
-    """The process id of a worker on this machine that holds a stage now; at home: not the ends."""
+def holder_on(record: RunRecord, host: str) -> int | None:
+    """Return the process id of a worker on this machine that holds a stage now; at home: not stage 0."""
     where = {fact.worker: fact.host for fact in facts(record, d.Spawn)}
-    pids = {fact.worker: fact.pid for fact in facts(record, e.WorkerJoined)}
-    form = facts(record, d.Form)[-1]
-    return next(pids[m.worker] for m in form.members if where[m.worker] == host and (host or m.stage))
+    held, pids = facts(record, d.Form)[-1].members, {fact.worker: fact.pid for fact in facts(record, e.WorkerJoined)}
+    return next((pids[m.worker] for m in held if where[m.worker] == host and (host or m.stage)), None)
 
 
 def kill_on(run: Live, host: str) -> None:
-    """SIGKILL to a worker there; once the run has come three steps further than before."""
-    before = run.wait_until(lambda record: ending_formed(record) and on(record, host), LONG_S)
+    """Kill a worker there, and wait until the run has committed three more steps."""
+    before = run.wait_until(lambda record: ending_formed(record) and holder_on(record, host) is not None, LONG_S)
     os.kill(holder_on(before, host), signal.SIGKILL)
     lost = len(facts(before, e.WorkerLost))
     run.wait_until(
@@ -104,26 +86,18 @@ def kill_on(run: Live, host: str) -> None:
 
 
 def ending_formed(record: RunRecord) -> bool:
-    """Has the replica trained since it was formed last?"""
+    """Return whether the replica has trained since its last formation."""
     kinds = [fact for _, fact in record.history if isinstance(fact, d.Form | d.Commit)]
     return bool(kinds) and isinstance(kinds[-1], d.Commit)
 
 
-def on(record: RunRecord, host: str) -> bool:
-    """Does this machine hold a stage?"""
-    where = {fact.worker: fact.host for fact in facts(record, d.Spawn)}
-    return any(where[m.worker] == host and (host or m.stage) for m in facts(record, d.Form)[-1].members)
-
-
 def files_in(folder: Path) -> set[str]:
-    """The names of a machine's files, without locks."""
+    """Return the names of a machine's files, without locks."""
     return {file.name for file in folder.rglob("*") if file.is_file() and file.suffix != ".lock"}
 
 
 @pytest.mark.slow
-def test_three_machines_without_a_shared_folder_and_one_of_them_behind_a_router(
-    tmp_path: Path, hosts: list[Host]
-) -> None:
+def test_three_machines_share_no_folder_and_one_is_behind_a_router(tmp_path: Path, hosts: list[Host]) -> None:
     home, open_, hidden = hosts
     config = spread(tmp_path / "home", home, own=2)
     with ExitStack() as ending_, live(config, home.prefix) as run:
@@ -135,8 +109,8 @@ def test_three_machines_without_a_shared_folder_and_one_of_them_behind_a_router(
         for host in ("g2", "g1", ""):
             kill_on(run, host)
         assert run.end(LONG_S) == (0, "")
-        assert last_word(one)[-1] == "the run is over"
-        assert any("others cannot open connections" in line for line in last_word(other))
+        assert output_of(one)[-1] == "the run is over"
+        assert any("others cannot open connections" in line for line in output_of(other))
     record = checked(run.folder)
     assert ending(record).outcome == "finished" and len(facts(record, e.WorkerLost)) >= 3
     trained, validated = inline(record)
@@ -148,10 +122,10 @@ def test_three_machines_without_a_shared_folder_and_one_of_them_behind_a_router(
 
 
 @pytest.mark.slow
-def test_a_run_of_which_no_worker_is_at_home(tmp_path: Path, hosts: list[Host]) -> None:
-    """Both ends of an edge behind routers, checkpoints by wire; and what was saved so is resumed at home.
+def test_a_run_without_workers_at_home(tmp_path: Path, hosts: list[Host]) -> None:
+    """Both ends of an edge are behind routers; checkpoints travel over the network, and are resumed at home.
 
-    Its text is a mixture, whose documents are kept apart.
+    The text is a mixture with a document mask.
     """
     home, _, hidden = hosts
     mixture = {}
@@ -164,7 +138,7 @@ def test_a_run_of_which_no_worker_is_at_home(tmp_path: Path, hosts: list[Host]) 
         run.wait_until(lambda record: len(facts(record, e.Trouble)) == 1, LONG_S)
         with joined(run, hidden, home, tmp_path / "all") as guest:
             assert run.end(LONG_S) == (0, "")
-            last_word(guest)
+            output_of(guest)
     record = checked(run.folder)
     assert "4 workers are lacking; waiting for 600 s (fleet.join_s)" in facts(record, e.Trouble)[0].detail
     assert apart(losses(record), inline(record)[0]) == 0.0
@@ -172,8 +146,10 @@ def test_a_run_of_which_no_worker_is_at_home(tmp_path: Path, hosts: list[Host]) 
     assert ending(on_).outcome == "finished" and max(losses(on_)) == 15
 
 
-def test_a_run_that_nobody_joins_ends_and_says_so(tmp_path: Path) -> None:
+def test_a_run_that_no_machine_joins_ends_with_a_message(tmp_path: Path) -> None:
     config = tiny(tmp_path, stages=1, fleet={"own": 1, "join_s": 0.5})
     with live(config) as run:
-        code, said = run.end(LONG_S)
-    assert code == 2 and said == ("planaria: 2 workers are lacking, and no machine has joined in time (fleet.join_s)\n")
+        code, output = run.end(LONG_S)
+    assert code == 2 and output == (
+        "planaria: 2 workers are lacking, and no machine has joined in time (fleet.join_s)\n"
+    )

@@ -1,4 +1,4 @@
-"""Snapshots in the machine's memory: all processes die, and the run goes on from there, before any disk is read."""
+"""Snapshots in the machine's memory: after all processes died, the run resumes from there, before the disk is read."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import LiveWorkers, RunRecord, ending, facts, folder_of, live, losses, resume, tiny, train
 
+from harness import LiveWorkers, RunRecord, ending, facts, folder_of, live, losses, newest, resume, tiny, train
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.faults.trace import Fault, Trace, write
 from planaria.runtime.checkpoint.memory import SHARED, MemoryFolder
-from planaria.runtime.checkpoint.store import CheckpointStore
 
 SAVED = 25
 """steps between checkpoints"""
@@ -29,8 +28,7 @@ OPTIONS = {"tolerate": 1, "every": 5, "slices": 2, "outlive": True}
 def nothing_left_behind() -> Iterator[None]:
     before = set(SHARED.glob("planaria-*"))
     yield
-    left = set(SHARED.glob("planaria-*")) - before
-    assert not left, "snapshots of a run that has ended"
+    assert not set(SHARED.glob("planaria-*")) - before, "snapshots of a run that has ended"
 
 
 def recipe(folder: Path, **sections: Any) -> RunConfig:
@@ -39,37 +37,34 @@ def recipe(folder: Path, **sections: Any) -> RunConfig:
 
 
 def killed(config: RunConfig) -> tuple[MemoryFolder, int, int]:
-    """Kill the controller well behind a checkpoint, and with it its workers; the steps in memory and on disk."""
+    """Kill the controller, and so its workers, well after a checkpoint; return the steps in memory and on disk."""
     with live(config) as run:
         run.wait_until(lambda record: (made := len(losses(record))) > SAVED and 9 <= made % SAVED <= SAVED - 7)
         os.kill(run.process.pid, signal.SIGKILL)
         assert run.end()[0] == -signal.SIGKILL
-    memory, saved = MemoryFolder(folder_of(config)), CheckpointStore(folder_of(config) / "checkpoints").newest()
+    memory, saved = MemoryFolder(folder_of(config)), newest(folder_of(config))
     remembered = next(label.step for label in memory.newest_first() if len(memory.whole(label)) == 5)
-    for label in memory.newest_first():  # that of a newer step was under way; four stages of it might do, too
+    for label in memory.newest_first():  # a newer one was being written; four of its stages might suffice, too
         for path in memory.folder.glob(f"step-{label.step:08d}.*/*") if label.step > remembered else ():
             path.unlink()
-    assert saved is not None and remembered > saved.step
+    assert remembered > saved.step
     return memory, remembered, saved.step
 
 
 def taken_up(config: RunConfig, steps: int, faults: Sequence[Fault] = ()) -> RunRecord:
-    """The run goes on, and every loss is as if nothing had been."""
+    """Resume the run; compare every loss with an undisturbed run."""
     trace = Path(config.out).parent / "trace.json"
     write(Trace(faults=tuple(faults)), trace)
     record = resume(folder_of(config), train__steps=str(steps), chaos__trace=str(trace))
     assert ending(record).outcome == "finished"
-    untroubled = Path(config.out).parent / "untroubled"
-    expected = losses(train(recipe(untroubled, steps=steps, recovery={"strategy": "checkfree"})))
-    assert {step: loss for step, loss in losses(record).items() if step < steps} == expected
+    undisturbed = recipe(Path(config.out).parent / "undisturbed", steps=steps, recovery={"strategy": "checkfree"})
+    assert {step: loss for step, loss in losses(record).items() if step < steps} == losses(train(undisturbed))
     return record
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "lost", [(), pytest.param((0,), marks=pytest.mark.slow), pytest.param((3,), marks=pytest.mark.slow)]
-)
-def test_a_run_whose_processes_are_all_killed_goes_on_from_memory(
+@pytest.mark.parametrize("lost", [(), (0,), (3,)])
+def test_a_run_whose_processes_are_all_killed_resumes_from_memory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], lost: tuple[int, ...]
 ) -> None:
     config = recipe(tmp_path)
@@ -78,16 +73,14 @@ def test_a_run_whose_processes_are_all_killed_goes_on_from_memory(
         for path in memory.folder.glob(f"step-*/stage-{stage:04d}*"):
             path.unlink()
     record = taken_up(config, step + 10)
-    started, said = facts(record, e.RunStarted)[-1], capsys.readouterr().out
+    started, output = facts(record, e.RunStarted)[-1], capsys.readouterr().out
     assert (started.first_step, started.recalled, started.durable_step) == (step, step, saved)
-    assert f"goes on from step {step}, which was in memory" in said
-    assert ("from the others' parities" in said) == bool(lost)
+    assert f"goes on from step {step}, which was in memory" in output
+    assert ("from the others' parities" in output) == bool(lost)
 
 
 @pytest.mark.slow
-def test_more_damage_than_the_parities_survive_is_said_and_the_disk_is_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damage_beyond_the_parities_falls_back_to_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = recipe(tmp_path)
     memory, step, saved = killed(config)
     for path in memory.folder.glob("step-*/stage-000[12].safetensors"):
@@ -96,13 +89,13 @@ def test_more_damage_than_the_parities_survive_is_said_and_the_disk_is_read(
         path.write_bytes(data)
     started = facts(taken_up(config, step + 5), e.RunStarted)[-1]
     assert started.recalled == -1 and started.first_step == saved
-    said = capsys.readouterr().out
-    assert f"snapshot of step {step} not used, 2 of 5 stages are lost together (1, 2)" in said
+    output = capsys.readouterr().out
+    assert f"snapshot of step {step} not used, 2 of 5 stages are lost together (1, 2)" in output
 
 
 @pytest.mark.slow
-def test_a_rollback_after_that_leads_to_the_checkpoint_before(tmp_path: Path) -> None:
-    """Two are lost at once: the disk is older than where the run took up, and its samples are used again."""
+def test_a_rollback_after_that_leads_to_the_checkpoint(tmp_path: Path) -> None:
+    """Two are lost at once: the checkpoint is older than the resumed step, and its samples are used again."""
     config = recipe(tmp_path)
     _, step, saved = killed(config)
     record = taken_up(config, step + 6, [Fault(step=step + 1, stage=stage, moment="forward") for stage in (2, 3)])
@@ -111,11 +104,11 @@ def test_a_rollback_after_that_leads_to_the_checkpoint_before(tmp_path: Path) ->
 
 
 class ControllerKilled(Exception):
-    """The controller ends at once, wherever it is."""
+    """Ends the controller at once."""
 
 
 def test_snapshots_newer_than_a_rollback_are_never_resumed_from(tmp_path: Path) -> None:
-    """Two stages are lost together, the run goes back to its checkpoint, and there the controller is killed."""
+    """Two stages are lost together; the controller is killed after the rollback."""
     config = recipe(
         tmp_path,
         recovery={"strategy": "snapshot, checkpoint", "options": OPTIONS | {"every": 3, "code": "local"}},

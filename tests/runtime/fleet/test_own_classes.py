@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import apart, ending, facts, inline, losses, outcomes, tiny, train
 
-from observer import train_inline
+from harness import apart, ending, facts, in_one_process, inline, losses, outcomes, rebuilt, tiny, train
 from planaria import load
 from planaria import train as run_of
 from planaria.common.errors import UserError
-from planaria.config.schema import RunConfig
+from planaria.config.schema import FleetConfig, RunConfig
 from planaria.control import decisions as d
 from planaria.faults.trace import Fault
 from planaria.runtime.engine.check import check
@@ -23,24 +23,25 @@ KILLS = [Fault(step=5, stage=2), Fault(step=9, stage=3)]
 
 
 @pytest.fixture(autouse=True)
-def beside_the_examples(monkeypatch: pytest.MonkeyPatch, allow_code: None) -> None:
-    monkeypatch.syspath_prepend(str(EXAMPLES))
+def importable(monkeypatch: pytest.MonkeyPatch, allow_code: None, tmp_path: Path) -> None:
+    """Modules of the examples, of this folder and of the test's own folder can be imported."""
+    for folder in (EXAMPLES, Path(__file__).parent, tmp_path):
+        monkeypatch.syspath_prepend(str(folder))
 
 
-def test_a_strategy_of_ones_own_rebuilds_stages_on_the_fleet_as_it_does_inline(tmp_path: Path) -> None:
+def test_a_custom_strategy_rebuilds_stages_on_the_fleet_as_inline(tmp_path: Path) -> None:
     strategy = "own_strategy:Noisy"
     recovery: dict[str, Any] = {"strategy": strategy, "options": {"noise": 0.05, "moments": "mean"}}
     record = train(tiny(tmp_path, recovery=recovery), KILLS)
     assert outcomes(record) == ["started", "recovered", "recovered"] and ending(record).outcome == "finished"
     assert losses(record) == inline(record)[0]
-    sources = [m.source for form in facts(record, d.Form) for m in form.members if isinstance(m.source, d.Rebuild)]
-    assert {source.by for source in sources} == {strategy}
+    assert {m.source.by for m in rebuilt(record)} == {strategy}
     plain = losses(train(tiny(tmp_path / "plain", recovery={"options": {"moments": "mean"}}), KILLS))
     assert plain[0] == losses(record)[0] and plain[15] != losses(record)[15], "the noise is there"
 
 
 @pytest.mark.slow
-def test_a_family_of_ones_own_trains_and_recovers(tmp_path: Path) -> None:
+def test_a_custom_family_trains_and_recovers(tmp_path: Path) -> None:
     model: dict[str, Any] = {"family": "own_family:Recurrent", "options": {"width": 24}}
     config = tiny(tmp_path, steps=12, model=model, recovery={"options": {"lr_scale": 1.0}})
     record = train(config, KILLS)
@@ -51,7 +52,7 @@ def test_a_family_of_ones_own_trains_and_recovers(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_exchange_of_ones_own_agrees_on_the_fleet_as_it_does_inline(tmp_path: Path) -> None:
+def test_a_custom_exchange_is_the_same_on_the_fleet_and_inline(tmp_path: Path) -> None:
     kind = "own_exchange:Agreeing"
 
     def agreeing(folder: str, share: float) -> RunConfig:
@@ -63,11 +64,11 @@ def test_an_exchange_of_ones_own_agrees_on_the_fleet_as_it_does_inline(tmp_path:
     record = train(config, [Fault(step=2, stage=3), Fault(step=5, stage=0)])
     assert outcomes(record) == ["started", "recovered", "recovered"] and ending(record).outcome == "finished"
     assert losses(record) == inline(record)[0], "to the last bit"
-    plain = losses(train(agreeing("plain", 0.0), engine=train_inline))
+    plain = losses(in_one_process(agreeing("plain", 0.0)))
     assert plain[0] == losses(record)[0] and plain[7] != losses(record)[7], "the mask is there"
 
 
-def test_gossip_of_ones_own_meets_in_pairs_and_survives_a_kill(tmp_path: Path) -> None:
+def test_a_custom_gossip_meets_in_pairs_and_survives_a_kill(tmp_path: Path) -> None:
     exchange = {"replicas": 2, "kind": "own_exchange:Elastic", "options": {"pull": 0.3, "every": 3, "bits": 8}}
     config = tiny(tmp_path, stages=1, steps=9, exchange=exchange)
     record = train(config, [Fault(step=4, stage=1)])
@@ -85,15 +86,12 @@ def test_gossip_of_ones_own_meets_in_pairs_and_survives_a_kill(tmp_path: Path) -
     ],
 )
 @pytest.mark.parametrize("engine", ["fleet", "inline"])
-def test_an_exchange_that_fails_ends_the_run_and_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, settle: str, message: str
-) -> None:
+def test_a_failing_exchange_ends_the_run_and_is_named(tmp_path: Path, engine: str, settle: str, message: str) -> None:
     name = f"failing_{abs(hash(settle))}"
     (tmp_path / f"{name}.py").write_text(
         "from planaria.exchange.allreduce import AllReduce\n\nclass Failing(AllReduce):\n"
         f"    def settle(self, outer, fast, offers, me):\n        {settle}\n"
     )
-    monkeypatch.syspath_prepend(str(tmp_path))
     config = tiny(tmp_path, stages=1, steps=2, exchange={"replicas": 2, "kind": f"{name}:Failing"})
     with pytest.raises(UserError, match=message.replace("NAME", name)) as raised:
         run_of(config, engine=engine, progress=False)
@@ -108,9 +106,7 @@ def test_an_exchange_that_fails_ends_the_run_and_is_named(
         ("return Wide()", r"stage 0 gives \[1, 32, 64\] for one sample, not \[1, 32, 32\]"),
     ],
 )
-def test_a_family_without_the_door_is_refused_before_a_worker_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, message: str
-) -> None:
+def test_an_incomplete_family_is_refused_before_a_worker_starts(tmp_path: Path, body: str, message: str) -> None:
     name = f"family_{abs(hash(body))}"
     (tmp_path / f"{name}.py").write_text(
         "import torch\nfrom torch import nn\nfrom planaria.models.family import Family\n\n"
@@ -118,6 +114,23 @@ def test_a_family_without_the_door_is_refused_before_a_worker_starts(
         "    def loss(self, x, targets):\n        return x.mean()\n\n"
         f"class Mine(Family):\n    def build_stage(self, config, stages, stage):\n        {body}\n"
     )
-    monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(UserError, match=message):
         check(tiny(tmp_path, model={"family": f"{name}:Mine"}))
+
+
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize("threads", [3, 1])
+def test_each_worker_computes_with_the_threads_of_the_recipe(tmp_path: Path, threads: int) -> None:
+    counts = tmp_path / "counts"
+    counts.mkdir()
+    model = {"family": "counting_family:Counting", "options": {"folder": str(counts)}}
+    record = train(tiny(tmp_path, stages=2, steps=4, model=model, fleet={"threads": threads}))
+    (counts / str(os.getpid())).unlink(missing_ok=True)
+    assert [file.read_text() for file in counts.iterdir()] == [str(threads)] * 4
+    assert apart(losses(record), inline(record)[0]) <= 1e-5
+
+
+@pytest.mark.parametrize("threads", [0, -1, 1 << 11])
+def test_invalid_numbers_of_threads_are_refused(threads: int) -> None:
+    with pytest.raises(ValueError, match="threads"):
+        FleetConfig(threads=threads)

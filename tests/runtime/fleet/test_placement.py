@@ -1,4 +1,4 @@
-"""Births on machines that come and go, on a cluster of the test's own making."""
+"""Starting workers on machines that come and go, on a fake cluster."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from waiting import until
 
 
 class Dead(Exception):
-    """A process pool that does not answer."""
+    """A process pool does not answer."""
 
 
-class Nest:
-    """A pool: alive or dead, with births and signals written down."""
+class Pool:
+    """A pool, alive or dead, that records starts and signals."""
 
     def __init__(self, node: str) -> None:
         self.node, self.alive = node, True
@@ -35,7 +35,7 @@ class Nest:
 
 
 class Pretended:
-    """Machines of which the test decides what becomes of them. A node that hangs answers nothing."""
+    """Machines under the test's control. A node that hangs does not answer."""
 
     errors: tuple[type[Exception], ...] = (Dead,)
 
@@ -43,7 +43,7 @@ class Pretended:
         self.groups: dict[int, dict[int, str | None]] = {0: dict(enumerate(nodes))}
         self.room: list[str] = []
         """nodes of the next groups, once they are there"""
-        self.nests: list[Nest] = []
+        self.pools: list[Pool] = []
         self.dead: set[str] = set()
         self.hangs: set[str] = set()
         self.old: set[str] = set()
@@ -70,11 +70,11 @@ class Pretended:
     def device(self, seat: Seat, node: str) -> Future[str] | None:
         return self.reserved.get((seat, node))
 
-    def open(self, node: str) -> Nest:
-        self.nests.append(Nest(node))
-        return self.nests[-1]
+    def open(self, node: str) -> Pool:
+        self.pools.append(Pool(node))
+        return self.pools[-1]
 
-    def ask(self, pool: Nest, method: str, *arguments: Any) -> Future[Any]:
+    def ask(self, pool: Pool, method: str, *arguments: Any) -> Future[Any]:
         answer: Future[Any] = Future()
         if pool.node in self.hangs:
             return answer
@@ -95,18 +95,18 @@ class Pretended:
             answer.set_result(None)
         return answer
 
-    def kill(self, pool: Nest) -> None:
+    def kill(self, pool: Pool) -> None:
         pool.alive = False
 
     def called(self, node: str) -> str:
         return f"the node {node}"
 
     def lose(self, node: str) -> None:
-        """The node dies, and everybody knows."""
+        """Let a node die; all calls to it fail."""
         self.dead.add(node)
-        for nest in self.nests:
-            if nest.node == node and not nest.watch.done():
-                nest.watch.set_exception(Dead("The actor died because its node has died"))
+        for pool_ in self.pools:
+            if pool_.node == node and not pool_.watch.done():
+                pool_.watch.set_exception(Dead("The actor died because its node has died"))
 
 
 class Scene:
@@ -140,13 +140,13 @@ def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
     scene.ears.close()
 
 
-def born(scene: Scene, *workers: str, incarnation: int = 1) -> None:
+def start(scene: Scene, *workers: str) -> None:
     for worker in workers:
-        scene.places.start(worker, incarnation)
-    scene.until(lambda heard: all(Born(worker, incarnation) in heard for worker in workers))
+        scene.places.start(worker, 1)
+    scene.until(lambda received: all(Born(worker, 1) in received for worker in workers))
 
 
-def test_an_unfit_node_is_refused_before_a_worker_starts() -> None:
+def test_an_invalid_node_is_refused_before_a_worker_starts() -> None:
     machines = Pretended("a", "b")
     machines.old.add("b")
     with pytest.raises(UserError, match=r"the node b has planaria 0\.0\.1"):
@@ -160,89 +160,91 @@ def test_an_unfit_node_is_refused_before_a_worker_starts() -> None:
         Scene(machines).places.prepare(1.0)
 
 
-def test_a_birth_waits_for_the_seat_of_a_dead_worker_until_its_node_has_answered(scene: Scene) -> None:
-    born(scene, "w0", "w1", "w2")
+def test_a_start_waits_until_the_node_of_a_dead_worker_has_answered(scene: Scene) -> None:
+    start(scene, "w0", "w1", "w2")
     scene.machines.hangs.add("b")
     scene.places.give_back("w1", 1)
     scene.places.start("w1", 2)
     time.sleep(0.2)
-    assert Born("w1", 2) not in scene.ears.take(), "nobody knows whether the node is well"
-    scene.machines.groups[0][1] = "c"  # it is not, and the seat is moved
-    scene.until(lambda heard: Born("w1", 2) in heard)
-    assert [nest.node for nest in scene.machines.nests] == ["a", "b", "c"]
+    assert Born("w1", 2) not in scene.ears.take(), "the node may be lost"
+    scene.machines.groups[0][1] = "c"  # it is lost, and the seat is moved
+    scene.until(lambda received: Born("w1", 2) in received)
+    assert [pool_.node for pool_ in scene.machines.pools] == ["a", "b", "c"]
 
 
-def test_a_birth_on_a_node_that_dies_over_it_is_no_death_but_begun_again_elsewhere(scene: Scene) -> None:
-    born(scene, "w0")
-    scene.machines.dead.add("b")  # and nobody knows yet
+def test_a_start_on_a_dying_node_is_repeated_elsewhere(scene: Scene) -> None:
+    start(scene, "w0")
+    scene.machines.dead.add("b")  # not yet detected
     scene.places.start("w1", 1)
     time.sleep(0.1)
     scene.machines.groups[0][1] = "c"
-    heard = scene.until(lambda heard: Born("w1", 1) in heard)
-    assert not [news for news in heard if isinstance(news, Lost)]
+    received = scene.until(lambda received: Born("w1", 1) in received)
+    assert not [news for news in received if isinstance(news, Lost)]
 
 
-def test_when_a_node_dies_its_workers_are_lost_at_once_and_only_they(scene: Scene) -> None:
-    born(scene, "w0", "w1", "w2")
+def test_a_dead_node_loses_its_workers_at_once(scene: Scene) -> None:
+    start(scene, "w0", "w1", "w2")
     scene.machines.lose("a")
-    heard = scene.until(lambda heard: sum(isinstance(news, Lost) for news in heard) == 2)
-    assert {news.worker for news in heard if isinstance(news, Lost)} == {"w0", "w2"}
-    assert all("the node a: The actor died" in news.detail for news in heard if isinstance(news, Lost))
+    received = scene.until(lambda received: sum(isinstance(news, Lost) for news in received) == 2)
+    assert {news.worker for news in received if isinstance(news, Lost)} == {"w0", "w2"}
+    assert all("the node a: The actor died" in news.detail for news in received if isinstance(news, Lost))
 
 
-def test_a_call_that_fails_is_no_death_while_the_process_pool_answers(scene: Scene) -> None:
-    born(scene, "w0", "w1", "w2")
-    first, scene.machines.nests[0].watch = scene.machines.nests[0].watch, Future()
+def test_a_failed_call_is_no_death_while_the_pool_answers(scene: Scene) -> None:
+    start(scene, "w0", "w1", "w2")
+    first, scene.machines.pools[0].watch = scene.machines.pools[0].watch, Future()
     first.set_exception(Dead("The actor is unavailable"))
     time.sleep(0.2)
     assert not scene.ears.take()
     scene.machines.lose("a")
-    scene.until(lambda heard: sum(isinstance(news, Lost) for news in heard) == 2)
+    scene.until(lambda received: sum(isinstance(news, Lost) for news in received) == 2)
 
 
-def test_workers_of_a_draining_node_are_to_leave_and_their_successors_are_born_elsewhere(scene: Scene) -> None:
-    born(scene, "w0", "w1", "w2")
-    scene.machines.nests[0].watch.set_result(int((time.time() + 60) * 1000))
-    leaving = scene.until(lambda heard: sum(isinstance(news, Leaving) for news in heard) == 2)[3:]
+def test_workers_leave_a_draining_node_and_successors_start_elsewhere(scene: Scene) -> None:
+    start(scene, "w0", "w1", "w2")
+    scene.machines.pools[0].watch.set_result(int((time.time() + 60) * 1000))
+    leaving = scene.until(lambda received: sum(isinstance(news, Leaving) for news in received) == 2)[3:]
     assert [(news.worker, news.incarnation) for news in leaving] == [("w0", 1), ("w2", 1)]
     assert all("the node a is draining, gone in " in news.detail for news in leaving)
     scene.places.start("w3", 1)
     time.sleep(0.2)
     assert not scene.ears.take(), "there is no room elsewhere"
     scene.machines.room = ["c"]
-    scene.until(lambda heard: Born("w3", 1) in heard)
-    assert scene.machines.nests[-1].node == "c"
-    assert not scene.machines.nests[0].signals, "they work on until they are told to go"
+    scene.until(lambda received: Born("w3", 1) in received)
+    assert scene.machines.pools[-1].node == "c"
+    assert not scene.machines.pools[0].signals, "they work until the cluster releases them"
 
 
-@pytest.mark.parametrize(("lacks", "said"), [("old", "the node late has planaria 0.0.1"), ("full", "late: no room")])
-def test_a_node_that_joins_late_and_is_unfit_is_left_alone(scene: Scene, lacks: str, said: str) -> None:
-    born(scene, "w0", "w1", "w2")
+@pytest.mark.parametrize(
+    ("lacks", "complaint"), [("old", "the node late has planaria 0.0.1"), ("full", "late: no room")]
+)
+def test_an_invalid_node_that_joins_late_is_not_used(scene: Scene, lacks: str, complaint: str) -> None:
+    start(scene, "w0", "w1", "w2")
     getattr(scene.machines, lacks).add("late")
     scene.machines.room = ["late"]
     scene.places.start("w3", 1)
-    heard = scene.until(lambda heard: any(isinstance(news, Lost) for news in heard))
-    assert [said in news.detail for news in heard if isinstance(news, Lost)] == [True]
+    received = scene.until(lambda received: any(isinstance(news, Lost) for news in received))
+    assert [complaint in news.detail for news in received if isinstance(news, Lost)] == [True]
     scene.places.give_back("w3", 1)
     scene.places.start("w3", 2)
     scene.machines.room = ["fit"]
-    scene.until(lambda heard: Born("w3", 2) in heard)
-    assert scene.machines.nests[-1].node == "fit"
+    scene.until(lambda received: Born("w3", 2) in received)
+    assert scene.machines.pools[-1].node == "fit"
 
 
-def test_a_birth_that_has_waited_too_long_is_given_up_in_words(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_has_waited_too_long_is_given_up(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("planaria.runtime.fleet.placement._WAIT_S", 0.1)
-    born(scene, "w0", "w1", "w2")
+    start(scene, "w0", "w1", "w2")
     scene.places.start("w3", 1)
-    heard = scene.until(lambda heard: any(isinstance(news, Lost) for news in heard))
-    assert heard[-1] == Lost("w3", 1, "the cluster has had no room for it for 0.1 s")
+    received = scene.until(lambda received: any(isinstance(news, Lost) for news in received))
+    assert received[-1] == Lost("w3", 1, "the cluster has had no room for it for 0.1 s")
 
 
-def test_seats_that_were_asked_for_in_need_are_given_back(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extra_seats_are_returned(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("planaria.runtime.fleet.placement._IDLE_S", 0.05)
-    born(scene, "w0", "w1", "w2")
+    start(scene, "w0", "w1", "w2")
     scene.machines.room = ["c"]
-    born(scene, "w3")
+    start(scene, "w3")
     assert len(scene.machines.groups) == 2
     scene.places.give_back("w3", 1)
     until(lambda: len(scene.machines.groups) == 1)
@@ -253,24 +255,24 @@ def test_a_worker_starts_on_the_device_that_was_reserved_with_its_seat(scene: Sc
     scene.machines.reserved[Seat(0, 0), "a"] = given = Future()
     scene.places.start("w0", 1)
     time.sleep(0.1)
-    nest = next(nest for nest in scene.machines.nests if nest.node == "a")
-    assert not nest.started, "nobody knows yet which one it is"
+    pool_ = next(pool_ for pool_ in scene.machines.pools if pool_.node == "a")
+    assert not pool_.started, "the device is not known yet"
     given.set_result("GPU-7")
-    scene.until(lambda heard: Born("w0", 1) in heard)
-    assert nest.started == [("w0", 1, "GPU-7")]
+    scene.until(lambda received: Born("w0", 1) in received)
+    assert pool_.started == [("w0", 1, "GPU-7")]
 
 
-def test_a_node_that_dies_before_it_has_told_of_the_device_costs_no_worker(scene: Scene) -> None:
+def test_a_node_that_dies_before_its_device_is_known_costs_no_worker(scene: Scene) -> None:
     scene.machines.reserved[Seat(0, 0), "a"] = given = Future()
     scene.places.start("w0", 1)
     time.sleep(0.1)
     scene.machines.lose("a")
     given.set_exception(Dead("the task's node has died"))
-    assert Born("w0", 1) in scene.until(lambda heard: Born("w0", 1) in heard)
-    assert [nest.started for nest in scene.machines.nests if nest.node == "b"] == [[("w0", 1)]]
+    assert Born("w0", 1) in scene.until(lambda received: Born("w0", 1) in received)
+    assert [pool_.started for pool_ in scene.machines.pools if pool_.node == "b"] == [[("w0", 1)]]
 
 
-def test_a_birth_that_is_given_up_before_its_device_is_known_does_not_happen(scene: Scene) -> None:
+def test_a_start_given_up_before_its_device_is_known_does_not_happen(scene: Scene) -> None:
     scene.machines.reserved[Seat(0, 0), "a"] = given = Future()
     scene.places.start("w0", 1)
     time.sleep(0.1)
@@ -278,10 +280,10 @@ def test_a_birth_that_is_given_up_before_its_device_is_known_does_not_happen(sce
     time.sleep(0.1)
     given.set_result("GPU-7")
     time.sleep(0.1)
-    assert not any(nest.started for nest in scene.machines.nests)
+    assert not any(pool_.started for pool_ in scene.machines.pools)
 
 
-def test_a_node_without_the_devices_that_the_run_needs_is_refused_by_name() -> None:
+def test_a_node_without_the_needed_devices_is_refused_by_name() -> None:
     ears = Ears()
     places = Placement(Pretended("a"), ears, Needs((1,)))
     with pytest.raises(UserError, match=r"Ray node the node a has no CUDA device"):

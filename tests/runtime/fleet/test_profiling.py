@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import apart, checked, ending, facts, inline, live, losses, tiny
 from slow_family import SLOWER
 
 import planaria
+from harness import apart, checked, ending, facts, inline, live, losses, tiny
 from planaria.common.errors import RunStopped, UserError
 from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
@@ -27,6 +27,7 @@ from planaria.runtime.engine.profiling import machines, with_layers
 
 pytestmark = pytest.mark.timeout(240)
 LAYERS = {"layers": 12, "family": "slow_family:Slow"}
+TIMED: dict[str, Any] = {"pipeline": {"layers": "auto"}, "recovery": {"strategy": "echo, checkpoint"}}
 
 
 def free_port() -> int:
@@ -36,15 +37,14 @@ def free_port() -> int:
 
 
 def spread(folder: Path, own: int, **sections: Any) -> RunConfig:
-    """Three block stages and the ends, with room for so many workers here."""
+    """Three block stages and the ends, with room for ``own`` workers here."""
     folder.mkdir(exist_ok=True)
     (folder / "key").write_text("7b" * 32)
     (folder / "key").chmod(0o600)
     plain: dict[str, Any] = {
         "model": {"layers": 12},
-        "pipeline": {"layers": "auto"},
+        **TIMED,
         "fleet": {"own": own, "spares": 0, "port": free_port(), "key": str(folder / "key")},
-        "recovery": {"strategy": "echo, checkpoint"},
         "network": {"emulate": "links", "latency_s": 0.01},
     }
     return tiny(folder, stages=3, **{**plain, **sections})
@@ -52,7 +52,7 @@ def spread(folder: Path, own: int, **sections: Any) -> RunConfig:
 
 @contextmanager
 def slow_machine(config: RunConfig, folder: Path, slower: float) -> Iterator[subprocess.Popen[str]]:
-    """``planaria join`` by address, with two workers whose layers take so many milliseconds more."""
+    """Run ``planaria join`` by address, with two workers whose layers take ``slower`` milliseconds more."""
     join = [sys.executable, "-m", "planaria", "join", f"127.0.0.1:{config.fleet.port}"]
     more = ["--key-file", str(config.fleet.key), "--cache", str(folder / "joiners"), "--workers", "2", "--allow-code"]
     environ = os.environ | {SLOWER: str(slower)}
@@ -71,9 +71,7 @@ def holders(record: RunRecord) -> dict[int, str]:
 
 
 @pytest.mark.slow
-def test_the_slow_machine_gets_the_small_stages_also_when_it_lost_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_machine_gets_small_stages_also_after_a_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *sys.path]))
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     config = spread(tmp_path, own=2, train={"steps": 30}, model=LAYERS)
@@ -83,8 +81,8 @@ def test_the_slow_machine_gets_the_small_stages_also_when_it_lost_one(
             before = run.wait_until(lambda record: len(facts(record, d.Commit)) > 3, 120)
             kill(before, stage=3)
             assert run.end(120) == (0, "")
-            said, _ = guest.communicate(timeout=60)
-    assert "timed; the run is about to begin; calling it again" in said and said.endswith("the run is over\n")
+            output, _ = guest.communicate(timeout=60)
+    assert "timed; the run is about to begin; calling it again" in output and output.endswith("the run is over\n")
     record = checked(run.folder)
     sizes = list(record.config.pipeline.layers or ())
     assert len(sizes) == 3 and sum(sizes) == 12 and sizes[2] <= 2, sizes
@@ -97,14 +95,14 @@ def test_the_slow_machine_gets_the_small_stages_also_when_it_lost_one(
 
 
 def listens(port: int) -> None:
-    """Wait until somebody listens there."""
+    """Wait until a process listens there."""
     until = time.monotonic() + 60
     while time.monotonic() < until:
         with socket.socket() as line:
             if line.connect_ex(("127.0.0.1", port)) == 0:
                 return
         time.sleep(0.1)
-    raise AssertionError("nobody listens")
+    raise AssertionError("no process listens")
 
 
 def kill(record: RunRecord, stage: int) -> None:
@@ -114,16 +112,14 @@ def kill(record: RunRecord, stage: int) -> None:
 
 
 @pytest.mark.slow
-def test_machines_that_are_alike_have_nearly_as_many_layers_each(tmp_path: Path) -> None:
-    config = tiny(
-        tmp_path, steps=4, model={"layers": 10}, pipeline={"layers": "auto"}, recovery={"strategy": "echo, checkpoint"}
-    )
-    said: list[str] = []
-    run = planaria.train(config, progress=False, say=said.append)
+def test_equal_machines_have_nearly_equal_stages(tmp_path: Path) -> None:
+    config = tiny(tmp_path, steps=4, model={"layers": 10}, **TIMED)
+    output: list[str] = []
+    run = planaria.train(config, progress=False, say=output.append)
     record = checked(run.folder)
     sizes = list(record.config.pipeline.layers or ())
     assert (len(sizes), sum(sizes)) == (4, 10) and max(sizes) <= 4, sizes
-    assert any(line.startswith(f"stages of {sizes} layers (pipeline.layers)") for line in said)
+    assert any(line.startswith(f"stages of {sizes} layers (pipeline.layers)") for line in output)
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["run"], "nothing is left of the timing"
     planaria.train(run.folder, resume=True, settings={"pipeline.layers": "auto", "train.steps": 6}, progress=False)
     trained = losses(checked(run.folder))
@@ -131,24 +127,17 @@ def test_machines_that_are_alike_have_nearly_as_many_layers_each(tmp_path: Path)
     assert apart({step: trained[step] for step in range(4)}, inline(record)[0]) <= 1e-5
 
 
-def test_one_process_has_stages_as_even_as_can_be(tmp_path: Path) -> None:
-    config = tiny(
-        tmp_path, steps=2, model={"layers": 10}, pipeline={"layers": "auto"}, recovery={"strategy": "checkpoint"}
-    )
+def test_one_process_has_even_stages(tmp_path: Path) -> None:
+    config = tiny(tmp_path, steps=2, model={"layers": 10}, **TIMED | {"recovery": {"strategy": "checkpoint"}})
     run = planaria.train(config, engine="inline", progress=False)
     assert list(run.config.pipeline.layers or ()) == [3, 3, 2, 2]
 
 
-def test_a_run_that_nobody_joins_ends_and_leaves_nothing(tmp_path: Path) -> None:
-    config = spread(
-        tmp_path,
-        own=1,
-        fleet={"own": 1, "port": free_port(), "key": str(tmp_path / "key"), "join_s": 0.5},
-    )
-    with pytest.raises(
-        RunStopped, match=r"1 of 4 workers are here, and no machine .* \(fleet.join_s\); nothing was written"
-    ):
-        planaria.train(config, progress=False)
+def test_a_run_that_no_machine_joins_leaves_nothing(tmp_path: Path) -> None:
+    fleet = {"own": 1, "port": free_port(), "key": str(tmp_path / "key"), "join_s": 0.5}
+    why = r"1 of 4 workers are here, and no machine .* \(fleet.join_s\); nothing was written"
+    with pytest.raises(RunStopped, match=why):
+        planaria.train(spread(tmp_path, own=1, fleet=fleet), progress=False)
     assert not [*(tmp_path / "runs").iterdir()]
 
 
@@ -163,31 +152,26 @@ def test_a_signal_ends_the_timing_and_leaves_nothing(tmp_path: Path) -> None:
     assert not [*(tmp_path / "runs").iterdir()]
 
 
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"fleet": {"own": 1, "spares": 0}}, "give fleet.port and fleet.key"),
-    ({"exchange": {"replicas": 2}, "recovery": {"strategy": "checkpoint"}}, "is for one replica"),
-    ({"network": {"emulate": True, "forward_s": [0.1] * 5, "backward_s": [0.1] * 5}}, "times real passes"),
-    (
-        {"recovery": {"strategy": "checkfree"}},
-        "checkfree makes a block stage of others; these have pipeline.layers = 'auto'",
-    ),
-]
-
-
-@pytest.mark.parametrize(("sections", "said"), REFUSED)
-def test_what_cannot_be_timed_is_refused_before_a_worker_starts(
-    tmp_path: Path, sections: dict[str, Any], said: str
+@pytest.mark.parametrize(
+    ("sections", "output"),
+    [
+        ({"fleet": {"own": 1, "spares": 0}}, "give fleet.port and fleet.key"),
+        ({"exchange": {"replicas": 2}, "recovery": {"strategy": "checkpoint"}}, "is for one replica"),
+        ({"network": {"emulate": True, "forward_s": [0.1] * 5, "backward_s": [0.1] * 5}}, "times real passes"),
+        ({"recovery": {"strategy": "checkfree"}}, "a block stage of others; these have pipeline.layers = 'auto'"),
+    ],
+)
+def test_untimable_runs_are_refused_before_a_worker_starts(
+    tmp_path: Path, sections: dict[str, Any], output: str
 ) -> None:
-    plain: dict[str, Any] = {"recovery": {"strategy": "echo, checkpoint"}, "pipeline": {"layers": "auto"}}
-    with pytest.raises(UserError, match=said):
-        planaria.train(tiny(tmp_path, **{**plain, **sections}), progress=False)
+    with pytest.raises(UserError, match=output):
+        planaria.train(tiny(tmp_path, **TIMED | sections), progress=False)
 
 
 def test_workers_that_share_a_device_share_its_memory() -> None:
     model = {"vocab": 512, "dim": 256, "layers": 12, "hidden": 1024}
-    config = RunConfig.model_validate(
-        {"model": model, "train": {"device": "cuda"}, "pipeline": {"stages": 3, "layers": "auto"}}
-    )
+    pipeline = {"stages": 3, "layers": "auto"}
+    config = RunConfig.model_validate({"model": model, "train": {"device": "cuda"}, "pipeline": pipeline})
     layer = 16 * (4 * 256 * 256 + 3 * 256 * 1024 + 2 * 256)
     big, small = ("g1", timed("a", 9 * layer)), ("", timed("b", 9 * layer))
     found = machines(config, [big, small, small])

@@ -1,4 +1,4 @@
-"""Runs on a Ray cluster: what only a cluster can do to them. All else is tested on both fleets, in the other files."""
+"""Runs on a Ray cluster: failures that only a cluster can have. The other files test both kinds of fleet."""
 
 from __future__ import annotations
 
@@ -9,31 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import harness
 import pytest
-from harness import (
-    LiveWorkers,
-    apart,
-    assert_no_orphans,
-    ending,
-    facts,
-    inline,
-    live,
-    living,
-    losses,
-    outcomes,
-    resume,
-    tiny,
-    train,
-)
 from process_tree import descendants, parents
 
+import harness
+from harness import LiveWorkers, ending, facts, live, living, losses, newest, outcomes, resume, tiny, train
 from planaria.config.schema import FleetConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.logs import RunRecord
 from planaria.faults.trace import Fault
-from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.fleet.seats import Seat
 
 TOLERANCE = 1e-5
@@ -45,14 +30,12 @@ SOON: dict[str, Any] = {"fleet": {"missed": 6}}
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("on_ray")
-def test_a_killed_workers_stage_is_rebuilt_and_the_losses_are_the_local_fleets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_workers_stage_is_rebuilt_as_on_a_local_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fault = Fault(step=6, stage=2, moment="commit")
     record = train(tiny(tmp_path, steps=12), [fault])
     assert outcomes(record) == ["started", "recovered"] and ending(record).outcome == "finished"
     assert [lost.cause for lost in facts(record, e.WorkerLost)] == ["connection"]
-    assert apart(losses(record), inline(record)[0]) <= TOLERANCE
+    assert harness.apart(losses(record), harness.inline(record)[0]) <= TOLERANCE
     monkeypatch.setattr(harness, "GROUND", {})
     local = train(tiny(tmp_path / "local", steps=12), [fault])
     assert losses(record) == losses(local)
@@ -60,7 +43,7 @@ def test_a_killed_workers_stage_is_rebuilt_and_the_losses_are_the_local_fleets(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("on_ray")
-def test_when_the_controller_dies_no_worker_is_left_on_the_cluster_not_even_a_frozen_one(tmp_path: Path) -> None:
+def test_a_killed_controller_leaves_no_worker_on_the_cluster(tmp_path: Path) -> None:
     with live(tiny(tmp_path, steps=10_000, checkpoint={"every": 5})) as run:
         run.wait_until(lambda record: len(losses(record)) >= 6)
         workers = living(run.folder)
@@ -84,52 +67,46 @@ def test_a_ray_started_for_the_run_dies_with_its_killed_controller(tmp_path: Pat
     while (left := [pid for pid in ray if alive(pid)]) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert len(ray) > 6 and not left
-    newest = CheckpointStore(run.folder / "checkpoints").newest()
-    assert newest is not None
-    record = resume(run.folder, train__steps=str(newest.step + 5), fleet__kind="local")
+    step = newest(run.folder).step
+    record = resume(run.folder, train__steps=str(step + 5), fleet__kind="local")
     assert ending(record).outcome == "finished"
-    assert losses(record) == losses(train(tiny(tmp_path / "uninterrupted", steps=newest.step + 5)))
+    assert losses(record) == losses(train(tiny(tmp_path / "uninterrupted", steps=step + 5)))
 
 
 @pytest.mark.slow
-def test_ctrl_c_and_the_like_leave_a_ray_started_for_the_run_alone_until_all_is_saved(tmp_path: Path) -> None:
+def test_a_stop_signal_keeps_the_runs_own_ray_until_all_is_saved(tmp_path: Path) -> None:
     with live(tiny(tmp_path, steps=10_000, fleet={"kind": "ray", "address": "embedded"})) as run:
         run.wait_until(lambda record: len(losses(record)) >= 5)
         os.killpg(run.process.pid, signal.SIGTERM)
         code, errors = run.end()
     assert code == 1 and errors.startswith("planaria: ") and errors.count("\n") == 1, errors
-    stopped = CheckpointStore(run.folder / "checkpoints").newest()
-    assert stopped is not None and stopped.whole and stopped.step >= 5
+    stopped = newest(run.folder)
+    assert stopped.whole and stopped.step >= 5
 
 
 @pytest.mark.slow
-def test_a_node_that_is_killed_takes_its_workers_along_and_the_run_goes_on_without_it(
-    tmp_path: Path, on_ray: Any, node: Any
-) -> None:
+def test_a_run_continues_without_a_killed_node_and_its_workers(tmp_path: Path, on_ray: Any, node: Any) -> None:
     record = train_and_strike(tmp_path, node, lambda: on_ray.remove_node(node, allow_graceful=False))
     (lost,) = facts(record, e.WorkerLost)
     assert lost.cause in ("connection", "exit")
 
 
 @pytest.mark.slow
-def test_an_actor_that_is_killed_takes_its_nodes_workers_along_and_another_takes_its_place(
-    tmp_path: Path, node: Any
-) -> None:
-    struck: list[int] = []
+def test_a_killed_actor_is_replaced_after_its_nodes_workers_died(tmp_path: Path, node: Any) -> None:
+    workers, struck = set[int](), list[int]()
 
     def strike() -> None:
-        (worker,) = struck_workers
-        struck.append(pool(worker))
+        (worker,) = workers
+        struck.append(parents()[worker])  # the pool that the worker dies with
         os.kill(struck[0], signal.SIGKILL)
 
-    struck_workers: set[int] = set()
-    record = train_and_strike(tmp_path, node, strike, struck_workers)
+    record = train_and_strike(tmp_path, node, strike, workers)
     (lost,) = facts(record, e.WorkerLost)
     assert len(struck) == 1 and lost.cause in ("connection", "exit")
 
 
 @pytest.mark.slow
-def test_a_node_that_freezes_is_given_up_and_its_zombies_are_turned_away(tmp_path: Path, node: Any) -> None:
+def test_a_frozen_node_is_lost_and_its_workers_are_refused_later(tmp_path: Path, node: Any) -> None:
     frozen: set[int] = set()
 
     def strike() -> None:
@@ -152,7 +129,7 @@ def test_a_node_that_freezes_is_given_up_and_its_zombies_are_turned_away(tmp_pat
 
 
 @pytest.mark.slow
-def test_workers_leave_a_node_that_is_about_to_go(tmp_path: Path, node: Any) -> None:
+def test_workers_leave_a_draining_node(tmp_path: Path, node: Any) -> None:
     def strike() -> None:
         from ray._private.worker import global_worker
 
@@ -178,9 +155,9 @@ def train_and_strike(
     steps: int = 40,
     **settings: Any,
 ) -> RunRecord:
-    """A run with one worker on ``node``, which is struck in step 5; the worker's stage must be another's afterwards.
+    """Train with one worker on ``node``, strike the node in step 5, and check that another worker takes the stage over.
 
-    ``workers`` is filled with the process ids of the node's workers before the blow.
+    ``workers`` is filled with the process ids of the node's workers before that.
     """
     there = set[int]() if workers is None else workers
 
@@ -198,17 +175,12 @@ def train_and_strike(
     assert len(outcomes(record)) == 2 and outcomes(record)[1] in ("recovered", "rolled back", "handed over")
     pids = {fact.pid: fact.worker for fact in facts(record, e.WorkerJoined)}
     assert [pids[pid] for pid in there] == [lost.worker for lost in facts(record, e.WorkerLost)]
-    assert_no_orphans(record.folder)
+    harness.assert_no_orphans(record.folder)
     return record
 
 
 def raylet(node: Any) -> int:
     return int(node.all_processes["raylet"][0].process.pid)
-
-
-def pool(worker: int) -> int:
-    """The process that a worker dies with."""
-    return parents()[worker]
 
 
 def called(pid: int) -> str:
@@ -224,7 +196,7 @@ def alive(pid: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("gpu_node")
-@pytest.mark.parametrize(("share", "expected"), [(1.0, {"0", "1"}), pytest.param(0.5, {"0"}, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("share", "expected"), [(1.0, {"0", "1"}), (0.5, {"0"})])
 def test_every_seat_has_the_gpu_that_ray_reserved_and_keeps_it(cluster: Any, share: float, expected: set[str]) -> None:
     import ray
 
@@ -233,12 +205,12 @@ def test_every_seat_has_the_gpu_that_ray_reserved_and_keeps_it(cluster: Any, sha
     ray.init(address=cluster.address, log_to_driver=False)
     try:
         config = FleetConfig(kind="ray", gpu_share=share)
-        machines = ours._Ray(None, 2, ours.bundle(config, cuda=True))  # type: ignore[arg-type]
+        machines = ours._Ray(None, 2, ours.bundle(config, cuda=True))
         nodes = machines.where()[0]
         for _ in range(2):
             found = [machines.device(Seat(0, seat), str(nodes[seat])) for seat in range(2)]
             assert {device.result(60) for device in found if device is not None} == expected
             machines._devices.clear()
-        assert ours._Ray(None, 1, ours.bundle(config, cuda=False)).device(Seat(0, 0), "") is None  # type: ignore[arg-type]
+        assert ours._Ray(None, 1, ours.bundle(config, cuda=False)).device(Seat(0, 0), "") is None
     finally:
         ray.shutdown()

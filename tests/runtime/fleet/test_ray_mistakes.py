@@ -1,4 +1,4 @@
-"""What can be wrong with a cluster is said in one line that names the mend, before any worker starts."""
+"""Problems of a cluster are reported in one line that names the fix, before any worker starts."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 import torch
-from harness import STORE, folder_of, tiny, train
 
 import planaria
+from harness import STORE, folder_of, tiny, train
 from planaria.common.errors import UserError
 from planaria.common.signals import handled
 from planaria.config import recipe
@@ -28,7 +28,7 @@ from planaria.runtime.fleet.process_pool import Facts, facts
 
 
 def refused(tmp_path: Path, address: str, **environment: str) -> str:
-    """What ``planaria train`` says when it refuses: one line."""
+    """Return the one line with which ``planaria train`` refuses."""
     config = tiny(tmp_path, fleet={"kind": "ray", "address": address})
     file = tmp_path / "recipe.toml"
     file.write_text(recipe.dump(config))
@@ -42,21 +42,21 @@ def refused(tmp_path: Path, address: str, **environment: str) -> str:
 @pytest.mark.slow
 def test_without_ray_the_package_to_install_is_named(tmp_path: Path) -> None:
     (tmp_path / "ray.py").write_text("raise ImportError('no Ray here')")
-    said = refused(tmp_path, "auto", PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    assert "pip install 'planaria[ray]'" in said and "no Ray here" in said
+    output = refused(tmp_path, "auto", PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    assert "pip install 'planaria[ray]'" in output and "no Ray here" in output
 
 
 @pytest.fixture
-def nobody() -> Iterator[int]:
-    """A port at which nobody listens."""
+def closed_port() -> Iterator[int]:
+    """A port at which no process listens."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     yield port
 
 
 @pytest.mark.slow
-def test_an_address_at_which_nobody_answers_is_refused(tmp_path: Path, nobody: int) -> None:
-    address = f"127.0.0.1:{nobody}"
+def test_an_address_without_a_cluster_is_refused(tmp_path: Path, closed_port: int) -> None:
+    address = f"127.0.0.1:{closed_port}"
     assert f"fleet.address = '{address}': no Ray cluster answers there" in refused(tmp_path, address)
 
 
@@ -76,19 +76,21 @@ def test_rays_signal_handlers_do_not_replace_ours(monkeypatch: pytest.MonkeyPatc
             assert signal.getsignal(signal.SIGTERM) is ours
 
 
-def test_so_is_a_ray_client_address_and_one_in_rays_own_variable(nobody: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_address_and_rays_own_variable_are_checked_too(
+    closed_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(UserError, match="no Ray cluster answers there"):
-        cluster_errors.reach(f"ray://127.0.0.1:{nobody}")
-    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{nobody}")
-    with pytest.raises(UserError, match=rf"'auto' \(RAY_ADDRESS = '127.0.0.1:{nobody}'\): no Ray cluster answers"):
+        cluster_errors.reach(f"ray://127.0.0.1:{closed_port}")
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{closed_port}")
+    with pytest.raises(UserError, match=rf"'auto' \(RAY_ADDRESS = '127.0.0.1:{closed_port}'\): no Ray cluster answers"):
         cluster_errors.reach("auto")
 
 
 @pytest.mark.parametrize("address", ["nonsense", "host:", ":6379", "host:port", "host:70000", "http://host:80"])
-def test_what_is_no_address_is_refused_with_what_is_one(address: str) -> None:
-    with pytest.raises(UserError, match="give 'auto', 'embedded', HOST:PORT") as told:
+def test_an_invalid_address_is_refused_with_the_valid_forms(address: str) -> None:
+    with pytest.raises(UserError, match="give 'auto', 'embedded', HOST:PORT") as reported:
         cluster_errors.reach(address)
-    assert repr(address) in str(told.value)
+    assert repr(address) in str(reported.value)
 
 
 @pytest.mark.slow
@@ -104,16 +106,18 @@ def test_a_cluster_of_another_version_is_refused_in_one_line() -> None:
     theirs = {"ray_version": "2.9.0", "python_version": "3.9.1"}
     with pytest.raises(RuntimeError) as mismatch:
         utils.check_version_info(theirs, "this process", raise_on_mismatch=True)
-    told = str(cluster_errors.explain(mismatch.value, "auto"))
-    assert "the cluster runs another version of Ray or Python" in told and "2.9.0" in told and "\n" not in told
+    reported = str(cluster_errors.explain(mismatch.value, "auto"))
+    assert (
+        "the cluster runs another version of Ray or Python" in reported and "2.9.0" in reported and "\n" not in reported
+    )
 
 
-def test_a_cluster_that_asks_for_a_token_is_told_from_one_that_is_not_there() -> None:
+def test_a_cluster_that_needs_a_token_is_recognised() -> None:
     refusal = ConnectionError("Failed to connect to Ray cluster at 10.0.0.5:6379")
     assert "set RAY_AUTH_MODE=token here too" in str(cluster_errors.explain(refusal, "10.0.0.5:6379"))
 
 
-def test_a_node_with_another_planaria_or_without_the_runs_files_is_named() -> None:
+def test_an_invalid_node_is_named() -> None:
     mine = facts()
     assert mine.version == planaria.__version__
     with pytest.raises(UserError, match=r"10\.0\.0\.7.* has planaria 0\.0\.1, this process"):
@@ -122,21 +126,17 @@ def test_a_node_with_another_planaria_or_without_the_runs_files_is_named() -> No
     with pytest.raises(UserError, match=r"^Ray node 10\.0\.0\.7 \(abc\): cannot have the run's files$"):
         cluster_errors.refuse_unsettled("10.0.0.7 (abc)", "cannot have the run's files")
     cluster_errors.refuse_unsettled("10.0.0.7 (abc)", "")
-
-
-def test_a_node_whose_devices_are_too_small_is_named() -> None:
-    mine = replace(facts(), found=Inventory((Device("GPU-0", 80 * 10**9), Device("GPU-1", 8 * 10**9))))
+    mine = replace(mine, found=Inventory((Device("GPU-0", 80 * 10**9), Device("GPU-1", 8 * 10**9))))
     cluster_errors.refuse_unfit("10.0.0.7 (abc)", mine, Needs((8 * 10**9, 10**9)))
-    with pytest.raises(
-        UserError, match=r"Ray node 10\.0\.0\.7.* has 8\.0 GB on device GPU-1, and a worker may need 9\.0"
-    ):
+    too_small = r"Ray node 10\.0\.0\.7.* has 8\.0 GB on device GPU-1, and a worker may need 9\.0"
+    with pytest.raises(UserError, match=too_small):
         cluster_errors.refuse_unfit("10.0.0.7 (abc)", mine, Needs((9 * 10**9, 10**9)))
 
 
-def test_what_a_cluster_has_too_little_of_is_counted() -> None:
-    told = cluster_errors.no_room(6, {"CPU": 2, "GPU": 0.5}, {"CPU": 16.0}, {"CPU": 3.0})
-    assert "has 16 CPUs, 3 of them free, 0 GPUs, 0 of them free; this run needs 12 CPUs and 3 GPUs" in told
-    assert "fleet.gpu_share" in told and "fleet.gpu_share" not in cluster_errors.no_room(6, {"CPU": 1}, {}, {})
+def test_missing_resources_are_counted() -> None:
+    reported = cluster_errors.no_room(6, {"CPU": 2, "GPU": 0.5}, {"CPU": 16.0}, {"CPU": 3.0})
+    assert "has 16 CPUs, 3 of them free, 0 GPUs, 0 of them free; this run needs 12 CPUs and 3 GPUs" in reported
+    assert "fleet.gpu_share" in reported and "fleet.gpu_share" not in cluster_errors.no_room(6, {"CPU": 1}, {}, {})
 
 
 @pytest.mark.slow
@@ -149,21 +149,17 @@ def test_a_cluster_whose_gpus_cannot_be_used_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_cluster_without_room_for_the_crew_is_refused(
-    tmp_path: Path, on_ray: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("on_ray")
+def test_a_cluster_without_room_for_all_workers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("planaria.runtime.fleet.ray._ROOM_S", 1)
-    with pytest.raises(
-        UserError, match=r"has \d+ CPUs, \d+ of them free; this run needs 35 CPUs, as much for each stage and"
-    ):
+    why = r"has \d+ CPUs, \d+ of them free; this run needs 35 CPUs, as much for each stage and"
+    with pytest.raises(UserError, match=why):
         train(tiny(tmp_path, fleet={"spares": 30}))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("broken", ["absent", "old"])
-def test_a_node_that_lacks_this_planaria_is_named_before_a_worker_starts(
-    tmp_path: Path, on_ray: Any, broken: str
-) -> None:
+def test_a_node_without_this_planaria_is_named_before_a_worker_starts(tmp_path: Path, on_ray: Any, broken: str) -> None:
     """Its Python finds another package of this name first."""
     other = tmp_path / "other" / "planaria"
     if broken == "absent":
@@ -175,9 +171,9 @@ def test_a_node_that_lacks_this_planaria_is_named_before_a_worker_starts(
     node = on_ray.add_node(num_cpus=1, env_vars={"PYTHONPATH": str(other.parent)}, **STORE)
     says = {"absent": "cannot import planaria", "old": "has planaria 0.0.1, this process"}[broken]
     try:
-        with pytest.raises(UserError, match=rf"Ray node .*{node.node_id[:8]}.* {says}") as told:
+        with pytest.raises(UserError, match=rf"Ray node .*{node.node_id[:8]}.* {says}") as reported:
             train(tiny(tmp_path))
-        assert "\n" not in str(told.value)
+        assert "\n" not in str(reported.value)
     finally:
         on_ray.remove_node(node, allow_graceful=False)
     assert not (folder_of(tiny(tmp_path)) / "workers").exists()

@@ -1,4 +1,4 @@
-"""A Ray node that sees nothing of the run's folder: its workers' files come from the controller, and go there."""
+"""A Ray node that cannot see the run's folder: its workers' files come from the controller, and go there."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import STORE, LiveWorkers, apart, ending, facts, folder_of, inline, losses, outcomes, tiny, train
 from process_tree import descendants
 
+from harness import STORE, LiveWorkers, apart, ending, facts, folder_of, inline, losses, outcomes, tiny, train
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
@@ -25,12 +24,13 @@ from planaria.runtime.checkpoint.stage_file import require_stage, stage_file
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.fleet.joining import DOOR, open_door
 from planaria.runtime.transport.secure import new_key
+from waiting import until
 
 PATIENCE_S = 60.0
 
 
 class Node:
-    """A raylet and all that it started, on a machine that sees a folder otherwise than this one."""
+    """A raylet and its child processes, on a machine that sees another folder than this one."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -40,15 +40,15 @@ class Node:
         return descendants(self._process.pid)
 
     def at(self, path: Path) -> Path:
-        """What it sees at ``path``."""
+        """Return its view of ``path``."""
         return Path(f"/proc/{self._process.pid}/root{path}")
 
 
 @contextmanager
 def node_elsewhere(cluster: Any, run: Path, cache: Path) -> Iterator[Node]:
-    """A node with room for one worker. Where this machine has the run and its data, it has another run of that name.
+    """A node with room for one worker that has another run in place of this run and its data.
 
-    A mount namespace of its own hides them, so there is no way to them but the controller's.
+    A mount namespace hides them, so its workers reach them through the controller only.
     """
     if os.geteuid() or shutil.which("unshare") is None:
         pytest.skip("a node that does not see this machine's files takes root and unshare")
@@ -70,45 +70,30 @@ def node_elsewhere(cluster: Any, run: Path, cache: Path) -> Iterator[Node]:
     )  # fmt: skip
     node = Node(process)
     try:
-        wait_for(lambda: alive(cluster) > nodes)
+        until(lambda: alive(cluster) > nodes, PATIENCE_S)
         yield node
     finally:
         for pid in {process.pid, *node.processes}:
             os.kill(pid, signal.SIGKILL)
         process.wait()
-        wait_for(lambda: alive(cluster) == nodes)
+        until(lambda: alive(cluster) == nodes, PATIENCE_S)
 
 
 def alive(cluster: Any) -> int:
     return sum(node["Alive"] for node in cluster.global_state.node_table())
 
 
-def wait_for(condition: Any) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 def spread(home: Path) -> RunConfig:
-    """Three workers without a spare, so that one is on the other node, and reborn there."""
-    slowly = {"emulate": "links", "latency_s": 0.01}
-    return tiny(
-        home,
-        stages=2,
-        steps=20,
-        network=slowly,
-        fleet={"spares": 0},
-        recovery={"strategy": "checkpoint"},
-        checkpoint={"every": 3, "keep": 100},
-    )
+    """Three workers without a spare, so that one is on the other node, and restarts there."""
+    sections = {"network": {"emulate": "links", "latency_s": 0.01}, "fleet": {"spares": 0}}
+    saves = {"recovery": {"strategy": "checkpoint"}, "checkpoint": {"every": 3, "keep": 100}}
+    return tiny(home, stages=2, steps=20, **sections, **saves)
 
 
 @pytest.mark.slow
-def test_a_worker_without_the_runs_folder_is_killed_and_the_losses_are_inlines(tmp_path: Path, on_ray: Any) -> None:
+def test_a_worker_without_the_runs_folder_recovers_as_inline(tmp_path: Path, on_ray: Any) -> None:
     config = spread(tmp_path / "home")
-    cache, run = tmp_path / "cache", folder_of(config)
-    there = list[int]()
+    cache, run, there = tmp_path / "cache", folder_of(config), list[int]()
 
     def strike(decision: d.Decision, workers: LiveWorkers) -> None:
         if isinstance(decision, d.RunStep) and decision.step == (8, 14, None)[len(there)]:
@@ -122,7 +107,7 @@ def test_a_worker_without_the_runs_folder_is_killed_and_the_losses_are_inlines(t
         record = train(config, hook=strike)
         assert [file.name for file in node.at(run).iterdir()] == [DOOR], "what was there is another run's"
     assert outcomes(record) == ["started", "rolled back"] and ending(record).outcome == "finished"
-    assert len(set(there)) == 2, "killed and reborn"
+    assert len(set(there)) == 2, "killed and restarted"
     pids = {fact.pid: fact.worker for fact in facts(record, e.WorkerJoined)}
     (gone,) = facts(record, e.WorkerLost)
     assert gone.worker == pids[there[0]]

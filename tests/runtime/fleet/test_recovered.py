@@ -1,4 +1,4 @@
-"""Stages whose workers die are rebuilt from their neighbours, and training goes on as if inline had lost them."""
+"""Stages whose workers die are rebuilt from their neighbours; losses equal those of inline with the same losses."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from harness import apart, ending, facts, inline, losses, once, outcomes, tiny, train, validation_losses
 
+from harness import apart, ending, facts, inline, losses, once, outcomes, rebuilt, tiny, train, validation_losses
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.faults.trace import Fault
@@ -17,7 +17,7 @@ TOLERANCE = 1e-5
 
 
 @pytest.mark.usefixtures("ground")
-def test_without_faults_the_fleet_trains_what_inline_trains_bit_for_bit(tmp_path: Path) -> None:
+def test_without_faults_the_fleet_equals_inline_bit_for_bit(tmp_path: Path) -> None:
     record = train(tiny(tmp_path, steps=50, train={"eval_every": 25}))
     assert outcomes(record) == ["started"] and ending(record).outcome == "finished"
     assert (losses(record), validation_losses(record)) == inline(record)
@@ -28,7 +28,7 @@ def test_without_faults_the_fleet_trains_what_inline_trains_bit_for_bit(tmp_path
 
 
 @pytest.mark.usefixtures("ground")
-def test_after_kills_at_every_moment_the_fleet_trains_what_inline_trains_that_loses_the_same(tmp_path: Path) -> None:
+def test_after_kills_at_every_moment_the_fleet_equals_inline(tmp_path: Path) -> None:
     faults = [
         Fault(step=3, stage=2, moment="forward", offset=0.5),
         Fault(step=7, stage=3, moment="backward", offset=0.5),
@@ -42,7 +42,7 @@ def test_after_kills_at_every_moment_the_fleet_trains_what_inline_trains_that_lo
     trained, _ = inline(record)
     assert apart(losses(record), trained) <= TOLERANCE
     unharmed = train(tiny(tmp_path / "unharmed", steps=24))
-    assert apart(losses(record), losses(unharmed)) > 100 * TOLERANCE, "a loss that shows nowhere proves nothing"
+    assert apart(losses(record), losses(unharmed)) > 100 * TOLERANCE, "the kills have an effect"
 
 
 @pytest.mark.slow
@@ -52,7 +52,7 @@ def test_two_stages_apart_may_die_at_once(tmp_path: Path) -> None:
     record = train(config, [Fault(step=5, stage=2), Fault(step=5, stage=5)])
     assert set(outcomes(record)) == {"started", "recovered"} and ending(record).outcome == "finished"
     assert apart(losses(record), inline(record)[0]) <= TOLERANCE
-    assert {m.stage for m in facts(record, d.Form)[-1].members if isinstance(m.source, d.Rebuild)} <= {2, 5}
+    assert {m.stage for m in rebuilt(record)} == {2, 5}
 
 
 @pytest.mark.slow
@@ -68,7 +68,7 @@ def test_without_a_spare_a_new_worker_is_started(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("ground")
 def test_a_spare_that_dies_is_replaced(tmp_path: Path) -> None:
     hook = once(lambda decision: isinstance(decision, d.RunStep) and decision.step == 3, signal.SIGKILL, stage=None)
-    # Forty steps later, so that the successor has been born even where processes take long to start.
+    # Forty steps later, so that the successor has started even where processes take long to start.
     record = train(tiny(tmp_path, steps=50), [Fault(step=43, stage=2)], hook)
     dead = facts(record, e.WorkerLost)[0].worker
     assert (dead, 2) in {(s.worker, s.incarnation) for s in facts(record, d.Spawn)}
@@ -78,7 +78,7 @@ def test_a_spare_that_dies_is_replaced(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ground")
-def test_the_worker_that_receives_state_may_die_too(tmp_path: Path) -> None:
+def test_the_receiver_of_a_state_transfer_may_die_too(tmp_path: Path) -> None:
     faults = [Fault(step=5, stage=2, moment="forward"), Fault(step=5, stage=2, moment="transfer")]
     record = train(tiny(tmp_path, fleet={"spares": 2}), faults)
     assert [f.moment for f in facts(record, e.FaultInjected)] == ["forward", "transfer"]

@@ -14,8 +14,8 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from harness import LiveWorkers, ending, facts, folder_of, inline, losses, outcomes, tiny, train
 
+from harness import LiveWorkers, ending, facts, folder_of, inline, losses, outcomes, tiny, train
 from planaria.common.errors import UserError
 from planaria.control import decisions as d
 from planaria.control import events as e
@@ -35,7 +35,6 @@ def started(key: Path, names: str, port: str = "0") -> Iterator[dict[str, tuple[
 
 
 def _printed(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
     return process.stdout.readline().split()[1]
 
 
@@ -75,8 +74,8 @@ def test_a_relay_dies_and_only_its_edges_move(tmp_path: Path, relays: dict[str, 
 
 
 @pytest.mark.slow
-def test_the_only_relay_is_named_and_waited_for_when_it_dies(tmp_path: Path) -> None:
-    """Nothing is formed in vain meanwhile, and no edge is called replaced before it is."""
+def test_a_dead_only_relay_is_named_and_waited_for(tmp_path: Path) -> None:
+    """No further formation is tried meanwhile, and no edge is called replaced before it is."""
     with ExitStack() as open_:
         (pid, at) = open_.enter_context(started(tmp_path / "key", "a"))["a"]
         config = tiny(tmp_path, steps=12, fleet=over({"a": (pid, at)}, tmp_path))

@@ -1,4 +1,4 @@
-"""A fleet whose workers call: one death notice for each, whatever tells of it first."""
+"""A fleet whose workers call the controller: one report per death, whichever source reports it first."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Notice = Said | Gone
 
 
 class Hosts:
-    """Starts nobody: the test calls for the workers."""
+    """Starts no process: the test calls for the workers."""
 
     def __init__(self, ears: Ears, board: Switchboard) -> None:
         self.ears, self.board = ears, board
@@ -34,7 +34,7 @@ class Hosts:
     def close(self) -> None: ...
 
     def join(self, worker: str, incarnation: int = 1) -> WorkerLine:
-        """A worker that has been started and says something."""
+        """Start a worker that sends a first message."""
         self.ears.tell(Born(worker, incarnation))
         connection = call(self.board.address, self.board.key, worker, incarnation)
         connection.send_bytes(b"here")
@@ -68,35 +68,35 @@ def scene() -> Iterator[Scene]:
     scene.fleet.close(patience_s=0.0)
 
 
-def test_a_line_that_ends_is_a_death_and_what_the_host_says_later_is_none(scene: Scene) -> None:
+def test_a_closed_connection_is_a_death_and_the_hosts_later_report_is_ignored(scene: Scene) -> None:
     scene.fleet.spawn("w0", 1)
     worker = scene.hosts.join("w0")
-    scene.until(lambda heard: Said("w0", 1, b"here") in heard)
+    scene.until(lambda received: Said("w0", 1, b"here") in received)
     scene.fleet.send("w0", b"order")
     assert worker.recv_bytes() == b"order"
     worker.close()
-    scene.until(lambda heard: any(isinstance(n, Gone) for n in heard))
+    scene.until(lambda received: any(isinstance(n, Gone) for n in received))
     scene.hosts.ears.tell(Lost("w0", 1, "its node died"))
     scene.heard += scene.fleet.poll(0.0) + scene.fleet.poll(0.05)
     assert [gone.cause for gone in scene.deaths()] == ["connection"] and scene.hosts.given_back == [("w0", 1)]
     scene.fleet.send("w0", b"to nobody")
 
 
-def test_a_host_may_be_the_first_to_know_and_the_zombie_is_still_heard(scene: Scene) -> None:
+def test_a_host_may_report_a_death_first_and_the_zombie_is_still_served(scene: Scene) -> None:
     scene.fleet.spawn("w0", 1)
     worker = scene.hosts.join("w0")
-    scene.until(lambda heard: bool(heard))
+    scene.until(lambda received: bool(received))
     scene.hosts.ears.tell(Lost("w0", 1, "its node died"))
     scene.until(lambda _: bool(scene.deaths()))
     assert [(gone.cause, gone.detail) for gone in scene.deaths()] == [("exit", "its node died")]
     scene.fleet.spawn("w0", 2)
     worker.send_bytes(b"still here")
-    scene.until(lambda heard: Said("w0", 1, b"still here") in heard)
+    scene.until(lambda received: Said("w0", 1, b"still here") in received)
     scene.fleet.dismiss("w0", 1, b"leave")
     assert worker.recv_bytes() == b"leave"
 
 
-def test_who_is_silent_is_dead_but_who_waits_for_a_machine_is_not() -> None:
+def test_a_silent_worker_is_dead_but_one_that_waits_for_a_machine_is_not() -> None:
     scene = Scene(missed=2)
     try:
         scene.fleet.spawn("waits", 1)
@@ -109,7 +109,7 @@ def test_who_is_silent_is_dead_but_who_waits_for_a_machine_is_not() -> None:
         scene.fleet.close(patience_s=0.0)
 
 
-def test_a_birth_that_was_given_up_is_hung_up_on(scene: Scene) -> None:
+def test_a_worker_whose_start_was_given_up_is_disconnected(scene: Scene) -> None:
     scene.fleet.spawn("w0", 1)
     scene.hosts.ears.tell(Lost("w0", 1, "no room"))
     scene.until(lambda _: bool(scene.deaths()))

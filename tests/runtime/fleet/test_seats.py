@@ -1,4 +1,4 @@
-"""Who may sit where: never two on one seat, spread over the nodes, on no node that is not known to be well."""
+"""Assigning seats to workers: never two to a seat, spread over the nodes, on no node that may have failed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def placed() -> Seats:
 
 
 @given(st.lists(st.sampled_from(["take", "free", "rest", "move", "lose", "shun"]), max_size=40), st.randoms())
-def test_no_seat_is_given_away_twice_and_none_on_a_node_that_is_not_well(story: list[str], rng: Random) -> None:
+def test_no_seat_is_assigned_twice_and_none_on_a_shunned_node(story: list[str], rng: Random) -> None:
     seats, taken, resting = placed(), dict[Seat, str](), set[Seat]()
     for deed in story:
         match deed:
@@ -68,19 +68,17 @@ def test_a_seat_rests_until_its_node_has_answered_or_it_has_moved() -> None:
     assert again == {(one, "a"), (other, "b")}
 
 
-def test_a_seat_without_room_is_to_come_and_one_that_rests_for_long_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_seat_without_room_counts_as_coming_and_one_that_rests_long_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     seats = Seats()
     seats.placed(0, {0: None, 1: "a"})
     assert seats.to_come() == 2
-    found = seats.take()
-    assert found is not None
-    seats.rest(found[0])
+    seats.rest(seats.take()[0])
     assert seats.to_come() == 2
     monkeypatch.setattr("planaria.runtime.fleet.seats._REST_S", 0.0)
     assert seats.to_come() == 1
 
 
-def test_extra_seats_that_nobody_uses_are_given_back_and_the_crews_never() -> None:
+def test_unused_extra_seats_are_returned_and_those_of_the_recipe_are_not() -> None:
     seats = Seats()
     for group, node in enumerate("abc"):
         seats.placed(group, {0: node})

@@ -1,4 +1,4 @@
-"""Whose offers are of no use again and again is sent away, on real processes: others take the place, or it is empty."""
+"""Removing replicas with invalid updates, on real processes: spares take over, or the others continue."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import ending, facts, losses, tiny, train
 
+from harness import ending, facts, losses, tiny, train
 from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
@@ -26,23 +26,23 @@ def several(folder: Path, replicas: int, steps: int, fleet: dict[str, Any], **ex
 
 
 def nan(first: int, until: int, replica: int = LIAR) -> Fault:
-    """The block stage of the replica says numbers that are none."""
+    """The block stage of the replica sends NaN."""
     return Fault(step=first, stage=2 * replica + 1, signal="lie", attack="nan", until=until)
 
 
 def away(record: RunRecord) -> list[tuple[int, int, int]]:
-    """(replica, its workers, strikes) of those sent away."""
+    """Return (replica, its workers, strikes) of the removed replicas."""
     return [(fact.member, len(fact.workers), fact.strikes) for fact in facts(record, d.SendAway)]
 
 
 def refused(record: RunRecord) -> list[int]:
-    """The rounds, or steps, in which an offer was of no use."""
+    """Return the rounds, or steps, with an invalid update."""
     return sorted({fact.round for fact in facts(record, e.OfferRefused)})
 
 
 @pytest.mark.slow
-def test_a_replica_whose_drifts_are_of_no_use_again_and_again_gives_its_place_to_others(tmp_path: Path) -> None:
-    """Rounds remember: after the second such round others stand there, who say what is of use."""
+def test_spares_replace_a_replica_with_repeated_invalid_updates(tmp_path: Path) -> None:
+    """After the second such round, spares hold its nodes and send valid updates."""
     record = train(several(tmp_path, 4, 12, {"spares": 2}, **DILOCO, strikes=2), [nan(0, 99)])
     assert ending(record).outcome == "finished" and not facts(record, e.WorkerFailed)
     assert away(record) == [(LIAR, 2, 2)] and refused(record) == [0, 1]
@@ -51,12 +51,12 @@ def test_a_replica_whose_drifts_are_of_no_use_again_and_again_gives_its_place_to
     assert set(gone.workers) == {fact.worker for fact in facts(record, e.WorkerLost)}, "nobody else"
     last = [fact for fact in facts(record, d.Settle) if fact.round == 5]
     assert [fact.members for fact in last] == [[0, 1, 2, 3]]
-    told = [line.text for _, line in story(record) if "sent away" in line.text]
-    assert told == [f"replica 1 sent away: {gone.reason}; workers that leave: {', '.join(gone.workers)}"]
+    reported = [line.text for _, line in story(record) if "sent away" in line.text]
+    assert reported == [f"replica 1 sent away: {gone.reason}; workers that leave: {', '.join(gone.workers)}"]
 
 
 @pytest.mark.slow
-def test_nobody_is_sent_away_for_one_mistake_nor_where_the_number_is_zero(tmp_path: Path) -> None:
+def test_no_replica_is_removed_below_the_limit_or_without_one(tmp_path: Path) -> None:
     once = train(several(tmp_path, 4, 6, {"spares": 2}, **DILOCO, strikes=2), [nan(0, 2)])
     never = train(several(tmp_path / "never", 4, 6, {"spares": 2}, **DILOCO, strikes=0), [nan(0, 99)])
     assert refused(once) == [0] and refused(never) == [0, 1, 2]
@@ -64,18 +64,18 @@ def test_nobody_is_sent_away_for_one_mistake_nor_where_the_number_is_zero(tmp_pa
 
 
 @pytest.mark.slow
-def test_where_there_is_nobody_for_its_place_the_run_goes_on_without_the_replica(tmp_path: Path) -> None:
+def test_without_spares_the_run_continues_without_the_replica(tmp_path: Path) -> None:
     config = several(tmp_path, 4, 12, {"spares": 0, "replace": False}, **DILOCO, strikes=2)
     record = train(config, [nan(0, 99)])
     assert ending(record).outcome == "finished"
     assert away(record) == [(LIAR, 2, 2)]
     assert [fact.replica for fact in facts(record, d.Disband)] == [LIAR]
-    assert facts(record, d.Settle)[-1].members == [0, 2, 3], "which have its samples"
+    assert facts(record, d.Settle)[-1].members == [0, 2, 3], "which train on its samples"
 
 
 @pytest.mark.slow
-def test_nobody_is_sent_away_whom_the_rule_cannot_do_without(tmp_path: Path) -> None:
-    """A median of two who lie at most needs five; of six, one may go."""
+def test_no_replica_is_removed_that_the_rule_needs(tmp_path: Path) -> None:
+    """A median with liars = 2 needs five replicas; of six, one may be removed."""
     robust = {"rule": "median", "liars": 2}
     fleet = {"spares": 0, "replace": False}
     for replicas, gone in ((5, []), (6, [(LIAR, 2, 2)])):
@@ -85,20 +85,20 @@ def test_nobody_is_sent_away_whom_the_rule_cannot_do_without(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_replica_of_all_reduced_ones_gives_its_place_to_spares(tmp_path: Path) -> None:
-    """What it says in steps 1 and 2 is of no use; in step 3 others say something, and it counts."""
+def test_spares_replace_a_replica_that_all_reduces(tmp_path: Path) -> None:
+    """Its gradients of steps 1 and 2 are invalid; in step 3 its successors' count."""
     robust = {"rule": "multikrum", "liars": 1, "strikes": 2}
     record = train(several(tmp_path, 5, 6, {"spares": 2}, robust=robust, strikes=2), [nan(1, 99)])
     assert ending(record).outcome == "finished" and len(losses(record)) == 6
     assert away(record) == [(LIAR, 2, 2)] and refused(record) == [1, 2]
     orders = {fact.step: list(fact.left_out) for fact in facts(record, d.RunStep) if fact.mode == "train"}
-    assert orders == {step: [] for step in range(6)}, "nobody is left out where it is gone"
+    assert orders == {step: [] for step in range(6)}, "no replica is left out once it was replaced"
     counted = [fact for fact in facts(record, e.OffersCounted) if fact.round >= 3]
     assert counted and all(LIAR in fact.counted for fact in counted)
 
 
 @pytest.mark.slow
-def test_all_reduced_ones_keep_whom_nobody_replaces(tmp_path: Path) -> None:
+def test_a_replica_that_all_reduces_stays_without_enough_spares(tmp_path: Path) -> None:
     robust = {"rule": "multikrum", "liars": 1, "strikes": 2}
     config = several(tmp_path, 5, 6, {"spares": 1, "replace": False}, robust=robust, strikes=2)
     record = train(config, [nan(1, 99)])

@@ -1,4 +1,4 @@
-"""Whom the class ``Silence`` finds silent, and whom it must not: the rules alone, without a process."""
+"""The rules of the class ``Silence`` without processes: silent workers are found, others never."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Absences = st.dictionaries(st.integers(0, 300), st.floats(0.3, 100.0), max_size=
 
 
 class Scene:
-    """An observer, its clock, and workers that beat as they are told to."""
+    """An observer, its clock, and workers with given gaps between heartbeats."""
 
     def __init__(self, workers: dict[str, list[float]]) -> None:
         self.now = 1000.0
@@ -37,7 +37,7 @@ class Scene:
             self.silence.hear(worker)
 
     def look(self, doing: Activity = "unknown", away_s: float = 0.0, frozen: bool = False) -> list[str]:
-        """Pass the time to the next look, hear what came, and judge. ``frozen``: nobody else moves while it is away."""
+        """Advance to the next look, take heartbeats and judge. ``frozen``: workers stand still while it is away."""
         self.now += away_s
         if frozen:
             self._next = {worker: at + away_s for worker, at in self._next.items()}
@@ -51,19 +51,19 @@ class Scene:
         return [worker for worker, _ in self.silence.too_long(lambda _: doing)]
 
     def until(self, found: list[str], doing: Activity = "unknown") -> float:
-        """Seconds until these alone are found."""
+        """Return the seconds until these alone are found."""
         began = self.now
         while self.look(doing) != found:
             assert self.now - began < 1000
         return self.now - began
 
     def stop(self, worker: str) -> None:
-        """It says no more."""
+        """End a worker's heartbeats."""
         self._next[worker] = float("inf")
 
 
 @given(st.dictionaries(st.sampled_from("abcdef"), Gaps, min_size=1), Absences, st.booleans())
-def test_nobody_who_beats_is_found_however_long_the_observer_is_away(
+def test_no_beating_worker_is_found_however_long_the_observer_is_away(
     workers: dict[str, list[float]], absences: dict[int, float], frozen: bool
 ) -> None:
     """A controller that is stopped, and a machine that sleeps: then the workers' beats are as late as the look."""
@@ -73,31 +73,31 @@ def test_nobody_who_beats_is_found_however_long_the_observer_is_away(
 
 
 @given(Gaps, Gaps, st.floats(0.0, 100.0))
-def test_who_stops_is_found_soon_and_alone(one: list[float], other: list[float], away_s: float) -> None:
+def test_a_worker_that_stops_is_found_soon_and_alone(one: list[float], other: list[float], away_s: float) -> None:
     scene = Scene({"stops": one, "beats": other})
     for _ in range(100):
         scene.look()
     scene.stop("stops")
     scene.look(away_s=away_s)
-    shown = max(one + other) + 1.5 * BEAT_S  # a beat is heard at the next look, which may be as late as that
-    assert scene.until(["stops"]) <= max(FLOOR_S, 4 * shown) + 2 * LOOK_S, "beats that came late buy time, no more"
+    shown = max(one + other) + 1.5 * BEAT_S  # a beat is noticed at the next check, up to that late
+    assert scene.until(["stops"]) <= max(FLOOR_S, 4 * shown) + 2 * LOOK_S, "late heartbeats extend the limit, no more"
 
 
-def test_an_observer_that_always_looks_late_finds_out_too() -> None:
+def test_an_observer_that_always_looks_late_finds_it_too() -> None:
     scene = Scene({"stops": [BEAT_S], "beats": [BEAT_S]})
     scene.stop("stops")
     found = [scene.look(away_s=2 * FLOOR_S) for _ in range(20)]
     assert found[0] == [] and found[-1] == ["stops"]
 
 
-def test_where_beats_come_late_silence_is_longer_for_all_but_those_that_are_stopped() -> None:
+def test_late_heartbeats_extend_the_limit_except_for_stopped_processes() -> None:
     late, regular = [0.9, 0.2], [BEAT_S]
     for doing, least, most in (("unknown", 3.6, 4.1), ("asleep", 3.6, 4.1), ("stopped", 0.7, 1.3), ("busy", 29, 31)):
         scene = Scene({"late": late, "stops": regular})
         for _ in range(100):
             assert scene.look() == []
         scene.stop("stops")
-        assert least <= scene.until(["stops"], doing) <= most, doing  # type: ignore[arg-type]
+        assert least <= scene.until(["stops"], doing) <= most, doing
 
 
 def test_late_beats_are_forgotten_after_a_while() -> None:
@@ -108,7 +108,7 @@ def test_late_beats_are_forgotten_after_a_while() -> None:
     assert scene.until(["stops"]) <= FLOOR_S + 4 * LOOK_S
 
 
-def test_the_first_word_may_take_longer_and_who_is_gone_is_not_found_again() -> None:
+def test_the_first_heartbeat_may_take_longer_and_a_removed_worker_is_not_found() -> None:
     scene = Scene({"beats": [BEAT_S]})
     scene.silence.expect("is born")
     assert 119 <= scene.until(["is born"], "busy") <= 121
@@ -125,13 +125,12 @@ def test_the_first_word_may_take_longer_and_who_is_gone_is_not_found_again() -> 
         ("while True: pass", signal.SIGKILL, "unknown"),
     ],
 )
-def test_what_a_process_is_doing(program: str, blow: signal.Signals | None, doing: Activity) -> None:
+def test_the_activity_of_a_process_is_known(program: str, blow: signal.Signals | None, doing: Activity) -> None:
     code = (
         f"import threading, time; threading.Thread(target=time.sleep, args=(60,)).start(); print(flush=True)\n{program}"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     try:
-        assert process.stdout is not None
         process.stdout.readline()
         if blow is not None:
             os.kill(process.pid, blow)

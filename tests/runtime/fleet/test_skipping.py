@@ -1,4 +1,4 @@
-"""While there is no worker for a lost stage, training goes on past it; then the stage comes back."""
+"""Training skips a lost stage while it has no worker, until the stage is restored; routes that skip stages."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import apart, ending, facts, inline, losses, outcomes, tiny, train
 
+from harness import apart, ending, facts, inline, losses, outcomes, tiny, train
 from planaria.control import decisions as d
 from planaria.faults.trace import Fault
 
@@ -18,17 +18,13 @@ TOLERANCE = 1e-5
 @pytest.mark.parametrize(
     ("stage", "settings"),
     [
-        pytest.param(2, {}, marks=pytest.mark.slow),
-        pytest.param(
-            1, {"routing": {"kind": "swapped"}, "recovery": {"strategy": "checkfree_plus"}}, marks=pytest.mark.slow
-        ),
-        pytest.param(4, {"recovery": {"strategy": "echo", "options": {"every": 2}}}, marks=pytest.mark.slow),
+        (2, {}),
+        (1, {"routing": {"kind": "swapped"}, "recovery": {"strategy": "checkfree_plus"}}),
+        (4, {"recovery": {"strategy": "echo", "options": {"every": 2}}}),
         (3, {"recovery": {"strategy": "redundant"}}),
     ],
 )
-def test_steps_are_committed_before_the_stage_has_a_worker_again(
-    tmp_path: Path, stage: int, settings: dict[str, Any]
-) -> None:
+def test_steps_are_committed_while_a_stage_has_no_worker(tmp_path: Path, stage: int, settings: dict[str, Any]) -> None:
     recovery = settings.get("recovery", {}) | {"meanwhile": "skip"}
     config = tiny(tmp_path, steps=120, fleet={"spares": 0}, **(settings | {"recovery": recovery}))
     record = train(config, [Fault(step=6, stage=stage, moment="forward", offset=0.5)])
@@ -40,11 +36,8 @@ def test_steps_are_committed_before_the_stage_has_a_worker_again(
     assert apart(losses(record), inline(record)[0]) <= TOLERANCE
 
 
-def test_the_ends_cannot_be_skipped(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {
-        "routing": {"kind": "swapped"},
-        "recovery": {"strategy": "checkfree_plus", "meanwhile": "skip"},
-    }
+def test_stage_0_cannot_be_skipped(tmp_path: Path) -> None:
+    settings = {"routing": {"kind": "swapped"}, "recovery": {"strategy": "checkfree_plus", "meanwhile": "skip"}}
     record = train(tiny(tmp_path, steps=12, fleet={"spares": 0}, **settings), [Fault(step=6, stage=0)])
     assert outcomes(record) == ["started", "recovered"] and ending(record).outcome == "finished"
 
@@ -65,8 +58,8 @@ def test_a_run_does_not_end_with_a_stage_missing(tmp_path: Path) -> None:
     ],
     ids=["drawn anew in every step", "given"],
 )
-def test_routes_that_pass_stages_by(tmp_path: Path, routing: dict[str, Any]) -> None:
-    """With a death on the way. Every stage takes the mean over the microbatches that it saw, in both engines alike."""
+def test_routes_that_skip_stages_train_as_inline(tmp_path: Path, routing: dict[str, Any]) -> None:
+    """With a death meanwhile. Each stage takes the mean over the microbatches that it saw."""
     record = train(tiny(tmp_path, steps=12, routing=routing), [Fault(step=6, stage=2, moment="forward")])
     assert ending(record).outcome == "finished" and outcomes(record) == ["started", "recovered"]
     assert list(losses(record)) == list(range(12))

@@ -1,4 +1,4 @@
-"""A worker that gets slow is named, and hands its stage to a spare where that pays."""
+"""Slow workers, links, data and machines are named; a slow worker hands its stage to a spare where that pays."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from statistics import median
 from typing import Any
 
 import pytest
-from harness import tiny, train
+from test_join import guest, stopped
 
+from harness import facts, live, tiny, train
 from planaria.cli.commands.diagnose import diagnose
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
-from planaria.control.logs import RunRecord
-from planaria.faults.trace import Fault
+from planaria.faults.trace import Fault, Trace, write
 from planaria.report.run.diagnosis import diagnosis_of, section
 
 SLOW_STAGE, ONSET, STEPS = 2, 14, 44
@@ -23,75 +23,102 @@ PRICES: dict[str, Any] = {"forward_s": [0.0] + [0.008] * 3, "backward_s": [0.0] 
 
 
 def sleeping(folder: Path, steps: int = STEPS, **fleet: Any) -> RunConfig:
-    """Three stages whose passes sleep, so that other tests do not make them slow."""
+    """Three stages whose passes sleep, so that other processes do not make them slower."""
     return tiny(folder, stages=3, steps=steps, network=PRICES, fleet=fleet)
-
-
-def all_of(kind: type, record: RunRecord) -> list[Any]:
-    return [fact for _, fact in record.history if isinstance(fact, kind)]
 
 
 def test_a_slow_worker_hands_its_stage_to_the_spare_once(tmp_path: Path) -> None:
     config = sleeping(tmp_path, diagnose="act", spares=1)
     record = train(config, [Fault(step=ONSET, stage=SLOW_STAGE, signal="slow", strength=6.0)])
 
-    (blamed,) = (fact for fact in all_of(d.Blamed, record) if fact.fault == "slow worker")
+    (blamed,) = (fact for fact in facts(record, d.Blamed) if fact.fault == "slow worker")
     assert blamed.nodes == [SLOW_STAGE]
     assert ONSET < blamed.step <= ONSET + 12
-    (relieve,) = all_of(d.Relieve, record)
+    (relieve,) = facts(record, d.Relieve)
     assert relieve.node == SLOW_STAGE
     assert relieve.worker == blamed.workers[0]
-    (form,) = (form for form in all_of(d.Form, record) if form.outcome == "handed over")
+    (form,) = (form for form in facts(record, d.Form) if form.outcome == "handed over")
     assert form.holders[SLOW_STAGE] != relieve.worker
-    assert not all_of(e.WorkerLost, record)
+    assert not facts(record, e.WorkerLost)
     (deed,) = diagnosis_of(record).deeds
     assert deed.measured_s is not None
     assert deed.measured_s < 0.7 * relieve.step_s
     assert "What was done about it" in "".join(section(record))
-    told = diagnose(record.folder)
-    assert "Nothing is slow at present." in told
-    assert f"stage {SLOW_STAGE} ({relieve.worker}) is " in told
+    reported = diagnose(record.folder)
+    assert "Nothing is slow at present." in reported
+    assert f"stage {SLOW_STAGE} ({relieve.worker}) is " in reported
 
 
 @pytest.mark.slow
-def test_a_slow_link_is_named_with_its_direction_and_left_as_it_is(tmp_path: Path) -> None:
+def test_a_slow_link_is_named_with_its_direction(tmp_path: Path) -> None:
     fault = Fault(step=ONSET, stage=3, peer=2, signal="delay", strength=0.03)
     record = train(sleeping(tmp_path, steps=ONSET + 13, diagnose="act"), [fault])
 
-    blamed = all_of(d.Blamed, record)
+    blamed = facts(record, d.Blamed)
     assert [(fact.fault, fact.nodes) for fact in blamed] == [("slow link", [2, 3])]
     assert blamed[0].step <= ONSET + 12
-    assert not all_of(d.Relieve, record)
+    assert not facts(record, d.Relieve)
     assert "the link 2 → 3 is slow, in this direction" in diagnose(record.folder)
 
 
 @pytest.mark.slow
-def test_by_default_it_is_only_told(tmp_path: Path) -> None:
+def test_by_default_a_slow_worker_is_only_reported(tmp_path: Path) -> None:
     fault = Fault(step=ONSET, stage=SLOW_STAGE, signal="slow", strength=6.0)
     record = train(sleeping(tmp_path, steps=ONSET + 13, spares=1), [fault])
 
-    assert [fact.nodes for fact in all_of(d.Blamed, record)] == [[SLOW_STAGE]]
-    assert not all_of(d.Relieve, record)
-    gauged = all_of(e.Gauged, record)
+    assert [fact.nodes for fact in facts(record, d.Blamed)] == [[SLOW_STAGE]]
+    assert not facts(record, d.Relieve)
+    gauged = facts(record, e.Gauged)
     assert median(len(fact.model_dump_json()) for fact in gauged) <= 1024, "twice in four steps"
 
 
-def test_what_was_not_measured_is_not_diagnosed(tmp_path: Path) -> None:
+def test_a_run_without_measurements_has_no_diagnosis(tmp_path: Path) -> None:
     record = train(tiny(tmp_path, stages=2, steps=4, fleet={"diagnose": "off", "spares": 0}))
 
-    assert not all_of(e.Gauged, record)
+    assert not facts(record, e.Gauged)
     with pytest.raises(UserError, match=r"nothing was measured \(fleet.diagnose = 'off'\)"):
         diagnose(record.folder)
 
 
 @pytest.mark.slow
-def test_a_link_that_delivers_nothing_is_named_with_its_direction(tmp_path: Path) -> None:
-    """No worker is blamed or lost, and nothing of the state is."""
+def test_a_stuck_link_is_named_with_its_direction(tmp_path: Path) -> None:
+    """No worker is blamed or lost, and no state is lost."""
     fault = Fault(step=4, stage=3, peer=2, signal="delay", strength=1000.0, resume_after_s=0.5, moment="forward")
     record = train(tiny(tmp_path, steps=8, fleet={"timeout_s": 2.0, "spares": 0}), [fault])
 
-    blamed = [fact for fact in all_of(d.Blamed, record) if fact.fault == "stuck link"]
+    blamed = [fact for fact in facts(record, d.Blamed) if fact.fault == "stuck link"]
     assert [fact.nodes for fact in blamed] == [[2, 3]]
     assert blamed[0].seconds <= 4.0
-    assert not all_of(e.WorkerLost, record)
-    assert {form.outcome for form in all_of(d.Form, record)} == {"started", "relinked"}
+    assert not facts(record, e.WorkerLost)
+    assert {form.outcome for form in facts(record, d.Form)} == {"started", "relinked"}
+
+
+@pytest.mark.slow
+def test_slow_data_are_named_and_no_worker_is(tmp_path: Path) -> None:
+    fault = Fault(step=ONSET, stage=0, signal="slow_data", strength=0.05)
+    record = train(sleeping(tmp_path, steps=ONSET + 13, spares=0), [fault])
+
+    (blamed,) = facts(record, d.Blamed)
+    assert (blamed.fault, blamed.nodes) == ("slow data", [0])
+    assert ONSET < blamed.step <= ONSET + 12
+    assert blamed.seconds >= 4 * 0.05 > 10 * blamed.past, "of a step's four batches"
+    assert [fact.signal for fact in facts(record, e.FaultInjected)] == ["slow_data"]
+    assert "the data of stage 0 (" in diagnose(record.folder).replace("the ends (stage 0)", "stage 0")
+
+
+@pytest.mark.slow  # a machine that joins takes seconds to import what it needs
+def test_a_slow_machine_is_named_and_none_of_its_workers(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    write(Trace(faults=(Fault(step=ONSET + 6, stage=3, signal="slow_host", strength=4.0),)), trace)
+    prices = {**PRICES, "forward_s": [0.0] + [0.008] * 4, "backward_s": [0.0] + [0.016] * 4}
+    fleet = {"own": 3, "spares": 0, "join_s": 60}
+    with live(tiny(tmp_path, steps=10_000, network=prices, fleet=fleet, chaos={"trace": str(trace)})) as run:
+        run.wait_until(lambda record: len(facts(record, e.WorkerJoined)) == 3)
+        with guest(run.folder):
+            run.wait_until(lambda record: len(facts(record, d.Blamed)) > 0)
+            record = stopped(run)
+    struck = {fact.worker for fact in facts(record, e.FaultInjected)}
+    machine = {s.worker for s in facts(record, d.Spawn) if s.host}
+    assert struck == machine and len(machine) == 2
+    (blamed,) = facts(record, d.Blamed)
+    assert blamed.fault == "slow host" and set(blamed.workers) == machine

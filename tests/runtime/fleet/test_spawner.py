@@ -1,4 +1,4 @@
-"""Starting processes keeps nobody waiting; they outlive the server that forked them, and leave nothing behind."""
+"""Starting processes does not block; they outlive the server that forked them, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from planaria.runtime.fleet.spawner import spawner
 from waiting import until
 
 AT_ONCE_S = 1.0
-"""on a machine on which a process may wait long for a processor"""
+"""allows for a busy machine"""
 
 
 class Scene:
@@ -37,7 +37,7 @@ class Scene:
         self.heard: list[Notice] = []
 
     def spawn(self, worker: str) -> int:
-        """Its process id, once it has spoken."""
+        """Start a worker; return its process id once it has reported."""
         began = time.monotonic()
         self.fleet.spawn(worker, 1)
         assert time.monotonic() - began < AT_ONCE_S
@@ -75,7 +75,7 @@ def children(parent: int | None = None, state: str = "") -> set[int]:
     """Of this process, or another; in this state if one is given."""
     whose, found = str(parent or os.getpid()), set()
     for process in Path("/proc").glob("[0-9]*"):
-        if (told := status(process.name)) and told[2] == whose and told[1].startswith(state):
+        if (shown := status(process.name)) and shown[2] == whose and shown[1].startswith(state):
             found.add(int(process.name))
     return found
 
@@ -90,15 +90,15 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.slow
-def test_two_hundred_births_and_deaths_leave_nothing_behind(scene: Scene) -> None:
+def test_two_hundred_starts_and_kills_leave_nothing_behind(scene: Scene) -> None:
     scene.spawn("w0")
     gc.collect()  # what tests before this one have left may go meanwhile
     held = len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
     for number in range(1, 201, 2):
         for worker in (f"w{number}", f"w{number + 1}"):
             scene.fleet.spawn(worker, 1)
-            scene.fleet.signal(worker, 1, signal.SIGKILL)  # perhaps before it is born
-        scene.until(lambda count=number + 1: len(scene.gone()) == count)  # type: ignore[misc]
+            scene.fleet.signal(worker, 1, signal.SIGKILL)  # perhaps before it has started
+        scene.until(lambda count=number + 1: len(scene.gone()) == count)
     scene.until(lambda: not children(state="Z"))
     descriptors, threads = len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
     assert descriptors <= held[0] and threads <= held[1]
@@ -109,21 +109,19 @@ def test_two_hundred_births_and_deaths_leave_nothing_behind(scene: Scene) -> Non
     ("number", "middle"),
     [(signal.SIGKILL, False), pytest.param(signal.SIGSTOP, False, marks=pytest.mark.slow), (signal.SIGSTOP, True)],
 )
-def test_a_server_that_is_dead_or_stuck_is_replaced_and_nobody_dies_with_it(
-    scene: Scene, number: signal.Signals, middle: bool
-) -> None:
+def test_a_dead_or_stuck_server_is_replaced_without_loss(scene: Scene, number: signal.Signals, middle: bool) -> None:
     older, old = scene.spawn("w1"), server()
-    scene.until(lambda: children(old, "S"))  # one that is forked only now would be spared, and bear w2
+    scene.until(lambda: children(old, "S"))  # one forked only now would be spared, and start w2
     for pid in children(old) if middle else [old, *children(old)]:
         os.kill(pid, number)
     younger = scene.spawn("w2")
     assert middle or server() != old
-    assert {older, younger} <= children() and alive(older), "it has lost its server, and lives"
+    assert {older, younger} <= children() and alive(older), "it outlives its server"
     scene.until(lambda: middle or not alive(old))
     assert not scene.gone()
 
 
-def test_threads_come_and_go_and_no_worker_goes_with_them(scene: Scene) -> None:
+def test_workers_outlive_the_threads_that_start_them(scene: Scene) -> None:
     thread = threading.Thread(target=scene.fleet.spawn, args=("w0", 1))
     thread.start()
     thread.join()
@@ -136,16 +134,15 @@ def test_threads_come_and_go_and_no_worker_goes_with_them(scene: Scene) -> None:
     assert alive(pid) and not scene.gone()
 
 
-def test_only_the_controller_hears_what_a_terminal_sends_to_all(scene: Scene) -> None:
+def test_only_the_controller_handles_a_terminals_signals(scene: Scene) -> None:
     for pid in (scene.spawn("w0"), server()):
-        fields = dict(
-            line.split(":\t") for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line
-        )
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        fields = dict(line.split(":\t") for line in lines if ":\t" in line)
         assert all(int(fields["SigIgn"], 16) >> (number - 1) & 1 for number in STOPS)
         assert int(fields["SigBlk"], 16) == 0
 
 
-def test_a_birth_that_fails_is_told_as_a_death(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_start_is_reported_as_an_exit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_own", [])
     monkeypatch.setattr(module, "_PROGRAM", "import sys; sys.exit('no room here')")
     scene = Scene()
@@ -159,10 +156,10 @@ def test_a_birth_that_fails_is_told_as_a_death(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.slow
-def test_who_is_not_wanted_any_more_is_not_born(tmp_path: Path) -> None:
+def test_a_cancelled_start_does_not_happen(tmp_path: Path) -> None:
     spawner().spawn("first", partial(sys.exit, 0)).join(60.0)
     for pid in [server(), *children(server())]:
-        os.kill(pid, signal.SIGSTOP)  # whoever is asked for now has to wait
+        os.kill(pid, signal.SIGSTOP)  # further starts have to wait
     born = tmp_path / "born"
     unwanted = spawner().spawn("unwanted", partial(Path.touch, born))
     unwanted.signal(signal.SIGKILL)
@@ -172,19 +169,16 @@ def test_who_is_not_wanted_any_more_is_not_born(tmp_path: Path) -> None:
     ends.signal(signal.SIGKILL)  # its id may be another's by now
 
 
-def test_imports_that_take_too_long_fail_all_starts_that_wait_for_them_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Six starts do not wait for six times three attempts, and one that was killed is not waited for at all."""
+def test_slow_imports_fail_all_waiting_starts_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six starts do not wait for six times three attempts; a killed one is not waited for."""
     (tmp_path / "slow_to_import.py").write_text("import time; time.sleep(600)")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(module, "_own", [])
     began = time.monotonic()
     waiting = [spawner().spawn(f"w{n}", partial(sys.exit, 0), ["slow_to_import"], start_s=0.5) for n in range(6)]
+    why = r"not imported what workers need within 0\.5 s .*raise fleet\.start_timeout_s"
     for child in waiting[1:]:
-        with pytest.raises(
-            OSError, match=r"not imported what workers need within 0\.5 s .*raise fleet\.start_timeout_s"
-        ):
+        with pytest.raises(OSError, match=why):
             child.started(60.0)
     patient = spawner().spawn("w7", partial(sys.exit, 0), ["slow_to_import"], start_s=600.0)
     patient.kill(600.0)  # returns at once: it has not started
@@ -217,8 +211,8 @@ FORKING = """
 
 
 @pytest.mark.parametrize(("of", "forked"), [("command", True), ("threads", False), ("program", False), ("cuda", False)])
-def test_a_command_forks_its_server_from_itself_while_that_is_safe(of: str, forked: bool) -> None:
-    """What a command has imported is not imported again; a server that dies is replaced by a new interpreter."""
+def test_a_command_forks_its_server_where_that_is_safe(of: str, forked: bool) -> None:
+    """A command's imports are not repeated; a server that dies is replaced by a new interpreter."""
     command = [sys.executable, "-c", textwrap.dedent(FORKING), of]
     done = subprocess.run(command, input="", capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
@@ -270,7 +264,7 @@ def test_a_process_reaps_its_server_when_it_ends() -> None:
 
 
 @pytest.mark.slow
-def test_whoever_dies_takes_frozen_workers_and_a_frozen_server_along(tmp_path: Path) -> None:
+def test_a_dead_process_leaves_no_frozen_workers_or_server(tmp_path: Path) -> None:
     script = """
         import os, signal, sys, time
         import idle_worker

@@ -1,4 +1,4 @@
-"""A run on a machine whose other users are strangers: they call at every port, and nothing comes of it."""
+"""A run on a machine with untrusted users: they call at every port without effect."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from queue import SimpleQueue
 
 import pytest
 import stranger
-from harness import checked, ending, facts, live, tiny
 
+from harness import checked, ending, facts, live, tiny
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.runtime.fleet.joining import read_door
@@ -41,14 +41,14 @@ def listener(called: Called) -> Iterator[Listener]:
 
 
 def calls(listener: Listener, called: Called, greeting: bytes) -> None:
-    """One of the run calls, and is heard."""
+    """Call with the key; the listener accepts."""
     with connect(listener.address, listener._key, greeting, 10.0):
-        heard, tls = called.get(timeout=10)
-        assert heard == greeting
+        received, tls = called.get(timeout=10)
+        assert received == greeting
         tls.close()
 
 
-def test_idle_strangers_make_room_for_those_who_know_the_key(listener: Listener, called: Called) -> None:
+def test_idle_strangers_make_room_for_callers_with_the_key(listener: Listener, called: Called) -> None:
     with ExitStack() as idle:
         for _ in range(IDLE):
             idle.enter_context(socket.create_connection((listener.host, listener.port)))
@@ -57,7 +57,7 @@ def test_idle_strangers_make_room_for_those_who_know_the_key(listener: Listener,
 
 
 @pytest.mark.parametrize("way", stranger.WAYS, ids=lambda way: way.__name__)
-def test_nobody_is_heard_without_the_key(listener: Listener, called: Called, way: stranger.Way) -> None:
+def test_no_caller_without_the_key_is_accepted(listener: Listener, called: Called, way: stranger.Way) -> None:
     assert stranger.said(way, listener.address) == 0
     calls(listener, called, b"one of us")
     assert called.empty()
@@ -69,13 +69,12 @@ def test_a_greeting_that_is_too_long_is_not_read(listener: Listener, called: Cal
     assert called.empty()
 
 
-def test_the_listener_outlives_a_lack_of_descriptors(listener: Listener, called: Called) -> None:
+def test_the_listener_survives_a_lack_of_descriptors(listener: Listener, called: Called) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken = []
     try:
-        resource.setrlimit(
-            resource.RLIMIT_NOFILE, (max(int(link.name) for link in Path("/proc/self/fd").iterdir()) + 8, hard)
-        )
+        highest = max(int(link.name) for link in Path("/proc/self/fd").iterdir())
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 8, hard))
         with contextlib.suppress(OSError):
             while True:
                 taken.append(socket.create_connection((listener.host, listener.port)))
@@ -88,7 +87,7 @@ def test_the_listener_outlives_a_lack_of_descriptors(listener: Listener, called:
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_and_recovers_beside_strangers_at_every_port(tmp_path: Path) -> None:
+def test_a_run_recovers_beside_strangers_at_every_port(tmp_path: Path) -> None:
     with live(tiny(tmp_path, stages=3, steps=200)) as run, ExitStack() as idle:
         record = run.wait_until(lambda record: len(facts(record, d.Commit)) > 2)
         joined = facts(record, e.WorkerJoined)
@@ -105,5 +104,5 @@ def test_a_run_goes_on_and_recovers_beside_strangers_at_every_port(tmp_path: Pat
         assert run.end() == (0, "")
     record = checked(run.folder)
     assert ending(record).outcome == "finished"
-    assert [lost.cause for lost in facts(record, e.WorkerLost)] == ["connection"], "nobody but the one that was killed"
+    assert [lost.cause for lost in facts(record, e.WorkerLost)] == ["connection"], "the killed one alone"
     assert not facts(record, e.EdgeBroken) or all(form.outcome == "recovered" for form in facts(record, d.Form)[1:])

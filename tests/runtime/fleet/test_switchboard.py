@@ -1,4 +1,4 @@
-"""Control lines over TCP: whole messages in order, whoever else calls, however the network cuts them up."""
+"""Control connections over TCP: whole messages in order, whatever else connects and however the network splits them."""
 
 from __future__ import annotations
 
@@ -53,9 +53,7 @@ def test_a_worker_is_known_by_its_name_and_messages_go_both_ways(switchboard: Sw
         hear(line, 1)
 
 
-def test_who_does_not_know_the_key_is_not_answered_and_keeps_nobody_waiting(
-    switchboard: Switchboard, answered: Answered
-) -> None:
+def test_callers_without_the_key_get_no_answer_and_delay_no_other(switchboard: Switchboard, answered: Answered) -> None:
     host, port = switchboard.address.split(":")
     silent = socket.create_connection((host, int(port)))
     with pytest.raises(StrangerError):
@@ -66,19 +64,19 @@ def test_who_does_not_know_the_key_is_not_answered_and_keeps_nobody_waiting(
     worker.close()
 
 
-def test_who_is_not_answered_is_told_so_instead_of_waiting_for_ever() -> None:
+def test_a_call_without_an_answer_times_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute, pytest.raises(StrangerError, match="in 1 s"):
         call(f"127.0.0.1:{mute.getsockname()[1]}", new_key(), "w0", 1, patience_s=1)
 
 
-def test_who_is_hung_up_on_in_the_middle_of_a_proof_has_met_no_stranger() -> None:
+def test_a_hang_up_during_a_proof_is_a_connection_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closing:
         threading.Thread(target=lambda: closing.accept()[0].shutdown(socket.SHUT_WR), daemon=True).start()
         with pytest.raises(ConnectionError, match="hung up while the key"):
             call(f"127.0.0.1:{closing.getsockname()[1]}", new_key(), "w0", 1)
 
 
-def test_once_heard_a_worker_waits_as_long_as_it_takes(switchboard: Switchboard, answered: Answered) -> None:
+def test_an_accepted_worker_waits_without_limit(switchboard: Switchboard, answered: Answered) -> None:
     worker = call(switchboard.address, switchboard.key, "w0", 1, patience_s=1)
     _, line = answered.get(timeout=10)
     threading.Timer(1.5, line.send, (b"late",)).start()
@@ -87,7 +85,7 @@ def test_once_heard_a_worker_waits_as_long_as_it_takes(switchboard: Switchboard,
 
 
 def ends() -> tuple[socket.socket, Line]:
-    """A line, and the other end of it, both proved."""
+    """Return a line and its other end, both proved."""
     key, (one, two) = new_key(), socket.socketpair()
     theirs, ours = begin(one, key, calling=True), begin(two, key, calling=False)
     proving = threading.Thread(target=prove, args=(theirs, key, 10.0))
@@ -125,7 +123,7 @@ def test_a_worker_waits_for_the_rest_of_a_message(switchboard: Switchboard, answ
     worker.close()
 
 
-def test_half_a_message_stops_nobody_and_is_never_handed_over() -> None:
+def test_half_a_message_blocks_nothing_and_is_never_delivered() -> None:
     theirs, line = ends()
     theirs.sendall(struct.pack("!i", 10) + b"half")
     assert line.receive() == [] and line.receive() == []
@@ -136,7 +134,7 @@ def test_half_a_message_stops_nobody_and_is_never_handed_over() -> None:
 
 
 @pytest.mark.parametrize("length", [-1, 1001])
-def test_what_is_no_report_breaks_the_line(length: int) -> None:
+def test_an_invalid_length_breaks_the_line(length: int) -> None:
     theirs, line = ends()
     theirs.sendall(struct.pack("!i", length))
     with pytest.raises(OSError, match="a message of"):
@@ -145,7 +143,7 @@ def test_what_is_no_report_breaks_the_line(length: int) -> None:
     line.close()
 
 
-def test_a_line_on_which_nothing_more_can_be_sent_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_blocked_line_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("planaria.runtime.fleet.switchboard._SEND_LIMIT_S", 0.05)
     theirs, line = ends()
     for _ in range(200):

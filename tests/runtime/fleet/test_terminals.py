@@ -1,4 +1,4 @@
-"""Terminals that are closed and readers that go away: what is begun is saved, nothing is left behind."""
+"""Terminals that are closed and readers that go away: the run is saved and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from harness import Live, checked, ending, facts, folder_of, live, losses, outcomes, resume, tiny
 
+from harness import Live, checked, ending, facts, folder_of, live, losses, newest, outcomes, resume, tiny
 from planaria.config import recipe
 from planaria.config.schema import RunConfig
 from planaria.control import events as e
 from planaria.control.logs import read_run
-from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.fleet.joining import DOOR
 
 FOREVER = 10_000
@@ -46,14 +45,13 @@ def shown(config: RunConfig, output: int, terminal: bool) -> Iterator[Live]:
 
 
 def _own(terminal: int) -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may be deaf to it
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the test process may ignore it
     fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
 
 
 def saved(run: Live) -> int:
-    newest = CheckpointStore(run.folder / "checkpoints").newest()
-    assert newest is not None and newest.whole
-    return newest.step
+    assert newest(run.folder).whole
+    return newest(run.folder).step
 
 
 @pytest.mark.slow
@@ -72,7 +70,7 @@ def test_a_closed_terminal_saves_and_stops(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_reader_that_goes_away_is_no_reason_to_stop(tmp_path: Path) -> None:
+def test_a_reader_that_goes_away_does_not_stop_the_run(tmp_path: Path) -> None:
     """As behind ``| head -1``."""
     ours, theirs = os.pipe()
     with shown(tiny(tmp_path, steps=40), theirs, terminal=False) as run:
@@ -82,15 +80,15 @@ def test_a_reader_that_goes_away_is_no_reason_to_stop(tmp_path: Path) -> None:
     assert not (run.folder / DOOR).exists()
     record = checked(run.folder)
     assert ending(record).outcome == "finished" and saved(run) == 40
-    (told,) = facts(record, e.Trouble)
-    assert "standard output" in told.detail and "Broken pipe" in told.detail
+    (reported,) = facts(record, e.Trouble)
+    assert "standard output" in reported.detail and "Broken pipe" in reported.detail
     assert (run.folder / "model").is_dir() and (run.folder / "report.html").is_file()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["fleet", pytest.param("inline", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("engine", ["fleet", "inline"])
 def test_a_terminal_that_hangs_up_twice_does_not_interrupt(tmp_path: Path, engine: str) -> None:
-    """Itself and by its shell."""
+    """The terminal and its shell each send SIGHUP."""
     config = tiny(tmp_path, steps=FOREVER).model_copy(update={"engine": engine})
     with live(config, prefix=["env", "--default-signal=HUP"]) as run:
         run.wait_until(lambda record: len(losses(record)) >= 5)

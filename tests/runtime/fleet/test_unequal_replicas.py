@@ -44,7 +44,7 @@ def found(record: RunRecord) -> list[tuple[int, list[d.Unequal]]]:
     [(False, ""), (True, "ef14:8bits")],
     ids=["others write nothing", "others write their own, beside training"],
 )
-def test_the_one_that_differs_is_named_at_the_next_save(tmp_path: Path, background: bool, compress: str) -> None:
+def test_a_replica_that_differs_is_named_at_the_next_save(tmp_path: Path, background: bool, compress: str) -> None:
     record = train(config(tmp_path, background, compress=compress, **WRONG))
     odd = [d.Unequal(stage=stage, replicas=[0, 1, 2], odd=[2]) for stage in (0, 1)]
     assert found(record) == [(3, []), (6, odd)]
@@ -52,14 +52,14 @@ def test_the_one_that_differs_is_named_at_the_next_save(tmp_path: Path, backgrou
     assert "replica 2: weights of stage 0 differ from those of 2 replicas but should be equal" in line.text
     assert "replica 2: weights of stage 1" in line.text
     assert "had different weights in 1 checkpoint." in verdict(facts_of(record, 1.0)).said
-    told = facts(record, e.StageSaved)
-    assert len(told) == 2 * 2 * 3, "all three replicas of two stages, twice"
-    assert sum(bool(fact.file) for fact in told) == (2 * 2 * 3 if compress else 2 * 2)
+    reported = facts(record, e.StageSaved)
+    assert len(reported) == 2 * 2 * 3, "all three replicas of two stages, twice"
+    assert sum(bool(fact.file) for fact in reported) == (2 * 2 * 3 if compress else 2 * 2)
     newest = CheckpointStore(record.folder / "checkpoints").newest(whole_only=True)
-    assert newest is not None and newest.step == 6, "nothing is given up for it"
+    assert newest is not None and newest.step == 6, "the checkpoint is kept"
 
 
-def test_in_one_process_the_same_is_found(tmp_path: Path) -> None:
+def test_the_same_is_found_in_one_process(tmp_path: Path) -> None:
     record = train(config(tmp_path, **WRONG), engine=train_inline)
     assert found(record)[-1][1] == [d.Unequal(stage=stage, replicas=[0, 1, 2], odd=[2]) for stage in (0, 1)]
     assert found(record)[0] == (3, [])

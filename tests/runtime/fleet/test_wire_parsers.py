@@ -1,6 +1,6 @@
-"""Every parser of what other machines send, under documents whose numbers are beyond range, and worse.
+"""Every parser of messages from other machines, given numbers out of range and worse.
 
-Each returns what it is for, or raises the one error that its callers handle; and its callers do handle it.
+Each returns a valid message or raises the one error that its callers handle; and its callers do handle it.
 """
 
 from __future__ import annotations
@@ -35,22 +35,12 @@ from planaria.runtime.fleet import files, guest, joining
 from planaria.runtime.fleet.files import FileServer
 from planaria.runtime.fleet.joining import Door, read_door
 from planaria.runtime.fleet.switchboard import Switchboard, call
+from planaria.runtime.transport import wire
 from planaria.runtime.transport.edge import Edge, EdgeSpec
 from planaria.runtime.transport.listener import CALLED_FOR, FILES, VISITOR, Caller, answers, connect, greeted, greeting
 from planaria.runtime.transport.relay import relay_at
 from planaria.runtime.transport.secure import new_key
-from planaria.runtime.transport.wire import (
-    _LAYOUT,
-    _VERSION,
-    HEADER_BYTES,
-    Activation,
-    Content,
-    Header,
-    Ping,
-    WireError,
-    pack,
-    unpack,
-)
+from planaria.runtime.transport.wire import HEADER_BYTES, Activation, Content, Header, Ping, WireError, pack, unpack
 
 KEY = new_key()
 GREETINGS = [["w1", 1, 7], ["g1:0-1", VISITOR, 7], ["waits e", CALLED_FOR, 7], ["files", FILES, 7]]
@@ -131,7 +121,7 @@ BOUNDED = {
 
 
 @pytest.mark.parametrize("text", BOUNDED)
-def test_numbers_that_go_to_the_system_are_in_its_range(text: str) -> None:
+def test_numbers_for_the_system_are_in_its_range(text: str) -> None:
     """Signals, process ids, incarnations."""
     parse, fit = BOUNDED[text]
     for number in NUMBERS:
@@ -144,7 +134,7 @@ def test_numbers_that_go_to_the_system_are_in_its_range(text: str) -> None:
 
 @pytest.fixture
 def uncaught(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """What threads die of."""
+    """Uncaught exceptions of threads."""
     died: list[object] = []
     monkeypatch.setattr(threading, "excepthook", lambda args: died.append(args.exc_value))
     return died
@@ -156,7 +146,7 @@ HOSTILE_GREETINGS = [
 ]  # fmt: skip
 
 
-def test_a_greeting_beyond_range_ends_its_connection_and_nothing_else(uncaught: list[object]) -> None:
+def test_an_invalid_greeting_ends_its_connection_alone(uncaught: list[object]) -> None:
     heard: list[Caller] = []
     board = Switchboard("127.0.0.1", 0, KEY, 1000, lambda caller, line: (heard.append(caller), line.close()))
     listener, relay = relay_at("127.0.0.1", 0, KEY)
@@ -177,7 +167,7 @@ def test_a_greeting_beyond_range_ends_its_connection_and_nothing_else(uncaught: 
 
 
 @pytest.mark.parametrize("port", ["1e999", "99999999999", "-1", "x", "", "9" * 5000, "65536"])
-def test_an_address_beyond_range_is_nobodys(port: str) -> None:
+def test_an_invalid_address_is_refused(port: str) -> None:
     for host in ("127.0.0.1", "a\x00b", "x" * 300, "é" * 70, "[::1", ""):
         assert not answers(f"{host}:{port}", KEY, 0.2)
         with pytest.raises(OSError):
@@ -224,7 +214,7 @@ def visiting(line: Recorded) -> Iterator[None]:
 
 
 @given(answer=hostile(*plain(TO_GUEST)))
-def test_a_machine_that_joins_is_told_in_a_line_what_it_cannot_read(answer: bytes) -> None:
+def test_a_machine_that_joins_reports_unreadable_answers_in_one_line(answer: bytes) -> None:
     line = Recorded(answer)
     with visiting(line):
         try:
@@ -248,11 +238,11 @@ class Pool:
 
 @settings(max_examples=60)
 @given(words=st.lists(hostile(*plain(TO_GUEST)), min_size=1, max_size=3))
-def test_a_machine_that_has_joined_ends_its_visit_at_what_it_cannot_read(words: list[bytes]) -> None:
+def test_a_joined_machine_leaves_at_an_unreadable_message(words: list[bytes]) -> None:
     line = Recorded(TO_GUEST[0].model_dump_json().encode(), *words)
     with visiting(line):
         stay = guest.Visit(Door(at="127.0.0.1:1", key="00" * 32), 1)
-        line.closed = True  # nobody beats
+        line.closed = True  # no beats
         pool: Any = Pool()
         assert stay.stay(pool, 60.0, lambda: "", lambda _: None).how in ("lost", "over", "unwelcome", "again")
 
@@ -300,16 +290,18 @@ def test_a_frame_is_within_its_edge_or_refused(
     code: int, kind: int, dims: int, numbers: list[int], sides: list[int], size: int, sent_at: float,
     flags: tuple[int, int, int],
 ) -> None:  # fmt: skip
-    raw = _LAYOUT.pack(b"PLNR", _VERSION, code % 16, kind % 8, dims % 8, *numbers, *sides, size, sent_at, *flags)
+    raw = wire._LAYOUT.pack(
+        b"PLNR", wire._VERSION, code % 16, kind % 8, dims % 8, *numbers, *sides, size, sent_at, *flags
+    )
     with contextlib.suppress(WireError):
         header = unpack(raw, 1 << 20)
         assert header.nbytes <= 1 << 20 and 0 <= header.sent_at < 1e9 and len(header.shape) <= 4
         assert not header.slot or (isinstance(header.label, Activation | Ping) and not header.announced)
-    assert len(raw) == HEADER_BYTES == struct.calcsize(_LAYOUT.format)
+    assert len(raw) == HEADER_BYTES == struct.calcsize(wire._LAYOUT.format)
 
 
-def test_the_time_that_a_sender_claims_delays_its_own_frames_by_no_more_than_the_link() -> None:
-    """A frame from the future is not held until then, nor are those behind it."""
+def test_a_claimed_send_time_delays_frames_at_most_by_the_link() -> None:
+    """A frame from the future is not held until then, and neither are later ones."""
     edge: Any = object.__new__(Edge)
     edge._line_free = edge._due = edge.hold_s = edge.hold_until = 0.0
     edge.spec = EdgeSpec("x", "", 1, 1 << 20, 1.0, latency_s=0.01, bandwidth=1e6)

@@ -1,4 +1,4 @@
-"""The calling end of an edge, in a network namespace of its own, with a forwarder on its loopback.
+"""The calling end of an edge, in its own network namespace, with a forwarder on its loopback.
 
 ``python other_host.py PORT BRIDGE KEY``: connections to 127.0.0.1:PORT here are carried over the Unix socket BRIDGE,
 the only way out. The first line on it is the caller's port, so that the far side can call from the same one: both ends
@@ -42,7 +42,7 @@ def enter_namespace() -> None:
 
 
 def pump(source: socket.socket, sink: socket.socket, seen: bytearray | None = None) -> None:
-    """Carry one direction until it ends; ``seen`` gets all that passes."""
+    """Forward one direction until it ends; ``seen`` collects all bytes."""
     try:
         while piece := source.recv(1 << 16):
             if seen is not None:
@@ -73,7 +73,6 @@ def main(port: str, bridge: str, key: str) -> int:
     threading.Thread(target=_forward, args=(server, bridge), daemon=True).start()
     own = Port("127.0.0.1", bytes.fromhex(key))
     channel = own.call(f"127.0.0.1:{port}", "edge", 30.0, lambda: False)
-    assert channel is not None
     left = memoryview(MARKER)
     while left:
         left = left[channel.write_some(left, left[:0]) :]

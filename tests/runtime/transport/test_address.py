@@ -1,4 +1,4 @@
-"""Which way one process reaches another, by where both are."""
+"""The ways in which one process reaches another, by their machines."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_on_one_machine_an_address_is_host_and_port() -> None:
         (AT_HIDDEN, listening("10.0.0.1", 1, HIDDEN_TOO), True),
     ],
 )
-def test_who_can_be_reached_waits(first: Address, second: Address, waits: bool) -> None:
+def test_the_end_that_can_be_reached_waits(first: Address, second: Address, waits: bool) -> None:
     assert waits_best(str(first), str(second)) is waits
 
 
@@ -60,7 +60,7 @@ def test_any_text_is_an_address(text: str, other: str) -> None:
 
 
 @given(st.builds(Address, *[st.from_regex(r"[a-z0-9.:]{1,20}", fullmatch=True)] * 3))
-def test_an_address_comes_back_as_it_was_written(address: Address) -> None:
+def test_parsing_inverts_writing_an_address(address: Address) -> None:
     back = parse(str(address))
     assert (back.inside, back.outside) == (address.inside, address.outside)
     assert address.inside == address.outside or back.machine == address.machine

@@ -1,4 +1,4 @@
-"""What a frame costs in system calls and records, on sockets that count them."""
+"""The system calls and TLS records that a frame costs, on sockets that count them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RECORD = 1 << 14
 
 
 class Socket:
-    """Takes what it has ``room`` for, in either kind's way, and keeps what each call was offered and took."""
+    """Accepts ``room`` bytes per call, plain or TLS, and records the bytes each call was offered and accepted."""
 
     def __init__(self, room: Iterable[int]) -> None:
         self._room = iter(room)
@@ -43,7 +43,7 @@ class Socket:
 
 
 def sent(channel: Any, header: bytes, payload: bytes) -> list[int]:
-    """How much each call took until a frame was out."""
+    """Return the number of bytes each call accepted until a frame was sent."""
     first, second, taken = memoryview(header), memoryview(payload), []
     while first or second:
         taken.append(channel.write_some(first, second))
@@ -57,7 +57,7 @@ HEADER = bytes(range(HEADER_BYTES))
 @pytest.mark.parametrize("size", [0, 1, 4096, RECORD, 256 << 10, 1 << 20])
 def test_header_and_payload_are_one_message(size: int) -> None:
     socket, payload = Socket([1 << 30] * 9), bytes(n % 251 for n in range(size))
-    assert sent(Plain(socket), HEADER, payload) == [HEADER_BYTES + size]  # type: ignore[arg-type]
+    assert sent(Plain(socket), HEADER, payload) == [HEADER_BYTES + size]
     assert socket.calls == [HEADER + payload]
 
 
@@ -65,17 +65,17 @@ def test_header_and_payload_are_one_message(size: int) -> None:
     ("size", "calls"), [(0, 1), (1, 1), (4096, 1), (RECORD - HEADER_BYTES, 1), (RECORD, 2), (256 << 10, 3)]
 )
 def test_inside_tls_a_small_frame_is_one_record(size: int, calls: int) -> None:
-    """A larger one has no record more than its bytes need: the first holds the header too."""
+    """A larger frame has the fewest records for its bytes: the first holds the header too."""
     socket, payload = Socket([1 << 30] * 9), bytes(n % 251 for n in range(size))
-    assert sum(sent(Secured(socket), HEADER, payload)) == HEADER_BYTES + size  # type: ignore[arg-type]
+    assert sum(sent(Secured(socket), HEADER, payload)) == HEADER_BYTES + size
     assert b"".join(socket.calls) == HEADER + payload and len(socket.calls) == calls
     assert sum(-(-len(call) // RECORD) for call in socket.calls) == -(-(HEADER_BYTES + size) // RECORD)
 
 
-def test_inside_tls_what_found_no_room_is_offered_again_as_it_was() -> None:
-    """OpenSSL refuses anything else; nothing is lost or sent twice on the way."""
+def test_inside_tls_refused_bytes_are_offered_again_unchanged() -> None:
+    """OpenSSL requires it; nothing is lost or sent twice."""
     socket, payload = Socket([0, 0, 1 << 30, 0, 1 << 14, 0, 1 << 30, 1 << 30]), bytes(n % 251 for n in range(200_000))
-    taken = sent(Secured(socket), HEADER, payload)  # type: ignore[arg-type]
+    taken = sent(Secured(socket), HEADER, payload)
     assert b"".join(socket.calls) == HEADER + payload and 0 in taken
     assert socket.offered[0] == socket.offered[1] == socket.offered[2]
     assert socket.offered[3] == socket.offered[4] and socket.offered[5] == socket.offered[6]

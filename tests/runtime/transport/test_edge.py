@@ -29,7 +29,7 @@ KEY = new_key()
 
 
 class End:
-    """One end of an edge with an inbox of its own."""
+    """One end of an edge with its own inbox."""
 
     def __init__(self, spec: EdgeSpec, port: Port) -> None:
         self.inbox = Inbox()
@@ -43,7 +43,7 @@ class End:
     def send(self, payload: torch.Tensor, number: int = 0, later: bool = False) -> None:
         self.edge.send(Ping(number, Content.PING), payload, later)
 
-    def hears_nothing(self) -> bool:
+    def receives_nothing(self) -> bool:
         try:
             self.inbox.get(timeout=QUIET_S)
         except Empty:
@@ -60,7 +60,7 @@ def port() -> Iterator[Port]:
 
 @pytest.fixture(params=["plain", "tls"])
 def spec(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> EdgeSpec:
-    """An end that waits to be called, as between processes of one machine and as between machines."""
+    """Return the spec of an end that waits to be called, within one machine and between machines."""
     if request.param == "tls":
         monkeypatch.setattr(channel, "meet_here", lambda _: None)
     return EdgeSpec(request.node.name, "", 2, 1 << 20, SOON_S)
@@ -82,7 +82,7 @@ def opened(spec: EdgeSpec, port: Port) -> Iterator[tuple[End, End]]:
 
 
 def gone(*ends: End) -> bool:
-    """Do all threads and sockets of these edges end? Nobody waits for them meanwhile."""
+    """Return whether all threads and sockets of these edges end, without waiting for them otherwise."""
     deadline, names = time.monotonic() + SOON_S, {f"open {end.edge.spec.link_id}" for end in ends}
     while any(thread.name in names for thread in threading.enumerate()) or any(end.edge.fileno() >= 0 for end in ends):
         if time.monotonic() > deadline:
@@ -124,13 +124,12 @@ def test_a_frame_larger_than_the_edge_allows_breaks_it_at_the_receiver(ends: tup
     broken = high.next(Broken)
     assert broken.edge is high.edge
     assert "at most 1048576" in broken.detail
-    assert high.hears_nothing()
+    assert high.receives_nothing()
 
 
-def test_what_is_no_frame_breaks_the_edge(spec: EdgeSpec, port: Port) -> None:
+def test_bytes_that_are_no_frame_break_the_edge(spec: EdgeSpec, port: Port) -> None:
     end = End(spec, port)
     other = port.call(port.address, spec.link_id, SOON_S, lambda: False)
-    assert other is not None
     end.next(Opened)
     no_frame = memoryview(bytes(HEADER_BYTES))
     assert other.write_some(no_frame, no_frame[:0]) == HEADER_BYTES
@@ -139,20 +138,19 @@ def test_what_is_no_frame_breaks_the_edge(spec: EdgeSpec, port: Port) -> None:
     assert gone(end)
 
 
-def test_an_abandoned_edge_says_nothing_and_lets_the_other_end_go(spec: EdgeSpec, port: Port) -> None:
+def test_an_abandoned_edge_reports_nothing_at_either_end(spec: EdgeSpec, port: Port) -> None:
     low, high = End(spec, port), End(replace(spec, at=port.address), port)
     low.next(Opened), high.next(Opened)
     low.edge.abandon()
-    high.send(torch.ones(3))  # it may still be on its way to someone who no longer listens
-    assert low.hears_nothing()
-    assert high.hears_nothing()
+    high.send(torch.ones(3))  # it may still be on its way to an end that no longer reads
+    assert low.receives_nothing() and high.receives_nothing()
     high.edge.abandon()
-    assert low.hears_nothing()
+    assert low.receives_nothing()
     assert gone(low, high)
 
 
 @pytest.mark.parametrize("calling", [False, True])
-def test_an_end_that_nobody_meets_is_reported_after_its_time_out(spec: EdgeSpec, port: Port, calling: bool) -> None:
+def test_an_unanswered_end_is_reported_after_its_timeout(spec: EdgeSpec, port: Port, calling: bool) -> None:
     start = time.monotonic()
     alone = End(replace(spec, open_timeout_s=0.5, at=port.address if calling else ""), port)
     broken = alone.next(Broken)
@@ -166,45 +164,41 @@ def test_an_end_that_nobody_meets_is_reported_after_its_time_out(spec: EdgeSpec,
 def test_an_edge_that_is_abandoned_before_it_opens_stays_silent(spec: EdgeSpec, port: Port, calling: bool) -> None:
     alone = End(replace(spec, at=port.address if calling else ""), port)
     alone.edge.abandon()
-    assert alone.hears_nothing()
+    assert alone.receives_nothing()
     assert gone(alone)
 
 
 def test_emulated_latency_and_bandwidth_are_lower_bounds(spec: EdgeSpec, port: Port) -> None:
-    """Frames queue for the line but fly at the same time: 3 frames of 0.1 s each, and 0.2 s once."""
+    """Frames queue for the bandwidth, and their latencies overlap: 3 frames of 0.1 s each, and 0.2 s once."""
     for low, high in opened(replace(spec, latency_s=0.2, bandwidth=4000.0), port):
         start = time.monotonic()
         for number in range(3):
             low.send(torch.zeros(100), number)
-        arrivals = []
-        for _ in range(3):
+        for place in range(1, 4):
             high.next(Arrived)
-            arrivals.append(time.monotonic() - start)
-        for place, arrival in enumerate(arrivals, 1):
-            assert 0.2 + 0.1 * place <= arrival
-        assert arrivals[-1] < 3 * 0.3 + SOON_S / 10
-        high.send(torch.zeros(100))  # a line for each direction
+            assert 0.2 + 0.1 * place <= time.monotonic() - start
+        assert time.monotonic() - start < 3 * 0.3 + SOON_S / 10
+        high.send(torch.zeros(100))  # each direction has its own bandwidth
         start = time.monotonic()
         low.next(Arrived)
         assert time.monotonic() - start > 0.25
 
 
-def test_what_was_sent_before_an_edge_was_given_up_still_arrives(spec: EdgeSpec, port: Port) -> None:
-    """A state is lent over an edge that its owner forgets at once, long before the other end has come."""
+def test_frames_sent_before_an_edge_was_abandoned_still_arrive(spec: EdgeSpec, port: Port) -> None:
+    """A state is sent over an edge that its owner abandons at once, long before the other end opens."""
     state = torch.randn(1 << 17)
-    lender = End(replace(spec, at=port.address), port)
-    lender.send(state)
-    lender.edge.abandon()
-    heir = End(spec, port)
-    heir.next(Opened)
-    assert torch.equal(heir.next(Arrived).payload, state)
-    heir.edge.abandon()
-    assert gone(lender, heir)
+    sender = End(replace(spec, at=port.address), port)
+    sender.send(state)
+    sender.edge.abandon()
+    receiver = End(spec, port)
+    receiver.next(Opened)
+    assert torch.equal(receiver.next(Arrived).payload, state)
+    receiver.edge.abandon()
+    assert gone(sender, receiver)
 
 
 def test_an_end_that_dies_breaks_the_edge_at_once(ends: tuple[End, End]) -> None:
     low, high = ends
-    assert low.edge._channel is not None
     low.edge._channel.hang_up()  # as the system does for a process that is killed
     assert high.next(Broken).edge is high.edge
 
@@ -221,7 +215,7 @@ def test_frames_larger_than_any_buffer_keep_their_order(ends: tuple[End, End]) -
 
 
 def test_several_threads_may_send(ends: tuple[End, End]) -> None:
-    """Frames that do not fit at once, from a thread that hands over copies of a device and from the main one."""
+    """Two threads send frames that do not fit the buffer at once."""
     low, high = ends
     frames = [torch.full((50_000 + number,), float(number)) for number in range(40)]
 
@@ -243,8 +237,8 @@ def test_several_threads_may_send(ends: tuple[End, End]) -> None:
     assert low.edge.sent_bytes == sum(frame.nbytes for frame in frames)
 
 
-def test_what_was_sent_arrives_although_the_other_end_goes_on_sending(ends: tuple[End, End]) -> None:
-    """To close a connection while something lies unread would take back what was sent and has not arrived."""
+def test_sent_frames_arrive_while_the_other_end_continues_to_send(ends: tuple[End, End]) -> None:
+    """Closing a connection while data lies unread would discard sent data that has not arrived."""
     low, high = ends
     frames = [torch.full((1 << 18,), float(number)) for number in range(8)]
     for number, frame in enumerate(frames):
@@ -255,7 +249,7 @@ def test_what_was_sent_arrives_although_the_other_end_goes_on_sending(ends: tupl
         high.send(frame[:5])
         arrived = high.next(Arrived)
         assert arrived.header.label.number == number and torch.equal(arrived.payload, frame)
-    assert high.hears_nothing(), "a goodbye is no break"
+    assert high.receives_nothing(), "a goodbye is no break"
 
 
 def test_frames_are_held_no_longer_than_the_fault_lasts(ends: tuple[End, End]) -> None:
@@ -268,15 +262,15 @@ def test_frames_are_held_no_longer_than_the_fault_lasts(ends: tuple[End, End]) -
     assert 0.45 < time.monotonic() - start < 5.0, "one hold after the other would take 10 s"
 
 
-def test_a_large_frame_leaves_others_their_turn(spec: EdgeSpec, port: Port) -> None:
+def test_other_edges_are_served_while_a_large_frame_arrives(spec: EdgeSpec, port: Port) -> None:
     for low, high in opened(replace(spec, max_bytes=1 << 26), port):
         before = high.inbox.rounds
         low.send(torch.zeros(1 << 24))
         assert high.next(Arrived).payload.nbytes == 1 << 26
-        assert high.inbox.rounds - before > 5, "4 MB at a time, and what a socket's buffer holds beside that"
+        assert high.inbox.rounds - before > 5, "4 MB at a time, and the content of the socket's buffer"
 
 
-def test_what_may_wait_arrives_whole_and_in_order_with_others_between(ends: tuple[End, End]) -> None:
+def test_deferred_frames_arrive_whole_and_in_order(ends: tuple[End, End]) -> None:
     low, high = ends
     large = [torch.randint(0, 255, (size,), dtype=torch.uint8) for size in (900_000, 0, 1, 1 << 20)]
     for number, payload in enumerate(large):
@@ -291,21 +285,19 @@ def test_what_may_wait_arrives_whole_and_in_order_with_others_between(ends: tupl
         assert all(torch.equal(item.payload, whole) for item, whole in zip(waited, large, strict=True))
 
 
-def test_on_a_slow_link_a_frame_passes_what_may_wait(spec: EdgeSpec, port: Port) -> None:
-    """A megabyte takes a second; what is sent behind it comes after the few pieces that are on their way."""
-    slow = replace(spec, bandwidth=1e6)
-    for low, high in opened(slow, port):
+def test_on_a_slow_link_a_frame_passes_deferred_ones(spec: EdgeSpec, port: Port) -> None:
+    """A megabyte takes a second; a later frame arrives after the few pieces that are on their way."""
+    for low, high in opened(replace(spec, bandwidth=1e6), port):
         low.send(torch.zeros(1 << 20, dtype=torch.uint8), 0, later=True)
         time.sleep(0.05)
         began = time.monotonic()
         low.send(torch.zeros(1000, dtype=torch.uint8), 1)
-        first = high.next(Arrived)
-        assert first.header.label.number == 1
-        assert time.monotonic() - began < 0.5, "more was ahead of it than may be"
+        assert high.next(Arrived).header.label.number == 1
+        assert time.monotonic() - began < 0.5, "too many pieces were ahead of it"
         assert high.next(Arrived).header.label.number == 0
 
 
-def test_an_edge_that_is_given_up_leaves_out_what_may_wait(spec: EdgeSpec, port: Port) -> None:
+def test_an_abandoned_edge_discards_deferred_frames(spec: EdgeSpec, port: Port) -> None:
     for low, high in opened(replace(spec, bandwidth=1e6), port):
         low.send(torch.zeros(1 << 20, dtype=torch.uint8), 0, later=True)
         low.send(torch.zeros(10), 1)
@@ -313,13 +305,13 @@ def test_an_edge_that_is_given_up_leaves_out_what_may_wait(spec: EdgeSpec, port:
 
 
 @pytest.mark.parametrize("piece", [b"", b"x" * 600])
-def test_a_piece_that_nobody_announced_breaks_the_edge(ends: tuple[End, End], piece: bytes) -> None:
+def test_a_piece_that_was_not_announced_breaks_the_edge(ends: tuple[End, End], piece: bytes) -> None:
     low, high = ends
     low.edge.send(Piece(), torch.frombuffer(bytearray(piece or b"y"), dtype=torch.uint8))
     assert "where 0 are missing" in high.next(Broken).detail
 
 
-def test_more_pieces_are_on_their_way_while_they_come_soon_and_fewer_when_they_come_late(
+def test_the_window_grows_while_acknowledgements_are_fast_and_shrinks_when_slow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A link of 50 ms each way, then one on which pieces queue."""

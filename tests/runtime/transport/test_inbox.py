@@ -1,4 +1,4 @@
-"""The queue of a process, its timer, and the thread that serves its edges: the owner's, or another while it is busy."""
+"""The queue of a process, its alarm, and the thread that serves its edges: the owner's, or another while it is busy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from waiting import SOON_S, until
 
 
 class Reader:
-    """Puts each byte that comes into the inbox, and remembers which thread read it."""
+    """Puts each byte it receives into the inbox, and records which thread read it."""
 
     def __init__(self, end: socket.socket, inbox: Inbox) -> None:
         end.setblocking(False)
@@ -48,18 +48,18 @@ def line(inbox: Inbox) -> Iterator[tuple[Reader, socket.socket]]:
         inbox.forget(reader)
 
 
-def test_an_owner_that_waits_reads_for_itself(inbox: Inbox, line: tuple[Reader, socket.socket]) -> None:
+def test_a_waiting_owner_reads_in_its_own_thread(inbox: Inbox, line: tuple[Reader, socket.socket]) -> None:
     reader, there = line
     threading.Timer(0.2, there.send, [b"\x07"]).start()
     assert inbox.get(SOON_S) == 7
     assert reader.read_by == [threading.current_thread().name]
 
 
-def test_while_the_owner_is_busy_somebody_else_reads(inbox: Inbox, line: tuple[Reader, socket.socket]) -> None:
+def test_while_the_owner_is_busy_another_thread_reads(inbox: Inbox, line: tuple[Reader, socket.socket]) -> None:
     reader, there = line
     for number in range(3):
         there.send(bytes([number]))
-        until(lambda wanted=number + 1: len(reader.read_by) == wanted)  # type: ignore[misc]
+        until(lambda wanted=number + 1: len(reader.read_by) == wanted)
         assert reader.read_by[-1] == "edges"
     assert [inbox.get(0) for _ in range(3)] == [0, 1, 2]
     threading.Timer(0.2, there.send, [b"\x03"]).start()
@@ -75,29 +75,27 @@ def test_after_a_long_wait_the_other_thread_is_still_there(inbox: Inbox, line: t
     until(lambda: reader.read_by == ["edges"])
 
 
-def test_what_another_thread_puts_in_wakes_the_owner(inbox: Inbox) -> None:
+def test_an_item_from_another_thread_wakes_the_owner(inbox: Inbox) -> None:
     threading.Timer(0.2, inbox.put, ["word"]).start()
     start = time.monotonic()
     assert inbox.get(SOON_S) == "word"
     assert time.monotonic() - start < SOON_S / 2
 
 
-def test_no_word_is_lost_between_a_look_and_a_wait(inbox: Inbox) -> None:
-    """As many words as the owner takes out, put in whenever it suits the others."""
+def test_no_item_is_lost_between_a_look_and_a_wait(inbox: Inbox) -> None:
+    """Four threads put items in while the owner takes them out."""
     count, threads = 500, 4
     for number in range(threads):
-        words = [(number, place) for place in range(count)]
-        threading.Thread(target=lambda words=words: [inbox.put(word) for word in words]).start()
+        items = [(number, place) for place in range(count)]
+        threading.Thread(target=lambda items=items: [inbox.put(item) for item in items]).start()
     taken = [inbox.get(SOON_S) for _ in range(threads * count)]
     assert sorted(taken) == [(number, place) for number in range(threads) for place in range(count)]
     for number in range(threads):
-        assert [place for who, place in taken if who == number] == list(range(count)), "each thread's in its order"
+        assert [place for owner, place in taken if owner == number] == list(range(count)), "each thread's in its order"
     assert inbox.empty()
 
 
-def test_an_owner_that_does_not_want_to_wait_takes_what_is_there(
-    inbox: Inbox, line: tuple[Reader, socket.socket]
-) -> None:
+def test_a_timeout_of_zero_takes_only_what_is_there(inbox: Inbox, line: tuple[Reader, socket.socket]) -> None:
     assert inbox.empty()
     with pytest.raises(Empty):
         inbox.get(0)
@@ -106,7 +104,7 @@ def test_an_owner_that_does_not_want_to_wait_takes_what_is_there(
     assert inbox.get(0) == 5
 
 
-def test_what_lies_in_a_socket_is_unheard_until_it_is_read(inbox: Inbox, line: tuple[Reader, socket.socket]) -> None:
+def test_bytes_in_a_socket_are_unheard_until_they_are_read(inbox: Inbox, line: tuple[Reader, socket.socket]) -> None:
     inbox._waiting = True  # an owner that hangs while it serves; the inbox's own thread may have been there before
     inbox._wake()
     with inbox._serving:
@@ -120,7 +118,7 @@ def test_what_lies_in_a_socket_is_unheard_until_it_is_read(inbox: Inbox, line: t
 
 
 @given(st.lists(st.floats(0.0, 0.02), max_size=8))
-def test_what_is_held_comes_in_order_and_never_too_early(delays: list[float]) -> None:
+def test_held_items_come_in_order_and_never_too_early(delays: list[float]) -> None:
     inbox, now, due = Inbox(), time.monotonic(), 0.0
     for number, delay in enumerate(delays):
         due = max(due, now + delay)  # as an edge's frames are: none before the one before it
@@ -132,11 +130,8 @@ def test_what_is_held_comes_in_order_and_never_too_early(delays: list[float]) ->
     inbox.close()
 
 
-# ---- the timer
-
-
 def gone_off(alarm: Alarm) -> threading.Event:
-    """Set once the alarm has gone off."""
+    """Return an event that is set once the alarm has gone off."""
     off = threading.Event()
 
     def wait() -> None:
@@ -147,7 +142,7 @@ def gone_off(alarm: Alarm) -> threading.Event:
     return off
 
 
-def test_it_goes_off_once_so_long_after_it_was_set_last() -> None:
+def test_an_alarm_goes_off_once_after_it_was_set_last() -> None:
     alarm = Alarm(0.3)
     off, began = gone_off(alarm), time.monotonic()
     for _ in range(4):
@@ -158,7 +153,7 @@ def test_it_goes_off_once_so_long_after_it_was_set_last() -> None:
     assert not gone_off(alarm).wait(0.5)
 
 
-def test_it_does_not_go_off_once_it_is_cleared() -> None:
+def test_a_cleared_alarm_does_not_go_off() -> None:
     alarm = Alarm(0.05)
     off = gone_off(alarm)
     alarm.set()
@@ -169,7 +164,7 @@ def test_it_does_not_go_off_once_it_is_cleared() -> None:
 
 
 @pytest.mark.usefixtures("line")
-def test_the_thread_that_stands_in_for_an_owner_is_not_woken_while_the_owner_waits(inbox: Inbox) -> None:
+def test_the_other_thread_sleeps_while_the_owner_waits(inbox: Inbox) -> None:
     time.sleep(0.2)  # it has taken over
     thread = inbox._thread
     assert thread is not None
@@ -185,7 +180,7 @@ def test_the_thread_that_stands_in_for_an_owner_is_not_woken_while_the_owner_wai
     assert not thread.is_alive()
 
 
-def test_nothing_is_left_of_an_alarm_that_is_gone() -> None:
+def test_a_deleted_alarm_leaves_no_file_descriptor() -> None:
     before = sorted(Path("/proc/self/fd").iterdir())
     alarm = Alarm(0.1)
     alarm.set()
@@ -195,6 +190,6 @@ def test_nothing_is_left_of_an_alarm_that_is_gone() -> None:
 
 
 def switches(thread: threading.Thread) -> int:
-    """How often a thread has gone to sleep."""
+    """Return how often a thread has gone to sleep."""
     lines = Path(f"/proc/self/task/{thread.native_id}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))

@@ -1,9 +1,10 @@
-"""Edges within a process deliver frames in order, whichever end opens first, and none after the end."""
+"""Edges within one process: frames arrive in order, whichever end opens first, and none after the end closes."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,12 +14,27 @@ from planaria.runtime.transport.local import LocalInbox, LocalTransport, Rendezv
 from planaria.runtime.transport.wire import Activation, Content, GradientShare, State
 
 
-def transport(rendezvous: Rendezvous) -> LocalTransport:
-    return LocalTransport(rendezvous, LocalInbox())
+class Pair:
+    """Two transports with one rendezvous, and an edge between them."""
+
+    def __init__(self) -> None:
+        self.rendezvous = Rendezvous()
+        self.one, self.other = (LocalTransport(self.rendezvous, LocalInbox()) for _ in range(2))
+
+    def low(self) -> Any:
+        return self.one.edge(EdgeSpec("g1:1-2", "", 2, 1 << 20, 1.0))
+
+    def high(self) -> Any:
+        return self.other.edge(EdgeSpec("g1:1-2", "", 1, 1 << 20, 1.0))
+
+    def kinds(self) -> list[list[type]]:
+        """Return the types of the items in both inboxes, and empty them."""
+        return [[type(item) for item in taken(way.inbox)] for way in (self.one, self.other)]
 
 
-def spec(peer: int) -> EdgeSpec:
-    return EdgeSpec("g1:1-2", "", peer, 1 << 20, 1.0)
+@pytest.fixture
+def pair() -> Pair:
+    return Pair()
 
 
 def taken(inbox: LocalInbox) -> list[Any]:
@@ -29,13 +45,12 @@ def taken(inbox: LocalInbox) -> list[Any]:
 
 
 @given(st.lists(st.sampled_from(["open", "send", "abandon"]), max_size=12))
-def test_what_is_sent_before_the_end_arrives_in_order_whenever_the_other_comes(acts: list[str]) -> None:
-    rendezvous = Rendezvous()
-    one, other = transport(rendezvous), transport(rendezvous)
-    sender, sent, opened, over = one.edge(spec(2)), 0, False, False
+def test_frames_sent_before_the_end_arrive_in_order_whenever_the_other_opens(acts: list[str]) -> None:
+    pair = Pair()
+    sender, sent, opened, over = pair.low(), 0, False, False
     for act in acts:
         if act == "open" and not opened:
-            other.edge(spec(1))
+            pair.high()
             opened = True
         elif act == "send":
             sender.send(GradientShare(1, 0, sent), torch.full((1,), float(sent)))
@@ -44,68 +59,52 @@ def test_what_is_sent_before_the_end_arrives_in_order_whenever_the_other_comes(a
             sender.abandon()
             over = True
     if not opened:
-        other.edge(spec(1))
-    came = [item for item in taken(other.inbox) if isinstance(item, Arrived)]
+        pair.high()
+    came = [item for item in taken(pair.other.inbox) if isinstance(item, Arrived)]
     assert [item.payload.item() for item in came] == list(range(sent))
-    assert [item.header.label.part for item in came if isinstance(item.header.label, GradientShare)] == list(
-        range(sent)
-    )
+    labels = [item.header.label for item in came]
+    assert [label.part for label in labels if isinstance(label, GradientShare)] == list(range(sent))
 
 
-def test_an_end_that_was_given_up_hears_nothing_more() -> None:
-    rendezvous = Rendezvous()
-    one, other = transport(rendezvous), transport(rendezvous)
-    low, high = one.edge(spec(2)), other.edge(spec(1))
-    assert [type(item) for way in (one, other) for item in taken(way.inbox)] == [Opened, Opened]
+def test_an_abandoned_end_receives_nothing_more(pair: Pair) -> None:
+    low, high = pair.low(), pair.high()
+    assert pair.kinds() == [[Opened], [Opened]]
     high.abandon()
     low.send(State(1), torch.ones(3))
-    assert taken(other.inbox) == []
+    assert taken(pair.other.inbox) == []
     assert low.sent_bytes == 12
 
 
-def test_what_was_sent_does_not_change_with_the_senders_tensor() -> None:
-    rendezvous = Rendezvous()
-    one, other = transport(rendezvous), transport(rendezvous)
-    low, _ = one.edge(spec(2)), other.edge(spec(1))
-    share = torch.ones(2)
-    low.send(GradientShare(1, 0), share)
-    share.zero_()
-    (_, came) = taken(other.inbox)
+@pytest.mark.parametrize(
+    ("label", "copied"), [(GradientShare(1, 0), True), (Activation(1, 0, 0, 0, Content.FORWARD), False)]
+)
+def test_all_but_activations_are_copied(pair: Pair, label: Any, copied: bool) -> None:
+    low, _ = pair.low(), pair.high()
+    payload = torch.ones(2)
+    low.send(label, payload)
+    (_, came) = taken(pair.other.inbox)
+    assert (came.payload is not payload) is copied
+    if copied:
+        payload.zero_()
     assert came.payload.tolist() == [1.0, 1.0]
 
 
-def test_an_activation_is_handed_over_as_it_is() -> None:
-    rendezvous = Rendezvous()
-    one, other = transport(rendezvous), transport(rendezvous)
-    low, _ = one.edge(spec(2)), other.edge(spec(1))
-    out = torch.ones(2)
-    low.send(Activation(1, 0, 0, 0, Content.FORWARD), out)
-    (_, came) = taken(other.inbox)
-    assert came.payload is out
+def test_an_end_that_opens_a_broken_edge_learns_of_it(pair: Pair) -> None:
+    pair.low().reset()
+    pair.high()
+    assert pair.kinds()[1] == [Broken]
 
 
-def test_who_comes_to_an_edge_that_is_broken_already_is_told() -> None:
-    rendezvous = Rendezvous()
-    one, other = transport(rendezvous), transport(rendezvous)
-    one.edge(spec(2)).reset()
-    other.edge(spec(1))
-    assert [type(item) for item in taken(other.inbox)] == [Broken]
+def test_the_ends_of_a_dead_worker_are_not_met(pair: Pair) -> None:
+    pair.low().send(State(1), torch.ones(3))
+    pair.rendezvous.leave(pair.one.inbox)
+    pair.high()
+    assert taken(pair.other.inbox) == []
 
 
-def test_nobody_meets_the_ends_of_a_dead_worker() -> None:
-    rendezvous = Rendezvous()
-    one, other = transport(rendezvous), transport(rendezvous)
-    one.edge(spec(2)).send(State(1), torch.ones(3))
-    rendezvous.leave(one.inbox)
-    other.edge(spec(1))
-    assert taken(other.inbox) == []
-
-
-def test_a_broken_edge_is_told_to_both_ends_once() -> None:
-    rendezvous = Rendezvous()
-    one, other = transport(rendezvous), transport(rendezvous)
-    low, high = one.edge(spec(2)), other.edge(spec(1))
-    taken(one.inbox), taken(other.inbox)
+def test_both_ends_learn_of_a_broken_edge_once(pair: Pair) -> None:
+    low, high = pair.low(), pair.high()
+    pair.kinds()
     low.reset()
     high.reset()
-    assert [[type(item) for item in taken(way.inbox)] for way in (one, other)] == [[Broken], [Broken]]
+    assert pair.kinds() == [[Broken], [Broken]]

@@ -1,4 +1,4 @@
-"""Two ends that cannot call each other meet at a relay: what comes through, and what breaks off."""
+"""Two ends that cannot call each other meet at a relay: transport, timeouts and broken connections."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -27,16 +28,16 @@ RELAYS: list[Relay] = []
 
 @pytest.fixture
 def relay() -> Iterator[str]:
-    """The address of a relay."""
+    """Yield the address of a relay."""
     meeting = Relay()
     RELAYS.append(meeting)
 
-    def heard(words: bytes, tls: ssl.SSLSocket) -> None:
+    def answer(words: bytes, tls: ssl.SSLSocket) -> None:
         wanted, number, _ = json.loads(words)
         assert number == CALLED_FOR
         meeting.meet(wanted, tls)
 
-    listener = Listener("127.0.0.1", 0, KEY, heard)
+    listener = Listener("127.0.0.1", 0, KEY, answer)
     yield listener.address
     listener.close()
     meeting.close()
@@ -50,7 +51,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 def until_known(end: str) -> None:
-    """An end that has called is known to the relay."""
+    """Wait until an end that has called is known to the relay."""
     until(lambda: (end, "edge") in RELAYS[0]._waiting)
 
 
@@ -79,17 +80,26 @@ def write(end: Channel, data: bytes) -> None:
             time.sleep(0.001)
 
 
-def met(pool: ThreadPoolExecutor, relay: str) -> tuple[Channel, Channel]:
-    one, other = hidden("g1", relay), hidden("g2", relay)
-    waiting: Future[Channel | None] = pool.submit(one.meet, "edge", 20.0, NEVER)
-    calling = pool.submit(other.call, one.address, "edge", 20.0, NEVER)
-    ends = waiting.result(20), calling.result(20)
-    assert ends[0] is not None and ends[1] is not None
-    return ends[0], ends[1]
+def met(pool: ThreadPoolExecutor, one: Port, other: Port, at: str = "") -> tuple[Any, Any]:
+    """Return both ends of an edge at which ``one`` waits and that ``other`` calls."""
+    waiting = pool.submit(one.meet, "edge", 30.0, NEVER)
+    return called(other, waiting, at or one.address)
 
 
-def test_what_one_end_sends_the_other_gets(pool: ThreadPoolExecutor, relay: str) -> None:
-    one, other = met(pool, relay)
+def called(caller: Port, waiting: Future[Channel | None], at: str) -> tuple[Any, Any]:
+    channel = caller.call(at, "edge", 30.0, NEVER)
+    ends = waiting.result(30), channel
+    assert None not in ends
+    return ends
+
+
+def assert_carries(one: Channel, other: Channel) -> None:
+    write(one, b"to the right one")
+    assert read(other, 16) == b"to the right one"
+
+
+def test_bytes_arrive_both_ways(pool: ThreadPoolExecutor, relay: str) -> None:
+    one, other = met(pool, hidden("g1", relay), hidden("g2", relay))
     data = bytes(range(256)) * 12_000
     sending = [pool.submit(write, one, data), pool.submit(write, other, data[::-1])]
     assert read(other, len(data)) == data and read(one, len(data)) == data[::-1]
@@ -102,18 +112,18 @@ def test_what_one_end_sends_the_other_gets(pool: ThreadPoolExecutor, relay: str)
 
 
 @pytest.mark.slow
-def test_who_cannot_be_called_directly_is_met_at_the_relay(pool: ThreadPoolExecutor, relay: str) -> None:
-    """The caller believes that it can reach the other, and cannot: it tries both ways."""
-    one = Port("127.0.0.1", KEY, Reach(machine="g1", relay=relay))
+def test_an_end_that_cannot_be_called_directly_is_met_at_the_relay(pool: ThreadPoolExecutor, relay: str) -> None:
+    """The caller's address for the other is wrong: it tries both ways."""
+    one, other = (Port("127.0.0.1", KEY, Reach(machine=machine, relay=relay)) for machine in ("g1", "g2"))
+    met(pool, one, other, f"127.0.0.1:1 {closed_address()} g1")
+
+
+def closed_address() -> str:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        nobody = f"127.0.0.1:{server.getsockname()[1]}"
-    other = Port("127.0.0.1", KEY, Reach(machine="g2", relay=relay))
-    waiting = pool.submit(one.meet, "edge", 30.0, NEVER)
-    calling = pool.submit(other.call, f"127.0.0.1:1 {nobody} g1", "edge", 30.0, NEVER)
-    assert waiting.result(30) is not None and calling.result(30) is not None
+        return f"127.0.0.1:{server.getsockname()[1]}"
 
 
-def test_nobody_at_the_other_end(relay: str) -> None:
+def test_an_unanswered_end_gives_up_after_its_timeout(relay: str) -> None:
     one = hidden("g1", relay)
     with pytest.raises(Unmet, match=r"within 0\.5 s"):
         one.meet("edge", 0.5, NEVER)
@@ -121,13 +131,11 @@ def test_nobody_at_the_other_end(relay: str) -> None:
         one.call("10.0.0.1:1 - g2", "edge", 0.5, NEVER)
 
 
-def test_the_error_of_an_edge_that_does_not_open_is_known_long_before_it_is_given_up(
+def test_the_error_of_an_edge_that_does_not_open_is_known_early(
     pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("planaria.runtime.transport.port._TOLD_S", 0.0)
-    one, over = Port("127.0.0.1", KEY), threading.Event()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        closed = f"127.0.0.1:{server.getsockname()[1]}"
+    one, over, closed = Port("127.0.0.1", KEY), threading.Event(), closed_address()
     calling = pool.submit(one.reach, closed, "", "edge", 600.0, over.is_set)
     until(lambda: one.trouble, 60.0)
     assert one.trouble == f"{closed}: Connection refused"
@@ -147,34 +155,30 @@ def test_giving_up_ends_the_wait(pool: ThreadPoolExecutor, relay: str) -> None:
     assert waiting.result(5) is None
 
 
-def test_the_later_call_of_an_end_counts(pool: ThreadPoolExecutor, relay: str) -> None:
-    """A worker that died while it waited is called for again by its successor."""
+def test_a_later_call_of_an_end_replaces_the_earlier(pool: ThreadPoolExecutor, relay: str) -> None:
+    """A worker that died while it waited is replaced, and its successor calls again."""
     before = connect(relay, KEY, end_greeting("edge", "waits"), 5.0)
     until_known("waits")
     first, successor, caller = RELAYS[0]._waiting["waits", "edge"], hidden("g1", relay), hidden("g2", relay)
     waiting: Future[Channel | None] = pool.submit(successor.meet, "edge", 20.0, NEVER)
     until(lambda: RELAYS[0]._waiting["waits", "edge"] is not first)
-    other, one = caller.call(successor.address, "edge", 20.0, NEVER), waiting.result(20)
-    assert one is not None and other is not None
-    write(one, b"to the right one")
-    assert read(other, 16) == b"to the right one"
+    assert_carries(*called(caller, waiting, successor.address))
     before.settimeout(5.0)
     with pytest.raises(OSError, match="EOF"):
         before.recv(1)
     before.close()
 
 
-def test_an_end_that_has_gone_is_not_connected(pool: ThreadPoolExecutor, relay: str) -> None:
+def test_an_end_that_has_closed_is_not_connected(pool: ThreadPoolExecutor, relay: str) -> None:
     gone = connect(relay, KEY, end_greeting("edge", "calls"), 5.0)
     until_known("calls")
     gone.close()
-    one, other = met(pool, relay)
-    write(other, b"here")
-    assert read(one, 4) == b"here"
+    one, other = met(pool, hidden("g1", relay), hidden("g2", relay))
+    assert_carries(other, one)
 
 
-def test_an_end_that_gives_up_as_it_is_met_leaves_the_other_waiting(pool: ThreadPoolExecutor, relay: str) -> None:
-    """It has not hung up when the relay looks, and never answers."""
+def test_an_end_that_closes_as_it_is_met_leaves_the_other_waiting(pool: ThreadPoolExecutor, relay: str) -> None:
+    """It is still connected when the relay looks, and never answers."""
     giving_up = connect(relay, KEY, end_greeting("edge", "calls"), 5.0)
     until_known("calls")
     one, later = hidden("g1", relay), hidden("g2", relay)
@@ -182,20 +186,18 @@ def test_an_end_that_gives_up_as_it_is_met_leaves_the_other_waiting(pool: Thread
     assert giving_up.recv(1) == READY
     giving_up.close()
     until_known("waits")
-    other, found = later.call(one.address, "edge", 20.0, NEVER), waiting.result(20)
-    assert found is not None and other is not None
-    write(other, b"to the right one")
-    assert read(found, 16) == b"to the right one"
+    found, other = called(later, waiting, one.address)
+    assert_carries(other, found)
 
 
-def test_nonsense_is_turned_away(relay: str) -> None:
+def test_a_malformed_greeting_is_refused(relay: str) -> None:
     with connect(relay, KEY, json.dumps(["nonsense", CALLED_FOR, 1]).encode(), 5.0) as tls:
         tls.settimeout(5.0)
         with pytest.raises(OSError, match="EOF"):
             tls.recv(1)
 
 
-def test_a_probe_tells_who_can_be_reached() -> None:
+def test_a_probe_tells_whether_an_address_can_be_reached() -> None:
     port = Port("127.0.0.1", KEY)
     assert answers(port.address, KEY)
     assert not answers(port.address, new_key())

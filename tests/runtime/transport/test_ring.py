@@ -48,10 +48,8 @@ class End:
         return item
 
     def write(self, value: float, numbers: int = NUMBERS) -> Tensor:
-        """A tensor in the ring."""
-        assert self.ring is not None
+        """Return a tensor in the ring."""
         room = self.ring.allocate(4 * numbers)
-        assert room is not None
         return room.view(torch.float32).fill_(value)
 
     def send(self, payload: Tensor, label: Label | None = None) -> None:
@@ -72,7 +70,11 @@ def ends() -> Iterator[tuple[End, End]]:
         end.port.close()
 
 
-def test_what_is_in_the_ring_is_read_where_it_lies(ends: tuple[End, End]) -> None:
+def header(slot: int, ticket: int, numbers: int = NUMBERS) -> Header:
+    return Header(Ping(0, Content.PING), torch.float32, (numbers,), slot=slot, ticket=ticket)
+
+
+def test_tensors_in_the_ring_are_read_in_place(ends: tuple[End, End]) -> None:
     low, high = ends
     for value in range(3 * SLOTS):
         low.send(low.write(float(value)))
@@ -81,7 +83,7 @@ def test_what_is_in_the_ring_is_read_where_it_lies(ends: tuple[End, End]) -> Non
         del arrived
 
 
-def test_a_slot_is_used_again_only_when_nobody_uses_it_any_more(ends: tuple[End, End]) -> None:
+def test_a_slot_is_reused_only_when_no_tensor_refers_to_it(ends: tuple[End, End]) -> None:
     low, high = ends
     held = []
     for value in range(SLOTS):
@@ -97,8 +99,8 @@ def test_a_slot_is_used_again_only_when_nobody_uses_it_any_more(ends: tuple[End,
     assert low.ring.allocate(BYTES) is not None
 
 
-def test_other_memory_goes_through_the_socket(ends: tuple[End, End]) -> None:
-    """What is in no ring, and what the end that has none sends back."""
+def test_tensors_outside_the_ring_use_the_socket(ends: tuple[End, End]) -> None:
+    """A tensor outside the ring, and one from the end that has no ring."""
     low, high = ends
     low.send(torch.arange(5.0))
     assert high.next(Arrived).header.slot == 0
@@ -107,7 +109,7 @@ def test_other_memory_goes_through_the_socket(ends: tuple[End, End]) -> None:
     assert arrived.header.slot == 0 and torch.equal(arrived.payload, torch.full((NUMBERS,), 3.0))
 
 
-def test_what_the_ends_say_in_turn_keeps_its_order(ends: tuple[End, End]) -> None:
+def test_frames_by_ring_and_by_socket_keep_their_order(ends: tuple[End, End]) -> None:
     low, high = ends
     for n in range(8):
         payload = low.write(float(n), 16) if n % 2 and n < 2 * SLOTS else torch.full((16,), float(n))
@@ -115,11 +117,10 @@ def test_what_the_ends_say_in_turn_keeps_its_order(ends: tuple[End, End]) -> Non
     assert [float(high.next(Arrived).payload[0]) for _ in range(8)] == [float(n) for n in range(8)]
 
 
-def test_slots_of_a_receiver_that_dies_are_free_after_a_while(
+def test_slots_of_a_dead_receiver_become_free_after_the_grace_period(
     ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     low, high = ends
-    assert low.ring is not None
     low.send(low.write(1.0))
     held = high.next(Arrived)
     assert low.ring.allocate(BYTES) is not None
@@ -135,19 +136,17 @@ def test_slots_of_a_receiver_that_dies_are_free_after_a_while(
 
 
 def test_a_ring_outlives_its_owner() -> None:
-    """What was lent can still be read when its owner's process is gone."""
+    """A shared tensor can still be read after its owner's process has ended."""
     ours, theirs = socket.socketpair()
     if not (child := os.fork()):
         ring = Ring(1, BYTES)
         room = ring.allocate(BYTES)
-        assert room is not None
         ring.share(room.view(torch.float32).fill_(5.0))
         Rings(ring).exchange(theirs)
         os._exit(0)
     _, reader = Rings().exchange(ours)
     assert os.waitpid(child, 0)[1] == 0 and reader is not None
-    found = reader.tensor(Header(Ping(0, Content.PING), torch.float32, (NUMBERS,), slot=1, ticket=1))
-    assert torch.equal(found, torch.full((NUMBERS,), 5.0))
+    assert torch.equal(reader.tensor(header(1, 1)), torch.full((NUMBERS,), 5.0))
 
 
 def test_one_ring_is_mapped_once() -> None:
@@ -162,20 +161,19 @@ def test_one_ring_is_mapped_once() -> None:
 
 
 @given(st.integers(0, 255), st.integers(0, 3 * NUMBERS))
-def test_a_frame_can_name_no_memory_beyond_its_slot(slot: int, numbers: int) -> None:
+def test_a_frame_cannot_name_memory_beyond_its_slot(slot: int, numbers: int) -> None:
     ring = Ring(SLOTS, BYTES)
     rooms = [ring.allocate(BYTES) for _ in range(SLOTS)]
     tickets = {share.slot: share.ticket for room in rooms if room is not None and (share := ring.share(room))}
-    header = Header(Ping(0, Content.PING), torch.float32, (numbers,), slot=slot, ticket=tickets.get(slot, 1))
     try:
-        found = Reader(ring.fd, ring.size).tensor(header)
+        found = Reader(ring.fd, ring.size).tensor(header(slot, tickets.get(slot, 1), numbers))
     except WireError:
         assert not (0 < slot <= SLOTS and 0 < numbers <= NUMBERS)
     else:
         assert 0 < slot <= SLOTS and found.shape == (numbers,) and found.nbytes <= BYTES
 
 
-def test_only_activations_and_what_is_timed_may_be_in_a_ring() -> None:
+def test_only_activations_and_pings_may_be_in_a_ring() -> None:
     """A state may be read for longer than its edge lasts."""
     here = Activation(1, 2, 3, 4, Content.FORWARD)
     assert unpack(pack(Header(here, torch.float32, (4,), slot=1)), 1 << 20).slot == 1
@@ -213,7 +211,7 @@ def test_a_descriptor_that_is_no_ring_is_not_mapped(wrong: str) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b"\0" * 16, b"\xff" * 40])
-def test_an_end_that_shows_nothing_or_nonsense_leaves_the_edge_without_a_ring(sent: bytes) -> None:
+def test_an_end_that_sends_no_ring_leaves_the_edge_without_one(sent: bytes) -> None:
     ours, theirs = socket.socketpair()
     ours.settimeout(0.2)
     theirs.sendall(sent)
@@ -222,19 +220,16 @@ def test_an_end_that_shows_nothing_or_nonsense_leaves_the_edge_without_a_ring(se
 
 
 @pytest.mark.slow
-def test_a_late_receiver_frees_no_slot_that_is_shared_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its edge has closed, and the slot holds what another edge carries."""
+def test_a_late_receiver_frees_no_slot_that_is_shared_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its edge has closed, and another edge uses the slot."""
     ring = Ring(1, BYTES)
     reader = Reader(ring.fd, ring.size)
     shares: list[Share] = []
 
     def shared() -> Tensor:
         room = ring.allocate(BYTES)
-        share = None if room is None else ring.share(room)
-        assert share is not None
-        shares.append(share)
-        label = Ping(0, Content.PING)
-        return reader.tensor(Header(label, torch.uint8, (BYTES,), slot=share.slot, ticket=share.ticket))
+        shares.append(ring.share(room))
+        return reader.tensor(header(*shares[-1]))
 
     late = shared()
     gc.collect()
@@ -245,34 +240,29 @@ def test_a_late_receiver_frees_no_slot_that_is_shared_anew(monkeypatch: pytest.M
     del late
     gc.collect()
     ring.expire(shares[0])
-    assert ring.shared(shares[1]) and ring.allocate(BYTES) is None, "the first edge freed what the second has"
+    assert ring.shared(shares[1]) and ring.allocate(BYTES) is None, "the first edge freed the second edge's slot"
     with pytest.raises(WireError, match="ticket"):
-        reader.tensor(Header(Ping(0, Content.PING), torch.uint8, (BYTES,), slot=1, ticket=shares[0].ticket))
+        reader.tensor(header(1, shares[0].ticket))
     del second
     gc.collect()
     assert not ring.shared(shares[1])
 
 
-def test_what_cannot_be_shared_is_sent() -> None:
-    """A view in another order, a slot that is shared already, other memory."""
+def test_some_tensors_cannot_be_shared() -> None:
+    """A transposed view, a slot that is shared already, memory outside the ring."""
     ring = Ring(1, BYTES)
     room = ring.allocate(BYTES)
-    assert room is not None
     grid = room.view(torch.float32)[:6].view(2, 3)
     assert ring.share(grid.T) is None and ring.share(room[4:]) is None and ring.share(torch.zeros(4)) is None
     assert ring.share(grid) is not None and ring.share(grid) is None
 
 
-def test_closing_one_edge_leaves_what_another_has() -> None:
+def test_closing_one_edge_leaves_the_slots_of_another() -> None:
     ring = Ring(1, BYTES)
     first, second = (Plain(socket.socketpair()[0], ring) for _ in range(2))
     room = ring.allocate(BYTES)
-    assert room is not None
     share = first.share(room)
-    assert share is not None
-    Reader(ring.fd, ring.size).tensor(
-        Header(Ping(0, Content.PING), torch.uint8, (BYTES,), slot=share.slot, ticket=share.ticket)
-    )
+    Reader(ring.fd, ring.size).tensor(header(*share))
     gc.collect()
     again = second.share(room)
     assert not ring.shared(share) and again is not None
@@ -282,8 +272,8 @@ def test_closing_one_edge_leaves_what_another_has() -> None:
     assert ring._expiring
 
 
-def test_without_memory_for_a_ring_there_is_an_error() -> None:
-    """Reserving more than there is would have the system kill processes."""
+def test_a_ring_larger_than_the_free_memory_is_an_error() -> None:
+    """Reserving more than is free would make the system kill processes."""
     assert 1 << 20 < rings.available() < 1 << 50
     with pytest.raises(OSError, match="available"):
         Ring(255, 1 << 50)

@@ -31,42 +31,38 @@ def called() -> Iterator[Port]:
     port.close()
 
 
-def met(called: Port, at: str) -> tuple[Channel, Channel]:
-    """Both ends of an edge whose calling end finds the other at ``at``: called, calling."""
+def met(called: Port, at: str) -> list[type[Channel]]:
+    """Return the kinds of both ends of an edge whose calling end finds the other at ``at``: called, calling."""
     calling = Port("127.0.0.1", KEY)
     with ThreadPoolExecutor(1) as pool:
         waiting: Future[Channel | None] = pool.submit(called.meet, "edge", SOON_S, lambda: False)
         ends = calling.call(at, "edge", SOON_S, lambda: False), waiting.result(SOON_S)
     calling.close()
-    assert ends[0] is not None and ends[1] is not None
-    return ends[1], ends[0]
-
-
-def kinds(ends: tuple[Channel, Channel]) -> list[type[Channel]]:
+    assert None not in ends
     for end in ends:
         end.close()
-    return [type(end) for end in ends]
+    return [type(ends[1]), type(ends[0])]
 
 
 def test_edges_within_one_host_are_plain(called: Port) -> None:
-    assert kinds(met(called, called.address)) == [Plain, Plain]
+    assert met(called, called.address) == [Plain, Plain]
 
 
 def test_a_listener_of_another_user_is_not_the_other_end(called: Port, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(secure.os, "geteuid", lambda: os.getuid() + 1)
-    assert kinds(met(called, called.address)) == [Secured, Secured]
+    assert met(called, called.address) == [Secured, Secured]
 
 
 @pytest.mark.parametrize("name", [lambda: bytes(200), lambda: b"\0" + os.urandom(16)], ids=["bind", "connect"])
-def test_whatever_fails_in_the_proof_keeps_the_edge_inside_tls(
+def test_an_error_in_the_proof_keeps_the_edge_inside_tls(
     called: Port, monkeypatch: pytest.MonkeyPatch, name: Callable[[], bytes]
 ) -> None:
     monkeypatch.setattr(secure, "_meeting_name", lambda *_: name())
-    assert kinds(met(called, called.address)) == [Secured, Secured]
+    assert met(called, called.address) == [Secured, Secured]
 
 
 def test_a_forwarder_on_the_way_keeps_the_edge_inside_tls(called: Port) -> None:
-    """Even on one host: what it forwards to is its own business."""
+    """Even on one host: the forwarder may send the data elsewhere."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         host, port = called.address.split(":")
 
@@ -77,8 +73,7 @@ def test_a_forwarder_on_the_way_keeps_the_edge_inside_tls(called: Port) -> None:
             pump(caller, way)
 
         threading.Thread(target=forward, daemon=True).start()
-        ends = met(called, f"127.0.0.1:{server.getsockname()[1]}")
-    assert kinds(ends) == [Secured, Secured]
+        assert met(called, f"127.0.0.1:{server.getsockname()[1]}") == [Secured, Secured]
 
 
 @pytest.mark.slow
@@ -103,10 +98,9 @@ def test_two_hosts_that_see_equal_addresses_send_nothing_in_clear(called: Port, 
         threading.Thread(target=bridge, args=(server,), daemon=True).start()
         command = [sys.executable, str(Path(__file__).with_name("other_host.py")), port, str(tmp_path / "bridge")]
         with subprocess.Popen([*command, KEY.hex()], stdin=-1, stdout=-1, text=True) as other:
-            assert other.stdin is not None and other.stdout is not None
-            if (said := other.stdout.readline().strip()) != "here":
+            if (output := other.stdout.readline().strip()) != "here":
                 assert other.wait(SOON_S) == NOT_ALLOWED
-                pytest.skip(said)
+                pytest.skip(output)
             channel = called.meet("edge", SOON_S, lambda: False)
             assert channel is not None
             assert received(channel) == MARKER
@@ -118,7 +112,7 @@ def test_two_hosts_that_see_equal_addresses_send_nothing_in_clear(called: Port, 
 
 
 def received(channel: Channel) -> bytes:
-    """What the other end sends, as long as the marker is."""
+    """Return as many bytes from the other end as the marker has."""
     got, buffer, until = b"", memoryview(bytearray(len(MARKER))), time.monotonic() + SOON_S
     while len(got) < len(MARKER) and time.monotonic() < until:
         if (count := channel.read_some(buffer)) is None:

@@ -54,7 +54,7 @@ GOOD = Header(Activation(3, 7, 1, 2, Content.FORWARD), torch.float32, (2, 3, 5),
 
 
 def forged(offset: int, layout: str, *values: object) -> bytearray:
-    """A good header with other bytes at ``offset``."""
+    """Return a good header with other bytes at ``offset``."""
     raw = bytearray(pack(GOOD))
     struct.pack_into(layout, raw, offset, *values)
     return raw
@@ -83,7 +83,7 @@ def test_every_content_has_a_label() -> None:
 
 
 @given(headers)
-def test_a_header_announces_what_its_tensor_takes(header: Header) -> None:
+def test_a_header_announces_the_bytes_of_its_tensor(header: Header) -> None:
     assert header.nbytes == torch.empty(header.shape, dtype=header.dtype, device="meta").nbytes
     with pytest.raises(WireError, match="at most"):
         unpack(pack(header), max((header.nbytes, *header.shape)) - 1)
@@ -117,7 +117,7 @@ def test_a_malformed_header_is_refused(raw: bytearray, complaint: str) -> None:
         unpack(raw, 120)
 
 
-def test_a_good_header_is_taken_up_to_the_last_byte() -> None:
+def test_the_limit_of_an_edge_is_exact() -> None:
     assert unpack(pack(GOOD), 120) == GOOD
     with pytest.raises(WireError, match="announces 120 bytes; this edge carries at most 119"):
         unpack(pack(GOOD), 119)
@@ -136,18 +136,24 @@ def test_random_bytes_are_a_sound_header_or_refused(raw: bytes, disguised: bool)
 
 
 @given(headers, st.integers(0, HEADER_BYTES - 1), st.integers(1, 255))
-def test_one_wrong_byte_never_lets_more_in_than_the_edge_allows(header: Header, place: int, change: int) -> None:
+def test_one_wrong_byte_never_exceeds_the_limit_of_the_edge(header: Header, place: int, change: int) -> None:
     raw = bytearray(pack(header))
     raw[place] ^= change
     with contextlib.suppress(WireError):
         assert unpack(raw, 4096).nbytes <= 4096
 
 
-def test_what_does_not_fit_a_frame_is_not_sent() -> None:
-    with pytest.raises(WireError, match="5 dimensions"):
-        pack(Header(State(0), torch.float32, (1,) * 5))
-    with pytest.raises(WireError, match=r"torch.float64 does not travel"):
-        pack(Header(State(0), torch.float64, (1,)))
-    for number in (-1, 2**32):
-        with pytest.raises(WireError, match=rf"State\(stage={number}.* does not fit a frame"):
-            pack(Header(State(number), torch.float32, (1,)))
+@pytest.mark.parametrize(
+    ("label", "dtype", "shape", "complaint"),
+    [
+        (State(0), torch.float32, (1,) * 5, "5 dimensions"),
+        (State(0), torch.float64, (1,), "torch.float64 does not travel"),
+        (State(-1), torch.float32, (1,), r"State\(stage=-1.* does not fit a frame"),
+        (State(2**32), torch.float32, (1,), r"State\(stage=4294967296.* does not fit a frame"),
+    ],
+)
+def test_a_tensor_that_does_not_fit_a_frame_is_not_sent(
+    label: State, dtype: torch.dtype, shape: tuple[int, ...], complaint: str
+) -> None:
+    with pytest.raises(WireError, match=complaint):
+        pack(Header(label, dtype, shape))
