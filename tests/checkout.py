@@ -1,4 +1,4 @@
-"""Which files a checkout has, without those that its tools create."""
+"""The files of a checkout, without those that tools create."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Configuration and fixtures of all tests."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from checkout import checkout_files
 from planaria.common.cache import cache_folder
 from planaria.common.errors import UserError
 
-# One thread per process: with two and a busy neighbour, steps take many times as long.
+# One thread per process: two threads on a busy machine make steps many times as long.
 torch.set_num_threads(1)
 
-# Machine code is kept in the user's cache, whatever cache folder a test has: compiling it takes half a minute.
+# Compiled code is cached in the user's cache for all tests: compiling it takes half a minute.
 with suppress(UserError):
     os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_folder() / "compiled"))
 
-# On a busy machine, how long one example took says nothing. The examples are the same in every run; `make hunt` looks
-# for new ones.
-# Explaining a failure traces every line of every example, which takes several times as long below Python 3.12.
+# Durations are meaningless on a busy machine. Examples are the same in every run; `make hunt` searches for new ones.
+# Explaining a failure traces every line, which takes several times as long before Python 3.12.
 phases = [phase for phase in Phase if phase is not Phase.explain]
 settings.register_profile("planaria", deadline=None, derandomize=True, phases=phases, max_examples=50)
 settings.register_profile("hunt", deadline=None, print_blob=True, phases=phases, max_examples=200)
@@ -62,7 +61,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before those that are slow are deselected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test that is marked ``slow_after(n)``, mark all but the first ``n`` sets of parameters slow."""
+    """Mark all but the first ``n`` parameter sets of a test marked ``slow_after(n)`` as slow."""
     seen: Counter[str] = Counter()
     for item in items:
         if (mark := item.get_closest_marker("slow_after")) is not None:
@@ -96,7 +95,7 @@ def _seeded(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The cache folder of this session, for this process and those it starts: a school is attended once."""
+    """The cache folder of this session, for this process and its children."""
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
@@ -105,7 +104,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def allow_code() -> Iterator[None]:
-    """Permission to import classes that a test writes itself (``--allow-code``)."""
+    """Permission to import a test's own classes (``--allow-code``)."""
     from planaria.config.consent import allowing
 
     with allowing():
@@ -114,7 +113,7 @@ def allow_code() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def pupil(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small policy that solves one sum in five, as a folder: peers of tests start with it."""
+    """A folder with a small policy that solves one sum in five."""
     from planaria.swarm.config import PolicyConfig, SchoolConfig, SmallModel
     from planaria.swarm.policy.policies import LlamaPolicy
     from planaria.swarm.policy.sources import graduate
@@ -129,7 +128,7 @@ def pupil(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder of real texts and small models beside the repository, or wherever PLANARIA_DATA says; else skips."""
+    """The folder of real texts and small models (PLANARIA_DATA, or beside the repository); else skip."""
     beside = Path(__file__).parents[2] / "shared" / "data"
     folder = Path(os.environ.get("PLANARIA_DATA", beside))
     if not folder.is_dir():

@@ -1,4 +1,4 @@
-"""How many examples a property test draws."""
+"""The number of examples of a property test."""
 
 from __future__ import annotations
 

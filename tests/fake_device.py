@@ -1,4 +1,4 @@
-"""A device whose copies take place when a test says so."""
+"""A device whose copies complete when a test decides."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SOON_S = 20.0
 
 
 class FakeEvent:
-    """Passes when the test says so; only then the copy is made, or fails."""
+    """An event that a test completes; only then the copy is made, or fails."""
 
     def __init__(self, copy: Callable[[], object]) -> None:
         self._copy, self._passed = copy, threading.Event()
@@ -26,7 +26,7 @@ class FakeEvent:
         self.error = error
         if error is None:
             self._copy()
-        self._copy = lambda: None  # the device is through with both ends
+        self._copy = lambda: None  # the device has finished with both tensors
         self._passed.set()
 
     def query(self) -> bool:
@@ -39,7 +39,7 @@ class FakeEvent:
 
 
 class FakeCopier:
-    """A device that takes its time: a place is nonsense until the event has passed. Holds neither end in between."""
+    """A slow device: targets are NaN until their event completes. It keeps neither tensor alive."""
 
     def __init__(self) -> None:
         self.events: list[FakeEvent] = []
@@ -53,7 +53,7 @@ class FakeCopier:
 
         def copy() -> None:
             given, taken = (end() for end in ends)
-            assert given is not None and taken is not None, "memory was given back while the device used it"
+            assert given is not None and taken is not None, "memory was freed while the device used it"
             taken.copy_(given)
 
         self.events.append(FakeEvent(copy))

@@ -1,4 +1,4 @@
-"""Documents that a hostile machine may send in place of JSON of ours, as strategies for the tests of parsers."""
+"""Strategies of hostile documents for tests of JSON parsers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NUMBERS = (
     "64", "65", "2147483648", "-2147483649", "4294967296", "9223372036854775807", "9223372036854775808",
     "-9223372036854775809", "18446744073709551616", "1" + "0" * 400, "-" + "9" * 4299, "9" * 6000,
 )  # fmt: skip
-"""beyond the range of some type, or of another type than it looks"""
+"""out of range for some type, or of an unexpected type"""
 ATOMS = (
     *NUMBERS, "null", '""', '"\\ud800"', '"\\u0000"', '"nan"', '"' + "x" * 5000 + '"', "[]", "{}", "[" * 3000,
     "[1e999]", '{"": 1e999}',
@@ -23,7 +23,7 @@ _PLACE = "\x00place\x00"
 
 
 def noise() -> st.SearchStrategy[bytes]:
-    """Anything: bytes, atoms alone, and JSON made of atoms."""
+    """Draw bytes, single atoms, and JSON made of atoms."""
     atoms = st.sampled_from(ATOMS)
     nested = st.recursive(
         atoms | st.text(max_size=8).map(json.dumps),
@@ -39,7 +39,7 @@ def noise() -> st.SearchStrategy[bytes]:
 
 
 def spoilt(*valid: Any) -> st.SearchStrategy[bytes]:
-    """One of these documents with one or two of its parts replaced, such as a number by one beyond range."""
+    """Draw one of these documents with one or two parts replaced, such as a number by one out of range."""
 
     @st.composite
     def draw(draw: Callable[[st.SearchStrategy[Any]], Any]) -> bytes:
@@ -59,7 +59,7 @@ def spoilt(*valid: Any) -> st.SearchStrategy[bytes]:
 
 
 def hostile(*valid: Any) -> st.SearchStrategy[bytes]:
-    """What a parser of documents like these has to get over."""
+    """Draw hostile input for a parser of documents like these."""
     return noise() | spoilt(*valid)
 
 

@@ -1,4 +1,4 @@
-"""An observer of a run that keeps everything it hears, and a run in this process, whatever engine its recipe names."""
+"""An observer that records a run, and training in this process."""
 
 from __future__ import annotations
 

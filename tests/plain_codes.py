@@ -1,4 +1,4 @@
-"""Codes by the book, slowly: every word of the whole space is tried. Shares no line with planaria."""
+"""Reference enumeration of binary codes, independent of planaria."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ def satisfied(matrix: Matrix, word: tuple[int, ...]) -> bool:
 
 
 def words(matrix: Matrix, columns: int) -> list[tuple[int, ...]]:
-    """All words that satisfy all checks."""
+    """Return all words that satisfy all checks."""
     return [word for word in product((0, 1), repeat=columns) if satisfied(matrix, word)]
 
 
 def spanned(matrix: Matrix, columns: int) -> set[tuple[int, ...]]:
-    """All sums of rows."""
+    """Return all sums of rows."""
     found = {(0,) * columns}
     for row in matrix:
         found |= {tuple((a + b) % 2 for a, b in zip(row, word, strict=True)) for word in found}
@@ -30,12 +30,12 @@ def rank(matrix: Matrix, columns: int) -> int:
 
 
 def distance(matrix: Matrix, columns: int) -> int:
-    """0 where zero is the only word."""
+    """Return the distance; 0 if zero is the only word."""
     return min((sum(word) for word in words(matrix, columns) if any(word)), default=0)
 
 
 def worth(matrix: Matrix, columns: int, wanted: int, weight: int, degree: int) -> Fraction:
-    """What a check matrix is worth against a target."""
+    """Return the score of a check matrix against a target."""
     if rank(matrix, columns) < len(matrix):
         return Fraction(0)
     heavy = [sum(row) - weight for row in matrix] + [sum(row[n] for row in matrix) - degree for n in range(columns)]

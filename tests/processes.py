@@ -18,7 +18,7 @@ from planaria.runtime.engine.fleet import PRELOAD
 from planaria.runtime.fleet import spawner
 
 _PRELOAD = [*PRELOAD, "planaria.cli.commands.train", "planaria.swarm.live"]
-_BIRTH_S = 120.0
+_START_S = 120.0
 _AT_ONCE = 1 << 16
 
 
@@ -27,12 +27,12 @@ class Command:
 
     def __init__(self, *words: str | Path, cwd: Path | None = None) -> None:
         (self.stdout, out), (self.stderr, errors) = os.pipe(), os.pipe()
-        self._said = {self.stdout: bytearray(), self.stderr: bytearray()}
+        self._output = {self.stdout: bytearray(), self.stderr: bytearray()}
         self._open = [self.stdout, self.stderr]
         run = partial(_be_planaria, [str(word) for word in words], dict(os.environ))
         self._child = spawner.spawner().spawn("planaria", run, _PRELOAD, [out, errors], cwd=cwd)
         try:
-            self.pid = self._child.started(_BIRTH_S)
+            self.pid = self._child.started(_START_S)
         except OSError:
             self.close()
             raise
@@ -54,37 +54,37 @@ class Command:
         self._child.signal(signal.SIGKILL)
 
     def wait(self, timeout: float | None = None) -> int:
-        """:raises subprocess.TimeoutExpired: if it lives on."""
+        """:raises subprocess.TimeoutExpired: if it is still running."""
         code = self._child.join(timeout)
         if code is None:
             raise subprocess.TimeoutExpired("planaria", timeout or 0.0)
         return code
 
     def line(self, timeout: float = 60.0) -> str:
-        """Return the next line that it prints; empty when it prints no more.
+        """Return the next printed line; empty at the end of output.
 
-        :raises subprocess.TimeoutExpired: if nothing comes.
+        :raises subprocess.TimeoutExpired: without output in time.
         """
-        said = self._said[self.stdout]
-        while b"\n" not in said and self.stdout in self._open:
+        output = self._output[self.stdout]
+        while b"\n" not in output and self.stdout in self._open:
             self._read(timeout)
-        end = said.find(b"\n") + 1 or len(said)
-        line = bytes(said[:end]).decode()
-        del said[:end]
+        end = output.find(b"\n") + 1 or len(output)
+        line = bytes(output[:end]).decode()
+        del output[:end]
         return line
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """Wait for its end; return what it wrote to stdout and to stderr since the last call.
 
-        :raises subprocess.TimeoutExpired: if it lives on.
+        :raises subprocess.TimeoutExpired: if it is still running.
         """
         until = None if timeout is None else time.monotonic() + timeout
         while self._open:
             self._read(None if until is None else max(0.0, until - time.monotonic()))
         self.wait(None if until is None else max(1.0, until - time.monotonic()))
-        printed, errors = (bytes(said).decode() for said in self._said.values())
-        for said in self._said.values():
-            said.clear()
+        printed, errors = (bytes(output).decode() for output in self._output.values())
+        for output in self._output.values():
+            output.clear()
         return printed, errors
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class Command:
             raise subprocess.TimeoutExpired("planaria", timeout or 0.0)
         for pipe in ready:
             if more := os.read(pipe, _AT_ONCE):
-                self._said[pipe] += more
+                self._output[pipe] += more
             else:
                 os.close(pipe)
                 self._open.remove(pipe)

@@ -1,4 +1,4 @@
-"""Steps, hours and traffic of a comparison once more, from the JSON that it saved: no line of planaria is used."""
+"""Recompute steps, hours and traffic of a comparison from its saved JSON, independently of planaria."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ GROUP, SCALE, FP32 = 128, 2, 4
 
 
 def losses(course: Json) -> list[tuple[int, float]]:
-    """(tick, mean of the last three validations)."""
+    """Return (tick, mean of the last three validations)."""
     points = [(point["tick"], point["loss"]) for point in course["points"]]
     return [(points[n][0], fmean(loss for _, loss in points[n - 2 : n + 1])) for n in range(2, len(points))]
 
 
 def reached(course: Json, target: float) -> float | None:
-    """Ticks until the loss is down to the target, on a line between two validations."""
+    """Return the ticks until the loss reaches the target, interpolated between two validations."""
     known = losses(course)
     for place, (tick, loss) in enumerate(known):
         if loss <= target:
@@ -29,7 +29,7 @@ def reached(course: Json, target: float) -> float | None:
 
 
 def hours(arm: Json, course: Json, ticks: float) -> float:
-    """Steps, checkpoints before the target, and losses before it: work made again, a replacement, state."""
+    """Return the hours of steps, checkpoints, and losses (repeated work, a replacement, state) before the target."""
     given = arm["given"]
     total = ticks * arm["step_s"] + arm["save_s"] * len([tick for tick in course["saved"] if tick <= ticks])
     for met in course["met"]:
@@ -41,7 +41,7 @@ def hours(arm: Json, course: Json, ticks: float) -> float:
 
 
 def traffic(arm: Json) -> float:
-    """Bytes that copies add to a step over those of activations and their gradients, round a ring, to and fro."""
+    """Return the bytes per step of copies over those of activations and their gradients."""
     given, changes = arm["given"], arm["changes"]
     sample = given["context"] * given["dim"] * given["wire_bytes"] * given["microbatch_size"]
     passed = given["replicas"] * 2 * (given["stages"] + 1) * given["microbatches"] * sample
@@ -67,8 +67,8 @@ def traffic(arm: Json) -> float:
     return sent / passed
 
 
-def told(values: list[float | None], form: str) -> str:
-    """As the table writes it."""
+def formatted(values: list[float | None], form: str) -> str:
+    """Format values as the table does."""
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
         return "–"
@@ -81,7 +81,7 @@ def over(one: list[float | None], other: list[float | None]) -> list[float | Non
 
 
 def recomputed(found: Json) -> dict[str, dict[str, str]]:
-    """Arm → column of the table → its cell."""
+    """Return arm → column of the table → cell."""
     free, cells, first = found["arms"][0], {}, dict[str, list[float | None]]()
     known = [[loss for t, loss in losses(c) if t <= found["target_at"] * c["ticks"]] for c in free["courses"]]
     for arm in found["arms"]:
@@ -89,10 +89,10 @@ def recomputed(found: Json) -> dict[str, dict[str, str]]:
         ticks, took = [t for _, t in pairs], [None if t is None else hours(arm, course, t) for course, t in pairs]
         first = first or {"ticks": ticks, "took": took}
         cells[arm["name"]] = {
-            "steps to target": told(ticks, ".0f"),
-            "× fault-free": told(over(ticks, first["ticks"]), ".3f"),
-            "hours to target": told(took, ".1f"),
-            "× hours": told(over(took, first["took"]), ".3f"),
+            "steps to target": formatted(ticks, ".0f"),
+            "× fault-free": formatted(over(ticks, first["ticks"]), ".3f"),
+            "hours to target": formatted(took, ".1f"),
+            "× hours": formatted(over(took, first["took"]), ".3f"),
             "traffic": f"{100 * traffic(arm):.3g} %",
         }
     return cells

@@ -46,7 +46,7 @@ BANDWIDTH = "site,A,B,C\nA,,200,100\nB,,,100\nC,,,\n"
 
 
 def shape(skip: float) -> dict[str, dict[str, Any]]:
-    """The sections of a recipe that a schedule is made from."""
+    """Return the sections of a recipe that determine a schedule."""
     return {
         "pipeline": {"stages": 4, "microbatches": 6, "microbatch_size": 2},
         "routing": {"skip": skip, "data_nodes": 2, "swaps": 1},
@@ -55,7 +55,7 @@ def shape(skip: float) -> dict[str, dict[str, Any]]:
 
 
 def on_schedule(config: RunConfig, folder: Path, disorderly: bool = True, topology: str = TOPOLOGY) -> RunConfig:
-    """The run on a schedule in ``folder`` that is valid, not good; ``disorderly``: some routes swap stages."""
+    """Put the run on a valid, not optimised schedule in ``folder``; ``disorderly``: some routes swap stages."""
     for name, text in (("topology.toml", topology), ("latency.csv", LATENCY), ("bandwidth.csv", BANDWIDTH)):
         (folder / name).write_text(text)
     problem = problem_of(config, read(folder / "topology.toml", config.network.scale))

@@ -1,4 +1,4 @@
-"""Whatever a function does in its child process, the caller gets its result or one line."""
+"""Calls in a child process: a result or one line, whatever the function does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OUTCOMES = f"{__name__}:outcomes"
 
 
 def outcomes(argument: bytes) -> bytes:
-    """What the child is asked to do."""
+    """Do what the argument names."""
     match argument.partition(b" ")[0]:
         case b"echo":
             print("noise")
@@ -48,7 +48,7 @@ def call(argument: bytes, seconds: float = 60.0) -> bytes:
     return apart.call(OUTCOMES, argument, 64 << 20, seconds, "file.json", "give another")
 
 
-def test_a_child_answers_again_and_again_until_it_fails() -> None:
+def test_a_child_answers_until_it_fails() -> None:
     with apart.Child(OUTCOMES, 64 << 20) as child:
         for argument in (b"echo", b"echo " + bytes(1 << 20)):
             assert child.call(argument, 60.0, "file.json", "give another") == argument
@@ -71,7 +71,7 @@ def test_a_child_answers_again_and_again_until_it_fails() -> None:
         (b"fill", r"^file\.json: its reader needs more than 64 MiB of memory; give another$"),
     ],
 )
-def test_every_end_is_one_line(argument: bytes, reason: str) -> None:
+def test_every_failure_is_one_line(argument: bytes, reason: str) -> None:
     with pytest.raises(UserError, match=reason) as caught:
         call(argument)
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Every benchmark can be imported; mypy checks its calls."""
+"""Every benchmark can be imported. mypy checks its calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `benchmarks.field` counts and hands over; the systems themselves are run, and struck, where they are there."""
+"""`benchmarks.field`: its accounting, the inputs of its peers, and real systems where installed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ BATCH = 8
 
 
 def flags(**more: object) -> argparse.Namespace:
-    """The benchmark's flags at their defaults, but for a small model and few kills."""
+    """Return the benchmark's default flags with a small model and few kills."""
     small = {
         "python": PYTHON,
         "kills": 2,
@@ -77,8 +77,10 @@ def flags(**more: object) -> argparse.Namespace:
     return argparse.Namespace(**vars(command_line().parse_args([])) | small | more)
 
 
-def told(t: float, step: int, ranks: int = 4, took: float = 0.5, loss: float = 1.0, used: int = BATCH) -> list[Line]:
-    """Lines of ``ranks`` processes that take an update about ``t``, each a little later than the one before."""
+def lines_of(
+    t: float, step: int, ranks: int = 4, took: float = 0.5, loss: float = 1.0, used: int = BATCH
+) -> list[Line]:
+    """Return lines of ``ranks`` processes that apply an update about ``t``, each slightly later than the previous."""
     return [Line(t + r / 100, t - took + r / 100, step, used, (step + 1) * BATCH, loss + r) for r in range(ranks)]
 
 
@@ -87,7 +89,7 @@ def update(t: float, step: int, used: int = BATCH, loss: float = 1.0) -> Update:
 
 
 def made(steps: Sequence[int]) -> list[Update]:
-    """Updates of these numbers, one a second."""
+    """Return updates of these steps, one per second."""
     return [update(t + 1.0, step) for t, step in enumerate(steps)]
 
 
@@ -95,24 +97,21 @@ def run_of(updates: list[Update]) -> Ran:
     return Ran(updates, updates[0].t, updates[-1].t, [], 0.0, [1], 0.0, [])
 
 
-# Pure accounting
-
-
 @over(backs=st.lists(st.integers(0, 3), max_size=20), ranks=st.integers(1, 5))
-def test_lines_of_many_processes_are_as_many_updates_as_were_made(backs: list[int], ranks: int) -> None:
+def test_lines_of_several_processes_are_merged_into_updates(backs: list[int], ranks: int) -> None:
     steps, step = [], 0
     for back in backs:
         step = max(0, step - back)
         steps.append(step)
         step += 1
-    lines = [line for t, step in enumerate(steps) for line in told(float(t), step, ranks)]
+    lines = [line for t, step in enumerate(steps) for line in lines_of(float(t), step, ranks)]
     found = updates_of(reversed(lines))
     assert [one.step for one in found] == steps
     assert all(one.loss == pytest.approx(1.0 + (ranks - 1) / 2) for one in found)
 
 
 @over(steps=st.lists(st.integers(0, 9), max_size=30))
-def test_every_update_stands_or_was_undone(steps: list[int]) -> None:
+def test_every_update_is_kept_or_undone(steps: list[int]) -> None:
     updates = made(steps)
     stand, undone = standing(updates)
     assert sorted(stand + undone, key=lambda u: u.t) == updates
@@ -120,12 +119,12 @@ def test_every_update_stands_or_was_undone(steps: list[int]) -> None:
     assert all(any(u.t > gone.t and u.step <= gone.step for u in updates) for gone in undone)
 
 
-def test_what_a_missing_replica_had_as_its_share_is_lost() -> None:
+def test_the_share_of_a_missing_replica_is_lost() -> None:
     stand, _ = standing([update(1, 0), update(2, 1, used=BATCH - 2), update(3, 2, used=BATCH - 4)])
     assert lost(stand) == 6
 
 
-def test_what_is_made_again_is_neither_lost_nor_useful_twice() -> None:
+def test_repeated_steps_are_neither_lost_nor_counted_twice() -> None:
     updates = made([0, 1, 2, 1, 2, 3])
     stand, undone = standing(updates)
     assert (lost(stand), len(undone)) == (0, 2)
@@ -137,10 +136,10 @@ def test_an_update_after_the_end_undoes_nothing_before_it() -> None:
 
 
 def test_the_next_step_is_new_and_begun_after_the_kill() -> None:
-    updates = made([0, 1, 2, 1, 2, 3])  # each begins half a second before it is done
+    updates = made([0, 1, 2, 1, 2, 3])  # each begins half a second before its end
     assert next_steps(updates, [1.2]) == [pytest.approx(0.8)]
-    assert next_steps(updates, [1.8]) == [pytest.approx(1.2)], "what was under way does not count"
-    assert next_steps(updates, [3.1]) == [pytest.approx(2.9)], "what is made again does not count"
+    assert next_steps(updates, [1.8]) == [pytest.approx(1.2)], "a step in progress does not count"
+    assert next_steps(updates, [3.1]) == [pytest.approx(2.9)], "a repeated step does not count"
     assert next_steps(updates, [5.9]) == [math.inf], "none came"
 
 
@@ -153,16 +152,16 @@ def test_steps_to_a_target_count_undone_ones() -> None:
     assert to_target(clean, 0.0, target - 1e-6) is None
 
 
-def test_losses_are_held_against_those_of_the_same_updates() -> None:
+def test_losses_of_the_same_updates_are_compared() -> None:
     other = [update(t, t, loss=1.0 + 0.1 * (t == 2)) for t in range(5)]
     assert apart(made([0, 1, 2, 3]), other) == pytest.approx(0.1)
     again = [*other, update(6, 2), update(7, 3)]
-    assert apart(made([0, 1, 2, 3]), again) == 0.0, "what was undone does not count"
-    assert apart(made([0, 1, 2]), [*made([0, 1]), update(3, 2, loss=math.nan)]) == 0.0, "nor what nobody told"
+    assert apart(made([0, 1, 2, 3]), again) == 0.0, "undone updates do not count"
+    assert apart(made([0, 1, 2]), [*made([0, 1]), update(3, 2, loss=math.nan)]) == 0.0, "nor missing losses"
 
 
 @over(seed=st.integers(0, 99), kills=st.integers(1, 20), every=st.floats(1, 60))
-def test_each_interval_has_one_strike_at_a_place_that_there_is(seed: int, kills: int, every: float) -> None:
+def test_each_interval_has_one_strike_at_a_valid_place(seed: int, kills: int, every: float) -> None:
     planned = strikes(seed, kills, every)
     assert planned == strikes(seed, kills, every)
     assert [int(one.at // every) for one in planned] == list(range(kills))
@@ -170,7 +169,7 @@ def test_each_interval_has_one_strike_at_a_place_that_there_is(seed: int, kills:
     assert Strike(0, 0.999).place(4) == 3
 
 
-def test_arms_that_do_other_work_are_not_measured() -> None:
+def test_arms_with_different_work_are_refused() -> None:
     ours, other = made([0, 1, 2]), [update(t, t, loss=1.0 + 2e-4 * t) for t in range(3)]
     require_alike({"a": run_of(ours), "b": run_of(made([0, 1, 2, 3]))}, BATCH)
     with pytest.raises(Exception, match=r"b: its first losses are up to 0\.0004 nats"):
@@ -178,13 +177,13 @@ def test_arms_that_do_other_work_are_not_measured() -> None:
     with pytest.raises(Exception, match="b: not all processes took part"):
         require_alike({"a": run_of(ours), "b": run_of([update(1, 0, used=2)])}, BATCH)
     assert first_losses([update(1, 0), update(2, 1, used=4), update(3, 2)], BATCH) == [1.0]
-    torn = [*updates_of([*told(1.0, 0), *told(2.0, 1)]), *updates_of(told(3.0, 2)[:2])]
-    assert first_losses(torn, BATCH) == [2.5, 2.5], "what a process could not tell of any more is no loss of all"
-    assert apart(torn, updates_of(told(3.0, 2))) == 0.0
+    torn = [*updates_of([*lines_of(1.0, 0), *lines_of(2.0, 1)]), *updates_of(lines_of(3.0, 2)[:2])]
+    assert first_losses(torn, BATCH) == [2.5, 2.5], "losses of incomplete updates do not count"
+    assert apart(torn, updates_of(lines_of(3.0, 2))) == 0.0
 
 
 def pair(pause: float, undone: int = 0, used: int = BATCH) -> Pair:
-    """Forty updates, one a second, without kills; and with one, after which the next takes ``pause`` seconds more."""
+    """Return forty updates, one per second, without kills, and with one that delays the next by ``pause`` seconds."""
     free = [update(float(t), t, loss=5.0 - t / 10) for t in range(40)]
     back = [
         update(20 + pause + n, step, used if n == 0 else BATCH, 5.0 - step / 10)
@@ -194,7 +193,7 @@ def pair(pause: float, undone: int = 0, used: int = BATCH) -> Pair:
     return Pair(Ran(free, 0.0, 39.0, [], 3.0, [int(2e9)], 39.0, []), struck)
 
 
-def test_the_table_says_who_was_sooner_who_lost_and_what_it_cost() -> None:
+def test_the_table_has_recovery_times_losses_and_costs() -> None:
     found = {
         PIPELINE: [pair(0.1)],
         TORCHFT: [pair(5.0, used=BATCH - 2)],
@@ -202,8 +201,8 @@ def test_the_table_says_who_was_sooner_who_lost_and_what_it_cost() -> None:
         TORCHRUN: [pair(4.0, undone=3)],
     }
     rows = {row.what: row for row in rows_of(flags(), found)}
-    said = {arm: rows[f"s from a kill to the next step: {arm}"].value for arm in found}
-    assert said == pytest.approx({PIPELINE: 0.9, TORCHFT: 5.8, TUNED: 1.4, TORCHRUN: 7.8})
+    found_s = {arm: rows[f"s from a kill to the next step: {arm}"].value for arm in found}
+    assert found_s == pytest.approx({PIPELINE: 0.9, TORCHFT: 5.8, TUNED: 1.4, TORCHRUN: 7.8})
     sooner = [rows[f"  {PIPELINE} over {arm}, medians"].verdict for arm in (TORCHFT, TUNED, TORCHRUN)]
     assert sooner == ["PASS", "FAIL", ""]
     gone = {arm: rows[f"samples lost: {arm}"] for arm in found}
@@ -217,9 +216,6 @@ def test_the_table_says_who_was_sooner_who_lost_and_what_it_cost() -> None:
     assert rows[f"nats from the same run without kills: {TORCHRUN}"].value == 0.0
     assert rows[f"GB of memory, all processes: {TUNED}"].value == 2.0
     assert rows[f"processor seconds of a step: {TUNED}"].value == pytest.approx(1.0)
-
-
-# What is handed over
 
 
 @pytest.fixture
@@ -254,7 +250,7 @@ def test_peers_clip_the_groups_that_planaria_clips(runs: Path) -> None:
     assert len(found) == config.model.layers + 3
 
 
-def test_both_shapes_of_planaria_have_four_processes_and_one_batch() -> None:
+def test_both_planaria_arms_have_four_processes_and_equal_batches() -> None:
     shapes = [field.recipe(flags(), 7, arm) for arm in OURS]
     assert [one.samples for one in shapes] == [BATCH, BATCH]
     assert [(one.pipeline.stages + 1) * one.exchange.replicas for one in shapes] == [PLACES, PLACES]
@@ -263,7 +259,7 @@ def test_both_shapes_of_planaria_have_four_processes_and_one_batch() -> None:
     )
 
 
-def test_without_its_environment_there_is_one_line_that_says_how_to_make_it() -> None:
+def test_a_missing_environment_is_refused_with_instructions() -> None:
     with pytest.raises(UserError) as refused:
         refuse_senseless(flags(python=Path("nowhere")))
     line = str(refused.value)
@@ -276,15 +272,10 @@ def test_without_its_environment_there_is_one_line_that_says_how_to_make_it() ->
         refuse_senseless(flags(arms=["torchrun"], layers=4))
 
 
-# Real processes
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("arm", [PIPELINE, REPLICAS, TORCHRUN, TORCHFT, TUNED])
-def test_each_system_goes_on_when_its_processes_are_killed(
-    arm: str, runs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_system_continues_after_kills(arm: str, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if arm in THEIRS and versions(PYTHON) is None:
         pytest.skip(f"torchft's environment is not in {PYTHON}")
     torch.set_num_threads(1)

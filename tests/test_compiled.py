@@ -1,4 +1,4 @@
-"""Compiled functions: where their code is kept, and that they work without a place for it."""
+"""Compiled functions: the cache of machine code, and operation without one."""
 
 from __future__ import annotations
 
@@ -30,13 +30,11 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def kept(folder: Path) -> list[Path]:
-    """The files of machine code below a folder."""
+    """Return the files of machine code below a folder."""
     return list(folder.rglob("*.nbc"))
 
 
-def test_code_is_kept_in_the_users_cache_or_where_numba_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_is_cached_in_the_users_cache_or_numbas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert compiled(add)(2, 3) == 5 and kept(tmp_path / "cache" / "planaria" / "compiled")
     _folder.cache_clear()
     shutil.rmtree(tmp_path / "cache")
@@ -47,7 +45,7 @@ def test_code_is_kept_in_the_users_cache_or_where_numba_is_told(
 
 
 @pytest.mark.parametrize("variable", ["XDG_CACHE_HOME", "NUMBA_CACHE_DIR"])
-def test_without_a_writable_cache_functions_are_compiled_all_the_same(
+def test_functions_are_compiled_without_a_writable_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
     (tmp_path / "file").touch()  # a folder below it cannot be made, not even by root
@@ -55,9 +53,7 @@ def test_without_a_writable_cache_functions_are_compiled_all_the_same(
     assert compiled(add)(2, 3) == 5 and _folder(Path(__file__).parent) is None
 
 
-def test_a_cache_that_is_lost_or_damaged_later_costs_only_a_compilation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_removed_or_damaged_cache_costs_only_a_compilation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "numba"))
     function: Any = compiled(add)
     assert function.machine is not None
@@ -66,7 +62,7 @@ def test_a_cache_that_is_lost_or_damaged_later_costs_only_a_compilation(
     assert function(2, 3) == 5 and (tmp_path / "numba").is_file()
 
 
-def test_a_user_without_a_home_folder_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_home_folder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def homeless(path: Path) -> NoReturn:
         raise RuntimeError("Could not determine home directory.")
 

@@ -14,23 +14,23 @@ def require(folder: Path, *names: str) -> None:
     digests.require(folder, names, digests.read(folder))
 
 
-def test_what_was_put_is_as_the_list_says(tmp_path: Path) -> None:
+def test_written_files_match_their_list(tmp_path: Path) -> None:
     digests.put(tmp_path, {"a": b"one", "b": b"two"})
     digests.put(tmp_path, {"b": b"three"})
     assert digests.read(tmp_path) == {
         "a": (hashlib.sha256(b"one").hexdigest(),),
         "b": (hashlib.sha256(b"three").hexdigest(),),
     }
-    require(tmp_path, "a", "b", "neither here nor in the list")
+    require(tmp_path, "a", "b", "neither present nor listed")
     done = subprocess.run(["sha256sum", "--check", "--strict", digests.FILE], cwd=tmp_path, capture_output=True)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("after", range(5))
-def test_whoever_is_killed_while_writing_leaves_nothing_that_looks_changed(
+def test_a_kill_while_writing_leaves_no_file_that_looks_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
-    """Writes: the list with both digests, two files, the list with the new ones. Any number of them may be made."""
+    """The writes are: the list with both digests, two files, the list with the new digests."""
     digests.put(tmp_path, {"a": b"one", "b": b"two"})
     left, real = [after], atomic.replacing
 
@@ -50,20 +50,20 @@ def test_whoever_is_killed_while_writing_leaves_nothing_that_looks_changed(
     require(tmp_path, "a", "b")
 
 
-def test_what_changed_is_named_with_the_mend(tmp_path: Path) -> None:
+def test_changed_files_are_refused_with_the_fix(tmp_path: Path) -> None:
     digests.put(tmp_path, {"a": b"one", "b": b"two"})
     (tmp_path / "a").write_bytes(b"One")
     (tmp_path / "b").unlink()
     (tmp_path / "c").touch()
-    for name, what in (("a", "has changed since"), ("b", "is gone"), ("c", "does not name it")):
-        with pytest.raises(UserError, match=rf"{name}: .*{what}.*planaria accept {tmp_path}"):
+    for name, complaint in (("a", "has changed since"), ("b", "is gone"), ("c", "does not name it")):
+        with pytest.raises(UserError, match=rf"{name}: .*{complaint}.*planaria accept {tmp_path}"):
             require(tmp_path, name)
     assert digests.accept(tmp_path, ("a", "b", "c")) == ["a", "b", "c"]
     require(tmp_path, "a", "b", "c")
 
 
 @pytest.mark.parametrize("place", [0, 5, 60, 80, 150, -1])
-def test_a_damaged_list_is_known_as_such(tmp_path: Path, place: int) -> None:
+def test_a_damaged_list_is_refused(tmp_path: Path, place: int) -> None:
     digests.put(tmp_path, {"a": b"one", "b": b"two"})
     content = bytearray((tmp_path / digests.FILE).read_bytes())
     content[place] ^= 1

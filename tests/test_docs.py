@@ -1,4 +1,4 @@
-"""What README and docs/ point at exists: files, anchors, modules, commands, benchmarks."""
+"""References in README and docs/ exist: files, anchors, modules, commands, benchmarks."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ FILES = {
     if path.is_file()
 }
 QUESTIONS = 10
-"""that a newcomer asks; docs/architecture.md answers each by the name of a file"""
+"""number of questions in docs/architecture.md, each answered by file names"""
 
 
 def prose(page: Path) -> str:
-    """A page without its blocks of code."""
+    """Return a page without code blocks."""
     return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings."""
+    """Return the anchors of a page's headings."""
     found = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
     return {
         re.sub(r"[^\w\- ]", "", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title)).lower().replace(" ", "-")
@@ -51,7 +51,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def exists(name: str) -> bool:
-    """Is there a file of this name, or one whose path ends with it?"""
+    """Whether a file has this name, or a path that ends with it."""
     return name in FILES or any(path.endswith(f"/{name}") for path in FILES)
 
 
@@ -60,7 +60,7 @@ def test_the_pages_are_found() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_what_a_page_points_at_exists(page: Path) -> None:
+def test_the_references_of_a_page_exist(page: Path) -> None:
     text = prose(page)
     dead = []
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
@@ -83,7 +83,7 @@ def test_what_a_page_points_at_exists(page: Path) -> None:
     assert not dead
 
 
-def test_every_command_that_a_page_names_is_one() -> None:
+def test_every_command_on_a_page_exists() -> None:
     _, known = make_parser()
     called = {
         (page.name, name)
@@ -145,15 +145,15 @@ def test_every_command_of_the_readme_runs_as_printed(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
 
 
-def test_every_benchmark_that_can_be_run_is_in_their_list() -> None:
-    told = (ROOT / "benchmarks" / "README.md").read_text()
+def test_every_benchmark_is_listed() -> None:
+    listed = (ROOT / "benchmarks" / "README.md").read_text()
     commands = []
     for file in (ROOT / "benchmarks").glob("*.py"):
         for call in re.findall(
             r'^if __name__ == "__main__":\n    start\((.+?)\)$', file.read_text(), re.MULTILINE | re.DOTALL
         ):
             commands += [f"{file.stem} {case}" for case in re.findall(r"(\w+)=", call)] or [file.stem]
-    assert len(commands) > 80 and not [name for name in commands if f"| `{name}` |" not in told]
+    assert len(commands) > 80 and not [name for name in commands if f"| `{name}` |" not in listed]
 
 
 def test_every_page_is_in_the_navigation_of_the_site() -> None:
@@ -163,14 +163,14 @@ def test_every_page_is_in_the_navigation_of_the_site() -> None:
     assert len(nav) == len(set(nav))
 
 
-def test_the_questions_of_a_newcomer_are_answered_by_files_that_exist() -> None:
+def test_the_ten_questions_are_answered_by_existing_files() -> None:
     table = (ROOT / "docs" / "architecture.md").read_text().partition("## Ten questions")[2].partition("\n## ")[0]
     rows = [row.strip("|").split("|") for row in table.splitlines() if row.startswith("| ")][1:]
     assert len(rows) == QUESTIONS
     for question, answer in rows:
         names = re.findall(r"`([^`]+)`", answer)
         assert question.strip().endswith("?") and names
-        assert not re.sub(r"`[^`]+`|[,;\s]", "", answer), "names of files and nothing else"
+        assert not re.sub(r"`[^`]+`|[,;\s]", "", answer), "answers consist of file names"
         assert [name for name in names if f"src/planaria/{name}" not in FILES] == []
 
 

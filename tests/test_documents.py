@@ -27,8 +27,8 @@ class Letter(BaseModel):
 
 
 @pytest.mark.parametrize("size", [32, 1 << 30])
-def test_reading_a_small_file_takes_memory_for_what_is_there(size: int, tmp_path: Path) -> None:
-    """A large file in place of a small one takes no more than the reader's bound."""
+def test_reading_takes_memory_for_the_content_within_the_bound(size: int, tmp_path: Path) -> None:
+    """A large file in place of a small one takes at most the reader's bound."""
     file, door = tmp_path / "run.id", tmp_path / "door.json"
     for path in (file, door):
         path.touch(0o600)
@@ -49,7 +49,7 @@ def test_reading_a_small_file_takes_memory_for_what_is_there(size: int, tmp_path
 
 
 @given(st.binary(max_size=200))
-def test_whatever_bytes_say_they_are_taken_or_refused_in_words(content: bytes) -> None:
+def test_any_bytes_are_parsed_or_refused(content: bytes) -> None:
     for read in (
         lambda: documents.parse_json(content, "x"),
         lambda: documents.parse_model(Letter, content, "x"),
@@ -64,12 +64,12 @@ def test_whatever_bytes_say_they_are_taken_or_refused_in_words(content: bytes) -
 @pytest.mark.parametrize(
     "text", ["a = " + "[" * 20000, "a = " + "9" * 5000, "a = 0x" + "f" * 5000, ".".join("a" * 9999)]
 )
-def test_toml_that_would_never_end_or_end_badly(text: str) -> None:
+def test_pathological_toml_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="x: not valid TOML"):
         documents.parse_toml(text, "x")
 
 
-def test_what_was_sealed_is_whole_or_refused(tmp_path: Path) -> None:
+def test_a_sealed_document_is_intact_or_refused(tmp_path: Path) -> None:
     path, letter = tmp_path / "letter.json", Letter(words=["a", "b"], number=0.1)
     path.write_text(documents.sealed(letter))
     assert documents.unsealed(path, Letter) == letter
@@ -78,19 +78,19 @@ def test_what_was_sealed_is_whole_or_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"letter.json: has changed since it was written"):
         documents.unsealed(path, Letter)
     path.write_text(json.dumps(json.loads(text), indent=7))
-    assert documents.unsealed(path, Letter) == letter, "how it is laid out says nothing"
+    assert documents.unsealed(path, Letter) == letter, "layout does not matter"
     path.write_text(letter.model_dump_json())
     assert documents.unsealed(path, Letter) == letter, "an older planaria wrote no digest"
 
 
-def test_files_that_are_none(tmp_path: Path) -> None:
+def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "large").write_bytes(b"x" * 11)
-    for path, what in (
+    for path, complaint in (
         (tmp_path, "is not a file"),
         (tmp_path / "none", "no such file"),
         (tmp_path / "large", "10 bytes"),
     ):
-        with pytest.raises(UserError, match=what):
+        with pytest.raises(UserError, match=complaint):
             documents.data(path, 10)
     with pytest.raises(UserError, match="is not a file"):
         documents.data(Path("/dev/zero"), 10)

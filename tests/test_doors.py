@@ -1,4 +1,4 @@
-"""Who may open which door: the import rules of the house, read off the source itself."""
+"""Import rules between packages, checked on the source."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ DECIDING = (
 
 @cache
 def modules() -> dict[str, ast.Module]:
-    """Every module of the project, parsed, by its dotted name."""
+    """Return every module of the project, parsed, by dotted name."""
     return {
         ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): ast.parse(path.read_text())
         for path in sorted(SOURCE.rglob("*.py"))
@@ -94,20 +94,20 @@ def modules() -> dict[str, ast.Module]:
 
 @cache
 def imported(tree: ast.Module) -> set[str]:
-    """Dotted names of all that a module imports, wherever in it, names taken from modules included."""
+    """Return the dotted names that a module imports anywhere, including names from modules."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert not node.level, "relative imports hide which room they lead to"
+            assert not node.level, "relative imports hide the target package"
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
     return names
 
 
 @cache
 def neighbours(module: str) -> set[str]:
-    """The modules of this project that ``module`` imports itself."""
+    """Return the modules of this project that ``module`` imports directly."""
     found = set()
     for name in imported(modules()[module]):
         if name.partition(".")[0] == "planaria":
@@ -117,23 +117,23 @@ def neighbours(module: str) -> set[str]:
 
 @cache
 def attributes(tree: ast.Module) -> set[str]:
-    """Everything of the form a.b that a module mentions."""
+    """Return every attribute access a.b in a module."""
     return {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
 
 
 def room(module: str) -> str:
-    """The package of :data:`LEVELS` that a module belongs to; "" for the empty ones around them."""
+    """Return a module's package in :data:`LEVELS`; "" for the empty parent packages."""
     inner = module.removeprefix("planaria.")
     return max((package for package in LEVEL if f"{inner}.".startswith(f"{package}.")), key=len, default="")
 
 
-def test_every_module_stands_in_a_known_room() -> None:
+def test_every_module_belongs_to_a_level() -> None:
     assert len(modules()) > 50
     assert {m for m in modules() if not room(m)} == {"planaria", "planaria.pipeline", "planaria.runtime"}
     assert all(target in modules() for module in modules() for target in neighbours(module))
 
 
-def test_imports_run_downwards_only() -> None:
+def test_imports_go_downwards_only() -> None:
     upward = [
         f"{module} imports {target}"
         for module in modules()
@@ -192,7 +192,7 @@ def test_training_loads_no_other_part(code: str) -> None:
     assert not [name for name in loaded if name.startswith(tuple(f"planaria.{part}" for part in PARTS))]
 
 
-def test_no_import_leads_back_to_where_it_came_from() -> None:
+def test_imports_have_no_cycles() -> None:
     try:
         graphlib.TopologicalSorter({module: neighbours(module) for module in modules()}).prepare()
     except graphlib.CycleError as cycle:
@@ -222,8 +222,8 @@ def test_reports_read_facts_of_control_only() -> None:
     assert read == {f"planaria.control.{name}" for name in FACTS}
 
 
-def test_what_happened_is_applied_without_a_decision() -> None:
-    """All that ``apply`` imports, directly or not."""
+def test_applying_events_imports_no_deciding_module() -> None:
+    """Follows the imports of ``apply`` transitively."""
     seen, left = set(), ["planaria.control.apply", *(f"planaria.control.{name}" for name in FACTS)]
     while left:
         module = left.pop()
@@ -245,19 +245,19 @@ def test_what_happened_is_applied_without_a_decision() -> None:
         ("socket", {"runtime.fleet", "runtime.transport"}),
     ],
 )
-def test_dangerous_libraries_stay_in_their_rooms(library: str, rooms: set[str]) -> None:
+def test_sensitive_libraries_are_imported_in_their_packages_only(library: str, rooms: set[str]) -> None:
     users = {m for m, tree in modules().items() if any(f"{n}.".startswith(f"{library}.") for n in imported(tree))}
     users |= {m for m, tree in modules().items() if library in attributes(tree)}
     assert {room(m) for m in users} <= rooms
 
 
-def test_of_the_swarm_only_its_start_knows_processes() -> None:
+def test_only_one_swarm_module_uses_processes() -> None:
     doors = ("multiprocessing.", "planaria.runtime.fleet.spawner.")
     users = {m for m, tree in modules().items() if any(f"{n}.".startswith(doors) for n in imported(tree))}
     assert {m for m in users if room(m) == "swarm"} == {"planaria.swarm.live"}
 
 
-def test_ray_is_known_to_one_file_which_is_imported_only_when_it_is_asked_for() -> None:
+def test_ray_is_imported_by_one_module_that_is_imported_lazily() -> None:
     users = [m for m, tree in modules().items() if any(f"{n}.".startswith("ray.") for n in imported(tree))]
     assert users == ["planaria.runtime.fleet.ray"]
     tops = {
@@ -267,14 +267,14 @@ def test_ray_is_known_to_one_file_which_is_imported_only_when_it_is_asked_for() 
     assert not [m for m, top in tops.items() if any("planaria.runtime.fleet.ray" in ast.unparse(node) for node in top)]
 
 
-def test_strategies_know_no_process_socket_clock_or_file() -> None:
+def test_strategies_use_no_process_socket_clock_or_file() -> None:
     outside = {"time", "threading", "subprocess", "socket", "queue", "os", "shutil", "signal"}
     pure = [m for m in modules() if room(m) in ("pipeline.routing", "recovery", "exchange", "pipeline.plan")]
     pure += [f"planaria.control.{name}" for name in ("apply", "decide", "state", "replay")]
     assert not [f"{m} imports {n}" for m in pure for n in imported(modules()[m]) if n.partition(".")[0] in outside]
 
 
-def test_there_is_one_way_to_open_a_file_system() -> None:
+def test_one_module_opens_file_systems() -> None:
     opens = {"fsspec.core.url_to_fs", "fsspec.open", "fsspec.filesystem", "fsspec.open_files"}
     assert [m for m, tree in modules().items() if attributes(tree) & opens] == ["planaria.common.filesystems"]
 
@@ -282,8 +282,8 @@ def test_there_is_one_way_to_open_a_file_system() -> None:
 FOREIGN = "planaria.runtime.checkpoint.foreign"
 
 
-def test_pickles_are_for_other_programs_and_read_in_a_process_of_its_own() -> None:
-    """Who may write one, who may read one, and that nobody else has the readers in its process."""
+def test_pickles_are_read_in_a_separate_process_only() -> None:
+    """Restricts the modules that write pickles, read them, and import the readers."""
     calls = {"torch.load", "torch.save", "np.load", "numpy.load"}
     users = {module: used for module, tree in modules().items() if (used := attributes(tree) & calls)}
     assert users == {f"{FOREIGN}.unpickling": {"torch.load"}, f"{FOREIGN}.universal": {"torch.save"}}
@@ -299,7 +299,7 @@ def test_pickles_are_for_other_programs_and_read_in_a_process_of_its_own() -> No
     assert {m for m, tree in modules().items() if imported(tree) & readers} == {f"{FOREIGN}.reading"}
 
 
-def test_modules_with_one_importer_are_not_scraps() -> None:
+def test_few_short_modules_have_a_single_importer() -> None:
     """Fold those of under 60 lines into their importer, unless they are plug-ins or formulas, and lower the bound."""
     users: dict[str, set[str]] = {}
     for module in modules():
@@ -310,6 +310,6 @@ def test_modules_with_one_importer_are_not_scraps() -> None:
     assert len(scraps) <= 20, scraps
 
 
-def test_no_module_is_too_long_to_read() -> None:
+def test_no_module_exceeds_400_lines() -> None:
     long = {m: n for m, tree in modules().items() if tree.body and (n := tree.body[-1].end_lineno or 0) > 400}
     assert not long

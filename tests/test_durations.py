@@ -1,4 +1,4 @@
-"""Durations on the command line: every flag that takes one reads it in the same way."""
+"""Durations on the command line, parsed alike by every flag."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_duration_is_in_seconds_unless_it_has_a_unit(text: str, expected: floa
 
 
 @pytest.mark.parametrize("text", ["", "soon", "s", "-1", "nan", "inf", "1e3", "1 day", "1e9h", "300000h", "5 5", "٣s"])
-def test_anything_else_is_refused(text: str) -> None:
+def test_an_invalid_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r": not a duration; give seconds, or a time such as 60s, 5min or 2h"):
         seconds(text)
     parser, _ = make_parser()

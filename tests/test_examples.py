@@ -1,4 +1,4 @@
-"""The notebook does what it shows: its cells as printed, in one namespace, in an empty folder, without a network."""
+"""The notebook runs as printed: in one namespace, an empty folder, and without network."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 NOTEBOOK = Path(__file__).parents[1] / "examples" / "first_run.ipynb"
 PLAIN = "import sys; sys.modules['pandas'] = None"
-"""as where pandas is not installed"""
+"""pretend that pandas is not installed"""
 
 
 def cells() -> list[str]:
@@ -21,7 +21,7 @@ def cells() -> list[str]:
     ]
 
 
-def test_it_is_a_notebook_whose_outputs_are_empty() -> None:
+def test_the_notebook_is_valid_and_has_no_outputs() -> None:
     tree = json.loads(NOTEBOOK.read_text())
     assert (tree["nbformat"], tree["nbformat_minor"]) == (4, 5)
     assert {cell["cell_type"] for cell in tree["cells"]} == {"markdown", "code"}
@@ -35,11 +35,11 @@ def test_it_is_a_notebook_whose_outputs_are_empty() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_every_cell_runs_as_printed(tmp_path: Path) -> None:
-    said = (
-        "print('SAID', run.outcome, len(heard), [r.outcome for r in run.recoveries], len(run.table()), "
+    last = (
+        "print('RESULT', run.outcome, len(heard), [r.outcome for r in run.recoveries], len(run.table()), "
         "part.outcome, whole.outcome, len(comparison.table()), engine.step)"
     )
-    program = f"cells = {[PLAIN, *cells(), said]!r}\nspace = {{}}\nfor cell in cells:\n    exec(cell, space)\n"
+    program = f"cells = {[PLAIN, *cells(), last]!r}\nspace = {{}}\nfor cell in cells:\n    exec(cell, space)\n"
     done = subprocess.run(
         [sys.executable, "-c", program],
         cwd=tmp_path,
@@ -49,6 +49,6 @@ def test_every_cell_runs_as_printed(tmp_path: Path) -> None:
         timeout=580,
     )
     assert done.returncode == 0, done.stderr
-    expected = "SAID finished 30 ['recovered'] 31 stopped: request finished 2 4"
+    expected = "RESULT finished 30 ['recovered'] 31 stopped: request finished 2 4"
     assert done.stdout.splitlines()[-1] == expected
     assert "\\begin{tabular}" in done.stdout

@@ -1,4 +1,4 @@
-"""Predictions for GPUs hang together, and follow from the formulas that measurements use."""
+"""GPU predictions are consistent, and follow from the formulas that measurements use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GIVEN = predicted.flags().parse_args([])
 
 
 @pytest.mark.parametrize("model", [recipe.load(shipped.find(name), {}).model for name in predicted.PRESETS])
-def test_the_flops_of_all_stages_are_the_models(model: ModelConfig) -> None:
+def test_the_stages_flops_add_up_to_the_models(model: ModelConfig) -> None:
     for own, stages in ((0, 3), (3, 3), (0, 6)):
         cut = model.model_copy(update={"ends_layers": own})
         flops = predicted.stage_flops(cut, stages)
@@ -31,13 +31,13 @@ def config(request: pytest.FixtureRequest) -> RunConfig:
     return predicted.predicted_preset(request.param, GIVEN)
 
 
-def test_passes_take_what_the_utilisation_says(config: RunConfig) -> None:
+def test_passes_have_the_given_utilisation(config: RunConfig) -> None:
     network, tokens = config.network, config.pipeline.microbatch_size * config.model.context
     passes = sum(network.forward_s) + sum(network.backward_s)
     assert flops_per_token(config.model) * tokens / passes == pytest.approx(0.45 * 989e12)
 
 
-def test_one_device_computes_for_one_process_at_a_time_and_copies_once_each_way(config: RunConfig) -> None:
+def test_one_device_serves_one_process_and_one_copy_per_direction_at_a_time(config: RunConfig) -> None:
     resolved = ResolvedRun(config)
     prices, plan = resolved.prices, resolved.training(0)
     clock = predicted.OneDevice(plan, prices)
@@ -50,17 +50,19 @@ def test_one_device_computes_for_one_process_at_a_time_and_copies_once_each_way(
     assert set(clock.copied_off) == set(clock.copied_onto) == {0}
 
 
-def test_copies_beside_are_faster_and_no_prediction_beats_its_limit(config: RunConfig) -> None:
+def test_overlapped_copies_are_faster_and_predictions_respect_their_limit(config: RunConfig) -> None:
     name = next(name for name in predicted.PRESETS if config.name == name)
-    _, apart, apart_control, shared, shared_control = [row.value for row in predicted.predicted_rows_of(name, GIVEN)]
-    assert 1 > shared > shared_control > 0 and predicted.WORKERS > apart > apart_control > shared
+    _, separate, separate_control, shared, shared_control = [
+        row.value for row in predicted.predicted_rows_of(name, GIVEN)
+    ]
+    assert 1 > shared > shared_control > 0 and predicted.WORKERS > separate > separate_control > shared
     free = GIVEN.__class__(**vars(GIVEN) | {"staging": 1e9, "link": 1e9})
     unhindered = predicted.predicted_step_s(predicted.predicted_preset(name, free), Clock, overlap=True)
     assert unhindered < predicted.predicted_step_s(config, Clock, overlap=True)
     assert predicted.predicted_rows_of(name, free)[3].value == pytest.approx(1, abs=1e-3)
 
 
-def test_the_saved_numbers_are_these_and_say_that_nothing_was_measured() -> None:
+def test_the_saved_numbers_are_the_predictions() -> None:
     record = saved("gpu_predicted")
     rows = [row for name in predicted.PRESETS for row in predicted.predicted_rows_of(name, GIVEN)]
     assert {row["what"]: row["value"] for row in record["rows"]} == pytest.approx({row.what: row.value for row in rows})

@@ -1,4 +1,4 @@
-"""Memory that is freed stays with the process, unless its user has said how malloc is to do it."""
+"""Freed memory stays in the process unless the user configures malloc."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ print(kept, passes(5))
 
 
 def run(**environment: str) -> tuple[bool, int]:
-    """Does the process keep what it frees, and how many fresh pages does it touch once it has warmed up?"""
+    """Return whether the process keeps freed memory, and the fresh pages it touches after warm-up."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], env=clean | environment, capture_output=True, text=True, check=True
@@ -35,12 +35,12 @@ def run(**environment: str) -> tuple[bool, int]:
 
 
 @pytest.mark.slow
-def test_passes_touch_no_fresh_pages_unless_the_environment_has_malloc_give_them_back() -> None:
+def test_passes_touch_no_fresh_pages_unless_malloc_is_configured() -> None:
     kept, fresh = run()
     if not kept:
         pytest.skip("no glibc")
-    # What glibc does by default goes by what happens to lie at the heap's top, so a threshold of the user's is the
-    # other side: each of 120 tensors has its own mapping, and however large pages are, at least two fresh ones.
-    left_alone, given_back = run(MALLOC_MMAP_THRESHOLD_="262144")
-    assert not left_alone and given_back >= 240
-    assert fresh < given_back / 20
+    # glibc's default behaviour depends on the top of the heap, so compare with a user's threshold: each of 120 tensors
+    # then has its own mapping with at least two fresh pages.
+    kept_freed, returned = run(MALLOC_MMAP_THRESHOLD_="262144")
+    assert not kept_freed and returned >= 240
+    assert fresh < returned / 20

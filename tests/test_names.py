@@ -1,4 +1,4 @@
-"""Names become files and folders: no name leads out of its folder, hides there, or looks like a flag."""
+"""Names become files and folders: no name leaves its folder, is hidden, or looks like a flag."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from planaria import cli
+from command_line import refused
 from planaria.common.errors import UserError
 from planaria.config import names, recipe
 from planaria.config.data_config import DataConfig
@@ -37,12 +37,12 @@ def test_a_name_is_one_visible_component_of_a_path(text: str) -> None:
 
 
 @given(texts)
-def test_a_recipe_without_a_name_has_that_of_its_file(stem: str) -> None:
+def test_a_recipe_without_a_name_is_named_after_its_file(stem: str) -> None:
     TypeAdapter(Name).validate_python(names.from_file(stem))
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_no_configuration_takes_another_name(bad: str) -> None:
+def test_invalid_names_are_refused(bad: str) -> None:
     for kind in (RunConfig, SwarmConfig):
         with pytest.raises(ValidationError, match="not a valid name; use 1 to 100 letters"):
             kind.model_validate({"name": bad})
@@ -68,7 +68,7 @@ def test_no_configuration_takes_another_name(bad: str) -> None:
         "swarm join --board board --as ../../esc",
     ],
 )
-def test_a_command_refuses_such_a_name_and_writes_nothing(
+def test_a_command_refuses_an_invalid_name_and_writes_nothing(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     inside = tmp_path / "a" / "b"
@@ -82,19 +82,16 @@ def test_a_command_refuses_such_a_name_and_writes_nothing(
         '[experts.domains]\nx.source = "x"\ny.source = "y"\n'
     )
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(SystemExit) as ended:
-        cli.main(command.split())
-    err = capsys.readouterr().err
-    assert ended.value.code == 2 and err.count("\n") == 1, err
-    assert "name" in err and "not a valid name; use 1 to 100" in err, err
+    line = refused(capsys, *command.split())
+    assert "name" in line and "not a valid name; use 1 to 100" in line, line
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_file_with_spaces_is_a_recipe_too(tmp_path: Path) -> None:
+def test_a_file_name_with_spaces_is_converted_to_a_name(tmp_path: Path) -> None:
     (tmp_path / "my recipe, 2.toml").write_text("")
     assert recipe.load(tmp_path / "my recipe, 2.toml", {}).name == "my-recipe-2"
 
 
-def test_an_unknown_users_home_is_left_for_the_message() -> None:
+def test_an_unknown_users_home_is_not_expanded() -> None:
     assert expanded("~nobody-of-that-name/x") == Path("~nobody-of-that-name/x")
     assert expanded("~/x") == Path.home() / "x"

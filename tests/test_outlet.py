@@ -9,12 +9,12 @@ import pytest
 LINES = "import sys\nfrom planaria.common.outlet import ensure, lasting, lost\nensure()\n"
 
 
-def carry_out(body: str, shell: str) -> subprocess.CompletedProcess[str]:
+def run(body: str, shell: str) -> subprocess.CompletedProcess[str]:
     command = f"{sys.executable} -c '{LINES}{body}' {shell}"
     return subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=60)
 
 
-def test_what_nobody_reads_is_lost_and_the_exit_code_is_kept() -> None:
+def test_output_without_a_reader_is_lost_and_the_exit_code_kept() -> None:
     body = """
 with lasting():
     for _ in range(20000):
@@ -23,13 +23,13 @@ with lasting():
     print("the end")
 sys.exit(7)
 """
-    done = carry_out(body, "| head -1")
+    done = run(body, "| head -1")
     assert (done.returncode, done.stdout) == (7, "a line\n")
     assert done.stderr == "standard output: Broken pipe\n"
 
 
 @pytest.mark.parametrize("closed", [">&-", ">&- 2>&- <&-", "2>&-"])
-def test_streams_that_were_closed_from_the_beginning_take_no_file_for_themselves(closed: str) -> None:
+def test_closed_standard_streams_do_not_capture_other_files(closed: str) -> None:
     body = """
 with lasting():
     file = open("/dev/null")
@@ -37,10 +37,10 @@ with lasting():
     print("into nowhere", file=sys.stderr)
 sys.exit(7 if file.fileno() > 2 else 1)
 """
-    assert carry_out(body, closed).returncode == 7
+    assert run(body, closed).returncode == 7
 
 
-def test_characters_that_the_terminal_does_not_have_are_escaped() -> None:
+def test_characters_outside_the_terminals_encoding_are_escaped() -> None:
     command = f'{LINES}print("caf\\u00e9 \\udce9 …")'
     environ = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, timeout=60, env=environ)

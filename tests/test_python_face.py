@@ -1,4 +1,4 @@
-"""``import planaria``: what it offers, and that it waits for nothing before it is asked."""
+"""``import planaria``: its public names, and lazy imports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from planaria.lab.compare.race_spec import load
 from planaria.lab.comparison import ComparisonResult
 
 
-def test_importing_it_imports_nothing_else() -> None:
+def test_importing_planaria_imports_nothing_else() -> None:
     program = (
         "import sys, planaria\n"
         "print(sorted(name for name in sys.modules if name.partition('.')[0] in ('torch', 'pydantic', 'plotly')))\n"
@@ -27,11 +27,11 @@ def test_importing_it_imports_nothing_else() -> None:
     assert done.stdout.splitlines() == ["[]", "[]"]
 
 
-def test_everything_it_offers_is_there_and_documented() -> None:
+def test_every_public_name_exists_and_is_documented() -> None:
     assert {"train", "compare", "load", "Run", "InlineEngine", "UserError", "RunStopped"} <= set(planaria.__all__)
     assert set(planaria.__all__) <= set(dir(planaria))
     modules = {module.name for module in pkgutil.iter_modules(planaria.__path__)}
-    assert not modules & set(planaria.__all__), "importing such a module would replace what has its name"
+    assert not modules & set(planaria.__all__), "importing such a module would replace the public name"
     for name in planaria.__all__:
         if name != "__version__":
             assert getattr(planaria, name).__doc__, name
@@ -39,8 +39,8 @@ def test_everything_it_offers_is_there_and_documented() -> None:
         planaria.trian  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_types_are_those_of_the_objects() -> None:
-    """What a type checker reads in the module is what is imported when it is asked for."""
+def test_declared_and_lazy_imports_agree() -> None:
+    """The imports for type checkers are those at run time."""
     text = Path(planaria.__file__).read_text()
     typed = {line.split()[-1]: line.split()[1] for line in text.splitlines() if line.startswith("    from planaria.")}
     assert typed == planaria._HOMES
@@ -79,7 +79,7 @@ def test_a_comparison_as_tables(result: ComparisonResult, monkeypatch: pytest.Mo
     assert raced[2:4] == [("quick", 1, 112.5), ("quick", 2, 112.5)]
 
 
-def test_a_comparison_for_a_paper_and_as_a_page(result: ComparisonResult) -> None:
+def test_a_comparison_as_latex_and_html(result: ComparisonResult) -> None:
     lines = result.to_latex().splitlines()
     assert lines[0] == r"\begin{tabular}{lrrrrrrrr}" and lines[-1] == r"\end{tabular}"
     assert (

@@ -1,4 +1,4 @@
-"""``planaria.train`` and what it gives: the same runs as the command's, from any program."""
+"""``planaria.train`` and its results: the same runs as the command's, from any program."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def refused(arguments: list[object], capsys: pytest.CaptureFixture[str]) -> str:
-    """The line that the command prints about what is wrong."""
+    """Return the line with which a command fails."""
     with pytest.raises(SystemExit) as ended:
         cli.main([str(argument) for argument in arguments])
     assert ended.value.code in (1, 2)
     return capsys.readouterr().err.removeprefix("planaria: ").removesuffix("\n")
 
 
-def test_it_is_the_commands_run(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_makes_the_commands_run(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     steps: list[planaria.Step] = []
     run = planaria.train(recipe, on_step=steps.append, progress=False)
     assert capsys.readouterr().out == ""
     assert cli.run(["train", str(recipe), "--quiet"]) == 0
-    said = capsys.readouterr().out
+    out = capsys.readouterr().out
     other = planaria.load(run.folder.with_name("tiny-2"))
     assert run.losses == other.losses and run.validations == other.validations
     assert list(run.validations) == [0, 4, 8]
-    told = [line for line in run.summary().splitlines() if not line.startswith("memory")]  # this process's, so far
-    assert all(line in said for line in told) and "memory" in said and str(other.folder / "model") in said
+    summary = [line for line in run.summary().splitlines() if not line.startswith("memory")]  # of this process
+    assert all(line in out for line in summary) and "memory" in out and str(other.folder / "model") in out
     assert (run.folder / "model" / "model.safetensors").is_file() and (run.folder / "report.html").is_file()
     assert [step.step for step in steps] == list(range(8)) and {step.steps for step in steps} == {8}
     assert [step.loss for step in steps] == run.losses
@@ -54,7 +54,7 @@ def test_it_is_the_commands_run(recipe: Path, capsys: pytest.CaptureFixture[str]
     assert run.outcome == "finished" and "8 steps" in repr(run) and run.complete("eta", max_new=3).startswith("eta")
 
 
-def test_a_run_whose_folder_is_removed_stops_and_says_so(recipe: Path) -> None:
+def test_a_run_stops_with_an_error_if_its_folder_is_removed(recipe: Path) -> None:
     def remove(step: planaria.Step) -> None:
         if step.step == 2:
             (log,) = recipe.parent.glob("**/events.jsonl")
@@ -64,7 +64,7 @@ def test_a_run_whose_folder_is_removed_stops_and_says_so(recipe: Path) -> None:
         planaria.train(recipe, on_step=remove, progress=False)
 
 
-def test_missing_samples_have_an_exit_code_of_their_own(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_samples_have_their_own_exit_code(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = planaria.train(recipe, progress=False)
     log = run.folder / "events.jsonl"
     lines = log.read_text().splitlines(keepends=True)
@@ -74,14 +74,14 @@ def test_missing_samples_have_an_exit_code_of_their_own(recipe: Path, capsys: py
     for command in (["report"], ["train", "--quiet", "--resume"]):
         with pytest.raises(SystemExit) as ended:
             cli.main([*command, str(run.folder)])
-        said = capsys.readouterr()
-        assert ended.value.code == 3 and "report.html" in said.out
+        printed = capsys.readouterr()
+        assert ended.value.code == 3 and "report.html" in printed.out
         missing = f"samples {3 * samples} to {4 * samples - 1} are missing"
-        assert said.err == f"planaria: {run.folder}: not every sample was used exactly once: {missing}\n"
+        assert printed.err == f"planaria: {run.folder}: not every sample was used exactly once: {missing}\n"
 
 
 @pytest.mark.slow
-def test_a_tracker_of_ones_own_hears_of_every_step_also_when_another_fails(
+def test_a_custom_tracker_receives_every_step_even_if_another_fails(
     recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "examples"))
@@ -89,10 +89,10 @@ def test_a_tracker_of_ones_own_hears_of_every_step_also_when_another_fails(
     monkeypatch.setattr(TensorBoard, "scalars", lambda self, step, values: 1 / 0)
     run = planaria.train(recipe, progress=False, settings=chosen, allow_code=True)
     assert run.outcome == "finished"
-    heard = [line.split(",") for line in (run.folder / "losses.csv").read_text().splitlines()]
-    assert [float(value) for _, name, value in heard if name == "loss"] == run.losses
-    assert {int(step): float(value) for step, name, value in heard if name == "val_loss"} == run.validations
-    assert (run.folder / "events.jsonl").read_text().count("continuing without tensorboard (ZeroDivisionError") == 1
+    rows = [line.split(",") for line in (run.folder / "losses.csv").read_text().splitlines()]
+    assert [float(value) for _, name, value in rows if name == "loss"] == run.losses
+    assert {int(step): float(value) for step, name, value in rows if name == "val_loss"} == run.validations
+    assert (run.folder / "events.jsonl").read_text().count("going on without tensorboard (ZeroDivisionError") == 1
     with pytest.raises(planaria.UserError, match=r"observe\.trackers = 'own_tracker:Tabel': .* 'Table'"):
         planaria.train(recipe, progress=False, settings={"observe.trackers": "own_tracker:Tabel"})
     assert not run.folder.with_name("tiny-2").exists(), "before there is a run"
@@ -110,7 +110,7 @@ def test_a_table_with_and_without_pandas(recipe: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
-def test_figures_are_those_of_the_report(recipe: Path) -> None:
+def test_figures_match_the_report(recipe: Path) -> None:
     run = planaria.train(recipe, progress=False)
     page = (run.folder / "report.html").read_text()
     assert "loss" in run.figures and all(f'id="{name}"' in page for name in run.figures)
@@ -135,7 +135,7 @@ def test_figures_are_those_of_the_report(recipe: Path) -> None:
         ({"checkpoint": "step-00000004"}, "checkpoint = 'step-00000004': goes with resume=True"),
     ],
 )
-def test_a_mistake_is_one_line_before_anything_is_made(recipe: Path, given: dict[str, object], line: str) -> None:
+def test_invalid_settings_are_refused_before_a_run_is_made(recipe: Path, given: dict[str, object], line: str) -> None:
     with pytest.raises(planaria.UserError) as wrong:
         planaria.train(recipe, progress=False, **given)  # type: ignore[arg-type]
     assert str(wrong.value).startswith(line)
@@ -159,7 +159,7 @@ def test_a_mistake_is_one_line_before_anything_is_made(recipe: Path, given: dict
         ("model.context", 100000),
     ],
 )
-def test_the_command_says_the_same_line(
+def test_the_command_reports_the_same_error(
     recipe: Path, setting: str, value: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(planaria.UserError) as wrong:
@@ -169,7 +169,7 @@ def test_the_command_says_the_same_line(
 
 
 @pytest.mark.slow
-def test_an_engine_by_itself_refuses_what_does_not_go_together(recipe: Path) -> None:
+def test_an_engine_refuses_conflicting_settings(recipe: Path) -> None:
     config = planaria.configure(recipe, strategy="checkfree_plus")
     with pytest.raises(planaria.UserError, match="checkfree_plus needs routing"):
         planaria.InlineEngine(config, *planaria.streams(config))
@@ -179,20 +179,20 @@ def test_an_engine_by_itself_refuses_what_does_not_go_together(recipe: Path) -> 
     assert losses == planaria.train(config, steps=3, progress=False).losses
 
 
-def test_a_stopped_run_is_returned_and_goes_on_by_its_folder_or_its_name(recipe: Path) -> None:
+def test_a_stopped_run_is_returned_and_resumed_by_folder_or_name(recipe: Path) -> None:
     whole = planaria.train(recipe, progress=False)
     stop = threading.Event()
 
-    def hear(step: planaria.Step) -> None:
+    def on_step(step: planaria.Step) -> None:
         if step.step in (1, 4):
             stop.set()
 
-    said: list[str] = []
-    part = planaria.train(recipe, on_step=hear, stop=stop, progress=False, say=said.append)
+    messages: list[str] = []
+    part = planaria.train(recipe, on_step=on_step, stop=stop, progress=False, say=messages.append)
     assert part.outcome == "stopped: request" and len(part.losses) == 2
-    assert f"planaria train --resume {part.folder}" in said[-1]
+    assert f"planaria train --resume {part.folder}" in messages[-1]
     stop.clear()
-    assert len(planaria.train(part.folder, resume=True, on_step=hear, stop=stop, progress=False).losses) == 5
+    assert len(planaria.train(part.folder, resume=True, on_step=on_step, stop=stop, progress=False).losses) == 5
     last = planaria.train(recipe, resume=True, progress=False)
     assert last.folder == part.folder and last.outcome == "finished"
     assert last.losses == whole.losses and last.validations == whole.validations
@@ -202,19 +202,19 @@ def test_a_stopped_run_is_returned_and_goes_on_by_its_folder_or_its_name(recipe:
 
 
 @pytest.mark.slow
-def test_what_on_step_raises_comes_back_once_the_run_is_saved(recipe: Path) -> None:
-    def hear(step: planaria.Step) -> None:
+def test_an_exception_of_on_step_is_raised_after_the_run_is_saved(recipe: Path) -> None:
+    def on_step(step: planaria.Step) -> None:
         if step.step == 2:
             raise ZeroDivisionError("mine")
 
     with pytest.raises(ZeroDivisionError, match="mine"):
-        planaria.train(recipe, on_step=hear, progress=False)
+        planaria.train(recipe, on_step=on_step, progress=False)
     folder = recipe.parent / "runs" / "tiny"
     assert [saved.step for saved in CheckpointStore(folder / "checkpoints").list()] == [3]
     assert len(planaria.train(folder, resume=True, progress=False).losses) == 8
 
 
-def test_a_signal_stops_it_as_the_command(recipe: Path) -> None:
+def test_a_signal_stops_training_like_the_command(recipe: Path) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with pytest.raises(planaria.RunStopped, match=r"^stopped by SIGINT$") as stopped:
         planaria.train(
@@ -226,7 +226,7 @@ def test_a_signal_stops_it_as_the_command(recipe: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_callers_threads_are_as_before(recipe: Path) -> None:
+def test_the_callers_number_of_threads_is_restored(recipe: Path) -> None:
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
@@ -239,14 +239,14 @@ def test_the_callers_threads_are_as_before(recipe: Path) -> None:
 NOTEBOOK = """
 import asyncio, sys, threading, planaria
 
-stop, heard = threading.Event(), []
+stop, steps = threading.Event(), []
 
 async def cell():
     training = asyncio.create_task(asyncio.to_thread(
-        planaria.train, sys.argv[1], engine="fleet", steps=500, eval_every=0, stop=stop, on_step=heard.append,
+        planaria.train, sys.argv[1], engine="fleet", steps=500, eval_every=0, stop=stop, on_step=steps.append,
         progress=False,
     ))
-    while len(heard) < 6 and not training.done():
+    while len(steps) < 6 and not training.done():
         await asyncio.sleep(0.02)
     stop.set()
     return await training
@@ -258,7 +258,7 @@ print(run.outcome, len(run.losses) >= 6, [recovery.outcome for recovery in run.r
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_fleet_in_a_thread_beside_a_running_loop_from_a_script_without_a_guard(recipe: Path) -> None:
+def test_a_fleet_trains_in_a_thread_beside_a_running_event_loop(recipe: Path) -> None:
     script = recipe.with_name("script.py")
     script.write_text(NOTEBOOK)
     done = subprocess.run([sys.executable, script, recipe], capture_output=True, text=True, timeout=280)

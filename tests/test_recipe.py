@@ -20,7 +20,7 @@ def write(tmp_path: Path) -> Path:
 
 
 def refused(text: str, file: Path, **flags: str) -> str:
-    """The one line that loading ``text`` ends in, without the folder's name."""
+    """Return the one line with which loading ``text`` fails, without the folder's name."""
     file.write_text(text)
     with pytest.raises(UserError) as caught:
         recipe.load(file, {name.replace("__", "."): value for name, value in flags.items()})
@@ -29,7 +29,7 @@ def refused(text: str, file: Path, **flags: str) -> str:
     return line.replace(str(file.parent) + "/", "")
 
 
-def test_flags_win_over_the_recipe_and_the_recipe_over_defaults(write: Path) -> None:
+def test_flags_override_the_recipe_and_the_recipe_defaults(write: Path) -> None:
     write.write_text("seed = 1\n[model]\ndim = 64\nheads = 2\n")
     config = recipe.load(write, {"model.dim": "32", "optim.lr": "3e-4"})
     assert (config.model.dim, config.model.heads, config.model.layers) == (32, 2, RunConfig().model.layers)
@@ -57,7 +57,7 @@ def test_a_recipe_may_name_its_run(write: Path) -> None:
         ("optim.lr", "1", 1.0),
     ],
 )
-def test_a_flag_reads_as_toml_would_and_bare_words_are_strings(flag: str, text: str, value: object) -> None:
+def test_a_flag_is_parsed_as_toml_and_bare_words_are_strings(flag: str, text: str, value: object) -> None:
     plain = recipe.load(None, {flag: text}).model_dump()
     for part in flag.split("."):
         plain = plain[part]
@@ -90,7 +90,7 @@ def test_a_flag_reads_as_toml_would_and_bare_words_are_strings(flag: str, text: 
         ("[model]\nkv_heads = 3", "mine.toml: model.heads = 4 is not a multiple of model.kv_heads = 3"),
     ],
 )  # fmt: skip
-def test_a_mistake_in_a_recipe_is_one_line_that_names_it(text: str, line: str, write: Path) -> None:
+def test_an_invalid_recipe_is_refused(text: str, line: str, write: Path) -> None:
     assert refused(text, write) == line
 
 
@@ -133,12 +133,12 @@ def test_a_mixture_is_a_table_of_sources(write: Path) -> None:
         ),
     ],
 )  # fmt: skip
-def test_a_mistake_in_a_mixture_names_the_source(text: str, line: str, write: Path) -> None:
+def test_an_invalid_mixture_is_refused_by_source(text: str, line: str, write: Path) -> None:
     found = refused(f"[data.mixture]\n{text}", write)
     assert found.startswith("mine.toml: ") and line in found
 
 
-def test_a_mistake_in_a_flag_names_the_flag(write: Path) -> None:
+def test_an_invalid_flag_is_refused(write: Path) -> None:
     assert refused("", write, seed="x") == "--seed x: input should be a valid integer"
     assert refused("", write, pipeline__order="gpip") == "--pipeline.order gpip: input should be '1f1b' or 'gpipe'"
     assert refused("", write, pipeline__stages="3") == (
@@ -148,7 +148,7 @@ def test_a_mistake_in_a_flag_names_the_flag(write: Path) -> None:
     assert "given flags: network.forward_s has 2 numbers" in refused("", write, network__forward_s="[1, 2]")
 
 
-def test_what_is_no_recipe_is_named(write: Path, tmp_path: Path) -> None:
+def test_files_that_are_not_recipes_are_refused(write: Path, tmp_path: Path) -> None:
     assert "mine.toml: not valid TOML" in refused("[model\n", write)
     write.write_bytes(b"\xff\xfe")
     with pytest.raises(UserError, match="not valid TOML"):
@@ -163,18 +163,18 @@ def test_what_is_no_recipe_is_named(write: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.name)
-def test_recipes_of_the_house_load_and_survive_dump_and_load(file: Path, write: Path) -> None:
+def test_shipped_recipes_survive_dump_and_load(file: Path, write: Path) -> None:
     config = recipe.load(file, {})
     write.write_text(recipe.dump(config))
     assert recipe.load(write, {}) == config
     assert recipe.parse(config.model_dump_json(), "config.json") == config
 
 
-def test_every_field_is_explained_and_can_be_set_by_its_dotted_name() -> None:
+def test_every_field_is_documented_and_settable_by_its_dotted_name() -> None:
     fields = dict(recipe.fields())
     assert len(fields) > 40
     assert list(fields) == [name for name, _ in recipe.meanings()]
-    assert not [name for name, said in recipe.meanings() if not said]
+    assert not [name for name, meaning in recipe.meanings() if not meaning]
     plain = recipe.load(None, {}).model_dump(mode="json")
     for name in fields:
         value = plain
@@ -185,7 +185,7 @@ def test_every_field_is_explained_and_can_be_set_by_its_dotted_name() -> None:
             assert recipe.load(None, {name: text}) == recipe.load(None, {})
 
 
-def test_overlay_changes_what_the_flags_name_only() -> None:
+def test_overlay_changes_only_the_given_settings() -> None:
     before = recipe.load(None, {"model.dim": "64"})
     after = recipe.overlay(before, {"train.steps": "7"})
     assert after.train.steps == 7
@@ -194,7 +194,7 @@ def test_overlay_changes_what_the_flags_name_only() -> None:
         recipe.overlay(before, {"train.steps": "0"})
 
 
-def test_a_damaged_config_is_one_line() -> None:
+def test_a_damaged_config_is_refused() -> None:
     with pytest.raises(UserError, match=r"^run/config.json: Invalid JSON"):
         recipe.parse("{", "run/config.json")
     with pytest.raises(UserError, match=r"^run/config.json: model.dim: input should be a valid integer$"):
@@ -202,14 +202,14 @@ def test_a_damaged_config_is_one_line() -> None:
 
 
 @given(st.sampled_from([name for name, _ in recipe.fields()]), st.text(max_size=12))
-def test_whatever_a_flag_says_it_is_taken_or_refused_in_words(name: str, text: str) -> None:
+def test_any_flag_is_accepted_or_refused(name: str, text: str) -> None:
     try:
         assert isinstance(recipe.load(None, {name: text}), RunConfig)
     except UserError as error:
         assert name in str(error) or "the defaults with the given flags" in str(error)
 
 
-def test_paths_from_the_recipes_own_folder_are_found_there_and_nowhere_else(tmp_path: Path) -> None:
+def test_relative_paths_are_resolved_from_the_recipes_folder(tmp_path: Path) -> None:
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text("text")
     (tmp_path / "below").mkdir()
@@ -228,9 +228,9 @@ def test_paths_from_the_recipes_own_folder_are_found_there_and_nowhere_else(tmp_
     assert found.data.tokenizer == "bytes" and found.data.mixture["talk"].source == "../texts/none.txt"
     assert found.train.start == str(tmp_path / "texts")
     flagged = recipe.load(file, {"data.source": "../texts/a.txt"})
-    assert flagged.data.source == "../texts/a.txt", "a flag's is taken from where the command is given"
+    assert flagged.data.source == "../texts/a.txt", "a flag is relative to the working directory"
 
 
-def test_a_schedule_does_not_end_before_the_run() -> None:
+def test_a_schedule_that_ends_before_the_run_is_refused() -> None:
     with pytest.raises(UserError, match=r"train\.schedule_steps = 5 ends before train\.steps = 7 do"):
         recipe.load(None, {"train.steps": "7", "train.schedule_steps": "5"})

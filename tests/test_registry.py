@@ -1,4 +1,4 @@
-"""Choices that a recipe names: which classes are found, which need permission, and the errors for the others."""
+"""Choices in a recipe: found classes, permission to import code, and errors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from planaria import cli
+from command_line import refused
 from planaria.common.errors import UserError
 from planaria.config import consent, registry
 from planaria.config.options import Options
@@ -57,7 +57,7 @@ class Other:
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A module in the present folder, of a name that no other test uses."""
+    """A module in the working directory, with a unique name."""
     name = f"own_{tmp_path.name}".replace("-", "_")
     (tmp_path / f"{name}.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
@@ -67,7 +67,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A module in the working directory that leaves a file behind when it is imported."""
+    """A module in the working directory that creates a file when it is imported."""
     name = f"evil_{tmp_path.name}".replace("-", "_")
     (tmp_path / f"{name}.py").write_text("open('imported', 'w').close()\nclass X: pass\n")
     monkeypatch.chdir(tmp_path)
@@ -113,14 +113,12 @@ def test_no_command_imports_a_module_without_permission(
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").write_text(f'{{"recovery": {{"strategy": "{evil}:X"}}}}')
     words = {"RECIPE": "recipe.toml", "SWARM": "swarm.toml", "RUN": "run"}
-    with pytest.raises(SystemExit) as ended:
-        cli.main([words.get(word, word).replace("EVIL", evil) for word in command.split()])
-    err = capsys.readouterr().err
-    assert ended.value.code == 2 and err.count("\n") == 1 and "pass --allow-code" in err, err
+    line = refused(capsys, *(words.get(word, word).replace("EVIL", evil) for word in command.split()))
+    assert "pass --allow-code" in line
     assert not Path("imported").exists() and not Path("runs").exists()
 
 
-def test_permission_is_for_the_call_and_for_modules_that_it_imported(own: str) -> None:
+def test_permission_covers_the_call_and_the_modules_that_it_imported(own: str) -> None:
     with consent.allowing():
         assert consent.current().any_module and consent.flags() == ["--allow-code"]
         RECOVERIES.find(f"{own}:Mine")
@@ -131,7 +129,7 @@ def test_permission_is_for_the_call_and_for_modules_that_it_imported(own: str) -
         RECOVERIES.find(f"{own}_other:Mine")
 
 
-def test_a_class_that_the_program_has_imported_needs_no_permission(own: str) -> None:
+def test_an_imported_class_needs_no_permission(own: str) -> None:
     import sys
 
     sys.path.append(".")
@@ -146,7 +144,7 @@ def test_shipped_classes_need_no_permission_by_any_name() -> None:
 
 
 @pytest.mark.usefixtures("allow_code")
-def test_a_class_of_ones_own_is_found_in_the_present_folder_with_its_options(own: str) -> None:
+def test_a_custom_class_is_found_in_the_working_directory_with_its_options(own: str) -> None:
     made = RECOVERIES.make(f"{own}:Mine", {"noise": 0.5, "lr_scale": 2.0})
     assert made.model_dump() == {
         "noise": 0.5, "lr_scale": 2.0, "moments": "fresh", "omega": "l2sq", "measured": "preclip"
@@ -179,7 +177,7 @@ def test_a_package_registers_names(own: str, monkeypatch: pytest.MonkeyPatch) ->
         ("OWN:Bare", r"lacks .*rebuild.*; define what is missing"),
     ],
 )
-def test_a_choice_that_cannot_be_had_is_named(own: str, name: str, message: str) -> None:
+def test_an_unavailable_choice_is_refused(own: str, name: str, message: str) -> None:
     Path("broken.py").write_text("\n1 / 0\n")
     Path("worse.py").write_text("class\n")
     Path("quits.py").write_text("import sys\nsys.exit(0)\n")
@@ -188,13 +186,13 @@ def test_a_choice_that_cannot_be_had_is_named(own: str, name: str, message: str)
 
 
 @pytest.mark.usefixtures("allow_code")
-def test_a_class_that_cannot_be_made_is_named(own: str) -> None:
+def test_a_class_that_cannot_be_instantiated_is_refused(own: str) -> None:
     with pytest.raises(UserError, match=rf"'{own}:Picky': cannot be made: .*{own}\.py:\d+: RuntimeError: not today"):
         RECOVERIES.make(f"{own}:Picky", {})
 
 
 @pytest.mark.usefixtures("allow_code")
-def test_an_error_that_nobody_knows_is_put_down_to_classes_from_outside_only(own: str) -> None:
+def test_unexpected_errors_are_attributed_to_custom_classes_only(own: str) -> None:
     mine = RECOVERIES.find(f"{own}:Mine")
     cause = rf"^{own}:Mine may be the cause: .*: ZeroDivisionError"
     with pytest.raises(UserError, match=cause), registry.blaming(lambda: [mine]):
@@ -215,24 +213,24 @@ def test_an_error_that_nobody_knows_is_put_down_to_classes_from_outside_only(own
         ({"checkpoint": {}}, r"^recovery\.options\.checkpoint: no option of 'echo', 'checkfree'"),
     ],
 )
-def test_options_are_as_strict_as_all_settings(options: dict[str, object], message: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         recovery(RecoveryConfig(strategy="echo, checkfree", options=Options(options)), 4)
 
 
-def test_an_option_goes_to_all_that_have_it_and_a_table_to_one() -> None:
+def test_an_option_applies_to_all_that_declare_it_and_a_table_to_one() -> None:
     options = Options({"lr_scale": 1.5, "copy": {"lr_scale": 1.25}})
     chain = recovery(RecoveryConfig(strategy="checkfree, copy, random", options=options), 4).strategies
     assert [one.lr_scale for one in chain.values()] == [1.5, 1.25, 1.5]  # type: ignore[attr-defined]
 
 
-def test_another_strategy_goes_without_what_only_the_first_had() -> None:
+def test_another_strategy_drops_options_it_does_not_declare() -> None:
     first = RecoveryConfig(strategy="echo", options=Options({"bits": 4, "echo": {"every": 2}}))
     assert with_strategy(first, "checkfree").options == {}
     assert with_strategy(first, "checkfree, echo").options == first.options
 
 
-def test_options_are_values() -> None:
+def test_options_compare_by_value() -> None:
     one, other = Options({"a": [1, 2], "b": 2}), Options({"b": 2, "a": [1, 2]})
     assert one == other and hash(one) == hash(other) and {one: 1}[other] == 1
     assert RecoveryConfig.model_validate_json(RecoveryConfig(options=one).model_dump_json()).options == one

@@ -1,4 +1,4 @@
-"""Bodies of requests, bounded."""
+"""Bounded request bodies."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ async def parts(*some: bytes, pause_s: float = 0.0) -> AsyncIterator[bytes]:
 
 
 @pytest.mark.parametrize(("most", "read"), [(4, b"abcd"), (3, None), (0, None)])
-def test_a_body_is_whole_or_too_large(most: int, read: bytes | None) -> None:
+def test_a_body_is_read_or_too_large(most: int, read: bytes | None) -> None:
     assert asyncio.run(read_body(parts(b"ab", b"", b"cd"), most, 10.0)) == read
 
 
-def test_a_body_that_does_not_end_in_time_is_none() -> None:
+def test_a_slow_body_is_none() -> None:
     assert asyncio.run(read_body(parts(b"a", b"b", pause_s=5.0), 10, 0.05)) is None

@@ -1,4 +1,4 @@
-"""No setting is ignored: whatever a recipe may change is used, or refused with a word on who would use it."""
+"""No setting is ignored: every setting is used, or refused with its users."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_every_field_is_read_somewhere() -> None:
     assert [name for name, _ in fields() if name.rpartition(".")[2] not in read] == []
 
 
-def test_rules_are_about_fields() -> None:
+def test_rules_name_existing_fields() -> None:
     assert RULES.keys() <= {name for name, _ in fields()}
 
 
@@ -53,19 +53,19 @@ def test_rules_are_about_fields() -> None:
         ("checkpoint.background", {"checkpoint": {"background": True, "every": 0}}),
     ],
 )
-def test_what_only_others_use_is_refused_before_a_run_begins(name: str, sections: dict[str, dict[str, Any]]) -> None:
+def test_unused_settings_are_refused_before_a_run_begins(name: str, sections: dict[str, dict[str, Any]]) -> None:
     with pytest.raises(UserError, match=rf"^{name} = .*leave it out$"):
         require_used(config(**sections))
 
 
-def test_one_process_refuses_more_replicas_in_time() -> None:
+def test_one_process_refuses_a_growing_number_of_replicas() -> None:
     growing = config(exchange={"replicas": 2, "kind": "noloco", "most": 3})
     check(growing)
     with pytest.raises(UserError, match=r"exchange\.most"):
         check(growing.model_copy(update={"engine": "inline"}))
 
 
-def test_what_is_said_for_other_runs_is_named() -> None:
+def test_settings_without_effect_are_listed() -> None:
     quiet, trace = config(), Trace(faults=(Fault(step=1, stage=1, signal="slow"), Fault(step=2, stage=1)))
     assert list(idle(ResolvedRun(quiet), trace)) == []
     alone = config(exchange={"kind": "noloco", "options": {"every": 5}}, fleet={"spares": 3}, engine="inline")  # type: ignore[arg-type]

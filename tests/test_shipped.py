@@ -1,4 +1,4 @@
-"""Recipes that come with planaria: found by name from anywhere, listed, copied to be changed; and all in the wheel."""
+"""Shipped recipes: found by name, listed, copied, and included in the wheel."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from command_line import refused
 from planaria import cli
 from planaria.config import recipe, shipped
 
 ROOT = Path(__file__).parents[1]
 
 
-def test_a_name_means_a_shipped_recipe_unless_there_is_such_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_is_a_shipped_recipe_unless_a_file_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert shipped.find("demo") == shipped.FOLDER / "demo.toml"
     assert shipped.find("drills/alone").is_file()
@@ -33,7 +32,7 @@ def test_a_race_at_a_published_size_trains_the_published_shapes(race: str, publi
     assert recipe.load(shipped.find(race), {}).model == recipe.load(shipped.find(published), {}).model
 
 
-def test_all_are_listed_with_what_they_are_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_are_listed_with_their_purpose(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["recipes"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == shipped.names()
@@ -46,7 +45,7 @@ def test_all_are_listed_with_what_they_are_for(capsys: pytest.CaptureFixture[str
         "arithmetic_swarm": "swarm",
     }
     assert expected.items() <= kinds.items()
-    assert all(len(line.split()) > 4 for line in lines), "each says in a sentence what it is"
+    assert all(len(line.split()) > 4 for line in lines), "each has a description"
 
 
 @pytest.mark.parametrize("name", [name for name in shipped.names() if "drill" not in name and "swarm" not in name])
@@ -65,18 +64,15 @@ def test_a_copy_is_the_same_recipe(name: str, tmp_path: Path, capsys: pytest.Cap
     assert clock is None or (tmp_path / clock).is_file()
 
 
-def test_nothing_is_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_file_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "demo.trace.json").write_text("mine")
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["init", str(tmp_path / "mine.toml")])
-    assert ended.value.code == 2
-    assert "demo.trace.json: is there already" in capsys.readouterr().err
+    assert "demo.trace.json: is there already" in refused(capsys, "init", tmp_path / "mine.toml")
     assert [path.name for path in tmp_path.iterdir()] == ["demo.trace.json"]
 
 
 @pytest.mark.slow
 def test_the_wheel_works_without_the_repository(tmp_path: Path) -> None:
-    """Built from the sources, put into an empty folder, tried from another."""
+    """Built from the sources, installed into an empty folder, run from another."""
     sources, site, elsewhere = tmp_path / "sources", tmp_path / "site", tmp_path / "elsewhere"
     elsewhere.mkdir()
     sources.mkdir()

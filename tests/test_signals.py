@@ -16,7 +16,7 @@ from planaria.runtime.engine.stopping import stop_asked
 
 @pytest.fixture
 def hang_up() -> Iterator[None]:
-    """A hang-up ends this process, as is usual, whatever the process that started it thinks of them."""
+    """Restore the default action of SIGHUP, whatever was inherited."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
@@ -24,7 +24,7 @@ def hang_up() -> Iterator[None]:
 
 @pytest.mark.usefixtures("hang_up")
 @pytest.mark.parametrize("number", STOPS)
-def test_the_first_is_noted_and_the_second_interrupts_but_for_a_hang_up(number: signal.Signals) -> None:
+def test_the_first_signal_is_noted_and_the_second_interrupts_except_sighup(number: signal.Signals) -> None:
     with stop_asked() as asked:
         os.kill(os.getpid(), number)
         assert asked() == number.name
@@ -37,7 +37,7 @@ def test_the_first_is_noted_and_the_second_interrupts_but_for_a_hang_up(number: 
 
 @pytest.mark.usefixtures("hang_up")
 @pytest.mark.parametrize("number", STOPS)
-def test_any_of_them_interrupts_a_command_and_hanging_up_again_does_not_disturb_its_end(number: signal.Signals) -> None:
+def test_any_signal_interrupts_and_a_second_sighup_is_ignored(number: signal.Signals) -> None:
     before = [signal.getsignal(n) for n in STOPS]
     with interrupted():
         with pytest.raises(KeyboardInterrupt):
@@ -48,7 +48,7 @@ def test_any_of_them_interrupts_a_command_and_hanging_up_again_does_not_disturb_
 
 
 @pytest.mark.usefixtures("hang_up")
-def test_who_is_to_outlive_its_terminal_does() -> None:
+def test_an_ignored_sighup_stays_ignored() -> None:
     """As under nohup."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with interrupted(), stop_asked() as asked:
@@ -76,7 +76,7 @@ entry()
 """
 
 
-def test_ctrl_c_while_the_command_is_imported_ends_it_in_silence() -> None:
+def test_ctrl_c_during_imports_ends_the_command_silently() -> None:
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     command = [sys.executable, "-c", WHILE_IMPORTED, project["scripts"]["planaria"]]
     done = subprocess.run(command, capture_output=True, text=True, start_new_session=True)

@@ -1,4 +1,4 @@
-"""Real runs with the real libraries of trackers, offline; each is skipped where its library is not installed."""
+"""Runs with the real tracker libraries, offline; skipped where a library is missing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from pathlib import Path
 from wandb.proto.wandb_internal_pb2 import Record
 
 def records(data):
-    # LevelDB's log: blocks of 32 KiB with parts of records; each has a checksum (4 bytes), a length (2), a kind (1).
+    # LevelDB's log: blocks of 32 KiB with parts of records, each with checksum (4 bytes), length (2), kind (1).
     at, whole = 7, b""
     while at + 7 <= len(data):
         left = 32768 - at % 32768
@@ -48,16 +48,16 @@ def records(data):
             yield Record.FromString(whole)
             whole = b""
 
-told = {"runs": [], "points": [], "config": {}}
+found = {"runs": [], "points": [], "config": {}}
 for file in sys.argv[1:]:
     for record in records(Path(file).read_bytes()):
         if record.run.run_id:
-            told["runs"].append([record.run.run_id, record.run.project, record.run.display_name])
-            told["config"].update((u.key, json.loads(u.value_json)) for u in record.run.config.update)
+            found["runs"].append([record.run.run_id, record.run.project, record.run.display_name])
+            found["config"].update((u.key, json.loads(u.value_json)) for u in record.run.config.update)
         if record.history.item:
             items = {i.key or ".".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
-            told["points"].append(items)
-print(json.dumps(told))
+            found["points"].append(items)
+print(json.dumps(found))
 """
 TRACKIO = """
 import json, sys
@@ -69,7 +69,7 @@ print(json.dumps({"logs": logs, "config": {name: SQLiteStorage.get_run_config("p
 
 
 def python(code: str, *arguments: object, env: dict[str, str]) -> str:
-    """What a process of its own prints: these libraries keep much that is global, and write when they end."""
+    """Return the output of a separate process: these libraries have global state and write at exit."""
     done = subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],
         env={**os.environ, **env}, capture_output=True, text=True, timeout=100, check=False,
@@ -79,14 +79,14 @@ def python(code: str, *arguments: object, env: dict[str, str]) -> str:
 
 
 def of_wandb(runs: Path, identity: str, env: dict[str, str]) -> tuple[dict[str, Curve], dict[str, Any]]:
-    told = json.loads(python(WANDB, *sorted(runs.glob("wandb/offline-run-*/run-*.wandb")), env=env))
-    assert {tuple(run) for run in told["runs"]} == {(identity, "planaria", runs.name)}
+    found = json.loads(python(WANDB, *sorted(runs.glob("wandb/offline-run-*/run-*.wandb")), env=env))
+    assert {tuple(run) for run in found["runs"]} == {(identity, "planaria", runs.name)}
     curves: dict[str, Curve] = {}
-    for point in told["points"]:
+    for point in found["points"]:
         for name, value in point.items():
             if not name.startswith("_") and name != "step":
                 curves.setdefault(name, []).append((point["step"], value))
-    return curves, told["config"]
+    return curves, found["config"]
 
 
 def of_mlflow(folder: Path, identity: str, env: dict[str, str]) -> tuple[dict[str, Curve], dict[str, Any]]:
@@ -102,15 +102,15 @@ def of_mlflow(folder: Path, identity: str, env: dict[str, str]) -> tuple[dict[st
 
 
 def of_trackio(folder: Path, identity: str, env: dict[str, str]) -> tuple[dict[str, Curve], dict[str, Any]]:
-    told = json.loads(python(TRACKIO, env=env))
+    found = json.loads(python(TRACKIO, env=env))
     name = f"{folder.name}-{identity[:8]}"
-    assert told["logs"].keys() == {name}
+    assert found["logs"].keys() == {name}
     curves: dict[str, Curve] = {}
-    for point in told["logs"][name]:
+    for point in found["logs"][name]:
         for key, value in point.items():
             if key not in ("timestamp", "step"):
                 curves.setdefault(key, []).append((point["step"], value))
-    return curves, told["config"][name]
+    return curves, found["config"][name]
 
 
 @pytest.mark.slow
@@ -122,7 +122,7 @@ def of_trackio(folder: Path, identity: str, env: dict[str, str]) -> tuple[dict[s
         ("trackio", [], of_trackio),
     ],
 )
-def test_a_run_that_is_resumed_is_one_run_of_its_tracker(
+def test_a_resumed_run_is_one_run_of_its_tracker(
     tracker: str, options: list[str], read: Callable[..., tuple[dict[str, Curve], dict[str, Any]]], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip

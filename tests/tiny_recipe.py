@@ -1,4 +1,4 @@
-"""A recipe that trains in seconds, as a file: what a program and the command line both begin with."""
+"""A recipe file that trains in seconds."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ TRACE = '{"version": 1, "faults": [{"step": 3, "stage": 2, "moment": "forward"}]
 
 
 def written(folder: Path) -> Path:
-    """The recipe's file in ``folder``, with its text and its trace beside it: stage 2 is lost in step 3."""
+    """Write the recipe, its text and its trace to ``folder``; stage 2 is lost in step 3."""
     rng = random.Random(34107)
     words = ["".join(rng.choices("etaoinshrdlu", k=rng.randint(2, 7))) for _ in range(60)]
     (folder / "corpus.txt").write_text(" ".join(rng.choices(words, k=6000)))

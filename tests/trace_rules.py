@@ -1,4 +1,4 @@
-"""What holds of every run's trace for Perfetto: the format's rules, and that it tells what the log tells."""
+"""Checks of a run's Perfetto trace: the format's rules, and agreement with the log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Event = dict[str, Any]
 
 
 def checked(events: list[Event]) -> None:
-    """The rules of the Trace Event Format, for the kinds of events that are used."""
+    """Check the rules of the Trace Event Format for the used kinds of events."""
     processes = {x["pid"] for x in events if x["ph"] == "M" and x["name"] == "process_name"}
     threads: set[tuple[int, int]] = set()
     last: dict[tuple[int, int], float] = defaultdict(lambda: float("-inf"))
@@ -36,8 +36,8 @@ def checked(events: list[Event]) -> None:
             assert all(isinstance(value, float) for value in event["args"].values())
             counted[event["pid"], event["name"]] = event["ts"]
             continue
-        assert place in threads, "a thread has its name before it is used"
-        assert event["ts"] >= last[place], "on a thread times go forwards"
+        assert place in threads, "a thread is named before its first event"
+        assert event["ts"] >= last[place], "times on a thread are ordered"
         last[place] = event["ts"]
         match event["ph"]:
             case "X":
@@ -48,12 +48,10 @@ def checked(events: list[Event]) -> None:
             case "b":
                 open_slices[event["cat"], event["id"]].append(event["name"])
             case "e":
-                assert open_slices[event["cat"], event["id"]].pop() == event["name"], (
-                    "a slice ends before what it is in"
-                )
+                assert open_slices[event["cat"], event["id"]].pop() == event["name"], "nested slices end first"
             case other:
                 pytest.fail(f"{other}: not a kind that is used")
-    assert not any(open_slices.values()), "every beginning has its end"
+    assert not any(open_slices.values()), "every slice ends"
 
 
 def named(events: list[Event], what: str) -> dict[tuple[int, int], str]:
@@ -61,7 +59,7 @@ def named(events: list[Event], what: str) -> dict[tuple[int, int], str]:
 
 
 def told_as_logged(record: RunRecord, events: list[Event]) -> None:
-    """Every span, fault, loss, recovery and measurement of the log is there once, at its time."""
+    """Check that every span, fault, loss, recovery and measurement of the log occurs once, at its time."""
     zero = record.starts[0][0]
 
     def us(t: float) -> float:

@@ -1,4 +1,4 @@
-"""Waiting for other threads and processes, on a machine that may be busy."""
+"""Wait for other threads and processes on a busy machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 SOON_S = 20.0
-"""seconds in which another thread has its turn even on a busy machine"""
+"""seconds in which another thread runs even on a busy machine"""
 
 
 def until(
@@ -15,7 +15,7 @@ def until(
     meanwhile: Callable[[], object] = lambda: time.sleep(0.005),
     shown: object = "",
 ) -> None:
-    """Call ``meanwhile`` until the condition holds; fail after ``seconds``, and show ``shown`` then."""
+    """Call ``meanwhile`` until the condition holds; fail with ``shown`` after ``seconds``."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, shown

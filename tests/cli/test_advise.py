@@ -1,4 +1,4 @@
-"""``planaria advise``: on the recipe that everybody tries first, and on one of many days."""
+"""``planaria advise`` on a short and on a long run."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from command_line import refused
 from planaria import cli
 
 
@@ -15,7 +16,7 @@ def advice(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 @pytest.mark.slow
-def test_the_demo_is_told_in_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_advice_on_a_short_run_is_in_seconds(capsys: pytest.CaptureFixture[str]) -> None:
     out = advice(capsys, "demo")
     head = next(line for line in out.splitlines() if "recovery.strategy" in line)
     assert "seconds" in head and "hours" not in out
@@ -28,7 +29,7 @@ def test_the_demo_is_told_in_seconds(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.slow
-def test_a_longer_run_is_told_in_longer_units(capsys: pytest.CaptureFixture[str]) -> None:
+def test_advice_on_a_longer_run_is_in_minutes_or_hours(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(
         r"^advice +.+: \d\d\.\d\d minutes ", advice(capsys, "demo", "--train.steps", "20000"), re.MULTILINE
     )
@@ -36,10 +37,6 @@ def test_a_longer_run_is_told_in_longer_units(capsys: pytest.CaptureFixture[str]
     assert re.search(r"^advice +.+: \d{3}\.\d hours ", advice(capsys, "llama_500m", *large), re.MULTILINE)
 
 
-def test_what_it_needs_to_know_is_named_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["advise", "gossip"])
-    assert ended.value.code == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
-    assert "network.store_bandwidth" in err and "give each in [network]" in err
+def test_missing_network_settings_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    line = refused(capsys, "advise", "gossip")
+    assert "network.store_bandwidth" in line and "give each in [network]" in line

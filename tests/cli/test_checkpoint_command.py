@@ -1,4 +1,4 @@
-"""``planaria checkpoint show | verify | convert``, and resuming in another shape, as a user meets them."""
+"""``planaria checkpoint show | verify | convert``, and resuming with another number of stages or replicas."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ trackers = ""
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home with finished runs: one replica at four stages, and two."""
+    """A folder with finished runs of four stages: ``one`` has one replica, ``two`` has two."""
     home, rng = tmp_path_factory.mktemp("checkpoints"), random.Random(34107)
     corpus = home / "corpus.txt"
     corpus.write_text(" ".join("".join(rng.choices("etaoinshrdlu", k=rng.randint(2, 7))) for _ in range(3000)))
@@ -64,11 +64,11 @@ def copied(made: Path, name: str, to: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_show_lists_every_parameter_with_what_goes_with_it(made: Path) -> None:
-    said = carry_out(["checkpoint", "show", str(made / "runs" / "two")])
-    assert said.code == 0
-    lines = [line.split() for line in said.out.splitlines()]
-    assert "step 6, 4 stages, replicas: 2 (noloco)" in said.out
+def test_show_lists_every_parameter_with_its_state(made: Path) -> None:
+    result = carry_out(["checkpoint", "show", str(made / "runs" / "two")])
+    assert result.code == 0
+    lines = [line.split() for line in result.out.splitlines()]
+    assert "step 6, 4 stages, replicas: 2 (noloco)" in result.out
     row = next(line for line in lines if line[:1] == ["model.layers.2.mlp.up_proj.weight"])
     assert row[1:3] == ["3", "average"] and row[3:6] == ["F32", "[24,", "16]"]
     assert row[6:9] == ["6", "1", f"{3 * 4 * 24 * 16:,}"] and len(row[9]) == 12
@@ -76,41 +76,46 @@ def test_show_lists_every_parameter_with_what_goes_with_it(made: Path) -> None:
     assert "step 3, 4 stages, replicas: 1, " in first.out and " unique " in first.out
 
 
-def test_verify_reads_everything_and_names_what_is_damaged(made: Path, tmp_path: Path) -> None:
+def test_verify_names_the_damaged_file(made: Path, tmp_path: Path) -> None:
     run = copied(made, "two", tmp_path)
-    said = carry_out(["checkpoint", "verify", str(run)])
-    assert said.code == 0 and said.out.count("all as written") == 2 and "step-00000006: 10 files" in said.out
+    result = carry_out(["checkpoint", "verify", str(run)])
+    assert result.code == 0 and result.out.count("all as written") == 2 and "step-00000006: 10 files" in result.out
     path = run / "checkpoints" / "step-00000003" / "replica-1" / "stage-0002.safetensors"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 8
     path.write_bytes(content)
-    said = carry_out(["checkpoint", "verify", str(run)])
-    assert said.code == 2 and said.kind and f"{path}: " in said.err and "has changed since it was written" in said.err
+    result = carry_out(["checkpoint", "verify", str(run)])
+    assert (
+        result.code == 2
+        and result.kind
+        and f"{path}: " in result.err
+        and "has changed since it was written" in result.err
+    )
     assert carry_out(["checkpoint", "verify", str(run), "--checkpoint", "step-00000006"]).code == 0
 
 
 @pytest.mark.slow
-def test_a_converted_checkpoint_goes_on_like_the_one_that_it_was_made_of(made: Path, tmp_path: Path) -> None:
-    """At the shape that it was converted to nothing is re-cut any more."""
+def test_a_converted_checkpoint_resumes_like_the_original(made: Path, tmp_path: Path) -> None:
+    """Resuming at the converted shape needs no further re-cut."""
     direct, moved = (copied(made, "two", tmp_path / place) for place in ("direct", "moved"))
     flags = ["--pipeline.stages", "2", "--exchange.replicas", "3"]
-    said = carry_out(["checkpoint", "convert", str(moved), "--to", str(tmp_path / "made"), *flags])
-    assert said.code == 0 and "of 2 replicas, now 3 replicas" in said.out
+    result = carry_out(["checkpoint", "convert", str(moved), "--to", str(tmp_path / "made"), *flags])
+    assert result.code == 0 and "of 2 replicas, now 3 replicas" in result.out
     shutil.rmtree(moved / "checkpoints")
     shutil.move(tmp_path / "made", moved / "checkpoints")
     (saved,) = CheckpointStore(moved / "checkpoints").list()
     assert (saved.manifest.pipeline_stages, saved.manifest.replicas, saved.whole) == (2, 3, True)
-    found = []
+    courses = []
     for run in (direct, moved):
-        said = carry_out(["train", "--resume", str(run), *flags, "--train.steps", "9", "--quiet"])
-        assert said.code == 0, said.err
-        assert ("re-cut by parameter" in said.out) == (run == direct)
-        found.append({m.step: m.loss for m in read_run(run).trained})
-    assert found[0] == found[1]
+        result = carry_out(["train", "--resume", str(run), *flags, "--train.steps", "9", "--quiet"])
+        assert result.code == 0, result.err
+        assert ("re-cut by parameter" in result.out) == (run == direct)
+        courses.append({m.step: m.loss for m in read_run(run).trained})
+    assert courses[0] == courses[1]
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["checkpoint"], "unknown command"),
         (["checkpoint", "show", "RUN", "--checkpoint", "step-7"], "no such checkpoint"),
@@ -123,7 +128,7 @@ def test_a_converted_checkpoint_goes_on_like_the_one_that_it_was_made_of(made: P
         (["train", "--resume", "RUN", "--train.steps", "9", "--routing.schedule", "none.json"], "none.json"),
     ],
 )
-def test_mistakes_are_one_line(made: Path, words: list[str], said: str) -> None:
+def test_a_mistake_is_refused_in_one_line(made: Path, words: list[str], message: str) -> None:
     run = str(made / "runs" / "one")
-    found = carry_out([word.replace("RUN", run) for word in words])
-    assert found.code == 2 and found.kind and said in found.err, found.err
+    result = carry_out([word.replace("RUN", run) for word in words])
+    assert result.code == 2 and result.kind and message in result.err, result.err

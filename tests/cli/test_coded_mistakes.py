@@ -1,4 +1,4 @@
-"""Gradient codes that cannot be: one clear line that names the thing and the mend, exit code 2, no worker started."""
+"""Invalid gradient codes are refused before any worker is started."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ MSGC = 'coded = { scheme = "msgc", burst = 1, window = 2, stragglers = 1, jobs =
         (f"{GC}\nreplicas = 2", ["exchange.replicas = 3 or more", "here are 2"]),
     ],
 )
-def test_codes_that_cannot_be(
+def test_an_invalid_gradient_code_is_refused(
     home: Path,  # noqa: F811
     capfd: pytest.CaptureFixture[str],
     text: str,
     names: list[str],
 ) -> None:
-    """What is wrong with a scheme by itself is in tests/exchange/test_coded.py too, with every message."""
-    said = text if "replicas" in text else f"replicas = 4\n{text}"
+    """tests/exchange/test_coded.py checks every message about a scheme itself."""
+    section = text if "replicas" in text else f"replicas = 4\n{text}"
     plain = (home / "good.toml").read_text()
     if "[pipeline]" in text:  # tables are given once
-        said, _, pipeline = said.partition("\n[pipeline]\n")
+        section, _, pipeline = section.partition("\n[pipeline]\n")
         plain = plain.replace("microbatches = 2", pipeline)
-    (home / "bad.toml").write_text(f"{plain}[exchange]\n{said}\n")
+    (home / "bad.toml").write_text(f"{plain}[exchange]\n{section}\n")
     mistake(capfd, home, train(home, "--engine", "fleet", recipe="bad.toml"), *names)

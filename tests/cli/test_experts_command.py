@@ -1,4 +1,4 @@
-"""``planaria experts``: every expert a process of its own, which may die; and what can be done with them afterwards."""
+"""``planaria experts``: train each expert in its own process, which may die, then use and edit the ensemble."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from planaria.lab.trials import kept
 from planaria.models.generate import generate
 
 pytestmark = pytest.mark.timeout(300)
-"""a dozen processes are started one after the other, on whatever else the machine does"""
+"""A dozen processes start one after the other."""
 
 RECIPE = """
 engine = "inline"
@@ -69,7 +69,7 @@ TOPICS = next(line for line in RECIPE.splitlines() if line.startswith("topics"))
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder below which a whole run lies in ``runs/tiny``, and its recipe."""
+    """A folder with a recipe and its finished run, ``runs/tiny``."""
     folder = tmp_path_factory.mktemp("experts")
     (folder / "tiny.toml").write_text(RECIPE.format(cache=folder / "cache"))
     assert cli.run(["experts", str(folder / "tiny.toml"), "--quiet", "--out", str(folder / "runs")]) == 0
@@ -78,7 +78,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copied(made: Path, tmp_path: Path) -> Path:
-    """A copy of the run, to be changed."""
+    """A copy of the run that a test may change."""
     return Path(shutil.copytree(made / "runs" / "tiny", tmp_path / "runs" / "tiny"))
 
 
@@ -86,29 +86,50 @@ def results(run: Path) -> Results:
     return Results.model_validate_json((run / "results.json").read_text())
 
 
+def trained(folder: Path, *replacements: tuple[str, str]) -> Path:
+    """Run RECIPE with some of its text replaced; return the folder of the run."""
+    recipe = RECIPE
+    for old, new in replacements:
+        assert old in recipe
+        recipe = recipe.replace(old, new)
+    (folder / "run.toml").write_text(recipe.format(cache=folder / "cache"))
+    assert cli.run(["experts", str(folder / "run.toml"), "--quiet", "--out", str(folder)]) == 0
+    return folder / "run"
+
+
+def edit_manifest(run: Path, beliefs: tuple[float | None, ...] = (), **mixture: object) -> None:
+    """Change the mixture's fields, and the beliefs that are not None, in the manifest of an ensemble."""
+    manifest = json.loads((run / "experts.json").read_text())
+    manifest["mixture"] |= mixture
+    for member, belief in zip(manifest["members"], beliefs, strict=False):
+        if belief is not None:
+            member["belief"] = belief
+    (run / "experts.json").write_text(json.dumps(manifest))
+
+
 def ensembles(run: Path) -> list[ArmResult]:
-    """The first seed's arms of several experts."""
+    """The first seed's arms with several experts."""
     found = results(run)
     return [found.runs[0].arms[arm] for arm in found.ensembles]
 
 
 def processes(word: str) -> list[int]:
-    """Processes whose command line has ``word`` in it."""
+    """Ids of the processes with ``word`` in their command line."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
-                said = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             except OSError:
                 continue
-            if word in said:
+            if word in command:
                 found.append(int(folder.name))
     return found
 
 
 @contextmanager
 def killing(word: str) -> Iterator[list[int]]:
-    """Kill, again and again, whatever process has ``word`` in its command line; the list of those that were."""
+    """Kill every process with ``word`` in its command line while the block runs; yield the list of killed ids."""
     over, killed = threading.Event(), list[int]()
 
     def hunt() -> None:
@@ -131,7 +152,7 @@ def killing(word: str) -> Iterator[list[int]]:
 
 
 @pytest.mark.slow
-def test_everything_is_there_and_equal_compute_is_counted(made: Path) -> None:
+def test_a_run_reports_its_experts_and_a_generalist_of_equal_compute(made: Path) -> None:
     run = made / "runs" / "tiny"
     found = results(run)
     assert found.trained == ["tables", "topics", "code"] and found.untrained == ["asyncio"]
@@ -155,8 +176,8 @@ def test_everything_is_there_and_equal_compute_is_counted(made: Path) -> None:
 
 
 @pytest.mark.slow
-def test_scores_are_those_of_the_models_that_were_kept(made: Path) -> None:
-    """Read the first test text again through the ensemble that the manifest describes."""
+def test_scores_are_those_of_the_saved_models(made: Path) -> None:
+    """Score one test text again with the ensemble of the manifest."""
     run = made / "runs" / "tiny"
     ensemble, best = Ensemble(run), min(ensembles(run), key=lambda arm: arm.held_out)
     assert [member.name for member in ensemble.manifest.members] == [job.name for job in best.experts]
@@ -170,9 +191,9 @@ def test_scores_are_those_of_the_models_that_were_kept(made: Path) -> None:
 
 
 @pytest.mark.slow
-def test_nothing_is_trained_twice(copied: Path, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subprocess, "Popen", None)  # whoever would train fails
-    monkeypatch.setattr(kept, "__version__", "9.9")  # models outlive versions
+def test_a_resumed_run_trains_nothing_twice(copied: Path, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "Popen", None)  # training fails
+    monkeypatch.setattr(kept, "__version__", "9.9")  # models of another version are used
     before = results(copied)
     (copied / "results.json").unlink()
     recipe = copied / "tiny.toml"
@@ -182,7 +203,7 @@ def test_nothing_is_trained_twice(copied: Path, made: Path, monkeypatch: pytest.
 
 
 @pytest.mark.slow
-def test_an_expert_that_is_killed_for_good_costs_nothing_but_itself(
+def test_an_expert_that_always_dies_does_not_change_the_others(
     copied: Path, made: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = results(copied).runs[0]
@@ -190,7 +211,7 @@ def test_an_expert_that_is_killed_for_good_costs_nothing_but_itself(
     shutil.rmtree(copied / "seed-1" / "experts" / lost)
     with killing(f"{copied}/seed-1/experts/{lost}") as killed:
         assert cli.run(["experts", str(made / "tiny.toml"), "--out", str(copied.parent)]) == 0
-    assert len(killed) == 2, "begun once, and taken up again once"
+    assert len(killed) == 2, "one start and one retry"
     assert "given up after 2 attempts" in capsys.readouterr().out
     after = results(copied).runs[0]
     assert after.lost == [lost]
@@ -205,7 +226,7 @@ def test_an_expert_that_is_killed_for_good_costs_nothing_but_itself(
 
 
 @pytest.mark.slow
-def test_a_generalist_that_is_lost_leaves_the_experts_whole(
+def test_a_lost_generalist_does_not_change_the_experts(
     copied: Path, made: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = results(copied).runs[0]
@@ -218,7 +239,7 @@ def test_a_generalist_that_is_lost_leaves_the_experts_whole(
 
 
 @pytest.mark.slow
-def test_an_expert_lost_from_one_arm_only_leaves_the_report_whole(made: Path, tmp_path: Path) -> None:
+def test_the_report_handles_an_expert_lost_from_one_arm(made: Path, tmp_path: Path) -> None:
     found = results(made / "runs" / "tiny")
     (run,) = found.runs
     lost, fuller = run.arms["M_Ho-I_He"], run.arms["M_Ho-I_Ho"]
@@ -233,8 +254,8 @@ def test_an_expert_lost_from_one_arm_only_leaves_the_report_whole(made: Path, tm
 
 
 @pytest.mark.slow
-def test_a_killed_run_leaves_no_process_behind_and_is_taken_up_again(tmp_path: Path) -> None:
-    """Five trainings, and the same five without a kill beside them: not one bit differs."""
+def test_a_killed_run_leaves_no_process_and_resumes_to_equal_results(tmp_path: Path) -> None:
+    """Five trainings with a kill equal the same five without one, to the last bit."""
     small = RECIPE.replace("sizes = {{ S = 16, M = 32, L = 48 }}", "sizes = {{ M = 32 }}")
     small = small.replace("steps = [4, 6, 8]", "steps = [6]").replace(TOPICS, "")
     (tmp_path / "tiny.toml").write_text(small.format(cache=tmp_path / "cache"))
@@ -257,7 +278,7 @@ def test_a_killed_run_leaves_no_process_behind_and_is_taken_up_again(tmp_path: P
 
 
 @pytest.mark.slow
-def test_the_ensemble_speaks_and_is_measured(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_ensemble_generates_reproducible_text(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = str(made / "runs" / "tiny")
     words = ["generate", "--experts", run, "--prompt", "def ", "--tokens", "20", "--seed", "3"]
     assert cli.run(words) == 0
@@ -268,13 +289,15 @@ def test_the_ensemble_speaks_and_is_measured(made: Path, capsys: pytest.CaptureF
 
 
 def _rows(capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
-    """The cells of the table on the terminal, without its head."""
+    """Return the cells of the printed table, without its header."""
     _, _, body = capsys.readouterr().out.rpartition("──")
     return [re.split(r"\s{2,}", line.strip()) for line in body.splitlines() if line.strip()]
 
 
 @pytest.mark.slow
-def test_an_ensemble_is_measured_on_any_text_or_on_its_own(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_ensemble_is_evaluated_on_a_given_text_or_on_its_test_texts(
+    copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["eval", "--experts", str(copied)]
     assert cli.run([*words, "--text", str(copied / "test" / "code.jsonl")]) == 0
     together, *single = [next(cell for cell in cells if re.fullmatch(r"\d+\.\d+", cell)) for cells in _rows(capsys)]
@@ -290,8 +313,8 @@ def test_an_ensemble_is_measured_on_any_text_or_on_its_own(copied: Path, capsys:
 
 
 @pytest.mark.slow
-def test_generating_with_a_cache_is_drawing_from_the_mixture(made: Path) -> None:
-    """Greedy tokens, past the context's end too, against the mixture computed from scratch for every token."""
+def test_cached_generation_draws_from_the_mixture(made: Path) -> None:
+    """Greedy tokens, also past the end of the context, maximise the mixture recomputed for every token."""
     ensemble = Ensemble(made / "runs" / "tiny", held=1)
     tokens, context = ensemble.tokenizer.encode("import os"), ensemble.manifest.context
     found = list(ensemble.generate(tokens, 30))
@@ -309,8 +332,8 @@ def test_generating_with_a_cache_is_drawing_from_the_mixture(made: Path) -> None
         whole.append(drawn)
 
 
-def drawn_from_the_mixture(ensemble: Ensemble, prompt: str, count: int) -> None:
-    """Greedy tokens are the likeliest by the weights that a whole text is measured with."""
+def check_generation(ensemble: Ensemble, prompt: str, count: int) -> None:
+    """Check that greedy tokens are the likeliest under the weights of the evaluation."""
     whole = ensemble.tokenizer.encode(prompt)
     found = list(ensemble.generate(whole, count))
     assert found and len(whole) + len(found) <= ensemble.manifest.context
@@ -330,35 +353,24 @@ def drawn_from_the_mixture(ensemble: Ensemble, prompt: str, count: int) -> None:
     ("top_k", "prefix", "prompt"),
     [(1, 8, "import os, sys"), (2, 8, "import os"), (1, 20, "im"), (2, 9, "i"), (1, 0, "import")],
 )
-def test_who_goes_on_in_generation_is_who_goes_on_in_measurement(
-    copied: Path, top_k: int, prefix: int, prompt: str
-) -> None:
-    manifest = json.loads((copied / "experts.json").read_text())
-    manifest["mixture"] |= {"top_k": top_k, "prefix": prefix}
-    for member, belief in zip(manifest["members"], (0.3, 0.1, 0.2), strict=True):
-        member["belief"] = belief
-    (copied / "experts.json").write_text(json.dumps(manifest))
-    drawn_from_the_mixture(Ensemble(copied), prompt, 14)
+def test_generation_and_evaluation_select_the_same_experts(copied: Path, top_k: int, prefix: int, prompt: str) -> None:
+    edit_manifest(copied, (0.3, 0.1, 0.2), top_k=top_k, prefix=prefix)
+    check_generation(Ensemble(copied), prompt, 14)
 
 
 @pytest.mark.slow
-def test_with_the_prior_alone_to_choose_only_the_chosen_are_loaded(copied: Path) -> None:
-    manifest = json.loads((copied / "experts.json").read_text())
-    manifest["mixture"] |= {"top_k": 1, "prefix": 0}
-    manifest["members"][2]["belief"] = 1.0
-    (copied / "experts.json").write_text(json.dumps(manifest))
+def test_generation_by_the_prior_alone_loads_only_the_selected_experts(copied: Path) -> None:
+    edit_manifest(copied, (None, None, 1.0), top_k=1, prefix=0)
     ensemble = Ensemble(copied)
     tokens = ensemble.tokenizer.encode("import os")
     found = list(ensemble.generate(tokens, 10))
-    assert list(ensemble._models) == [manifest["members"][2]["name"]]
+    assert list(ensemble._models) == [ensemble.manifest.members[2].name]
     assert found == list(generate(ensemble.model(2), tokens, 10, stop=ensemble.tokenizer.end))
 
 
 @pytest.mark.slow
-def test_those_who_fall_silent_after_the_prompt_leave_the_memory(copied: Path) -> None:
-    manifest = json.loads((copied / "experts.json").read_text())
-    manifest["mixture"] |= {"top_k": 1}
-    (copied / "experts.json").write_text(json.dumps(manifest))
+def test_experts_not_selected_after_the_prompt_are_unloaded(copied: Path) -> None:
+    edit_manifest(copied, top_k=1)
     light, heavy = Ensemble(copied), Ensemble(copied, held=3)
     tokens = light.tokenizer.encode("import os")
     assert list(light.generate(tokens, 10)) == list(heavy.generate(tokens, 10))
@@ -366,8 +378,10 @@ def test_those_who_fall_silent_after_the_prompt_leave_the_memory(copied: Path) -
 
 
 @pytest.mark.slow
-def test_weights_for_the_worst_domain(made: Path, copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command says what the report does, of the same texts; nothing changes."""
+def test_weights_for_the_worst_domain_equal_those_of_the_report(
+    made: Path, copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command changes no file."""
     before = {file: file.read_bytes() for file in copied.rglob("*") if file.is_file()}
     assert cli.run(["experts", "weigh", str(copied), "--worst"]) == 0
     printed = capsys.readouterr().out
@@ -391,13 +405,13 @@ def test_weights_for_the_worst_domain(made: Path, copied: Path, capsys: pytest.C
         (["--worst", "--tolerance", "0"], "--tolerance 0: must be above 0"),
     ],
 )
-def test_what_cannot_be_weighed_is_refused(flags: list[str], complaint: str, made: Path) -> None:
+def test_invalid_options_of_weigh_are_refused(flags: list[str], complaint: str, made: Path) -> None:
     with pytest.raises(UserError, match=complaint):
         cli.run(["experts", "weigh", str(made / "runs" / "tiny"), *flags])
 
 
 @pytest.mark.slow
-def test_a_single_expert_or_no_text_is_not_weighed(copied: Path) -> None:
+def test_weigh_needs_texts_and_several_experts(copied: Path) -> None:
     (copied / "held-out" / "code.jsonl").write_text('{"text": "x"}\n')
     with pytest.raises(UserError, match=r"domain 'code' .*code\.jsonl"):
         cli.run(["experts", "weigh", str(copied), "--worst"])
@@ -411,7 +425,7 @@ def test_a_single_expert_or_no_text_is_not_weighed(copied: Path) -> None:
 
 
 @pytest.mark.slow
-def test_only_so_many_experts_are_in_memory(made: Path) -> None:
+def test_the_number_of_loaded_experts_is_limited(made: Path) -> None:
     ensemble = Ensemble(made / "runs" / "tiny", held=2)
     for number in (0, 1, 2, 1):
         ensemble.model(number)
@@ -419,7 +433,7 @@ def test_only_so_many_experts_are_in_memory(made: Path) -> None:
 
 
 @pytest.mark.slow
-def test_experts_come_and_go(copied: Path, made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_experts_are_added_and_removed(copied: Path, made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = [member.name for member in Ensemble(copied).manifest.members]
     assert cli.run(["experts", "remove", str(copied), names[0]]) == 0
     assert [member.name for member in Ensemble(copied).manifest.members] == names[1:]
@@ -439,7 +453,7 @@ def test_experts_come_and_go(copied: Path, made: Path, capsys: pytest.CaptureFix
     assert cli.run(["eval", "--experts", str(copied), "--text", str(copied / "test" / "code.jsonl")]) == 0
     assert "[/law]" in capsys.readouterr().out
     words = ["experts", str(made / "tiny.toml"), "--quiet", "--out", str(copied.parent)]
-    assert cli.run(words) == 0, "the run itself may be taken up again: what was changed by hand stays"
+    assert cli.run(words) == 0, "resuming the run keeps changes by hand"
     assert [member.name for member in Ensemble(copied).manifest.members] == [*names[1:], "back"]
     for name in names[1:]:
         cli.run(["experts", "remove", str(copied), name])
@@ -450,7 +464,7 @@ def test_experts_come_and_go(copied: Path, made: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.slow
-def test_damage_is_named(copied: Path) -> None:
+def test_a_damaged_file_is_named(copied: Path) -> None:
     manifest = copied / "experts.json"
     kept = json.loads(manifest.read_text())
     weights = copied / kept["members"][0]["model"] / "model.safetensors"
@@ -522,43 +536,39 @@ def test_a_dry_run_prints_the_whole_recipe(made: Path, tmp_path: Path, capsys: p
 
 
 @pytest.mark.slow
-def test_one_body_of_text_is_cut_measured_by_size_and_the_text_so_far_chooses_who_speaks(
+def test_one_corpus_is_clustered_and_the_clusters_weigh_the_experts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe = RECIPE
-    for old, new in (
+    run = trained(
+        tmp_path,
         ("tables = {{ source", "stdlib = {{ source"), ("encodings/cp*.py", "*.py"), ("most = 60000", "most = 600000"),
         (f'{TOPICS}\ncode = {{{{ source = "stdlib:*.py" }}}}\n', ""),
         ("probe = {{ steps = 8 }}", 'probe = {{ by = ["sizes"] }}'),
         ("mixture = {{ prefix = 8 }}", 'clusters = 3\nmixture = {{ prior = "clusters", prefix = 8, top_k = 1 }}'),
-    ):  # fmt: skip
-        assert old in recipe
-        recipe = recipe.replace(old, new)
-    (tmp_path / "cut.toml").write_text(recipe.format(cache=tmp_path / "cache"))
-    assert cli.run(["experts", str(tmp_path / "cut.toml"), "--quiet", "--out", str(tmp_path)]) == 0
-    found = results(tmp_path / "cut")
+    )  # fmt: skip
+    found = results(run)
     assert found.trained == ["stdlib-0", "stdlib-1", "stdlib-2"] and found.untrained == ["asyncio"]
-    small, large = (load_file(tmp_path / "cut" / "seed-1" / "seeds" / s / "readings.safetensors") for s in "SL")
+    small, large = (load_file(run / "seed-1" / "seeds" / s / "readings.safetensors") for s in "SL")
     ahead = {name: float((large[f"held_out.{name}"] - small[f"held_out.{name}"]).mean()) for name in found.trained}
     assert found.runs[0].difficulty["sizes"] == pytest.approx(ahead, abs=1e-6)
-    ensemble = Ensemble(tmp_path / "cut")
+    ensemble = Ensemble(run)
     samples = torch.randint(97, 122, (2, 33))
     before = ensemble.weights(samples)
     samples[:, 20:] = 32
-    assert torch.equal(ensemble.weights(samples)[..., :20], before[..., :20]), "later text chose who spoke earlier"
-    drawn_from_the_mixture(ensemble, "def f(", 20)
+    assert torch.equal(ensemble.weights(samples)[..., :20], before[..., :20]), "weights depend on later text"
+    check_generation(ensemble, "def f(", 20)
     capsys.readouterr()
-    assert cli.run(["generate", "--experts", str(tmp_path / "cut"), "--prompt", "import ", "--tokens", "5"]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("import ") and len(said.removeprefix("import ").removesuffix("\n")) > 0
-    (tmp_path / "cut" / "embedding.safetensors").unlink()
+    assert cli.run(["generate", "--experts", str(run), "--prompt", "import ", "--tokens", "5"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("import ") and len(printed.removeprefix("import ").removesuffix("\n")) > 0
+    (run / "embedding.safetensors").unlink()
     with pytest.raises(UserError, match=r"embedding\.safetensors: missing or damaged"):
-        Ensemble(tmp_path / "cut")
+        Ensemble(run)
 
 
 @pytest.mark.slow
-def test_an_expert_is_trained_anywhere_from_a_copy_of_the_folder(made: Path, tmp_path: Path) -> None:
-    """By the recipes of an expert and of the generalist, at another path, without the original's texts."""
+def test_a_copied_folder_trains_the_same_experts_at_another_path(made: Path, tmp_path: Path) -> None:
+    """The recipes of an expert and of the generalist need nothing from the original folder."""
     there = shutil.copytree(made / "runs" / "tiny", tmp_path / "elsewhere" / "tiny")
     shelf = there / "seed-1" / "experts"
     for name in ("code-M-6", "generalist-M-18"):
@@ -572,10 +582,10 @@ def test_an_expert_is_trained_anywhere_from_a_copy_of_the_folder(made: Path, tmp
 
 
 @pytest.mark.slow
-def test_chains_of_experts_from_several_parents_that_read_other_text(tmp_path: Path) -> None:
-    """HDEE's ways, small: two parents, one domain after another, steps of a longer schedule, a domain of mixed text."""
-    recipe = RECIPE
-    for old, new in (
+def test_chains_of_experts_from_two_parents(tmp_path: Path) -> None:
+    """HDEE's options: two parents, a domain after another, part of a longer schedule, a domain of mixed text."""
+    run = trained(
+        tmp_path,
         ("sizes = {{ S = 16, M = 32, L = 48 }}", "sizes = {{ M = 32 }}\nparents = 2\nschedule_steps = 12"),
         ("steps = [4, 6, 8]", "steps = [6]"),
         ("seed = {{ steps = 10 }}", 'seed = {{ steps = 10, text = {{ source = "stdlib:json/*.py" }} }}'),
@@ -583,23 +593,19 @@ def test_chains_of_experts_from_several_parents_that_read_other_text(tmp_path: P
         ("mixture = {{ prefix = 8 }}", 'mixture = {{ prior = "ridge" }}'),
         ("train = {{", 'optim = {{ schedule = "cosine", warmup = 2 }}\ntrain = {{'),
         ("code = {{ source", 'mix = {{ of = ["tables", "topics"] }}\ncode = {{ after = "topics", source'),
-    ):
-        assert old in recipe
-        recipe = recipe.replace(old, new)
-    (tmp_path / "chain.toml").write_text(recipe.format(cache=tmp_path / "cache"))
-    assert cli.run(["experts", str(tmp_path / "chain.toml"), "--quiet", "--out", str(tmp_path)]) == 0
-    run, found = tmp_path / "chain", results(tmp_path / "chain")
+    )
+    found = results(run)
     assert [(one.seed, one.line) for one in found.runs] == [(1, 0), (1, 1)]
     assert sorted(one.parents["M"] for one in found.runs) == ["M", "M.2"]
     for one in found.runs:
         assert [job.domain for job in one.arms["M_Ho-I_Ho"].experts] == ["tables", "mix", "code"], (
-            "topics is only passed"
+            "topics is only an intermediate step"
         )
-        assert [job.steps for job in one.arms["generalist-M"].experts] == [24], "four experts were paid for"
+        assert [job.steps for job in one.arms["generalist-M"].experts] == [24], "the compute of four experts"
     assert len(set(found.luck("generalist-M"))) == 2
     for one in found.runs:
         beside = load_file(run / "seed-1" / "seeds" / one.parents["M"] / "ridge.safetensors")
-        assert sorted(beside) == ["code", "mix", "tables"], "each line's own parent listens, for those who speak"
+        assert sorted(beside) == ["code", "mix", "tables"], "each parent weighs the experts of its line"
     ensemble = Ensemble(run)
     assert ensemble.manifest.parent == f"seed-1/seeds/{found.runs[0].parents['M']}/model"
     samples = domain_samples(run, ["tables", "topics"], "test", 257, 32, 8)
@@ -619,20 +625,16 @@ def test_chains_of_experts_from_several_parents_that_read_other_text(tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_run_whose_parent_says_who_speaks_and_then_becomes_one_model(
+def test_experts_weighed_by_their_parent_merge_into_one_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe = RECIPE
-    for old, new in (
+    run = trained(
+        tmp_path,
         ("sizes = {{ S = 16, M = 32, L = 48 }}", "sizes = {{ M = 32 }}"), ("steps = [4, 6, 8]", "steps = [30]"),
         ("mixture = {{ prefix = 8 }}", 'mixture = {{ prior = "ridge", prefix = 0, top_k = 1 }}'),
         (TOPICS, ""),
-    ):  # fmt: skip
-        assert old in recipe
-        recipe = recipe.replace(old, new)
-    (tmp_path / "told.toml").write_text(recipe.format(cache=tmp_path / "cache"))
-    assert cli.run(["experts", str(tmp_path / "told.toml"), "--quiet", "--out", str(tmp_path)]) == 0
-    run, (seed,) = tmp_path / "told", results(tmp_path / "told").runs
+    )  # fmt: skip
+    (seed,) = results(run).runs
     ensemble, arm = Ensemble(run), seed.arms["M_Ho-I_Ho"]
     data = DataConfig(source=str(run / "test" / "code.jsonl"), tokenizer=str(run / "tokenizer.json"), validation=0.0)
     samples = windows(prepare(data, 257), "train", 32, 8)
@@ -646,7 +648,7 @@ def test_a_run_whose_parent_says_who_speaks_and_then_becomes_one_model(
 
 
 @pytest.mark.slow
-def test_another_recipe_does_not_go_on_with_this_run(made: Path, tmp_path: Path) -> None:
+def test_a_run_is_not_resumed_with_another_recipe(made: Path, tmp_path: Path) -> None:
     other = tmp_path / "tiny.toml"
     other.write_text((made / "tiny.toml").read_text().replace("steps = 10", "steps = 12"))
     with pytest.raises(UserError, match="was made with another recipe"):

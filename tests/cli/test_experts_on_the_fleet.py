@@ -1,4 +1,4 @@
-"""Experts whose stages and replicas are processes are the experts that one process makes."""
+"""Experts trained on the fleet equal those trained in one process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planaria.control.logs import read_run
 from planaria.lab.experts.experts_results import Results
 
 pytestmark = pytest.mark.timeout(300)
-"""a dozen processes are started one after the other, on whatever else the machine does"""
+"""A dozen processes start one after the other."""
 
 RECIPE = """
 name = "{engine}"
@@ -41,7 +41,7 @@ code = {{ source = "stdlib:*.py", hand = 1 }}
 EXPERTS = ("tables-M-4", "code-M-4")
 
 
-def made(folder: Path, engine: str) -> Results:
+def trained(folder: Path, engine: str) -> Results:
     recipe = folder / f"{engine}.toml"
     recipe.write_text(RECIPE.format(engine=engine, folder=folder))
     assert cli.run(["experts", str(recipe), "--quiet"]) == 0
@@ -49,8 +49,8 @@ def made(folder: Path, engine: str) -> Results:
 
 
 @pytest.mark.slow
-def test_replicas_of_pipelines_make_the_same_experts(tmp_path: Path) -> None:
-    inline, fleet = made(tmp_path, "inline"), made(tmp_path, "fleet")
+def test_replicated_pipelines_train_the_same_experts(tmp_path: Path) -> None:
+    inline, fleet = trained(tmp_path, "inline"), trained(tmp_path, "fleet")
     assert fleet.runs[0].lost == []
     assert fleet.runs[0].parent == pytest.approx(inline.runs[0].parent, abs=1e-6)
     for name in EXPERTS:

@@ -1,4 +1,4 @@
-"""``planaria checkpoint export | import`` as a user meets them, and the training that goes on from there."""
+"""``planaria checkpoint export | import``, and training resumed from an imported checkpoint."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ fleet = {{ spares = 0 }}
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run at four stages, and the same with a stage that CheckFree rebuilt."""
+    """A folder with a finished run of four stages, ``run``, and one with a stage rebuilt by CheckFree, ``rebuilt``."""
     home, rng = tmp_path_factory.mktemp("foreign"), random.Random(34107)
     corpus = home / "corpus.txt"
     corpus.write_text(" ".join("".join(rng.choices("etaoinshrdlu", k=rng.randint(2, 7))) for _ in range(3000)))
@@ -59,17 +59,17 @@ def call(*words: object) -> Said:
 
 
 def done(*words: object) -> str:
-    said = call(*words)
-    assert said.code == 0, said.err
-    return said.out
+    result = call(*words)
+    assert result.code == 0, result.err
+    return result.out
 
 
 def losses(run: Path) -> dict[int, float]:
     return {m.step: m.loss for m in read_run(run).trained}
 
 
-def gone_on(run: Path, *flags: str) -> dict[int, float]:
-    """The losses of four more steps."""
+def resumed(run: Path, *flags: str) -> dict[int, float]:
+    """Train four more steps; return their losses."""
     done("train", "--resume", run, "--train.steps", "10", "--quiet", *flags)
     assert prove_exactly_once(read_run(run)) == []
     return {step: loss for step, loss in losses(run).items() if step >= 6}
@@ -84,34 +84,34 @@ def gone_on(run: Path, *flags: str) -> dict[int, float]:
         pytest.param("run", "dcp", "fleet", marks=pytest.mark.slow),
     ],
 )
-def test_training_goes_on_as_if_the_folder_had_never_left(
+def test_an_imported_checkpoint_resumes_like_a_native_one(
     home: Path, tmp_path: Path, source: str, kind: str, engine: str
 ) -> None:
-    """From 4 stages to a folder of another program, from there to 2: losses of a native resumption, to the last bit.
+    """Exported at 4 stages and imported at 2, the losses equal a native resumption to the last bit.
 
-    With the clock and learning-rate scale of the stage that was rebuilt, where the format has a place for them.
+    DCP also keeps the clock and learning-rate scale of the rebuilt stage.
     """
     native = Path(shutil.copytree(home / "runs" / source, tmp_path / "native"))
     assert done("checkpoint", "export", native, "--format", kind, "--to", tmp_path / "out") == f"{tmp_path / 'out'}\n"
     flags = ["--pipeline.stages", "2"]
     made, name = tmp_path / "runs" / "back", ["--out", tmp_path / "runs", "--name", "back"]
-    said = done(
+    printed = done(
         "checkpoint", "import", tmp_path / "out", home / "run.toml", "--format", kind, *name, *flags, "--engine", engine
     )
-    assert said == f"{tmp_path / 'out'}: step 6\ngo on with    planaria train --resume {made}\n"
+    assert printed == f"{tmp_path / 'out'}: step 6\ngo on with    planaria train --resume {made}\n"
     assert "all as written" in done("checkpoint", "verify", made)
-    expected = gone_on(native, *flags)
-    assert expected.keys() == {6, 7, 8, 9} and gone_on(made) == expected
+    expected = resumed(native, *flags)
+    assert expected.keys() == {6, 7, 8, 9} and resumed(made) == expected
 
 
 @pytest.mark.slow
-def test_a_folder_comes_back_into_a_run_with_the_configuration_of_a_run(home: Path, tmp_path: Path) -> None:
-    """Its faults too, though their file is gone; and an earlier checkpoint goes out."""
+def test_an_import_can_take_the_configuration_of_a_run(home: Path, tmp_path: Path) -> None:
+    """An earlier checkpoint, with the run's faults although their file is gone."""
     run = home / "runs" / "rebuilt"
     (home / "trace.json").unlink(missing_ok=True)
     done("checkpoint", "export", run, "--checkpoint", "step-00000003", "--format", "dcp", "--to", tmp_path / "out")
-    said = done("checkpoint", "import", tmp_path / "out", run, "--format", "dcp", "--out", tmp_path / "runs")
-    assert "step 3" in said
+    printed = done("checkpoint", "import", tmp_path / "out", run, "--format", "dcp", "--out", tmp_path / "runs")
+    assert "step 3" in printed
     made = tmp_path / "runs" / "rebuilt"
     assert {path.name for path in made.iterdir()} == {"config.json", "planaria.sha256", "trace.json", "checkpoints"}
     assert [path.name for path in (made / "checkpoints").iterdir()] == ["step-00000003"]
@@ -121,7 +121,7 @@ def test_a_folder_comes_back_into_a_run_with_the_configuration_of_a_run(home: Pa
     assert again.endswith(f"planaria train --resume {tmp_path / 'runs' / 'rebuilt-2'}\n")
 
 
-def test_hugging_face_out_in_shards_and_bf16(home: Path, tmp_path: Path) -> None:
+def test_an_export_to_hugging_face_in_bf16(home: Path, tmp_path: Path) -> None:
     run, whole = home / "runs" / "run", import_model(home / "runs" / "run" / "model").global_state()
     done("checkpoint", "export", run, "--format", "hf", "--precision", "bf16", "--to", tmp_path / "hf")
     assert json.loads((tmp_path / "hf" / "config.json").read_text())["torch_dtype"] == "bfloat16"
@@ -129,7 +129,7 @@ def test_hugging_face_out_in_shards_and_bf16(home: Path, tmp_path: Path) -> None
     assert all(torch.equal(found[name], tensor.bfloat16().float()) for name, tensor in whole.items())
 
 
-def test_a_run_begins_with_exported_weights_in_shards(home: Path, tmp_path: Path) -> None:
+def test_training_starts_from_exported_shards(home: Path, tmp_path: Path) -> None:
     from planaria.runtime.foreign import export_run
 
     sharded = export_run(home / "runs" / "run", tmp_path / "hf", largest=8 << 10)
@@ -157,14 +157,14 @@ def test_an_export_that_fails_leaves_nothing(home: Path, tmp_path: Path, monkeyp
     monkeypatch.setattr(Atom, "read", full)
     for kind in ("dcp", "universal", "hf"):
         count = 0
-        said = call("checkpoint", "export", home / "runs" / "run", "--format", kind, "--to", tmp_path / "deep" / kind)
-        assert said.kind and "cannot write" in said.err and "No space left on device" in said.err, said.err
+        result = call("checkpoint", "export", home / "runs" / "run", "--format", kind, "--to", tmp_path / "deep" / kind)
+        assert result.kind and "cannot write" in result.err and "No space left on device" in result.err, result.err
         assert list((tmp_path / "deep").iterdir()) == []
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    """A disk of its own, on which the run's state does not fit."""
+    """A disk too small for the run's state."""
     folder = tmp_path / "small"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=96k", "planaria-test", str(folder)]
@@ -174,19 +174,19 @@ def small(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_disk_that_is_really_full_is_told_of(home: Path, small: Path) -> None:
+def test_a_full_disk_is_reported(home: Path, small: Path) -> None:
     for kind in ("dcp", "universal"):
-        said = call("checkpoint", "export", home / "runs" / "run", "--format", kind, "--to", small / kind)
-        assert said.kind and "No space left on device" in said.err, said.err
+        result = call("checkpoint", "export", home / "runs" / "run", "--format", kind, "--to", small / kind)
+        assert result.kind and "No space left on device" in result.err, result.err
         assert list(small.iterdir()) == []
 
 
-def test_moments_are_not_imported_for_another_optimizer(home: Path, tmp_path: Path) -> None:
+def test_moments_of_another_optimizer_are_not_imported(home: Path, tmp_path: Path) -> None:
     done("checkpoint", "export", home / "runs" / "run", "--format", "dcp", "--to", tmp_path / "out")
     place = ["--format", "dcp", "--out", tmp_path / "runs", "--optim.kind", "sgd"]
-    said = call("checkpoint", "import", tmp_path / "out", home / "run.toml", *place)
-    assert said.code == 2 and said.err.count("\n") == 1
-    assert "optim.kind = 'sgd' needs momentum_buffer" in said.err and list((tmp_path / "runs").iterdir()) == []
+    result = call("checkpoint", "import", tmp_path / "out", home / "run.toml", *place)
+    assert result.code == 2 and result.err.count("\n") == 1
+    assert "optim.kind = 'sgd' needs momentum_buffer" in result.err and list((tmp_path / "runs").iterdir()) == []
 
 
 @pytest.mark.slow
@@ -194,15 +194,15 @@ def test_an_import_that_fails_leaves_nothing(home: Path, tmp_path: Path) -> None
     done("checkpoint", "export", home / "runs" / "run", "--format", "universal", "--to", tmp_path / "out")
     (path,) = (tmp_path / "out").glob("*/zero/model.layers.3.mlp.up_proj.weight/exp_avg.pt")
     path.write_bytes(path.read_bytes()[:-40])
-    said = call(
+    result = call(
         "checkpoint", "import", tmp_path / "out", home / "run.toml", "--format", "universal", "--out", tmp_path / "runs"
     )
-    assert said.kind and str(path) in said.err and list((tmp_path / "runs").iterdir()) == []
+    assert result.kind and str(path) in result.err and list((tmp_path / "runs").iterdir()) == []
 
 
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["export", "RUN", "--to", "x", "--format", "gguf"], "invalid choice: 'gguf'"),
         (["export", "RUN", "--to", "x"], "the following arguments are required: --format"),
@@ -225,8 +225,8 @@ def test_an_import_that_fails_leaves_nothing(home: Path, tmp_path: Path) -> None
         (["import", "RUN", "TOML", "--format", "dcp", "--pipeline.stages", "3"], "does not divide"),
     ],
 )
-def test_mistakes_are_one_line(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
+def test_a_mistake_is_refused_in_one_line(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)  # other tests may leave an "x" where all of them run
     names = {
@@ -241,25 +241,27 @@ def test_mistakes_are_one_line(
             text = text.replace(name, str(path))
         return text
 
-    found = call("checkpoint", *map(put, words), *(["--out", tmp_path] if words[0] == "import" else []))
-    assert found.code == 2 and found.kind and put(said) in found.err, found.err
+    result = call("checkpoint", *map(put, words), *(["--out", tmp_path] if words[0] == "import" else []))
+    assert result.code == 2 and result.kind and put(message) in result.err, result.err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_partial_checkpoint_does_not_go_out(home: Path, tmp_path: Path) -> None:
+def test_a_partial_checkpoint_is_not_exported(home: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(home / "runs" / "run", tmp_path / "run"))
     path = run / "checkpoints" / "step-00000006" / "manifest.json"
-    told: dict[str, Any] = json.loads(path.read_text())
-    del told["sha256"]
-    path.write_text(json.dumps(told | {"stages": [0, 1, 3, 4]}))
-    said = call("checkpoint", "export", run, "--checkpoint", "step-00000006", "--format", "dcp", "--to", tmp_path / "x")
-    assert said.kind and "stages [2] are missing" in said.err
+    manifest: dict[str, Any] = json.loads(path.read_text())
+    del manifest["sha256"]
+    path.write_text(json.dumps(manifest | {"stages": [0, 1, 3, 4]}))
+    result = call(
+        "checkpoint", "export", run, "--checkpoint", "step-00000006", "--format", "dcp", "--to", tmp_path / "x"
+    )
+    assert result.kind and "stages [2] are missing" in result.err
 
 
 @pytest.mark.slow
-def test_what_another_program_has_no_place_for_is_said(home: Path, tmp_path: Path) -> None:
+def test_an_export_reports_the_state_it_leaves_out(home: Path, tmp_path: Path) -> None:
     flags = ["--exchange.replicas", "2", "--exchange.kind", "noloco", "--out", tmp_path, "--name", "two", "--quiet"]
     done("train", home / "run.toml", *flags)
-    said = done("checkpoint", "export", tmp_path / "two", "--format", "universal", "--to", tmp_path / "out")
-    assert said.splitlines()[0] == "step-00000006: of 2 replicas: their one model, without outer state"
+    printed = done("checkpoint", "export", tmp_path / "two", "--format", "universal", "--to", tmp_path / "out")
+    assert printed.splitlines()[0] == "step-00000006: of 2 replicas: their one model, without outer state"
     assert universal.LATEST in {path.name for path in (tmp_path / "out").iterdir()}

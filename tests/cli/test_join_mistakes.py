@@ -1,4 +1,4 @@
-"""Joining what cannot be joined: one clear line that names the thing, exit code 2, no worker started."""
+"""``planaria join``: errors before any worker is started."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from typing import cast
 import pytest
 import torch
 
+from command_line import exit_code, refused
 from planaria import __version__
-from planaria.cli import main
 from planaria.config.schema import RunConfig
 from planaria.runtime.engine import runs
 from planaria.runtime.engine.setup import SETUP, Setup
@@ -34,7 +34,7 @@ from planaria.runtime.transport.secure import new_key
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run that nobody trains."""
+    """A run that is not being trained."""
     folder = tmp_path / "runs" / "mine"
     folder.mkdir(parents=True)
     runs.keep_config(folder, RunConfig(name="mine"))
@@ -43,7 +43,7 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def guests(run: Path, request: pytest.FixtureRequest) -> Iterator[Guests]:
-    """The controller's side of a run whose folder of data is seen nowhere; with ``cuda``, of one on GPUs."""
+    """The controller's side of a run without a data folder; with ``cuda``, of a run on GPUs."""
     device = getattr(request, "param", "cpu")
     config = RunConfig.model_validate({"name": "mine", "train": {"device": device}})
     setup = SETUP.dump_json(Setup(config, run, run / "nowhere", "127.0.0.1", new_key())).decode()
@@ -64,42 +64,34 @@ def door(run: Path, guests: Guests) -> Path:
 
 
 def closed_port() -> int:
-    """A port at which nobody listens."""
+    """A port without a listener."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
 
 
-def mistake(capfd: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
-    """The one line with which ``planaria join`` refuses."""
-    with pytest.raises(SystemExit) as exit_:
-        main(["join", *map(str, arguments)])
-    _, err = capfd.readouterr()
-    assert exit_.value.code == 2 and err.startswith("planaria: ") and err.count("\n") == 1, err
-    return err
+def mistake(capfd: pytest.CaptureFixture[str], *arguments: object) -> str:
+    return refused(capfd, "join", *arguments)
 
 
-def test_a_folder_that_is_no_run(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_is_not_a_run_is_refused(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     err = mistake(capfd, run.parent / "yours")
     assert "yours: not a run" in err and f"runs in {run.parent}: mine" in err
 
 
-def test_a_run_that_nobody_trains(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_a_controller_is_refused(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert f"nobody is training it on a fleet; start it with `planaria train --resume {run}`" in mistake(capfd, run)
 
 
-def test_a_door_that_is_damaged(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (run / "door.json").write_text('{"at": "127.0.0.1:1", "key": "not shown"')
+@pytest.mark.parametrize("end", ["", "}"])
+def test_a_damaged_door_file_or_key_is_refused_without_showing_it(
+    run: Path, capfd: pytest.CaptureFixture[str], end: str
+) -> None:
+    (run / "door.json").write_text('{"at": "127.0.0.1:1", "key": "not shown"' + end)
     err = mistake(capfd, run)
     assert "door.json: damaged" in err and "not shown" not in err
 
 
-def test_a_key_that_is_no_key(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (run / "door.json").write_text('{"at": "127.0.0.1:1", "key": "not shown"}')
-    err = mistake(capfd, run)
-    assert "door.json: damaged" in err and "not shown" not in err
-
-
-def test_a_door_at_which_nobody_answers(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_unreachable_controller_is_refused(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     open_door(run, f"127.0.0.1:{closed_port()}", new_key())
     with runs.held(run):
         err = mistake(capfd, run)
@@ -108,19 +100,16 @@ def test_a_door_at_which_nobody_answers(run: Path, capfd: pytest.CaptureFixture[
     assert "door.json: left behind by a controller that was killed" in err and f"--resume {run}" in err
 
 
-def test_a_run_that_does_not_begin_is_called_for_as_long_as_was_asked(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_joining_is_retried_for_the_given_patience(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "key").write_text(new_key().hex())
     (tmp_path / "key").chmod(0o600)
-    with pytest.raises(SystemExit) as exit_:
-        main(["join", f"127.0.0.1:{closed_port()}", "--key-file", str(tmp_path / "key"), "--patience", "0.7"])
+    code = exit_code("join", f"127.0.0.1:{closed_port()}", "--key-file", tmp_path / "key", "--patience", "0.7")
     out, err = capfd.readouterr()
-    assert exit_.value.code == 2 and "nobody answers there (Connection refused)" in err
+    assert code == 2 and "nobody answers there (Connection refused)" in err
     assert out.count("nobody answers there yet; calling for up to 0.7 s\n") == 1
 
 
-def test_a_run_that_begins_later_is_reached_and_a_wrong_key_is_not_tried_again(
+def test_a_late_controller_is_reached_and_a_wrong_key_is_not_retried(
     tmp_path: Path, run: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "key").write_text(new_key().hex())
@@ -140,21 +129,23 @@ def test_a_run_that_begins_later_is_reached_and_a_wrong_key_is_not_tried_again(
     assert f"127.0.0.1:{port} is not the run whose door this is, or has another key" in err
 
 
-def test_the_door_of_another_run(run: Path, door: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_door_of_another_run_is_refused(run: Path, door: Path, capfd: pytest.CaptureFixture[str]) -> None:
     port = int(Door.model_validate_json(door.read_text()).at.rpartition(":")[2])
     open_door(run, f"127.0.0.1:{port}", new_key())
     assert f"127.0.0.1:{port} is not the run whose door this is, or has another key" in mistake(capfd, run)
 
 
 @pytest.mark.usefixtures("door")
-def test_another_version(run: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_of_planaria_is_refused(
+    run: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("planaria.runtime.fleet.guest.planaria", SimpleNamespace(__version__="0.0.1"))
     err = mistake(capfd, run)
     assert f"has planaria 0.0.1, the run {__version__}: install the same on both" in err
 
 
 @pytest.mark.usefixtures("door")
-def test_a_machine_that_neither_sees_the_data_nor_has_room_for_it(
+def test_a_machine_without_the_data_or_room_for_it_is_refused(
     run: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
@@ -164,14 +155,15 @@ def test_a_machine_that_neither_sees_the_data_nor_has_room_for_it(
 
 @pytest.mark.parametrize("guests", ["cuda"], indirect=True)
 @pytest.mark.usefixtures("door")
-def test_a_machine_without_the_devices_of_the_run(
+def test_a_machine_without_a_gpu_is_refused_by_a_run_on_gpus(
     run: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setenv("PATH", str(run))
-    here = f"this machine ({platform.node()})"
-    assert f"{here} has no CUDA device (nvidia-smi, which would tell" in (said := mistake(capfd, run))
-    assert "join from one that has more" in said
+    machine = f"this machine ({platform.node()})"
+    line = mistake(capfd, run)
+    assert f"{machine} has no CUDA device (nvidia-smi, which would tell" in line
+    assert "join from one that has more" in line
 
 
 @pytest.mark.parametrize(
@@ -182,11 +174,11 @@ def test_a_machine_without_the_devices_of_the_run(
         ("--patience=-1", "argument --patience: -1: not a duration"),
     ],
 )
-def test_numbers_that_make_no_sense(run: Path, capfd: pytest.CaptureFixture[str], flag: str, named: str) -> None:
+def test_invalid_numbers_are_refused(run: Path, capfd: pytest.CaptureFixture[str], flag: str, named: str) -> None:
     assert named in mistake(capfd, run, flag)
 
 
-def test_a_machine_that_is_sent_away_has_failed(
+def test_a_rejected_machine_exits_with_an_error(
     run: Path, guests: Guests, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_door(run, guests.address, guests.key)
@@ -205,17 +197,15 @@ def test_a_machine_that_is_sent_away_has_failed(
             self._visit.end()
 
     monkeypatch.setattr("planaria.runtime.engine.join._Stay", Stay)
-    with pytest.raises(SystemExit) as exit_:
-        main(["join", str(run)])
-    assert exit_.value.code == 1
+    assert exit_code("join", run) == 1
     assert capfd.readouterr().err == f"planaria: {run}: sent this machine away: its disk is full\n"
 
 
 @pytest.mark.usefixtures("door")
-def test_a_signal_ends_the_preparations_at_once(
+def test_a_signal_interrupts_the_preparations(
     run: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fetching files and importing what workers need may take minutes: nothing here is the run's yet."""
+    """Fetching files and importing modules may take minutes."""
     began = time.monotonic()
 
     def settled(*_: object) -> Workplace:
@@ -224,16 +214,15 @@ def test_a_signal_ends_the_preparations_at_once(
         raise AssertionError("not interrupted")
 
     monkeypatch.setattr("planaria.runtime.engine.join.settled", settled)
-    with pytest.raises(SystemExit) as exit_:
-        main(["join", str(run)])
-    assert exit_.value.code == 0 and capfd.readouterr().out.endswith("getting ready\nleft\n")
+    assert exit_code("join", run) == 0
+    assert capfd.readouterr().out.endswith("getting ready\nleft\n")
     assert time.monotonic() - began < 300
 
 
-def test_relative_paths_keep_their_meaning_when_the_run_is_called_again(
+def test_relative_paths_are_resolved_once_for_all_attempts(
     tmp_path: Path, run: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The key's file is read before every call; where workers run has no influence on that."""
+    """The key file is read before every attempt, whatever the workers' folder is."""
     key, port = new_key(), closed_port()
     (tmp_path / "key").write_text(key.hex())
     (tmp_path / "key").chmod(0o600)
@@ -259,13 +248,12 @@ def test_relative_paths_keep_their_meaning_when_the_run_is_called_again(
 
     thread = Thread(target=controllers, daemon=True)
     thread.start()
-    with pytest.raises(SystemExit) as exit_:
-        main(["join", f"127.0.0.1:{port}", "--key-file", "key", "--cache", "cache", "--patience", "60"])
+    code = exit_code("join", f"127.0.0.1:{port}", "--key-file", "key", "--cache", "cache", "--patience", "60")
     thread.join(60.0)
-    said = capfd.readouterr()
-    assert (exit_.value.code, said.err) == (0, ""), said
-    assert said.out.count("joined\n") == 2 and said.out.endswith("the run is over\n")
+    out, err = capfd.readouterr()
+    assert (code, err) == (0, ""), out + err
+    assert out.count("joined\n") == 2 and out.endswith("the run is over\n")
 
 
-def test_the_door_is_its_owners_alone(run: Path) -> None:
+def test_only_the_owner_can_read_the_door_file(run: Path) -> None:
     assert open_door(run, "127.0.0.1:1", b"key").stat().st_mode & 0o077 == 0

@@ -1,4 +1,4 @@
-"""Mistakes with the live page: one line that names the thing and the mend, before anything is served or trained."""
+"""User errors of the live page: refused in one line before anything is served or trained."""
 
 from __future__ import annotations
 
@@ -6,19 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from planaria.cli import main
+from command_line import refused
 from planaria.cli.commands import watch
 from planaria.report.live_page import telling
 
 CONFIGURED = '{"name": "run", "model": {"vocab": 300}, "data": {"source": "none"}}'
 
 
-def said(capfd: pytest.CaptureFixture[str], *words: str) -> str:
-    with pytest.raises(SystemExit) as end:
-        main(list(words))
-    captured = capfd.readouterr()
-    assert end.value.code == 2 and captured.err.count("\n") == 1 and not captured.out, captured
-    return captured.err
+def complaint(capfd: pytest.CaptureFixture[str], *words: str) -> str:
+    return refused(capfd, *words, silent=True)
 
 
 def run(folder: Path) -> Path:
@@ -27,57 +23,57 @@ def run(folder: Path) -> Path:
     return folder
 
 
-def test_what_is_no_run_is_refused(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert "no such folder" in said(capfd, "watch", str(tmp_path / "nowhere"))
-    assert "not a run (no config.json)" in said(capfd, "watch", str(tmp_path))
+def test_folders_that_are_not_runs_are_refused(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "no such folder" in complaint(capfd, "watch", str(tmp_path / "nowhere"))
+    assert "not a run (no config.json)" in complaint(capfd, "watch", str(tmp_path))
     for name, what in telling.OTHERS.items():
         folder = tmp_path / f"with {name}"
         (folder / name).mkdir(parents=True)
-        assert f"but {what}, which has no page" in said(capfd, "watch", str(folder))
+        assert f"but {what}, which has no page" in complaint(capfd, "watch", str(folder))
     good = str(run(tmp_path / "good"))
-    assert "8 runs at most, not 9" in said(capfd, "watch", *[good] * 9)
-    assert "given twice" in said(capfd, "watch", good, f"{good}/../good")
+    assert "8 runs at most, not 9" in complaint(capfd, "watch", *[good] * 9)
+    assert "given twice" in complaint(capfd, "watch", good, f"{good}/../good")
 
 
-def test_runs_are_called_by_as_much_as_tells_them_apart() -> None:
+def test_runs_are_named_by_the_shortest_distinct_path() -> None:
     assert watch.names_of([Path("/x/a"), Path("/x/b")]) == ["a", "b"]
     assert watch.names_of([Path("/x/run"), Path("/y/run")]) == ["/x/run", "/y/run"]
 
 
 @pytest.mark.parametrize("at", ["8080", "127.0.0.1", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:65536", ":80"])
-def test_what_is_no_address_is_refused(capfd: pytest.CaptureFixture[str], tmp_path: Path, at: str) -> None:
-    assert "write HOST:PORT" in said(capfd, "watch", str(run(tmp_path / "run")), "--at", at)
+def test_an_invalid_address_is_refused(capfd: pytest.CaptureFixture[str], tmp_path: Path, at: str) -> None:
+    assert "write HOST:PORT" in complaint(capfd, "watch", str(run(tmp_path / "run")), "--at", at)
 
 
-def test_an_address_that_cannot_be_listened_at_is_named(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert "192.0.2.1:9: cannot listen at this address" in said(
+def test_an_unavailable_address_is_refused(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "192.0.2.1:9: cannot be listened at" in complaint(
         capfd, "watch", str(run(tmp_path / "run")), "--at", "192.0.2.1:9"
     )
 
 
-def test_a_token_must_be_one_and_a_secret(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_an_invalid_or_public_token_file_is_refused(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file, folder = tmp_path / "token", str(run(tmp_path / "run"))
-    assert "cannot be read" in said(capfd, "watch", folder, "--token-file", str(file))
+    assert "cannot be read" in complaint(capfd, "watch", folder, "--token-file", str(file))
     file.write_text("short")
     file.chmod(0o600)
-    assert "openssl rand" in said(capfd, "watch", folder, "--token-file", str(file))
+    assert "openssl rand" in complaint(capfd, "watch", folder, "--token-file", str(file))
     file.write_text("x" * 40 + "\r\nset-cookie: a=b")
-    assert "holds no token" in said(capfd, "watch", folder, "--token-file", str(file))
+    assert "holds no token" in complaint(capfd, "watch", folder, "--token-file", str(file))
     file.write_text("x" * 40)
     file.chmod(0o644)
-    assert "chmod 600" in said(capfd, "watch", folder, "--token-file", str(file))
+    assert "chmod 600" in complaint(capfd, "watch", folder, "--token-file", str(file))
 
 
 @pytest.mark.parametrize("flag", [["--live-chaos"], ["--live-at", "127.0.0.1:0"], ["--live-name", "a"]])
-def test_flags_of_the_live_page_go_with_it(capfd: pytest.CaptureFixture[str], flag: list[str]) -> None:
-    assert f"{flag[0]}: goes with --live" in said(capfd, "train", "demo", *flag)
+def test_flags_of_the_live_page_require_it(capfd: pytest.CaptureFixture[str], flag: list[str]) -> None:
+    assert f"{flag[0]}: goes with --live" in complaint(capfd, "train", "demo", *flag)
 
 
-def test_missing_packages_are_named_before_a_run_begins(
+def test_missing_packages_are_refused_before_a_run_begins(
     capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch.importlib.util, "find_spec", lambda _: None)
     monkeypatch.chdir(tmp_path)
     for words in (["watch", "runs/demo"], ["train", "demo", "--live"]):
-        assert "pip install 'planaria[live]'" in said(capfd, *words)
+        assert "pip install 'planaria[live]'" in complaint(capfd, *words)
     assert not (tmp_path / "runs").exists()

@@ -1,4 +1,4 @@
-"""``planaria experts merge``: one model, what can be done with it, and what is refused before anything is computed."""
+"""``planaria experts merge``: the merged model, commands that read it, and refusals before any computation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOKENS = torch.randint(0, 256, (2, 32), generator=torch.Generator().manual_seed(
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an ensemble of two, ``ensemble``, and what it becomes, ``merged``."""
+    """A folder with an ensemble of two, ``ensemble``, and its merged model, ``merged``."""
     folder = tmp_path_factory.mktemp("merging")
     made_ensemble(folder)
     merge(folder / "ensemble", folder / "merged")
@@ -47,7 +47,7 @@ def rows(printed: str) -> list[list[str]]:
     return [re.split(r"\s{2,}", line.strip()) for line in printed.rpartition("──")[2].splitlines() if line.strip()]
 
 
-def test_one_model_is_measured_and_writes(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_merged_model_is_evaluated_and_generates(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     merged = str(made / "merged")
     assert cli.run(["eval", merged]) == 0
     digits, lower = rows(capsys.readouterr().out)
@@ -61,7 +61,7 @@ def test_one_model_is_measured_and_writes(made: Path, capsys: pytest.CaptureFixt
     assert first.startswith("123") and cli.run(words) == 0 and capsys.readouterr().out == first
 
 
-def test_the_same_command_makes_the_same_model(made: Path, tmp_path: Path) -> None:
+def test_merging_is_reproducible(made: Path, tmp_path: Path) -> None:
     merge(made / "ensemble", tmp_path / "again")
     for file in (file for file in (made / "merged").iterdir() if file.name not in (manifest.WEIGHTS, digests.FILE)):
         assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes(), file.name
@@ -69,7 +69,7 @@ def test_the_same_command_makes_the_same_model(made: Path, tmp_path: Path) -> No
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_the_average_is_the_mean_and_is_measured(
+def test_averaging_takes_the_mean_of_the_weights(
     made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     merge(made / "ensemble", tmp_path / "mean", "--by", "average")
@@ -82,7 +82,7 @@ def test_the_average_is_the_mean_and_is_measured(
     assert [len(row) for row in rows(capsys.readouterr().out)] == [2, 2]
 
 
-def test_an_export_fits_transformers_or_says_what_does_not(made: Path, tmp_path: Path) -> None:
+def test_transformers_read_an_export_without_router_bias(made: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"model\.layers\.0\.mlp\.router\.bias .*--no-bias"):
         cli.run(["export", str(made / "merged"), "--to", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
@@ -95,7 +95,7 @@ def test_an_export_fits_transformers_or_says_what_does_not(made: Path, tmp_path:
         assert float((theirs(TOKENS).logits - logits(tmp_path / "plain")).abs().max()) <= 1e-4
 
 
-def test_one_expert_more_and_one_fewer(made: Path, tmp_path: Path) -> None:
+def test_experts_are_added_to_and_removed_from_a_merged_model(made: Path, tmp_path: Path) -> None:
     run = made_ensemble(tmp_path, names=THREE)
     (source := tmp_path / "upper.txt").write_text(text("upper"))
     words = ["--add", run / "upper" / "model", "--as", "third", "--domain", "upper", "--text", source]
@@ -108,7 +108,9 @@ def test_one_expert_more_and_one_fewer(made: Path, tmp_path: Path) -> None:
     )
     assert all(torch.equal(kept[name], sums[name]) for name in kept) and set(sums) == {*kept, "third"}
     merge(tmp_path / "more", tmp_path / "fewer", "--remove", "third")
-    assert torch.equal(logits(tmp_path / "fewer"), logits(made / "merged")), "as if it had never been there"
+    assert torch.equal(logits(tmp_path / "fewer"), logits(made / "merged")), (
+        "adding and removing an expert restores the model"
+    )
     merge(tmp_path / "more", tmp_path / "other", "--remove", "digits-expert")
     assert import_model(tmp_path / "other").routing == (2, 1, True)
     merge(tmp_path / "other", tmp_path / "one", "--remove", "third")
@@ -120,7 +122,7 @@ def test_one_expert_more_and_one_fewer(made: Path, tmp_path: Path) -> None:
             merge(tmp_path / folder, tmp_path / "none", "--remove", name)
 
 
-def test_all_blocks_stay_all_when_one_is_added(made: Path, tmp_path: Path) -> None:
+def test_top_k_zero_selects_every_expert_after_an_addition(made: Path, tmp_path: Path) -> None:
     run = made_ensemble(tmp_path, names=THREE)
     (tmp_path / "upper.txt").write_text(text("upper"))
     merge(made / "ensemble", tmp_path / "all", "--top-k", 0)
@@ -129,7 +131,7 @@ def test_all_blocks_stay_all_when_one_is_added(made: Path, tmp_path: Path) -> No
     assert import_model(tmp_path / "more").routing == (3, 3, True)
 
 
-def test_experts_that_cannot_be_one_are_refused(made: Path, tmp_path: Path) -> None:
+def test_experts_that_cannot_be_merged_are_refused(made: Path, tmp_path: Path) -> None:
     def refused(complaint: str, *words: object) -> None:
         with pytest.raises(UserError, match=complaint) as caught:
             merge(run, tmp_path / "out", *words)
@@ -169,7 +171,7 @@ def test_experts_that_cannot_be_one_are_refused(made: Path, tmp_path: Path) -> N
     merge(run, tmp_path / "out")
 
 
-def test_too_little_text_without_a_lambda(tmp_path: Path) -> None:
+def test_too_little_text_needs_a_lambda(tmp_path: Path) -> None:
     run = made_ensemble(tmp_path)
     shape = SHAPE.model_copy(update={"dim": 80, "heads": 2})
     parent = Llama(shape, seed=1)
@@ -208,12 +210,12 @@ def test_too_little_text_without_a_lambda(tmp_path: Path) -> None:
         (["--remove", "x"], "is no model of `planaria experts merge --by dume`"),
     ],
 )
-def test_options_that_cannot_be_are_refused(words: list[str], complaint: str, made: Path, tmp_path: Path) -> None:
+def test_invalid_options_are_refused(words: list[str], complaint: str, made: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=complaint):
         merge(made / "ensemble", tmp_path / "out", *words)
 
 
-def test_what_cannot_be_added_is_refused(made: Path, tmp_path: Path) -> None:
+def test_an_invalid_addition_is_refused(made: Path, tmp_path: Path) -> None:
     merged, expert, source = made / "merged", made / "ensemble" / "lower" / "model", tmp_path / "text.txt"
     source.write_text(text("upper"))
 
@@ -247,7 +249,7 @@ def test_what_cannot_be_added_is_refused(made: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_merged_model_is_not_taken_for_a_plain_one(made: Path, tmp_path: Path) -> None:
+def test_commands_for_plain_models_refuse_a_merged_one(made: Path, tmp_path: Path) -> None:
     merged = str(made / "merged")
     with pytest.raises(UserError, match="several blocks per layer, which repair does not support"):
         cli.run(["realign", merged, "--pairs", "x.jsonl", "--to", str(tmp_path / "out")])

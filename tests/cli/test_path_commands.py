@@ -1,4 +1,4 @@
-"""Several paths from a user's side: a plan shows them, a changed topology moves them, mistakes are one line."""
+"""Several paths between sites: in plans, in ``planaria topology paths`` after a changed link, and errors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from planaria.cli import main
+from command_line import exit_code, refused
 
 RECIPE = """
 name = "two"
@@ -51,18 +51,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(*words: str) -> int:
-    with pytest.raises(SystemExit) as exit_:
-        main(list(words))
-    return int(exit_.value.code or 0)
-
-
 def plan() -> int:
-    return run("plan", "recipe.toml", "--budget", "200moves", "--to", "plan.json", "--quiet")
+    return exit_code("plan", "recipe.toml", "--budget", "200moves", "--to", "plan.json", "--quiet")
 
 
 @pytest.mark.slow
-def test_a_plan_shows_paths_and_a_slow_link_moves_some(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_has_paths_and_a_slow_link_moves_some(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan() == 0
     out = capsys.readouterr().out
     assert "edges between sites, and their paths" in out and "this plan, paths by hashing" in out
@@ -72,10 +66,10 @@ def test_a_plan_shows_paths_and_a_slow_link_moves_some(home: Path, capsys: pytes
     assert "the busiest link carries" in (home / "plan.html").read_text()
 
     paths = ("topology", "paths", "recipe.toml", "--routing.schedule", "plan.json")
-    assert run(*paths) == 0
+    assert exit_code(*paths) == 0
     assert "moved         0 of" in capsys.readouterr().out
     (home / "topology.toml").write_text(TOPOLOGY.replace("bandwidth_mbit = 100", "bandwidth_mbit = 10", 1))
-    assert run(*paths, "--moves", "5", "--to", "moved.json") == 0
+    assert exit_code(*paths, "--moves", "5", "--to", "moved.json") == 0
     out = capsys.readouterr().out
     assert "path before" in out and "moved         0 of" not in out
     moved = json.loads((home / "moved.json").read_text())
@@ -83,15 +77,12 @@ def test_a_plan_shows_paths_and_a_slow_link_moves_some(home: Path, capsys: pytes
     assert moved["paths"]["links"]["north: A → B"] == 10e6 / 8
 
 
-def test_mistakes_are_one_line(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_schedules_and_topologies_are_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan() == 0
     capsys.readouterr()
 
     def mistake(*words: str) -> str:
-        assert run("topology", *words) == 2
-        err = capsys.readouterr().err
-        assert err.count("\n") == 1
-        return err
+        return refused(capsys, "topology", *words)
 
     assert "routing.schedule: not given" in mistake("paths", "recipe.toml")
     known = ("paths", "recipe.toml", "--routing.schedule", "plan.json")

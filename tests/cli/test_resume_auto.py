@@ -1,4 +1,4 @@
-"""``planaria train RECIPE --resume auto``: for machines that do not know whether the run was begun before."""
+"""``planaria train RECIPE --resume auto``: begin a run, or continue it from the folder or the store."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import planaria
+from command_line import refused
 from planaria import cli
 from planaria.runtime.checkpoint.mirror import ID, Mirror
 from planaria.runtime.checkpoint.store import CheckpointStore
@@ -26,7 +27,7 @@ checkpoint = {every = 2}
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
-    """A run of milliseconds a step."""
+    """A recipe with steps of milliseconds."""
     text = "".join(random.Random(5).choices("etaoin ", k=6000))
     (tmp_path / "corpus.txt").write_text(text)
     data = f'data = {{source = "{tmp_path}/corpus.txt", tokenizer = "bytes", cache = "{tmp_path}/cache"}}\n'
@@ -35,7 +36,7 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def train(recipe: Path, out: str, *more: str) -> planaria.Run:
-    """What a machine does that starts, or starts again, whose own folder is ``out``."""
+    """Begin or continue the run in the folder ``out``."""
     words = ["train", str(recipe), "--resume", "auto", "--quiet", "--out", str(recipe.parent / out), *more]
     assert cli.run(words) == 0
     return planaria.load(recipe.parent / out / "mine")
@@ -45,18 +46,11 @@ def store_of(recipe: Path) -> list[str]:
     return ["--checkpoint.store", f"file://{recipe.parent / 'store'}"]
 
 
-def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(words)
-    assert ended.value.code == 2
-    return capsys.readouterr().err
-
-
-def test_a_run_is_begun_then_continued_and_then_left_alone(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_begun_then_continued_then_left_alone(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole = planaria.train(recipe, progress=False, settings={"out": str(recipe.parent / "whole"), "train.steps": 8})
     train(recipe, "out")
     run = train(recipe, "out", "--train.steps", "8")
-    assert run.losses == whole.losses, "the same run as without a break"
+    assert run.losses == whole.losses, "interrupted and uninterrupted runs differ"
     capsys.readouterr()
     train(recipe, "out", "--train.steps", "8")
     assert "all 8 steps are done" in capsys.readouterr().out
@@ -70,17 +64,15 @@ def test_a_run_that_was_killed_before_its_export_is_exported(recipe: Path) -> No
     assert (run.folder / "model").is_dir()
 
 
-def test_a_machine_that_has_nothing_takes_the_run_from_its_store(recipe: Path) -> None:
+def test_a_new_machine_fetches_the_run_from_its_store(recipe: Path) -> None:
     train(recipe, "one", *store_of(recipe))
     run = train(recipe, "two", *store_of(recipe), "--train.steps", "8")
     assert list(run.losses) and CheckpointStore(run.folder / "checkpoints").reached() == 8
     assert Mirror(store_of(recipe)[1], "mine").newest() == "step-00000008"
 
 
-def test_a_machine_that_had_the_run_before_takes_the_newer_state(
-    recipe: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Its own would be continued otherwise, and what was trained elsewhere since would be lost from the store."""
+def test_an_older_local_run_is_replaced_by_the_stores(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Continuing the older state would lose the newer one from the store."""
     train(recipe, "one", *store_of(recipe))
     train(recipe, "two", *store_of(recipe), "--train.steps", "8")
     capsys.readouterr()
@@ -90,7 +82,7 @@ def test_a_machine_that_had_the_run_before_takes_the_newer_state(
     assert sorted(path.name for path in run.folder.parent.iterdir()) == ["mine", "mine.older-1"]
 
 
-def test_a_store_that_lags_is_brought_up_to_date(recipe: Path) -> None:
+def test_a_stale_store_is_updated(recipe: Path) -> None:
     train(recipe, "one", *store_of(recipe))
     shutil.rmtree(recipe.parent / "store" / "mine" / "checkpoints" / "step-00000004")
     run = train(recipe, "one", *store_of(recipe), "--train.steps", "8")
@@ -98,45 +90,41 @@ def test_a_store_that_lags_is_brought_up_to_date(recipe: Path) -> None:
     assert Mirror(store_of(recipe)[1], "mine").newest() == "step-00000008"
 
 
-def test_a_run_that_was_lost_before_its_first_checkpoint_is_begun_again(
-    recipe: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_lost_before_its_first_checkpoint_begins_again(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = recipe.parent / "store" / "mine"
     place.mkdir(parents=True)
     (place / ID).write_text("of a machine that is lost")
-    assert "holds another run" in refused(["train", str(recipe), "--out", "x", *store_of(recipe)], capsys)
+    assert "holds another run" in refused(capsys, "train", recipe, "--out", "x", *store_of(recipe))
     train(recipe, "one", *store_of(recipe))
     assert Mirror(store_of(recipe)[1], "mine").newest() == "step-00000004"
 
 
-def test_another_run_of_that_name_in_the_store_is_not_mixed_with_ours(
-    recipe: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_store_with_another_run_of_that_name_is_refused(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(recipe, "one", *store_of(recipe), "--train.steps", "8")
     train(recipe, "two")
     words = ["train", str(recipe), "--resume", "auto", "--out", str(recipe.parent / "two"), *store_of(recipe)]
-    assert "holds another run" in refused([*words, "--train.steps", "6"], capsys)
+    assert "holds another run" in refused(capsys, *words, "--train.steps", "6")
 
 
-def test_a_store_that_cannot_be_reached_is_no_reason_to_begin_again(
+def test_an_unreachable_store_is_refused(
     recipe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Mirror, "_folders", lambda self: 1 / 0)
     words = ["train", str(recipe), "--resume", "auto", "--out", str(recipe.parent / "one"), *store_of(recipe)]
-    assert "cannot list its checkpoints" in refused(words, capsys)
+    assert "cannot list its checkpoints" in refused(capsys, *words)
     assert not (recipe.parent / "one").exists()
 
 
-def test_a_run_that_is_being_trained_is_not_set_aside(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_in_training_is_not_replaced(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = train(recipe, "one", *store_of(recipe))
     train(recipe, "two", *store_of(recipe), "--train.steps", "8")
     words = ["train", str(recipe), "--resume", "auto", "--out", str(recipe.parent / "one"), *store_of(recipe)]
     with runs.held(run.folder):
-        assert "is being trained right now" in refused(words, capsys)
+        assert "is being trained right now" in refused(capsys, *words)
     assert [path.name for path in run.folder.parent.iterdir()] == ["mine"]
 
 
-def test_a_dry_run_says_what_it_would_go_on_with(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_reports_what_it_would_continue(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train", str(recipe), "--resume", "auto", "--dry-run", "--out", str(recipe.parent / "one")]
     assert cli.run(words) == 0
     assert capsys.readouterr().out.endswith("# --resume auto: begins a new run\n")
@@ -147,19 +135,19 @@ def test_a_dry_run_says_what_it_would_go_on_with(recipe: Path, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "complaint"),
     [
         (["--checkpoint", "step-00000002"], "--checkpoint step-00000002: goes with --resume RUN"),
         (["--engine", "simulate"], "a simulation has nothing to resume"),
     ],
 )
-def test_what_does_not_go_with_it(
-    words: list[str], said: str, recipe: Path, capsys: pytest.CaptureFixture[str]
+def test_conflicting_flags_are_refused(
+    words: list[str], complaint: str, recipe: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert said in refused(["train", str(recipe), "--resume", "auto", *words], capsys)
+    assert complaint in refused(capsys, "train", recipe, "--resume", "auto", *words)
 
 
-def test_a_program_can_do_the_same(recipe: Path) -> None:
+def test_resume_auto_works_in_python(recipe: Path) -> None:
     settings = {"out": str(recipe.parent / "out")}
     first = planaria.train(recipe, resume="auto", progress=False, settings=settings)
     second = planaria.train(recipe, resume="auto", progress=False, settings={**settings, "train.steps": 6})

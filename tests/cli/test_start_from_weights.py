@@ -1,4 +1,4 @@
-"""``train.start``: a run that begins with another model's weights, on every engine and at any cut."""
+"""``train.start``: runs that start from another model's weights, on each engine and number of stages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ train = {{ steps = 6, eval_every = 3, eval_microbatches = 2 }}
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a recipe and what became of it, in ``runs/parent``."""
+    """A folder with a recipe and its finished run, ``runs/parent``."""
     folder = tmp_path_factory.mktemp("start")
     (folder / "text.txt").write_text(TEXT)
     (folder / "parent.toml").write_text(RECIPE.format(folder=folder))
@@ -52,7 +52,7 @@ def validations(run: Path) -> dict[int, float]:
 
 @pytest.mark.parametrize("source", ["runs/parent", "runs/parent/model"])
 @pytest.mark.parametrize("cut", ["1", "2"])
-def test_the_first_step_finds_the_parents_weights(home: Path, source: str, cut: str) -> None:
+def test_a_run_starts_with_the_parents_weights(home: Path, source: str, cut: str) -> None:
     name = f"child-{source.count('/')}-{cut}"
     flags = ["--train.start", str(home / source), "--pipeline.stages", cut, "--checkpoint.keep", "9"]
     assert train(home, name, *flags) == 0
@@ -66,7 +66,7 @@ def test_the_first_step_finds_the_parents_weights(home: Path, source: str, cut: 
     assert after[6] < after[0]
 
 
-def test_the_fleet_begins_and_resumes_like_inline(home: Path) -> None:
+def test_the_fleet_starts_and_resumes_like_inline(home: Path) -> None:
     start = ["--train.start", str(home / "runs" / "parent")]
     assert train(home, "whole", *start) == 0
     assert train(home, "processes", *start, "--engine", "fleet", "--train.steps", "3") == 0
@@ -77,7 +77,7 @@ def test_the_fleet_begins_and_resumes_like_inline(home: Path) -> None:
     assert losses(home, "processes") == pytest.approx(inline, abs=1e-6)
 
 
-def test_a_run_that_died_before_it_saved_still_begins_with_its_parents_weights(home: Path) -> None:
+def test_a_run_without_checkpoints_restarts_from_the_parents_weights(home: Path) -> None:
     assert train(home, "early", "--train.start", str(home / "runs" / "parent")) == 0
     before = losses(home, "early")
     shutil.rmtree(home / "runs" / "early" / "checkpoints")
@@ -88,8 +88,8 @@ def test_a_run_that_died_before_it_saved_still_begins_with_its_parents_weights(h
 
 
 @pytest.mark.slow
-def test_replicas_begin_with_the_same_weights_and_average_every_gradient(home: Path) -> None:
-    """Two replicas of two processes, five steps: every gradient is the same in both, to the last bit of its norm."""
+def test_replicas_start_equal_and_average_every_gradient(home: Path) -> None:
+    """In both replicas of two processes, the norm of every gradient is equal to the last bit."""
     flags = ["--train.start", str(home / "runs" / "parent"), "--train.steps", "5", "--pipeline.stages", "1"]
     flags += ["--exchange.replicas", "2", "--exchange.kind", "allreduce"]
     assert train(home, "twins", *flags, "--engine", "fleet") == 0
@@ -101,7 +101,7 @@ def test_replicas_begin_with_the_same_weights_and_average_every_gradient(home: P
             assert fact.grad_norm is not None
             norms.setdefault((fact.step, fact.stage), []).append(fact.grad_norm)
     assert norms.keys() == {(step, stage) for step in range(5) for stage in (0, 1)}
-    assert all(len(said) == 2 and said[0] == said[1] for said in norms.values())
+    assert all(len(pair) == 2 and pair[0] == pair[1] for pair in norms.values())
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_replicas_begin_with_the_same_weights_and_average_every_gradient(home: P
         (["--data.tokenizer", "bpe"], "its tokenizer is not data.tokenizer = 'bpe'"),
     ],
 )
-def test_mistakes_are_found_before_anything_is_made(home: Path, flags: list[str], complaint: str) -> None:
+def test_a_mistake_is_refused_before_anything_is_written(home: Path, flags: list[str], complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
         train(home, "wrong", "--train.start", str(home / "runs" / "parent"), *flags)
     assert not (home / "runs" / "wrong").exists()

@@ -1,4 +1,4 @@
-"""``checkpoint.store`` where no run copies anything there: said in one line, before anything is trained."""
+"""``checkpoint.store`` is refused by commands that do not support it, before any training."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from planaria import cli
+from command_line import refused
 
 RUN = 'train = { steps = 100, eval_every = 10 }\ndata = { source = "stdlib" }\n'
 STORE = 'checkpoint = { store = "memory://runs" }\n'
@@ -21,13 +21,10 @@ DOMAINS = "[experts.domains]\n" + "".join(f'{name} = {{ source = "stdlib:{name}*
         ("experts", f"{RUN}{STORE}{DOMAINS}", "r.toml: checkpoint.store: takes single runs"),
     ],
 )
-def test_it_is_refused(
+def test_a_store_is_refused(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], command: str, recipe: str, place: str
 ) -> None:
     (tmp_path / "r.toml").write_text(recipe)
-    with pytest.raises(SystemExit) as exit_:
-        cli.main([command, str(tmp_path / "r.toml"), "--quiet", "--out", str(tmp_path / "runs")])
-    _, err = capfd.readouterr()
-    assert exit_.value.code == 2 and err.startswith("planaria: ") and err.count("\n") == 1
-    assert place in err and "leave it out" in err
+    line = refused(capfd, command, tmp_path / "r.toml", "--quiet", "--out", tmp_path / "runs")
+    assert place in line and "leave it out" in line
     assert not (tmp_path / "runs").exists()

@@ -1,4 +1,4 @@
-"""Where the cache is, and that its lock locks."""
+"""The cache folder and its lock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from planaria.common.cache import cache_folder, locked
 
 
-def test_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_folder_follows_xdg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/someone")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder() == tmp_path / "planaria"
@@ -20,17 +20,17 @@ def test_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_folder("~/here") == Path("/home/someone/here")
 
 
-def test_second_holder_waits_and_says_so(tmp_path: Path) -> None:
-    told, waiting = [], threading.Event()
+def test_a_second_holder_reports_and_waits(tmp_path: Path) -> None:
+    order, waiting = [], threading.Event()
 
     def second() -> None:
         with locked(tmp_path / "lock", waiting.set):
-            told.append("second")
+            order.append("second")
 
     thread = threading.Thread(target=second)
-    with locked(tmp_path / "lock", lambda: told.append("must not wait")):
+    with locked(tmp_path / "lock", lambda: order.append("must not wait")):
         thread.start()
         assert waiting.wait(10)
-        told.append("first")
+        order.append("first")
     thread.join(10)
-    assert told == ["first", "second"]
+    assert order == ["first", "second"]

@@ -1,4 +1,4 @@
-"""Which documents a source has, in which order, and what is said about sources that are wrong."""
+"""The documents of a source, their order, and errors of invalid sources."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import fsspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from reading import refusal, texts
 
 from planaria.common.errors import UserError
 from planaria.config.schema import DataConfig
@@ -24,24 +25,12 @@ from planaria.data import corpus, records
 from planaria.data.corpus import documents, fingerprint
 
 
-def texts(source: Path | str, field: str = "text") -> list[str]:
-    return list(documents(DataConfig(source=str(source), field=field)))
-
-
-def refusal(source: Path | str, field: str = "text") -> str:
-    with pytest.raises(UserError) as caught:
-        texts(source, field)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
-
-
 def write_records(path: Path, *records: object) -> Path:
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
 
 
-def test_stdlib_is_source_without_tests() -> None:
+def test_the_standard_library_is_read_without_its_tests() -> None:
     found = documents(DataConfig())
     first = [next(found) for _ in range(40)]
     assert first == [text for text, _ in zip(documents(DataConfig()), range(40), strict=False)]
@@ -50,13 +39,13 @@ def test_stdlib_is_source_without_tests() -> None:
     assert all("import pytest" not in text for text in first)
 
 
-def test_text_file_is_one_document_as_it_stands(tmp_path: Path) -> None:
+def test_a_text_file_is_one_unchanged_document(tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
     file.write_bytes(b"\xef\xbb\xbfone\r\n\ntwo \xc3\xa9\n")
     assert texts(file) == ["one\r\n\ntwo é\n"]
 
 
-def test_folder_is_read_in_the_order_of_names(tmp_path: Path) -> None:
+def test_a_folder_is_read_in_order_of_names(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git" / "config").write_text("hidden")
@@ -68,10 +57,10 @@ def test_folder_is_read_in_the_order_of_names(tmp_path: Path) -> None:
     write_records(tmp_path / "c.jsonl", {"text": "third"}, {"text": ""}, {"text": "fourth"})
     with gzip.open(tmp_path / "d.jsonl.gz", "wt") as packed:
         packed.write('{"text": "fifth"}\n')
-    said: list[str] = []
-    found = list(documents(DataConfig(source=str(tmp_path)), said.append))
+    reports: list[str] = []
+    found = list(documents(DataConfig(source=str(tmp_path)), reports.append))
     assert found == ["first", "second", "third", "fourth", "fifth"]
-    assert said == ["passed over .git: hidden", "passed over latin.txt, picture.png: not UTF-8 text"]
+    assert reports == ["passed over .git: hidden", "passed over latin.txt, picture.png: not UTF-8 text"]
 
 
 RECORDS = [{"text": "one"}, {"text": "two é", "id": 2}, {"text": ""}, {"text": "three"}]
@@ -90,7 +79,7 @@ RECORDS = [{"text": "one"}, {"text": "two é", "id": 2}, {"text": ""}, {"text": 
         ("objects.json", "\ufeff" + "\n".join(json.dumps(record, indent=2) for record in RECORDS)),
     ],
 )
-def test_records_are_known_by_their_name_in_any_case(tmp_path: Path, name: str, content: str) -> None:
+def test_record_formats_are_recognised_by_suffix_in_any_case(tmp_path: Path, name: str, content: str) -> None:
     raw = content.encode()
     (tmp_path / name).write_bytes(gzip.compress(raw) if name.lower().endswith(".gz") else raw)
     assert texts(tmp_path / name) == ["one", "two é", "three"] == texts(tmp_path)
@@ -107,13 +96,15 @@ def test_records_are_known_by_their_name_in_any_case(tmp_path: Path, name: str, 
         ("[" * 100_000, "not JSON records (maximum recursion"),
     ],
 )
-def test_json_without_records_is_refused_alone_and_named_in_a_folder(tmp_path: Path, content: str, reason: str) -> None:
+def test_json_without_records_is_refused_alone_and_skipped_in_a_folder(
+    tmp_path: Path, content: str, reason: str
+) -> None:
     (tmp_path / "a.json").write_text(content)
     assert f"data.source: {tmp_path / 'a.json'}: {reason}" in refusal(tmp_path / "a.json")
     (tmp_path / "b.txt").write_text("text")
-    said: list[str] = []
-    assert list(documents(DataConfig(source=str(tmp_path)), said.append)) == ["text"]
-    assert len(said) == 1 and said[0].startswith(f"passed over a.json: {reason}")
+    reports: list[str] = []
+    assert list(documents(DataConfig(source=str(tmp_path)), reports.append)) == ["text"]
+    assert len(reports) == 1 and reports[0].startswith(f"passed over a.json: {reason}")
 
 
 @pytest.mark.parametrize(
@@ -128,7 +119,7 @@ def test_json_without_records_is_refused_alone_and_named_in_a_folder(tmp_path: P
         ('{"text": "good"}\n{"txt": "x"}', "record 2: no field 'text' (did you mean 'txt'?)"),
     ],
 )
-def test_bad_records_of_a_json_file_are_named(tmp_path: Path, content: str, complaint: str) -> None:
+def test_invalid_records_of_a_json_file_are_refused(tmp_path: Path, content: str, complaint: str) -> None:
     (file := tmp_path / "a.json").write_text(content)
     assert f"{file}, {complaint}" in refusal(file) and f"{file}, {complaint}" in refusal(tmp_path)
 
@@ -139,10 +130,9 @@ def test_bad_records_of_a_json_file_are_named(tmp_path: Path, content: str, comp
     st.booleans(),
 )
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_json_is_read_as_the_whole_document_would_be(
+def test_json_read_in_pieces_has_the_same_records(
     tmp_path: Path, rows: list[dict[str, Any]], indent: int | None, array: bool
 ) -> None:
-    """Reading piece by piece, with a record cut anywhere, gives the same records as reading everything at once."""
     rows = [row | {"text": f"text {number}"} for number, row in enumerate(rows)]
     whole = json.dumps(rows, indent=indent) if array else "\n".join(json.dumps(row, indent=indent) for row in rows)
     with patch.object(records, "PIECE", 3):
@@ -168,23 +158,23 @@ def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:
         (root / name).symlink_to(target)
     (root / "self").symlink_to("self")
     os.mkfifo(root / "pipe")
-    said: list[str] = []
-    assert list(documents(DataConfig(source=str(root)), said.append)) == ["deep", "other", "real"]
-    assert "passed over nowhere, self: a broken link" in said
-    assert "passed over pipe: not a regular file" in said
-    (seen,) = [line for line in said if line.endswith("a link to a folder that is read already")]
+    reports: list[str] = []
+    assert list(documents(DataConfig(source=str(root)), reports.append)) == ["deep", "other", "real"]
+    assert "passed over nowhere, self: a broken link" in reports
+    assert "passed over pipe: not a regular file" in reports
+    (seen,) = [line for line in reports if line.endswith("a link to a folder that is read already")]
     assert all(name in seen for name in ("a/again", "loop", "up/root", "up/other"))
 
 
-def test_many_names_are_cut_short(tmp_path: Path) -> None:
+def test_long_lists_of_skipped_files_are_shortened(tmp_path: Path) -> None:
     for number in range(30):
         (tmp_path / f"{number:02}\n.bin").write_bytes(b"\0")
     assert "passed over '00\\n.bin', '01\\n.bin'" in (message := refusal(tmp_path))
     assert "'07\\n.bin' and 22 more: not UTF-8 text" in message
 
 
-def test_files_that_are_read_otherwise_than_before_are_prepared_again(tmp_path: Path) -> None:
-    """A cache made when these were read as plain text is not taken for them."""
+def test_formats_that_were_read_as_text_have_a_new_fingerprint(tmp_path: Path) -> None:
+    """A cache from a version that read them as plain text is not used."""
     seen = set()
     for name in ("a.txt", "a.json", "a.ndjson"):
         (tmp_path / name).write_text('{"text": "x"}')
@@ -195,16 +185,14 @@ def test_files_that_are_read_otherwise_than_before_are_prepared_again(tmp_path: 
     assert seen == {("a.txt", True), ("a.json", False), ("a.ndjson", False)}
 
 
-def test_parquet_without_its_package_names_the_file_and_the_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parquet_without_its_package_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
     line = f"{tmp_path / 'a.parquet'}: reading Parquet files needs the package 'pyarrow'; install it with: "
     assert refusal(tmp_path) == f"{line}pip install 'planaria[hub]'" == refusal(tmp_path / "a.parquet")
 
 
-def test_parquet(tmp_path: Path) -> None:
+def test_parquet_files_are_read(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
@@ -222,7 +210,7 @@ def test_parquet(tmp_path: Path) -> None:
         assert "cut.parquet, row 0: cannot be read" in refusal(tmp_path / "cut.parquet")
 
 
-def test_cache_inside_the_source_is_not_read(tmp_path: Path) -> None:
+def test_a_cache_inside_the_source_is_skipped(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text")
     (tmp_path / "cache").mkdir()
     config = DataConfig(source=str(tmp_path), cache=str(tmp_path / "cache"))
@@ -232,13 +220,13 @@ def test_cache_inside_the_source_is_not_read(tmp_path: Path) -> None:
     assert fingerprint(config) == before
 
 
-def test_field_and_blank_lines_of_jsonl(tmp_path: Path) -> None:
+def test_jsonl_has_fields_and_blank_lines(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text('{"body": "one"}\n\n{"body": "half \\ud800 pair", "text": 3}\n')
     assert texts(file, "body") == ["one", "half ? pair"]
 
 
-def test_fingerprint_changes_with_the_corpus(tmp_path: Path) -> None:
+def test_the_fingerprint_changes_with_the_corpus(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one")
     config = DataConfig(source=str(tmp_path))
     seen = [fingerprint(config)]
@@ -253,7 +241,7 @@ def test_fingerprint_changes_with_the_corpus(tmp_path: Path) -> None:
     assert len(set(seen)) == 5
 
 
-def test_missing_path_names_the_nearest(tmp_path: Path) -> None:
+def test_a_missing_path_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
     (tmp_path / "corpus.txt").write_text("text")
     assert "did you mean 'corpus.txt'" in refusal(tmp_path / "corpsu.txt")
     assert "there is no 'nowhere'" in refusal(tmp_path / "nowhere" / "deep" / "a.txt")
@@ -262,7 +250,7 @@ def test_missing_path_names_the_nearest(tmp_path: Path) -> None:
         fingerprint(DataConfig(source=str(tmp_path / "corpsu.txt")))
 
 
-def test_nothing_near_lists_a_few(tmp_path: Path) -> None:
+def test_a_missing_path_without_a_near_name_lists_a_few(tmp_path: Path) -> None:
     for i in range(50):
         (tmp_path / f"{i:04}").touch()
     message = refusal(tmp_path / "elephant")
@@ -270,38 +258,34 @@ def test_nothing_near_lists_a_few(tmp_path: Path) -> None:
     assert len(message) < 400 + len(str(tmp_path)) * 2
 
 
-def test_empty_corpora(tmp_path: Path) -> None:
-    assert "holds no UTF-8 text" in refusal(tmp_path)
-    (tmp_path / "a.txt").write_text("\n\n")
-    assert "holds no UTF-8 text" in refusal(tmp_path / "a.txt")
-    write_records(tmp_path / "b.jsonl")
-    assert "holds no UTF-8 text" in refusal(tmp_path / "b.jsonl")
+@pytest.mark.parametrize(
+    ("name", "content", "complaint"),
+    [
+        ("", None, "holds no UTF-8 text"),
+        ("a.txt", b"\n\n", "holds no UTF-8 text"),
+        ("b.jsonl", b"", "holds no UTF-8 text"),
+        ("a.bin", b"caf\xe9", "a.bin: not UTF-8 text"),
+        ("a.bin", b"ELF\0\0", "a.bin: not UTF-8 text"),
+        ("/dev/null", None, "neither a file nor a folder"),
+    ],
+)
+def test_a_source_without_text_is_refused(tmp_path: Path, name: str, content: bytes | None, complaint: str) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    assert complaint in refusal(path)
 
 
-@pytest.mark.parametrize("content", [b"caf\xe9", b"ELF\0\0"])
-def test_single_file_that_is_no_text(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "a.bin").write_bytes(content)
-    assert f"{tmp_path / 'a.bin'}: not UTF-8 text" in refusal(tmp_path / "a.bin")
+@pytest.mark.parametrize(("owner", "function", "name"), [(Path, "read_bytes", "a.txt"), (os, "scandir", "")])
+def test_an_unreadable_file_or_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: object, function: str, name: str
+) -> None:
+    def refuse(path: Path | str) -> NoReturn:
+        raise PermissionError(13, "Permission denied", str(path))
 
-
-def test_neither_file_nor_folder() -> None:
-    assert "neither a file nor a folder" in refusal("/dev/null")
-
-
-def refuse(path: Path | str) -> NoReturn:
-    raise PermissionError(13, "Permission denied", str(path))
-
-
-def test_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.txt").write_text("text")
-    monkeypatch.setattr(Path, "read_bytes", refuse)  # permissions themselves would not stop root
-    assert f"cannot read {tmp_path / 'a.txt'} (Permission denied)" in refusal(tmp_path)
-
-
-def test_unreadable_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.txt").write_text("text")
-    monkeypatch.setattr(os, "scandir", refuse)
-    assert f"cannot read {tmp_path} (Permission denied)" in refusal(tmp_path)
+    monkeypatch.setattr(owner, function, refuse)  # permissions themselves would not stop root
+    assert f"cannot read {tmp_path / name} (Permission denied)" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -315,15 +299,15 @@ def test_unreadable_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         (b'{"text": "\xe9"}', "not a JSON record"),
     ],
 )
-def test_bad_records_are_named(tmp_path: Path, line: bytes, complaint: str) -> None:
+def test_invalid_jsonl_records_are_refused(tmp_path: Path, line: bytes, complaint: str) -> None:
     file = tmp_path / "a.jsonl"
     file.write_bytes(b'{"text": "good"}\n\n' + line + b"\n")
     message = refusal(file)
     assert f"{file}:3: " in message and complaint in message
-    assert refusal(tmp_path) == message  # bad records in a folder are not passed over
+    assert refusal(tmp_path) == message  # not skipped in a folder either
 
 
-def test_damaged_gzip(tmp_path: Path) -> None:
+def test_a_damaged_gzip_file_is_refused(tmp_path: Path) -> None:
     whole = gzip.compress(b'{"text": "good"}\n' * 10_000)
     for name, content in (
         ("cut", whole[: len(whole) // 2]),
@@ -336,7 +320,7 @@ def test_damaged_gzip(tmp_path: Path) -> None:
 
 
 class Rows(list[dict[str, Any]]):
-    """As much of a ``datasets.Dataset`` as is used."""
+    """The used part of a ``datasets.Dataset``."""
 
     @property
     def column_names(self) -> list[str]:
@@ -348,7 +332,7 @@ class Rows(list[dict[str, Any]]):
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, str | None, str], Rows]:
-    """A stand-in for the package ``datasets`` with a hub that holds what is put into the returned dict."""
+    """Replace the package ``datasets`` by one whose hub has the entries of the returned dict."""
     shelf: dict[tuple[str, str | None, str], Rows] = {}
 
     class DatasetsError(Exception):
@@ -370,7 +354,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, str | None, str], Ro
     return shelf
 
 
-def test_hub_dataset(hub: dict[tuple[str, str | None, str], Rows]) -> None:
+def test_hub_datasets_are_read(hub: dict[tuple[str, str | None, str], Rows]) -> None:
     hub["owner/name", None, "train"] = Rows([{"text": "one", "id": 1}, {"text": "two", "id": 2}])
     hub["owner/name", "small", "train"] = Rows([{"body": "three"}])
     assert texts("hf:owner/name") == ["one", "two"]
@@ -382,15 +366,15 @@ def test_hub_dataset(hub: dict[tuple[str, str | None, str], Rows]) -> None:
 
 
 @pytest.mark.usefixtures("hub")
-def test_hub_out_of_reach() -> None:
+def test_an_unreachable_hub_dataset_is_refused() -> None:
     assert "cannot load it (Couldn't reach 'owner/other'); check the name and the network" in refusal("hf:owner/other")
     assert "cannot load it (no such thing)" in refusal("hf:refused")
     assert "cannot load it (Couldn't reach 'owner/other')" in refusal("hf:owner/other:small")
     assert "names no dataset" in refusal("hf:")
 
 
-def test_hub_datasets_stream_and_may_break_off(hub: dict[tuple[str, str | None, str], Rows]) -> None:
-    """Rows come one by one; those of some datasets have no columns that are known before."""
+def test_hub_datasets_are_streamed_and_may_fail_midway(hub: dict[tuple[str, str | None, str], Rows]) -> None:
+    """Rows arrive one by one; the columns of some datasets are unknown in advance."""
     taken: list[int] = []
 
     class Streamed(Rows):
@@ -414,14 +398,13 @@ def test_hub_datasets_stream_and_may_break_off(hub: dict[tuple[str, str | None, 
     assert "row 0: no field 'body'" in refusal("hf:owner/large", "body")
 
 
-def test_hub_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hub_without_its_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     assert "pip install 'planaria[hub]'" in refusal("hf:owner/name")
 
 
 @pytest.mark.slow
-def test_hub_with_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real package, on a folder that it takes for a dataset."""
+def test_the_real_package_reads_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     (tmp_path / "set").mkdir()

@@ -1,4 +1,4 @@
-"""Tokenizers made to harm their reader: refused in one line, with nothing allocated in this process."""
+"""Hostile tokenizers are refused in one line, without harm to this process."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
         {"decoder": sequence("decoders", *[replace("a", "ab" * 200)] * 4)},
         "its decoder can make a text .* times as long",
     ),
-    "a map that is none": ({"normalizer": charsmap(b"\0\0\0")}, "PanicException|not a tokenizer.json"),
+    "an invalid map": ({"normalizer": charsmap(b"\0\0\0")}, "PanicException|not a tokenizer.json"),
     "a map that points outside": ({"normalizer": charsmap(b"\xff\xff\xff\xff\0\0\0\0")}, "memory|PanicException"),
     "a map with a long entry": ({"normalizer": charsmap(b"\0\0\0\0" + b"x" * 70_000)}, "its normalizer can make|Panic"),
     "a word level without its unknown token": (
@@ -99,7 +99,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_it_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
+def test_a_hostile_tokenizer_is_refused(name: str, tmp_path: Path) -> None:
     change, reason = HOSTILE[name]
     file = tmp_path / "tokenizer.json"
     file.write_text(json.dumps(json.loads(source("byte level")) | change))
@@ -110,9 +110,7 @@ def test_it_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
 
 @settings(max_examples=examples(15))
 @given(spoilt(*(json.loads(source(kind)) for kind in KINDS)))
-def test_a_file_with_anything_in_any_place_is_read_or_refused_in_one_line(
-    tmp_path_factory: pytest.TempPathFactory, content: bytes
-) -> None:
+def test_a_corrupted_tokenizer_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     file = tmp_path_factory.mktemp("any") / "tokenizer.json"
     file.write_bytes(content)
     try:
@@ -123,13 +121,13 @@ def test_a_file_with_anything_in_any_place_is_read_or_refused_in_one_line(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_sound_ones_pass(kind: str, tmp_path: Path) -> None:
+def test_valid_tokenizers_are_accepted(kind: str, tmp_path: Path) -> None:
     tokenizer = Tokenizer.open(saved(kind, tmp_path))
     assert tokenizer.decode(tokenizer.encode("ab cd")).strip() == "ab cd"
 
 
-def test_planarias_own_start_no_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(apart, "call", lambda *asked: pytest.fail("a child process"))
+def test_planarias_own_tokenizers_start_no_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(apart, "call", lambda *_: pytest.fail("a child process"))
     load_tokenizer(DataConfig(tokenizer="bytes"), 257, tmp_path).save(tmp_path / "t.json")
     assert Tokenizer.open(tmp_path / "t.json").encode("ab") == [97, 98]
     own = json.loads((tmp_path / "t.json").read_text())
@@ -139,8 +137,8 @@ def test_planarias_own_start_no_process(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_normalizer_that_may_grow_texts_is_measured_on_each(tmp_path: Path) -> None:
-    """Up to a limit growth is allowed, as maps of Unicode have some; then a text that grows too much is refused."""
+def test_a_normalizer_that_may_grow_texts_is_measured_per_text(tmp_path: Path) -> None:
+    """Moderate growth is allowed, as in Unicode maps; a text that grows too much is refused."""
     file = tmp_path / "tokenizer.json"
     change = {"normalizer": replace("q", "q" * 1000)}
     file.write_text(json.dumps(json.loads(source("byte level")) | change))
@@ -150,7 +148,7 @@ def test_a_normalizer_that_may_grow_texts_is_measured_on_each(tmp_path: Path) ->
         tokenizer.encode("q" * 20_000)
 
 
-def test_what_the_library_raises_on_a_text_is_one_line(tmp_path: Path) -> None:
+def test_the_librarys_exceptions_become_user_errors(tmp_path: Path) -> None:
     class PanicException(BaseException):
         pass
 

@@ -1,4 +1,4 @@
-"""Whose turn it is: exact shares in every block, even at every length, and every source's windows in turn."""
+"""Mixtures: exact shares in every block, even shares at every length, and each source's windows in order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Given = dict[str, Any]
 
 
 def mixture(folder: Path, weights: dict[str, float], sizes: dict[str, int] | None = None, **further: Any) -> DataConfig:
-    """Sources of one letter each, that many tokens long."""
+    """Sources of one letter each, ``sizes`` tokens long."""
     entries: Given = {}
     for name, weight in weights.items():
         text = LETTERS[name] * (sizes or {}).get(name, 400)
@@ -45,7 +45,7 @@ def weighed(*weights: float) -> tuple[int, ...]:
     return quotas(DataConfig.model_validate({"mixture": entries}))
 
 
-def test_a_block_is_the_smallest_in_which_the_weights_are_exact() -> None:
+def test_a_block_is_the_smallest_with_exact_weights() -> None:
     assert weighed(0.7, 0.2, 0.1) == (7, 2, 1)
     assert weighed(70, 20, 10) == (7, 2, 1)
     assert weighed(1.0) == (1,)
@@ -54,7 +54,7 @@ def test_a_block_is_the_smallest_in_which_the_weights_are_exact() -> None:
 
 
 @given(st.lists(st.floats(1e-3, 1.0), min_size=2, max_size=9))
-def test_weights_that_are_never_exact_are_met_to_a_ten_thousandth(weights: list[float]) -> None:
+def test_inexact_weights_are_met_within_a_ten_thousandth(weights: list[float]) -> None:
     found, total = weighed(*weights), sum(weights)
     assert sum(found) <= MIXTURE and min(found) > 0
     for quota, weight in zip(found, weights, strict=True):
@@ -81,7 +81,7 @@ def test_shares_are_exact_in_every_block_and_even_at_every_length(shares: list[i
     assert found == {source: 2 * share for source, share in enumerate(shares)}
 
 
-def test_no_period_keeps_a_source_from_who_reads_every_second_sample() -> None:
+def test_every_second_sample_has_the_same_shares() -> None:
     turns = Turns((5, 4, 1), seed=3)
     for lane in (0, 1):
         read = Counter(turns.at(n)[0] for n in range(lane, 20_000, 2))
@@ -95,13 +95,13 @@ def test_orders_depend_on_seed_and_block() -> None:
     assert len(orders) > 3
 
 
-def test_every_window_of_a_source_once_in_each_of_its_epochs(tmp_path: Path) -> None:
+def test_each_epoch_of_a_source_has_every_window_once(tmp_path: Path) -> None:
     data = mixture(tmp_path, {"books": 0.7, "code": 0.2, "web": 0.1})
     numbered = np.arange(10_000)
     stream = Stream(prepare(data, 257), "train", CONTEXT, seed=7)
     for place, (name, source) in enumerate(stream.sources.items()):
         assert source.windows == 45 and list(LETTERS)[place] == name
-    # Which window it was is told by where it was read.
+    # The position of a read identifies its window.
     read: dict[str, list[int]] = {}
     for name, source in stream.sources.items():
 
@@ -120,7 +120,7 @@ def test_every_window_of_a_source_once_in_each_of_its_epochs(tmp_path: Path) -> 
     assert read["books"][:45] != read["books"][45:90] != list(range(45))
 
 
-def test_a_single_source_in_a_mixture_and_who_opens_it(tmp_path: Path) -> None:
+def test_a_reopened_mixture_has_the_same_samples(tmp_path: Path) -> None:
     data = mixture(tmp_path, {"books": 0.5, "code": 0.5})
     made = prepare(data, 257)
     assert isinstance(made, Mixture)
@@ -133,12 +133,12 @@ def test_a_single_source_in_a_mixture_and_who_opens_it(tmp_path: Path) -> None:
 
 
 def test_sources_are_tokenised_once_for_all_mixtures(tmp_path: Path) -> None:
-    said: list[str] = []
-    first = prepare(mixture(tmp_path, {"books": 0.5, "code": 0.5}), 257, said.append)
-    assert len([line for line in said if line.startswith("tokenising")]) == 2
-    said.clear()
-    second = prepare(mixture(tmp_path, {"web": 2, "books": 1}), 257, said.append)
-    assert [line for line in said if line.startswith("tokenising")] == [f"tokenising {tmp_path / 'web.txt'}"]
+    reports: list[str] = []
+    first = prepare(mixture(tmp_path, {"books": 0.5, "code": 0.5}), 257, reports.append)
+    assert len([line for line in reports if line.startswith("tokenising")]) == 2
+    reports.clear()
+    second = prepare(mixture(tmp_path, {"web": 2, "books": 1}), 257, reports.append)
+    assert [line for line in reports if line.startswith("tokenising")] == [f"tokenising {tmp_path / 'web.txt'}"]
     assert first.parts["books"].folder == second.parts["books"].folder
     alone = prepare(
         DataConfig(source=str(tmp_path / "web.txt"), tokenizer="bytes", validation=0.1, cache=str(tmp_path / "cache")),
@@ -148,7 +148,7 @@ def test_sources_are_tokenised_once_for_all_mixtures(tmp_path: Path) -> None:
     assert [folder.exists() for folder in second.folders] == [True] * 3
 
 
-def test_a_damaged_source_is_found(tmp_path: Path) -> None:
+def test_a_damaged_source_is_refused_and_prepared_again(tmp_path: Path) -> None:
     data = mixture(tmp_path, {"books": 0.5, "code": 0.5})
     made = prepare(data, 257)
     (made.parts["code"].folder / "train.bin").write_bytes(b"x")
@@ -163,7 +163,7 @@ def test_a_damaged_source_is_found(tmp_path: Path) -> None:
 
 
 def test_the_tokenizer_is_trained_by_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A short source counts as its share says, as if it were as long as the others."""
+    """A short source counts by its share, as if it were as long as the others."""
     texts: list[list[str]] = []
 
     def trained(given: Any, vocab: int) -> Any:
@@ -181,7 +181,7 @@ def test_the_tokenizer_is_trained_by_weight(tmp_path: Path, monkeypatch: pytest.
     assert len(texts) == 2 and Counter("".join(texts[1])) == {"b": 3000, "c": 3000}
 
 
-def test_what_is_wrong_with_a_source_names_it(tmp_path: Path) -> None:
+def test_errors_name_the_source_of_a_mixture(tmp_path: Path) -> None:
     (tmp_path / "books.jsonl").write_text(json.dumps({"body": "text " * 99}) + "\n")
     entries: Given = {"books": {"source": str(tmp_path / "books.jsonl"), "weight": 1}}
     given: Given = {"tokenizer": "bytes", "cache": str(tmp_path / "cache")}
@@ -197,8 +197,8 @@ def test_what_is_wrong_with_a_source_names_it(tmp_path: Path) -> None:
         Stream(prepare(short, 257), "train", CONTEXT, seed=1)
 
 
-def test_one_source_reads_what_it_always_did(tmp_path: Path) -> None:
-    """The order of a single source must not change: runs go on with it."""
+def test_the_order_of_a_single_source_is_pinned(tmp_path: Path) -> None:
+    """Resumed runs depend on it."""
     (tmp_path / "a.txt").write_bytes(bytes(33 + i % 90 for i in range(900)))
     data = DataConfig(source=str(tmp_path / "a.txt"), tokenizer="bytes", cache=str(tmp_path / "cache"))
     made = prepare(data, 257)

@@ -1,4 +1,4 @@
-"""The keyed permutation is one, and its key matters."""
+"""The keyed permutation."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def test_another_key_gives_another_order(size: int, one: bytes, other: bytes) ->
         assert [permute(i, size, one) for i in indices] != [permute(i, size, other) for i in indices]
 
 
-def test_order_is_pinned() -> None:
-    """A run can only be resumed in the order it began with: changing this breaks old runs."""
+def test_the_order_is_pinned() -> None:
+    """Resumed runs depend on it."""
     assert [permute(i, 10, b"planaria") for i in range(10)] == [6, 5, 3, 9, 4, 7, 0, 2, 8, 1]
 
 
 def test_neighbours_are_scattered() -> None:
-    """Of 4,999 pairs of neighbours in a random order, about two stay neighbours upwards."""
+    """Of 4,999 ascending neighbours, about one remains in a random order."""
     order = [permute(i, 5000, b"key") for i in range(5000)]
     assert sum(b == a + 1 for a, b in pairwise(order)) < 15
     half = sum(order[:2500]) / 2500
@@ -40,6 +40,6 @@ def test_neighbours_are_scattered() -> None:
 
 
 @pytest.mark.parametrize("index", [-1, 7])
-def test_index_outside_of_the_range(index: int) -> None:
+def test_an_index_out_of_range_is_refused(index: int) -> None:
     with pytest.raises(ValueError, match="outside"):
         permute(index, 7, b"")

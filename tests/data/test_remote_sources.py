@@ -1,4 +1,4 @@
-"""Sources at URLs: what is read of them, how much, and what is said when that cannot be."""
+"""Sources at URLs: content, amount of data read, and errors."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import fsspec
 import fsspec.registry
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from reading import refusal, texts
 
 from planaria.common.errors import UserError
 from planaria.config.schema import DataConfig
@@ -27,7 +28,7 @@ from planaria.data.shards import prepare
 
 
 class Flaky(MemoryFileSystem):
-    """A store that counts what it is asked for, and fails as the libraries behind fsspec do: in ways of its own."""
+    """A store that counts bytes read, and fails with exceptions of its library."""
 
     protocol = "flaky"
     read, breaks_at = 0, 1 << 60
@@ -70,7 +71,7 @@ def stores() -> Iterator[None]:
 
 
 registry = sys.modules["fsspec.registry"]
-"""the module: the package has a mapping under this name"""
+"""the module; the package has a mapping of this name"""
 
 
 def put(url: str, content: bytes | str) -> None:
@@ -78,19 +79,8 @@ def put(url: str, content: bytes | str) -> None:
         file.write(content if isinstance(content, bytes) else content.encode())
 
 
-def texts(source: str, **fields: Any) -> list[str]:
-    return list(documents(DataConfig(source=source, **fields)))
-
-
-def refusal(source: str, **fields: Any) -> str:
-    with pytest.raises(UserError) as caught:
-        texts(source, **fields)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def test_a_folder_at_a_url_is_read_as_one_here_is(tmp_path: Path) -> None:
-    said: list[str] = []
+def test_a_folder_at_a_url_is_read_like_a_local_one(tmp_path: Path) -> None:
+    reports: list[str] = []
     files = {
         "b/z.txt": b"\xef\xbb\xbfsecond",
         "a.md": b"first",
@@ -103,9 +93,11 @@ def test_a_folder_at_a_url_is_read_as_one_here_is(tmp_path: Path) -> None:
         put(f"memory://corpus/{name}", content)
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
-    found = list(documents(DataConfig(source="memory://corpus"), said.append))
+    found = list(documents(DataConfig(source="memory://corpus"), reports.append))
     assert found == ["first", "second", "third", "fourth", "fifth"] == texts(str(tmp_path))
-    assert [line.replace(":///", "://") for line in said] == ["passed over memory://corpus/picture.png: not UTF-8 text"]
+    assert [line.replace(":///", "://") for line in reports] == [
+        "passed over memory://corpus/picture.png: not UTF-8 text"
+    ]
     assert texts("memory://corpus/c.jsonl") == ["third", "fourth"]
     assert texts(f"file://{tmp_path}") == found
     assert texts(f"zip://::file://{archive(tmp_path)}/a.zip") == ["in an archive"]
@@ -119,7 +111,7 @@ def archive(folder: Path) -> Path:
     return folder
 
 
-def test_what_is_prepared_follows_the_files(tmp_path: Path) -> None:
+def test_prepared_data_follows_the_files(tmp_path: Path) -> None:
     put("memory://corpus/a.txt", "the first text " * 20)
     data = DataConfig(source="memory://corpus", tokenizer="bytes", cache=str(tmp_path))
     before, made = fingerprint(data), prepare(data, 257)
@@ -130,7 +122,7 @@ def test_what_is_prepared_follows_the_files(tmp_path: Path) -> None:
     assert prepare(data, 257).folder != made.folder
 
 
-def test_no_more_is_read_than_is_wanted() -> None:
+def test_no_more_is_read_than_needed() -> None:
     line = json.dumps({"text": "x" * 990}) + "\n"
     put("flaky://corpus/large.jsonl", line * 20_000)
     found = texts("flaky://corpus/large.jsonl", most=5000)
@@ -140,14 +132,14 @@ def test_no_more_is_read_than_is_wanted() -> None:
     assert len(texts("flaky://corpus")) == 20_000 and Flaky.read == 20_000 * len(line)
 
 
-def test_most_bounds_local_text_and_is_another_corpus(tmp_path: Path) -> None:
+def test_most_limits_text_and_changes_the_fingerprint(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one two three")
     assert texts(str(tmp_path), most=7) == ["one two"]
     whole, part = (DataConfig(source=str(tmp_path), most=most) for most in (None, 7))
     assert fingerprint(whole) != fingerprint(part)
 
 
-def test_what_cannot_be_reached_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_sources_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     put("flaky://corpus/a.jsonl", '{"text": "good"}\n' * 200_000)
     Flaky.breaks_at = 1 << 20
     line = "flaky://corpus/a.jsonl: cannot read it (peer went away); check address, rights and network"
@@ -172,7 +164,7 @@ def test_what_cannot_be_reached_is_one_line(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     "url", ["https://host/a.txt", "http://user:secret@host/a.txt", "zip://a.txt::https://host/a.zip"]
 )
-def test_the_web_without_its_package_names_the_extra(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+def test_urls_without_their_package_are_refused(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "aiohttp" or name.endswith("n.http")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "aiohttp", None)
@@ -200,7 +192,7 @@ def test_sizes_are_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert "'memory://corpus': has more than 2 files" in refusal("memory://corpus")
 
 
-def test_damaged_records_are_named_by_url_and_line() -> None:
+def test_damaged_records_are_refused_by_url_and_line() -> None:
     put("memory://corpus/a.jsonl", '{"text": "good"}\n{"text": 3}\n')
     assert "memory://corpus/a.jsonl:2: field 'text' holds int" in refusal("memory://corpus/a.jsonl").replace(
         ":///", "://"
@@ -209,7 +201,7 @@ def test_damaged_records_are_named_by_url_and_line() -> None:
     assert "a.jsonl.gz:" in (line := refusal("memory://corpus/a.jsonl.gz")) and "cannot be read" in line
 
 
-def test_a_source_of_a_mixture_may_be_a_url_and_is_named(tmp_path: Path) -> None:
+def test_a_source_of_a_mixture_may_be_a_url(tmp_path: Path) -> None:
     put("memory://web/a.txt", "to be or not to be " * 30)
     (tmp_path / "b.txt").write_text("that is the question " * 30)
     entries: dict[str, Any] = {
@@ -225,7 +217,7 @@ def test_a_source_of_a_mixture_may_be_a_url_and_is_named(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_web_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_web_server_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("aiohttp")
     (tmp_path / "large.jsonl").write_text((json.dumps({"text": "x" * 990}) + "\n") * 20_000)
     (tmp_path / "packed.jsonl.gz").write_bytes(gzip.compress(b'{"text": "packed"}\n'))
@@ -249,22 +241,22 @@ def test_a_web_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Quiet(SimpleHTTPRequestHandler):
-    """Serves whole files only, as some servers do, and some of them never."""
+    """Serves whole files only, and ``/stuck`` never."""
 
     def send_head(self) -> Any:
         if self.path == "/stuck":
             time.sleep(2)
         return super().send_head()
 
-    def log_message(self, *said: object) -> None: ...
+    def log_message(self, *words: object) -> None: ...
 
     def copyfile(self, source: Any, outputfile: Any) -> None:
-        with suppress(ConnectionError):  # who has read enough hangs up
+        with suppress(ConnectionError):  # a client that has read enough disconnects
             super().copyfile(source, outputfile)
 
 
 @pytest.mark.slow
-def test_an_s3_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_s3_store_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     moto = pytest.importorskip("moto.server")
     pytest.importorskip("s3fs")
     server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)

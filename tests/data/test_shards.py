@@ -1,10 +1,11 @@
-"""A corpus becomes ids on disk: once, whole, and the right ones."""
+"""Preparing a corpus: ids on disk, caching, damage and concurrency."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ END = 256
 
 
 def config(tmp_path: Path, *texts: str, validation: float = 0.1) -> DataConfig:
-    """A corpus of these documents in bytes."""
+    """A corpus of these documents, tokenised as bytes."""
     file = tmp_path / "corpus.jsonl"
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     return DataConfig(source=str(file), tokenizer="bytes", validation=validation, cache=str(tmp_path / "cache"))
@@ -30,7 +31,7 @@ def everything(dataset: Dataset, split: shards.Split) -> list[int]:
     return dataset.read(split, 0, dataset.tokens(split)).tolist()
 
 
-def test_tail_of_every_document_is_held_out(tmp_path: Path) -> None:
+def test_the_end_of_every_document_is_held_out(tmp_path: Path) -> None:
     dataset = prepare(config(tmp_path, "a" * 20, "b" * 40, validation=0.25), 257)
     assert everything(dataset, "train") == [97] * 15 + [END] + [98] * 30 + [END]
     assert everything(dataset, "validation") == [97] * 5 + [END] + [98] * 10 + [END]
@@ -44,7 +45,7 @@ def test_short_documents_are_held_out_too(tmp_path: Path) -> None:
     assert everything(dataset, "validation") == [ord("d"), END] * 8
 
 
-def test_nothing_held_out(tmp_path: Path) -> None:
+def test_nothing_is_held_out_at_zero(tmp_path: Path) -> None:
     dataset = prepare(config(tmp_path, "abc", validation=0.0), 257)
     assert (dataset.tokens("train"), dataset.tokens("validation"), dataset.windows("validation", 1)) == (4, 0, 0)
     assert not (dataset.folder / "validation.bin").exists()
@@ -62,13 +63,13 @@ def test_reads_across_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(("start", "count"), [(-1, 2), (0, 5), (4, 1)])
-def test_reads_nothing_beyond_the_ends(tmp_path: Path, start: int, count: int) -> None:
+def test_reading_beyond_the_ends_is_an_error(tmp_path: Path, start: int, count: int) -> None:
     dataset = prepare(config(tmp_path, "abc", validation=0.0), 257)
     with pytest.raises(IndexError):
         dataset.read("train", start, count)
 
 
-def test_large_vocabularies_get_wide_ids(tmp_path: Path) -> None:
+def test_large_vocabularies_have_32_bit_ids(tmp_path: Path) -> None:
     data = config(tmp_path, "word " * 30)
     written = json.loads(Tokenizer.open(prepare(data, 257).tokenizer_file).to_json())
     vocabulary = written["model"]["vocab"]
@@ -79,19 +80,19 @@ def test_large_vocabularies_get_wide_ids(tmp_path: Path) -> None:
     assert everything(wide, "train")[:5] == [70_000, *b"ord "]
 
 
-def test_taken_from_the_cache_afterwards(tmp_path: Path) -> None:
-    data, said = config(tmp_path, "hello"), list[str]()
-    first = prepare(data, 257, said.append)
-    assert said
-    said.clear()
-    again = prepare(data, 300, said.append)  # the same ids whatever the model's room
-    assert again.folder == first.folder and not said
+def test_prepared_data_is_cached(tmp_path: Path) -> None:
+    data, reports = config(tmp_path, "hello"), list[str]()
+    first = prepare(data, 257, reports.append)
+    assert reports
+    reports.clear()
+    again = prepare(data, 300, reports.append)  # ids do not depend on the model's vocabulary
+    assert again.folder == first.folder and not reports
     other = prepare(data.model_copy(update={"validation": 0.5}), 257)
     assert other.folder != first.folder
     assert not list(first.folder.parent.glob(".*.unfinished"))
 
 
-def test_default_bpe(tmp_path: Path) -> None:
+def test_a_bpe_tokenizer_is_trained_by_default(tmp_path: Path) -> None:
     data = config(tmp_path, "the cat sat on the mat\n" * 50).model_copy(update={"tokenizer": "bpe"})
     dataset = prepare(data, 300)
     tokenizer = Tokenizer.open(dataset.tokenizer_file)
@@ -100,53 +101,35 @@ def test_default_bpe(tmp_path: Path) -> None:
     assert tokenizer.decode(ids).startswith("the cat sat on the mat\nthe cat")
 
 
-def damage_size(folder: Path) -> None:
-    file = folder / "train.bin"
-    file.write_bytes(file.read_bytes()[:-2])
-
-
-def damage_meta(folder: Path) -> None:
-    (folder / "meta.json").write_text('{"format": 1')
-
-
-def damage_version(folder: Path) -> None:
-    meta = json.loads((folder / "meta.json").read_text())
-    (folder / "meta.json").write_text(json.dumps(meta | {"format": 99}))
-
-
-def damage_tokenizer(folder: Path) -> None:
-    file = folder / "tokenizer.json"
-    file.write_text(file.read_text() + " ")
-
-
-def damage_missing(folder: Path) -> None:
-    (folder / "validation.bin").unlink()
-
-
-DAMAGES = [
-    (damage_size, "train.bin has"),
-    (damage_meta, "meta.json"),
-    (damage_version, "meta.json: format"),
-    (damage_tokenizer, "tokenizer.json is not the one"),
-    (damage_missing, "validation.bin cannot be read"),
+DAMAGES: list[tuple[str, Callable[[bytes], bytes] | None, str]] = [
+    ("train.bin", lambda content: content[:-2], "train.bin has"),
+    ("meta.json", lambda _: b'{"format": 1', "meta.json"),
+    ("meta.json", lambda content: json.dumps(json.loads(content) | {"format": 99}).encode(), "meta.json: format"),
+    ("tokenizer.json", lambda content: content + b" ", "tokenizer.json is not the one"),
+    ("validation.bin", None, "validation.bin cannot be read"),
 ]
+"""file, change of its content (None: remove it), complaint"""
 
 
-@pytest.mark.parametrize(("damage", "complaint"), DAMAGES)
-def test_damaged_folder(tmp_path: Path, damage: object, complaint: str) -> None:
-    assert callable(damage)
-    data, said = config(tmp_path, "hello world, hello"), list[str]()
+@pytest.mark.parametrize(("name", "change", "complaint"), DAMAGES)
+def test_a_damaged_folder_is_refused_and_prepared_again(
+    tmp_path: Path, name: str, change: Callable[[bytes], bytes] | None, complaint: str
+) -> None:
+    data, reports = config(tmp_path, "hello world, hello"), list[str]()
     dataset = prepare(data, 257)
-    before = everything(dataset, "train")
-    damage(dataset.folder)
+    before, file = everything(dataset, "train"), dataset.folder / name
+    if change is None:
+        file.unlink()
+    else:
+        file.write_bytes(change(file.read_bytes()))
     with pytest.raises(CorruptDataset, match=complaint) as caught:
         Dataset.open(dataset.folder)
     assert str(dataset.folder) in str(caught.value) and "delete that folder" in str(caught.value)
-    assert everything(prepare(data, 257, said.append), "train") == before
-    assert "damaged" in said[0]
+    assert everything(prepare(data, 257, reports.append), "train") == before
+    assert "damaged" in reports[0]
 
 
-def test_leftovers_of_a_killed_process_are_cleared(tmp_path: Path) -> None:
+def test_files_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     data = config(tmp_path, "hello")
     folder = prepare(data, 257).folder
     leftover = folder.with_name(f".{folder.name}.unfinished")
@@ -156,7 +139,7 @@ def test_leftovers_of_a_killed_process_are_cleared(tmp_path: Path) -> None:
     assert not leftover.exists()
 
 
-def test_failure_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_failure_leaves_no_folder(tmp_path: Path) -> None:
     data = config(tmp_path, "hello")
     with Path(data.source).open("a") as file:
         file.write("{broken")
@@ -165,7 +148,7 @@ def test_failure_leaves_nothing_behind(tmp_path: Path) -> None:
     assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
 
 
-def test_cache_that_cannot_be_written(tmp_path: Path) -> None:
+def test_an_unwritable_cache_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(UserError, match=r"cannot use the data cache .*cache.*; .* set data\.cache"):
         prepare(config(tmp_path, "hello"), 257)
@@ -181,7 +164,7 @@ print(dataset.folder, dataset.read("train", 0, dataset.tokens("train")).sum())
 
 
 @pytest.mark.slow
-def test_processes_that_race_end_alike(tmp_path: Path) -> None:
+def test_concurrent_processes_prepare_the_same_data(tmp_path: Path) -> None:
     data = config(tmp_path, *[f"document {i} says hello\n" * 50 for i in range(200)])
     assert data.cache
     command = [sys.executable, "-c", RACER, data.source, data.cache]
@@ -192,7 +175,7 @@ def test_processes_that_race_end_alike(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_real_text(shared_data: Path, tmp_path: Path) -> None:
+def test_a_real_text_is_restored(shared_data: Path, tmp_path: Path) -> None:
     source = shared_data / "tinyshakespeare.txt"
     data = DataConfig(source=str(source), tokenizer="bytes", cache=str(tmp_path))
     dataset = prepare(data, 257)

@@ -1,4 +1,4 @@
-"""Sample n is a pure function of seed and n, and an epoch holds every window once."""
+"""Streams: sample n is a pure function of seed and n, and an epoch has every window once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONTEXT = 6
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    """One document in which every token tells its own place: characters U+4E00, U+4E01, … each of them one id."""
+    """One document whose tokens are their positions: characters U+4E00, U+4E01, … with one id each."""
     folder = tmp_path_factory.mktemp("stream")
     letters = [chr(0x4E00 + i) for i in range(WORDS)]
     tokens = {letter: i for i, letter in enumerate(letters)} | {"</s>": WORDS}
@@ -42,7 +42,7 @@ def test_windows_are_consecutive_and_shifted_by_one(dataset: Dataset) -> None:
     assert torch.equal(sample.diff(), torch.ones(CONTEXT, dtype=torch.int64))
 
 
-def test_batch_is_its_samples(dataset: Dataset) -> None:
+def test_a_batch_consists_of_its_samples(dataset: Dataset) -> None:
     stream = Stream(dataset, "train", CONTEXT, seed=1)
     first = stream.windows - 2  # over the end of an epoch
     tokens, targets = stream.batch(first, 5)
@@ -53,7 +53,7 @@ def test_batch_is_its_samples(dataset: Dataset) -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(workers=st.integers(1, 9), epoch=st.integers(0, 3), seed=st.integers(0, 2**40), data=st.data())
-def test_epoch_holds_every_window_once_whoever_reads_it(
+def test_an_epoch_has_every_window_once_for_any_division_among_workers(
     dataset: Dataset, workers: int, epoch: int, seed: int, data: st.DataObject
 ) -> None:
     windows = dataset.windows("train", CONTEXT)
@@ -75,7 +75,7 @@ def test_seeds_and_epochs_differ(dataset: Dataset) -> None:
     assert again.batch(0, again.windows)[0][:, 0].tolist() == orders[0]
 
 
-def test_validation_shares_no_place_with_training(dataset: Dataset) -> None:
+def test_validation_and_training_do_not_overlap(dataset: Dataset) -> None:
     places = {}
     for split in ("train", "validation"):
         stream = Stream(dataset, split, CONTEXT, seed=1)
@@ -85,7 +85,7 @@ def test_validation_shares_no_place_with_training(dataset: Dataset) -> None:
 
 
 @pytest.mark.parametrize(("split", "context"), [("train", 4501), ("validation", 501)])
-def test_split_shorter_than_a_window(dataset: Dataset, split: str, context: int) -> None:
+def test_a_split_shorter_than_a_window_is_refused(dataset: Dataset, split: str, context: int) -> None:
     """Each split ends with a separator: 4,501 and 501 tokens."""
     message = rf"the {split} split has {context} tokens, but one sample takes model.context \+ 1 = {context + 1}; use"
     with pytest.raises(UserError, match=message):

@@ -1,4 +1,4 @@
-"""Documents and prompts have the ids that ``transformers`` gives them, BOS included; runs that began without resume."""
+"""Documents and prompts have the ids of ``transformers``, BOS included; older runs resume without."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ transformers = pytest.importorskip("transformers")
 TEXTS = ["ab cd", "  two\n\nlines é的", text(3, 300, runs=False)]
 
 
-def config(folder: Path, tokenizer: Path, **said: object) -> DataConfig:
+def config(folder: Path, tokenizer: Path, **options: object) -> DataConfig:
     folder.mkdir(exist_ok=True)
     (folder / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     values = {"source": str(folder / "corpus.jsonl"), "tokenizer": str(tokenizer), "cache": str(folder / "cache")}
-    return DataConfig.model_validate(values | {"validation": 0.0} | said)
+    return DataConfig.model_validate(values | {"validation": 0.0} | options)
 
 
 def everything(data: DataConfig) -> list[int]:
@@ -45,7 +45,7 @@ def test_documents_and_prompts_are_those_of_transformers(kind: str, tmp_path: Pa
     assert everything(config(tmp_path, file)) == [i for ids in expected for i in (*ids, ours.end)]
 
 
-def test_a_template_that_ends_a_text_needs_no_further_separator(tmp_path: Path) -> None:
+def test_a_template_that_ends_with_the_separator_needs_no_other(tmp_path: Path) -> None:
     file = saved("byte level", tmp_path / "model", "<s> $A </s>")
     ours = Tokenizer.open(file)
     begin = ours.control["<s>"]
@@ -54,13 +54,13 @@ def test_a_template_that_ends_a_text_needs_no_further_separator(tmp_path: Path) 
     assert ours.encode_prompt("ab") == [begin, *ours.encode("ab")], "a prompt is to be continued"
 
 
-def test_a_separator_that_begins_a_text_stands_once(tmp_path: Path) -> None:
+def test_a_separator_that_begins_a_text_is_not_repeated(tmp_path: Path) -> None:
     file = saved("byte level", tmp_path / "model", "</s> $A")
     ours = Tokenizer.open(file)
     assert everything(config(tmp_path, file)) == [ours.end, *(i for t in TEXTS for i in (*ours.encode(t), ours.end))]
 
 
-def test_both_splits_begin_with_it(tmp_path: Path) -> None:
+def test_both_splits_begin_with_the_templates_token(tmp_path: Path) -> None:
     file = saved("byte level", tmp_path / "model", "<s> $A")
     dataset = prepare(config(tmp_path, file, validation=0.3), 1000).parts[""]
     begin = Tokenizer.open(file).control["<s>"]
@@ -69,8 +69,8 @@ def test_both_splits_begin_with_it(tmp_path: Path) -> None:
         assert ids[0] == begin and ids.count(begin) == len(TEXTS)
 
 
-def test_a_key_of_prepared_data_changes_where_ids_do(tmp_path: Path) -> None:
-    """The key of runs before data.tokenization, spelled out."""
+def test_the_cache_key_changes_only_with_the_ids(tmp_path: Path) -> None:
+    """The key of runs before data.tokenization, written out."""
     plain, begun = saved("byte level", tmp_path / "plain"), saved("byte level", tmp_path / "begun", "<s> $A")
     for file, kept in ((plain, True), (begun, False)):
         data = config(tmp_path, file)
@@ -84,7 +84,7 @@ def test_a_key_of_prepared_data_changes_where_ids_do(tmp_path: Path) -> None:
         assert legacy.parts[""].read("train", 0, len(ids)).tolist() == ids
 
 
-def test_a_run_that_began_before_resumes_without(tmp_path: Path) -> None:
+def test_a_run_older_than_the_setting_resumes_with_legacy_ids(tmp_path: Path) -> None:
     found = json.loads(RunConfig().model_dump_json())
     (tmp_path / runs.CONFIG).write_text(json.dumps(found))
     assert runs.config_of(tmp_path).data.tokenization == "exact"
@@ -93,7 +93,7 @@ def test_a_run_that_began_before_resumes_without(tmp_path: Path) -> None:
     assert runs.config_of(tmp_path).data.tokenization == "legacy"
 
 
-def test_a_prompt_to_complete_begins_with_it(tmp_path: Path) -> None:
+def test_a_prompt_begins_with_the_templates_token(tmp_path: Path) -> None:
     file = saved("prepend", tmp_path, "<s> $A")
     model = ModelConfig(vocab=Tokenizer.open(file).vocab, dim=8, layers=1, heads=2, hidden=8, context=32)
     export_model(Llama(model), tmp_path / "model", file, Tokenizer.open(file).end)

@@ -1,4 +1,4 @@
-"""Text survives its way to ids and back, training is repeatable, and wrong tokenizers are refused."""
+"""Tokenizers: lossless round trips, reproducible training, and refusal of invalid files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def corpus(tmp_path: Path) -> DataConfig:
 
 @settings(deadline=None)
 @given(st.text(characters))
-def test_bytes_are_bytes(text: str) -> None:
+def test_byte_ids_are_the_bytes(text: str) -> None:
     tokenizer = byte_tokenizer()
     assert tokenizer.encode(text) == list(text.encode())
     assert tokenizer.decode(tokenizer.encode(text)) == text
@@ -43,31 +43,31 @@ def test_bytes_are_bytes(text: str) -> None:
 
 @settings(deadline=None)
 @given(st.text(characters))
-def test_bpe_loses_nothing(text: str) -> None:
+def test_bpe_is_lossless(text: str) -> None:
     assert BPE.decode(BPE.encode(text)) == text
 
 
 BPE = train_bpe(CORPUS, 300)
 
 
-def test_bpe_shortens_and_fits() -> None:
+def test_bpe_compresses_within_its_vocabulary() -> None:
     assert 257 < BPE.vocab <= 300
     assert len(BPE.encode(CORPUS[0])) < len(CORPUS[0]) / 2
 
 
 @pytest.mark.parametrize("tokenizer", [BPE, byte_tokenizer()])
-def test_text_cannot_forge_a_separator(tokenizer: Tokenizer) -> None:
+def test_text_yields_no_separator(tokenizer: Tokenizer) -> None:
     text = f"one{module.END}two"
     assert tokenizer.end not in tokenizer.encode(text)
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer.decode([*tokenizer.encode("one"), tokenizer.end, tokenizer.vocab + 5]) == "one"
 
 
-def test_broken_utf8_is_shown_as_such() -> None:
+def test_invalid_utf8_is_replaced() -> None:
     assert byte_tokenizer().decode([104, 105, 0xC3]) == "hi\ufffd"
 
 
-def test_saved_and_opened(tmp_path: Path) -> None:
+def test_a_saved_tokenizer_is_equal_when_opened(tmp_path: Path) -> None:
     for tokenizer in (BPE, byte_tokenizer()):
         tokenizer.save(tmp_path / "tokenizer.json")
         again = Tokenizer.open(tmp_path / "tokenizer.json")
@@ -77,13 +77,13 @@ def test_saved_and_opened(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_training_is_the_same_in_another_process() -> None:
+def test_training_is_reproducible_in_another_process() -> None:
     code = f"from planaria.data.tokenizer import train_bpe; print(train_bpe({CORPUS!r}, 300).to_json())"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert other.stdout.strip() == BPE.to_json()
 
 
-def test_long_texts_go_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_texts_are_encoded_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PIECE", 50)
     monkeypatch.setattr(module, "BATCH", 120)
     encoded = [ids.tolist() for ids in byte_tokenizer().encode_all(["short", CORPUS[0], "", "x" * 500])]
@@ -91,7 +91,7 @@ def test_long_texts_go_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(st.text("ab\n", max_size=2000))
-def test_pieces_make_the_text(text: str) -> None:
+def test_pieces_join_to_the_text(text: str) -> None:
     with patch.object(module, "PIECE", 100):
         cut = list(pieces(text))
     assert "".join(cut) == text
@@ -100,7 +100,7 @@ def test_pieces_make_the_text(text: str) -> None:
 
 
 @given(st.lists(st.text("ab", max_size=30), max_size=60), st.integers(1, 200))
-def test_sample_is_spread_evenly(texts: list[str], budget: int) -> None:
+def test_a_sample_is_every_2k_th_text_within_the_budget(texts: list[str], budget: int) -> None:
     kept = spread_sample(texts, budget)
     strides = (2**k for k in range(7))
     cut = [text[:budget] for text in texts]
@@ -108,20 +108,20 @@ def test_sample_is_spread_evenly(texts: list[str], budget: int) -> None:
     assert kept == fitting
 
 
-def test_trained_once_then_kept(corpus: DataConfig, tmp_path: Path) -> None:
-    said: list[str] = []
+def test_a_trained_tokenizer_is_cached(corpus: DataConfig, tmp_path: Path) -> None:
+    reports: list[str] = []
     cache = tmp_path / ".cache"
-    first = load_tokenizer(corpus, 280, cache, said.append)
-    assert load_tokenizer(corpus, 280, cache, said.append).to_json() == first.to_json()
-    assert len(said) == 1
+    first = load_tokenizer(corpus, 280, cache, reports.append)
+    assert load_tokenizer(corpus, 280, cache, reports.append).to_json() == first.to_json()
+    assert len(reports) == 1
     (kept,) = cache.iterdir()
     kept.write_text("{")
-    assert load_tokenizer(corpus, 280, cache, said.append).to_json() == first.to_json()
-    assert load_tokenizer(corpus, 290, cache, said.append).vocab > first.vocab
-    assert len(said) == 3
+    assert load_tokenizer(corpus, 280, cache, reports.append).to_json() == first.to_json()
+    assert load_tokenizer(corpus, 290, cache, reports.append).vocab > first.vocab
+    assert len(reports) == 3
 
 
-def test_opens_somebody_elses(tmp_path: Path) -> None:
+def test_a_foreign_tokenizer_is_opened_without_truncation(tmp_path: Path) -> None:
     foreign = tmp_path / "tokenizer.json"
     written = json.loads(BPE.to_json())
     written["truncation"] = {"max_length": 2, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
@@ -131,17 +131,21 @@ def test_opens_somebody_elses(tmp_path: Path) -> None:
     assert tokenizer.end == BPE.end
 
 
-@pytest.mark.parametrize("kind", ["bpe", "bytes"])
-def test_model_too_small_for_bytes(corpus: DataConfig, tmp_path: Path, kind: str) -> None:
-    data = corpus.model_copy(update={"tokenizer": kind})
-    with pytest.raises(UserError, match=f"'{kind}' needs 257 ids but model.vocab = 256; set model.vocab to 257"):
-        load_tokenizer(data, 256, tmp_path)
-
-
-def test_model_too_small_for_a_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "vocab", "complaint"),
+    [
+        ("bpe", 256, "'bpe' needs 257 ids but model.vocab = 256; set model.vocab to 257"),
+        ("bytes", 256, "'bytes' needs 257 ids but model.vocab = 256; set model.vocab to 257"),
+        ("t.json", 260, f"has {BPE.vocab} ids but model.vocab = 260"),
+    ],
+)
+def test_a_tokenizer_with_too_many_ids_is_refused(
+    corpus: DataConfig, tmp_path: Path, kind: str, vocab: int, complaint: str
+) -> None:
     BPE.save(tmp_path / "t.json")
-    with pytest.raises(UserError, match=f"has {BPE.vocab} ids but model.vocab = 260"):
-        load_tokenizer(DataConfig(tokenizer=str(tmp_path / "t.json")), 260, tmp_path)
+    data = corpus.model_copy(update={"tokenizer": str(tmp_path / kind) if kind == "t.json" else kind})
+    with pytest.raises(UserError, match=complaint):
+        load_tokenizer(data, vocab, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +157,7 @@ def test_model_too_small_for_a_file(tmp_path: Path) -> None:
         (BPE.to_json().replace(module.END, "<|nothing|>"), "no document separator; add one of the tokens"),
     ],
 )
-def test_files_that_are_no_tokenizer(tmp_path: Path, content: str | None, complaint: str) -> None:
+def test_an_invalid_tokenizer_file_is_refused(tmp_path: Path, content: str | None, complaint: str) -> None:
     file = tmp_path / "t.json"
     if content is not None:
         file.write_text(content)

@@ -1,4 +1,4 @@
-"""A long text has the same ids window by window as in one go, and no text names a control token."""
+"""A long text has the same ids in windows as in one call, and no text yields a control token."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_windows_have_the_ids_of_the_whole(kind: str) -> None:
             assert [i for part in found for i in part] == inner.encode(whole, add_special_tokens=False).ids
 
 
-def test_a_text_without_any_joint_is_taken_whole_or_refused() -> None:
+def test_a_text_without_a_joint_is_encoded_whole_or_refused() -> None:
     inner = tokenizers.Tokenizer.from_str(source("wordpiece"))
     whole = "ab " * 300 + " " * 5000 + "cde " * 300  # spaces have no tokens
     with patch.multiple(windows, MARGIN=48, AGREED=32):
@@ -39,7 +39,7 @@ def test_a_text_without_any_joint_is_taken_whole_or_refused() -> None:
 
 
 def test_long_documents_are_not_cut_at_a_length(tmp_path: Path) -> None:
-    """The kind that cutting changes most: each part would gain a space."""
+    """With this kind, each cut would add a space."""
     tokenizer = Tokenizer.open(saved("prepend", tmp_path))
     whole = text(7, 9000).replace("\n", " ")
     expected = tokenizer.encode(whole)
@@ -50,7 +50,7 @@ def test_long_documents_are_not_cut_at_a_length(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_text_names_a_control_token(kind: str, tmp_path: Path) -> None:
+def test_no_text_yields_a_control_token(kind: str, tmp_path: Path) -> None:
     tokenizer = Tokenizer.open(saved(kind, tmp_path))
     begin, end = tokenizer.control["<s>"], tokenizer.control["</s>"]
     for forged in ("</s>", "ab </s> cd<s>", "＜/s＞", "</s></s>"):

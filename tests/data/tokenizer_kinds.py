@@ -1,4 +1,4 @@
-"""Small tokenizers of the kinds that published models have, trained on made-up words."""
+"""Small tokenizers of the kinds of published models, trained on artificial words."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def text(seed: int, size: int, runs: bool = True) -> str:
 
 @cache
 def source(kind: str) -> str:
-    """A tokenizer.json."""
+    """Return a tokenizer.json."""
     trainer: trainers.Trainer
     if kind in ("byte level", "split"):
         inner = tokenizers.Tokenizer(models.BPE())
@@ -65,7 +65,7 @@ def source(kind: str) -> str:
 
 
 def saved(kind: str, folder: Path, template: str = "") -> Path:
-    """A tokenizer.json in ``folder``, whose ``template`` adds tokens, as "<s> $A" does."""
+    """Save a tokenizer.json in ``folder``; its ``template`` adds tokens, such as "<s> $A"."""
     inner = tokenizers.Tokenizer.from_str(source(kind))
     if template:
         named = [(name, inner.token_to_id(name)) for name in ("<s>", "</s>")]

@@ -19,13 +19,13 @@ from planaria.faults.trace import Fault, Trace, awaits, burst_sizes, digest, ord
 SEEDS = st.integers(-EXACT, EXACT)
 
 
-def test_probability_of_one_step() -> None:
+def test_the_probability_of_one_step() -> None:
     assert per_step_probability(0.10, 91.3) == pytest.approx(0.00267, rel=0.01)
     assert per_step_probability(0.0, 91.3) == 0
     assert per_step_probability(0.3, 3600.0) == pytest.approx(0.3)
 
 
-def test_probability_that_all_copies_of_a_stage_fail_in_one_step() -> None:
+def test_the_probability_that_all_copies_fail_in_one_step() -> None:
     assert hourly_of_all(0.123, 91.3, 1) == 0.123
     p = per_step_probability(0.4, 900.0)
     assert hourly_of_all(0.4, 900.0, 3) == pytest.approx(1 - (1 - p**3) ** 4)
@@ -33,7 +33,7 @@ def test_probability_that_all_copies_of_a_stage_fail_in_one_step() -> None:
 
 
 @pytest.mark.slow
-def test_empirical_rate() -> None:
+def test_the_empirical_rate_is_the_requested_one() -> None:
     p = per_step_probability(0.16, 600.0)
     faults = generate(3, 0.16, 600.0, stages=10, steps=100_000, exempt=set(), forbid_adjacent=False).faults
     assert len(faults) / 1e6 == pytest.approx(p, rel=0.03)
@@ -53,7 +53,7 @@ def test_adjacent_stages_fail_together_only_if_allowed() -> None:
     assert pairs(False) == pytest.approx(3 * 3000 * p * p, rel=0.1)
 
 
-def test_the_later_neighbour_is_spared_and_no_one_else() -> None:
+def test_only_the_later_neighbour_is_spared() -> None:
     free = generate(5, 0.5, 1800.0, 5, 500, set(), False).faults
     forbidden = set(generate(5, 0.5, 1800.0, 5, 500, set(), True).faults)
     struck = {(fault.step, fault.stage) for fault in forbidden}
@@ -62,27 +62,27 @@ def test_the_later_neighbour_is_spared_and_no_one_else() -> None:
 
 
 @given(SEEDS, st.sets(st.integers(1, 5)))
-def test_exemptions_change_nothing_for_the_others(seed: int, exempt: set[int]) -> None:
+def test_exemptions_do_not_change_other_stages(seed: int, exempt: set[int]) -> None:
     everyone = generate(seed, 0.3, 600.0, 5, 60, set(), False).faults
     some = generate(seed, 0.3, 600.0, 5, 60, exempt, False).faults
     assert some == tuple(fault for fault in everyone if fault.stage not in exempt)
 
 
 @given(SEEDS, st.sets(st.integers(0, 5)))
-def test_ends_that_fail_change_nothing_for_the_others(seed: int, exempt: set[int]) -> None:
+def test_failures_of_stage_0_do_not_change_other_stages(seed: int, exempt: set[int]) -> None:
     without = generate(seed, 0.3, 600.0, 5, 60, exempt, False).faults
     with_ends = generate(seed, 0.3, 600.0, 5, 60, exempt, False, ends=True).faults
     assert without == tuple(fault for fault in with_ends if fault.stage)
     assert all(fault.stage for fault in with_ends) or 0 not in exempt
 
 
-def test_the_ends_fail_at_the_rate_of_any_stage() -> None:
+def test_stage_0_fails_at_the_rate_of_any_stage() -> None:
     p = per_step_probability(0.16, 600.0)
     faults = generate(3, 0.16, 600.0, stages=1, steps=100_000, exempt=set(), forbid_adjacent=False, ends=True).faults
     assert sum(fault.stage == 0 for fault in faults) / 1e5 == pytest.approx(p, rel=0.1)
 
 
-def test_the_ends_are_a_neighbour_of_the_first_and_the_last_stage() -> None:
+def test_stage_0_neighbours_the_first_and_the_last_stage() -> None:
     def pairs(forbid_adjacent: bool) -> dict[int, int]:
         """Stage → how often it and the next one on the ring fail in the same step."""
         faults = generate(5, 0.5, 1800.0, 6, 3000, set(), forbid_adjacent, ends=True).faults
@@ -98,19 +98,17 @@ def burst(seed: int, together: float, exempt: set[int] | None = None, ends: bool
 
 
 @given(SEEDS, st.floats(0, 0.99), st.floats(0, 0.99), st.sets(st.integers(0, 5)))
-def test_bursts_only_add_failures_and_spare_who_never_fails(
-    seed: int, one: float, other: float, exempt: set[int]
-) -> None:
+def test_bursts_only_add_failures_and_respect_exemptions(seed: int, one: float, other: float, exempt: set[int]) -> None:
     low, high = sorted((one, other))
     few, many = ({(f.step, f.stage, f.offset) for f in burst(seed, p, exempt).faults} for p in (low, high))
     alone = set(burst(seed, 0.0, exempt).faults)
     assert alone <= set(burst(seed, low, exempt).faults)
     assert {fault[:2] for fault in few} <= {fault[:2] for fault in many}
     assert not {stage for _, stage, _ in many} & exempt
-    assert len({fault[:2] for fault in many}) == len(many), "nobody dies twice in a step"
+    assert len({fault[:2] for fault in many}) == len(many), "a stage fails at most once per step"
 
 
-def test_a_burst_strikes_neighbours_at_one_moment_and_is_as_long_as_chance_will_have_it() -> None:
+def test_bursts_take_neighbours_at_one_moment_with_geometric_sizes() -> None:
     rate, together = 0.001, 0.4
     trace = generate(3, rate, 3600.0, 20, 100_000, set(), False, True, together)
     sizes = burst_sizes(trace)
@@ -125,25 +123,25 @@ def test_a_burst_strikes_neighbours_at_one_moment_and_is_as_long_as_chance_will_
         assert any({(first + k) % 21 for k in range(len(group))} == set(group) for first in group), group
 
 
-def test_without_bursts_a_trace_is_what_it_was(tmp_path: Path) -> None:
-    """To the byte, and so is its digest, although its numbers could now say something of bursts."""
-    trace, told = generate(5, 0.5, 1800.0, 5, 30, {3}, False), traces.text(burst(1, 0.0))
+def test_a_trace_without_bursts_is_unchanged_by_the_feature(tmp_path: Path) -> None:
+    """Its file and digest are those from before bursts existed."""
+    trace, written = generate(5, 0.5, 1800.0, 5, 30, {3}, False), traces.text(burst(1, 0.0))
     assert digest(trace) == "7baa246648fa2a542f4568e96308d5a47fe19f1c6537ee429017b1213f81d39b"
-    assert "together" not in told and '"together": 0.5' in traces.text(burst(1, 0.5))
+    assert "together" not in written and '"together": 0.5' in traces.text(burst(1, 0.5))
     write(burst(1, 0.5), tmp_path / "t.json")
     assert read(tmp_path / "t.json") == burst(1, 0.5)
     assert len({digest(burst(1, p)) for p in (0.0, 0.4, 0.5)}) == 3
 
 
-def test_bursts_and_neighbours_that_never_fail_together_exclude_each_other() -> None:
+def test_bursts_and_forbid_adjacent_exclude_each_other() -> None:
     with pytest.raises(UserError, match=r"together = 0\.5 .*forbid_adjacent"):
         generate(1, 0.1, 1.0, 4, 5, set(), True, False, 0.5)
     with pytest.raises(UserError, match="together"):
         generate(1, 0.1, 1.0, 4, 5, set(), False, False, 1.0)
 
 
-def test_a_seed_is_a_trace() -> None:
-    """The digest stands in papers and logs: it must not change from version to version of this file."""
+def test_the_seed_determines_the_trace() -> None:
+    """Papers and logs quote the digest, so it must not change."""
     trace = generate(34107, 0.16, 91.3, 6, 1000, {1, 6}, True)
     assert digest(trace) == digest(generate(34107, 0.16, 91.3, 6, 1000, {6, 1}, True))
     assert digest(trace) != digest(generate(34108, 0.16, 91.3, 6, 1000, {1, 6}, True))
@@ -159,7 +157,7 @@ def test_a_seed_is_a_trace() -> None:
 @pytest.mark.parametrize(
     ("argument", "value"), [("hourly", 1.0), ("step_s", 0.0), ("stages", 0), ("steps", -1), ("exempt", {7})]
 )
-def test_numbers_out_of_range_are_named(argument: str, value: object) -> None:
+def test_numbers_out_of_range_are_refused(argument: str, value: object) -> None:
     good: dict[str, object] = {"hourly": 0.1, "step_s": 1.0, "stages": 4, "steps": 5, "exempt": set()}
     with pytest.raises(UserError, match=argument):
         generate(seed=1, forbid_adjacent=False, **(good | {argument: value}))  # type: ignore[arg-type]
@@ -178,7 +176,7 @@ FAULTS = st.builds(
 
 @pytest.mark.slow
 @given(st.lists(FAULTS, max_size=5))
-def test_round_trip(tmp_path_factory: pytest.TempPathFactory, faults: list[Fault]) -> None:
+def test_a_written_trace_is_read_back(tmp_path_factory: pytest.TempPathFactory, faults: list[Fault]) -> None:
     path = tmp_path_factory.mktemp("trace") / "t.json"
     trace = Trace(faults=tuple(faults))
     write(trace, path)
@@ -187,7 +185,7 @@ def test_round_trip(tmp_path_factory: pytest.TempPathFactory, faults: list[Fault
     assert [file.name for file in path.parent.iterdir()] == ["t.json"]
 
 
-def test_a_generated_trace_says_how_it_was_made(tmp_path: Path) -> None:
+def test_a_generated_trace_has_its_arguments(tmp_path: Path) -> None:
     write(generate(1, 0.5, 600.0, 4, 50, {2}, True), tmp_path / "t.json")
     made = read(tmp_path / "t.json").generated
     assert made is not None
@@ -227,15 +225,15 @@ LIE = {**GOOD, "signal": "lie"}
         ({"faults": [GOOD | {"attack": "zero"}]}, r"faults\[0\]: signal 'kill' has no attack"),
     ],
 )
-def test_a_bad_file_is_named_with_place_and_field(tmp_path: Path, content: object, complaint: str) -> None:
+def test_an_invalid_file_is_refused_with_place_and_field(tmp_path: Path, content: object, complaint: str) -> None:
     path = tmp_path / "bad.json"
     path.write_text(content if isinstance(content, str) else json.dumps(content))
     with pytest.raises(UserError, match=rf"bad\.json: .*{complaint}"):
         read(path)
 
 
-def test_a_lie_says_which_and_how_long_and_one_of_old_means_what_it_did(tmp_path: Path) -> None:
-    """Its digest, too: a field that came later changes those traces alone that use it."""
+def test_an_attack_has_kind_and_end_and_older_traces_keep_their_meaning(tmp_path: Path) -> None:
+    """Newer fields change only the digests of traces that use them."""
     old, new = Fault(step=3, stage=2, signal="lie"), Fault(step=3, stage=2, signal="lie", attack="ipm", until=9)
     (tmp_path / "old.json").write_text('{"faults": [{"step": 3, "stage": 2, "signal": "lie", "strength": null}]}')
     assert read(tmp_path / "old.json").faults == (old,)
@@ -245,13 +243,13 @@ def test_a_lie_says_which_and_how_long_and_one_of_old_means_what_it_did(tmp_path
     assert read(tmp_path / "t.json").faults == (new,)
 
 
-def test_a_lie_that_lasts_goes_on_in_a_run_that_is_resumed() -> None:
+def test_a_lasting_attack_continues_in_a_resumed_run() -> None:
     once, lasting = Fault(step=3, stage=2, signal="lie"), Fault(step=3, stage=2, signal="lie", until=6)
     assert [awaits(once, step) for step in (3, 4)] == [True, False]
     assert [awaits(lasting, step) for step in (3, 5, 6)] == [True, True, False]
 
 
-def test_files_that_cannot_be_read_or_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_or_unwritable_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"nowhere: cannot be read .* give the path of a trace"):
         read(tmp_path / "nowhere")
     with pytest.raises(UserError, match=r"cannot write the trace .*nowhere"):
@@ -268,15 +266,12 @@ def test_files_that_cannot_be_read_or_written(tmp_path: Path, monkeypatch: pytes
         read(tmp_path / "large")
 
 
-# Blows that take several stages
-
-
 LOST = st.sampled_from(("adjacent", "machine", "region"))
 
 
 @pytest.mark.slow
 @given(LOST, st.integers(2, 9), st.integers(1, 4), st.booleans(), st.data())
-def test_every_stage_that_can_fail_is_in_a_blow_and_no_other(
+def test_failure_groups_cover_exactly_the_stages_that_can_fail(
     lost: Lost, stages: int, machine: int, ends: bool, data: Any
 ) -> None:
     everybody = range(0 if ends else 1, stages + 1)
@@ -287,13 +282,13 @@ def test_every_stage_that_can_fail_is_in_a_blow_and_no_other(
     if lost == "adjacent":
         assert all(len(one) <= 2 for one in found) and max(counts.values(), default=0) <= 2
         if 0 in struck:
-            assert all(count == 2 for count in counts.values()), "so that half the rate is the whole one"
+            assert all(count == 2 for count in counts.values()), "at half the rate per group"
     else:
-        assert all(count == 1 for count in counts.values()), "a stage stands in one place"
+        assert all(count == 1 for count in counts.values()), "a stage is in one group"
 
 
 @pytest.mark.parametrize(("lost", "size"), [("adjacent", 2), ("machine", 3), ("region", 4)])
-def test_a_blow_takes_all_that_it_should_and_stages_are_lost_as_often_as_alone(lost: Lost, size: int) -> None:
+def test_failure_groups_are_lost_together_at_the_rate_of_single_stages(lost: Lost, size: int) -> None:
     steps, p = 40_000, per_step_probability(0.1, 91.3)
     faults = generate(3, 0.1, 91.3, 6, steps, set(), False, True, lost=lost, machine=3).faults
     counts, steps_of = Counter(f.stage for f in faults), defaultdict[int, set[int]](set)
@@ -304,16 +299,16 @@ def test_a_blow_takes_all_that_it_should_and_stages_are_lost_as_often_as_alone(l
     assert not any(len(lost_together) == 1 for lost_together in steps_of.values()) or lost == "machine"
     moments = {(f.step, f.stage): f.offset for f in faults}
     some = min(step for step, stages in steps_of.items() if len(stages) == size)
-    assert len({moments[some, stage] for stage in steps_of[some]}) == 1, "they go at the same moment"
+    assert len({moments[some, stage] for stage in steps_of[some]}) == 1, "they fail at the same moment"
 
 
-def test_traces_of_single_losses_are_what_they_were() -> None:
+def test_traces_of_single_losses_are_unchanged_by_the_feature() -> None:
     plain = generate(1, 0.5, 600.0, 4, 50, set(), False)
     assert "lost" not in plain.model_dump()["generated"] and "machine" not in plain.model_dump()["generated"]
     assert digest(plain).startswith("efc2974908dab940a5c7b6f5b2620ef4")
 
 
 @pytest.mark.parametrize("other", [{"forbid_adjacent": True}, {"forbid_adjacent": False, "together": 0.1}])
-def test_there_is_one_way_to_lose_several(other: dict[str, Any]) -> None:
+def test_failure_groups_exclude_bursts_and_forbid_adjacent(other: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="lost = 'machine' says what is lost together; leave"):
         generate(1, 0.5, 600.0, 4, 50, set(), lost="machine", **other)

@@ -1,4 +1,4 @@
-"""The loss in chunks: the same number and the same gradients, and less memory."""
+"""The chunked loss: equal values and gradients, less memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from planaria.models.chunked_loss import head_loss
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(2, 50), st.integers(1, 45), st.integers(0, 1 << 30))
-def test_loss_and_gradients_are_those_of_all_logits(tokens: int, dim: int, vocab: int, rows: int, seed: int) -> None:
+def test_loss_and_gradients_match_those_of_all_logits(tokens: int, dim: int, vocab: int, rows: int, seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)
     x = torch.randn(tokens, dim, generator=draw, requires_grad=True)
     head = torch.randn(vocab, dim, generator=draw, requires_grad=True)
@@ -32,27 +32,27 @@ def test_loss_and_gradients_are_those_of_all_logits(tokens: int, dim: int, vocab
         assert torch.allclose(ours, theirs, atol=1e-6, rtol=1e-5)
 
 
-def test_under_autocast_it_is_as_exact_as_all_logits_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_autocast_the_error_is_that_of_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(1)
     x, head = torch.randn(64, 32, requires_grad=True), torch.randn(300, 32, requires_grad=True)
     targets = torch.randint(300, (64,))
     exact = torch.autograd.grad(F.cross_entropy(x @ head.T, targets), (x, head))
-    off = []
+    errors = []
     for chunk in (1 << 30, 4 * 300 * 10):
         monkeypatch.setattr(chunked_loss, "CPU_BYTES", chunk)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = head_loss(x, head, targets)
         assert loss.dtype == torch.float32
         found = torch.autograd.grad(loss, (x, head))
-        off.append([float((a - b).norm() / b.norm()) for a, b in zip(found, exact, strict=True)])
-    assert all(ours <= 1.5 * theirs for theirs, ours in zip(*off, strict=True)), off
+        errors.append([float((a - b).norm() / b.norm()) for a, b in zip(found, exact, strict=True)])
+    assert all(ours <= 1.5 * theirs for theirs, ours in zip(*errors, strict=True)), errors
 
 
 @pytest.mark.parametrize(("compiled", "rows"), [(True, 40_000), (False, 8_888)])
-def test_a_device_holds_as_many_rows_as_its_memory_allows(
+def test_a_chunk_has_as_many_rows_as_device_memory_allows(
     monkeypatch: pytest.MonkeyPatch, compiled: bool, rows: int
 ) -> None:
-    """With 32,000 words and bf16, by a sixteenth of 80 GB; a microbatch of CheckFree's small model has 32,768 rows."""
+    """A sixteenth of 80 GB, with a vocabulary of 32,000 in bf16."""
     monkeypatch.setattr(chunked_loss, "_device_bytes", lambda _: 16 * 32_000 * 160_000)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiled)
     assert chunked_loss.chunk_rows(32_000, torch.device("cuda"), 2) == rows

@@ -1,4 +1,4 @@
-"""The cache changes nothing but the time: logits, draws and log-probabilities of many rows are those of each alone."""
+"""Batched decoding with a cache: logits, draws and log-probabilities equal those of each row alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PLAIN = ModelConfig(vocab=30, dim=16, layers=2, heads=4, hidden=24, context=24, 
 CONFIGS = {
     "plain": PLAIN,
     "grouped": PLAIN.model_copy(update={"kv_heads": 2}),
-    "layers at the ends": PLAIN.model_copy(update={"layers": 3, "ends_layers": 1, "tied": False}),
+    "layers in stage 0": PLAIN.model_copy(update={"layers": 3, "ends_layers": 1, "tied": False}),
 }
 MODEL = Llama(PLAIN, seed=5)
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11], [4, 4], [1, 2, 3]]
@@ -39,7 +39,7 @@ def likelihoods(model: Llama, prompt: list[int], ids: list[int], temperature: fl
 
 @pytest.mark.parametrize(("dtype", "std", "within"), [(torch.float32, 0.2, 1e-5), (torch.float64, 0.4, 1e-12)])
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_logits_with_the_cache_are_those_without(kind: str, dtype: torch.dtype, std: float, within: float) -> None:
+def test_logits_with_the_cache_match_those_without(kind: str, dtype: torch.dtype, std: float, within: float) -> None:
     model = Llama(CONFIGS[kind].model_copy(update={"init_std": std}), seed=3).to(dtype)
     reading = Reading(model, PROMPTS, 10)
     rows = [list(prompt) for prompt in PROMPTS]
@@ -51,7 +51,7 @@ def test_logits_with_the_cache_are_those_without(kind: str, dtype: torch.dtype, 
         reading.read(new)
 
 
-def test_rows_that_stay_are_not_disturbed_by_those_that_are_dropped() -> None:
+def test_dropping_rows_does_not_change_the_others() -> None:
     reading = Reading(MODEL, PROMPTS, 6)
     rows = [list(prompt) for prompt in PROMPTS]
     for stay in ([True, False, True, True, True], [True, True, True, False], [False, True, True]):
@@ -64,33 +64,33 @@ def test_rows_that_stay_are_not_disturbed_by_those_that_are_dropped() -> None:
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_greedy_rows_are_what_generate_makes_of_each_prompt(kind: str) -> None:
+def test_greedy_rows_equal_generate_for_each_prompt(kind: str) -> None:
     model = Llama(CONFIGS[kind], seed=4)
     alone = [tuple(generate(model, prompt, 12)) for prompt in PROMPTS]
     assert [row.ids for row in decode(model, PROMPTS, 12, temperature=0)] == alone
 
 
-def test_one_row_draws_what_generate_draws_from_the_same_seed() -> None:
+def test_one_row_equals_generate_with_the_same_seed() -> None:
     drawn = decode(MODEL, [[1]], 20, temperature=1.5, top_k=10, generator=seeded(7))
     assert drawn[0].ids == tuple(generate(MODEL, [1], 20, temperature=1.5, top_k=10, seed=7))
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.8])
-def test_log_probabilities_are_those_of_a_fresh_forward_over_the_whole_vocabulary(temperature: float) -> None:
+def test_log_probabilities_match_a_plain_forward_over_the_whole_vocabulary(temperature: float) -> None:
     for prompt, row in zip(PROMPTS, decode(MODEL, PROMPTS, 15, temperature, 5, seeded(), end=3), strict=True):
         ids = [*row.ids, *([3] if row.ended else [])]
         found = likelihoods(MODEL, prompt, ids, temperature)
         torch.testing.assert_close(torch.tensor(row.logps), found, rtol=0, atol=1e-4)
 
 
-def test_the_log_probability_of_a_greedy_token_is_the_models_own() -> None:
+def test_a_greedy_token_has_the_log_probability_at_temperature_1() -> None:
     row = decode(MODEL, [[1, 2]], 8, temperature=0)[0]
     torch.testing.assert_close(
         torch.tensor(row.logps), likelihoods(MODEL, [1, 2], list(row.ids), 1.0), rtol=0, atol=1e-5
     )
 
 
-def test_a_row_stops_at_the_end_and_knows_it() -> None:
+def test_a_row_stops_at_the_end_token_and_reports_it() -> None:
     whole = decode(MODEL, PROMPTS * 8, 15, 1.0, generator=seeded())
     stopped = decode(MODEL, PROMPTS * 8, 15, 1.0, generator=seeded(), end=3)
     assert {row.ended for row in stopped} == {True, False}
@@ -100,7 +100,7 @@ def test_a_row_stops_at_the_end_and_knows_it() -> None:
         assert len(row.logps) == len(row.ids) + row.ended
 
 
-def test_a_rows_draws_do_not_depend_on_the_rows_after_it_nor_on_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draws_do_not_depend_on_later_rows_or_on_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = PROMPTS * 5
 
     def drawn(rows: int) -> list[tuple[int, ...]]:
@@ -116,7 +116,7 @@ def test_equal_prompts_are_continued_differently() -> None:
     assert len({row.ids for row in decode(MODEL, [[1, 2]] * 20, 10, 1.0, generator=seeded())}) > 15
 
 
-def test_every_row_has_the_room_that_the_context_leaves_it() -> None:
+def test_every_row_ends_at_the_context() -> None:
     prompts = [[1] * length for length in (1, 10, 20, 23)]
     drawn = decode(MODEL, prompts, 100, 1.0, generator=seeded())
     assert [len(row.ids) for row in drawn] == [23, 14, 4, 1]
@@ -125,11 +125,11 @@ def test_every_row_has_the_room_that_the_context_leaves_it() -> None:
         torch.testing.assert_close(torch.tensor(row.logps), found, rtol=0, atol=1e-4)
 
 
-def test_nothing_new_is_nothing() -> None:
+def test_zero_tokens_or_prompts_give_empty_results() -> None:
     assert [row.ids for row in decode(MODEL, PROMPTS, 0)] == [()] * 5 and decode(MODEL, [], 5) == []
 
 
-def test_training_goes_on_after_decoding() -> None:
+def test_training_works_after_decoding() -> None:
     model = Llama(PLAIN, seed=1)
     decode(model, PROMPTS, 3)
     model.loss(torch.tensor([[1, 2]]), torch.tensor([[2, 3]])).backward()
@@ -149,7 +149,7 @@ def test_draws_are_among_the_top_k(values: list[float], top_k: int, uniforms: li
 
 
 @given(st.floats(0, 1, exclude_max=True, width=32))
-def test_what_has_no_probability_is_never_drawn(uniform: float) -> None:
+def test_tokens_of_zero_probability_are_never_drawn(uniform: float) -> None:
     logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 1.0, -torch.inf]])
     assert int(pick(logits, 1.0, 0, torch.tensor([uniform]))) in (1, 3)
 
@@ -174,6 +174,6 @@ def test_draws_follow_the_softmax(top_k: int) -> None:
         ({"top_k": -1}, "top_k = -1"),
     ],
 )
-def test_mistakes_are_named(wrong: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         decode(MODEL, **{"prompts": [[1]], "max_new": 1, **wrong})

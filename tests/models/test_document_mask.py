@@ -1,4 +1,4 @@
-"""Documents in one sample that do not see each other."""
+"""Document masks: documents in one sample do not attend to each other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONFIG = ModelConfig(vocab=10, dim=16, layers=3, heads=4, kv_heads=2, hidden=24,
 TOKENS = torch.tensor([[1, 2, 3, END, 4, 5, 6, 7, END, END, 8, 1], [2] * 12])
 
 
-def test_a_separator_begins_the_document_behind_it() -> None:
+def test_a_separator_begins_the_next_document() -> None:
     rows = ["".join("x" if seen else "." for seen in row) for row in document_mask(TOKENS, END)[0, 0].tolist()]
     assert rows == [
         "x...........",
@@ -42,8 +42,8 @@ def logits(model: Llama, tokens: Tensor, masked: bool = True) -> Tensor:
     return model.ends.logits(x)
 
 
-def test_a_document_is_read_as_it_would_be_alone() -> None:
-    """Its positions are another's there, and rotary attention does not mind."""
+def test_a_document_has_the_logits_that_it_has_alone() -> None:
+    """Positions differ, but rotary attention depends on distances only."""
     model = Llama(CONFIG, stages=2, seed=1)
     together = logits(model, TOKENS)
     for first, stop in ((0, 3), (3, 8), (8, 9), (9, 12)):
@@ -53,8 +53,8 @@ def test_a_document_is_read_as_it_would_be_alone() -> None:
     assert not torch.allclose(together[0], logits(model, TOKENS, masked=False)[0], atol=1e-3)
 
 
-def test_nothing_of_another_document_gets_through() -> None:
-    """Not a bit of it, in values or gradients."""
+def test_other_documents_have_no_influence() -> None:
+    """Neither on values nor on gradients, bit for bit."""
     model = Llama(CONFIG, stages=2, seed=1)
     changed = TOKENS.clone()
     changed[0, :3] = torch.tensor([7, 7, 7])
@@ -66,7 +66,7 @@ def test_nothing_of_another_document_gets_through() -> None:
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_whoever_recomputes_gets_the_same(recompute: bool) -> None:
+def test_recomputation_and_cuts_give_equal_gradients(recompute: bool) -> None:
     model = Llama(CONFIG, stages=2, seed=1)
     for stage in (model.ends, *model.stages):
         stage.recompute = recompute  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Twenty random LLaMA shapes: what ``transformers`` writes we compute alike, and what we write it computes alike."""
+"""Twenty random LLaMA shapes: equal logits after import from and export to ``transformers``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ transformers = pytest.importorskip("transformers")
 
 
 def drawn(seed: int) -> ModelConfig:
-    """Grouped, multi-query and plain heads; tied and untied; widths that are no powers of two."""
+    """Grouped, multi-query and plain heads; tied and untied; widths that are not powers of two."""
     rng = random.Random(f"shape {seed}")
     kv, group, half = rng.randint(1, 3), rng.randint(1, 4), rng.randint(1, 8)
     heads = kv * group
@@ -36,7 +36,7 @@ def drawn(seed: int) -> ModelConfig:
 
 
 def theirs_of(config: ModelConfig, seed: int) -> Any:
-    """A Llama; every fifth is a Mistral whose tokens see all before them."""
+    """Return a Llama; every fifth is a Mistral without a window."""
     torch.manual_seed(seed)
     kind = "Mistral" if seed % 5 == 4 else "Llama"
     made = getattr(transformers, f"{kind}Config")(
@@ -56,7 +56,7 @@ def theirs_of(config: ModelConfig, seed: int) -> Any:
     model = getattr(transformers, f"{kind}ForCausalLM")(made)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name:  # ones would hide norms in each other's places
+            if "norm" in name:  # ones would hide exchanged norms
                 parameter.uniform_(0.5, 1.5)
     return model
 

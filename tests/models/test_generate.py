@@ -1,4 +1,4 @@
-"""Drawing tokens: greedy, by temperature and top-k, deterministic, and past the end of the context."""
+"""Generation: greedy, by temperature and top-k, deterministic, and beyond the context."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def test_top_1_is_greedy_at_any_temperature() -> None:
     assert list(generate(MODEL, [4], 10, temperature=3.0, top_k=1)) == list(generate(MODEL, [4], 10))
 
 
-def test_it_ends_before_the_stop_token() -> None:
+def test_generation_ends_before_the_stop_token() -> None:
     tokens = list(generate(MODEL, [1], 20))
     stop = tokens[5]
     assert list(generate(MODEL, [1], 20, stop=stop)) == tokens[: tokens.index(stop)]
 
 
-def test_the_prompt_is_left_alone_and_no_graph_is_kept() -> None:
+def test_the_prompt_and_the_grad_mode_are_unchanged() -> None:
     prompt = [1, 2]
     assert torch.is_grad_enabled()
     drawn = generate(MODEL, prompt, 3)
@@ -71,7 +71,7 @@ def test_the_prompt_is_left_alone_and_no_graph_is_kept() -> None:
         ({"seed": -(10**5000)}, "seed = a number of 16610 bits has more"),
     ],
 )
-def test_mistakes_are_named_at_once(wrong: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_refused_before_the_first_token(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         generate(MODEL, **{"tokens": [1], "max_new": 1, **wrong})
 
@@ -82,8 +82,8 @@ def test_mistakes_are_named_at_once(wrong: dict[str, Any], message: str) -> None
     st.integers(-(2**63), 2**63 - 1),
 )
 @settings(max_examples=150, deadline=None)
-def test_any_numbers_are_refused_in_a_line_or_draw_tokens(temperature: float, top_k: int, seed: int) -> None:
-    """Also one by one, and many at once, whose log-probabilities are finite."""
+def test_any_numbers_are_refused_or_draw_tokens(temperature: float, top_k: int, seed: int) -> None:
+    """One by one and in a batch, with finite log-probabilities."""
     try:
         drawn = list(generate(MODEL, [1, 2], 3, temperature, top_k, seed))
         rows = decode(MODEL, [[1, 2]] * 2, 3, temperature, top_k, torch.Generator().manual_seed(seed))
@@ -98,15 +98,15 @@ def test_any_numbers_are_refused_in_a_line_or_draw_tokens(temperature: float, to
 
 @given(st.lists(st.integers(0, 256), max_size=40))
 @settings(max_examples=200, deadline=None)
-def test_pieces_are_the_text_whole_and_never_end_within_a_character(ids: list[int]) -> None:
-    """Of bytes as tokens, most of them no UTF-8; 256 ends documents and has no text."""
+def test_pieces_join_to_the_text_and_never_end_within_a_character(ids: list[int]) -> None:
+    """Tokens are bytes, mostly invalid UTF-8; 256 ends documents and has no text."""
     tokenizer = load_tokenizer(DataConfig(tokenizer="bytes"), 257, Path())
     pieces = list(texts(ids, tokenizer.decode))
     assert "".join(pieces) == tokenizer.decode(ids)
     assert not any(piece.endswith("\ufffd") for piece in pieces[:-1])
 
 
-def test_pieces_come_as_soon_as_they_are_whole() -> None:
+def test_pieces_are_yielded_as_soon_as_they_are_complete() -> None:
     tokenizer, taken = load_tokenizer(DataConfig(tokenizer="bytes"), 257, Path()), list[int]()
 
     def ids() -> Iterator[int]:

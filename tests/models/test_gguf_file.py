@@ -1,4 +1,4 @@
-"""GGUF's container: what our reader finds is what the package ``gguf`` finds, and lies are refused."""
+"""GGUF's container: agreement with the package ``gguf``, and refusal of inconsistent headers."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def written(path: Path) -> Path:
     return path
 
 
-def test_it_finds_what_the_library_finds(tmp_path: Path) -> None:
+def test_the_reader_agrees_with_the_library(tmp_path: Path) -> None:
     file = written(tmp_path / "m.gguf")
     ours, theirs = look(file), gguf.GGUFReader(file)
     expected = {name: field.contents() for name, field in theirs.fields.items() if not name.startswith("GGUF.")}
     assert ours.values == expected and len(expected) > 10
     for tensor in theirs.tensors:
-        lying = ours.tensors[tensor.name]
-        assert (lying.begin, lying.kind) == (tensor.data_offset, tensor.tensor_type)
-        assert lying.shape == tuple(reversed(tensor.shape.tolist()))
+        located = ours.tensors[tensor.name]
+        assert (located.begin, located.kind) == (tensor.data_offset, tensor.tensor_type)
+        assert located.shape == tuple(reversed(tensor.shape.tolist()))
     assert ours.tensors.keys() == {"matrix", "vector"}
 
 
@@ -68,15 +68,15 @@ def value(kind: int, content: bytes) -> bytes:
         (header(tensors=1, rest=struct.pack("<Q1sIQIQ", 1, b"t", 1, 0, 0, 0)), r"shape \[0\]"),
     ],
 )
-def test_lies_about_sizes_are_refused(content: bytes, complaint: str, tmp_path: Path) -> None:
-    file = tmp_path / "lies.gguf"
+def test_inconsistent_headers_are_refused(content: bytes, complaint: str, tmp_path: Path) -> None:
+    file = tmp_path / "bad.gguf"
     file.write_bytes(content)
-    with pytest.raises(UserError, match=f"lies.gguf: not a whole GGUF file.*{complaint}") as caught:
+    with pytest.raises(UserError, match=f"bad.gguf: not a whole GGUF file.*{complaint}") as caught:
         look(file)
     assert "\n" not in str(caught.value)
 
 
-def test_values_are_plain_python(tmp_path: Path) -> None:
+def test_values_are_plain_python_objects(tmp_path: Path) -> None:
     found: dict[str, Any] = look(written(tmp_path / "m.gguf")).values
     assert type(found["one.uint8"]) is int and type(found["one.float64"]) is float and found["yes"] is True
     assert found["truths"] == [True, False]

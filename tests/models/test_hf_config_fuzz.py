@@ -1,4 +1,4 @@
-"""Any value in any place of a model's config.json gives a model or one line."""
+"""Any value in a config.json gives a model or an error of one line."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ json_values = st.recursive(
 
 
 @cache
-def said(family: str) -> dict[str, Any]:
-    """A valid config.json of a family."""
+def valid(family: str) -> dict[str, Any]:
+    """Return a valid config.json of a family."""
     routing = Routing(2, 1, bias=family == "planaria_routed") if family in ("mixtral", "planaria_routed") else None
     found = to_config(CONFIG, routing) | {"model_type": family, "architectures": [ARCHITECTURES[family]]}
     return found | {"sliding_window": None}
@@ -52,7 +52,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def outcome(place: Path, config: object) -> str:
-    """What becomes of a folder with such a config.json: "", or one line that names it."""
+    """Open a folder with this config.json; return the error, or "" if there is none."""
     (place / "config.json").write_text(json.dumps(config))
     try:
         is_huggingface(place), is_ours(place)
@@ -64,30 +64,30 @@ def outcome(place: Path, config: object) -> str:
 
 
 @pytest.mark.parametrize("family", ARCHITECTURES)
-def test_sound_files_are_read(folders: dict[str, Path], family: str) -> None:
-    assert outcome(folders[family], said(family)) == ""
-    assert "rope_parameters" in outcome(folders[family], said(family) | {"rope_parameters": 5})
+def test_valid_files_are_read(folders: dict[str, Path], family: str) -> None:
+    assert outcome(folders[family], valid(family)) == ""
+    assert "rope_parameters" in outcome(folders[family], valid(family) | {"rope_parameters": 5})
 
 
 @pytest.mark.parametrize("family", ARCHITECTURES)
 @settings(max_examples=120)
 @given(data=st.data())
-def test_any_value_in_any_place(folders: dict[str, Path], family: str, data: st.DataObject) -> None:
-    known = [*said(family), *PLAIN, *TABLES, "rope_theta", "head_dim", "num_experts_per_tok", "use_sliding_window"]
+def test_any_value_of_any_key_is_read_or_refused(folders: dict[str, Path], family: str, data: st.DataObject) -> None:
+    known = [*valid(family), *PLAIN, *TABLES, "rope_theta", "head_dim", "num_experts_per_tok", "use_sliding_window"]
     tables = st.dictionaries(st.sampled_from(["rope_type", "type", "factor", "rope_theta"]), json_values, max_size=3)
     changes = data.draw(st.dictionaries(st.sampled_from(known), json_values | tables, min_size=1, max_size=3))
-    outcome(folders[family], said(family) | changes)
+    outcome(folders[family], valid(family) | changes)
 
 
 @settings(max_examples=40)
 @given(config=json_values)
-def test_any_file_at_all(folders: dict[str, Path], config: object) -> None:
+def test_any_json_is_read_or_refused(folders: dict[str, Path], config: object) -> None:
     outcome(folders["llama"], config)
 
 
 @settings(max_examples=60)
 @given(value=json_values)
-def test_any_end_of_a_text(tmp_path_factory: pytest.TempPathFactory, value: object) -> None:
+def test_any_end_token_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, value: object) -> None:
     place = tmp_path_factory.mktemp("end")
     tokenizer = {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {"</s>": 0}, "merges": []}}
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}

@@ -1,4 +1,4 @@
-"""Export and import: every bit kept, folders whole or absent, mistakes named; logits: ``test_foreign_shapes.py``."""
+"""Export and import: lossless, atomic, with errors for invalid folders; logits: ``test_foreign_shapes.py``."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_round_trip_keeps_every_bit(kind: str, tmp_path: Path) -> None:
 
 
 def with_head(folder: Path, head: torch.Tensor, apart: bool, dtype: torch.dtype = torch.float32) -> Llama:
-    """Write a model that is tied by its config, with a head in its file or in another file."""
+    """Export a model that its config ties, with a head in the same file or another."""
     model = Llama(TIED, seed=1)
     model.load_global_state({name: tensor.to(dtype).float() for name, tensor in model.global_state().items()})
     export_model(model, folder)
@@ -69,7 +69,7 @@ def with_head(folder: Path, head: torch.Tensor, apart: bool, dtype: torch.dtype 
 
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_repeated_tied_head_is_left_out(tmp_path: Path, apart: bool, dtype: torch.dtype) -> None:
+def test_a_repeated_tied_head_is_dropped(tmp_path: Path, apart: bool, dtype: torch.dtype) -> None:
     head = Llama(TIED, seed=1).global_state()["model.embed_tokens.weight"].to(dtype).float()
     model = with_head(tmp_path / "out", head, apart, dtype)
     found = import_model(tmp_path / "out")
@@ -91,7 +91,7 @@ def test_a_head_that_differs_is_kept_although_the_config_ties_it(tmp_path: Path,
     assert torch.allclose(theirs(TOKENS).logits, found(TOKENS), atol=1e-5)
 
 
-def test_the_tokenizer_travels_along(tmp_path: Path) -> None:
+def test_the_tokenizer_is_exported(tmp_path: Path) -> None:
     export_model(Llama(TIED), tmp_path / "out", tokenizer_json(tmp_path), end=2)
     loaded = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert loaded("ab")["input_ids"] == [0, 1]
@@ -99,7 +99,7 @@ def test_the_tokenizer_travels_along(tmp_path: Path) -> None:
     assert transformers.GenerationConfig.from_pretrained(tmp_path / "out").eos_token_id == 2
 
 
-def test_an_export_replaces_nothing_and_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_is_atomic_and_replaces_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = tmp_path / "full"
     full.mkdir()
     (full / "mine").write_text("precious")
@@ -169,7 +169,7 @@ def index_to(file: str) -> Callable[[Path], None]:
         (index_to("../elsewhere.safetensors"), "weight_map must give a file of this folder"),
     ],
 )
-def test_what_cannot_be_imported_is_named(damage: Callable[[Path], None], message: str, tmp_path: Path) -> None:
+def test_an_invalid_folder_is_refused(damage: Callable[[Path], None], message: str, tmp_path: Path) -> None:
     export_model(Llama(TIED), tmp_path / "out")
     damage(tmp_path / "out")
     digests.accept(tmp_path / "out", [file.name for file in (tmp_path / "out").glob("*.[js]*[!6]")])
@@ -179,7 +179,7 @@ def test_what_cannot_be_imported_is_named(damage: Callable[[Path], None], messag
 
 
 @pytest.mark.parametrize("text", ["rubbish", "{}", '{"model": {"type": "BPE"}}'])
-def test_a_file_that_is_no_tokenizer_is_named(text: str, tmp_path: Path) -> None:
+def test_an_invalid_tokenizer_file_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "made.json").write_text(text)
     with pytest.raises(UserError, match=r"made.json: not "):
         export_model(Llama(TIED), tmp_path / "out", tmp_path / "made.json")

@@ -1,4 +1,4 @@
-"""The layers: causality, rotary positions, and which attention kernel runs."""
+"""The layers: causality, rotary positions, and the attention kernel."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from planaria.models.stages import Llama
 CONFIG = ModelConfig(vocab=50, dim=24, layers=2, heads=4, kv_heads=2, hidden=40, context=16, init_std=0.3)
 
 
-def test_the_future_does_not_change_the_past() -> None:
+def test_attention_is_causal() -> None:
     model = Llama(CONFIG)
     tokens = torch.arange(10)[None]
     changed = tokens.clone()
@@ -42,17 +42,17 @@ def test_rotary_scores_depend_on_distance_only() -> None:
     assert scores[0].std() > 1e-3
 
 
-def test_rotate_turns_each_pair_by_position_times_frequency() -> None:
+def test_rotate_rotates_each_pair_by_position_times_frequency() -> None:
     cos, sin = rotary_tables(CONFIG)
     x = torch.randn(2, 16, 3, 6)
     frequencies = 10000.0 ** (-torch.arange(0, 6, 2) / 6)
     turn = torch.polar(torch.ones(16, 3), torch.arange(16)[:, None] * frequencies)[:, None]
     turned = torch.complex(x[..., :3], x[..., 3:]) * turn
-    for way in (rotate, rotate_halves):
-        torch.testing.assert_close(way(x, cos, sin), torch.cat((turned.real, turned.imag), -1))
+    for rotation in (rotate, rotate_halves):
+        torch.testing.assert_close(rotation(x, cos, sin), torch.cat((turned.real, turned.imag), -1))
 
 
-def test_one_product_is_all_projections_and_leaves_each_its_gradient() -> None:
+def test_one_product_equals_all_projections_and_their_gradients() -> None:
     matrices = [torch.randn(rows, 6, requires_grad=True) for rows in (3, 1, 4)]
     x = torch.randn(2, 5, 6)
     for found, matrix in zip(one_product(x, matrices), matrices, strict=True):
@@ -61,8 +61,8 @@ def test_one_product_is_all_projections_and_leaves_each_its_gradient() -> None:
         torch.testing.assert_close(gradient, torch.autograd.grad((x @ matrix.T).square().sum(), matrix)[0])
 
 
-def test_interleaved_projections_give_the_same_scores_once_reordered() -> None:
-    """Against the other convention written out: neighbouring channels are the real and imaginary part."""
+def test_reordered_interleaved_projections_give_the_same_scores() -> None:
+    """The reference uses neighbouring channels as real and imaginary part."""
     heads, x = 3, torch.randn(16, 18)
     cos, sin = rotary_tables(CONFIG)
     frequencies = 10000.0 ** (-torch.arange(0, 6, 2) / 6)
@@ -110,7 +110,7 @@ def test_attention_uses_the_fused_kernel(kv_heads: int, monkeypatch: pytest.Monk
     assert "Flash" in fused[0]
 
 
-def test_rms_norm_is_its_formula() -> None:
+def test_rms_norm_follows_its_formula() -> None:
     norm = RMSNorm(8, 1e-3)
     with torch.no_grad():
         norm.weight.uniform_(0.5, 2.0)

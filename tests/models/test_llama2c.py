@@ -1,4 +1,4 @@
-"""llama2.c's formats: files made here, and a small model that really tells stories."""
+"""llama2.c's formats: files written by the test, and a small real model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def to_interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def checkpoint(model: Llama) -> bytes:
-    """A version-0 file, written out field by field."""
+    """Return a version-0 file, written field by field."""
     c, state = model.config, model.global_state()
 
     def layers(name: str, heads: int | None = None) -> list[torch.Tensor]:
@@ -49,7 +49,7 @@ def vocabulary(*pieces: tuple[bytes, float]) -> bytes:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_every_tensor_finds_its_place(tied: bool, tmp_path: Path) -> None:
+def test_every_tensor_is_imported(tied: bool, tmp_path: Path) -> None:
     model = Llama(TIED.model_copy(update={"tied": tied}), seed=3)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -75,7 +75,7 @@ def test_every_tensor_finds_its_place(tied: bool, tmp_path: Path) -> None:
         (lambda data: struct.pack("<i", 18) + data[4:], "does not divide"),
     ],
 )
-def test_a_damaged_checkpoint_is_named(damage: object, message: str, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_refused(damage: object, message: str, tmp_path: Path) -> None:
     assert callable(damage)
     (tmp_path / "m.bin").write_bytes(damage(checkpoint(Llama(TIED))))
     with pytest.raises(UserError, match=message) as caught:
@@ -88,13 +88,13 @@ def test_the_best_scored_pair_is_merged_first(tmp_path: Path) -> None:
     (tmp_path / "t.bin").write_bytes(vocabulary(*pieces))
     tokenizer = Llama2cTokenizer(tmp_path / "t.bin")
 
-    def spoken(text: str) -> list[bytes]:
+    def pieces_of(text: str) -> list[bytes]:
         return [tokenizer.pieces[t] for t in tokenizer.encode(text)]
 
-    assert spoken("abc") == [b"\n<s>\n", b" a", b"bc"]
-    assert spoken("") == [b"\n<s>\n"]
+    assert pieces_of("abc") == [b"\n<s>\n", b" a", b"bc"]
+    assert pieces_of("") == [b"\n<s>\n"]
     assert tokenizer.encode("a", bos=False) == [265]
-    assert spoken("é") == [b"\n<s>\n", b" ", b"<0xC3>", b"<0xA9>"]
+    assert pieces_of("é") == [b"\n<s>\n", b" ", b"<0xC3>", b"<0xA9>"]
     assert tokenizer.decode(tokenizer.encode("abc é\n")) == "abc é\n"
     assert tokenizer.decode([265, 2]) == " a"
 
@@ -109,19 +109,19 @@ def test_the_best_scored_pair_is_merged_first(tmp_path: Path) -> None:
         (b"", "no token for byte 0"),
     ],
 )
-def test_a_damaged_tokenizer_is_named(data: bytes, message: str, tmp_path: Path) -> None:
+def test_a_damaged_tokenizer_is_refused(data: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "t.bin").write_bytes(data)
     with pytest.raises(UserError, match=message):
         Llama2cTokenizer(tmp_path / "t.bin")
 
 
-def test_missing_files_are_named(tmp_path: Path) -> None:
+def test_missing_files_are_refused(tmp_path: Path) -> None:
     for read in (import_llama2c, Llama2cTokenizer):
         with pytest.raises(UserError, match=r"gone.bin: cannot be read"):
             read(tmp_path / "gone.bin")
 
 
-def test_stories260k_tells_a_story_and_finds_its_own_kind_likely(shared_data: Path) -> None:
+def test_stories260k_generates_a_likely_story(shared_data: Path) -> None:
     tokenizer = Llama2cTokenizer(shared_data / "stories260K" / "tok512.bin")
     model = import_llama2c(shared_data / "stories260K" / "stories260K.bin")
     prompt = tokenizer.encode("Once upon a time")

@@ -1,4 +1,4 @@
-"""Masks and fusing: bit for bit one of two models, one bit a parameter, and sums that are what papers say."""
+"""Masks and merging: exact choice of numbers, packed files, and the papers' formulas."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ seeds = st.integers(0, 2**31)
 
 
 @given(seeds, seeds, seeds)
-def test_every_coordinate_is_bit_for_bit_one_of_both(a: int, b: int, c: int) -> None:
+def test_every_number_is_exactly_one_models(a: int, b: int, c: int) -> None:
     safe, tuned, mask = weights(a), weights(b, 1e-3), some_mask(c)
     found = masking.chosen(safe, tuned, mask)
     for name, tensor in found.items():
@@ -51,7 +51,7 @@ def test_every_coordinate_is_bit_for_bit_one_of_both(a: int, b: int, c: int) -> 
 
 
 @given(seeds)
-def test_a_packed_mask_is_one_bit_a_parameter_and_comes_back(seed: int) -> None:
+def test_a_packed_mask_has_one_bit_per_parameter_and_is_restored(seed: int) -> None:
     mask = some_mask(seed)
     packed = masking.pack(mask, ["c", "a", "b"])
     assert packed.numel() == -(-COUNT // 8)
@@ -60,20 +60,20 @@ def test_a_packed_mask_is_one_bit_a_parameter_and_comes_back(seed: int) -> None:
     assert masking.density(mask) == sum(int(m.sum()) for m in mask.values()) / COUNT
 
 
-def test_a_file_of_masks_is_its_bits_and_a_header(tmp_path: Path) -> None:
+def test_a_mask_file_consists_of_bits_and_a_header(tmp_path: Path) -> None:
     masks, note = [some_mask(n) for n in range(11)], Note(safe="s", tuned=("t",) * 11, result="r")
     file = tmp_path / "mask.safetensors"
     file.write_bytes(masking.to_bytes(masks, note, EXPORTED))
     content = file.read_bytes()
     header = 8 + int.from_bytes(content[:8], "little")
     assert len(content) - header == 11 * -(-COUNT // 8)
-    found, said = masking.read_masks(file, weights(0), EXPORTED)
-    assert (said.safe, said.tuned, said.result) == (note.safe, note.tuned, note.result)
+    found, read = masking.read_masks(file, weights(0), EXPORTED)
+    assert (read.safe, read.tuned, read.result) == (note.safe, note.tuned, note.result)
     for mine, theirs in zip(masks, found, strict=True):
         assert all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
-def test_the_bits_follow_the_tensors_that_the_file_names(tmp_path: Path) -> None:
+def test_the_bits_follow_the_tensors_named_in_the_file(tmp_path: Path) -> None:
     file, mask = tmp_path / "mask.safetensors", some_mask(1)
     file.write_bytes(masking.to_bytes([mask], NOTE, EXPORTED))
     with safe_open(file, "pt") as opened:
@@ -88,7 +88,7 @@ def test_the_bits_follow_the_tensors_that_the_file_names(tmp_path: Path) -> None
         bits = bits[count:]
 
 
-def test_a_mask_of_an_earlier_version_is_read_in_the_order_of_names_in_memory(tmp_path: Path) -> None:
+def test_a_mask_of_the_first_format_follows_the_names_in_memory(tmp_path: Path) -> None:
     file, mask = tmp_path / "mask.safetensors", some_mask(1)
     about = {masking.UNORDERED: '{"safe": "s", "tuned": ["t"], "result": "r"}'}
     save_file({"mask.0": masking.pack(mask, sorted(mask))}, file, metadata=about)
@@ -97,7 +97,7 @@ def test_a_mask_of_an_earlier_version_is_read_in_the_order_of_names_in_memory(tm
 
 
 @pytest.mark.parametrize(
-    ("tensors", "said"),
+    ("tensors", "complaint"),
     [
         ([["model.a", [7]], ["model.x", [2, 2, 3]]], "names 2 tensors, this model has 3"),
         ([["model.a", [7]], ["model.a", [7]], ["model.y", [3, 5]]], "names 3 tensors, this model has 3"),
@@ -106,15 +106,15 @@ def test_a_mask_of_an_earlier_version_is_read_in_the_order_of_names_in_memory(tm
         ([["model.a", [-7]]], r"model.a has shape \[-7\]"),
     ],
 )
-def test_an_order_of_other_tensors_is_refused(tmp_path: Path, tensors: list[object], said: str) -> None:
+def test_an_order_of_other_tensors_is_refused(tmp_path: Path, tensors: list[object], complaint: str) -> None:
     about = json.dumps({"safe": "s", "tuned": ["t"], "result": "r", "tensors": tensors})
     save_file({"mask.0": masking.pack(some_mask(1), sorted(SHAPES))}, file := tmp_path / "m", {masking.FORMAT: about})
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=complaint):
         masking.read_masks(file, weights(0), EXPORTED)
 
 
 @pytest.mark.parametrize("experts", [0, 2])
-def test_the_order_is_that_of_the_exported_model(tmp_path: Path, experts: int) -> None:
+def test_exported_names_match_the_exported_file(tmp_path: Path, experts: int) -> None:
     routing = Routing(experts=experts, top_k=1) if experts else None
     model = Llama(ModelConfig(vocab=257, dim=16, layers=11, heads=2, hidden=32, context=8), routing=routing)
     export_model(model, tmp_path / "model")
@@ -126,7 +126,7 @@ def test_the_order_is_that_of_the_exported_model(tmp_path: Path, experts: int) -
 
 
 @pytest.mark.parametrize(
-    ("about", "said"),
+    ("about", "complaint"),
     [
         ({"format": "pt"}, "is no mask"),
         ({masking.FORMAT: '{"safe": "s", "tuned": ["t", "u"], "result": "r"}'}, "has 1 masks for 2 models"),
@@ -134,13 +134,13 @@ def test_the_order_is_that_of_the_exported_model(tmp_path: Path, experts: int) -
         ({masking.FORMAT: "[" * 5000}, "give the mask"),
     ],
 )
-def test_files_that_are_no_masks_of_this_model_are_refused(tmp_path: Path, about: dict[str, str], said: str) -> None:
+def test_masks_of_other_models_are_refused(tmp_path: Path, about: dict[str, str], complaint: str) -> None:
     save_file({"mask.0": masking.pack(some_mask(1), sorted(SHAPES))}, file := tmp_path / "m", metadata=about)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=complaint):
         masking.read_masks(file, weights(0), EXPORTED)
 
 
-def test_masks_of_another_size_and_damaged_ones_are_refused(tmp_path: Path) -> None:
+def test_masks_of_another_size_or_damaged_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "mask.safetensors"
     file.write_bytes(masking.to_bytes([some_mask(1)], NOTE, EXPORTED))
     with pytest.raises(UserError, match="this model's have 2"):
@@ -150,7 +150,7 @@ def test_masks_of_another_size_and_damaged_ones_are_refused(tmp_path: Path) -> N
         masking.read_masks(file, weights(0), EXPORTED)
 
 
-def test_the_straight_through_gradient_is_that_of_a_soft_mask_at_the_same_weights() -> None:
+def test_the_straight_through_gradient_is_that_of_a_soft_mask() -> None:
     safe, delta, logits = torch.randn(20), torch.randn(20), torch.randn(20, requires_grad=True)
     target = torch.randn(20)
     soft = safe + torch.sigmoid(logits) * delta
@@ -163,12 +163,12 @@ def test_the_straight_through_gradient_is_that_of_a_soft_mask_at_the_same_weight
 
 
 @given(seeds)
-def test_a_shuffled_mask_keeps_as_much_of_every_tensor(seed: int) -> None:
+def test_a_shuffled_mask_has_the_same_density_per_tensor(seed: int) -> None:
     mask = some_mask(seed)
     assert masking.kept(masking.shuffled(mask, torch.Generator().manual_seed(seed))) == masking.kept(mask)
 
 
-def test_with_all_kept_a_blend_is_the_fused_model_and_with_nothing_its_parent() -> None:
+def test_full_and_empty_masks_give_the_merged_model_and_its_parent() -> None:
     parent, added = weights(0), fusing.summed([weights(1), weights(2)], 0.3)
     everything = {name: torch.ones(shape, dtype=torch.bool) for name, shape in SHAPES.items()}
     nothing = {name: ~bits for name, bits in everything.items()}
@@ -177,22 +177,22 @@ def test_with_all_kept_a_blend_is_the_fused_model_and_with_nothing_its_parent() 
     assert fusing.digest(none) == fusing.digest(parent)
 
 
-def test_ties_by_hand() -> None:
+def test_ties_matches_a_manual_example() -> None:
     one, other = {"w": torch.tensor([4.0, -3.0, 0.1, 2.0])}, {"w": torch.tensor([2.0, 5.0, -0.2, 0.1])}
-    # Half of each stays: (4, -3, 0, 0) and (2, 5, 0, 0); the signs elected are + and +.
+    # Half of each is kept: (4, -3, 0, 0) and (2, 5, 0, 0); the elected signs are + and +.
     first, second = fusing.ties([one, other], 0.5, stays=0.5)
     assert first["w"].tolist() == [1.0, 0.0, 0.0, 0.0]
     assert second["w"].tolist() == [0.5, 2.5, 0.0, 0.0]
 
 
-def test_dare_keeps_the_mean_and_is_the_same_for_the_same_seed() -> None:
+def test_dare_keeps_the_mean_and_is_reproducible() -> None:
     vector = {"w": torch.ones(20_000)}
     (found,), (again,) = (fusing.dare([vector], 1.0, 0.75, seed=3) for _ in range(2))
     assert set(found["w"].tolist()) == {0.0, 4.0} and torch.equal(found["w"], again["w"])
     assert abs(float(found["w"].mean()) - 1) < 0.1
 
 
-def test_mixing_ends_in_the_models_themselves() -> None:
+def test_mixing_at_0_and_1_gives_the_models() -> None:
     parent, tuned = weights(0), weights(1)
     assert fusing.digest(fusing.mixed(parent, tuned, 0.0)) == fusing.digest(parent)
     assert fusing.digest(fusing.mixed(parent, tuned, 1.0)) == fusing.digest(tuned)
@@ -202,7 +202,7 @@ def test_mixing_ends_in_the_models_themselves() -> None:
     assert fusing.agreement(parent, parent)["a"] == pytest.approx(1)
 
 
-def test_models_of_other_shapes_are_no_parent_and_child() -> None:
+def test_models_of_other_shapes_are_refused() -> None:
     with pytest.raises(UserError, match=r"mine: a has shape \[9\], its parent's has \[7\]"):
         fusing.require_alike(weights(0), weights(1) | {"a": torch.zeros(9)}, "mine")
     assert fusing.strangeness(fusing.task_vector(weights(1), weights(0)), weights(0)) > 1

@@ -1,4 +1,4 @@
-"""States as bytes: every bit there and back, the same bytes for the same state, and all else is refused by name."""
+"""Packed states: lossless, deterministic, and refused if invalid."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ DTYPES = st.sampled_from(sorted(TYPES, key=str))
 
 
 def bits(tensor: Tensor) -> tuple[object, ...]:
-    """Type, shape and every bit."""
+    """Return type, shape and every bit."""
     return tensor.dtype, tuple(tensor.shape), tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 @st.composite
 def tensors(draw: st.DrawFn, shape: list[int]) -> Tensor:
-    """Any bits at all: NaN with payloads, negative zeros and subnormal numbers among them; any layout."""
+    """Draw any bits, including NaN payloads, negative zeros and subnormals, in any layout."""
     dtype = draw(DTYPES)
     size = math.prod(shape) * dtype.itemsize
     few, many = st.binary(min_size=size, max_size=size), st.integers(0, 1 << 30)
@@ -87,12 +87,9 @@ def assert_same(found: StageState, expected: StageState) -> None:
         assert getattr(found, field) == getattr(expected, field), field
 
 
-# There and back
-
-
 @pytest.mark.slow
 @given(states())
-def test_a_state_comes_back_bit_for_bit(state: StageState) -> None:
+def test_a_state_is_restored_bit_for_bit(state: StageState) -> None:
     flat = pack(state)
     assert flat.dtype == torch.uint8 and flat.ndim == 1
     assert_same(unpack(flat), state)
@@ -107,10 +104,10 @@ def test_a_state_comes_back_bit_for_bit(state: StageState) -> None:
         (torch.float32, 1),  # the smallest subnormal number
         (torch.bfloat16, 0x7F81),
         (torch.float16, 0x7C01),
-        (torch.int64, (1 << 62) + 1),  # no double has it
+        (torch.int64, (1 << 62) + 1),  # not representable as a double
     ],
 )
-def test_no_bit_pattern_is_taken_for_a_number(dtype: torch.dtype, pattern: int) -> None:
+def test_special_bit_patterns_are_kept(dtype: torch.dtype, pattern: int) -> None:
     whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
     odd = torch.tensor([pattern], dtype=whole).view(dtype)
     found = unpack(pack(StageState({"w": odd})))
@@ -120,7 +117,7 @@ def test_no_bit_pattern_is_taken_for_a_number(dtype: torch.dtype, pattern: int) 
 @pytest.mark.slow
 @given(states(), st.integers(0, 1 << 30))
 def test_the_same_state_has_the_same_bytes(state: StageState, seed: int) -> None:
-    """Whatever the order in which it was put together, and however its tensors lie in memory."""
+    """Independently of insertion order and memory layout."""
 
     def shuffled(named: dict[str, Any]) -> dict[str, Any]:
         order = Random(seed).sample(sorted(named), len(named))
@@ -141,8 +138,8 @@ def test_the_same_state_has_the_same_bytes(state: StageState, seed: int) -> None
 
 @pytest.mark.slow
 @given(states(), st.data())
-def test_where_the_tensors_begin_does_not_depend_on_any_number(state: StageState, data: st.DataObject) -> None:
-    """So the difference of two versions of a state is one of tensors, place by place."""
+def test_the_header_does_not_depend_on_the_numbers(state: StageState, data: st.DataObject) -> None:
+    """So two versions of a state can be compared tensor by tensor."""
     later = replace(
         state,
         clocks={name: data.draw(st.integers(0, 1 << 62)) for name in state.clocks},
@@ -157,12 +154,12 @@ def test_where_the_tensors_begin_does_not_depend_on_any_number(state: StageState
 
 @pytest.mark.slow
 @given(states())
-def test_the_library_reads_the_same(state: StageState) -> None:
+def test_the_safetensors_library_reads_the_same(state: StageState) -> None:
     found = load(pack(state).numpy().tobytes())
     assert {n: bits(t) for n, t in found.items()} == {n: bits(t) for n, t in named_tensors(state).items()}
 
 
-def test_what_is_packed_is_a_copy_and_what_is_unpacked_is_not() -> None:
+def test_packing_copies_and_unpacking_shares_memory() -> None:
     state = some_state()
     flat = pack(state)
     state.weights["a"].zero_()
@@ -172,24 +169,21 @@ def test_what_is_packed_is_a_copy_and_what_is_unpacked_is_not() -> None:
     assert all(begin <= tensor.data_ptr() < end for tensor in unpacked.weights.values()), "no second copy"
 
 
-def test_a_part_leaves_generators_and_outer_state_out() -> None:
+def test_a_part_omits_generators_and_outer_state() -> None:
     found = unpack(pack(some_state().part(lambda name: name == "b", moments=True)))
     assert (list(found.weights), found.clocks, found.generators, found.outer) == (["b"], {"b": 4}, {}, {})
     assert some_state().part(lambda name: True, moments=False).clocks == {}
     assert_same(some_state().trained, replace(some_state(), generators={}, outer={}))
 
 
-def test_a_type_that_has_no_bytes_is_refused() -> None:
+def test_an_unsupported_type_is_refused() -> None:
     with pytest.raises(KeyError):
         pack(StageState({"w": torch.ones(2, dtype=torch.complex64)}))
 
 
-# Damage
-
-
 @pytest.mark.slow
 @given(states(), st.data())
-def test_a_flipped_bit_is_found_wherever_it_is(state: StageState, data: st.DataObject) -> None:
+def test_any_flipped_bit_is_detected(state: StageState, data: st.DataObject) -> None:
     flat = pack(state)
     place = data.draw(st.integers(0, len(flat) - 1))
     flat[place] ^= 1 << data.draw(st.integers(0, 7))
@@ -206,8 +200,8 @@ def test_the_damaged_tensor_is_named(name: str) -> None:
         state_of(named)
 
 
-def test_tensors_that_have_changed_places_are_found() -> None:
-    """Of the same shape, so that nothing but their digests tells."""
+def test_exchanged_tensors_are_detected() -> None:
+    """They have the same shape, so only digests differ."""
     named = named_tensors(some_state())
     named["exp_avg.b"], named["exp_avg_sq.b"] = named["exp_avg_sq.b"], named["exp_avg.b"]
     with pytest.raises(PackingError, match=r"'exp_avg.b' of a packed state is damaged"):
@@ -216,7 +210,7 @@ def test_tensors_that_have_changed_places_are_found() -> None:
 
 @pytest.mark.slow
 @given(states(), st.data())
-def test_a_state_cut_short_or_drawn_out_is_refused(state: StageState, data: st.DataObject) -> None:
+def test_a_truncated_or_extended_state_is_refused(state: StageState, data: st.DataObject) -> None:
     flat = pack(state)
     with pytest.raises(PackingError):
         unpack(flat[: data.draw(st.integers(0, len(flat) - 1))].clone())
@@ -224,15 +218,12 @@ def test_a_state_cut_short_or_drawn_out_is_refused(state: StageState, data: st.D
         unpack(torch.cat([flat, flat[: data.draw(st.integers(1, 200))]]))
 
 
-# Anything else
-
-
 @given(st.binary(max_size=300), st.booleans())
 @example(b"\x00" * 64, False)
 @example(b"{}", True)
-def test_random_bytes_are_refused(raw: bytes, honest: bool) -> None:
-    """``honest``: the header's length is right, so that its text is looked at."""
-    if honest:
+def test_random_bytes_are_refused(raw: bytes, valid_length: bool) -> None:
+    """``valid_length``: the header's length is right, so that its text is parsed."""
+    if valid_length:
         raw += b" " * (-(8 + len(raw)) % 64)
         raw = struct.pack("<Q", len(raw)) + raw
     with pytest.raises(PackingError):
@@ -240,15 +231,17 @@ def test_random_bytes_are_refused(raw: bytes, honest: bool) -> None:
 
 
 def packed_with(body: int, **entry: Any) -> Tensor:
-    """A header of one tensor with single fields changed, before ``body`` bytes."""
-    told = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24], **entry}
-    text = json.dumps({"weights.a": {k: v for k, v in told.items() if v != "left out"}}, separators=(",", ":")).encode()
+    """Return a header of one tensor with changed fields, before ``body`` bytes."""
+    fields = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24], **entry}
+    text = json.dumps(
+        {"weights.a": {k: v for k, v in fields.items() if v != "left out"}}, separators=(",", ":")
+    ).encode()
     text += b" " * (-(8 + len(text)) % 64)
     return torch.tensor(list(struct.pack("<Q", len(text)) + text + bytes(body)), dtype=torch.uint8)
 
 
 @pytest.mark.parametrize(
-    ("body", "lie"),
+    ("body", "changes"),
     [
         (20, {}),
         (28, {}),
@@ -273,17 +266,17 @@ def packed_with(body: int, **entry: Any) -> Tensor:
         (24, {"data_offsets": [-8, 16]}),
         (24, {"data_offsets": "left out"}),
         (24, {"extra": 1}),
-        (24, {}),  # a true header, but no digests
+        (24, {}),  # a valid header, but no digests
     ],
 )
-def test_a_header_that_lies_is_refused_in_one_line(body: int, lie: dict[str, Any]) -> None:
+def test_an_inconsistent_header_is_refused(body: int, changes: dict[str, Any]) -> None:
     with pytest.raises(PackingError) as refusal:
-        unpack(packed_with(body, **lie))
+        unpack(packed_with(body, **changes))
     assert "\n" not in str(refusal.value) and "packed state" in str(refusal.value)
 
 
 CHANGES: dict[str, tuple[str, Callable[[dict[str, Tensor]], object]]] = {
-    "of no kind": ("no 'W.a'", lambda named: named.update({"W.a": torch.zeros(1)})),
+    "of an unknown kind": ("no 'W.a'", lambda named: named.update({"W.a": torch.zeros(1)})),
     "without a kind": ("no 'a'", lambda named: named.update(a=torch.zeros(1))),
     "one moment of two": (
         "exp_avg_sq of other parameters, and none of 'a'",
@@ -297,7 +290,7 @@ CHANGES: dict[str, tuple[str, Callable[[dict[str, Tensor]], object]]] = {
     "too many tensors": ("over 8", lambda named: named.update({f"k{n}.b": torch.ones(5) for n in range(7)})),
     "no clocks": ("one clock", lambda named: named.pop("clocks")),
     "a clock too many": ("one clock", lambda named: named.update(clocks=torch.tensor([4, 4]))),
-    "a clock that is none": ("one clock", lambda named: named.update(clocks=torch.tensor([4.0]))),
+    "a clock of a wrong type": ("one clock", lambda named: named.update(clocks=torch.tensor([4.0]))),
     "a clock below zero": ("one clock", lambda named: named.update(clocks=torch.tensor([-1]))),
     "no numbers": ("three numbers", lambda named: named.pop("numbers")),
     "a number too few": ("three numbers", lambda named: named.update(numbers=torch.zeros(2).double())),
@@ -307,18 +300,18 @@ CHANGES: dict[str, tuple[str, Callable[[dict[str, Tensor]], object]]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_tensors_that_make_no_state_are_refused_though_their_digests_are_right(change: str) -> None:
-    why, carry_out = CHANGES[change]
+def test_invalid_states_with_valid_digests_are_refused(change: str) -> None:
+    why, apply = CHANGES[change]
     named = named_tensors(some_state())
     del named["sha256"]
-    carry_out(named)
+    apply(named)
     digests = b"".join(packing.digest(name, named[name]) for name in sorted(named))
     named["sha256"] = torch.frombuffer(bytearray(digests), dtype=torch.uint8).view(-1, 32)
     with pytest.raises(PackingError, match=f"packed state.*{why}"):
         state_of(named)
 
 
-def test_a_name_that_is_no_text_is_refused() -> None:
+def test_a_name_that_is_not_unicode_is_refused() -> None:
     text = b'{"weights.\\ud800":{"dtype":"F32","shape":[],"data_offsets":[0,4]}}'
     text += b" " * (-(8 + len(text)) % 64)
     with pytest.raises(PackingError):
@@ -326,14 +319,14 @@ def test_a_name_that_is_no_text_is_refused() -> None:
 
 
 @pytest.mark.parametrize("length", [57, HEADROOM, (1 << 64) - 1])
-def test_a_header_longer_than_what_came_is_refused_unread(length: int) -> None:
+def test_a_header_longer_than_the_bytes_is_refused(length: int) -> None:
     flat = torch.zeros(64, dtype=torch.uint8)
     flat[:8] = torch.tensor(list(struct.pack("<Q", length)))
     with pytest.raises(PackingError, match=f"64 bytes cannot have a header of {length}"):
         unpack(flat)
 
 
-def test_a_header_deeper_than_any_is_refused() -> None:
+def test_a_deeply_nested_header_is_refused() -> None:
     text = b"[" * 5000 + b" " * 24
     raw = struct.pack("<Q", len(text)) + text
     with pytest.raises(PackingError, match="header of a packed state"):
@@ -341,6 +334,6 @@ def test_a_header_deeper_than_any_is_refused() -> None:
 
 
 @pytest.mark.parametrize("flat", [torch.zeros(64), torch.zeros(2, 64, dtype=torch.uint8), torch.zeros(0).byte()])
-def test_only_a_row_of_bytes_is_looked_at(flat: Tensor) -> None:
+def test_anything_but_a_row_of_bytes_is_refused(flat: Tensor) -> None:
     with pytest.raises(PackingError, match="a row of bytes, not"):
         unpack(flat)

@@ -1,4 +1,4 @@
-"""CheckFree's three published models: their recipes parse, and their sizes are what the shapes say."""
+"""CheckFree's three published models: recipes and parameter counts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from planaria.models.stages import parameter_count
         ("llama_1_5b", 6, 24, 2048, 4096, 1_741_785_088, 2**19),
     ],
 )
-def test_published_shapes(
+def test_a_recipe_has_the_published_shape_and_size(
     name: str, stages: int, layers: int, dim: int, context: int, parameters: int, tokens_per_step: int
 ) -> None:
     recipe = tomllib.loads(find(name).read_text(encoding="utf-8"))

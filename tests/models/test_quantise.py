@@ -1,4 +1,4 @@
-"""Few bits a number: how large the error is, how many bytes it takes, and what is refused."""
+"""Quantisation: error, size, and refusal of invalid bytes."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from planaria.models.quantise import (
 
 BITS = st.sampled_from([2, 4, 8])
 WHOLE = st.sampled_from([4, 8])
-"""bits with which levels lie at whole steps, the lowest at the largest number"""
+"""bits with levels at whole steps, the lowest at the largest number"""
 FITTED = {8: 0.0308, 4: 0.3352, 2: NORMAL_STEP}
-"""the spacing that serves a normal variable best, in standard deviations (Max 1960; 8 bits by the same criterion)"""
+"""the best spacing for a normal variable, in standard deviations (Max 1960; 8 bits by the same criterion)"""
 PUBLISHED = {2: 0.1188, 4: 0.01154}
 """mean square errors of the best uniform levels for a normal variable of variance 1 (Max 1960, table 2)"""
 
@@ -35,7 +35,7 @@ def normal(count: int, seed: int = 0) -> Tensor:
     return torch.randn(count, generator=torch.Generator().manual_seed(seed))
 
 
-def there_and_back(x: Tensor, bits: int) -> Tensor:
+def round_trip(x: Tensor, bits: int) -> Tensor:
     return decode(encode(x, bits), len(x), bits)
 
 
@@ -59,7 +59,7 @@ def expected_error(step: float, bits: int) -> float:
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
-def test_no_other_spacing_serves_a_normal_variable_better(bits: int) -> None:
+def test_the_spacing_is_best_for_a_normal_variable(bits: int) -> None:
     best = expected_error(FITTED[bits], bits)
     assert best < min(expected_error(FITTED[bits] * near, bits) for near in (0.97, 1.03))
     if bits in PUBLISHED:
@@ -68,29 +68,26 @@ def test_no_other_spacing_serves_a_normal_variable_better(bits: int) -> None:
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("spread", [1e-2, 1.0, 100.0])
-def test_normal_numbers_come_back_with_the_published_error_or_less(bits: int, spread: float) -> None:
+def test_normal_numbers_have_at_most_the_published_error(bits: int, spread: float) -> None:
     x = spread * normal(100_000)
-    error = (there_and_back(x, bits) - x).square().mean().item() / spread**2
-    # Levels that reach to a group's own largest number fit it better than those that serve the distribution best; 8
-    # bits twice as well.
+    error = (round_trip(x, bits) - x).square().mean().item() / spread**2
+    # Levels up to a group's own largest number fit better than those for the distribution; with 8 bits twice as well.
     share = {2: (0.9, 1.01), 4: (0.9, 0.97), 8: (0.45, 0.55)}[bits]
     assert share[0] < error / expected_error(FITTED[bits], bits) < share[1]
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("count", [20, GROUP - 1, GROUP + 20])
-def test_a_group_that_is_not_full_is_no_worse(bits: int, count: int) -> None:
+def test_a_partial_group_has_no_larger_error(bits: int, count: int) -> None:
     rows = [normal(count, seed) for seed in range(200)]
-    tails = [(there_and_back(x, bits) - x)[-(count % GROUP) :] for x in rows]
+    tails = [(round_trip(x, bits) - x)[-(count % GROUP) :] for x in rows]
     assert torch.cat(tails).square().mean().item() < 1.05 * expected_error(FITTED[bits], bits)
 
 
 @given(st.integers(0, 600), st.floats(1e-3, 1e3), st.integers(0, 99))
-def test_two_bits_are_off_by_half_a_step_or_by_what_lies_beyond_the_levels(
-    count: int, spread: float, seed: int
-) -> None:
+def test_two_bits_have_an_error_of_half_a_step_or_of_clipping(count: int, spread: float, seed: int) -> None:
     x = spread * normal(count, seed)
-    found = there_and_back(x, 2)
+    found = round_trip(x, 2)
     assert found.shape == x.shape and found.dtype == torch.float32
     for group, back in zip(x.split(GROUP), found.split(GROUP), strict=True):
         step = max(group.square().mean().sqrt().item() * NORMAL_STEP, SMALLEST) if count else 0.0
@@ -103,7 +100,7 @@ OUTLIERS = st.dictionaries(st.integers(0, 599), st.floats(-500_000, 500_000, wid
 
 
 def trained(count: int, spread: float, outliers: dict[int, float], seed: int) -> Tensor:
-    """Normal numbers with some outliers among them."""
+    """Return normal numbers with outliers."""
     x = spread * normal(count, seed)
     for place, value in outliers.items():
         if place < count:
@@ -112,18 +109,18 @@ def trained(count: int, spread: float, outliers: dict[int, float], seed: int) ->
 
 
 @given(st.integers(0, 600), WHOLE, st.sampled_from([0.0, 1e-8, 1e-6, 1e-4, 0.02, 1e3]), OUTLIERS, st.integers(0, 99))
-def test_numbers_are_off_by_a_share_of_the_largest_of_their_group_which_is_kept(
+def test_the_error_is_bounded_by_the_largest_number_of_the_group(
     count: int, bits: int, spread: float, outliers: dict[int, float], seed: int
 ) -> None:
     x, half = trained(count, spread, outliers, seed), 1 << (bits - 1)
-    found = there_and_back(x, bits)
+    found = round_trip(x, bits)
     assert found.shape == x.shape and found.dtype == torch.float32
     for group, back in zip(x.split(GROUP), found.split(GROUP), strict=True):
         if not count:
             continue
         largest = group[group.abs().argmax()]
         step = (largest.abs() / half).clamp(min=SMALLEST)
-        # What has the other sign has no level at the far end.
+        # Numbers of the other sign have no level at the far end.
         far = (group * -largest.sign() - (half - 1) * step).clamp(min=0)
         rounding = 2.0**-10 * largest.abs() + half * SMALLEST / 2
         assert ((back - group).abs() <= torch.maximum(step / 2, far) + rounding).all()
@@ -131,36 +128,36 @@ def test_numbers_are_off_by_a_share_of_the_largest_of_their_group_which_is_kept(
 
 
 @given(st.integers(1, 600), WHOLE, st.sampled_from([0.0, 0.02, 1e3]), OUTLIERS, st.integers(0, 99))
-def test_what_came_back_once_comes_back_the_same(
+def test_a_second_round_trip_changes_nothing(
     count: int, bits: int, spread: float, outliers: dict[int, float], seed: int
 ) -> None:
-    """Where scales are in fp16's normal range: below, they are too coarse for it."""
-    once = there_and_back(trained(count, spread, outliers, seed), bits)
-    assert torch.equal(there_and_back(once, bits), once)
+    """For scales in fp16's normal range."""
+    once = round_trip(trained(count, spread, outliers, seed), bits)
+    assert torch.equal(round_trip(once, bits), once)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_zeros_beside_an_outlier_stay_zeros(bits: int) -> None:
+def test_zeros_beside_an_outlier_are_exact(bits: int) -> None:
     x = torch.zeros(3 * GROUP)
     x[5], x[GROUP + 7] = 1000.0, -1000.0
-    assert torch.equal(there_and_back(x, bits), x)
+    assert torch.equal(round_trip(x, bits), x)
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
-def test_what_is_not_finite_is_told_by_the_scale_or_comes_back_as_the_largest_number(bits: int) -> None:
+def test_nan_marks_the_scale_and_infinity_becomes_the_largest_number(bits: int) -> None:
     x = normal(2 * GROUP)
     x[3] = math.nan
     assert not has_finite_scales(encode(x, bits), bits)
     for infinite in (math.inf, -math.inf):
         x[3] = infinite
-        found = there_and_back(x, bits)
+        found = round_trip(x, bits)
         assert has_finite_scales(encode(x, bits), bits) and found.isfinite().all()
         assert abs(found[3]) >= LARGEST and found[3].sign() == x[3].sign()
-        assert torch.equal(found[GROUP:], there_and_back(x[GROUP:], bits)), "other groups are none the worse"
+        assert torch.equal(found[GROUP:], round_trip(x[GROUP:], bits)), "other groups are unaffected"
 
 
 @given(st.integers(0, 2000), BITS)
-def test_it_takes_the_bytes_that_are_announced(count: int, bits: int) -> None:
+def test_the_size_is_as_computed(count: int, bits: int) -> None:
     coded = encode(normal(count), bits)
     assert coded.dtype == torch.uint8 and coded.shape == (coded_bytes(count, bits),)
     groups = math.ceil(count / GROUP)
@@ -168,7 +165,7 @@ def test_it_takes_the_bytes_that_are_announced(count: int, bits: int) -> None:
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
-def test_bytes_are_read_lowest_bits_first(bits: int) -> None:
+def test_levels_are_packed_lowest_bits_first(bits: int) -> None:
     half = 1 << (bits - 1)
     places = torch.arange(GROUP) % (2 * half)
     levels = places - half + (0.5 if bits == 2 else 0.0)
@@ -186,9 +183,9 @@ def packed_by_hand(levels: list[int], bits: int) -> Tensor:
 
 
 @given(st.sampled_from([0.0, 1e-30, 1e-6, 1e5, 1e30, 3e38]), BITS)
-def test_extremes_stay_finite_and_keep_their_sign_unless_they_vanish(size: float, bits: int) -> None:
+def test_extremes_stay_finite_and_keep_their_sign_or_vanish(size: float, bits: int) -> None:
     x = size * torch.where(torch.arange(300) % 2 == 0, 1.0, -1.0)
-    found = there_and_back(x, bits)
+    found = round_trip(x, bits)
     assert found.isfinite().all()
     if size > SMALLEST or (size and bits == 2):
         assert torch.equal(found.sign(), x.sign())

@@ -1,4 +1,4 @@
-"""Activations that are computed again: the same gradients, and the memory of one layer in place of all."""
+"""Recomputed activations: equal gradients with the memory of one layer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CONFIG = ModelConfig(layers=8, dim=64, heads=4, hidden=160, context=64, vocab=64
 
 
 def kept(stages: int, stage: int, recompute: bool) -> tuple[int, list[Tensor]]:
-    """Bytes that are kept for the backward pass of a stage, beside its weights, and the gradients."""
+    """Return the bytes kept for a stage's backward pass, without its weights, and the gradients."""
     module = build_stage(CONFIG.model_copy(update={"ends_layers": 7 if stage == 0 else 0}), stages, stage, 1)
     module.recompute = recompute  # type: ignore[assignment]
     own = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
@@ -33,7 +33,7 @@ def kept(stages: int, stage: int, recompute: bool) -> tuple[int, list[Tensor]]:
 
 
 @pytest.mark.parametrize("stage", [1, 0])
-def test_gradients_are_the_same_and_little_is_kept(stage: int) -> None:
+def test_recomputation_keeps_the_gradients_and_little_memory(stage: int) -> None:
     much, wanted = kept(1, stage, False)
     little, found = kept(1, stage, True)
     assert len(found) == len(wanted) and all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))

@@ -1,4 +1,4 @@
-"""Models with several blocks in a layer: in files, in transformers' Mixtral, and while they write."""
+"""Models with several blocks per layer: files, transformers' Mixtral, and generation."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def logits(model: Llama) -> Tensor:
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 4])
-def test_transformers_reads_what_has_no_bias_as_a_mixtral(top_k: int, tmp_path: Path) -> None:
+def test_transformers_reads_a_model_without_bias_as_a_mixtral(top_k: int, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     export_model(model := made(top_k), tmp_path / "out")
     theirs, found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
@@ -50,7 +50,7 @@ def test_transformers_reads_what_has_no_bias_as_a_mixtral(top_k: int, tmp_path: 
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_mixtral_of_transformers_computes_alike_here(tied: bool, tmp_path: Path) -> None:
+def test_a_mixtral_of_transformers_has_equal_logits(tied: bool, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.MixtralConfig(
@@ -75,7 +75,7 @@ def test_a_round_trip_keeps_every_bit(bias: bool, tmp_path: Path) -> None:
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_a_bias_that_does_not_fit_is_named_and_one_that_says_nothing_is_dropped(tmp_path: Path) -> None:
+def test_a_bias_is_refused_by_mixtral_unless_it_is_constant(tmp_path: Path) -> None:
     export_model(model := made(bias=True), tmp_path / "biased")
     with pytest.raises(UserError, match=r"model\.layers\.0\.mlp\.router\.bias is .*Mixtral has no bias.*--no-bias"):
         export_again(tmp_path / "biased", tmp_path / "out")
@@ -88,7 +88,7 @@ def test_a_bias_that_does_not_fit_is_named_and_one_that_says_nothing_is_dropped(
     torch.testing.assert_close(logits(plain), logits(model))
 
 
-def test_writing_with_a_cache_is_writing_without() -> None:
+def test_decoding_with_a_cache_matches_a_plain_forward() -> None:
     model, prompts = made(), [[1, 2, 3], [4, 5, 6, 7, 8], [9]]
     for prompt, found in zip(prompts, decode(model, prompts, 8, temperature=0.0), strict=True):
         whole = list(prompt)
@@ -99,7 +99,7 @@ def test_writing_with_a_cache_is_writing_without() -> None:
             whole.append(token)
 
 
-def test_all_blocks_are_trained_where_all_are_passed() -> None:
+def test_all_blocks_are_trained_if_tokens_pass_all() -> None:
     model = made(top_k=4)
     model.loss(TOKENS[:, :-1], TOKENS[:, 1:]).backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
@@ -123,7 +123,7 @@ def edit(**changes: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
         (edit(model_type="llama", architectures=None), "num_local_experts = 4 is not supported"),
     ],
 )
-def test_what_is_no_such_model_is_named(
+def test_an_invalid_config_is_refused(
     change: Callable[[dict[str, Any]], dict[str, Any]], complaint: str, tmp_path: Path
 ) -> None:
     export_model(made(), folder := tmp_path / "out")
@@ -135,6 +135,6 @@ def test_what_is_no_such_model_is_named(
     assert "\n" not in str(caught.value)
 
 
-def test_no_more_blocks_are_passed_than_there_are() -> None:
+def test_top_k_is_at_most_the_number_of_blocks() -> None:
     with pytest.raises(ValueError, match="top_k = 3 of 2 blocks"):
         Llama(SHAPE, routing=Routing(2, 3))

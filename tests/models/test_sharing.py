@@ -1,4 +1,4 @@
-"""Weights that share numbers: the map, its product, and models made of it."""
+"""Shared weights: the map, its products, and models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMALL = ModelConfig(vocab=64, dim=16, layers=4, heads=2, hidden=40, context=16)
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 3000), st.integers(1, 40))
-def test_every_number_stands_for_as_many_weights(count: int, share: int) -> None:
+def test_every_number_stands_for_equally_many_weights(count: int, share: int) -> None:
     stands = stored(count, share)
     users = Counter(n for at, length, _ in slices(stands, 0, count) for n in range(at, at + length))
     assert set(users) == set(range(stands))
@@ -30,7 +30,7 @@ def test_every_number_stands_for_as_many_weights(count: int, share: int) -> None
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 300), st.integers(0, 900), st.integers(1, 500))
 def test_fold_is_the_transpose_of_unfold(stands: int, begin: int, count: int) -> None:
-    """⟨unfold(a), g⟩ = ⟨a, fold(g)⟩, which is what makes one the gradient of the other."""
+    """⟨unfold(a), g⟩ = ⟨a, fold(g)⟩, so that one is the gradient of the other."""
     draw = torch.Generator().manual_seed(stands)
     array = torch.randn(stands, dtype=torch.float64, generator=draw)
     gradient = torch.randn(count, dtype=torch.float64, generator=draw)
@@ -39,7 +39,7 @@ def test_fold_is_the_transpose_of_unfold(stands: int, begin: int, count: int) ->
     assert torch.isclose(unfold(array, begin, (count,)) @ gradient, array @ into, rtol=1e-12, atol=1e-10)
 
 
-def test_a_product_is_that_of_the_dense_matrix() -> None:
+def test_a_product_equals_that_of_the_dense_matrix() -> None:
     class Holder(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -57,8 +57,8 @@ def test_a_product_is_that_of_the_dense_matrix() -> None:
 
 
 @pytest.mark.slow
-def test_with_as_many_numbers_as_weights_sgd_is_the_dense_model() -> None:
-    """A permutation of weights, with signs: every step of SGD comes to the same model."""
+def test_with_as_many_numbers_as_weights_sgd_equals_the_dense_model() -> None:
+    """The map is then a signed permutation, which SGD preserves."""
     config = SMALL.model_copy(update={"share": 2})
     shared = Llama(config, seed=1)
     draw = torch.Generator().manual_seed(3)
@@ -90,7 +90,7 @@ def test_a_mean_of_arrays_is_the_mean_of_their_models() -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(("share", "over"), [(1, "layer"), (3, "layer"), (8, "layer"), (4, "model"), (7, "model")])
-def test_parameters_are_counted_as_they_are(share: int, over: str, tied: bool) -> None:
+def test_parameter_counts_are_exact(share: int, over: str, tied: bool) -> None:
     config = SMALL.model_copy(update={"share": share, "share_over": over, "tied": tied})
     built = [build_stage(config, 2, stage, 0, "meta") for stage in range(3)]
     own = [sum(p.numel() for p in stage.parameters()) for stage in built]
@@ -99,7 +99,7 @@ def test_parameters_are_counted_as_they_are(share: int, over: str, tied: bool) -
     assert flops_per_token(config) == flops_per_token(config.dense)
 
 
-def test_stages_of_one_array_are_alike() -> None:
+def test_stages_of_one_array_are_equal() -> None:
     config = SMALL.model_copy(update={"share": 4, "share_over": "model", "ends_layers": 2})
     first, *others = ({n: p.detach() for n, p in build_stage(config, 2, s, 5).named_parameters()} for s in range(3))
     for other in others:
@@ -108,7 +108,7 @@ def test_stages_of_one_array_are_alike() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "complaint"),
     [
         ({"share": 0}, "greater than 0"),
         ({"share": 500}, "model.share = 500 leaves a layer of model.dim = 16 fewer numbers"),
@@ -116,6 +116,6 @@ def test_stages_of_one_array_are_alike() -> None:
         ({"share": 2, "family": "tests:Other"}, "only layers of model.family = 'llama'"),
     ],
 )
-def test_what_cannot_be_shared_is_refused(changed: dict[str, object], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_invalid_sharing_is_refused(changed: dict[str, object], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
         ModelConfig.model_validate(SMALL.model_dump() | changed)

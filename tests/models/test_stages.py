@@ -1,4 +1,4 @@
-"""The cut: names, initial weights, tied heads, and a model that does not feel where it was cut."""
+"""Stages: names, initial weights, tied heads, and independence of the cut."""
 
 from __future__ import annotations
 
@@ -95,13 +95,10 @@ def test_a_stage_built_without_initial_values_computes_the_same_once_loaded() ->
     assert torch.equal(built(x), bare(x))
 
 
-def test_there_is_no_other_stage() -> None:
+def test_an_invalid_stage_is_refused() -> None:
     for stages, stage in ((4, 5), (4, -1), (3, 1)):
         with pytest.raises(ValueError, match=f"no stage {stage} of {stages}"):
             build_stage(TIED, stages, stage, 0)
-
-
-# The tied head
 
 
 def test_a_tied_head_has_the_whole_gradient_after_folding() -> None:
@@ -127,8 +124,8 @@ def test_a_tied_head_has_the_whole_gradient_after_folding() -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(st.permutations([0, 0, 1, 1, 2, 2]))
-def test_the_folded_gradient_does_not_feel_how_backwards_interleave(turns: list[int]) -> None:
-    """Embedding and head backwards each go in the order of microbatches, but mix in every possible way."""
+def test_the_folded_gradient_does_not_depend_on_interleaving(turns: list[int]) -> None:
+    """Embedding and head backwards each follow the order of microbatches, but interleave in every way."""
 
     def gradient(order: list[int], interleaved: bool) -> torch.Tensor:
         stage = ends()
@@ -177,7 +174,7 @@ def test_autograd_notices_a_table_changed_between_forward_and_backward() -> None
 
 
 @pytest.mark.parametrize("move", ["load", "assign", "nested", "double", "empty", "meta", "deepcopy"])
-def test_the_alias_shares_the_table_whatever_happens_to_it(move: str) -> None:
+def test_the_alias_always_shares_the_tables_memory(move: str) -> None:
     stage, other = ends(seed=1), ends(seed=2).state_dict()
     if move in ("load", "assign"):
         stage.load_state_dict(other, assign=move == "assign")
@@ -207,9 +204,6 @@ def test_zero_grad_drops_gradients_not_yet_folded(whole: bool) -> None:
     assert model.ends.embed_tokens.weight.grad is None
 
 
-# Whole models
-
-
 def test_global_state_moves_between_cuts() -> None:
     one, four = Llama(UNTIED, 1, seed=1), Llama(UNTIED, 4, seed=2)
     four.load_global_state(one.global_state())
@@ -217,7 +211,7 @@ def test_global_state_moves_between_cuts() -> None:
     assert torch.equal(one(tokens), four(tokens))
 
 
-def test_a_wrong_state_is_named_and_leaves_the_model_as_it_was() -> None:
+def test_an_invalid_state_is_refused_and_leaves_the_model_unchanged() -> None:
     model = Llama(TIED, seed=1)
     good = Llama(TIED, seed=2).global_state()
     name = "model.layers.2.mlp.up_proj.weight"
@@ -256,7 +250,7 @@ def test_parameter_count_is_exact(heads: int, groups: int, layers: int, vocab: i
 
 
 def test_flops_count_every_matrix_product_of_a_training_step() -> None:
-    """Against PyTorch's own counter: forward products, twice that for backward, and full (not causal) attention."""
+    """PyTorch's counter has forward products, twice that for backward, and full (not causal) attention."""
     from torch.utils.flop_counter import FlopCounterMode
 
     config = ModelConfig(vocab=64, dim=32, layers=2, heads=4, hidden=48, context=16, tied=False)

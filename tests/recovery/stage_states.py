@@ -1,8 +1,8 @@
-"""States of made-up stages, a toy stage that is cheap to run, and what all tests of strategies share."""
+"""Random stage states, a toy stage, and helpers for tests of strategies."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, combinations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from planaria.models.optimizers.adamw import KEYS
 from planaria.models.state import Shapes, StageState
-from planaria.recovery.base import Replica, Workshop
+from planaria.recovery.base import Holder, Replica, Sender, Workshop
 
 SHAPES = Shapes({"b": torch.Size([5, 3]), "a": torch.Size([7])}, KEYS)
 
@@ -29,7 +29,7 @@ def weights(seed: int, shapes: Mapping[str, torch.Size] = SHAPES) -> dict[str, T
 
 
 def state(seed: int, updates: int = 3, shapes: Mapping[str, torch.Size] = SHAPES) -> StageState:
-    """A stage after so many updates of each parameter, with moments if there were any."""
+    """Return a stage after ``updates`` updates of each parameter; without moments if 0."""
     first, second = weights(seed + 1000, shapes), weights(seed + 2000, shapes)
     moments = (
         {name: {"exp_avg": first[name], "exp_avg_sq": second[name].square()} for name in shapes} if updates else {}
@@ -45,7 +45,7 @@ def assert_same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> 
 
 
 def assert_same_state(found: StageState, expected: StageState) -> None:
-    """Bit for bit, except for generators."""
+    """Compare bit for bit, except for generators."""
     assert_same(found.weights, expected.weights)
     assert found.moments.keys() == expected.moments.keys()
     for key in KEYS:
@@ -56,19 +56,19 @@ def assert_same_state(found: StageState, expected: StageState) -> None:
 
 
 def replica(stages: int, age: int = 100, **young: int) -> Replica:
-    """All stages of this age, except for the ``young`` ones (``s3=0``)."""
+    """Return a replica whose stages have this age, except for the ``young`` ones (``s3=0``)."""
     ages = dict.fromkeys(range(stages + 1), age)
     return Replica(stages, ages | {int(name[1:]): given for name, given in young.items()})
 
 
 def losses(stages: int) -> list[frozenset[int]]:
-    """Every set of stages that can be lost."""
+    """Return every set of stages."""
     everything = range(stages + 1)
     return [frozenset(lost) for lost in chain(*(combinations(everything, n) for n in range(stages + 2)))]
 
 
 class ToyStage:
-    """A stage whose update is one line; notes what it is asked to compute. A twin of it is another ToyStage."""
+    """A stage with a simple update that records its forward passes. Its twin is another ToyStage."""
 
     def __init__(self, seed: int, shapes: Mapping[str, torch.Size] = SHAPES) -> None:
         self.shapes = shapes
@@ -106,3 +106,12 @@ class ToyStage:
     def drop(self) -> None:
         self.dropped += 1
         self.shadowed.clear()
+
+
+def agree(sides: Sequence[Sender | Holder], step: int, committed: bool = True) -> None:
+    """Commit or drop a step at senders and holders."""
+    for side in sides:
+        if committed:
+            side.commit(step)
+        else:
+            side.drop()

@@ -1,4 +1,4 @@
-"""Ablations: random weights, the identity that learns again, and a neighbour's copy."""
+"""Ablations: random weights, the identity, and a neighbour's copy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def draw() -> Mapping[str, Tensor]:
 
 
 @pytest.mark.parametrize("strategy", [RANDOM, IDENTITY])
-def test_every_block_stage_is_in_reach_and_needs_nobody(strategy: Redraw) -> None:
+def test_every_block_stage_is_rebuilt_without_donors(strategy: Redraw) -> None:
     for lost in losses(4):
         answer = strategy.donors(lost, replica(4, age=0))
         assert answer.donors == dict.fromkeys(lost - {0}, ())
@@ -32,12 +32,12 @@ def test_every_block_stage_is_in_reach_and_needs_nobody(strategy: Redraw) -> Non
     assert strategy.copies(4) == ()
 
 
-def test_random_weights_are_those_that_are_drawn() -> None:
+def test_random_weights_are_the_drawn_ones() -> None:
     rebuilt = RANDOM.rebuild(2, {}, Workshop(draw, (0.9, 0.999)))
     assert_same_state(rebuilt, StageState(dict(draw()), lr_scale=1.4))
 
 
-def test_the_identity_passes_its_input_on_and_learns_again() -> None:
+def test_the_identity_returns_its_input_and_still_learns() -> None:
     rebuilt = IDENTITY.rebuild(2, {}, Workshop(draw, (0.9, 0.999)))
     assert (rebuilt.moments, rebuilt.clocks, rebuilt.lr_scale) == ({}, {}, 1.4)
     stage = build_stage(MODEL, 2, 2, seed=1)
@@ -54,14 +54,14 @@ def test_the_identity_passes_its_input_on_and_learns_again() -> None:
     )
 
 
-def test_what_was_drawn_is_left_alone() -> None:
+def test_drawn_weights_are_not_modified() -> None:
     drawn = {"layers.0.mlp.down_proj.weight": torch.ones(3), **weights(1)}
     IDENTITY.rebuild(1, {}, Workshop(lambda: drawn, (0.9, 0.999)))
     assert torch.equal(drawn["layers.0.mlp.down_proj.weight"], torch.ones(3))
 
 
 @pytest.mark.parametrize("stages", [1, 2, 5])
-def test_the_stage_before_is_copied_or_else_the_one_after(stages: int) -> None:
+def test_the_previous_stage_is_copied_or_else_the_next(stages: int) -> None:
     for lost in losses(stages):
         answer = CopyNeighbour().donors(lost, replica(stages, age=0))
         assert answer.donors.keys() | answer.refused.keys() == lost and not answer.donors.keys() & answer.refused.keys()
@@ -77,7 +77,7 @@ def test_the_stage_before_is_copied_or_else_the_one_after(stages: int) -> None:
 
 @pytest.mark.parametrize("moments", ["fresh", "copy"])
 @pytest.mark.parametrize("updates", [6, 0])
-def test_weights_are_copied_and_moments_if_the_recipe_says_so(moments: str, updates: int) -> None:
+def test_weights_are_copied_and_optionally_moments(moments: str, updates: int) -> None:
     strategy = CopyNeighbour.model_validate({"moments": moments, "lr_scale": 1.2})
     own = state(3, updates=updates)
     rebuilt = strategy.rebuild(2, {1: strategy.give(2, own, {})}, AT)

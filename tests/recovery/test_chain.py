@@ -1,4 +1,4 @@
-"""Chains: the first strategy that can takes each stage; what is left rolls back, or the reasons name everyone."""
+"""Chains: each stage goes to the first strategy that can rebuild it; the rest rolls back or has reasons."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from planaria.recovery.base import Copy, Replica
 from planaria.recovery.chain import Chain, Plan, Slot
 from planaria.recovery.merging import merge
 
-ROLLBACK = Plan({}, "disk", "")
+ROLLBACK, NOTHING = Plan({}, "disk", ""), Plan({}, None, "")
 
 
 def chain_of(strategy: str, stages: int = 6, **options: Any) -> Chain:
@@ -29,30 +29,31 @@ def plan(strategy: str, lost: set[int], age: int = 100, **young: int) -> Plan:
     return chain_of(strategy).plan(frozenset(lost), replica(6, age, **young).ages)
 
 
-def test_the_first_able_strategy_takes_each_stage() -> None:
-    assert plan("checkfree, echo", {1, 3}) == Plan({1: ("echo", (2,)), 3: ("checkfree", (2, 4))}, None, "")
-    assert plan("echo, checkfree", {1, 3}) == Plan({1: ("echo", (2,)), 3: ("echo", (4,))}, None, "")
-    assert plan("echo, checkfree", {3}, s4=1) == Plan({3: ("checkfree", (2, 4))}, None, "")
+@pytest.mark.parametrize(
+    ("strategy", "lost", "young", "expected"),
+    [
+        ("checkfree, echo", {1, 3}, {}, Plan({1: ("echo", (2,)), 3: ("checkfree", (2, 4))}, None, "")),
+        ("echo, checkfree", {1, 3}, {}, Plan({1: ("echo", (2,)), 3: ("echo", (4,))}, None, "")),
+        ("echo, checkfree", {3}, {"s4": 1}, Plan({3: ("checkfree", (2, 4))}, None, "")),
+        ("checkfree, checkpoint", {3}, {}, Plan({3: ("checkfree", (2, 4))}, None, "")),
+        ("checkfree, checkpoint", {1, 3}, {}, ROLLBACK),
+        ("checkpoint", {4}, {}, ROLLBACK),
+        ("checkfree_plus, echo, checkpoint", {0, 1}, {"age": 0}, ROLLBACK),
+        *((strategy, set(), {}, NOTHING) for strategy in ("checkfree", "checkpoint", "checkfree, checkpoint")),
+    ],
+)
+def test_each_stage_goes_to_the_first_strategy_that_can_rebuild_it(
+    strategy: str, lost: set[int], young: dict[str, int], expected: Plan
+) -> None:
+    assert plan(strategy, lost, **young) == expected
 
 
-def test_a_stage_that_another_strategy_rebuilds_helps_nobody() -> None:
+def test_a_stage_that_another_strategy_rebuilds_is_no_donor() -> None:
     found = plan("checkfree, echo", {3, 4, 6})
     assert 3 not in found.rebuilt and "stage 3's echo was at stage 4, which is lost too" in found.reason
 
 
-def test_checkpoint_takes_what_is_left_and_then_all_go_back() -> None:
-    assert plan("checkfree, checkpoint", {3}) == Plan({3: ("checkfree", (2, 4))}, None, "")
-    assert plan("checkfree, checkpoint", {1, 3}) == ROLLBACK
-    assert plan("checkpoint", {4}) == ROLLBACK
-    assert plan("checkfree_plus, echo, checkpoint", {0, 1}, age=0) == ROLLBACK
-
-
-@pytest.mark.parametrize("strategy", ["checkfree", "checkpoint", "checkfree, checkpoint"])
-def test_nothing_lost_is_nothing_to_do(strategy: str) -> None:
-    assert plan(strategy, set()) == Plan({}, None, "")
-
-
-def test_the_reason_names_every_strategy_that_was_asked_and_only_stages_beyond_rescue() -> None:
+def test_the_reason_names_every_strategy_and_only_unrecoverable_stages() -> None:
     assert plan("checkfree, redundant, echo", {0, 1, 6}).reason == (
         "checkfree cannot, the ends worker (stage 0) holds the only embedding and head; "
         "echo cannot, stage 0's echo was at stage 1, which is lost too; "
@@ -60,7 +61,7 @@ def test_the_reason_names_every_strategy_that_was_asked_and_only_stages_beyond_r
     )
 
 
-def test_stages_that_are_rebuilt_need_no_reason() -> None:
+def test_rebuilt_stages_have_no_reason() -> None:
     reason = plan("identity, random", {0, 2}).reason
     assert reason == "; ".join(
         f"{name} cannot, the ends worker (stage 0) holds the only embedding and head" for name in ("identity", "random")
@@ -68,9 +69,9 @@ def test_stages_that_are_rebuilt_need_no_reason() -> None:
 
 
 TWO_SNAPSHOTS = {"snapshot", "whole_copies"}
-"""both keep snapshots of all stages, which is refused"""
+"""both retain snapshots of all stages, which is refused"""
 REAL = [name for name in RECOVERIES.names if not RECOVERIES.find(name).control]
-"""all but controls, which stand alone"""
+"""all but controls, which must be alone"""
 strategies = st.lists(st.sampled_from(REAL), min_size=1, max_size=4, unique=True).filter(
     lambda chosen: not set(chosen) >= TWO_SNAPSHOTS
 )
@@ -82,12 +83,12 @@ strategies = st.lists(st.sampled_from(REAL), min_size=1, max_size=4, unique=True
     st.lists(st.integers(0, 5), min_size=7, max_size=7),
     st.sets(st.integers(0, 6)),
 )
-def test_every_lost_stage_is_rebuilt_by_living_donors_or_rolled_back_or_beyond_rescue(
+def test_every_lost_stage_is_rebuilt_by_live_donors_or_rolled_back_or_refused(
     chosen: list[str], lost: frozenset[int], ages: list[int], remember: set[int]
 ) -> None:
-    chain, standing = chain_of(", ".join(chosen)), dict(enumerate(ages))
-    replica = Replica(6, standing, frozenset(remember - lost))
-    found = chain.plan(lost, standing, replica.remember)
+    chain, by_stage = chain_of(", ".join(chosen)), dict(enumerate(ages))
+    replica = Replica(6, by_stage, frozenset(remember - lost))
+    found = chain.plan(lost, by_stage, replica.remember)
     beyond = lost - found.rebuilt.keys()
     if found.rollback:
         assert "checkpoint" in chosen and not found.rebuilt and lost
@@ -104,7 +105,7 @@ def test_every_lost_stage_is_rebuilt_by_living_donors_or_rolled_back_or_beyond_r
             assert f"{name} cannot, {answers[name].refused[stage]}" in found.reason.split("; ")
 
 
-def test_copies_of_all_strategies_have_their_places() -> None:
+def test_slots_hold_the_copies_of_all_strategies() -> None:
     chain = chain_of("checkfree_plus, checkfree, echo", stages=2)
     assert chain.slots == [
         Slot("checkfree_plus", Copy((0,), 1)),
@@ -115,16 +116,13 @@ def test_copies_of_all_strategies_have_their_places() -> None:
     ]
 
 
-def test_each_strategy_gives_and_rebuilds_in_its_own_way() -> None:
+def test_each_strategy_sends_and_rebuilds_on_its_own() -> None:
     chain, own, kept = chain_of("checkfree, redundant", lr_scale=1.5), state(1), state(2)
     assert_same_state(chain.give("redundant", 3, own, {Copy((3,), 2): kept}), kept)
     assert_same_state(chain.rebuild("redundant", 3, {2: kept}, AT), kept)
     given_ = {2: chain.give("checkfree", 3, own, {Copy((3,), 2): kept}), 4: StageState(weights(4), grad_norm=1.5)}
     expected = merge(weights(1), weights(4), 1.5**2, 1.5**2)
     assert_same_state(chain.rebuild("checkfree", 3, given_, AT), StageState(expected, lr_scale=1.5))
-
-
-# What a recipe may say
 
 
 def test_names_may_have_spaces_around_them() -> None:
@@ -147,6 +145,6 @@ def test_every_registered_strategy_can_be_named(name: str) -> None:
         ("", r"recovery.strategy = '': no such choice"),
     ],
 )
-def test_mistakes_are_named(strategy: str, message: str) -> None:
+def test_invalid_strategies_are_refused(strategy: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         chain_of(strategy)

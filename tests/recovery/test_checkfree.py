@@ -1,4 +1,4 @@
-"""CheckFree: whom it asks, how it weighs them, and what it says of stages out of its reach."""
+"""CheckFree: donors, weights, moments, and refused stages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def donor(seed: int, preclip: float | None, postclip: float | None) -> StageStat
         ("l2", "postclip", 2 / 3),
     ],
 )
-def test_omega_is_measured_as_the_recipe_says(omega: str, measured: str, share: float) -> None:
+def test_omega_follows_the_recipe(omega: str, measured: str, share: float) -> None:
     strategy = checkfree(omega=omega, measured=measured)
     rebuilt = strategy.rebuild(3, {2: donor(1, 3.0, 2.0), 4: donor(2, 1.0, 1.0)}, AT)
     expected = {name: share * weights(1)[name] + (1.0 - share) * weights(2)[name] for name in weights(1)}
@@ -41,46 +41,46 @@ def test_omega_is_measured_as_the_recipe_says(omega: str, measured: str, share: 
 
 @pytest.mark.parametrize("norms", [(None, 1.0), (1.0, None), (None, None), (0.0, 0.0)])
 @pytest.mark.parametrize("measured", ["preclip", "postclip"])
-def test_without_gradients_it_is_the_plain_mean(norms: tuple[float | None, float | None], measured: str) -> None:
+def test_without_gradients_the_mean_is_plain(norms: tuple[float | None, float | None], measured: str) -> None:
     donors = {1: donor(1, norms[0], norms[0]), 3: donor(2, norms[1], norms[1])}
     rebuilt = checkfree(measured=measured).rebuild(2, donors, AT)
     assert_same(rebuilt.weights, {n: 0.5 * weights(1)[n] + 0.5 * weights(2)[n] for n in weights(1)})
 
 
-def test_uniform_weighs_both_neighbours_alike() -> None:
+def test_uniform_weighs_both_neighbours_equally() -> None:
     rebuilt = Uniform().rebuild(2, {1: donor(1, 9.0, 1.0), 3: donor(2, 1.0, 1.0)}, AT)
     assert_same(rebuilt.weights, {n: 0.5 * weights(1)[n] + 0.5 * weights(2)[n] for n in weights(1)})
 
 
-def test_the_order_in_which_donors_answer_does_not_matter() -> None:
+def test_the_order_of_donors_does_not_matter() -> None:
     one, other = donor(1, 3.0, 2.0), donor(2, 1.0, 1.0)
     assert_same_state(checkfree().rebuild(2, {1: one, 3: other}, AT), checkfree().rebuild(2, {3: other, 1: one}, AT))
 
 
-def test_a_rebuilt_stage_learns_faster_and_has_no_gradient_yet() -> None:
+def test_a_rebuilt_stage_has_a_higher_learning_rate_and_no_norms() -> None:
     donors = {1: state(1), 3: state(2)}
     assert checkfree().rebuild(2, donors, AT).lr_scale == 1.1
     rebuilt = checkfree(lr_scale=1.5).rebuild(2, donors, AT)
     assert (rebuilt.lr_scale, rebuilt.grad_norm, rebuilt.clipped_norm) == (1.5, None, None)
 
 
-# Moments: what donors give, and what becomes of it
+# Moments
 
 
 def rebuilt_as_given(moments: str, before: StageState, after: StageState) -> StageState:
-    """Stage 2 from what its neighbours would send."""
+    """Rebuild stage 2 from its neighbours."""
     strategy = checkfree(moments=moments)
     given = {stage: strategy.give(2, own, {}) for stage, own in ((1, before), (3, after))}
-    assert all(bool(each.moments) == (moments != "fresh") for each in given.values()), "donors send what is needed"
+    assert all(bool(each.moments) == (moments != "fresh") for each in given.values()), "moments are sent only if used"
     return strategy.rebuild(2, given, AT)
 
 
-def test_fresh_moments_start_the_clock_anew() -> None:
+def test_fresh_moments_reset_the_clock() -> None:
     found = rebuilt_as_given("fresh", state(1, updates=9), state(2, updates=4))
     assert (found.moments, found.clocks) == ({}, {})
 
 
-def test_mean_moments_are_weighed_like_the_weights() -> None:
+def test_mean_moments_are_weighted_like_the_weights() -> None:
     before, after = state(1, updates=9), state(2, updates=4)  # norms 1.5 and 2.5
     found = rebuilt_as_given("mean", before, after)
     omegas = (1.5**2, 2.5**2)
@@ -90,7 +90,7 @@ def test_mean_moments_are_weighed_like_the_weights() -> None:
     assert found.clocks == {"a": 9, "b": 9}
 
 
-def test_copied_moments_are_those_of_the_stage_before() -> None:
+def test_copied_moments_are_the_previous_stages() -> None:
     before, after = state(1, updates=9), state(2, updates=4)
     found = rebuilt_as_given("copy", before, after)
     assert_same_state(
@@ -99,16 +99,13 @@ def test_copied_moments_are_those_of_the_stage_before() -> None:
     )
 
 
-# Whom it asks
-
-
 def test_middle_stages_are_rebuilt_from_both_neighbours() -> None:
     assert CheckFree().donors(frozenset({2}), replica(4)).donors == {2: (1, 3)}
     assert CheckFree().donors(frozenset({3, 5}), replica(6)).donors == {3: (2, 4), 5: (4, 6)}
     assert CheckFree().donors(frozenset(), replica(4)).donors == {}
 
 
-def test_it_needs_no_steps_to_be_ready() -> None:
+def test_no_steps_or_copies_are_needed() -> None:
     answer = CheckFree().donors(frozenset({2}), replica(4, age=0))
     assert (answer.donors, answer.refused, answer.rollback) == ({2: (1, 3)}, {}, None)
     assert CheckFree().copies(4) == ()
@@ -126,7 +123,7 @@ def test_it_needs_no_steps_to_be_ready() -> None:
         ({1, 2}, {1: "stage 1 is the first", 2: "stages 2 and 1 are adjacent"}),
     ],
 )
-def test_what_is_out_of_reach_is_named(lost: set[int], named: dict[int, str]) -> None:
+def test_unrecoverable_stages_are_refused(lost: set[int], named: dict[int, str]) -> None:
     refused = CheckFree().donors(frozenset(lost), replica(6)).refused
     assert refused.keys() == named.keys()
     for stage, clause in named.items():
@@ -134,7 +131,7 @@ def test_what_is_out_of_reach_is_named(lost: set[int], named: dict[int, str]) ->
 
 
 @given(st.data(), st.integers(1, 9))
-def test_each_lost_stage_has_two_living_neighbours_or_is_refused(data: st.DataObject, stages: int) -> None:
+def test_each_lost_stage_has_two_live_neighbours_or_is_refused(data: st.DataObject, stages: int) -> None:
     lost = data.draw(st.frozensets(st.integers(0, stages)))
     answer = CheckFree().donors(lost, replica(stages))
     reachable = {s for s in lost if 1 < s < stages and not lost & {s - 1, s + 1}}

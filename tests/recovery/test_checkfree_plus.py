@@ -1,4 +1,4 @@
-"""CheckFree+: whom it asks for every loss there can be, mirrors of the ends, and partners of the outer stages."""
+"""CheckFree+: donors for every loss, mirrors of stage 0, and partners of the outer stages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def plus(**fields: Any) -> CheckFreePlus:
 
 
 @pytest.mark.parametrize("lost", losses(6), ids=lambda lost: "".join(map(str, sorted(lost))) or "none")
-def test_everyone_who_can_help_is_asked_and_nobody_else(lost: frozenset[int]) -> None:
+def test_donors_for_every_possible_loss(lost: frozenset[int]) -> None:
     helpers = {0: (1, 6), 1: (2,), 2: (1, 3), 3: (2, 4), 4: (3, 5), 5: (4, 6), 6: (5,)}
     answer = plus().donors(lost, replica(6))
     reachable = {stage for stage in lost if not lost & set(helpers[stage])}
@@ -35,7 +35,7 @@ def test_everyone_who_can_help_is_asked_and_nobody_else(lost: frozenset[int]) ->
         assert (f"stage {stage} " in why or f"stages {stage} and" in why) and str(gone) in why, why
 
 
-def test_mirrors_that_have_just_begun_are_not_asked() -> None:
+def test_incomplete_mirrors_are_not_used() -> None:
     for young in (1, 6):
         answer = plus().donors(frozenset({0, 3}), replica(6, **{f"s{young}": 0}))
         assert answer.refused == {0: f"the mirror of the ends at stage {young} is not whole yet"}
@@ -44,22 +44,19 @@ def test_mirrors_that_have_just_begun_are_not_asked() -> None:
     assert plus().donors(frozenset({1}), replica(6, age=0)).donors == {1: (2,)}, "nor does an outer one"
 
 
-# The ends
-
-
 def ends_state(tied: bool, seed: int = 5) -> StageState:
     model = ModelConfig(vocab=19, dim=4, layers=4, heads=2, hidden=8, context=4, tied=tied)
     return state(seed, shapes={n: p.shape for n, p in build_stage(model, 4, 0, 0, "meta").named_parameters()})
 
 
 def mirrors(strategy: CheckFreePlus) -> dict[int, tuple[Sender, Holder]]:
-    """Both sides of the ends' mirrors, by host."""
+    """Both sides of stage 0's mirrors, by host."""
     original = {0: ToyStage(0, SHAPES)}
     return {copy.host: (strategy.sender(copy, 0), strategy.holder(copy, original)) for copy in strategy.copies(4)}
 
 
 def mirror(pairs: dict[int, tuple[Sender, Holder]], step: int, now: StageState) -> int:
-    """One committed step that ends in ``now``; messages sent."""
+    """Commit one step that ends in ``now``; return the number of messages."""
     messages = 0
     for sender, holder in pairs.values():
         assert sender.before(step, now) is None
@@ -79,12 +76,12 @@ def reunited(strategy: CheckFreePlus, pairs: dict[int, tuple[Sender, Holder]]) -
     return strategy.rebuild(0, given, AT)
 
 
-def test_the_mirrors_lie_at_both_ends_of_the_pipeline() -> None:
+def test_the_first_and_last_block_stages_hold_the_mirrors() -> None:
     assert plus().copies(6) == (Copy((0,), 1), Copy((0,), 6))
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_mirrors_share_the_ends_between_them(tied: bool) -> None:
+def test_the_mirrors_divide_stage_0(tied: bool) -> None:
     strategy, now = plus(), ends_state(tied)
     pairs = mirrors(strategy)
     mirror(pairs, 0, now)
@@ -95,7 +92,7 @@ def test_mirrors_share_the_ends_between_them(tied: bool) -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_the_ends_come_back_exactly_with_their_moments_when_they_are_mirrored(tied: bool) -> None:
+def test_stage_0_is_rebuilt_exactly_with_mirrored_moments(tied: bool) -> None:
     strategy, now = plus(mirror_moments=True), ends_state(tied)
     pairs = mirrors(strategy)
     mirror(pairs, 0, ends_state(tied, seed=9))
@@ -104,11 +101,11 @@ def test_the_ends_come_back_exactly_with_their_moments_when_they_are_mirrored(ti
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_without_mirrored_moments_the_ends_optimizer_starts_anew(tied: bool) -> None:
+def test_without_mirrored_moments_stage_0_has_a_fresh_optimizer(tied: bool) -> None:
     strategy, now = plus(), ends_state(tied)
     pairs = mirrors(strategy)
     mirror(pairs, 0, now)
-    # The ends are what they were, so their learning rate keeps its scale.
+    # The weights are exact, so the learning-rate scale is kept.
     assert_same_state(reunited(strategy, pairs), StageState(now.weights, lr_scale=now.lr_scale))
 
 
@@ -123,9 +120,6 @@ def test_mirrors_follow_every_kth_step() -> None:
     assert sent == [2, 0, 2, 0, 0, 2, 0, 0]
 
 
-# Outer stages
-
-
 @pytest.mark.parametrize(("lost", "partner"), [(1, 2), (6, 5)])
 def test_an_outer_stage_becomes_an_exact_copy_of_its_partner(lost: int, partner: int) -> None:
     fresh, kept = plus(), plus(moments="mean", lr_scale=1.3)
@@ -136,13 +130,13 @@ def test_an_outer_stage_becomes_an_exact_copy_of_its_partner(lost: int, partner:
     assert_same_state(found, StageState(own.weights, own.moments, own.clocks, lr_scale=1.3))
 
 
-def test_an_outer_stage_whose_partner_was_just_reborn_has_no_moments_either() -> None:
+def test_an_outer_stage_with_a_fresh_partner_has_no_moments() -> None:
     strategy, own = plus(moments="copy"), state(4, updates=0)
     assert_same_state(strategy.rebuild(1, {2: strategy.give(1, own, {})}, AT), StageState(own.weights, lr_scale=1.1))
 
 
 @pytest.mark.parametrize("moments", ["fresh", "mean", "copy"])
-def test_a_middle_stage_is_checkfrees(moments: str) -> None:
+def test_a_middle_stage_is_rebuilt_by_checkfree(moments: str) -> None:
     options = {"moments": moments, "omega": "l2", "lr_scale": 1.2}
     one, other = CheckFreePlus.model_validate(options), CheckFree.model_validate(options)
     found, expected = (s.rebuild(2, {1: s.give(2, state(1), {}), 3: s.give(2, state(3), {})}, AT) for s in (one, other))

@@ -1,4 +1,4 @@
-"""The checkpoint strategy, and the law of whole-model rollback: cases computed by hand, and properties."""
+"""The checkpoint strategy, the best interval, and simulated whole-model rollback."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stage_states import losses, replica
 from planaria.recovery.checkpoint import Checkpoint, Rollback, best_interval, rollback, rollback_mean
 
 
-def test_whatever_is_lost_all_roll_back() -> None:
+def test_any_loss_rolls_all_stages_back() -> None:
     strategy = Checkpoint()
     for lost in losses(4):
         answer = strategy.donors(lost, replica(4, age=0))
@@ -24,7 +24,7 @@ def test_whatever_is_lost_all_roll_back() -> None:
 
 
 @given(st.floats(1.0, 1e7), st.floats(1e-9, 1e-6))
-def test_cheap_checkpoints_are_made_at_youngs_interval(mean_time: float, ratio: float) -> None:
+def test_cheap_checkpoints_have_youngs_interval(mean_time: float, ratio: float) -> None:
     save = ratio * mean_time
     assert best_interval(save, mean_time) == pytest.approx(math.sqrt(2 * save * mean_time), rel=1e-3)
 
@@ -38,28 +38,28 @@ def test_cheap_checkpoints_are_made_at_youngs_interval(mean_time: float, ratio: 
         (500.0, 100.0, 100.0),
     ],
 )
-def test_known_values(save: float, mean_time: float, interval: float) -> None:
+def test_the_best_interval_has_known_values(save: float, mean_time: float, interval: float) -> None:
     assert best_interval(save, mean_time) == pytest.approx(interval)
 
 
 @given(st.floats(1e-3, 1e3), st.floats(1e-3, 1e3), st.floats(1e-3, 1e3))
-def test_the_unit_of_time_does_not_matter(save: float, mean_time: float, unit: float) -> None:
+def test_the_best_interval_is_independent_of_the_unit(save: float, mean_time: float, unit: float) -> None:
     assert best_interval(unit * save, unit * mean_time) == pytest.approx(unit * best_interval(save, mean_time))
 
 
 @pytest.mark.parametrize("times", [(-1.0, 10.0), (1.0, 0.0), (1.0, -5.0)])
-def test_times_that_are_none_are_refused(times: tuple[float, float]) -> None:
+def test_invalid_times_are_refused(times: tuple[float, float]) -> None:
     with pytest.raises(ValueError, match="times must be positive"):
         best_interval(*times)
 
 
 @pytest.mark.parametrize("save", [0.02, 0.1, 0.3])
-def test_no_interval_a_fifth_shorter_or_longer_loses_less(save: float) -> None:
-    """Against failures that strike at random: what is done between the last checkpoint and a failure is lost."""
+def test_intervals_20_percent_shorter_or_longer_lose_more(save: float) -> None:
+    """With random failures, work between the last checkpoint and a failure is lost."""
     gaps = np.random.default_rng(34107).exponential(1.0, 1_000_000)
 
     def done(interval: float) -> float:
-        """Share of the time that went into training that lasts."""
+        """Return the share of time spent on training that is kept."""
         return float(np.floor(gaps / (interval + save)).sum() * interval / gaps.sum())
 
     best = best_interval(save, 1.0)
@@ -83,17 +83,17 @@ STRUCK = st.frozensets(st.integers(0, 300), max_size=40)
         (4, 3, {2}, Rollback(6, 1, 1), Rollback(6, 2, 1)),
         # Before tick 4 another two, or one, since the other was saved.
         (4, 3, {2, 4}, Rollback(8, 1, 2), Rollback(7, 2, 2)),
-        # Right after a save nothing is lost, but all go back all the same.
+        # Right after a save nothing is lost, but all roll back.
         (6, 3, {3}, Rollback(6, 2, 1), Rollback(6, 2, 1)),
         # Initial weights are still there before the first tick.
         (3, 5, {0}, Rollback(3, 0, 0), Rollback(3, 0, 0)),
-        # Nothing is saved in time: from the beginning again, until the failures are over.
+        # Nothing is saved in time: restart until the failures are over.
         (3, 5, {1, 2, 3}, Rollback(6, 0, 3), Rollback(6, 1, 3)),
-        # What strikes after the end strikes nothing.
+        # Failures after the end have no effect.
         (2, 1, {2, 3}, Rollback(2, 2, 0), Rollback(2, 2, 0)),
     ],
 )
-def test_known_courses(useful: int, every: int, struck: set[int], by_steps: Rollback, by_ticks: Rollback) -> None:
+def test_known_rollbacks(useful: int, every: int, struck: set[int], by_steps: Rollback, by_ticks: Rollback) -> None:
     assert rollback(useful, every, struck) == by_steps
     assert rollback(useful, every, struck, "ticks") == by_ticks
 
@@ -130,7 +130,7 @@ def test_more_failures_never_help(
 
 @pytest.mark.parametrize("counted", ["steps", "ticks"])
 @pytest.mark.parametrize(("every", "p"), [(1, 0.1), (7, 0.02), (50, 0.02)])
-def test_a_long_course_takes_its_mean(every: int, p: float, counted: Counted) -> None:
+def test_a_long_simulation_matches_the_mean(every: int, p: float, counted: Counted) -> None:
     useful, rng = 100_000, random.Random(34107)
     struck = {tick for tick in range(4 * useful) if rng.random() < p}
     outcome = rollback(useful, every, struck, counted)
@@ -141,7 +141,7 @@ def test_a_long_course_takes_its_mean(every: int, p: float, counted: Counted) ->
 @pytest.mark.parametrize(
     ("p", "every_100", "every_10"), [(0.0009, 1.31, 1.03), (0.002, 1.74, 1.06), (0.004, 2.64, 1.11)]
 )
-def test_the_means_at_checkfrees_rates(p: float, every_100: float, every_10: float) -> None:
+def test_the_mean_at_checkfrees_rates(p: float, every_100: float, every_10: float) -> None:
     any_of_six = 1 - (1 - p) ** 6
     assert rollback_mean(100, any_of_six, "ticks") == pytest.approx(every_100, rel=0.02)
     assert rollback_mean(10, any_of_six, "ticks") == pytest.approx(every_10, rel=0.01)
@@ -160,23 +160,23 @@ def test_rare_failures_lose_half_an_interval_each(counted: Counted) -> None:
 @pytest.mark.parametrize(
     ("useful", "every", "struck", "behind", "course"),
     [
-        # Begun after two ticks, durable after three: then lost, now what all go back to.
+        # Begun after two ticks, durable after three: lost then, but not now.
         (5, 2, {2}, 1, Rollback(7, 3, 1)),
         (5, 2, {3}, 1, Rollback(6, 2, 1)),
         (5, 2, {4}, 2, Rollback(7, 3, 1)),
         (5, 2, {4}, 1, Rollback(7, 3, 1)),
-        # A save that is later than the next keeps that waiting: at 2, durable after 5; then at 5 and not at 4.
+        # A save later than the next postpones it: at 2, durable after 5; then at 5, not at 4.
         (6, 2, (), 3, Rollback(6, 2, 0)),
     ],
 )
-def test_known_courses_of_saves_in_the_background(
+def test_known_rollbacks_with_background_saves(
     useful: int, every: int, struck: set[int], behind: int, course: Rollback
 ) -> None:
     assert rollback(useful, every, struck, behind=behind) == course
 
 
 @pytest.mark.parametrize(("every", "p", "behind"), [(7, 0.02, 3), (7, 0.02, 7), (20, 0.03, 12), (1, 0.1, 1)])
-def test_a_long_course_with_saves_in_the_background_takes_its_mean(every: int, p: float, behind: int) -> None:
+def test_a_long_simulation_with_background_saves_matches_the_mean(every: int, p: float, behind: int) -> None:
     useful, rng = 200_000, random.Random(34107)
     struck = {tick for tick in range(6 * useful) if rng.random() < p}
     outcome = rollback(useful, every, struck, behind=behind)
@@ -189,7 +189,7 @@ def test_a_later_checkpoint_never_helps(useful: int, every: int, struck: frozens
     assert rollback(useful, every, struck).ticks <= rollback(useful, every, struck, behind=behind).ticks
 
 
-def test_saves_in_the_background_that_cannot_be_are_refused() -> None:
+def test_invalid_background_saves_are_refused() -> None:
     with pytest.raises(ValueError, match="not be later than the next"):
         rollback_mean(3, 0.1, behind=4)
     with pytest.raises(ValueError, match="counted in steps"):
@@ -197,6 +197,6 @@ def test_saves_in_the_background_that_cannot_be_are_refused() -> None:
 
 
 @pytest.mark.parametrize("every", [0, -1])
-def test_an_interval_that_is_none_is_refused(every: int) -> None:
+def test_a_non_positive_interval_is_refused(every: int) -> None:
     with pytest.raises(ValueError, match="positive number of steps"):
         rollback(10, every, ())

@@ -1,4 +1,4 @@
-"""Echo: a coarse copy that gets finer, in small messages, on which both sides agree bit for bit."""
+"""Echo: a coarse copy that converges, in small messages, equal on both sides bit for bit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from stage_states import AT, ToyStage, assert_same, assert_same_state, losses, replica, state, weights
+from stage_states import AT, ToyStage, agree, assert_same, assert_same_state, losses, replica, state, weights
 from torch import Tensor
 
 from planaria.common.errors import UserError
@@ -36,7 +36,7 @@ def stage(seed: int) -> StageState:
 
 
 def send(sender: EchoSender, holder: EchoHolder, step: int, now: StageState) -> Tensor:
-    """One step's message."""
+    """Send one step's message."""
     assert holder.expects(step) == ("before",) and not sender.updates_first(step)
     message = sender.before(step, now)
     assert message is not None and sender.after(step, now, GRADIENTS) is None
@@ -45,12 +45,11 @@ def send(sender: EchoSender, holder: EchoHolder, step: int, now: StageState) -> 
 
 
 def commit(sender: EchoSender, holder: EchoHolder, steps: range, now: StageState) -> list[Tensor]:
-    """Committed steps while the stage stands still; their messages."""
+    """Commit steps of an unchanged stage; return their messages."""
     messages = []
     for step in steps:
         messages.append(send(sender, holder, step, now))
-        sender.commit(step)
-        holder.commit(step)
+        agree((sender, holder), step)
     return messages
 
 
@@ -58,23 +57,20 @@ def make(bits: int, every: int) -> tuple[EchoSender, EchoHolder]:
     return EchoSender(bits, every), EchoHolder(bits, every, SHAPES)
 
 
-# Where echoes lie
-
-
-def test_echoes_lie_round_the_ring() -> None:
+def test_echoes_are_at_the_given_ring_distance() -> None:
     assert Echo().copies(3) == (Copy((0,), 1), Copy((1,), 2), Copy((2,), 3), Copy((3,), 0))
     assert Echo(distance=3).copies(3) == (Copy((0,), 3), Copy((1,), 0), Copy((2,), 1), Copy((3,), 2))
 
 
 @pytest.mark.parametrize("distance", [4, 5, 8])
-def test_an_echo_at_home_or_farther_round_is_a_mistake(distance: int) -> None:
+def test_a_distance_of_a_whole_ring_is_refused(distance: int) -> None:
     config = RecoveryConfig.model_validate({"strategy": "echo", "options": {"distance": distance}})
     with pytest.raises(UserError, match=rf"recovery\.options\.distance = {distance}: .* at most 3 places"):
         recovery(config, 3)
 
 
 @pytest.mark.parametrize("distance", [1, 2, 5])
-def test_a_lost_stage_comes_from_its_echo_if_the_host_lives(distance: int) -> None:
+def test_a_lost_stage_is_rebuilt_from_its_echo_if_the_host_is_alive(distance: int) -> None:
     strategy = Echo(distance=distance)
     for lost in losses(5):
         answer = strategy.donors(lost, replica(5, age=4))
@@ -85,7 +81,7 @@ def test_a_lost_stage_comes_from_its_echo_if_the_host_lives(distance: int) -> No
         }
 
 
-def test_a_host_must_have_heard_a_whole_round() -> None:
+def test_a_host_must_have_received_a_whole_round() -> None:
     answer = Echo(every=4).donors(frozenset({1, 3, 5}), replica(5, s2=3, s4=4, s0=0))
     assert answer.donors == {3: (4,)}
     assert answer.refused == {
@@ -95,14 +91,14 @@ def test_a_host_must_have_heard_a_whole_round() -> None:
 
 
 @given(st.integers(1, 6), st.integers(0, 50))
-def test_a_host_of_that_age_has_every_slice(every: int, born: int) -> None:
-    """Whatever step the host came in: ``every`` steps in a row renew all slices."""
+def test_a_host_of_sufficient_age_has_every_slice(every: int, start: int) -> None:
+    """``every`` consecutive steps renew all slices, from any step."""
     sender, holder = make(8, every)
-    commit(sender, holder, range(born, born + every), stage(1))
+    commit(sender, holder, range(start, start + every), stage(1))
     torch.testing.assert_close(flat(holder.state()), flat(stage(1)), rtol=0, atol=0.1)
 
 
-def test_a_rebuilt_stage_has_the_echos_weights_and_a_new_optimizer() -> None:
+def test_a_rebuilt_stage_has_the_echos_weights_and_a_fresh_optimizer() -> None:
     sender, holder = make(8, 2)
     commit(sender, holder, range(2), stage(1))
     strategy = Echo(every=2)
@@ -112,7 +108,7 @@ def test_a_rebuilt_stage_has_the_echos_weights_and_a_new_optimizer() -> None:
     assert all(w.dtype == torch.float32 for w in rebuilt.weights.values())
 
 
-def test_the_recipe_chooses_bits_and_round() -> None:
+def test_the_recipe_sets_bits_and_round_length() -> None:
     fields: dict[str, Any] = {"bits": 4, "every": 4}
     original = ToyStage(1, SHAPES)
     strategy, copy = Echo.model_validate(fields), Copy((1,), 2)
@@ -124,9 +120,6 @@ def test_the_recipe_chooses_bits_and_round() -> None:
         holder.take(3, 0, "before", message)  # three slices of whole groups are all there is, so the last is empty
 
 
-# How good it is, and what it costs
-
-
 def error(holder: EchoHolder, now: StageState) -> float:
     exact = flat(now)
     return ((flat(holder.state()) - exact).norm() / exact.norm()).item()
@@ -134,7 +127,7 @@ def error(holder: EchoHolder, now: StageState) -> float:
 
 @BITS
 @pytest.mark.parametrize("every", [1, 3])
-def test_the_error_shrinks_from_round_to_round_while_the_stage_stands_still(bits: int, every: int) -> None:
+def test_the_error_of_an_unchanged_stage_shrinks_every_round(bits: int, every: int) -> None:
     sender, holder = make(bits, every)
     errors = []
     for number in range(8):
@@ -147,8 +140,8 @@ def test_the_error_shrinks_from_round_to_round_while_the_stage_stands_still(bits
 
 
 @pytest.mark.parametrize(("bits", "rounds"), [(8, 1), (4, 3)])
-def test_outliers_are_there_after_the_first_round_and_cost_the_rest_little(bits: int, rounds: int) -> None:
-    """As in trained models: a gain or a channel forty times as large as the weights around it."""
+def test_outliers_are_exact_after_the_first_round_and_others_stay_close(bits: int, rounds: int) -> None:
+    """Trained models have gains and channels forty times as large as other weights."""
     now = stage(1)
     outliers = {"w": (7, 3), "scale": (11,)}
     for name, place in outliers.items():
@@ -163,8 +156,8 @@ def test_outliers_are_there_after_the_first_round_and_cost_the_rest_little(bits:
 
 
 @BITS
-def test_a_stage_that_moves_a_little_is_followed_closer_than_one_message_could(bits: int) -> None:
-    """The differences that travel are small, so their rounding is."""
+def test_a_slowly_moving_stage_is_closer_than_after_one_message(bits: int) -> None:
+    """Small differences have small rounding errors."""
     sender, holder = make(bits, 2)
     now, drift = stage(1), weights(77, SHAPES)
     for number in range(12):
@@ -176,7 +169,7 @@ def test_a_stage_that_moves_a_little_is_followed_closer_than_one_message_could(b
 
 @BITS
 @given(every=st.integers(1, 9))
-def test_no_message_is_larger_than_its_share(bits: int, every: int) -> None:
+def test_a_message_is_at_most_its_share(bits: int, every: int) -> None:
     messages = commit(*make(bits, every), range(every), stage(1))
     share = math.ceil(COUNT / every / GROUP) * GROUP
     assert max(map(len, messages)) <= coded_bytes(share, bits)
@@ -184,14 +177,14 @@ def test_no_message_is_larger_than_its_share(bits: int, every: int) -> None:
 
 
 @BITS
-def test_both_sides_keep_two_bytes_a_weight(bits: int) -> None:
+def test_both_sides_hold_two_bytes_per_weight(bits: int) -> None:
     sender, holder = make(bits, 3)
     assert holder.nbytes == 2 * COUNT
     commit(sender, holder, range(1), stage(1))
     assert sender.nbytes == holder.nbytes == 2 * COUNT
 
 
-def test_a_message_that_the_rules_do_not_make_is_refused_and_changes_nothing() -> None:
+def test_a_malformed_message_is_refused_without_effect() -> None:
     sender, holder = make(8, 3)
     commit(sender, holder, range(3), stage(1))
     before = holder.state().weights
@@ -204,11 +197,8 @@ def test_a_message_that_the_rules_do_not_make_is_refused_and_changes_nothing() -
     assert_same(holder.state().weights, before)
 
 
-# What both sides know
-
-
 class Ledger:
-    """What the holder must have, kept by the rules alone: slices, and which of them count as known to both."""
+    """A reference of the holder's copy, and of the slices known to both sides."""
 
     def __init__(self, bits: int, every: int) -> None:
         self.bits, self.every = bits, every
@@ -236,9 +226,7 @@ EVENTS = st.lists(
 
 @pytest.mark.slow
 @given(st.sampled_from([2, 4, 8]), st.integers(1, 7), EVENTS, st.integers(0, 5))
-def test_both_sides_agree_bit_for_bit_whatever_comes_between(
-    bits: int, every: int, events: list[str], step: int
-) -> None:
+def test_both_sides_agree_bit_for_bit_after_any_events(bits: int, every: int, events: list[str], step: int) -> None:
     (sender, holder), ledger = make(bits, every), Ledger(bits, every)
     for number, event in enumerate(events):
         if event.startswith("lose"):
@@ -254,18 +242,14 @@ def test_both_sides_agree_bit_for_bit_whatever_comes_between(
             now = stage(number)
             message = send(sender, holder, step, now)
             assert torch.equal(message, ledger.message(step, now)), "the sender builds on what both have"
+            agree((sender, holder), step, event == "commit")
             if event == "commit":
-                sender.commit(step)
-                holder.commit(step)
                 ledger.commit(step, message)
                 step += 1
-            else:
-                sender.drop()
-                holder.drop()
         assert torch.equal(flat(holder.state()), ledger.held)
 
 
-def test_slices_of_a_former_holder_stay_until_the_new_one_has_sent_its_own() -> None:
+def test_slices_of_an_earlier_worker_stay_until_replaced() -> None:
     every = 3
     sender, holder = make(8, every)
     commit(sender, holder, range(6), stage(1))

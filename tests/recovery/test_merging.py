@@ -1,4 +1,4 @@
-"""Weighted means of weights and of AdamW's moments."""
+"""Weighted means of weights and optimizer moments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from planaria.models.state import StageState
 from planaria.recovery.merging import merge, merge_moments
 
 
-def test_merge_is_the_formula() -> None:
+def test_merge_follows_the_formula() -> None:
     before, after = weights(1), weights(2)
     merged = merge(before, after, 3.0, 1.0)  # 3/4 and 1/4 are exact: so is the result
     assert_same(merged, {name: 0.75 * before[name] + 0.25 * after[name] for name in before})
@@ -37,11 +37,11 @@ def test_equal_omegas_give_exactly_the_mean(omega: float) -> None:
     assert_same(merge(before, after, omega, omega), {n: 0.5 * before[n] + 0.5 * after[n] for n in before})
 
 
-def test_a_neighbour_without_gradient_weighs_nothing() -> None:
+def test_a_neighbour_with_zero_gradient_has_no_weight() -> None:
     assert_same(merge(weights(1), weights(2), 0.0, 2.0), {n: 0.0 + t for n, t in weights(2).items()})
 
 
-def test_merge_leaves_its_arguments_alone() -> None:
+def test_merge_does_not_modify_its_arguments() -> None:
     before, after = weights(1), weights(2)
     for tensor in merge(before, after, 1.0, 1.0).values():
         tensor.zero_()
@@ -50,26 +50,23 @@ def test_merge_leaves_its_arguments_alone() -> None:
 
 
 @pytest.mark.parametrize("omegas", [(0.0, 0.0), (-1.0, 2.0), (2.0, -1.0)])
-def test_merge_refuses_weights_that_are_none(omegas: tuple[float, float]) -> None:
+def test_merge_refuses_invalid_omegas(omegas: tuple[float, float]) -> None:
     with pytest.raises(ValueError, match="non-negative"):
         merge(weights(1), weights(2), *omegas)
 
 
-def test_merge_refuses_neighbours_of_another_make() -> None:
+def test_merge_refuses_neighbours_of_other_shapes() -> None:
     with pytest.raises(ValueError, match=r"differ in parameters: \['b'\]"):
         merge(weights(1), {"a": weights(2)["a"]}, 1.0, 1.0)
     with pytest.raises(ValueError, match=r"a is \[7\] in one neighbour, \[1\] in the other"):
         merge(weights(1), weights(2) | {"a": torch.zeros(1)}, 1.0, 1.0)
 
 
-# Moments
-
-
 def moment(of: StageState, place: str) -> dict[str, torch.Tensor]:
     return {name: pair[place] for name, pair in of.moments.items()}
 
 
-def test_moments_of_equal_clocks_get_the_weighted_mean_bit_for_bit() -> None:
+def test_moments_with_equal_clocks_have_the_weighted_mean_bit_for_bit() -> None:
     before, after = state(1, updates=7), state(2, updates=7)
     merged, clocks = merge_moments(before, after, (3.0, 1.0), AT.decays)
     assert clocks == dict.fromkeys(merged, 7)
@@ -78,8 +75,8 @@ def test_moments_of_equal_clocks_get_the_weighted_mean_bit_for_bit() -> None:
         assert_same({name: pair[place] for name, pair in merged.items()}, expected)
 
 
-def test_of_different_clocks_each_counts_as_what_adamw_would_make_of_it() -> None:
-    """A neighbour reborn two updates ago has small moments because they started at zero, not because it learnt."""
+def test_moments_with_different_clocks_are_bias_corrected() -> None:
+    """A neighbour rebuilt two updates ago has small moments because they started at zero."""
     steady = torch.full((4,), 2.0)
     moments = {
         t: {"a": dict(zip(KEYS, (steady * (1 - 0.9**t), steady**2 * (1 - 0.999**t)), strict=True))} for t in (500, 2)
@@ -91,8 +88,7 @@ def test_of_different_clocks_each_counts_as_what_adamw_would_make_of_it() -> Non
     torch.testing.assert_close(merged["a"][KEYS[1]] / (1 - 0.999**500), steady**2)
 
 
-def test_every_parameter_has_a_clock_of_its_own() -> None:
-    """One that is older than its neighbours weighs, and is corrected, by itself."""
+def test_every_parameter_has_its_own_clock() -> None:
     before, after = state(1, updates=9), state(2, updates=4)
     mixed = replace(before, clocks={"a": 2, "b": 9})
     merged, clocks = merge_moments(mixed, after, (1.0, 3.0), AT.decays)
@@ -103,8 +99,8 @@ def test_every_parameter_has_a_clock_of_its_own() -> None:
         assert torch.equal(merged["a"][place], young["a"][place]) and torch.equal(merged["b"][place], old["b"][place])
 
 
-def test_a_tensor_without_a_decay_gets_the_weighted_mean_whatever_its_clock() -> None:
-    """Such as the momentum of SGD, which no update corrects."""
+def test_a_tensor_without_decay_has_the_weighted_mean_for_any_clock() -> None:
+    """Such as the momentum of SGD, which has no bias correction."""
     old, young = (
         StageState(weights(n), {name: {"momentum_buffer": t} for name, t in weights(n + 5).items()}, {"a": n, "b": 3})
         for n in (1, 9)
@@ -125,7 +121,7 @@ betas = st.floats(0, 0.9999)
 
 
 @given(st.integers(1, 20_000), st.integers(1, 20_000), st.tuples(omegas, omegas), st.tuples(betas, betas))
-def test_moments_agree_with_a_wide_reference(
+def test_moments_match_a_float64_reference(
     t_before: int, t_after: int, omega: tuple[float, float], beta: tuple[float, float]
 ) -> None:
     before, after = state(1, updates=t_before), state(2, updates=t_after)
@@ -141,7 +137,7 @@ def test_moments_agree_with_a_wide_reference(
 
 
 @pytest.mark.parametrize(("one", "other"), [(0, 3), (3, 0), (0, 0)])
-def test_without_moments_at_both_there_are_none(one: int, other: int) -> None:
+def test_without_moments_at_both_neighbours_there_are_none(one: int, other: int) -> None:
     assert merge_moments(state(1, updates=one), state(2, updates=other), (1.0, 1.0), AT.decays) == ({}, {})
 
 

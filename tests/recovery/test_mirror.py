@@ -1,11 +1,11 @@
-"""Mirrors: which step renews them, and that nothing but a committed step ever does."""
+"""Mirrors: due steps, and updates by committed steps only."""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stage_states import assert_same_state, state
+from stage_states import agree, assert_same_state, state
 
 from planaria.models.packing import PackingError
 from planaria.models.state import StageState
@@ -19,14 +19,14 @@ def make(every: int) -> tuple[MirrorSender, MirrorHolder]:
     return MirrorSender(lambda name: True, every, moments=True), MirrorHolder(every)
 
 
-def test_it_is_due_in_the_first_step_and_in_every_kth_of_the_run() -> None:
+def test_a_copy_is_due_in_the_first_step_and_every_kth_one() -> None:
     assert [due(step, 3, False) for step in range(7)] == [False, False, True, False, False, True, False]
     assert all(due(step, 3, True) for step in range(7))
     assert all(due(step, 1, False) for step in range(7))
 
 
 @given(st.integers(1, 4), EVENTS)
-def test_the_copy_is_the_state_of_the_last_due_step_that_was_committed(every: int, events: list[str]) -> None:
+def test_the_copy_is_the_state_of_the_last_committed_due_step(every: int, events: list[str]) -> None:
     sender, holder = make(every)
     step, fresh, held = 0, True, None
     for number, event in enumerate(events):
@@ -42,8 +42,7 @@ def test_the_copy_is_the_state_of_the_last_due_step_that_was_committed(every: in
             assert (message is not None) == due_now == (holder.expects(step) == ("after",))
             if message is not None:
                 holder.take(step, 0, "after", message)
-            for side in (sender, holder):
-                side.commit(step) if event == "commit" else side.drop()
+            agree((sender, holder), step, event == "commit")
             if event == "commit":
                 step, fresh, held = step + 1, False, now if due_now else held
         if held is not None:
@@ -53,17 +52,17 @@ def test_the_copy_is_the_state_of_the_last_due_step_that_was_committed(every: in
             assert holder.nbytes == 0
 
 
-def test_a_new_host_is_told_at_once() -> None:
+def test_a_new_host_receives_a_copy_at_once() -> None:
     sender, _ = make(4)
     sender.commit(0)
     assert not sender.updates_first(1)
     sender.restart()
     assert sender.updates_first(1) and sender.after(1, state(1), GRADIENTS) is not None
     sender.drop()
-    assert sender.updates_first(1), "a dropped step has told nobody anything"
+    assert sender.updates_first(1), "a dropped step does not count"
 
 
-def test_only_what_is_wanted_travels() -> None:
+def test_only_the_wanted_parameters_are_sent() -> None:
     sender = MirrorSender(lambda name: name == "a", 1, moments=False)
     holder = MirrorHolder(1)
     message = sender.after(0, state(3), GRADIENTS)
@@ -73,7 +72,7 @@ def test_only_what_is_wanted_travels() -> None:
     assert holder.state().weights.keys() == {"a"} and not holder.state().moments
 
 
-def test_what_is_no_state_is_refused() -> None:
+def test_a_malformed_message_is_refused() -> None:
     sender, holder = make(1)
     message = sender.after(0, state(3), GRADIENTS)
     assert message is not None

@@ -1,4 +1,4 @@
-"""Redundant computation: where twins live, and that a twin is its original bit for bit whatever comes between."""
+"""Redundant computation: the location of twins, and their equality with the originals bit for bit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from stage_states import AT, SHAPES, ToyStage, assert_same_state, losses, replica, state, weights
+from stage_states import AT, SHAPES, ToyStage, agree, assert_same_state, losses, replica, state, weights
 
 from planaria.models.packing import PackingError
 from planaria.models.state import StageState
@@ -16,13 +16,13 @@ from planaria.recovery.redundant import Redundant, TwinHolder, TwinSender
 EVENTS = st.lists(st.sampled_from(["commit", "commit", "drop", "lose sender", "lose host", "lose both"]), max_size=30)
 
 
-def test_twins_live_one_stage_before_and_that_of_the_ends_at_the_last() -> None:
+def test_the_previous_stage_holds_the_twin() -> None:
     assert Redundant().copies(3) == (Copy((0,), 3), Copy((1,), 0), Copy((2,), 1), Copy((3,), 2))
     assert Redundant().copies(1) == (Copy((0,), 1), Copy((1,), 0))
 
 
 @pytest.mark.parametrize("stages", [1, 5])
-def test_a_lost_stage_comes_from_the_stage_before_if_that_lives(stages: int) -> None:
+def test_a_lost_stage_is_rebuilt_from_the_previous_one_if_alive(stages: int) -> None:
     before = {stage: stage - 1 if stage else stages for stage in range(stages + 1)}
     for lost in losses(stages):
         answer = Redundant().donors(lost, replica(stages))
@@ -32,19 +32,16 @@ def test_a_lost_stage_comes_from_the_stage_before_if_that_lives(stages: int) -> 
         }
 
 
-def test_a_host_that_keeps_nothing_yet_is_not_asked() -> None:
+def test_a_host_without_a_twin_is_not_used() -> None:
     answer = Redundant().donors(frozenset({2, 5}), replica(5, s1=0, s4=1))
     assert answer.donors == {5: (4,)}
     assert answer.refused == {2: "stage 2's twin at stage 1 is not whole yet (0 of 1 steps)"}
 
 
-def test_what_is_given_and_rebuilt_is_the_twin_as_it_is() -> None:
+def test_the_twin_is_sent_and_used_unchanged() -> None:
     kept = state(4)
     given_ = Redundant().give(3, state(1), {Copy((3,), 2): kept})
     assert_same_state(Redundant().rebuild(3, {2: given_}, AT), state(4))
-
-
-# The twin
 
 
 def gradient(seed: int) -> StageState:
@@ -52,7 +49,7 @@ def gradient(seed: int) -> StageState:
 
 
 def deliver(sender: TwinSender, holder: TwinHolder, step: int, original: ToyStage, grad: StageState) -> None:
-    """A step's messages, taken in the order they are expected."""
+    """Send a step's messages in the expected order."""
     messages = {"before": sender.before(step, original.state()), "after": sender.after(step, original.state(), grad)}
     assert tuple(moment for moment, message in messages.items() if message is not None) == holder.expects(step)
     assert not sender.updates_first(step)
@@ -63,7 +60,7 @@ def deliver(sender: TwinSender, holder: TwinHolder, step: int, original: ToyStag
 
 
 @given(EVENTS)
-def test_the_twin_is_its_original_bit_for_bit_whatever_comes_between(events: list[str]) -> None:
+def test_the_twin_equals_its_original_bit_for_bit_after_any_events(events: list[str]) -> None:
     original = ToyStage(1)
     sender, holder = TwinSender(), TwinHolder(original, forward=True)
     step, held = 0, None
@@ -71,7 +68,7 @@ def test_the_twin_is_its_original_bit_for_bit_whatever_comes_between(events: lis
         if event in ("lose host", "lose both"):
             holder, held = TwinHolder(original, forward=True), None
         if event in ("lose sender", "lose both"):
-            original.load(state(100 + number))  # reborn as something else, as other strategies would have it
+            original.load(state(100 + number))  # rebuilt as another state, as other strategies do
             sender = TwinSender()
         if event.startswith("lose"):
             sender.restart()
@@ -81,23 +78,19 @@ def test_the_twin_is_its_original_bit_for_bit_whatever_comes_between(events: lis
             deliver(sender, holder, step, original, gradient(number))
             if event == "commit":
                 original.apply(step, gradient(number))
-                sender.commit(step)
-                holder.commit(step)
+            agree((sender, holder), step, event == "commit")
+            if event == "commit":
                 step, held = step + 1, True
                 assert_same_state(holder.state(), original.state())
-            else:
-                sender.drop()
-                holder.drop()
         assert holder.nbytes == (original.nbytes if held else 0)
 
 
-def test_until_a_reborn_stage_has_committed_the_twin_is_what_it_was() -> None:
+def test_the_twin_is_unchanged_until_a_rebuilt_stage_commits() -> None:
     original, sender = ToyStage(1), TwinSender()
     holder = TwinHolder(original, forward=True)
     deliver(sender, holder, 0, original, gradient(1))
     original.apply(0, gradient(1))
-    sender.commit(0)
-    holder.commit(0)
+    agree((sender, holder), 0)
     last = ToyStage(2)
     last.load(original.state())
     original.load(state(7))
@@ -110,7 +103,7 @@ def test_until_a_reborn_stage_has_committed_the_twin_is_what_it_was() -> None:
 
 
 def watched_twin(forward: bool, stage: int = 2) -> tuple[TwinHolder, ToyStage]:
-    """A committed holder as the strategy makes it, and the toy that is its twin."""
+    """Return a holder after one commit, and its twin."""
     twin = ToyStage(0)
 
     class Original:
@@ -123,13 +116,13 @@ def watched_twin(forward: bool, stage: int = 2) -> tuple[TwinHolder, ToyStage]:
     sender, holder = strategy.sender(copy, stage), strategy.holder(copy, {stage: Original()})
     assert isinstance(sender, TwinSender) and isinstance(holder, TwinHolder)
     holder.passes(0, torch.zeros(1))
-    assert not twin.shadowed, "a twin without a state has nothing to compute with"
+    assert not twin.shadowed, "a twin without a state computes nothing"
     deliver(sender, holder, 0, ToyStage(1), gradient(1))
     holder.commit(0)
     return holder, twin
 
 
-def test_twins_compute_what_passes_until_the_step_ends() -> None:
+def test_twins_compute_forward_passes_until_the_step_ends() -> None:
     holder, twin = watched_twin(forward=True)
     holder.passes(3, torch.zeros(1))
     holder.passes(1, torch.zeros(1))
@@ -140,13 +133,13 @@ def test_twins_compute_what_passes_until_the_step_ends() -> None:
 
 
 @pytest.mark.parametrize(("forward", "stage"), [(False, 2), (True, 0)])
-def test_without_forward_and_for_the_ends_they_only_keep_in_step(forward: bool, stage: int) -> None:
+def test_without_forward_and_for_stage_0_twins_only_follow_updates(forward: bool, stage: int) -> None:
     holder, twin = watched_twin(forward, stage)
     holder.passes(0, torch.zeros(1))
     assert not twin.shadowed
 
 
-def test_what_is_no_state_is_refused() -> None:
+def test_a_malformed_message_is_refused() -> None:
     original = ToyStage(1)
     message = TwinSender().before(0, original.state())
     assert message is not None

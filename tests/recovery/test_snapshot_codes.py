@@ -1,4 +1,4 @@
-"""Snapshots by every shipped code at every number of stages: any set of stages that may be lost comes back exactly."""
+"""Snapshots by every shipped code at every number of stages: tolerated losses are rebuilt exactly."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from planaria.recovery.snapshot import Snapshot
 HAMMING = {"shards": 8, "distance": 4, "checks": [[0, 1, 2, 4], [0, 1, 3, 5], [0, 2, 3, 6], [1, 2, 3, 7]]}
 """the extended Hamming code: half of its shards are parities, and any three can be lost"""
 SETS = 3
-"""of lost stages that are tried for one group; all of them where there are no more"""
+"""maximum number of sets of lost stages to try per group"""
 
 
 class Group:
-    """The stages of a replica after one step, each with what it keeps for the others."""
+    """The stages of a replica after one step, with the copies that each holds."""
 
     def __init__(self, strategy: Snapshot, stages: int) -> None:
         self.strategy, self.members = strategy, range(stages + 1)
@@ -44,11 +44,11 @@ class Group:
             who: strategy.give(-1, self.states[who], {copy: holder.state() for copy, holder in kept.items()})
             for who, kept in self.kept.items()
         }
-        """what each gives for any lost stage"""
+        """what each sends for any lost stage"""
         self.replica = Replica(stages, dict.fromkeys(self.members, 1), frozenset(self.members))
 
     def lose(self, lost: Collection[int]) -> None:
-        """Rebuild each lost stage, and what it kept, from what the others give."""
+        """Rebuild each lost stage, and its copies, from the others."""
         answer = self.strategy.donors(frozenset(lost), self.replica)
         assert not answer.refused and answer.donors.keys() == set(lost), answer
         for stage, donors in answer.donors.items():
@@ -62,7 +62,7 @@ class Group:
 
 
 def sets_of(members: int, size: int) -> list[tuple[int, ...]]:
-    """All sets of lost stages of this size if they are few, or some of them."""
+    """Return all sets of this size, or a sample if there are many."""
     first = list(islice(combinations(range(members), size), SETS + 1))
     rng = random.Random(members)
     return first if len(first) <= SETS else [tuple(rng.sample(range(members), size)) for _ in range(SETS)]
@@ -79,7 +79,7 @@ def accepted(strategy: Snapshot, stages: int) -> bool:
 
 @pytest.mark.parametrize("stages", [range(1, 8), pytest.param(range(8, 16), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", sorted(CODES.shipped))
-def test_every_code_at_every_number_of_stages(kind: str, stages: range) -> None:
+def test_every_code_rebuilds_tolerated_losses_at_every_number_of_stages(kind: str, stages: range) -> None:
     tried = []
     for strategy, count in product((Snapshot(code=kind, tolerate=tolerate) for tolerate in (1, 2, 3)), stages):
         if accepted(strategy, count):
@@ -93,7 +93,7 @@ def test_every_code_at_every_number_of_stages(kind: str, stages: range) -> None:
     assert kind == "xor" or {tolerate for tolerate, _ in tried} == {1, 2, 3}
 
 
-def test_a_code_file(tmp_path: Path) -> None:
+def test_a_code_file_rebuilds_tolerated_losses(tmp_path: Path) -> None:
     file = tmp_path / "code.json"
     file.write_text(json.dumps(HAMMING))
     for tolerate in (1, 2, 3):
@@ -105,8 +105,8 @@ def test_a_code_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "tolerate", "sent"), [("auto", 2, 2), ("local", 1, 2), ("local", 3, 4)])
-def test_the_best_slices_follow_from_what_the_code_sends(kind: str, tolerate: int, sent: int) -> None:
-    """Each of 8 stages sends as many blocks of a k-th of its state as there are parities in k stripes."""
+def test_the_best_slices_follow_from_the_codes_traffic(kind: str, tolerate: int, sent: int) -> None:
+    """Each of 8 stages sends one block, a k-th of its state, per parity in k stripes."""
     best = Snapshot(code=kind, tolerate=tolerate, every="best")
     at = Machines(8, step_s=1.0, state_bytes=1000, bandwidth=1000.0, memory_bandwidth=None, hourly=0.01)
     assert best.sent(8) == sent and best.settled(at)["slices"] == 4 * sent

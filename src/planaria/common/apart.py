@@ -1,7 +1,7 @@
 """Call a function on untrusted input in a child process with bounded memory and time.
 
-A file from elsewhere can exhaust memory, abort the process, panic in a native library, or never return. In the child,
-each of these becomes one :class:`UserError` for the caller.
+A hostile file can exhaust memory, abort the process, panic in a native library, or never return. In the child, each of
+these becomes one :class:`UserError` for the caller.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _QUIET = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLEL
 
 
 class Child:
-    """A child process that answers calls of one function, ``module:name``, of bytes to bytes.
+    """A child process that answers calls of one function, ``module:name``, from bytes to bytes.
 
-    Use it as a context manager, or keep it: it exits when it is closed, or when this process exits.
+    Use it as a context manager or keep it: it exits when closed, or when this process exits.
     """
 
     def __init__(self, function: str, memory: int) -> None:
-        """Start the child. ``memory``: bytes it may allocate beyond those it has once ``function`` is imported."""
+        """Start the child. ``memory``: bytes that it may allocate after importing ``function``."""
         self._memory, self._ready, self._turn = memory, False, threading.Lock()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the child)
         self._process = subprocess.Popen(
@@ -50,10 +50,10 @@ class Child:
         )
 
     def call(self, argument: bytes, seconds: float, place: object, fix: str) -> bytes:
-        """Return what the function returns for ``argument``. After an error the child is of no further use.
+        """Return the function's result for ``argument``. After an error the child is unusable.
 
-        :raises UserError: as the function raises it; or naming ``place`` and the ``fix``, when the child runs out
-            of memory or of time, or exits for any other reason.
+        :raises UserError: as raised by the function; or naming ``place`` and ``fix``, if the child exceeds its memory
+            or time, or exits.
         """
         with self._turn:
             if not self._ready:
@@ -71,10 +71,7 @@ class Child:
                     pipe.close()
 
     def _message(self, argument: bytes | None, seconds: float, place: object, fix: str) -> bytes:
-        """Return the child's next message, after ``argument`` is sent if there is one.
-
-        :raises UserError: when the child refuses, or exits.
-        """
+        """Send ``argument``, if any, and return the child's next message."""
         assert self._process.stdin is not None and self._process.stdout is not None
         late = threading.Event()
 
@@ -100,7 +97,7 @@ class Child:
         return found
 
     def _end(self, late: bool, seconds: float) -> str:
-        """Why the child has exited."""
+        """Return why the child has exited."""
         code = self._process.wait()
         self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - (1 << 16)))
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
@@ -131,7 +128,7 @@ def _send(pipe: IO[bytes], content: bytes) -> None:
 
 
 def _received(pipe: IO[bytes]) -> bytes | None:
-    """One message; None where the pipe ends before it does."""
+    """Return one message; None if the pipe ends before it does."""
     head = pipe.read(_SIZE.size)
     if len(head) < _SIZE.size:
         return None
@@ -141,10 +138,7 @@ def _received(pipe: IO[bytes]) -> bytes | None:
 
 
 def _bound(more: int) -> None:
-    """Limit this process to ``more`` bytes beyond those it has now, and to no core dump.
-
-    :raises UserError: when the kernel does not report how many it has.
-    """
+    """Limit this process to ``more`` bytes beyond its current memory, and disable core dumps."""
     try:
         now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     except OSError:
@@ -165,7 +159,7 @@ def main() -> None:
     """Answer calls on standard input until it ends."""
     module, _, name = sys.argv[1].partition(":")
     threading.Thread(target=_exit_with, args=(int(sys.argv[3]),), daemon=True).start()
-    asked, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     # Keep library output out of the answers, and flush it by line so that it does not follow the error.
     os.dup2(2, 1)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
@@ -178,7 +172,7 @@ def main() -> None:
         return
     answers.write(_DONE)
     _send(answers, b"")
-    while (argument := _received(asked)) is not None:
+    while (argument := _received(requests)) is not None:
         try:
             kind, found = _DONE, function(argument)
         except (UserError, OSError) as error:

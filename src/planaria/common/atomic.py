@@ -1,4 +1,4 @@
-"""Files that appear whole: whoever looks sees what was there before or all of the new, whoever is killed when."""
+"""Write files atomically: a reader, or a process killed at any point, sees the old or the complete new content."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """The file to write into; it takes the name ``path`` when all is written, and goes when that fails.
+    """Yield a temporary file that replaces ``path`` on success and is removed on failure.
 
-    :raises OSError: when the folder cannot be written to, or its disk is full.
+    :raises OSError: if the folder is not writable or its disk is full.
     """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -25,18 +25,18 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """The file with this text in UTF-8, over what was there; whole or not at all.
+    """Replace a file with this text in UTF-8, atomically.
 
-    :raises OSError: when the folder cannot be written to, or its disk is full.
+    :raises OSError: if the folder is not writable or its disk is full.
     """
     with replacing(path) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """The file with this content, over what was there; whole or not at all.
+    """Replace a file with this content, atomically.
 
-    :raises OSError: when the folder cannot be written to, or its disk is full.
+    :raises OSError: if the folder is not writable or its disk is full.
     """
     with replacing(path) as unfinished:
         unfinished.write_bytes(content)
@@ -44,9 +44,9 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """The folder to write into; it takes the name ``path`` when all is written, and goes when that fails.
+    """Yield a temporary folder that is renamed to ``path`` on success and removed on failure.
 
-    :raises OSError: when ``path`` cannot be made, is a file, or is a folder with something in it.
+    :raises OSError: if ``path`` cannot be created, is a file, or is a folder that is not empty.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as temporary:
@@ -57,7 +57,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def refused(path: Path, error: Exception) -> str:
-    """Why ``path`` could not be written, in one clause with the file and the room that its disk has."""
+    """Describe why ``path`` could not be written, in one clause with the file and the free space of its disk."""
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
     return f"cannot write {path} ({reason.splitlines()[0]}{_room(path)})"
 

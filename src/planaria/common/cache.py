@@ -1,4 +1,4 @@
-"""Where prepared data is kept between runs, and who may write there: one process at a time for each thing."""
+"""The cache folder of prepared data, and locks by which one process at a time writes an entry."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from planaria.common.errors import UserError
 
 
 def cache_folder(chosen: str | None = None) -> Path:
-    """Return the folder that ``data.cache`` chose, or ``planaria`` in the user's cache folder.
+    """Return the folder of ``data.cache``, or ``planaria`` below ``XDG_CACHE_HOME`` (default ``~/.cache``).
 
-    That is ``XDG_CACHE_HOME``, else ``~/.cache``.
-
-    :raises UserError: when neither is set and the user has no home folder.
+    :raises UserError: if neither is set and the user has no home folder.
     """
     try:
         if chosen is not None:
@@ -30,10 +28,10 @@ def cache_folder(chosen: str | None = None) -> Path:
 
 @contextmanager
 def locked(file: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Hold ``file``'s lock. ``on_wait`` is called once when another process holds it.
+    """Hold ``file``'s lock. Call ``on_wait`` once if another process holds it.
 
-    The kernel gives the lock back when its holder dies, SIGKILL included. The file itself stays: deleting it would let
-    two processes hold locks on two files of the same name.
+    The kernel releases the lock when its holder dies. The file stays: deleting it would let two processes hold locks on
+    two files of the same name.
     """
     with file.open("ab") as handle:
         try:

@@ -1,6 +1,6 @@
-"""Compiles functions that are called millions of times, where numba is installed (``planaria[planner]``).
+"""Compile functions that are called millions of times, if numba is installed (``planaria[planner]``).
 
-Without it the same results come from plain Python, or from torch, much slower.
+Without numba the same results come from plain Python or torch, much slower.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ COMPILED = find_spec("numba") is not None
 def compiled(function: F) -> F:
     """Return ``function`` as machine code; it takes and returns numbers, arrays and tuples of them only.
 
-    Nothing is rounded in another way, or added up in another order, than written. The code is kept on disk, below
-    ``NUMBA_CACHE_DIR`` if that is set; where nothing can be written, it is compiled anew in every process. numba, which
-    takes a second to import, is imported with the first call.
+    Rounding and order of additions are as written. Machine code is cached on disk, below ``NUMBA_CACHE_DIR`` if set;
+    without a writable folder every process compiles anew. numba takes a second to import and is imported on the first
+    call.
     """
     return cast(F, _Compiled(function)) if COMPILED else function
 
 
 class _Compiled:
-    """A function that is compiled when it is called, or when a compiled caller needs it."""
+    """A function that is compiled when it, or a compiled caller, is first called."""
 
     def __init__(self, function: Callable[..., object]) -> None:
         update_wrapper(self, function)
@@ -53,7 +53,7 @@ class _Compiled:
 
     @property
     def _numba_type_(self) -> Any:
-        """The type that numba asks for where a compiled function calls this one."""
+        """The type that numba requests where a compiled function calls this one."""
         return self.machine._numba_type_
 
     def __call__(self, *given: object, **named: object) -> object:
@@ -64,7 +64,7 @@ class _Compiled:
 
 
 def _cache(function: Callable[..., object], folder: Path) -> Any:
-    """Return a cache of machine code in ``folder``. Files that cannot be read or written only cost a compilation."""
+    """Return a cache of machine code in ``folder``. Files that cannot be read or written cost only a compilation."""
     import numba
 
     caching: Any = import_module("numba.core.caching")
@@ -90,10 +90,11 @@ def _cache(function: Callable[..., object], folder: Path) -> Any:
 
 @lru_cache
 def _folder(sources: Path) -> Path | None:
-    """Return a writable folder for the code of functions in ``sources``, which call only one another; None if none is.
+    """Return a writable folder for machine code of functions in ``sources``, which call only each other; None if there
+    is none.
 
-    numba looks at the file of a function to see whether its code is still valid, not at those of the functions it
-    calls, whose code it holds too. So the name depends on all of them.
+    numba checks whether a function's own file has changed, but not the files of functions that it calls and inlines. So
+    the folder's name depends on all of them.
     """
     hashed = hashlib.sha256(b"".join(file.read_bytes() for file in sorted(sources.glob("*.py"))))
     given = os.environ.get("NUMBA_CACHE_DIR")

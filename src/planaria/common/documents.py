@@ -1,7 +1,7 @@
-"""JSON and TOML that somebody else wrote, or that was damaged since: read with bounds, and refused in one line.
+"""Read JSON and TOML from untrusted or damaged files, with bounds.
 
-Every such file is read here, so that no size, encoding, depth or number in one can end in anything but a
-:class:`UserError` that names the file.
+Every such file is read here: any size, encoding, depth or number in it either parses or raises a :class:`UserError`
+that names the file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from planaria.common.errors import UserError, nearest
 
 MAX_BYTES = 64 << 20
-"""largest document, unless its kind says otherwise"""
+"""default maximum size of a document"""
 _PIECE = 1 << 16
 Kind = TypeVar("Kind", bound=BaseModel)
 _LONG_KEY = re.compile(r"(?:\.[ \t]*[\w\"'-]{1,64}[ \t]*){100}")
@@ -30,18 +30,18 @@ _BRIEF.maxdict, _BRIEF.maxlist = 3, 6
 
 
 class Record(BaseModel):
-    """Base of what planaria writes down: immutable, no unknown keys; numbers that are not finite are JSON strings."""
+    """Base of written records: immutable, no unknown keys; non-finite numbers are JSON strings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
 
 def data(path: Path, most: int = MAX_BYTES, mend: str = "bring it back") -> bytes:
-    """All bytes of a file that has at most so many; ``mend`` tells the user what to do otherwise.
+    """Return a file's bytes, at most ``most``; ``mend`` is the advice in errors.
 
-    :raises UserError: when it is missing, no plain file, larger, or cannot be read.
+    :raises UserError: if it is missing, not a regular file, larger, or unreadable.
     """
     try:
-        if path.exists() and not path.is_file():  # a pipe would be waited for, a device has no end
+        if path.exists() and not path.is_file():  # reading a pipe blocks, and a device has no end
             raise UserError(f"{path}: is not a file; {mend}")
         with path.open("rb") as file:
             found = bounded(file, most)
@@ -54,8 +54,7 @@ def data(path: Path, most: int = MAX_BYTES, mend: str = "bring it back") -> byte
 
 
 def bounded(file: BinaryIO, most: int) -> bytes:
-    """Read a stream to its end, or ``most`` + 1 bytes of it, piece by piece: memory for what is there, not for
-    the bound."""
+    """Read a stream to its end, or ``most`` + 1 bytes, in pieces: memory use follows the content, not the bound."""
     pieces, left = list[bytes](), most + 1
     while left and (piece := file.read(min(left, _PIECE))):
         pieces.append(piece)
@@ -64,7 +63,7 @@ def bounded(file: BinaryIO, most: int) -> bytes:
 
 
 def text(path: Path, most: int = MAX_BYTES, mend: str = "bring it back") -> str:
-    """As :func:`data`, decoded from UTF-8; UserError also when it is not that."""
+    """Return a file's UTF-8 text; UserError as in :func:`data`, or if it is not UTF-8."""
     try:
         return data(path, most, mend).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -72,9 +71,9 @@ def text(path: Path, most: int = MAX_BYTES, mend: str = "bring it back") -> str:
 
 
 def parse_toml(source: str, place: object) -> dict[str, Any]:
-    """The tables of a TOML text.
+    """Return the tables of a TOML text.
 
-    :raises UserError: naming ``place``, when it is none, nested too deep, or has a number of thousands of digits.
+    :raises UserError: naming ``place``, if it is not TOML, nested too deep, or has a number over 64 bits.
     """
     if _LONG_KEY.search(source):  # the parser takes the square of its length
         raise UserError(f"{place}: not valid TOML: a key of more than 100 parts; write it shorter")
@@ -90,7 +89,7 @@ def parse_toml(source: str, place: object) -> dict[str, Any]:
 
 
 def toml(path: Path, most: int = MAX_BYTES) -> dict[str, Any]:
-    """The tables of a TOML file; UserError as in :func:`parse_toml`, and when it cannot be read."""
+    """Return the tables of a TOML file; UserError as in :func:`parse_toml`, or if it is unreadable."""
     source = data(path, most, "give the path of a TOML file")
     try:
         return parse_toml(source.decode("utf-8"), path)
@@ -99,7 +98,7 @@ def toml(path: Path, most: int = MAX_BYTES) -> dict[str, Any]:
 
 
 def parse_json(source: bytes | str, place: object, mend: str = "bring it back") -> Any:
-    """The value of a JSON text; UserError, naming ``place``, as in :func:`parse_toml`."""
+    """Return the value of a JSON text; UserError, naming ``place``, as in :func:`parse_toml`."""
     try:
         return json.loads(source)
     except RecursionError:
@@ -109,7 +108,7 @@ def parse_json(source: bytes | str, place: object, mend: str = "bring it back") 
 
 
 def parse_model(kind: type[Kind], source: bytes | str, place: object, mend: str = "bring it back") -> Kind:
-    """The ``kind`` that a JSON text stands for; UserError, naming ``place`` and the key, when it is none."""
+    """Return the ``kind`` in a JSON text; UserError, naming ``place`` and the key, if it is invalid."""
     refuse_nul(source, place)
     try:
         return kind.model_validate_json(source)
@@ -118,20 +117,20 @@ def parse_model(kind: type[Kind], source: bytes | str, place: object, mend: str 
 
 
 def model(path: Path, kind: type[Kind], most: int = MAX_BYTES, mend: str = "bring it back") -> Kind:
-    """The ``kind`` that a JSON file holds; UserError, naming file and key, when it holds none."""
+    """Return the ``kind`` in a JSON file; UserError, naming file and key, if it is invalid."""
     return parse_model(kind, data(path, most, mend), path, mend)
 
 
 def sealed(document: BaseModel) -> str:
-    """A document as JSON with a digest of itself, ``sha256``, so that :func:`unsealed` can tell."""
+    """Return a document as JSON with its own digest, ``sha256``, for :func:`unsealed`."""
     tree = document.model_dump(mode="json")
     return json.dumps(tree | {"sha256": digest(tree)}, indent=2)
 
 
 def unsealed(path: Path, kind: type[Kind], most: int = MAX_BYTES, mend: str = "bring it back") -> Kind:
-    """What :func:`sealed` made, or an older planaria without a digest.
+    """Return a document written by :func:`sealed`, or by an older planaria without a digest.
 
-    :raises UserError: when it is missing, damaged, or was changed since.
+    :raises UserError: if it is missing, damaged or changed.
     """
     source = data(path, most, mend)
     refuse_nul(source, path)
@@ -150,20 +149,20 @@ def unsealed(path: Path, kind: type[Kind], most: int = MAX_BYTES, mend: str = "b
 
 
 def digest(tree: object) -> str:
-    """SHA-256 (hex) of a value that JSON can hold, however it is laid out."""
+    """Return the SHA-256 (hex) of a JSON value, independent of its layout."""
     canonical = json.dumps(tree, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def refuse_nul(source: bytes | str, place: object) -> None:
-    """UserError when a text has, or spells, the character NUL: no name of a file may, and nothing else needs it."""
+    """Raise UserError if a text contains or escapes a NUL character, which no file name may have."""
     spelt = ("\x00", "\\u0000", "\\U00000000")
     if any((word.encode() if isinstance(source, bytes) else word) in source for word in spelt):  # type: ignore[operator]
         raise UserError(f"{place}: has a NUL character; remove it")
 
 
 def _refuse_huge(tree: object, place: object) -> None:
-    """UserError when there is a number of more than 64 bits, which TOML does not have: nobody could print it either."""
+    """Raise UserError for numbers of more than 64 bits, which TOML does not have."""
     rest = [tree]
     while rest:
         value = rest.pop()
@@ -173,12 +172,10 @@ def _refuse_huge(tree: object, place: object) -> None:
 
 
 def first(error: ValidationError, kind: type[BaseModel] | None = None, values: bool = False) -> str:
-    """Describe the first error of a document: its key, with ``values`` its value, and what is wrong.
+    """Describe the first error of a document: its key, with ``values`` its value, and the reason.
 
-    ``kind``: the document's, from which the names near an unknown key are taken.
-
-    An unknown key comes before others, because what it was meant to be is reported as missing. Of a key that may have
-    several types, the error deepest inside counts.
+    ``kind``: the document's type, for suggestions of keys. An unknown key comes first, because the intended key is then
+    reported as missing. For a union of types, the deepest error counts.
     """
     found = min(error.errors(include_url=False), key=lambda one: (one["type"] != "extra_forbidden", -len(one["loc"])))
     place, known = _located(kind, found["loc"]) if kind is not None else (found["loc"], ())
@@ -190,9 +187,9 @@ def first(error: ValidationError, kind: type[BaseModel] | None = None, values: b
 
 
 def _located(kind: type[BaseModel], place: Sequence[int | str]) -> tuple[list[int | str], list[str]]:
-    """Return pydantic's place of an error as a document has it, and the keys that are known there.
+    """Return pydantic's location of an error as the document has it, and the keys known there.
 
-    Pydantic also lists, of a key that may have several types, which one was tried.
+    For a union of types, pydantic's location also contains the type that it tried.
     """
     models, path = [kind], list[int | str]()
     for part in place[:-1]:
@@ -209,7 +206,7 @@ def _located(kind: type[BaseModel], place: Sequence[int | str]) -> tuple[list[in
 
 
 def _models(annotation: object) -> Iterator[type[BaseModel]]:
-    """The models within a type such as ``list[Node]`` or ``str | Files``."""
+    """Yield the models within a type such as ``list[Node]`` or ``str | Files``."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for inner in get_args(annotation):
@@ -217,7 +214,7 @@ def _models(annotation: object) -> Iterator[type[BaseModel]]:
 
 
 def shown(value: object) -> str:
-    """A value as a message shows it: in Python's words, and short."""
+    """Return a short repr of a value for messages."""
     try:
         return _BRIEF.repr(value)
     except ValueError:  # a number with more digits than Python prints

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def without_numbers(text: str) -> str:
-    """Return ``text`` without the ``[Errno N]`` that Python puts before the reason of an operating system's error."""
+    """Return ``text`` without Python's ``[Errno N]`` prefix of operating system errors."""
     return re.sub(r"\[Errno -?\d+\] ", "", text)
 
 
@@ -20,38 +20,38 @@ class UserError(Exception):
         super().__init__(without_numbers(message))
 
     folder: Path | None = None
-    """of the run that it ended, if one had begun"""
+    """folder of the run that it ended, if one had begun"""
 
 
 class RunStopped(Exception):
-    """A run ended before its last step without a mistake of the user (exit code 1).
+    """A run ended before its last step without a user's mistake (exit code 1).
 
-    Raised after everything that could be saved was saved; the message states what was lost and how to resume.
+    All state that can be saved has been saved; the message states what was lost and how to resume.
     """
 
     def __init__(self, message: str) -> None:
         super().__init__(without_numbers(message))
 
     folder: Path | None = None
-    """of the run, which can be loaded and resumed"""
+    """folder of the run, which can be loaded and resumed"""
 
 
 def install(extra: str) -> str:
-    """Return the command that installs an extra of planaria; it works in any folder."""
+    """Return the command that installs an extra of planaria, in any folder."""
     return f"pip install 'planaria[{extra}]'"
 
 
 def missing_package(what: str, package: str, extra: str, otherwise: str = "") -> UserError:
-    """Return the error for a package that is not installed: the feature, the package and the command to run."""
+    """Return the error for a missing package: the feature, the package and the command to run."""
     return UserError(f"{what} needs the package {package!r}; install it with: {install(extra)}{otherwise}")
 
 
 class LedgerError(RunStopped):
-    """Samples of a run were lost or used twice (exit code 3), although its log shows no error."""
+    """Samples of a run were lost or used twice (exit code 3), although its log has no error."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A "did you mean" clause naming the known word nearest to ``word``, or all of them when none is near."""
+    """Return a "did you mean" clause with the known word nearest to ``word``, or a list of all if none is near."""
     options = sorted(known)
     close = difflib.get_close_matches(word, options, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(options)}"

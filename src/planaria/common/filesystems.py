@@ -1,4 +1,4 @@
-"""Places that are no folders of this machine: any that fsspec knows, by URL."""
+"""Remote file systems: any that fsspec supports, by URL."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from planaria.common.errors import UserError, missing_package
 
 _PIECE = 8 << 20
 _EXTRAS = {"s3": ("s3fs", "s3"), "s3a": ("s3fs", "s3"), "http": ("aiohttp", "http"), "https": ("aiohttp", "http")}
-"""protocol → the package that reads it, and the extra that brings this package"""
+"""protocol → the package that reads it, and the extra that installs it"""
 
 
 def is_url(text: str) -> bool:
-    """Whether this is a URL, or one behind another (``zip://::https://…``), and no path."""
+    """Whether ``text`` is a URL or a chain of URLs (``zip://::https://…``), not a path."""
     return "://" in text or "::" in text
 
 
 def shown(url: str) -> str:
-    """The URL without the password that may be in it."""
+    """Return the URL without its password."""
     return re.sub(r"//[^/@]*@", "//", url)
 
 
 def filesystem(url: str, setting: str, **options: Any) -> tuple[AbstractFileSystem, str]:
-    """The file system of a URL, of which nothing is cached, and the path on it; ``options`` are its kind's own.
+    """Return a URL's file system, without caching, and the path on it; ``options`` are passed to fsspec.
 
-    :raises UserError: when its kind is not known, or needs a package that is missing; ``setting`` named the URL.
-    :raises OSError: when it cannot be reached.
+    :raises UserError: if its protocol is unknown or needs a missing package; ``setting`` names the URL.
+    :raises OSError: if it cannot be reached.
     """
     with reached(url, "open it"):
         try:
@@ -47,7 +47,7 @@ def filesystem(url: str, setting: str, **options: Any) -> tuple[AbstractFileSyst
 
 
 def _missing(url: str, setting: str, error: ImportError) -> UserError:
-    """Return the error for a protocol whose package is not installed; no extra brings those of rare protocols."""
+    """Return the error for a protocol whose package is not installed; rare protocols have no extra."""
     what = f"{setting} = {shown(url)!r}"
     for protocol in re.findall(r"(\w+)://", url):
         if protocol in _EXTRAS:
@@ -57,20 +57,20 @@ def _missing(url: str, setting: str, error: ImportError) -> UserError:
 
 @contextmanager
 def reached(url: str, what: str) -> Iterator[None]:
-    """Any failure of a file system, which may be of any kind, as an OSError that names the place and what was done."""
+    """Turn any failure of a file system into an OSError that names the place and the operation."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:
-        cause = error.__cause__ or error  # of a web server that is out of reach, only the cause says so
+        cause = error.__cause__ or error  # for an unreachable web server, only the cause has the reason
         reason = "there is nothing" if isinstance(cause, FileNotFoundError) else _line(cause)
         raise OSError(f"{shown(url)}: cannot {what} ({reason})") from error
 
 
 @contextmanager
 def required(setting: str) -> Iterator[None]:
-    """What cannot be reached is the user's to mend, who named it in ``setting``: an OSError becomes a UserError."""
+    """Turn an OSError into a UserError that names the user's ``setting``."""
     try:
         yield
     except OSError as error:
@@ -78,9 +78,9 @@ def required(setting: str) -> Iterator[None]:
 
 
 def fetch(system: AbstractFileSystem, path: str, to: Path, most: int) -> None:
-    """Copy a file that should have at most so many bytes, and read no more of it than it says it has.
+    """Copy a file of at most ``most`` bytes, reading no more than its announced size.
 
-    :raises UserError: when it has more, or more or fewer than it says, or ``to`` has no room for it.
+    :raises UserError: if it is larger, its size differs from the announced one, or ``to`` has no room.
     """
     size, place = system.info(path)["size"], shown(system.unstrip_protocol(path))
     if not isinstance(size, int) or not 0 <= size <= most:

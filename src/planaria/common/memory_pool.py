@@ -1,4 +1,4 @@
-"""Large memory that is used again: touching fresh pages takes about as long as filling them."""
+"""A pool of large memory: touching fresh pages takes about as long as filling them."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from torch import Tensor
 
 _HUGE = 4 << 20
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""what ``mallopt`` calls them (mallopt(3))"""
+"""parameters of ``mallopt`` (mallopt(3))"""
 _OF_USERS = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"}
 
 
 def trim() -> None:
-    """Give the system back what is free: glibc keeps the memory of threads that are done. Elsewhere, nothing."""
+    """Return free memory to the system: glibc keeps that of finished threads. No effect without glibc."""
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def keep_freed() -> bool:
-    """Let the process keep what it frees, in pieces below 32 MB: a step of training needs the same memory as the last.
+    """Keep freed memory in the process, in pieces below 32 MB, for the next training step; return whether that is in
+    effect.
 
-    By default glibc gives much of it back, and touches fresh pages in the next pass: some percent of a step. Does
-    nothing, and says so by False, where the environment sets malloc's thresholds, or without glibc.
+    By default glibc returns much of it, and fresh pages in the next pass cost some percent of a step. No effect if the
+    environment sets malloc's thresholds, or without glibc.
     """
     if _OF_USERS & os.environ.keys():
         return False
@@ -40,15 +41,16 @@ def keep_freed() -> bool:
 
 
 class MemoryPool:
-    """Gives out memory, and keeps some of what nobody uses any more for the next one of that size."""
+    """Allocates memory, and keeps some unused memory for later requests of the same size."""
 
     def __init__(self, most_kept: int) -> None:
-        """``most_kept``: bytes that are kept while nobody uses them."""
+        """``most_kept``: maximum bytes kept while unused."""
         self._most_kept = most_kept
         self._unused: defaultdict[int, list[mmap.mmap]] = defaultdict(list)
 
     def take(self, size: int) -> Tensor:
-        """An uninitialised uint8 tensor [size], size > 0; its memory comes back when nobody uses it any more."""
+        """Return an uninitialised uint8 tensor [size], size > 0; its memory returns to the pool when it is
+        unreferenced."""
         try:
             pages = self._unused[size].pop()
         except IndexError:
@@ -60,7 +62,7 @@ class MemoryPool:
         return torch.frombuffer(lease, dtype=torch.uint8)
 
     def _back(self, pages: mmap.mmap) -> None:
-        """May be called in any thread, and in the middle of :meth:`take`: there is no lock to wait for."""
+        """Take memory back. Lock-free, as it may run in any thread, even within :meth:`take`."""
         self._unused[len(pages)].append(pages)
         while sum(size * len(unused) for size, unused in list(self._unused.items())) > self._most_kept:
             largest = max((size for size, unused in list(self._unused.items()) if unused), default=0)

@@ -1,4 +1,4 @@
-"""Standard output and standard error of commands that must not end because nobody reads them any more."""
+"""Standard output and error that survive the loss of their reader."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _lost: list[str] = []
 
 
 class _Outlet:
-    """A stream that goes on without a reader: from the first error on, what is written goes nowhere."""
+    """A stream that discards output after the first write error."""
 
     def __init__(self, stream: TextIO, name: str) -> None:
         self._stream, self._name = stream, name
@@ -47,7 +47,7 @@ class _Outlet:
 
 @contextmanager
 def lasting() -> Iterator[None]:
-    """Output that cannot be written any more is lost, and nothing else."""
+    """Discard output that can no longer be written, instead of failing."""
     _lost.clear()
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (
@@ -63,15 +63,15 @@ def lasting() -> Iterator[None]:
 
 
 def lost() -> str:
-    """Why output is lost since :func:`lasting` began; empty as long as all is well."""
+    """Return why output was lost since :func:`lasting` began; empty if none was."""
     return _lost[0] if _lost else ""
 
 
 def ensure() -> None:
-    """Where a standard stream was closed from the beginning, open it to nowhere.
+    """Open standard streams that were closed at the start to the null device.
 
-    Otherwise the next file that is opened would take its place, and get what is printed. Lines are flushed as they are
-    printed, also to a file or a pipe. Characters that a stream's encoding does not have are printed as escapes.
+    Otherwise the next opened file would take their place and receive printed text. Output is flushed by line, also to
+    files and pipes, and characters outside a stream's encoding are escaped.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:

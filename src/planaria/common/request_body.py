@@ -1,4 +1,4 @@
-"""The body of an HTTP request from anybody: bounded in size, and in the time that it may take."""
+"""Read an untrusted HTTP request body, with bounds on size and time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import AsyncIterable
 
 
 async def read_body(stream: AsyncIterable[bytes], most: int, within_s: float) -> bytes | None:
-    """What the stream brings until it ends; None when that is more than ``most`` bytes, or not over in time."""
+    """Read the stream to its end; None if it exceeds ``most`` bytes or ``within_s`` seconds."""
     body = b""
     try:
         async with asyncio.timeout(within_s):

@@ -1,4 +1,4 @@
-"""The signals that ask a process to stop: those of a terminal's keys, of its end, and of service managers."""
+"""Stop signals: from a terminal's keys, its end, and service managers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from types import FrameType
 from typing import Any
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-"""a terminal sends all but SIGTERM to every process of a run, of which only the first is to act on them"""
+"""a terminal sends all but SIGTERM to every process of a run, of which only the first acts on them"""
 
 
 @contextmanager
 def handled(handler: Callable[[int, FrameType | None], Any] | signal.Handlers) -> Iterator[None]:
-    """These signals go to ``handler``; a hang-up does not if it was to be ignored before (``nohup``).
+    """Handle stop signals with ``handler``; leave an ignored hang-up (``nohup``) ignored.
 
-    Nothing changes outside of the main thread, which alone may set handlers.
+    No effect outside the main thread, which alone may set handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -33,9 +33,9 @@ def handled(handler: Callable[[int, FrameType | None], Any] | signal.Handlers) -
 
 @contextmanager
 def interrupted() -> Iterator[None]:
-    """Any of these signals interrupts, as Ctrl-C does, so that whatever was begun is wound up.
+    """Raise KeyboardInterrupt on any stop signal, so that cleanup runs.
 
-    A terminal that is closed may hang up twice, itself and by its shell: the second time changes nothing.
+    A closing terminal may send SIGHUP twice, itself and through its shell; the second is ignored.
     """
     hung_up = False
 
@@ -51,11 +51,11 @@ def interrupted() -> Iterator[None]:
 
 
 def ending(code: int) -> str:
-    """How a process ended, in words, by its exit code as Python gives it."""
+    """Describe how a process ended, by its exit code as Python reports it."""
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"stopped with exit code {code}"
 
 
 def ignore() -> None:
-    """Be deaf to them from now on."""
+    """Ignore stop signals permanently."""
     for number in STOPS:
         signal.signal(number, signal.SIG_IGN)

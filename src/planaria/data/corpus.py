@@ -1,4 +1,4 @@
-"""What is read: the documents of a corpus, in an order that never changes while the corpus does not."""
+"""The documents of a corpus, in an order that depends on the corpus only."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from planaria.data.remote import RemoteFile, remote_files
 
 STDLIB, LOCAL = "stdlib", "file://"
 NOT_STDLIB = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib-dynload"})
-"""folders below the standard library's that hold tests, other people's code, or no source at all"""
+"""folders in the standard library's that hold tests, third-party code, or no source"""
 NAMED = 8
-"""maximum number of names in a message about files that were passed over"""
+"""maximum number of names in a message about skipped files"""
 Passed = dict[str, list[str]]
-"""reason → the files and folders that were passed over for it"""
+"""reason → skipped files and folders"""
 PREFIX = "hf:"
 
 
 @contextmanager
 def of_source(name: str) -> Iterator[None]:
-    """What is wrong with a source is said of that of the mixture; "" is the name of a single one."""
+    """Rename the source in errors to that of the mixture; "" is a single source."""
     try:
         yield
     except UserError as error:
@@ -46,12 +46,14 @@ def of_source(name: str) -> Iterator[None]:
 
 
 def documents(config: DataConfig, on_progress: Callable[[str], None] | None = None) -> Iterator[str]:
-    """The texts of ``config.source``; files in the order of their names, records in the order of their file.
+    """Yield the texts of ``config.source``; files by name, records in file order.
 
-    No more than ``config.most`` characters of them; the last one is cut there, and nothing is read beyond it.
-    Documents without anything but white space are left out. In a folder, files without readable text and hidden files
-    are passed over; ``on_progress`` receives their names and the reasons. Raises UserError (at the first or a later
-    document) for a source that is missing, unreadable or empty, and for bad records.
+    Yield at most ``config.most`` characters; the last text is cut there, and nothing is read beyond it. Blank documents
+    are skipped. In a folder, files without readable text and hidden files are skipped; ``on_progress`` receives their
+    names and the reasons.
+
+    :raises UserError: for a source that is missing, unreadable or empty, and for invalid records, possibly after some
+        texts.
     """
     found, most, passed = 0, config.most, defaultdict[str, list[str]](list)
     for text in _texts(config, passed):
@@ -73,17 +75,18 @@ def documents(config: DataConfig, on_progress: Callable[[str], None] | None = No
 def file_documents(path: Path, field: str) -> Iterator[str]:
     """Yield the texts of one file without the empty ones.
 
-    :raises UserError: naming the file, if it cannot be read or is not text.
+    :raises UserError: naming the file, if it is unreadable or not text.
     """
     yield from (text for text in _of_file(path, field) if text and not text.isspace())
 
 
 def fingerprint(config: DataConfig) -> str:
-    """SHA-256 (hex) over what determines the corpus, without reading it.
+    """Return the SHA-256 (hex) of the facts that determine the corpus, without reading it.
 
-    For files: where they are, their names, sizes and times of change; for the standard library Python's version too.
-    For files at a URL: what their file system says that changes with them. A dataset of the hub counts as unchanging
-    under its name. Raises UserError if the source is missing.
+    For files: paths, names, sizes and modification times; for the standard library Python's version too. For files at a
+    URL: the facts by which their file system reports changes. A dataset of the hub is identified by its name.
+
+    :raises UserError: if the source is missing.
     """
     facts: list[object] = [config.source, config.field]
     if _is_remote(config.source):
@@ -100,15 +103,15 @@ def fingerprint(config: DataConfig) -> str:
 
 
 def _how(path: Path | RemoteFile) -> list[str]:
-    """Return the format of a file that earlier versions read as text, so that it is prepared again."""
+    """Return the format of files that earlier versions read as text, so that they are prepared again."""
     kind = kind_of(path)
     return [] if kind is None or path.name.endswith((".jsonl", ".jsonl.gz")) else [kind]
 
 
 def may_exceed(config: DataConfig, characters: int) -> bool:
-    """Return whether a document could have more than ``characters``, judged without reading any.
+    """Return whether a document may have more than ``characters``, without reading any.
 
-    :raises UserError: when the source is missing.
+    :raises UserError: if the source is missing.
     """
     if config.most is not None and config.most <= characters:
         return False
@@ -119,7 +122,7 @@ def may_exceed(config: DataConfig, characters: int) -> bool:
 
 
 def _texts(config: DataConfig, passed: Passed) -> Iterator[str]:
-    """Yield all texts, empty ones included; ``passed`` receives what is passed over."""
+    """Yield all texts, empty ones included; record skipped files in ``passed``."""
     if not _is_remote(config.source) and config.source.startswith(PREFIX):
         yield from read_hub(config.source, config.field)
         return
@@ -134,7 +137,7 @@ def _texts(config: DataConfig, passed: Passed) -> Iterator[str]:
 
 
 def _lines(passed: Mapping[str, list[str]]) -> list[str]:
-    """Return one line for each reason, with the first names."""
+    """Return one line per reason, with the first names."""
     lines = []
     for reason, names in passed.items():
         first = [name if name.isprintable() else ascii(name) for name in sorted(names)[:NAMED]]
@@ -156,10 +159,7 @@ def _files(config: DataConfig, passed: Passed) -> Mapping[str, Path | RemoteFile
 
 
 def _of_file(path: Path | RemoteFile, field: str) -> Iterator[str]:
-    """Yield a file's texts, empty ones included.
-
-    :raises PassedOver: before the first text, if the file has none that can be read.
-    """
+    """Yield a file's texts, empty ones included."""
     if kind_of(path) is None:
         yield _read(path)
     else:
@@ -167,11 +167,11 @@ def _of_file(path: Path | RemoteFile, field: str) -> Iterator[str]:
 
 
 def _read(path: Path | RemoteFile) -> str:
-    """Return a file's text; line ends stay as they are. PassedOver if it is binary or in another encoding."""
+    """Return a file's text with its line ends. PassedOver if it is binary or in another encoding."""
     try:
         raw = path.read_bytes()
     except OSError as error:
-        raise UserError(f"data.source: cannot read {path} ({error.strerror}); mend its permissions") from error
+        raise UserError(f"data.source: cannot read {path} ({error.strerror}); change its permissions") from error
     try:
         if b"\0" not in raw:
             return raw.decode("utf-8-sig")
@@ -181,14 +181,14 @@ def _read(path: Path | RemoteFile) -> str:
 
 
 def _listing(config: DataConfig, passed: Passed) -> tuple[Path, list[str]]:
-    """Return the corpus's files: a folder, and the sorted names of the files below it."""
+    """Return the corpus's folder and the sorted names of the files below it."""
     path, cache = expanded(config.source.removeprefix(LOCAL)), cache_folder(config.cache).resolve()
     try:
         if config.source == STDLIB:
             path = Path(sysconfig.get_paths()["stdlib"])
             return path, [name for name in _walk(path, _not_stdlib) if name.endswith(".py")]
         if path.is_dir():
-            # What we write ourselves must not become part of what we read.
+            # Prepared data must not become part of the corpus.
             return path, _walk(path, lambda folder: folder.resolve() == cache, passed)
         if path.is_file():
             return path.parent, [path.name]
@@ -196,7 +196,7 @@ def _listing(config: DataConfig, passed: Passed) -> tuple[Path, list[str]]:
             _missing(config.source, path)
     except OSError as error:
         raise UserError(
-            f"data.source = {config.source!r}: cannot read {error.filename} ({error.strerror}); mend its permissions"
+            f"data.source = {config.source!r}: cannot read {error.filename} ({error.strerror}); change its permissions"
         ) from error
     raise UserError(f"data.source = {config.source!r} is neither a file nor a folder; name one that is")
 
@@ -206,20 +206,20 @@ def _not_stdlib(folder: Path) -> bool:
 
 
 def _walk(root: Path, leave_out: Callable[[Path], bool], passed: Passed | None = None) -> list[str]:
-    """Return the sorted names of all files below ``root`` relative to it; nothing hidden, no folder to be left out.
+    """Return the sorted relative names of all files below ``root``, except hidden ones and folders in ``leave_out``.
 
-    With ``passed``, links to folders are followed, each folder is read once, and what is passed over is noted there.
+    With ``passed``, follow links to folders, read each folder once, and record skipped paths.
     """
 
     def refuse(error: OSError) -> None:
-        raise error  # os.walk would pass over what it cannot read, and the corpus would silently be another one
+        raise error  # os.walk would skip unreadable folders and silently change the corpus
 
     def skip(path: Path, reason: str) -> None:
         if passed is not None:
             passed.setdefault(reason, []).append(path.relative_to(root).as_posix())
 
     names, seen, waiting = list[str](), set[tuple[int, int]](), [root]
-    while waiting:  # links wait until the end: a folder that is reached both ways has its name without a link
+    while waiting:  # links come last, so that a folder with both has its name without a link
         for folder, below, files in os.walk(waiting.pop(0), onerror=refuse):
             here, status = Path(folder), Path(folder).stat()
             if (status.st_dev, status.st_ino) in seen:
@@ -242,7 +242,7 @@ def _walk(root: Path, leave_out: Callable[[Path], bool], passed: Passed | None =
 
 
 def _unread(path: Path) -> str:
-    """Return why a file of a folder is not read; empty if it is."""
+    """Return why a file of a folder is skipped; empty if it is read."""
     if path.name.startswith("."):
         return "hidden"
     if path.is_file():
@@ -251,7 +251,7 @@ def _unread(path: Path) -> str:
 
 
 def _missing(source: str, path: Path) -> NoReturn:
-    """Refuse a path that is not there, naming what is there instead."""
+    """Refuse a missing path, suggesting existing names."""
     while not path.parent.is_dir():
         path = path.parent
     there = sorted(entry.name for entry in path.parent.iterdir() if not entry.name.startswith("."))
@@ -262,10 +262,12 @@ def _missing(source: str, path: Path) -> NoReturn:
 
 
 def read_hub(source: str, field: str) -> Iterator[str]:
-    """``field`` of every row of the split "train" of ``source``, which is 'hf:NAME' or 'hf:NAME:CONFIG'.
+    """Yield ``field`` of every row of the split "train" of ``source``, 'hf:NAME' or 'hf:NAME:CONFIG'.
 
-    The dataset is streamed: nothing of it is stored, and no more downloaded than is read. Raises UserError when the
-    package is missing, the dataset or its configuration is unknown or out of reach, or the field is not there.
+    The dataset is streamed, not stored.
+
+    :raises UserError: if the package is missing, the dataset or its configuration is unknown or unreachable, or the
+        field is missing.
     """
     name, _, configuration = source.removeprefix(PREFIX).partition(":")
     if not name:
@@ -276,7 +278,7 @@ def read_hub(source: str, field: str) -> Iterator[str]:
         raise missing_package(f"data.source = {source!r}", "datasets", "hub") from error
     with _loaded(source):
         rows = datasets.load_dataset(name, configuration or None, split="train", streaming=True)
-        columns = rows.column_names  # None where only the rows themselves tell
+        columns = rows.column_names  # None if only the rows have them
     if columns is not None and field not in columns:
         raise UserError(f"data.source = {source!r}: no field {field!r} ({nearest(field, columns)}); set data.field")
     with _loaded(source):
@@ -291,7 +293,7 @@ def read_hub(source: str, field: str) -> Iterator[str]:
 
 @contextmanager
 def _loaded(source: str) -> Iterator[None]:
-    """The package streams through others, whose failures may be of any kind."""
+    """Turn any failure of the package, or of those that it uses, into a UserError."""
     try:
         yield
     except Exception as error:

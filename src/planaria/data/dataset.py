@@ -1,8 +1,7 @@
-"""Prepared data, opened: token ids of one source, memory-mapped, or several such sources as a mixture.
+"""Prepared data: memory-mapped token ids of one source, or a mixture of such sources.
 
-A prepared folder of a source holds ``train.bin`` and ``validation.bin`` (little-endian ids; ``train.1.bin`` and so on
-where one shard is full), ``tokenizer.json`` and ``meta.json``. That of a mixture holds ``mixture.json`` alone, which
-names the folders of its sources beside it.
+A source's folder has ``train.bin`` and ``validation.bin`` (little-endian ids; then ``train.1.bin`` and so on),
+``tokenizer.json`` and ``meta.json``. A mixture's has ``mixture.json`` only, which names the folders of its sources.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Ids = npt.NDArray[np.unsignedinteger[Any]]
 
 
 class Meta(BaseModel):
-    """``meta.json``: what the shards are, and what they were made from."""
+    """``meta.json``: the shards and their origin."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -41,21 +40,21 @@ class Meta(BaseModel):
     tokenizer: str
     """SHA-256 of tokenizer.json"""
     fingerprint: str
-    """the corpus's"""
+    """of the corpus"""
     ids: str = ""
-    """SHA-256 of the two splits' SHA-256; empty where an older planaria made them"""
+    """SHA-256 of the two splits' SHA-256; empty if made by an older planaria"""
 
     def tokens(self, split: Split) -> int:
         return self.train if split == "train" else self.validation
 
     @property
     def content(self) -> object:
-        """What every sample depends on; where the corpus lay is no part of it."""
+        """What every sample depends on; excludes the corpus's location."""
         return self.tokenizer, self.train, self.validation
 
     @property
     def digests(self) -> tuple[str, ...]:
-        """Of the ids of each source."""
+        """Digest of the ids of each source."""
         return (self.ids,)
 
 
@@ -67,12 +66,12 @@ class Part(BaseModel):
     folder: Annotated[str, Field(pattern=r"^[0-9a-f]{1,64}$")]
     """its prepared folder, beside the mixture's"""
     quota: Annotated[int, Field(gt=0)]
-    """samples in every block; see :mod:`planaria.data.mixture`"""
+    """samples per block; see :mod:`planaria.data.mixture`"""
     meta: Meta
 
 
 class MixtureMeta(BaseModel):
-    """``mixture.json``: the sources, in the order of their names."""
+    """``mixture.json``: the sources by name."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -81,7 +80,7 @@ class MixtureMeta(BaseModel):
 
     @property
     def tokenizer(self) -> str:
-        """SHA-256 of the tokenizer.json that all have in common."""
+        """SHA-256 of the common tokenizer.json."""
         return next(iter(self.parts.values())).meta.tokenizer
 
     @property
@@ -94,11 +93,11 @@ class MixtureMeta(BaseModel):
 
 
 class CorruptDataset(UserError):
-    """A prepared folder that is not what its ``meta.json`` says."""
+    """A prepared folder contradicts its ``meta.json``."""
 
 
 class Dataset:
-    """A prepared corpus. Opening maps files and reads none of the ids, so every worker opens its own."""
+    """A prepared corpus. Opening maps files without reading ids, so every worker opens its own."""
 
     def __init__(self, folder: Path, meta: Meta) -> None:
         self.folder = folder
@@ -111,7 +110,7 @@ class Dataset:
 
     @property
     def parts(self) -> Mapping[str, Dataset]:
-        """Its only source is itself."""
+        """Itself, as the only source."""
         return {"": self}
 
     @property
@@ -125,7 +124,10 @@ class Dataset:
 
     @classmethod
     def open(cls, folder: Path | str) -> Dataset:
-        """Open a prepared folder. Raises CorruptDataset, a UserError, if something in it is missing or damaged."""
+        """Open a prepared folder.
+
+        :raises CorruptDataset: if a file is missing or damaged.
+        """
         folder = Path(folder)
         try:
             meta = Meta.model_validate_json(_small(folder / "meta.json"))
@@ -144,19 +146,20 @@ class Dataset:
         return self.folder / "tokenizer.json"
 
     def tokens(self, split: Split) -> int:
-        """Ids in a split, separators included."""
+        """Return the number of ids in a split, separators included."""
         return self.meta.tokens(split)
 
     def separator(self, split: Split) -> int:
-        """The id between documents: every split ends with it. Raises IndexError if the split is empty."""
+        """Return the id between documents, which also ends every split. Raises IndexError if the split is empty."""
         return int(self.read(split, self.tokens(split) - 1, 1)[0])
 
     def windows(self, split: Split, context: int) -> int:
-        """How many stretches of ``context`` tokens, each with one more token after it, a split holds."""
+        """Return how many windows of ``context`` tokens, plus one more token, a split holds."""
         return max(0, self.tokens(split) - 1) // context
 
     def read(self, split: Split, start: int, count: int) -> npt.NDArray[np.int64]:
-        """Ids ``start`` .. ``start + count - 1`` of a split: int64 [count]. Raises IndexError beyond its ends."""
+        """Return ids ``start`` .. ``start + count - 1`` of a split: int64 [count]. Raises IndexError beyond its
+        ends."""
         if start < 0 or start + count > self.tokens(split):
             raise IndexError(f"{split} has {self.tokens(split)} tokens, not {start}..{start + count}")
         ids, done = np.empty(count, dtype=np.int64), 0
@@ -169,14 +172,17 @@ class Dataset:
 
 
 class Mixture:
-    """Several sources with one tokenizer, each of which keeps its own prepared folder."""
+    """Several sources with one tokenizer, each with its own prepared folder."""
 
     def __init__(self, folder: Path, meta: MixtureMeta, parts: Mapping[str, Dataset]) -> None:
         self.folder, self.meta, self.parts = folder, meta, parts
 
     @classmethod
     def open(cls, folder: Path) -> Mixture:
-        """Open a mixture's folder and those of its sources. Raises CorruptDataset as :meth:`Dataset.open` does."""
+        """Open a mixture's folder and those of its sources.
+
+        :raises CorruptDataset: as :meth:`Dataset.open`.
+        """
         meta = _mixture_meta(folder)
         parts = {name: Dataset.open(folder.parent / part.folder) for name, part in meta.parts.items()}
         for name, part in meta.parts.items():
@@ -186,7 +192,7 @@ class Mixture:
 
     @property
     def quotas(self) -> Quotas:
-        """Of each of the ``parts``."""
+        """Quota of each of the ``parts``."""
         return tuple(part.quota for part in self.meta.parts.values())
 
     @property
@@ -199,7 +205,7 @@ class Mixture:
         return next(iter(self.parts.values())).tokenizer_file
 
     def windows(self, split: Split, context: int) -> int:
-        """Those of all sources together; 0 where one of them has none, for then no sample of it can be had."""
+        """Return the windows of all sources; 0 if a source has none."""
         found = [part.windows(split, context) for part in self.parts.values()]
         return sum(found) if all(found) else 0
 
@@ -210,18 +216,21 @@ MIXTURE = "mixture.json"
 
 
 def open_data(folder: Path | str) -> Data:
-    """Open a prepared folder of either kind. Raises CorruptDataset, a UserError, if something is missing or damaged."""
+    """Open a prepared folder of either kind.
+
+    :raises CorruptDataset: if a file is missing or damaged.
+    """
     folder = Path(folder)
     return Mixture.open(folder) if (folder / MIXTURE).exists() else Dataset.open(folder)
 
 
 def parts_of(folder: Path) -> list[str]:
-    """The names of the folders beside ``folder`` that a mixture needs too; of a source, none."""
+    """Return the names of the folders beside ``folder`` that a mixture needs; none for a source."""
     return [part.folder for part in _mixture_meta(folder).parts.values()] if (folder / MIXTURE).exists() else []
 
 
 def _small(path: Path) -> bytes:
-    """Read a description, truncated at the largest document's size; OSError if it cannot be read."""
+    """Read a description, truncated at the maximum size of a document."""
     with path.open("rb") as file:
         return documents.bounded(file, documents.MAX_BYTES)
 

@@ -1,4 +1,4 @@
-"""Open tokenizers that others made: tried in a child process first, so that none can harm this one."""
+"""Open untrusted tokenizers, after a trial in a child process."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from planaria.data.tokenizer_check import FIX, is_plain
 from planaria.models.gguf import gguf_tokenizer
 
 MEMORY, PER_BYTE = 512 << 20, 32
-"""bytes that a trial may take, and as many more for each byte of the file"""
+"""bytes that a trial may use, in total and per byte of the file"""
 SECONDS, SLOWEST = 60.0, 1e5
-"""seconds that a trial may take, and bytes of a file that may take one more"""
+"""seconds that a trial may take, and bytes of a file per further second"""
 
 
 @contextmanager
 def failing(place: object) -> Iterator[None]:
-    """Turn what the library raises on a text, a plain ``Exception`` or a panic, into one line.
+    """Turn the library's failures on a text, a plain ``Exception`` or a panic, into one line.
 
     :raises UserError: naming ``place``.
     """
@@ -37,17 +37,17 @@ def failing(place: object) -> Iterator[None]:
 
 
 def opened(source: bytes, place: str) -> tuple[tokenizers.Tokenizer, float]:
-    """The tokenizer of a tokenizer.json, and the worst growth of a text by its normalizers.
+    """Return the tokenizer of a tokenizer.json, and the maximum growth of a text by its normalizers.
 
-    Anything but plain byte-level BPE is first tried in a child process.
+    All but plain byte-level BPE is first tried in a child process.
 
-    :raises UserError: naming ``place``, when it is none, or fails the trial.
+    :raises UserError: naming ``place``, if it is invalid or fails the trial.
     """
     if len(source) > documents.MAX_BYTES:
         raise UserError(f"{place}: has more than {documents.MAX_BYTES} bytes; {FIX}")
     try:
         tree = json.loads(source)
-        source = json.dumps(tree).encode()  # what is tried and loaded is what was looked at: no key occurs twice
+        source = json.dumps(tree).encode()  # without repeated keys: tried as loaded
         growth = 1.0 if is_plain(tree) else _tried(source, place)
         with failing(place):
             return tokenizers.Tokenizer.from_buffer(source), growth
@@ -58,9 +58,9 @@ def opened(source: bytes, place: str) -> tuple[tokenizers.Tokenizer, float]:
 
 
 def of_gguf(path: Path) -> bytes:
-    """The tokenizer in a GGUF file, as a tokenizer.json.
+    """Return the tokenizer in a GGUF file, as a tokenizer.json.
 
-    :raises UserError: when there is none, or it is of another kind.
+    :raises UserError: if there is none, or it is of another kind.
     """
     with failing(path):
         return gguf_tokenizer(path).to_str().encode()
@@ -69,6 +69,6 @@ def of_gguf(path: Path) -> bytes:
 @functools.lru_cache(maxsize=8)
 def _tried(source: bytes, place: str) -> float:
     memory, seconds = MEMORY + PER_BYTE * len(source), SECONDS + len(source) / SLOWEST
-    asked = place.encode(errors="replace").replace(b"\0", b"?") + b"\0" + source
-    found = apart.call("planaria.data.tokenizer_check:checked", asked, memory, seconds, place, FIX)
+    request = place.encode(errors="replace").replace(b"\0", b"?") + b"\0" + source
+    found = apart.call("planaria.data.tokenizer_check:checked", request, memory, seconds, place, FIX)
     return float(json.loads(found)["growth"])

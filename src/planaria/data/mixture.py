@@ -1,4 +1,4 @@
-"""Whose turn it is at sample ``n`` of a mixture, and how many turns that source has had. Pure, and O(1) in ``n``."""
+"""The source of each sample of a mixture, and its number within the source. Pure, and O(1) per sample."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from planaria.config.bounds import MIXTURE
 from planaria.config.schema import DataConfig
 
 Quotas = tuple[int, ...]
-"""samples of each source in every block; (1,) for a single source"""
+"""samples of each source per block; (1,) for a single source"""
 
 
 def quotas(data: DataConfig) -> Quotas:
-    """How many samples of a block each source of ``data`` gets, in the order of ``data.sources``.
+    """Return how many samples of a block each source of ``data`` gets, in the order of ``data.sources``.
 
-    The block is the smallest in which the shares are whole numbers, by the weights as they are written (0.7 is seven
-    tenths); where none of at most ``MIXTURE`` samples is, the nearest shares in one of that size, by largest remainder.
+    The block is the smallest in which the shares are integers, by the weights as written (0.7 is seven tenths). If it
+    would exceed ``MIXTURE`` samples, use the nearest shares in a block of that size, by largest remainder.
     """
     weights = [Fraction(repr(one.weight)) for _, one in sorted(data.mixture.items())] or [Fraction(1)]
     shares = [weight / sum(weights) for weight in weights]
@@ -37,19 +37,19 @@ def quotas(data: DataConfig) -> Quotas:
 
 
 class Turns:
-    """The sources' turns, block after block.
+    """The order of the sources, block after block.
 
-    In every block each source has exactly its quota of turns. Its i-th comes at a random place in the i-th part of the
-    block, of as many parts as it has turns (stratified sampling). So the shares hold at every length: among the first
-    n samples a source of share w among K sources has n·w of them, give or take less than 1 + w·K. A strict rotation
-    would be as even, but with a period: a replica that takes every second block could miss a source for good.
+    In every block each source has exactly its quota of samples. Its i-th comes at a random place in the i-th of as many
+    equal parts of the block (stratified sampling). So among the first n samples a source of share w among K sources has
+    n·w, within 1 + w·K. A strict rotation would have a period: a replica that takes every second block could miss a
+    source permanently.
     """
 
     def __init__(self, quotas: Quotas, seed: int) -> None:
         self._quotas, self._seed, self._size = quotas, seed, sum(quotas)
 
     def at(self, n: int) -> tuple[int, int]:
-        """The source of sample ``n`` ≥ 0, and how many samples before ``n`` are of the same source."""
+        """Return the source of sample ``n`` ≥ 0, and how many earlier samples are of the same source."""
         if len(self._quotas) == 1:
             return 0, n
         block, place = divmod(n, self._size)
@@ -58,7 +58,7 @@ class Turns:
         return source, block * self._quotas[source] + int(np.count_nonzero(order[:place] == source))
 
     def before(self, n: int) -> Sequence[int]:
-        """Of each source, how many of the first ``n`` samples are from it."""
+        """Return how many of the first ``n`` samples are from each source."""
         if len(self._quotas) == 1:
             return [n]
         block, place = divmod(n, self._size)
@@ -68,7 +68,7 @@ class Turns:
 
 @lru_cache(maxsize=8)
 def _order(quotas: Quotas, seed: int, block: int) -> npt.NDArray[np.intp]:
-    """The source of each sample of a block."""
+    """Return the source of each sample of a block."""
     drawn = hashlib.shake_256(f"{seed} mixture {block}".encode()).digest(8 * sum(quotas))
     uniform = (np.frombuffer(drawn, "<u8") >> 11) * 2.0**-53
     sources = np.repeat(np.arange(len(quotas)), quotas)

@@ -1,4 +1,4 @@
-"""A shuffle without a list: where each index of an epoch goes, computed on its own."""
+"""A shuffle in O(1) memory: the image of each index is computed on its own."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ ROUNDS = 6
 
 
 def permute(index: int, size: int, key: bytes) -> int:
-    """The image of ``index`` under the permutation of ``range(size)`` that ``key`` (at most 64 bytes) names.
+    """Return the image of ``index`` under the permutation of ``range(size)`` for ``key`` (at most 64 bytes).
 
-    A generalised Feistel network: the index is written as (left, right) in a mixed radix whose product is the smallest
-    convenient number ≥ size, and each round shifts one half by a keyed hash of the other, which any other round undoes.
-    Images beyond ``size`` are sent through again until one falls inside (cycle walking); there are fewer than
-    √size + 1 of them, so this is rare. O(1) memory. Source: Black and Rogaway, "Ciphers with Arbitrary Finite
-    Domains" (2002). Raises ValueError if ``index`` is outside of the range.
+    A generalised Feistel network: the index is written as (left, right) in a mixed radix with the smallest convenient
+    product ≥ size; each round shifts one half by a keyed hash of the other. Images beyond ``size`` are permuted again
+    (cycle walking); there are fewer than √size + 1 of them. Source: Black and Rogaway, "Ciphers with Arbitrary Finite
+    Domains" (2002).
+
+    :raises ValueError: if ``index`` is out of range.
     """
     if not 0 <= index < size:
         raise ValueError(f"index {index} is outside of range({size})")
@@ -28,7 +29,7 @@ def permute(index: int, size: int, key: bytes) -> int:
 
 
 def _cipher(index: int, rows: int, columns: int, key: bytes) -> int:
-    """One pass of the network over ``range(rows * columns)``."""
+    """Apply the network once over ``range(rows * columns)``."""
     row, column = divmod(index, columns)
     for round_ in range(0, ROUNDS, 2):
         row = (row + _hash(round_, column, key)) % rows

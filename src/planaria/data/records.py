@@ -16,15 +16,15 @@ from planaria.common.errors import UserError, missing_package, nearest
 from planaria.data.remote import RemoteFile
 
 MOST_LINE = 1 << 28
-"""maximum size of a record in bytes; of a record in JSON, in characters"""
+"""maximum size of a record in bytes; for JSON files, in characters"""
 NONE: Mapping[str, str] = MappingProxyType({})
 Kind = Literal["lines", "json", "parquet"]
 KINDS: Mapping[str, Kind] = {".jsonl": "lines", ".ndjson": "lines", ".json": "json", ".parquet": "parquet"}
-"""ending of a file's name, in lower case → its format; all but Parquet may be followed by .gz"""
+"""file name suffix, in lower case → format; all but Parquet may be followed by .gz"""
 _ROWS = 256
 """rows of a Parquet file in memory at once"""
 PIECE = 1 << 16
-"""characters of a JSON file that are read at once, or more if a record is longer"""
+"""characters of a JSON file read at once, or more if a record is longer"""
 _BLANK = " \t\r\n"
 
 
@@ -37,18 +37,18 @@ class PassedOver(UserError):
 
 
 def kind_of(path: Path | RemoteFile) -> Kind | None:
-    """Return the record format that a file's name announces; None for other files."""
+    """Return the record format of a file name; None for other files."""
     name = path.name.lower()
     return next((kind for ending, kind in KINDS.items() if name.removesuffix(".gz").endswith(ending)), None)
 
 
 def is_jsonl(path: Path | RemoteFile) -> bool:
-    """Return whether a file's name announces JSON Lines."""
+    """Return whether a file name is of JSON Lines."""
     return kind_of(path) == "lines"
 
 
 def read_records(path: Path | RemoteFile, field: str, where: Mapping[str, str] = NONE) -> Iterator[str]:
-    """Yield ``field`` of every record of a file in the file's order, if the record has the values of ``where``.
+    """Yield ``field`` of every record of a file that has the values of ``where``, in the file's order.
 
     :raises PassedOver: before the first text, if a ``.json`` file does not begin with a record that has the field.
     :raises UserError: naming file and record, for damaged files, damaged records and records without text.
@@ -60,13 +60,10 @@ def read_records(path: Path | RemoteFile, field: str, where: Mapping[str, str] =
 
 
 def read_jsonl(path: Path | RemoteFile, field: str, where: Mapping[str, str] = NONE) -> Iterator[str]:
-    """``field`` of every record of a JSON Lines file, in the file's order; blank lines are skipped.
+    """Yield ``field`` of every record of a JSON Lines file that has the values of ``where``; skip blank lines.
 
-    Only of records that have the values of ``where``, such as those with one label.
-
-    Raises UserError naming ``file:line`` for lines that are not UTF-8, not JSON or not objects, for records without
-    the field or with something else than text in it, for lines of more than ``MOST_LINE`` bytes, and for files that
-    cannot be read to their end.
+    :raises UserError: naming ``file:line`` for lines that are not UTF-8, not JSON or not objects, for records without
+        text in the field, for lines of more than ``MOST_LINE`` bytes, and for files that cannot be read to their end.
     """
     number = 0
     try:
@@ -80,16 +77,21 @@ def read_jsonl(path: Path | RemoteFile, field: str, where: Mapping[str, str] = N
                     if _matches(record, where):
                         yield text_of(record, field, place)
     except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path}:{number + 1}: cannot be read ({error}); mend the file or remove it") from error
+        raise UserError(f"{path}:{number + 1}: cannot be read ({error}); repair or remove the file") from error
 
 
 def text_of(record: Mapping[str, object], field: str, place: str) -> str:
-    """The text of one record; ``place`` says in errors where the record stands. Raises UserError if there is none."""
+    """Return the text of one record; ``place`` is its location in errors.
+
+    :raises UserError: if there is none.
+    """
     if field not in record:
         raise UserError(f"{place}: no field {field!r} ({nearest(field, record)}); set data.field")
     value = record[field]
     if not isinstance(value, str):
-        raise UserError(f"{place}: field {field!r} holds {type(value).__name__}, not text; set data.field or mend it")
+        raise UserError(
+            f"{place}: field {field!r} holds {type(value).__name__}, not text; set data.field or fix the record"
+        )
     # JSON's \u escapes can spell half a surrogate pair, which is no character and has no UTF-8.
     return value.encode("utf-8", "replace").decode("utf-8")
 
@@ -99,7 +101,7 @@ def _matches(record: Mapping[str, object], where: Mapping[str, str]) -> bool:
 
 
 def _read_json(path: Path | RemoteFile, field: str, where: Mapping[str, str]) -> Iterator[str]:
-    """Yield the texts of a JSON file: an array of objects, or objects one after another."""
+    """Yield the texts of a JSON file: an array of objects, or concatenated objects."""
     number, fix = 0, "set data.field, or convert the file to JSON Lines"
     try:
         with _open(path) as file:
@@ -121,10 +123,7 @@ def _read_json(path: Path | RemoteFile, field: str, where: Mapping[str, str]) ->
 
 
 def _values(file: BinaryIO) -> Iterator[object]:
-    """Yield the elements of a JSON array, or values one after another, with one value in memory at a time.
-
-    :raises ValueError: when the text is not JSON, is not UTF-8, or has a value of more than ``MOST_LINE`` characters.
-    """
+    """Yield the elements of a JSON array, or concatenated values, with one value in memory at a time."""
     text = _Ahead(file)
     in_array = text.next() == "["
     if in_array:
@@ -149,7 +148,7 @@ def _values(file: BinaryIO) -> Iterator[object]:
 
 
 class _Ahead:
-    """A text that is read from a file as far as it is needed; ``at`` is the position in ``held``."""
+    """A text read from a file on demand; ``at`` is the position in ``held``."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = io.TextIOWrapper(file, encoding="utf-8-sig")
@@ -166,12 +165,12 @@ class _Ahead:
             self._more()
 
     def value(self) -> object:
-        """Return the JSON value that begins here."""
+        """Return the JSON value at the current position."""
         while True:
             try:
                 found, self.at = self._decoder.raw_decode(self.held, self.at)
                 return found
-            except ValueError:  # perhaps only because more has to be read
+            except ValueError:  # possibly incomplete
                 if self._ended:
                     raise
                 if len(self.held) - self.at > MOST_LINE:
@@ -219,7 +218,7 @@ def _record(line: bytes, place: str) -> Mapping[str, object]:
     try:
         record: Any = json.loads(line.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{place}: not a JSON record ({error}); mend or remove the line") from error
+        raise UserError(f"{place}: not a JSON record ({error}); fix or remove the line") from error
     if not isinstance(record, dict):
         raise UserError(f"{place}: holds a JSON {type(record).__name__}, not an object with the field of data.field")
     return record

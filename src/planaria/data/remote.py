@@ -1,4 +1,4 @@
-"""Sources at URLs: files of any file system that fsspec knows, read as they stream."""
+"""Sources at URLs: files of any file system that fsspec supports, streamed."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from planaria.common.filesystems import filesystem, reached, required, shown
 
 MOST_FILES = 1_000_000
 MOST_TEXT = 1 << 28
-"""bytes of a text file, which is one document and in memory at once"""
+"""maximum bytes of a text file, which is one document and in memory at once"""
 SILENCE_S = 60.0
-"""longest wait for the next bytes of a web server; other protocols have their own"""
+"""maximum wait for the next bytes of a web server; other protocols have their own"""
 _VERSIONS = ("size", "ETag", "etag", "LastModified", "last_modified", "mtime", "updated", "created")
-"""what file systems tell of a file that changes with it; each has some"""
+"""facts that change with a file; each file system reports some"""
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """As much of a ``Path`` as it takes to read a corpus."""
+    """The part of ``Path`` that reading a corpus needs."""
 
     system: AbstractFileSystem
     path: str
     url: str
     version: tuple[str, ...]
-    """another one when the file has changed, as far as its file system tells"""
+    """changes with the file, as far as its file system reports"""
 
     @property
     def name(self) -> str:
@@ -41,7 +41,7 @@ class RemoteFile:
         return shown(self.url)
 
     def open(self, mode: str) -> BinaryIO:
-        """The file as a stream of bytes. Whatever goes wrong in opening or reading it is a UserError."""
+        """Open the file as a stream of bytes. Failures of opening or reading raise UserError."""
         with _read(self.url):
             return cast(BinaryIO, io.BufferedReader(_Stream(self.system.open(self.path, mode), self.url), 1 << 20))
 
@@ -57,9 +57,9 @@ class RemoteFile:
 
 
 def remote_files(source: str) -> list[RemoteFile]:
-    """Return the file at a URL, or all files below that folder, sorted by name; hidden ones are left out.
+    """Return the file at a URL, or all files below that folder by name, without hidden ones.
 
-    :raises UserError: when it cannot be reached, nothing is there, or its protocol needs a package that is missing.
+    :raises UserError: if it is unreachable or missing, or its protocol needs a missing package.
     """
     with _read(source):
         system, root = filesystem(source, "data.source", **_options(source))
@@ -86,14 +86,14 @@ def _read(url: str) -> Iterator[None]:
 
 
 def _below(system: AbstractFileSystem, root: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    # Without "raise", a folder that cannot be listed would be passed over, and the corpus would be another one.
+    # Without "raise", unreadable folders would be skipped and the corpus silently changed.
     for folder, _, files in system.walk(root, detail=True, on_error="raise"):
         if not any(part.startswith(".") for part in folder.removeprefix(root).split("/")):
             yield from ((info["name"], info) for name, info in files.items() if name and not name.startswith("."))
 
 
 def _options(source: str) -> dict[str, Any]:
-    """A web server is asked once for a whole file, as not every one serves parts; only silence ends that."""
+    """Request whole files from web servers, as some do not serve ranges; only silence times out."""
     if not source.startswith(("http://", "https://")):
         return {}
     try:
@@ -106,7 +106,7 @@ def _options(source: str) -> dict[str, Any]:
 
 
 class _Stream(io.RawIOBase):
-    """Bytes of an open file, whose failures name it."""
+    """Bytes of an open file, with its name in errors."""
 
     def __init__(self, file: Any, url: str) -> None:
         self._file, self._url = file, url

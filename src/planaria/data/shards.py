@@ -1,6 +1,7 @@
-"""Tokenised once, mapped ever after: a corpus as files of ids, made by one process and opened by all.
+"""Tokenise a corpus once into files of ids, which are memory-mapped afterwards.
 
-Each source of a mixture is prepared by itself, so that all mixtures with the same tokenizer share its folder.
+One process prepares the data, and all open it. Each source of a mixture is prepared separately, so that all mixtures
+with the same tokenizer share its folder.
 """
 
 from __future__ import annotations
@@ -37,22 +38,23 @@ Progress = Callable[[str], None]
 
 
 def prepare(data: DataConfig, vocab: int, on_progress: Progress | None = None) -> Data:
-    """The corpus of ``data`` as ids below ``vocab``: taken from the cache, or tokenised into it.
+    """Return the corpus of ``data`` as ids below ``vocab``, from the cache or tokenised into it.
 
-    The last ``data.validation`` of every document's tokens is kept for validation. In both splits each document's part
-    stands between the tokens that the tokenizer's template adds (unless data.tokenization is 'legacy'), and is followed
-    by the separator. Processes that prepare the same data at once wait for the first. A damaged folder is
-    made anew. Raises UserError for whatever is wrong with a source, the tokenizer or the cache folder.
+    The last share ``data.validation`` of every document's tokens is for validation. In both splits each document's part
+    is enclosed in the tokens of the tokenizer's template (unless data.tokenization is 'legacy') and followed by the
+    separator. Concurrent processes wait for the first one. A damaged folder is prepared again.
+
+    :raises UserError: for an invalid source, tokenizer or cache folder.
     """
-    say = on_progress or _silent
+    report = on_progress or _silent
     cache = cache_folder(data.cache)
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        tokenizer = load_tokenizer(data, vocab, cache, say)
+        tokenizer = load_tokenizer(data, vocab, cache, report)
         parts: dict[str, Dataset] = {}
         for name, source in data.sources.items():
             with of_source(name):
-                parts[name] = _prepared(source, tokenizer, cache, say)
+                parts[name] = _prepared(source, tokenizer, cache, report)
         return _mixed(parts, quotas(data), cache) if data.mixture else parts[""]
     except OSError as error:
         raise UserError(
@@ -61,66 +63,66 @@ def prepare(data: DataConfig, vocab: int, on_progress: Progress | None = None) -
         ) from error
 
 
-def _prepared(source: DataConfig, tokenizer: Tokenizer, cache: Path, say: Progress) -> Dataset:
-    """One source, from the cache or tokenised into it."""
+def _prepared(source: DataConfig, tokenizer: Tokenizer, cache: Path, report: Progress) -> Dataset:
+    """Return one source, from the cache or tokenised into it."""
     made_from = fingerprint(source)
     facts = f"{FORMAT} {made_from} {source.validation!r} {tokenizer.to_json()}"
     if source.tokenization == "exact" and (tokenizer.before or tokenizer.after or may_exceed(source, PIECE)):
         facts += " exact"  # only here may ids differ from those of "legacy"
     folder = cache / hashlib.sha256(facts.encode()).hexdigest()[:24]
-    with locked(cache / f".{folder.name}.lock", lambda: say("waiting for another process that prepares this data")):
-        return _kept(folder, say) or _build(folder, source, tokenizer, made_from, say)
+    with locked(cache / f".{folder.name}.lock", lambda: report("waiting for another process that prepares this data")):
+        return _kept(folder, report) or _build(folder, source, tokenizer, made_from, report)
 
 
 def _mixed(parts: dict[str, Dataset], shares: tuple[int, ...], cache: Path) -> Mixture:
-    """A folder that stands for a mixture of prepared sources. Whoever else writes it writes the same."""
+    """Write a folder for a mixture of prepared sources. Concurrent writers write the same."""
     of = zip(parts.items(), shares, strict=True)
-    told = {name: Part(folder=part.folder.name, quota=quota, meta=part.meta) for (name, part), quota in of}
-    text = MixtureMeta(format=FORMAT, parts=told).model_dump_json(indent=1)
+    sources = {name: Part(folder=part.folder.name, quota=quota, meta=part.meta) for (name, part), quota in of}
+    text = MixtureMeta(format=FORMAT, parts=sources).model_dump_json(indent=1)
     folder = cache / hashlib.sha256(text.encode()).hexdigest()[:24]
     folder.mkdir(exist_ok=True)
     atomic.write_text(folder / MIXTURE, text)
     return Mixture.open(folder)
 
 
-def _kept(folder: Path, say: Progress) -> Dataset | None:
-    """What an earlier run prepared, if it is there and whole."""
+def _kept(folder: Path, report: Progress) -> Dataset | None:
+    """Return a previously prepared folder if it is intact."""
     if not folder.exists():
         return None
     try:
         return Dataset.open(folder)
     except CorruptDataset:
-        say(f"{folder} is damaged; preparing it anew")
+        report(f"{folder} is damaged; preparing it anew")
         return None
 
 
-def _build(folder: Path, data: DataConfig, tokenizer: Tokenizer, made_from: str, say: Progress) -> Dataset:
-    """Fill an unfinished folder, then give it its name. To be called under the folder's lock."""
+def _build(folder: Path, data: DataConfig, tokenizer: Tokenizer, made_from: str, report: Progress) -> Dataset:
+    """Prepare a temporary folder, then rename it. The caller holds the folder's lock."""
     unfinished = folder.with_name(f".{folder.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)  # of a process that died while it built
+    shutil.rmtree(unfinished, ignore_errors=True)  # left by a killed process
     unfinished.mkdir()
     try:
-        say(f"tokenising {data.source}")
-        meta = _write(unfinished, data, tokenizer, made_from, say)
-        say(f"{meta.documents:,} documents: {meta.train:,} tokens to train on, {meta.validation:,} for validation")
+        report(f"tokenising {data.source}")
+        meta = _write(unfinished, data, tokenizer, made_from, report)
+        report(f"{meta.documents:,} documents: {meta.train:,} tokens to train on, {meta.validation:,} for validation")
         if folder.exists():
             shutil.rmtree(folder)
         unfinished.replace(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-        trim()  # tokenising took 50 MB and more
+        trim()  # tokenising takes 50 MB and more
     return Dataset.open(folder)
 
 
-def _write(folder: Path, data: DataConfig, tokenizer: Tokenizer, made_from: str, say: Progress) -> Meta:
-    """Write all files of a prepared folder, holding no more than a batch of documents in memory."""
+def _write(folder: Path, data: DataConfig, tokenizer: Tokenizer, made_from: str, report: Progress) -> Meta:
+    """Write all files of a prepared folder, with at most a batch of documents in memory."""
     dtype: Literal["uint16", "uint32"] = "uint16" if tokenizer.vocab <= 65535 else "uint32"
-    legacy, count, total, owed, told = data.tokenization == "legacy", 0, 0, 0, 0
+    legacy, count, total, owed, reported = data.tokenization == "legacy", 0, 0, 0, 0
     before, after = _around(tokenizer, legacy)
-    texts = documents(data, say)
+    texts = documents(data, report)
     with _Writer(folder, "train") as train, _Writer(folder, "validation") as held_out:
         for count, ids in enumerate(tokenizer.encode_all(texts, legacy), start=1):
-            # The share of all documents so far, so that documents too short to give a token alone count as well.
+            # The share is of all documents so far, so that very short documents count too.
             total, withheld = total + len(ids), owed
             owed = int(total * data.validation)
             cut = len(ids) - (owed - withheld)
@@ -130,9 +132,9 @@ def _write(folder: Path, data: DataConfig, tokenizer: Tokenizer, made_from: str,
                     first = () if writer.tokens and before == (tokenizer.end,) else before
                     whole = np.concatenate([np.array(first, dtype), part.astype(dtype), np.array(after, dtype)])
                     writer.append(whole)
-            if train.tokens >> 23 > told:
-                told = train.tokens >> 23
-                say(f"tokenised {count:,} documents, {train.tokens / 1e6:.0f} million tokens")
+            if train.tokens >> 23 > reported:
+                reported = train.tokens >> 23
+                report(f"tokenised {count:,} documents, {train.tokens / 1e6:.0f} million tokens")
     text = tokenizer.to_json().encode()
     (folder / "tokenizer.json").write_bytes(text)
     meta = Meta(
@@ -151,7 +153,7 @@ def _write(folder: Path, data: DataConfig, tokenizer: Tokenizer, made_from: str,
 
 
 def _around(tokenizer: Tokenizer, legacy: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ids before and after each document's part; a template that ends with the separator needs no other."""
+    """Return the ids around each document's part; a template that ends with the separator needs no other."""
     if legacy:
         return (), (tokenizer.end,)
     closed = tokenizer.after[-1:] == (tokenizer.end,)

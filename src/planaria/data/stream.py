@@ -1,4 +1,4 @@
-"""Sample ``n`` of seed ``s``: what is read next depends on how far the run is, never on who reads it."""
+"""Sample ``n`` of seed ``s``: the data order depends on a run's progress only, not on its readers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from planaria.data.permutation import permute
 
 
 class Stream:
-    """An endless sequence of samples from one split, shuffled anew in every epoch of each source.
+    """An endless sequence of samples from one split, reshuffled in every epoch of each source.
 
-    A sample is a window: ``context`` tokens and the one after them. Windows are consecutive and overlap in that one
-    token only, and an epoch holds each of them once. Of a mixture, sample ``n`` is the next window of the source whose
-    turn it is. Raises UserError if a source's split is shorter than one window.
+    A sample is a window of ``context`` tokens plus the next one. Windows are consecutive, overlap in that one token
+    only, and occur once per epoch. In a mixture, sample ``n`` is the next window of its source (:class:`Turns`).
+
+    :raises UserError: if a source's split is shorter than one window.
     """
 
     def __init__(self, data: Data, split: Split, context: int, seed: int) -> None:
@@ -34,15 +35,15 @@ class Stream:
 
     @cached_property
     def separator(self) -> int:
-        """The id between documents, which all sources have in common."""
+        """The id between documents, common to all sources."""
         return next(iter(self._data.parts.values())).separator(self._split)
 
     def sample(self, n: int) -> Tensor:
-        """Sample ``n`` ≥ 0: int64 [context + 1], a pure function of seed and ``n``."""
+        """Return sample ``n`` ≥ 0: int64 [context + 1], a pure function of seed and ``n``."""
         return torch.from_numpy(self._window(n))
 
     def batch(self, first: int, count: int) -> tuple[Tensor, Tensor]:
-        """Samples ``first`` .. ``first + count - 1`` as tokens and their targets: int64 [count, context] each."""
+        """Return samples ``first`` .. ``first + count - 1`` as tokens and targets: int64 [count, context] each."""
         windows = torch.from_numpy(np.stack([self._window(n) for n in range(first, first + count)]))
         return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
 
@@ -52,7 +53,7 @@ class Stream:
 
 
 class _Source:
-    """The windows of one source, in the order of its turns."""
+    """The windows of one source, in shuffled order."""
 
     def __init__(self, name: str, dataset: Dataset, split: Split, context: int, seed: int) -> None:
         self.windows = dataset.windows(split, context)
@@ -66,9 +67,9 @@ class _Source:
             )
 
     def window(self, turn: int) -> npt.NDArray[np.int64]:
-        """int64 [context + 1]."""
+        """Return the window of a turn: int64 [context + 1]."""
         epoch, position = divmod(turn, self.windows)
-        # A key of its own for every epoch: another order each time, and none that follows from the one before.
+        # Each epoch has its own key, so that orders are independent.
         key = hashlib.sha256(f"{self._seed} {epoch}{self._suffix}".encode()).digest()
         window = permute(position, self.windows, key)
         return self._dataset.read(self._split, window * self._context, self._context + 1)

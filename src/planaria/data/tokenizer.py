@@ -1,4 +1,4 @@
-"""Text to ids and back: byte-level BPE trained on the corpus, plain bytes, or somebody else's tokenizer.json."""
+"""Tokenizers: byte-level BPE trained on the corpus, plain bytes, or a given tokenizer.json."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ from planaria.data.mixture import quotas
 from planaria.models.gguf_file import is_gguf
 
 END = "<|end|>"
-"""the document separator of our own tokenizers"""
+"""the document separator of planaria's tokenizers"""
 ENDS = (END, "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "<｜end▁of▁sentence｜>", "[SEP]")
-"""names under which other people's tokenizers keep theirs, most telling first"""
+"""separator names of other tokenizers, most specific first"""
 OWN_LEAST = 257
-"""ids of the smallest tokenizer of our own: every byte, and the separator"""
+"""ids of planaria's smallest tokenizer: every byte, and the separator"""
 PIECE = 2**18
-"""longest text tokenised in one go, in characters, as the memory needed grows with it"""
+"""maximum characters tokenised in one call, as memory grows with them"""
 GROWTH = 16.0
-"""bytes that normalization may make of one; where it could make more, each text is measured before it is encoded"""
+"""maximum bytes that normalization may make of one; if a tokenizer could exceed it, each text is measured first"""
 GROWN = 2**24
-"""bytes that such a measurement may make"""
+"""maximum bytes of such a measurement"""
 BATCH = 2**20
 """characters tokenised at once, on all cores"""
 TRAINING = 2**25
-"""characters BPE is trained on; more of them make it slower and hardly better"""
+"""maximum characters on which BPE is trained; more make it slower and hardly better"""
 Item = TypeVar("Item")
 
 
 class Tokenizer:
-    """A ``tokenizers.Tokenizer`` with which no text yields control tokens.
+    """A ``tokenizers.Tokenizer`` in which no text yields control tokens.
 
-    ``vocab`` is the number of ids (the largest one plus 1), ``end`` the id that separates documents. ``before`` and
-    ``after`` are the ids that its template puts around a text, such as BOS.
+    ``vocab`` is the number of ids (the largest plus 1), ``end`` the id that separates documents. ``before`` and
+    ``after`` are the ids that its template adds around a text, such as BOS.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer, end: int, place: object = "tokenizer", growth: float = 1.0) -> None:
-        """``growth``: bytes that normalization makes of one byte at worst; ``place`` names the tokenizer in errors.
+        """``growth``: maximum bytes that normalization makes of one byte; ``place``: name in errors.
 
-        :raises UserError: when its template does more than to put tokens around a text.
+        :raises UserError: if its template does more than add tokens around a text.
         """
         inner.no_truncation()
         inner.no_padding()
@@ -66,14 +66,15 @@ class Tokenizer:
 
     @classmethod
     def open(cls, path: Path, end: int | None = None, bare: bool = False) -> Tokenizer:
-        """Read a tokenizer.json, or the tokenizer in a GGUF file; ``end`` separates documents or else a token with a
-        known name. ``bare``: without the tokens that its template adds.
+        """Read a tokenizer.json, or the tokenizer in a GGUF file.
 
-        :raises UserError: when it is missing, damaged, hostile, or has no such separator.
+        ``end`` separates documents; default: a token with a known name. ``bare``: without the tokens of its template.
+
+        :raises UserError: if it is missing, damaged, hostile, or has no separator.
         """
-        name, mend = f"data.tokenizer: {path}", "give 'bpe', 'bytes' or the path of a tokenizer.json"
+        name, fix = f"data.tokenizer: {path}", "give 'bpe', 'bytes' or the path of a tokenizer.json"
         try:
-            source = foreign.of_gguf(path) if is_gguf(path) else documents.data(path, mend=mend)
+            source = foreign.of_gguf(path) if is_gguf(path) else documents.data(path, mend=fix)
         except UserError as error:
             raise UserError(f"data.tokenizer: {error}") from None
         inner, growth = foreign.opened(source, name)
@@ -90,26 +91,26 @@ class Tokenizer:
 
     @functools.cached_property
     def control(self) -> Mapping[str, int]:
-        """The control tokens by name. No text yields them, but for the one that stands for unknown characters."""
+        """Control tokens by name. No text yields them, except the one for unknown characters."""
         return control.names(self._inner)
 
     @property
     def added(self) -> list[str]:
-        """The names that the tokenizer knows besides its model's tokens, in no order."""
+        """Names that the tokenizer knows besides its model's tokens, unordered."""
         return [token.content for token in self._inner.get_added_tokens_decoder().values()]
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without any separator."""
+        """Return the ids of a text, without separators."""
         return [i for ids in self.encode_all([text]) for i in ids.tolist()]
 
     def encode_prompt(self, text: str) -> list[int]:
-        """The ids of a text to be continued: those that the tokenizer's template puts before a text, and its own."""
+        """Return the ids of a text to be completed, after those that the template puts before a text."""
         return [*self.before, *self.encode(text)]
 
     def encode_marked(self, text: str, mark: str = "") -> list[int]:
-        """The ids of a text of our own, in which the name of a control token is that token.
+        """Return the ids of a trusted text, in which the name of a control token is that token.
 
-        A name behind the character ``mark``, or with it inside, is plain text. ``mark`` itself is left out.
+        A name after the character ``mark``, or with it inside, is plain text. ``mark`` itself is removed.
         """
         with foreign.failing(self._place):
             self._require_bounded(text)
@@ -121,12 +122,12 @@ class Tokenizer:
         return token in self.control.values()
 
     def encode_all(self, texts: Iterable[str], legacy: bool = False) -> Iterator[npt.NDArray[np.uint32]]:
-        """Yield the ids of each text, computed on all cores, never holding more than one batch and one text's ids.
+        """Yield the ids of each text, computed on all cores, holding at most one batch and one text's ids.
 
-        A text of more than ``PIECE`` characters is encoded window by window, with the ids it has in one go;
-        ``legacy``: cut at line ends, as data.tokenization = 'legacy' says.
+        A text of more than ``PIECE`` characters is encoded in windows, with the same ids as in one call; ``legacy``:
+        cut at line ends, as for data.tokenization = 'legacy'.
 
-        :raises UserError: when the tokenizer fails on a text.
+        :raises UserError: if the tokenizer fails on a text.
         """
         for batch in _batches(texts):
             short = [text for text in batch if len(text) <= PIECE]
@@ -139,16 +140,16 @@ class Tokenizer:
                     yield ids if legacy else self._as_text(text, ids)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids. Separators and ids beyond ``vocab`` leave nothing; broken UTF-8 becomes U+FFFD."""
+        """Return the text of ids. Separators and ids beyond ``vocab`` are skipped; invalid UTF-8 becomes U+FFFD."""
         with foreign.failing(self._place):
             return self._inner.decode([i for i in ids if 0 <= i < self.vocab], skip_special_tokens=True)
 
     def to_json(self) -> str:
-        """The content of a tokenizer.json."""
+        """Return the content of a tokenizer.json."""
         return self._inner.to_str(pretty=True)
 
     def save(self, path: Path) -> None:
-        """Write a tokenizer.json; it appears at once and whole."""
+        """Write a tokenizer.json atomically."""
         atomic.write_text(path, self.to_json())
 
     @functools.cached_property
@@ -161,7 +162,7 @@ class Tokenizer:
         return sorted({*self.control.values()} - {control.unknown(self._inner)})
 
     def _as_text(self, text: str, ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-        """``ids``, or those of ``text`` without the control tokens that a model's own vocabulary found in it."""
+        """Return ``ids``; re-encode ``text`` if the model's own vocabulary yielded control tokens."""
         if not np.isin(ids, self._barred).any():
             return ids
         return np.array([i for part in self._joined(self._disguised.plain, text) for i in part], np.uint32)
@@ -182,7 +183,7 @@ class Tokenizer:
         return self._inner.encode(text, add_special_tokens=False)
 
     def _require_bounded(self, text: str) -> None:
-        """:raises UserError: when normalization makes a part of the text more than ``GROWTH`` times as long."""
+        """:raises UserError: if normalization makes a part of the text more than ``GROWTH`` times as long."""
         if self._growth <= GROWTH:
             return
         size = max(1, int(GROWN / self._growth))
@@ -199,10 +200,12 @@ class Tokenizer:
 def load_tokenizer(
     data: DataConfig, vocab: int, cache: Path, on_progress: Callable[[str], None] | None = None
 ) -> Tokenizer:
-    """The tokenizer that ``data.tokenizer`` asks for; BPE is trained at first use and kept in the folder ``cache``.
+    """Return the tokenizer of ``data.tokenizer``; BPE is trained on first use and cached in ``cache``.
 
-    ``vocab`` is the number of ids the model has room for. Raises UserError if the tokenizer has more, cannot be read,
-    or cannot be trained for want of a corpus; OSError if ``cache`` cannot be written.
+    ``vocab`` is the number of ids in the model.
+
+    :raises UserError: if the tokenizer has more ids, cannot be read, or has no corpus to train on.
+    :raises OSError: if ``cache`` cannot be written.
     """
     own = data.tokenizer in ("bpe", "bytes")
     if data.tokenizer == "bpe" and vocab >= OWN_LEAST:
@@ -217,7 +220,7 @@ def load_tokenizer(
 
 
 def pieces(text: str, longest: int = PIECE) -> Iterator[str]:
-    """One or more pieces of at most ``longest`` characters, cut after line ends, or anywhere in a line without any."""
+    """Yield pieces of at most ``longest`` characters, cut after line ends, or anywhere in a longer line."""
     start = 0
     while len(text) - start > longest:
         stop = text.rfind("\n", start, start + longest) + 1 or start + longest
@@ -227,7 +230,7 @@ def pieces(text: str, longest: int = PIECE) -> Iterator[str]:
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Lists of texts, of ``BATCH`` characters or a bit more."""
+    """Yield lists of texts, of ``BATCH`` characters or slightly more."""
     batch: list[str] = []
     size = 0
     for text in texts:
@@ -241,10 +244,7 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _around(inner: tokenizers.Tokenizer, place: object) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ids that a tokenizer's template puts before and after a text.
-
-    :raises UserError: when it does anything else with a text.
-    """
+    """Return the ids that a tokenizer's template adds before and after a text."""
     if inner.post_processor is None or not inner.post_processor.num_special_tokens_to_add(False):
         return (), ()
     bare, whole = inner.encode("a", add_special_tokens=False).ids, inner.encode("a").ids
@@ -255,14 +255,14 @@ def _around(inner: tokenizers.Tokenizer, place: object) -> tuple[tuple[int, ...]
 
 
 def spread_sample(texts: Iterable[str], budget: int) -> list[str]:
-    """:func:`spread` of texts, each cut to ``budget`` characters."""
+    """Return :func:`spread` of texts, each cut to ``budget`` characters."""
     return spread((text[:budget] for text in texts), budget, len)
 
 
 def spread(items: Iterable[Item], budget: int, size: Callable[[Item], int]) -> list[Item]:
-    """Every 2^k-th item, with the smallest k that keeps them within ``budget`` together, by the ``size`` of each.
+    """Return every 2^k-th item, with the smallest k that keeps their total ``size`` within ``budget``.
 
-    One pass and O(budget) memory: whenever what is kept grows too large, every second one is dropped.
+    One pass, O(budget) memory: every second item is dropped whenever the total is too large.
     """
     kept: list[Item] = []
     stride, total = 1, 0
@@ -277,9 +277,9 @@ def spread(items: Iterable[Item], budget: int, size: Callable[[Item], int]) -> l
 
 
 def train_bpe(texts: Iterable[str], vocab: int) -> Tokenizer:
-    """Byte-level BPE of at most ``vocab`` ids (fewer when no pair of tokens is left that occurs twice).
+    """Train byte-level BPE of at most ``vocab`` ids (fewer if no pair of tokens occurs twice); deterministic.
 
-    Byte-pair encoding over bytes: Sennrich et al. 2016, Radford et al. 2019. The same texts give the same tokenizer.
+    Source: Sennrich et al. 2016, Radford et al. 2019.
     """
     inner = _byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
@@ -303,7 +303,7 @@ def _trained(data: DataConfig, vocab: int, cache: Path, on_progress: Callable[[s
         try:
             return Tokenizer.open(file)
         except UserError:
-            file.unlink(missing_ok=True)  # a damaged copy of what can be had again
+            file.unlink(missing_ok=True)  # damaged, and reproducible
     if on_progress:
         read = ", ".join(source.source for source in data.sources.values())
         on_progress(f"training a tokenizer of {vocab} ids on {read}")
@@ -314,7 +314,7 @@ def _trained(data: DataConfig, vocab: int, cache: Path, on_progress: Callable[[s
 
 
 def _by_weight(data: DataConfig) -> Iterator[str]:
-    """What a tokenizer for ``data`` is trained on: of a mixture's sources by their shares, short ones several times."""
+    """Yield the training texts of a tokenizer: a mixture's sources by their shares, with repetitions of short ones."""
     given = quotas(data)
     shares = dict(zip(data.sources, (quota / sum(given) for quota in given), strict=True))
     kept: dict[str, list[str]] = {}
@@ -329,7 +329,7 @@ def _by_weight(data: DataConfig) -> Iterator[str]:
 
 
 def _byte_tokenizer() -> Tokenizer:
-    """Ids 0..255 are bytes, 256 is the separator."""
+    """Return a tokenizer with bytes as ids 0..255 and the separator as 256."""
     inner = _byte_level(models.BPE(vocab={letter: byte for byte, letter in enumerate(_byte_letters())}, merges=[]))
     inner.add_special_tokens([END])
     return Tokenizer(inner, inner.get_vocab()[END])
@@ -343,9 +343,9 @@ def _byte_level(model: models.BPE) -> tokenizers.Tokenizer:
 
 
 def _byte_letters() -> list[str]:
-    """The visible character that stands for each byte in byte-level vocabularies: itself, or else one from U+0100 on.
+    """Return the visible character for each byte in byte-level vocabularies: itself, or one from U+0100 on.
 
-    Follows from the alphabet: sorted, it holds the bytes that stand for themselves and then the others in order.
+    The sorted alphabet has the bytes that represent themselves, then the others in order.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     others = iter(letter for letter in alphabet if ord(letter) > 255)

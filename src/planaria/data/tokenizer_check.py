@@ -1,7 +1,7 @@
-"""Check an untrusted tokenizer.json: bound what it makes of a text, then try it. Runs in a child process.
+"""Check an untrusted tokenizer.json: bound its growth of texts, then try it. Runs in a child process.
 
-Growth is a factor of bytes: how long a text can become at worst. It follows from the tokenizer's parts, as a trial
-cannot find a rule that only fires on one rare word.
+Growth is the maximum factor of a text's bytes. It is derived from the tokenizer's parts, because a trial may miss a
+rule that applies to one rare word.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import tokenizers
 from planaria.common.errors import UserError
 
 MOST = 1 << 16
-"""growth of a text by all normalizers, at worst"""
+"""maximum growth by all normalizers"""
 MOST_AFTER = 16.0
-"""growth by pre-tokenizers, and by decoders; known tokenizers have at most 4"""
+"""maximum growth by pre-tokenizers, and by decoders; known tokenizers have at most 4"""
 LONGEST = 4096
-"""characters of one token"""
+"""maximum characters of one token"""
 ADDED = 64
-"""tokens that a template adds to a text"""
+"""maximum tokens that a template adds to a text"""
 FIX = "give another tokenizer"
 _UNICODE = {
     "NFC": 3.0,
@@ -34,7 +34,7 @@ _UNICODE = {
     "ByteLevel": 2.0,
     "BertNormalizer": 3.0,
 }
-"""worst growth of any character"""
+"""maximum growth of any character"""
 _NEUTRAL = frozenset({"Strip", "StripAccents", "Nmt"})
 _PRE = {
     **dict.fromkeys(("BertPreTokenizer", "CharDelimiterSplit", "Whitespace", "WhitespaceSplit", "Punctuation"), 1.0),
@@ -55,7 +55,7 @@ _TEXT = (
 
 
 def checked(argument: bytes) -> bytes:
-    """Take a name and, behind a NUL, a tokenizer.json; return {"growth": of its normalizers} as JSON.
+    """Take a name, NUL, and a tokenizer.json; return {"growth": of its normalizers} as JSON.
 
     :raises UserError: naming the first part that is unbounded, unknown, or missing.
     """
@@ -87,7 +87,7 @@ def _checked(source: bytes) -> float:
 
 
 def _growth(part: Mapping[str, Any] | None, one: Callable[[Mapping[str, Any]], float]) -> float:
-    """Worst growth by a part, or a sequence of parts."""
+    """Return the maximum growth by a part, or a sequence of parts."""
     if part is None:
         return 1.0
     for name in _INNER:
@@ -116,20 +116,21 @@ def _normalizer(part: Mapping[str, Any]) -> float:
 
 
 def _replacement(part: Mapping[str, Any]) -> float:
-    """A regular expression may match between any two bytes, as an empty pattern does."""
+    """Return the growth of a replacement; a regular expression may match between any two bytes, as an empty pattern
+    does."""
     size, pattern = len(part["content"].encode()), part["pattern"].get("String", "")
     return max(1.0, size / len(pattern.encode())) if pattern else 1.0 + size
 
 
 def _longest_entry(charsmap: str) -> float:
-    """Bytes of the longest replacement in a map of SentencePiece: behind a trie, each ends with NUL."""
+    """Return the bytes of the longest replacement in a SentencePiece map; after a trie, each ends with NUL."""
     content = base64.b64decode(charsmap)
     trie = int.from_bytes(content[:4], "little")
     return float(max(1, *map(len, content[4 + trie :].split(b"\0"))))
 
 
 def _check_tokens(inner: tokenizers.Tokenizer, model: Mapping[str, Any]) -> None:
-    """:raises UserError: when a token is too long, or a text could need an unknown-token that is not there."""
+    """:raises UserError: if a token is too long, or the token for unknown characters is missing."""
     vocab = inner.get_vocab(with_added_tokens=True)
     longest = max(map(len, vocab), default=0)
     if longest > LONGEST:
@@ -157,7 +158,7 @@ def _texts() -> Iterator[str]:
 
 
 def _patterns(part: Mapping[str, Any] | None) -> Iterator[str]:
-    """Texts that a part's rules are about."""
+    """Yield texts to which a part's rules apply."""
     if part is None:
         return
     for name in _INNER:
@@ -186,7 +187,7 @@ def _try(inner: tokenizers.Tokenizer, texts: Sequence[str]) -> None:
 
 
 def is_plain(tree: object) -> bool:
-    """Whether a tokenizer.json is byte-level BPE alone, as planaria's own: no part of it can grow a text or fail."""
+    """Whether a tokenizer.json is only byte-level BPE, like planaria's own: no part can grow a text or fail."""
     if not isinstance(tree, dict) or not isinstance(model := tree.get("model"), dict):
         return False
     parts = [tree.get(name) for name in ("pre_tokenizer", "decoder")]

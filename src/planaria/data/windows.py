@@ -1,8 +1,8 @@
-"""Encode a long text window by window, with the ids that it has when it is encoded in one go.
+"""Encode a long text in windows, with the same ids as in one call.
 
-Windows overlap. Near its edges a window's tokens may differ from those of the whole text: a SentencePiece tokenizer
-puts a space before it, a pattern looks ahead, a byte pair is cut. Away from the edges they are the same, so two windows
-are joined inside a stretch in which their tokens agree. A window is enlarged until there is such a stretch.
+Windows overlap. Near its edges a window's tokens may differ from those of the whole text: SentencePiece prepends a
+space, a pattern looks ahead, a byte pair is cut. Elsewhere they are equal, so two windows are joined within a stretch
+in which their tokens agree. A window is enlarged until there is one.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from planaria.common.errors import UserError
 
 Encode = Callable[[str], tokenizers.Encoding]
 MARGIN = 2048
-"""characters near an edge of a window in which its tokens are not relied on"""
+"""characters near a window's edge in which its tokens are not used"""
 AGREED = 256
 """characters in which the tokens of two windows must agree"""
 TRIES = 8
 """places at which the next window may begin"""
 MOST = 1 << 24
-"""characters of the largest window"""
+"""maximum characters of a window"""
 
 
 @dataclass(frozen=True)
@@ -35,20 +35,20 @@ class _Window:
     offsets: list[tuple[int, int]]
 
     def token(self, number: int) -> tuple[int, int, int]:
-        """Id, first character, and character behind the last, in the whole text."""
+        """Return the id, first character, and end character of a token in the whole text."""
         begin, end = self.offsets[number]
         return self.ids[number], self.start + begin, self.start + end
 
     def within(self, low: int, high: int) -> range:
-        """Numbers of the tokens that begin at characters ``low`` .. ``high - 1``."""
+        """Return the numbers of the tokens that begin at characters ``low`` .. ``high - 1``."""
         found = [n for n, (begin, _) in enumerate(self.offsets) if low <= self.start + begin < high]
         return range(found[0], found[-1] + 1) if found else range(0)
 
 
 def joined(encode: Encode, text: str, size: int) -> Iterator[list[int]]:
-    """Yield the ids of ``text`` in parts; windows have ``size`` characters, or more where that is too few.
+    """Yield the ids of ``text`` in parts; windows have ``size`` characters, or more where necessary.
 
-    :raises UserError: when :data:`MOST` characters are too few.
+    :raises UserError: if :data:`MOST` characters are too few.
     """
     window, skipped, wanted = _window(encode, text, 0, size), 0, size
     while window.stop < len(text):
@@ -73,7 +73,7 @@ def _window(encode: Encode, text: str, start: int, size: int) -> _Window:
 
 
 def _next(encode: Encode, text: str, before: _Window, size: int) -> tuple[_Window, int, int] | None:
-    """The window after ``before``, and the numbers of the first token behind the joint in either; None: no joint."""
+    """Return the window after ``before``, and the number of the first token after the joint in each; None: no joint."""
     candidates = before.within(before.stop - 4 * MARGIN, before.stop - 2 * MARGIN)
     if not candidates:
         return None
@@ -86,7 +86,7 @@ def _next(encode: Encode, text: str, before: _Window, size: int) -> tuple[_Windo
 
 
 def _joint(before: _Window, after: _Window) -> tuple[int, int] | None:
-    """The middle of the first stretch of :data:`AGREED` characters in which the tokens of two windows agree."""
+    """Return the middle of the first stretch of :data:`AGREED` characters in which the tokens of two windows agree."""
     low, high = after.start + MARGIN, before.stop - MARGIN
     place = {after.token(number): number for number in after.within(low, high)}
     begun, count = 0, 0

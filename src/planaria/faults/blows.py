@@ -1,8 +1,7 @@
-"""What is lost in one blow: a stage, two neighbours, all stages of a machine, all of a region. Pure.
+"""Failure groups: the stages that one failure takes - one, two neighbours, a machine's, or a region's. Pure.
 
-Stages fail one by one in CheckFree's model. Machines that hold several stages, and regions that lose power, take
-neighbours together, and with them copies and their originals. Rates are such that a stage is lost about as often
-whatever the blow: there are fewer blows then, and each takes more.
+CheckFree's model has stages fail independently. Machines with several stages, and regions, lose neighbours together,
+and with them copies and originals. Rates keep the loss rate of a stage equal for every kind: larger failures are rarer.
 """
 
 from __future__ import annotations
@@ -14,14 +13,13 @@ from typing import Literal, cast, get_args
 from planaria.common.errors import UserError, nearest
 
 Lost = Literal["stage", "adjacent", "machine", "region"]
-"""what a blow takes: one stage; a stage and the next one; ``machine`` stages in a row, which share a machine; half of
-all, which share a region"""
+"""one stage; a stage and the next ("adjacent"); ``machine`` consecutive stages; or half of all stages ("region")"""
 
 
 def lost_of(name: str | None) -> Lost | None:
-    """What ``name`` says, None for nothing.
+    """Return ``name`` as a kind of failure; None for None.
 
-    :raises UserError: when there is no such kind.
+    :raises UserError: if it is unknown.
     """
     if name is not None and name not in get_args(Lost):
         raise UserError(f"--lost {name}: no such kind of failure; {nearest(name, get_args(Lost))}")
@@ -29,8 +27,10 @@ def lost_of(name: str | None) -> Lost | None:
 
 
 def blows(lost: Lost, struck: Collection[int], stages: int, machine: int) -> list[tuple[int, ...]]:
-    """The sets of stages that are lost together, of those that can be ``struck``, of block stages 1..``stages`` and
-    the ends 0; ``machine`` stages in a row share a machine. Of each set, those that never fail are left out.
+    """Return the sets of stages that fail together, restricted to ``struck``, of block stages 1..``stages`` and stage
+    0.
+
+    ``machine`` consecutive stages share a machine.
 
     >>> blows("machine", {1, 2, 3, 4, 5}, 5, 2)
     [(1, 2), (3, 4), (5,)]
@@ -46,6 +46,5 @@ def blows(lost: Lost, struck: Collection[int], stages: int, machine: int) -> lis
 
 
 def share(lost: Lost) -> float:
-    """A blow's probability over that of losing a stage: an inner stage is in two pairs of neighbours, each of which is
-    struck half as often."""
+    """Return a failure's probability relative to a stage's loss rate: an inner stage is in two pairs of neighbours."""
     return 0.5 if lost == "adjacent" else 1.0

@@ -1,4 +1,4 @@
-"""A Byzantine node: the updates that it sends to other replicas, and the labels that it trains on."""
+"""A Byzantine node: its corrupted updates to other replicas, and its corrupted labels."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ Batch = Callable[[int], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Lie:
-    """A fault of a trace, as its node carries it out."""
+    """An attack of a trace, as its node executes it."""
 
     attack: Attack
     until: int | None
-    """first step in which the node is honest again; None: one update is corrupted"""
+    """first honest step; None: only one update is corrupted"""
     draw: str
-    """seeds what the attack draws at random"""
+    """seed of the attack's random numbers"""
 
 
 def lie_of(attack: str | None, strength: float | None, until: int | None, seed: int, number: int) -> Lie:
-    """Return the lie that a fault names, by its ``number`` in the trace of a run with this ``seed``."""
+    """Return the attack of a fault, by its ``number`` in the trace of a run with this ``seed``."""
     return Lie(attack_of(attack, strength), until, f"{seed} {number}")
 
 
 class Byzantine(Publisher):
-    """A node that carries out a :class:`Lie`, from its next update to the end of the lie."""
+    """A node that executes a :class:`Lie`, from its next update to the end of the attack."""
 
     def __init__(self, config: ExchangeConfig, lie: Lie) -> None:
         self._config = config
         self._lie: Lie | None = lie
         self._lied = False
         self._past: dict[int, Tensor] = {}
-        """round → own vector of then, as many as the attack remembers"""
+        """round → own vector, as many as the attack remembers"""
         self._received: dict[int, Tensor] = {}
-        """updates of others in the round before"""
+        """updates of others in the previous round"""
         self._first: dict[int, Tensor] = {}
 
     def lies(self, step: int) -> bool:
@@ -59,17 +59,17 @@ class Byzantine(Publisher):
         return self._lie
 
     def sent(self) -> None:
-        """End a lie that is for one update."""
+        """End an attack that is for one update."""
         if self._lie is not None and self._lie.until is None and self._lied:
             self._lie = None
 
     def received(self, others: Mapping[int, Offer], codec: Compressor, round: int) -> None:
-        """Remember the updates of others: an attack that listens knows them in the next round."""
+        """Keep the updates of others for attacks that use them in the next round."""
         if self._lie is not None and self._lie.attack.listens:
             self._received = vectors(others, codec, round)
 
     def poisoned(self, batch: Batch, step: int, vocab: int) -> Batch:
-        """Return the batch that this node trains on in ``step``, with the labels that the attack chooses."""
+        """Return this node's batch source for ``step``, with the labels that the attack chooses."""
 
         def read(microbatch: int) -> tuple[Tensor, Tensor]:
             tokens, targets = batch(microbatch)
@@ -87,8 +87,8 @@ class Byzantine(Publisher):
         others: Collection[int],
         known: Mapping[int, Tensor] | None = None,
     ) -> dict[int, Offer]:
-        """As :meth:`Publisher.updates`. Unless ``known`` is given, the attack knows the node's own update and those of
-        the round before."""
+        """As :meth:`Publisher.updates`. By default the attack knows the node's own update and those of the last
+        round."""
         step, round = at
         lie = self._current(step)
         if lie is None or honest.blocking is None:
@@ -117,7 +117,7 @@ class Byzantine(Publisher):
 
     @property
     def _expected(self) -> int:
-        """Byzantine replicas that the others expect; one, where they expect none."""
+        """Byzantine replicas that the others expect; 1 if they expect none."""
         config = self._config
         return robust_of(config.robust, config.replicas).rule.liars if config.robust else 1
 

@@ -1,4 +1,4 @@
-"""Checks of a trace against the run that it is for: edges, readers of batches and receivers of updates must exist."""
+"""Check a trace against its run: edges, batch readers and update receivers must exist."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from planaria.runtime.engine.resolved import ResolvedRun
 
 
 def neighbours(resolved: ResolvedRun, node: int) -> set[int]:
-    """The nodes at the other ends of a node's edges."""
+    """Return the nodes at the other ends of a node's edges."""
     started = run_started(resolved, START)
     states = (ReplicaState.start(started, number) for number in range(started.most_replicas))
     pairs = {pair for state in states for pair in state.pairs_of(state.arrangement.stage)}
@@ -22,7 +22,10 @@ def neighbours(resolved: ResolvedRun, node: int) -> set[int]:
 
 
 def require_edges(resolved: ResolvedRun, faults: Iterable[Fault], where: str) -> None:
-    """:raises UserError: when one of the faults, from ``where``, is of an edge that this run does not have."""
+    """Check that the edge of each fault exists in this run.
+
+    :raises UserError: naming the first fault, from ``where``, whose edge does not.
+    """
     for fault in faults:
         if fault.peer is None:
             continue
@@ -36,13 +39,16 @@ def require_edges(resolved: ResolvedRun, faults: Iterable[Fault], where: str) ->
 
 
 def require_listeners(config: RunConfig, faults: Iterable[Fault], where: str) -> None:
-    """:raises UserError: when one of the faults, from ``where``, is a lie that this run has nobody to hear."""
+    """Check that updates and labels corrupted by the faults reach other replicas.
+
+    :raises UserError: naming the first fault, from ``where``, that has no effect.
+    """
     stages = config.pipeline.stages + 1
     for fault in faults:
         if fault.signal != "lie":
             continue
         at = f"{where}: a fault 'lie' at stage {fault.stage}, step {fault.step}"
-        if why := _unheard(config):
+        if why := _unused(config):
             raise UserError(
                 f"{at}: {why}, so that nobody hears it; leave the fault out, or take several replicas that agree, such "
                 "as exchange.kind = 'allreduce'"
@@ -53,8 +59,8 @@ def require_listeners(config: RunConfig, faults: Iterable[Fault], where: str) ->
             )
 
 
-def _unheard(config: RunConfig) -> str:
-    """Why nobody hears what replicas say to each other; empty if somebody does."""
+def _unused(config: RunConfig) -> str:
+    """Return why replicas receive no updates of a single replica; empty if they do."""
     if config.exchange.replicas == 1 and config.exchange.most is None:
         return "there is one replica"
     if exchange(config.exchange).interval is None:
@@ -67,7 +73,10 @@ def _unheard(config: RunConfig) -> str:
 
 
 def require_readers(resolved: ResolvedRun, faults: Iterable[Fault], where: str) -> None:
-    """:raises UserError: when one of the faults, from ``where``, delays batches of a node that reads none."""
+    """Check that nodes with delayed batches read batches.
+
+    :raises UserError: naming the first fault, from ``where``, whose node reads none.
+    """
     stage_of = resolved.arrangement.stage
     readers = [node for node in sorted(stage_of) if not stage_of[node] or resolved.config.data.document_mask]
     for fault in faults:

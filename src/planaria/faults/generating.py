@@ -1,4 +1,4 @@
-"""Traces that are drawn from a failure rate, and what such a rate means for a step."""
+"""Generate traces from a failure rate."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from planaria.faults.trace import Fault, Generated, Trace, first_complaint
 
 
 def per_step_probability(hourly: float, step_s: float) -> float:
-    """Probability p = 1 − (1 − h)^(t/3600) that a stage fails within one step.
+    """Return p = 1 − (1 − h)^(t/3600), the probability that a stage fails within one step (CheckFree, arXiv
+    2506.15461).
 
-    This is the failure model of CheckFree (arXiv 2506.15461).
     ``hourly`` is h, the probability of failing within an hour, in [0, 1); ``step_s`` is t, the step's seconds.
     """
     return float(1.0 - (1.0 - hourly) ** (step_s / 3600.0))
 
 
 def hourly_of_all(hourly: float, step_s: float, copies: int) -> float:
-    """Probability that within an hour some step takes all ``copies`` of a stage, each of which fails by itself.
+    """Return the probability that within an hour some step loses all ``copies`` of a stage, which fail independently.
 
     1 − (1 − pⁿ)^(3600/t), with p by :func:`per_step_probability`; ``hourly`` itself for one copy.
     """
@@ -42,19 +42,20 @@ def generate(
     lost: Lost = "stage",
     machine: int = 2,
 ) -> Trace:
-    """Kills block stages 1..``stages`` (and 0, with ``ends``) independently, each with :func:`per_step_probability` in
-    each of ``steps``.
+    """Kill block stages 1..``stages`` (and 0, with ``ends``) independently, with :func:`per_step_probability` per step.
 
-    Every stage has its own stream of random numbers, one for each step, so that exempting a stage changes nothing for
-    the others' draws, and a higher rate only adds to them. Where neighbours would fail together and
-    ``forbid_adjacent`` is set, the later stage is spared.
+    Every stage has its own stream of random numbers, one per step: exempting a stage does not change other stages'
+    draws, and a higher rate only adds failures. If ``forbid_adjacent`` is set and neighbours would fail together, the
+    later stage is spared.
 
-    With the chance ``together`` a failure takes the next stage of the walk 0, 1, …, S, 0 too, at the same moment, then
-    perhaps the one after. A burst ends at a stage that never fails, or that fails in this step anyway. So bursts only
-    add to the failures that there are without.
+    With probability ``together`` a failure also takes the next stage of the walk 0, 1, …, S, 0 at the same moment, then
+    perhaps the one after. A burst ends at a stage that never fails or already fails in this step, so bursts only add
+    failures.
 
-    ``lost`` is what one blow takes, and ``machine`` how many stages share a machine (:mod:`planaria.faults.blows`);
-    each blow has its own stream of random numbers then. Raises UserError naming the argument that is out of range.
+    ``lost`` is the kind of failure, and ``machine`` the number of stages per machine (:mod:`planaria.faults.blows`);
+    each failure group then has its own stream of random numbers.
+
+    :raises UserError: naming the argument that is out of range.
     """
     try:
         origin = Generated(
@@ -76,7 +77,7 @@ def generate(
 
 
 def _faults(origin: Generated) -> tuple[Fault, ...]:
-    """All that the numbers of ``origin`` come to, in order."""
+    """Return all faults that ``origin`` generates, in order."""
     stages, p = origin.stages, per_step_probability(origin.hourly, origin.step_s)
     struck = set(range(0 if origin.ends else 1, stages + 1)) - {*origin.exempt}
     drawn: dict[tuple[int, int], float] = {}
@@ -92,13 +93,13 @@ def _faults(origin: Generated) -> tuple[Fault, ...]:
     for (step, stage), u in sorted(drawn.items()):
         beside = {fault.stage for fault in faults[-stages:] if fault.step == step}
         if not (origin.forbid_adjacent and beside & _neighbours(stage, stages)):
-            # Given that u < p, u/p is itself uniform in [0, 1): when in the step the fault strikes.
+            # Given u < p, u/p is uniform in [0, 1): the fault's time within the step.
             faults.append(Fault(step=step, stage=stage, offset=u / p))
     return tuple(faults)
 
 
 def _in_blows(origin: Generated, struck: set[int], p: float) -> dict[tuple[int, int], float]:
-    """All that blows with probability ``p`` take; a stage that two of them take in one step is lost with the first."""
+    """Draw failure groups with probability ``p``; a stage taken by two in one step is lost with the first."""
     found: dict[tuple[int, int], float] = {}
     for stages in blows(origin.lost, struck, origin.stages, origin.machine):
         first, *others = stages
@@ -111,7 +112,7 @@ def _in_blows(origin: Generated, struck: set[int], p: float) -> dict[tuple[int, 
 
 
 def _drawn(name: str, stage: int, steps: int, p: float) -> dict[tuple[int, int], float]:
-    """(step, stage) → the random number that was below ``p``, of the stream of that name."""
+    """Return (step, stage) → the random number, where it is below ``p``, from the stream ``name``."""
     stream = random.Random(name)
     return {(step, stage): u for step in range(steps) if (u := stream.random()) < p}
 
@@ -119,7 +120,8 @@ def _drawn(name: str, stage: int, steps: int, p: float) -> dict[tuple[int, int],
 def _with_bursts(
     drawn: dict[tuple[int, int], float], origin: Generated, struck: set[int]
 ) -> dict[tuple[int, int], float]:
-    """``drawn``, and the stages that these failures take with them, with the number, so the moment, of their cause."""
+    """Return ``drawn`` plus the stages that these failures take with them, with the number (so the moment) of their
+    cause."""
     found = dict(drawn)
     for (step, stage), u in sorted(drawn.items()):
         stream = random.Random(f"planaria trace {origin.seed} burst {step} {stage}")
@@ -131,5 +133,5 @@ def _with_bursts(
 
 
 def _neighbours(stage: int, stages: int) -> set[int]:
-    """The stages beside this one on the closed walk 0, 1, …, S, 0."""
+    """Return the stages beside this one on the closed walk 0, 1, …, S, 0."""
     return {(stage - 1) % (stages + 1), (stage + 1) % (stages + 1)}

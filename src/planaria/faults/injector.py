@@ -1,4 +1,4 @@
-"""Carries out a trace of faults on the live fleet."""
+"""Execute a trace of faults on the live fleet."""
 
 from __future__ import annotations
 
@@ -23,61 +23,61 @@ Struck = tuple[str, int]
 
 
 class TraceChaos:
-    """Tells the workers at the nodes that a trace names (as stages) what they are to suffer, and where.
+    """Announces faults to the workers at the nodes (as stages) of a trace.
 
-    A fault waits for the first step at or after its own that offers its moment, so a rolled-back or repeated step is
-    struck once. Kills of one replica's step follow one another, each once the last is got over, in the order of their
-    moments; those of the same moment and offset strike at once. So the same trace is met the same way in every run.
+    A fault waits for the first step at or after its own that has its moment, so a rolled-back or repeated step is
+    struck once. Kills in one replica's step follow each other by moment, each after recovery from the last; those of
+    the same moment and offset strike together. So the same trace hits the same actions in every run.
     """
 
     def __init__(self, trace: Trace, fleet: Fleet, checkpoints: Path, first_step: int = 0) -> None:
-        """Faults that were over before ``first_step`` belong to an earlier part of the run."""
+        """``first_step``: faults that ended before it belong to an earlier part of the run."""
         self._fleet, self._checkpoints = fleet, checkpoints
         numbered = [(number, fault) for number, fault in enumerate(trace.faults) if awaits(fault, first_step)]
         self._waiting = sorted(numbered, key=_in_turn)
         self._next = len(trace.faults)
         self._armed: dict[int, tuple[Fault, Struck]] = {}
-        """number → fault, and who was told of it and has not met it yet"""
+        """number → fault, and the worker that has not met it yet"""
         self._together: dict[int, list[tuple[int, Fault]]] = defaultdict(list)
-        """number of a kill → others that strike with it"""
-        self._thaws: list[tuple[float, Struck]] = []
+        """number of a kill → kills that strike with it"""
+        self._resumptions: list[tuple[float, Struck]] = []
         self._slow_hosts: list[tuple[str, d.Blow, float]] = []
-        """machine, what its workers are told, and until when (monotonic seconds)"""
+        """machine, fault of its workers, and its end (monotonic seconds)"""
 
     def add(self, fault: Fault) -> None:
-        """One more, to strike at the next occasion."""
+        """Add a fault, to strike at the next occasion."""
         self._wait(self._next, fault)
         self._next += 1
 
     def on_decision(self, decision: d.Decision, state: RunState) -> list[e.FaultInjected]:
-        """Arm the faults whose moment this decision begins, before its orders go out."""
+        """Arm the faults whose moment this decision begins, before its orders are sent."""
         match decision:
             case d.RunStep(mode="train"):
                 self._give_up_mates()
                 settings = state.settings.exchange
                 agreed = settings.replicas > 1 and state.rule.interval == 0 and not settings.coded
-                return self._arm(decision.step, state, _asked(state, decision.replica), *before_commit(agreed))
+                return self._arm(decision.step, state, _executing(state, decision.replica), *before_commit(agreed))
             case d.Commit():
-                return self._arm(decision.step, state, _asked(state, decision.replica), "commit")
+                return self._arm(decision.step, state, _executing(state, decision.replica), "commit")
             case d.Save():
-                return self._arm(decision.step, state, _asked(state, decision.replica), "save")
+                return self._arm(decision.step, state, _executing(state, decision.replica), "save")
             case d.Settle():
                 step = max(state.replicas[number].step for number in decision.members)
-                return self._arm(step, state, _asked(state, *decision.members), "settle")
+                return self._arm(step, state, _executing(state, *decision.members), "settle")
             case d.Form():
-                asked = _asked(state, decision.replica)
-                ends = {node: asked[node] for node in _ends(decision) & asked.keys()}
+                holders = _executing(state, decision.replica)
+                ends = {node: holders[node] for node in _ends(decision) & holders.keys()}
                 return self._arm(decision.step, state, ends, "transfer") + self._arm(
-                    decision.step, state, asked, "link"
+                    decision.step, state, holders, "link"
                 )
         return []
 
     def on_event(self, t: float, event: e.Event, state: RunState) -> list[e.FaultInjected]:
-        """A worker has struck itself: others may be to die with it. Or it died of something else before."""
+        """Kill the mates of a worker that struck itself; re-queue the faults of a worker that was lost otherwise."""
         if isinstance(event, e.FaultInjected) and event.number in self._armed:
             fault, struck = self._armed.pop(event.number)
             if fault.signal == "stop" and fault.resume_after_s is not None:
-                self._thaws.append((t + fault.resume_after_s, struck))
+                self._resumptions.append((t + fault.resume_after_s, struck))
             return [self._kill(*mate, event.step, state) for mate in self._together.pop(event.number, ())]
         if isinstance(event, e.WorkerJoined):
             self._slow_newcomer(event.worker, state)
@@ -89,17 +89,17 @@ class TraceChaos:
         return []
 
     def strike(self, t: float) -> None:
-        """Thaw the workers whose time has come."""
-        for thaw in [thaw for thaw in self._thaws if thaw[0] <= t]:
-            self._thaws.remove(thaw)
-            self._fleet.signal(*thaw[1], signal.SIGCONT)
+        """Resume stopped workers whose time has come."""
+        for due in [due for due in self._resumptions if due[0] <= t]:
+            self._resumptions.remove(due)
+            self._fleet.signal(*due[1], signal.SIGCONT)
 
     def next_due(self) -> float | None:
-        """When somebody is to be thawed next, in monotonic seconds."""
-        return min([thaw[0] for thaw in self._thaws], default=None)
+        """Return when the next stopped worker resumes, in monotonic seconds."""
+        return min([due[0] for due in self._resumptions], default=None)
 
     def _arm(self, step: int, state: RunState, holders: Mapping[int, str], *moments: str) -> list[e.FaultInjected]:
-        """Tell the faults of these moments to those who will meet them: node → worker."""
+        """Announce the faults of these moments to the workers in ``holders``: node → worker."""
         due = [
             item
             for item in self._waiting
@@ -116,11 +116,11 @@ class TraceChaos:
                 self._together[first[0]].append((number, fault))
             elif fault.signal != "kill" or (first is None and not any(f.stage in holders for f in killing)):
                 first = (number, fault) if fault.signal == "kill" else first
-                self._tell(number, fault, holders[fault.stage], state)
+                self._announce(number, fault, holders[fault.stage], state)
         return done
 
-    def _tell(self, number: int, fault: Fault, worker: str, state: RunState) -> None:
-        """Let a worker know what it is to suffer."""
+    def _announce(self, number: int, fault: Fault, worker: str, state: RunState) -> None:
+        """Announce a fault to a worker."""
         self._waiting.remove((number, fault))
         self._armed[number] = fault, (worker, state.workers[worker].incarnation)
         blow = d.Blow(
@@ -144,7 +144,7 @@ class TraceChaos:
                 self._send(name, blow)
 
     def _slow_newcomer(self, worker: str, state: RunState) -> None:
-        """Who is started on a slow machine is as slow as the others there."""
+        """Slow a worker that was started on a slow machine."""
         now = time.monotonic()
         for host, blow, until in self._slow_hosts:
             if host == state.workers[worker].host and now < until:
@@ -155,7 +155,7 @@ class TraceChaos:
         self._fleet.send(worker, blow.model_dump_json().encode())
 
     def _kill(self, number: int, fault: Fault, step: int, state: RunState) -> e.FaultInjected:
-        """Strike from outside whoever stands there now, at the moment that another has met its fault."""
+        """Kill the current worker of the fault's node, at the moment at which another has met its fault."""
         worker = state.holders[fault.stage]
         self._fleet.signal(worker, state.workers[worker].incarnation, signal.SIGKILL)
         return e.FaultInjected(
@@ -163,17 +163,17 @@ class TraceChaos:
         )
 
     def _give_up_mates(self) -> None:
-        """Those that were to die together with somebody who died otherwise wait for another occasion."""
+        """Re-queue kills whose leading worker was lost otherwise."""
         for number in [number for number in self._together if number not in self._armed]:
             for mate in self._together.pop(number):
                 self._wait(*mate)
 
     def _wait(self, number: int, fault: Fault) -> None:
-        """It waits for another occasion."""
+        """Queue a fault for the next occasion."""
         self._waiting = sorted([*self._waiting, (number, fault)], key=_in_turn)
 
     def _flip(self, number: int, fault: Fault, worker: str, step: int) -> list[e.FaultInjected]:
-        """Turn a bit of the stage's file in the newest checkpoint, if there is one."""
+        """Flip a bit of the stage's file in the newest checkpoint, if there is one."""
         saved = CheckpointStore(self._checkpoints).newest(whole_only=True)
         if saved is None:
             return []
@@ -198,13 +198,13 @@ def _in_turn(item: tuple[int, Fault]) -> tuple[int, tuple[bool, str, float], int
     return fault.step, order(fault), number
 
 
-def _asked(state: RunState, *replicas: int) -> dict[int, str]:
-    """Node → worker, of those who carry out the present orders of these replicas."""
+def _executing(state: RunState, *replicas: int) -> dict[int, str]:
+    """Return node → worker for the workers that execute these replicas' current orders."""
     return {n: w for r in replicas for n, w in state.replicas[r].holders.items() if w in state.replicas[r].waiting}
 
 
 def _ends(form: d.Form) -> set[int]:
-    """The nodes that give or take a state in a new generation."""
+    """Return the nodes that send or receive a state in a new generation."""
     rebuilt = {m.node: m.source.donors for m in form.members if isinstance(m.source, d.Rebuild)}
     handed = {m.node for m in form.members if isinstance(m.source, d.Handover)}
     return {*rebuilt, *handed, *(donor for donors in rebuilt.values() for donor in donors)}

@@ -1,4 +1,4 @@
-"""Traces: which stages fail in which steps. Written once, then replayed by every strategy that is to be compared."""
+"""Traces: which stages fail in which steps. Written once, then replayed by every strategy under comparison."""
 
 from __future__ import annotations
 
@@ -17,56 +17,54 @@ from planaria.config.schema import Section
 from planaria.faults.blows import Lost
 
 MAX_BYTES = 64 * 2**20
-"""largest trace file that is read or written, about half a million faults"""
+"""maximum size of a trace file, about half a million faults"""
 
 MOST_DRAWS = 10**8
-"""random numbers that one trace may take, some ten seconds"""
+"""maximum random numbers per trace, about ten seconds"""
 
 
 LASTING = ("stop", "stuck", "slow", "slow_host", "slow_data", "delay", "cut", "disk_full", "disk_slow")
-"""faults that end after a time, if one is given"""
+"""faults that may have an end"""
 FATAL = ("kill", "stop", "stuck")
-"""faults that cost the worker's state, unless they end in time"""
+"""faults that destroy the worker's state, unless they end in time"""
 LAGGING = ("slow", "slow_data")
-"""faults by which a worker's results come late"""
+"""faults that delay a worker's results"""
 STRONG = ("slow", "slow_host", "slow_data", "delay", "lie")
 """faults that have a strength"""
 
 
 class Fault(Section):
-    """One blow against a worker in step ``step``."""
+    """One fault of a worker in step ``step``."""
 
     step: Natural
     stage: Natural
-    """that the worker holds; in a run on a schedule, the number of its node"""
+    """stage of the worker; in a run on a schedule, the number of its node"""
     signal: Literal[
         "kill", "stop", "stuck", "slow", "slow_host", "slow_data", "delay", "reset", "cut", "disk_full", "disk_slow",
         "flip", "lie",
     ] = "kill"  # fmt: skip
-    """kill: SIGKILL, the process is gone; stop: SIGSTOP, it is frozen; stuck: its main thread is, and it beats on;
-    slow: its actions take ``strength`` times as long; slow_host: so do those of all workers of its machine, also of
-    those that are started there later; slow_data: each batch that it reads comes ``strength`` seconds later, from the
-    beginning of the step on; delay: frames that reach it, or do from ``peer``, are held for ``strength`` seconds;
-    reset: its connection to a neighbour breaks; cut: it has none to any neighbour; disk_full, disk_slow: it cannot
-    write, or waits; flip: a bit of its stage in the newest checkpoint; lie: its next offer to replicas is wrong, or
-    all of them up to ``until``"""
+    """kill: SIGKILL; stop: SIGSTOP; stuck: the main thread hangs while heartbeats continue; slow: actions take
+    ``strength`` times as long; slow_host: so do those of all workers of its machine, including later ones; slow_data:
+    each batch that it reads arrives ``strength`` seconds late, from the beginning of the step; delay: frames to it, or
+    those from ``peer``, are held for ``strength`` seconds; reset: its connection to a neighbour breaks; cut: it loses
+    all neighbours; disk_full, disk_slow: writes fail, or block; flip: a bit of its stage in the newest checkpoint
+    flips; lie: its next update to replicas is corrupted, or all of them up to ``until``"""
     moment: Literal["any", "forward", "backward", "commit", "transfer", "save", "settle", "link"] = "any"
-    """strike as the stage begins to do this (transfer: to give or take a state; settle: a round of the exchange, or a
-    step's gradients once all replicas' are there; link: to take its place in a new generation), or at any action of the
+    """the action at which the fault strikes (transfer: sending or receiving a state; settle: a round of the exchange,
+    or a step's gradients once all replicas' have arrived; link: connecting in a new generation), or any action of the
     step"""
     offset: Fraction = 0.0
-    """any, forward, backward: at which of these actions of the step, as a fraction of their number"""
+    """any, forward, backward: which of these actions of the step, as a fraction of their number"""
     resume_after_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """seconds until a fault that lasts is over: a stopped worker gets SIGCONT; never unless given"""
+    """seconds until a lasting fault ends: a stopped worker gets SIGCONT; None: never"""
     strength: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | None = None
-    """slow, slow_host: how many times as long, 5 unless given; slow_data, delay: how many seconds, 0.1 unless given;
-    lie: of the attack"""
+    """slow, slow_host: factor, default 5; slow_data, delay: seconds, default 0.1; lie: of the attack"""
     attack: str | None = None
-    """lie: what is said instead (``exchange/attacks/``); nothing that is a number, unless given"""
+    """lie: the attack (``exchange/attacks/``); default: non-finite numbers"""
     until: Natural | None = None
-    """lie: the first step in which it is honest again; one offer is a lie unless given"""
+    """lie: first honest step; default: one update is corrupted"""
     peer: Natural | None = None
-    """delay: only of frames from this stage (or node) to ``stage``; reset: of the connection to it, instead of any"""
+    """delay: only frames from this stage (or node) to ``stage``; reset: the connection to it, instead of any"""
 
     @model_validator(mode="after")
     def _only_what_lasts_ends(self) -> Self:
@@ -96,7 +94,7 @@ class Fault(Section):
         if self.until is not None and self.until <= self.step:
             raise ValueError(f"until = {self.until}: the lie begins in step {self.step}; give a later one")
         if self.attack is not None or (self.strength is not None and self.signal == "lie"):
-            from planaria.exchange.attacks import attack_of  # brings torch, which few who read traces need
+            from planaria.exchange.attacks import attack_of  # imports torch, which most traces do not need
 
             try:
                 attack_of(self.attack, self.strength)
@@ -106,32 +104,31 @@ class Fault(Section):
 
 
 class Generated(Section):
-    """How a trace was made by :func:`generate`: with the same numbers it comes out the same again."""
+    """The arguments of :func:`generate` that made a trace; they reproduce it."""
 
     seed: Annotated[int, Field(ge=-EXACT, le=EXACT)]
     hourly: Fraction
     """probability that a block stage fails within an hour"""
     step_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-    """seconds of one step"""
+    """seconds per step"""
     stages: Stages
     steps: Steps
     exempt: tuple[Natural, ...] = ()
     """block stages that never fail, ascending"""
     forbid_adjacent: bool = False
-    """two neighbouring stages never fail in the same step"""
+    """whether neighbouring stages never fail in the same step"""
     ends: bool = False
-    """stage 0 fails at the same rate"""
+    """whether stage 0 fails at the same rate"""
     together: Fraction = 0.0
-    """chance that a failure takes the next stage too, and then perhaps the one after"""
+    """probability that a failure takes the next stage too, and so on"""
     lost: Lost = "stage"
-    """what one blow takes: stage, adjacent (a stage and the next), machine, or region (half of all stages)"""
+    """what one failure takes: stage, adjacent (a stage and the next), machine, or region (half of all stages)"""
     machine: Stages = 2
-    """stages in a row that share a machine"""
+    """consecutive stages that share a machine"""
 
     @model_serializer(mode="wrap")
     def _plain(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without bursts and larger blows as it was before there were any: the same trace keeps its file and its
-        digest."""
+        """Omit unused bursts and failure kinds, so that older traces keep their file and digest."""
         found: dict[str, Any] = plain(self)
         idle = {"together": not self.together, "lost": self.lost == "stage", "machine": self.lost != "machine"}
         return {name: value for name, value in found.items() if not idle.get(name)}
@@ -170,41 +167,45 @@ class Generated(Section):
 
 
 class Trace(Section):
-    """Faults, and where they come from."""
+    """Faults and their origin."""
 
     version: Literal[1] = 1
     generated: Generated | None = None
-    """absent if the faults were chosen by hand"""
+    """None if the faults were chosen by hand"""
     faults: tuple[Fault, ...]
 
 
 BEFORE_COMMIT = ("any", "forward", "backward")
-"""moments at which a death makes the step begin again"""
+"""moments at which a failure restarts the step"""
 
 
 def before_commit(agreed: bool) -> tuple[str, ...]:
-    """The same, in a run whose replicas settle what they exchange within every step (``agreed``), or do not."""
+    """Return the moments at which a failure restarts the step; ``agreed``: replicas exchange within every step."""
     return (*BEFORE_COMMIT, "settle") if agreed else BEFORE_COMMIT
 
 
 def order(fault: Fault) -> tuple[bool, str, float]:
-    """Fatal faults of one step strike in this order, each once the last is got over; equal ones strike together."""
+    """Return a fault's sort key: fatal faults of one step strike in this order, each after recovery; equal ones
+    together."""
     return (fault.moment not in BEFORE_COMMIT, fault.moment, fault.offset)
 
 
 def awaits(fault: Fault, step: int) -> bool:
-    """Is the fault still to strike, or to go on, in a part of a run that begins with this step?"""
+    """Whether the fault is still to begin or to end in a part of a run that begins with ``step``."""
     return fault.step >= step or (fault.until is not None and fault.until > step)
 
 
 def burst_sizes(trace: Trace) -> Counter[int]:
-    """How many kills strike together → how often."""
+    """Return number of simultaneous kills → how often they occur."""
     moments = Counter((fault.step, order(fault)) for fault in trace.faults if fault.signal == "kill")
     return Counter(moments.values())
 
 
 def read(path: Path) -> Trace:
-    """The trace in the file ``path``. Raises UserError naming file, fault and field if it is not one."""
+    """Return the trace in the file ``path``.
+
+    :raises UserError: naming file, fault and field, if it is invalid.
+    """
     found = documents.data(path, MAX_BYTES, "give the path of a trace, such as `planaria trace` writes")
     documents.refuse_nul(found, path)
     try:
@@ -214,7 +215,10 @@ def read(path: Path) -> Trace:
 
 
 def text(trace: Trace) -> str:
-    """What a file says of ``trace``; UserError when that is too much for one."""
+    """Return a trace file's content.
+
+    :raises UserError: if it is too large.
+    """
     found = json.dumps(trace.model_dump(mode="json"), indent=1) + "\n"
     if len(found) > MAX_BYTES:
         raise UserError(f"the trace has {len(trace.faults)} faults, too many for a file; lower its rate or its steps")
@@ -222,7 +226,10 @@ def text(trace: Trace) -> str:
 
 
 def write(trace: Trace, path: Path) -> None:
-    """Writes ``trace`` to ``path``, where it appears whole or not at all. Raises UserError if that is impossible."""
+    """Write ``trace`` to ``path`` atomically.
+
+    :raises UserError: if it cannot be written.
+    """
     try:
         atomic.write_text(path, text(trace))
     except OSError as error:
@@ -230,9 +237,9 @@ def write(trace: Trace, path: Path) -> None:
 
 
 def digest(trace: Trace) -> str:
-    """SHA-256, in hex, of the trace as canonical JSON: two runs that print the same digest met the same faults."""
+    """Return the SHA-256 (hex) of the trace as canonical JSON; equal digests mean equal faults."""
     plain = trace.model_dump(mode="json")
-    for fault in plain["faults"]:  # a field that came later changes the digests of those traces alone that use it
+    for fault in plain["faults"]:  # newer fields change only the digests of traces that use them
         for name in ("strength", "attack", "until", "peer"):
             if fault[name] is None:
                 del fault[name]
@@ -241,7 +248,7 @@ def digest(trace: Trace) -> str:
 
 
 def first_complaint(error: ValidationError) -> str:
-    """The first complaint of ``error`` in one line: where, what, and what was found there."""
+    """Describe the first error in one line: place, reason and value."""
     problems = error.errors(include_url=False)
     # A misspelt key is also a missing one; the spelling is the cause.
     problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])

@@ -1,8 +1,7 @@
-"""Faults injected into a worker: it strikes itself at the very action that a trace names.
+"""Faults injected into a worker, which strikes itself at the exact action that a trace names.
 
-A signal from outside arrives at no exact place. A worker that knows its fault beforehand strikes itself there: the
-SIGKILL is as real, and the same trace meets the same action in every run. A worker imports this module when its first
-fault is announced, and not before.
+An external signal arrives at no exact place. A worker that knows its fault in advance strikes itself there: the SIGKILL
+is as real, and the same trace hits the same action in every run. A worker imports this module on its first fault.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from planaria.runtime.engine.outer_state import OuterState
 from planaria.runtime.transport.edge import EdgeEnd
 
 SIGNALS = {"kill": "SIGKILL", "stop": "SIGSTOP"}
-"""name of a fault in the log, unless it is its own"""
+"""log names of faults whose name differs"""
 _PLACES = {
     "commit": ("commit",),
     "transfer": ("give", "take"),
@@ -32,19 +31,19 @@ _PLACES = {
     "settle": ("settle",),
     "link": ("link",),
 }
-"""moment of a fault → what the main thread is doing then; others fall on actions of the step's plan"""
+"""moment of a fault → the main thread's activity; other moments are actions of the step's plan"""
 _OF_THE_FILE = ("kill", "stop", "disk_slow", "disk_full")
-"""faults that strike a save when its file is begun, by whatever thread"""
+"""faults that strike when the file of a save is opened, in any thread"""
 _TIMES = 5.0
-"""default: how many times as long a slow worker's actions take"""
+"""default slowdown of a slow worker's actions"""
 _LATE_S = 0.1
-"""default: by how much a batch is delayed"""
+"""default delay of a batch"""
 _HOLD_S = 0.1
-"""default: by how much each frame is delayed"""
+"""default delay of a frame"""
 _WITH_THE_STEP = ("lie", "slow_data")
 """faults of a whole step, which begin with it"""
 _FULL_BYTES = 4096
-"""the largest file that can be written on a full disk"""
+"""largest file that can be written on a full disk"""
 
 Target = tuple[str, int, int]
 """kind of action, microbatch, hop"""
@@ -53,7 +52,7 @@ Target = tuple[str, int, int]
 class WorkerFaults:
     """Faults scheduled for this worker, and those in effect.
 
-    ``add`` is called by the thread that receives orders, ``meet`` by one that writes too, all else by the main thread.
+    ``add`` is called by the thread that receives orders, ``meet`` also by a writer thread, all else by the main thread.
     """
 
     def __init__(
@@ -64,8 +63,7 @@ class WorkerFaults:
         struck: Callable[[str, Blow], None],
         end: Callable[[signal.Signals], None] = signal.raise_signal,
     ) -> None:
-        """``struck`` is called before each strike, with the fault's name in the log; ``end`` kills or stops
-        the worker."""
+        """``struck`` is called before each strike with the fault's log name; ``end`` kills or stops the worker."""
         self._config, self._outer, self._struck, self._end = config, outer, struck, end
         self._edges = _Edges(links)
         self._byzantine: Byzantine | None = None
@@ -76,12 +74,12 @@ class WorkerFaults:
         self._limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def add(self, blow: Blow) -> None:
-        """Schedule a fault: it strikes at the next place that is its moment."""
+        """Schedule a fault for the next action that matches its moment."""
         self._waiting.append(blow)
 
     def aim(self, actions: Sequence[Action]) -> None:
-        """Begin a step with these actions of this worker: choose one for each fault that falls on an action, and begin
-        those of a whole step."""
+        """Begin a step with these actions: choose the action of each fault that strikes at one, and start whole-step
+        faults."""
         for blow in [b for b in self._waiting if b.signal in _WITH_THE_STEP and b.moment not in _PLACES]:
             self._suffer(blow)
         for blow in self._waiting:
@@ -91,7 +89,7 @@ class WorkerFaults:
                 self._targets[blow.number] = (chosen.kind, chosen.microbatch, chosen.hop)
 
     def source(self, batch: Batch, step: int | None) -> Batch:
-        """Wrap a source of batches: each comes late once, and with false labels in a training ``step``."""
+        """Wrap a source of batches: delay each once, and corrupt labels in a training ``step``."""
         late = set[int]()
 
         def read(microbatch: int) -> tuple[Tensor, Tensor]:
@@ -105,7 +103,7 @@ class WorkerFaults:
         return self._byzantine.poisoned(read, step, self._config.model.vocab)
 
     def lag(self, busy_s: float) -> bool:
-        """Sleep if this worker is slow, having been busy for ``busy_s`` seconds; return whether it is."""
+        """Sleep if this worker is slow, after ``busy_s`` seconds of work; return whether it is slow."""
         if not self._slow:
             return False
         now = time.monotonic()
@@ -114,7 +112,7 @@ class WorkerFaults:
         return True
 
     def at(self, doing: str, microbatch: int, hop: int) -> None:
-        """The main thread begins this action."""
+        """Notify that the main thread begins this action."""
         if not (self._waiting or self._full):
             return
         if self._full and time.monotonic() > self._full:
@@ -123,8 +121,7 @@ class WorkerFaults:
         self.meet(doing, microbatch, hop)
 
     def meet(self, doing: str, microbatch: int = -1, hop: int = -1) -> None:
-        """An action begins, in the main thread or in one that writes while training continues: strike if it is the
-        target."""
+        """Strike with the faults that target this action, of the main thread or of a background writer."""
         for blow in [b for b in self._waiting if self._meets(b, doing, microbatch, hop)]:
             self._suffer(blow)
 
@@ -172,7 +169,7 @@ class _Edges:
     def __init__(self, links: Links) -> None:
         self._links = links
         self._held: dict[int | None, tuple[float, float]] = {}
-        """node that sends, or None for all → by how much each frame is delayed, and until when (monotonic seconds)"""
+        """sending node, or None for all → delay of each frame, and its end (monotonic seconds)"""
 
     def strike(self, kind: str, blow: Blow, lasts_s: float) -> None:
         match kind:
@@ -192,7 +189,7 @@ class _Edges:
                 raise AssertionError(kind)
 
     def _reset(self, edges: Iterable[EdgeEnd]) -> None:
-        """Break connections, as a network may."""
+        """Break connections."""
         for edge in list(edges):
             edge.reset()
 

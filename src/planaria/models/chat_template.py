@@ -1,7 +1,7 @@
-"""Render a chat template as ``transformers`` does, in a child process: a template is a program that came with weights.
+"""Render a chat template as ``transformers`` does. Runs in a child process: a template is untrusted code.
 
-The environment has the filters, functions and tags that templates are written for. Only the date differs: it is fixed,
-so that all peers of a swarm render a conversation alike, on every day.
+The environment has the filters, functions and tags that templates use. The date is fixed, so that all peers of a swarm
+render a conversation alike.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from jinja2.utils import Namespace
 from planaria.common.errors import UserError
 
 DATE = datetime(2024, 7, 26)
-"""what ``strftime_now`` takes for now: the date that Llama 3's template writes where it has no clock"""
+"""the date of ``strftime_now``: the one that Llama 3's template writes without a clock"""
 MOST = 1 << 22
-"""characters that a template may make"""
+"""maximum number of characters that a template may produce"""
 
 
 def rendered(argument: bytes) -> bytes:
-    """Take {"template", "values"} as JSON; return the text of the template with these values, in UTF-8.
+    """Take {"template", "values"} as JSON; return the rendered text in UTF-8.
 
-    :raises UserError: with the reason, when it fails.
+    :raises UserError: with the reason, if rendering fails.
     """
-    asked = json.loads(argument)
+    request = json.loads(argument)
     try:
-        text = _compiled(asked["template"]).render(**asked["values"])
+        text = _compiled(request["template"]).render(**request["values"])
     except MemoryError:
         raise UserError("it needs too much memory") from None
     except (
@@ -73,7 +73,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter escapes for HTML."""
+    """``tojson`` without jinja's HTML escapes."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -92,7 +92,7 @@ class _Dict:
 
 
 class _Names(Namespace):
-    """``namespace`` for templates, without attributes that Python uses itself."""
+    """``namespace`` for templates, without private attributes."""
 
     def __init__(*args: Any, **named: Any) -> None:
         own, *values = args
@@ -109,7 +109,7 @@ def _allowed(named: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Generation(Extension):
-    """The tag around an assistant's turn, which marks it for training; it writes what it contains."""
+    """The tag around an assistant's turn, which marks it for training; it renders its content."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
 

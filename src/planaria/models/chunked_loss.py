@@ -1,11 +1,11 @@
-"""Cross entropy behind a large head, without all logits at once.
+"""Cross entropy behind a large head, without all logits in memory.
 
-[N, V] logits in fp32, their softmax and its gradient are by far the largest tensors of the ends: 39 GB for 65,536
-tokens of a vocabulary of 49,152. Here a few rows are computed at a time, and their gradients at once, while the logits
-are there: the backward pass only scales what is kept, [N, D] and [V, D]. No product is computed twice.
+[N, V] logits in fp32, their softmax and its gradient are the largest tensors of stage 0: 39 GB for 65,536 tokens and a
+vocabulary of 49,152. Here a chunk of rows is computed at a time together with its gradients; the backward pass only
+scales the gradients, [N, D] and [V, D]. No product is computed twice.
 
-How many rows is a question of the device. A CPU is fastest while a chunk fits its caches. A GPU wants few large
-products: each chunk costs a round of kernel launches and one pass over the gradient of the head.
+A CPU is fastest while a chunk fits its caches. A GPU wants few large products: each chunk costs a round of kernel
+launches and one pass over the gradient of the head.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 CPU_BYTES = 32 << 20
-"""of logits in fp32 that a CPU holds at once"""
+"""bytes of fp32 logits in a chunk on a CPU"""
 DEVICE_SHARE = 1 / 16
-"""of a CUDA device's memory that one chunk may take"""
+"""share of a CUDA device's memory for one chunk"""
 _EAGER_BYTES = 14
-"""for each logit of a chunk that is not compiled, beside the product and its gradient: an fp32 copy, its log-softmax,
-its softmax, and a mask"""
+"""extra bytes per logit in a chunk that is not compiled: an fp32 copy, log-softmax, softmax, and a mask"""
 
 
 def head_loss(x: Tensor, head: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross entropy in nats of hidden states [N, D] behind the head [V, D] against targets [N]; a scalar, fp32.
+    """Return the mean cross entropy in nats of hidden states [N, D] behind the head [V, D] against targets [N]; fp32
+    scalar.
 
-    As long as one chunk holds them all, the logits are made as a whole.
+    If one chunk holds all rows, the logits are computed as a whole.
     """
     rows = chunk_rows(len(head), x.device, _product(x).itemsize)
     if len(x) <= rows:
@@ -37,9 +37,9 @@ def head_loss(x: Tensor, head: Tensor, targets: Tensor) -> Tensor:
 
 
 def chunk_rows(vocab: int, device: torch.device, itemsize: int) -> int:
-    """Rows of a chunk of logits of ``itemsize`` bytes.
+    """Return the number of rows in a chunk of logits of ``itemsize`` bytes.
 
-    On a device it goes by all the memory there is, not by what is free: sums must not depend on who else is there.
+    On a GPU it depends on total, not free, memory: sums must not depend on other processes.
     """
     if device.type != "cuda":
         return max(1, CPU_BYTES // (4 * vocab))
@@ -53,7 +53,7 @@ def _device_bytes(index: int) -> int:
 
 
 def _product(x: Tensor) -> torch.dtype:
-    """Of a product with ``x``, here and now."""
+    """Return the dtype of a product with ``x`` in the current context."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 

@@ -1,8 +1,8 @@
-"""Many texts continued at once, with a key-value cache: every token is read once.
+"""Batched text completion with a key-value cache: every token is read once.
 
-R rows of different lengths, without padding on the left. Prompts lie in the first slots of the cache, drawn tokens
-behind the longest prompt, the same slot for all rows; each row turns its keys by its own position and does not see the
-slots between its prompt and its first drawn token. So a step writes one slice, whatever the lengths.
+R rows of different lengths, without left padding. Prompts fill the first slots of the cache; drawn tokens follow the
+longest prompt, in the same slot for all rows. Each row rotates its keys by its own position and masks the slots between
+its prompt and its first drawn token. So a step writes one slice, whatever the lengths.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from planaria.models.llama import Past
 from planaria.models.stages import BlockStage, Llama
 
 KEPT_BYTES = 2**29
-"""of keys and values at once; more rows are read in turns, which changes no draw"""
+"""maximum bytes of keys and values at once; more rows are processed in turns, without effect on draws"""
 MOST_NEW = 1_000_000
 """maximum number of tokens of one completion"""
 
 
 @dataclass(frozen=True)
 class Continued:
-    """What was drawn after one prompt."""
+    """The completion of one prompt."""
 
     ids: tuple[int, ...]
-    """without the end"""
+    """without the end token"""
     ended: bool
-    """the end was drawn; else the length limit cut the row off"""
+    """whether the end token was drawn; otherwise the length limit was reached"""
     logps: tuple[float, ...]
-    """of every id, and of the end if it was drawn, in nats; see :func:`decode`"""
+    """log-probability in nats of every id, and of the end token if drawn; see :func:`decode`"""
 
 
 class Reading:
-    """Rows that have read their prompts and go on token by token. ``logits`` [R, V] are those of the next token."""
+    """Rows that have read their prompts and advance token by token. ``logits`` [R, V] are those of the next token."""
 
     logits: Tensor
 
     @torch.inference_mode()
     def __init__(self, model: Llama, prompts: Sequence[Sequence[int]], room: int) -> None:
-        """Read ``prompts``, equal ones once; there is space for ``room`` tokens after the longest.
+        """Read ``prompts``, equal ones once, with space for ``room`` tokens after the longest.
 
-        :raises UserError: on an empty prompt, one longer than the context, and ids outside the vocabulary.
+        :raises UserError: for an empty prompt, one longer than the context, and ids outside the vocabulary.
         """
         check_prompts(model, prompts)
         self._model, self._config = model, model.config
@@ -73,7 +73,7 @@ class Reading:
 
     @torch.inference_mode()
     def read(self, tokens: Tensor) -> None:
-        """One more token of every row, [R]."""
+        """Read one more token of every row, [R]."""
         rows, self._filled = len(tokens), self._filled + 1
         cos, sin = (table[self._positions].unsqueeze(1) for table in self._tables)
         keys, values = (part.unbind() for part in self._kept[:, :, :rows, :, : self._filled])
@@ -86,9 +86,9 @@ class Reading:
 
     @torch.inference_mode()
     def drop(self, stay: Tensor) -> Tensor:
-        """Keep the rows where ``stay`` [R] is true, in the order [R'] of the old places that is returned.
+        """Keep the rows where ``stay`` [R] is true; return their old indices [R'] in the new order.
 
-        Rows from the back move into the places that become free, so only as many are copied as were dropped.
+        Rows from the back fill the gaps, so only as many rows are copied as were dropped.
         """
         left = int(stay.sum())
         order = torch.arange(left, device=self._device)
@@ -99,9 +99,9 @@ class Reading:
         return order
 
     def _read_prompts(self, prompts: list[tuple[int, ...]], lengths: Tensor, longest: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [2, layers, N, K, longest, d] of N prompts, and logits [N, V] after them.
+        """Return keys and values [2, layers, N, K, longest, d] of N prompts, and the logits [N, V] after them.
 
-        What stands in the slots past a prompt's end is nobody's.
+        Slots past a prompt's end are undefined.
         """
         tokens = self._tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts])
         cos, sin = (table[:longest] for table in self._tables)
@@ -130,15 +130,15 @@ def decode(
     generator: torch.Generator | None = None,
     end: int | None = None,
 ) -> list[Continued]:
-    """At most ``max_new`` tokens after each prompt, the ``end`` among them, and no more than the context has room for.
+    """Complete each prompt by at most ``max_new`` tokens, ``end`` included, within the context.
 
-    Drawn as :func:`pick` says. The log-probability of a token is log softmax(logits / temperature) over the whole
-    vocabulary, also where ``top_k`` narrowed the choice; where draws are greedy it is the model's own, as at 1.
+    Tokens are drawn by :func:`pick`. A log-probability is log softmax(logits / temperature) over the whole vocabulary,
+    even with ``top_k``; for greedy draws it is as at temperature 1.
 
-    Row n draws with the n-th ``max_new`` numbers of ``generator`` (on the CPU; a fresh one with seed 0 unless given),
-    so what a row becomes does not depend on what else is in the batch, but for the rounding of sums.
+    Row n draws with the n-th ``max_new`` numbers of ``generator`` (on the CPU; default: a new one with seed 0). So a
+    row does not depend on the rest of the batch, except for the rounding of sums.
 
-    :raises UserError: on prompts that :func:`check_prompts` refuses and temperature or top_k out of range.
+    :raises UserError: for prompts that :func:`check_prompts` refuses, and an invalid temperature or top_k.
     """
     check_draws(temperature, top_k)
     check_prompts(model, prompts, at_most=model.config.context - 1)
@@ -153,11 +153,10 @@ def decode(
 
 
 def pick(logits: Tensor, temperature: float, top_k: int, uniforms: Tensor) -> Tensor:
-    """One token id [R] for each row of ``logits`` [R, V], drawn with a number from [0, 1) each, ``uniforms`` [R].
+    """Draw one token id [R] for each row of ``logits`` [R, V], by one number from [0, 1) each, ``uniforms`` [R].
 
-    Temperatures below ``bounds.COLDEST`` take the likeliest; otherwise it is one of the ``top_k`` likeliest (0: all)
-    with probability softmax(logits / temperature) among them: the first id at which the sum of probabilities exceeds
-    the number.
+    Temperatures below ``bounds.COLDEST`` are greedy. Otherwise draw from the ``top_k`` likeliest (0: all) with
+    probability softmax(logits / temperature): the first id at which the cumulative probability exceeds the number.
     """
     if temperature < COLDEST:
         return logits.argmax(-1)
@@ -169,7 +168,11 @@ def pick(logits: Tensor, temperature: float, top_k: int, uniforms: Tensor) -> Te
 
 
 def check_prompts(model: Llama, prompts: Sequence[Sequence[int]], at_most: int | None = None) -> None:
-    """UserError on a prompt that is empty, longer than ``at_most`` (the context) or holds ids not in the vocabulary."""
+    """Check prompts.
+
+    :raises UserError: if one is empty, longer than ``at_most`` (default: the context), or has ids outside the
+        vocabulary.
+    """
     vocab, room = model.config.vocab, at_most or model.config.context
     for prompt in prompts:
         if not prompt:
@@ -181,7 +184,10 @@ def check_prompts(model: Llama, prompts: Sequence[Sequence[int]], at_most: int |
 
 
 def check_draws(temperature: float, top_k: int) -> None:
-    """:raises UserError: when the temperature or top_k is negative, or the temperature is not finite."""
+    """Check the settings of draws.
+
+    :raises UserError: if the temperature or top_k is negative, or the temperature is not finite.
+    """
     if not 0 <= temperature < math.inf:
         raise UserError(f"generate: temperature = {temperature} is not from 0 up; 0 is greedy, 1 is the model's own")
     if top_k < 0:
@@ -189,7 +195,10 @@ def check_draws(temperature: float, top_k: int) -> None:
 
 
 def check_one(max_new: int, seed: int) -> None:
-    """:raises UserError: when the length of one completion or the seed of its draws is out of range."""
+    """Check the settings of one completion.
+
+    :raises UserError: if the length or the seed is out of range.
+    """
     if not 1 <= max_new <= MOST_NEW:
         raise UserError(f"generate: tokens = {max_new}; give 1 to {MOST_NEW:,}")
     if not -(2**63) <= seed < 2**63:
@@ -197,7 +206,7 @@ def check_one(max_new: int, seed: int) -> None:
 
 
 def divisor(temperature: float) -> float:
-    """Return what logits are divided by for log-probabilities: the temperature; 1 where draws are greedy."""
+    """Return the divisor of logits for log-probabilities: the temperature; 1 for greedy draws."""
     return temperature if temperature >= COLDEST else 1.0
 
 
@@ -205,7 +214,7 @@ def divisor(temperature: float) -> float:
 def _continue(
     model: Llama, prompts: Sequence[Sequence[int]], uniforms: Tensor, temperature: float, top_k: int, end: int | None
 ) -> list[Continued]:
-    """All of ``prompts`` in one batch, drawn by the numbers ``uniforms`` [R, steps]."""
+    """Complete ``prompts`` in one batch, with the random numbers ``uniforms`` [R, steps]."""
     room = [min(uniforms.shape[1], model.config.context - len(prompt)) for prompt in prompts]
     if not max(room):
         return [Continued((), False, ())] * len(prompts)
@@ -232,13 +241,13 @@ def _continue(
 
 
 def _logps(logits: Tensor, chosen: Tensor, temperature: float) -> Tensor:
-    """log softmax(logits / temperature) [R] at ``chosen``; where draws are greedy, as at temperature 1."""
+    """Return log softmax(logits / temperature) [R] at ``chosen``; as at temperature 1 for greedy draws."""
     scaled = logits / divisor(temperature)
     return scaled.gather(-1, chosen.unsqueeze(-1)).squeeze(-1) - scaled.logsumexp(-1)
 
 
 def _cut(ids: list[int], logps: list[float], room: int, end: int | None) -> Continued:
-    """What belongs to a row: until its end, or as far as it had room."""
+    """Cut a row at its end token or its length limit."""
     if end is not None and end in ids[:room]:
         length = ids.index(end)
         return Continued(tuple(ids[:length]), True, tuple(logps[: length + 1]))

@@ -1,4 +1,4 @@
-"""The model families, and how a stage of any of them is built."""
+"""The model families, and the construction of their stages."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ FAMILIES: Registry[Family] = Registry("family", "model.family", Family, {"llama"
 
 
 def family(config: ModelConfig) -> Family:
-    """The family that the recipe chooses.
+    """Return the family that a recipe names.
 
-    :raises UserError: naming the family or option that is unknown, or the option's wrong value.
+    :raises UserError: for an unknown family or option, or an invalid option value.
     """
     return FAMILIES.make(config.family, config.options)
 
@@ -32,13 +32,13 @@ def build_stage(
     device: str | torch.device = "cpu",
     initialise: bool = True,
 ) -> nn.Module:
-    """Stage ``stage`` of 0..``stages`` of the recipe's family, with its initial weights.
+    """Build stage ``stage`` of 0..``stages`` of the recipe's family, with its initial weights.
 
-    They depend on ``seed``, family and stage alone, whatever the device. On device "meta" the stage takes no memory;
-    without ``initialise`` its weights are about to be loaded, and may be anything.
+    Weights depend on ``seed``, family and stage only, not on the device. On device "meta" the stage takes no memory.
+    Without ``initialise`` the weights are undefined, because they are about to be loaded.
 
-    :raises ValueError: when there is no such stage.
-    :raises UserError: when the family cannot be had, or its stage lacks a part of the door.
+    :raises ValueError: if there is no such stage.
+    :raises UserError: if the family is unavailable, or its stage lacks a required method.
     """
     chosen, shapes_only = family(config), torch.device(device).type == "meta"
     with torch.random.fork_rng(devices=[]), torch.device("meta" if shapes_only else "cpu"):
@@ -51,23 +51,23 @@ def build_stage(
 
 
 def stage_parameters(config: ModelConfig, stages: int, stage: int) -> int:
-    """Parameters of one stage of 0..``stages``."""
+    """Return the number of parameters of one stage of 0..``stages``."""
     if config.family == "llama":
         return llama.stage_parameters(config, stages, stage)
     return sum(parameter.numel() for parameter in build_stage(config, stages, stage, 0, "meta").parameters())
 
 
 def parameters(config: ModelConfig, stages: int) -> int:
-    """Parameters of a whole model."""
+    """Return the number of parameters of a whole model."""
     return sum(stage_parameters(config, stages, stage) for stage in range(stages + 1))
 
 
 def check_shapes(config: ModelConfig, stages: int) -> None:
     """Send one sample's shapes through all stages, without computing.
 
-    :raises UserError: naming the first stage that does not give what its door says.
+    :raises UserError: naming the first stage whose output has a wrong shape.
     """
-    said = f"model.family = {config.family!r}"
+    place = f"model.family = {config.family!r}"
     tokens = torch.zeros(1, config.context, dtype=torch.long, device="meta")
     shape, x = (1, config.context, config.dim), torch.empty(0)
     try:
@@ -75,24 +75,26 @@ def check_shapes(config: ModelConfig, stages: int) -> None:
             built = build_stage(config, stages, stage, 0, "meta")
             x = built(x) if stage else built.embed(tokens)  # type: ignore[operator]
             if x.shape != shape:
-                raise UserError(f"{said}: stage {stage} gives {list(x.shape)} for one sample, not {list(shape)}")
+                raise UserError(f"{place}: stage {stage} gives {list(x.shape)} for one sample, not {list(shape)}")
         ends = build_stage(config, stages, 0, 0, "meta")
         loss = ends.loss(x, tokens)  # type: ignore[operator]
-    except NotImplementedError:  # an operation that knows no shapes: the first step will tell
+    except NotImplementedError:  # an operation without meta support: checked by the first step
         return
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        raise UserError(f"{said}: a stage fails on hidden states {list(shape)}: {str(error).splitlines()[0]}") from None
+        raise UserError(
+            f"{place}: a stage fails on hidden states {list(shape)}: {str(error).splitlines()[0]}"
+        ) from None
     if loss.ndim:
-        raise UserError(f"{said}: the loss of stage 0 has shape {list(loss.shape)}; it must be one number")
+        raise UserError(f"{place}: the loss of stage 0 has shape {list(loss.shape)}; it must be one number")
 
 
 def _check_door(config: ModelConfig, built: object, stage: int) -> None:
-    said = f"model.family = {config.family!r}: stage {stage}"
+    place = f"model.family = {config.family!r}: stage {stage}"
     if not isinstance(built, nn.Module):
-        raise UserError(f"{said} is {type(built).__name__}; build_stage must return a torch.nn.Module")
+        raise UserError(f"{place} is {type(built).__name__}; build_stage must return a torch.nn.Module")
     for method in ("embed", "loss") if stage == 0 else ():
         if not callable(getattr(built, method, None)):
-            raise UserError(f"{said} has no method {method!r}; the ends need embed(tokens) and loss(x, targets)")
+            raise UserError(f"{place} has no method {method!r}; the ends need embed(tokens) and loss(x, targets)")
 
 
 def _seed(seed: int, stage: int) -> int:

@@ -1,4 +1,4 @@
-"""Models in files, of other programs or ours: their shapes first, and their tensors one by one."""
+"""Models in files: shapes first, then tensors one by one."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from planaria.models.usage import Usage
 
 @dataclass(frozen=True)
 class Weights:
-    """A model in a file. Nothing of its weights is in memory until :meth:`tensor` is asked for one."""
+    """A model in a file. Tensors are read on demand by :meth:`tensor`."""
 
     place: Path
     config: ModelConfig
     shapes: Mapping[str, tuple[int, ...]]
     """by global name"""
     read: Callable[[str], Tensor]
-    """one of them, of any type and finite or not"""
+    """read a tensor by global name, of any type, finite or not"""
     tokenizer: Path | None = None
-    """what :meth:`planaria.data.tokenizer.Tokenizer.open` opens; None: nothing is there"""
+    """path for :meth:`planaria.data.tokenizer.Tokenizer.open`; None: there is no tokenizer"""
     bare: bool = False
     """whether the weights were trained without the tokens that the tokenizer's template adds"""
     routing: Routing | None = None
     """of layers with several feed-forward blocks"""
     usage: Usage | None = None
-    """what lies beside the weights; None: nothing is known"""
+    """settings stored beside the weights; None: unknown"""
 
     def __post_init__(self) -> None:
         """:raises UserError: naming the file and the first tensor that is missing, of another shape, or unknown."""
         layers, blocks = self.config.layers, self.routing.experts if self.routing else 1
-        if layers * blocks > len(self.shapes):  # as modules alone, as many as a header may name would fill a machine
+        if layers * blocks > len(self.shapes):  # the modules alone of a hostile header would fill the memory
             raise UserError(
                 f"{self.place}: {len(self.shapes)} tensors are too few for {layers} layers of {blocks} blocks; "
                 "download it again"
             )
-        # On a model without memory: a lying header must not ask for terabytes.
+        # On the meta device: a hostile header must not allocate terabytes.
         model = Llama(self.config, device="meta", routing=self.routing)
         own = {name: tuple(one.shape) for name, one in model.global_state().items()}
         try:
@@ -54,9 +54,9 @@ class Weights:
             raise UserError(f"{self.place}: {error}") from None
 
     def tensor(self, name: str) -> Tensor:
-        """fp32, in memory of its own.
+        """Return a tensor in fp32, in its own memory.
 
-        :raises UserError: when it cannot be read, or holds a number that is not finite.
+        :raises UserError: if it cannot be read, or has a non-finite number.
         """
         found = self.read(name).to(torch.float32)
         low, high = torch.aminmax(found)  # NaN where there is any; takes no memory of the tensor's size
@@ -65,7 +65,7 @@ class Weights:
         return found
 
     def model(self) -> Llama:
-        """The whole model in memory; UserError as in :meth:`tensor`."""
+        """Return the whole model in memory; UserError as in :meth:`tensor`."""
         model = Llama(self.config, initialise=False, routing=self.routing)
         for name, own in model.global_state().items():
             own.copy_(self.tensor(name))
@@ -73,9 +73,9 @@ class Weights:
 
 
 def checked_config(place: Path, values: dict[str, Any]) -> ModelConfig:
-    """The model section that a file describes.
+    """Return the model section for a file's values.
 
-    :raises UserError: naming the file and the first value that no LLaMA can have.
+    :raises UserError: naming the file and the first invalid value.
     """
     try:
         return ModelConfig.model_validate(values)

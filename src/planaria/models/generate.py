@@ -1,4 +1,4 @@
-"""Complete one text: one token after another, greedily or by temperature and top-k."""
+"""Complete one text token by token, greedily or by temperature and top-k."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def generate(
     seed: int = 0,
     stop: int | None = None,
 ) -> Iterator[int]:
-    """Return at most ``max_new`` tokens that continue ``tokens``, as they are drawn; they end before ``stop``.
+    """Yield at most ``max_new`` tokens that continue ``tokens``, as they are drawn; end before ``stop``.
 
-    Temperature 0 takes the likeliest token; otherwise one of the ``top_k`` likeliest (all, unless given) is drawn with
-    probability softmax(logits / temperature), the same ones for the same seed. Past ``config.context`` tokens the model
-    sees the newest ones only, and every token reads that whole window again: all its positions have changed. So memory
-    is bounded by the context, whatever ``max_new`` is.
+    Temperature 0 is greedy. Otherwise draw from the ``top_k`` likeliest (default: all) with probability softmax(logits
+    / temperature), reproducibly for the same seed. Beyond ``config.context`` tokens the model sees the newest ones
+    only, and every token reads that whole window again, because all positions change. So memory is bounded by the
+    context.
 
-    :raises UserError: on an empty prompt, ids outside the vocabulary, and a length, temperature, top_k or seed out of
+    :raises UserError: for an empty prompt, ids outside the vocabulary, and a length, temperature, top_k or seed out of
         range.
     """
     check_prompts(model, [tokens], at_most=len(tokens))
@@ -40,7 +40,7 @@ def generate(
 
 
 def texts(ids: Iterable[int], decode: Callable[[Sequence[int]], str]) -> Iterator[str]:
-    """Yield the text of ``ids`` as they come; the pieces together are what ``decode`` makes of all of them.
+    """Yield the text of ``ids`` as they arrive; the pieces join to ``decode`` of all of them.
 
     A piece is held back while it ends within a character.
     """

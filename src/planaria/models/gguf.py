@@ -1,6 +1,6 @@
 """llama.cpp's GGUF files of llama architecture: weights (dequantised to fp32) and byte-level tokenizers.
 
-Quantised numbers are read by the package ``gguf``, an extra that is imported only here and only when asked for.
+Quantised numbers are read by the package ``gguf``, an extra that is imported on demand.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 SPLITS = ("gpt-2", "smollm")
-"""Supported values of tokenizer.ggml.pre: how text is split before byte-pair merges"""
+"""supported values of tokenizer.ggml.pre, the split before byte-pair merges"""
 PLAIN = {
     "rope.scaling.factor": 0.0,
     "rope.scale_linear": 1.0,
@@ -50,17 +50,17 @@ PLAIN = {
     "attn_logit_softcapping": 0.0,
     "expert_count": 0,
 }
-"""what a plain LLaMA has where a file says anything of it"""
+"""a plain LLaMA's value of each optional key"""
 _AT_ONCE = 1 << 22
 """numbers of a tensor that are dequantised at once"""
 CONTROL, USER_DEFINED = 3, 4
-"""Token types of pieces that are matched whole, before any merges"""
+"""token types that are matched whole, before any merges"""
 
 
 def open_gguf(path: Path) -> Weights:
-    """The model in a GGUF file.
+    """Open the model in a GGUF file.
 
-    :raises UserError: when the file is damaged, not a plain llama, or quantised in a way ``gguf`` cannot undo.
+    :raises UserError: if the file is damaged, not a plain llama, or quantised in a way that ``gguf`` does not support.
     """
     held = look(path)
     config = _config(held)
@@ -75,15 +75,12 @@ def open_gguf(path: Path) -> Weights:
 
 
 def import_gguf(path: Path) -> Llama:
-    """The same with its weights in memory."""
+    """Load the model in a GGUF file into memory."""
     return open_gguf(path).model()
 
 
 def _reading(held: GgufFile, name: str) -> Callable[[], Tensor]:
-    """How a tensor is had: some rows at a time, each of which is quantised by itself.
-
-    :raises UserError: when its type cannot be undone, or the file ends before it does.
-    """
+    """Return a reader of a tensor that dequantises a few rows at a time."""
     quants = _quants(held.path)
     path, lying = held.path, held.tensors[name]
     rows, columns = math.prod(lying.shape[:-1]), lying.shape[-1]
@@ -120,9 +117,9 @@ def _quants(path: Path) -> Any:
 
 
 def gguf_tokenizer(path: Path) -> Tokenizer:
-    """The byte-level BPE tokenizer in a GGUF file's metadata.
+    """Return the byte-level BPE tokenizer in a GGUF file's metadata.
 
-    :raises UserError: when there is none, or it is of another kind.
+    :raises UserError: if there is none, or it is of another kind.
     """
     found = look(path).values
     kind, split = found.get("tokenizer.ggml.model"), found.get("tokenizer.ggml.pre", "gpt-2")
@@ -153,10 +150,10 @@ def gguf_tokenizer(path: Path) -> Tokenizer:
 
 
 def _added(path: Path, found: Mapping[str, Any], name: str, count: int) -> int | None:
-    """The id, of ``count`` ids, of the token that a file adds to every text as its first ("bos") or last ("eos"); None:
-    it adds none.
+    """Return the token id that a file adds to every text as its first ("bos") or last ("eos"), below ``count``; None:
+    none.
 
-    :raises UserError: when there is no such token.
+    :raises UserError: if there is no such token.
     """
     if found.get(f"tokenizer.ggml.add_{name}_token") is not True:
         return None
@@ -170,7 +167,7 @@ def _config(held: GgufFile) -> ModelConfig:
     path, found = held.path, held.values
     if (kind := found.get("general.architecture")) != "llama":
         raise UserError(f"{path}: architecture {kind!r} is not supported; give a llama")
-    _refuse_unfit(path, found)
+    _refuse_unsupported(path, found)
     shapes = {name: lying.shape for name, lying in held.tensors.items()}
     heads = found.get("llama.attention.head_count")
     values = {
@@ -192,8 +189,8 @@ def _config(held: GgufFile) -> ModelConfig:
     return config
 
 
-def _refuse_unfit(path: Path, found: Mapping[str, Any]) -> None:
-    """:raises UserError: for what changes the numbers without a tensor to show for it."""
+def _refuse_unsupported(path: Path, found: Mapping[str, Any]) -> None:
+    """Refuse features that change the results without a tensor that shows it."""
     if (scaling := found.get("llama.rope.scaling.type", "none")) != "none":
         raise UserError(f"{path}: rope scaling {scaling!r} is not supported; give a model with plain rotary positions")
     for name, plain in PLAIN.items():
@@ -202,12 +199,12 @@ def _refuse_unfit(path: Path, found: Mapping[str, Any]) -> None:
 
 
 def _short(number: object) -> object:
-    """The shortest decimal that is this fp32 number: 1e-05, not 9.999999747378752e-06."""
+    """Return the shortest decimal of an fp32 number: 1e-05, not 9.999999747378752e-06."""
     return float(str(np.float32(number))) if isinstance(number, float) else number
 
 
 def _global_name(name: str) -> str:
-    """Unknown names stay as they are, for :meth:`Llama.load_global_state` to complain about."""
+    """Return a tensor's global name; unknown names are unchanged, so that :class:`Weights` refuses them."""
     parts = name.removesuffix(".weight").split(".")
     if len(parts) == 3 and parts[0] == "blk" and parts[2] in LAYER:
         return f"model.layers.{parts[1]}.{LAYER[parts[2]]}.weight"

@@ -1,7 +1,7 @@
-"""llama.cpp's container GGUF (versions 2 and 3): what a file says of itself, and where each tensor lies.
+"""llama.cpp's container GGUF (versions 2 and 3): metadata, and the location of each tensor.
 
-The reader of the package ``gguf`` makes an array of every token: 8 s and 160 MB for 49,152 of them, at each look. Here
-every length is held against the file's before it is read.
+The reader of the package ``gguf`` takes 8 s and 160 MB for 49,152 tokens, on every open. Here every length is checked
+against the file's size before it is read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NUMBERS = {
     11: "<i8",
     12: "<f8",
 }
-"""kind of a value → type; 7 is a truth value"""
+"""type code of a value → numpy type; 7 is bool"""
 _TEXT, _ARRAY, _TRUTH = 8, 9, 7
 _ALIGNED = 32
 _MOST_SIDES = 4
@@ -38,18 +38,18 @@ _MOST_SIDES = 4
 
 @dataclass(frozen=True)
 class Located:
-    """A tensor of the file, in the type with this number of ggml's."""
+    """A tensor in the file, of ggml's type ``kind``."""
 
     shape: tuple[int, ...]
-    """as PyTorch counts: rows first"""
+    """in PyTorch's order, rows first"""
     kind: int
     begin: int
-    """its first byte"""
+    """offset of its first byte"""
 
 
 @dataclass(frozen=True)
 class GgufFile:
-    """All of a file but its tensors' numbers."""
+    """A file's metadata and tensor locations."""
 
     path: Path
     size: int
@@ -58,7 +58,7 @@ class GgufFile:
 
 
 def is_gguf(path: Path) -> bool:
-    """Does a file begin as these do?"""
+    """Whether a file has the GGUF suffix or magic."""
     try:
         with path.open("rb") as file:
             return path.suffix == ".gguf" or file.read(4) == MAGIC
@@ -67,9 +67,9 @@ def is_gguf(path: Path) -> bool:
 
 
 def look(path: Path) -> GgufFile:
-    """Look into a file.
+    """Read a file's metadata.
 
-    :raises UserError: when it cannot be read, is none, of another version, or damaged.
+    :raises UserError: if it is unreadable, not GGUF, of another version, or damaged.
     """
     try:
         with path.open("rb") as file:
@@ -81,7 +81,7 @@ def look(path: Path) -> GgufFile:
 
 
 class _Reader:
-    """Reads on from where it stands; ValueError when the file ends before what it announces."""
+    """Sequential reader; ValueError if the file ends before an announced length."""
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self._file, self._path, self._at = file, path, 0
@@ -109,7 +109,7 @@ class _Reader:
         return self._file.read(count)
 
     def _held(self, count: int, least: int) -> int:
-        """A count of things of so many bytes at least, for which there is room."""
+        """Return ``count``, if that many entries of at least ``least`` bytes fit in the rest of the file."""
         if count * least > self._size - self._at:
             raise ValueError(f"{count} entries in {self._size - self._at} bytes")
         return count

@@ -1,4 +1,4 @@
-"""What Hugging Face's config.json says of a model, and what of it this LLaMA does not have."""
+"""Hugging Face's config.json, and the features in it that this LLaMA does not support."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ ARCHITECTURES = {
     "mixtral": "MixtralForCausalLM",
     "planaria_routed": "PlanariaRoutedForCausalLM",
 }
-"""those that compute alike, but for what is refused and, in the last two, what :mod:`planaria.models.routed` adds"""
+"""architectures that compute alike, except for refused features and, for the last two, :mod:`planaria.models.routed`"""
 _STATED = {
     "mistral": ("num_key_value_heads", "sliding_window"),
     "mixtral": ("num_key_value_heads", "max_position_embeddings", "rms_norm_eps"),
 }
-"""what a file of theirs leaves out has another meaning than in a Llama's, so it must be there"""
+"""keys that are required because their default differs from Llama's"""
 PLAIN: Mapping[str, object] = {
     "hidden_act": "silu",
     "attention_bias": False,
@@ -50,13 +50,13 @@ PLAIN: Mapping[str, object] = {
     "parallel_attn": False,
     "clip_qkv": None,
 }
-"""what a plain LLaMA has where a file says anything of it; null says nothing"""
+"""a plain LLaMA's value of each optional key; null is ignored"""
 _ROPE = {"rope_type": "default", "type": "default", "factor": 1.0, "partial_rotary_factor": 1.0}
-"""the same of its rotary positions"""
+"""the same for rotary positions"""
 
 
 def to_config(config: ModelConfig, routing: Routing | None = None) -> dict[str, Any]:
-    """What ``transformers`` is to read of a model of ours; with a bias in its ``routing`` it has no such model."""
+    """Return a model's config.json for ``transformers``; it has no model for a ``routing`` with a bias."""
     found = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -80,7 +80,7 @@ def to_config(config: ModelConfig, routing: Routing | None = None) -> dict[str, 
 
 
 class _Rope(BaseModel):
-    """A table of rotary positions; null and absent keys say nothing."""
+    """A table of rotary positions; null and absent keys are ignored."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -92,7 +92,7 @@ class _Rope(BaseModel):
 
 
 class _Stated(BaseModel):
-    """The types of a config.json's values, as far as they are read here; :data:`PLAIN` has the others."""
+    """The types of the values read here; :data:`PLAIN` has the others."""
 
     model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
 
@@ -117,7 +117,7 @@ class _Stated(BaseModel):
 
 
 def _require_types(place: Path, found: Mapping[str, Any]) -> None:
-    """:raises UserError: naming the file and the first value that is of another type than all such files have."""
+    """Check the types of a config.json's values."""
     for key in ("rope_scaling", "rope_parameters"):
         if not isinstance(rope := found.get(key), Mapping) and rope is not None:
             raise UserError(f"{place}: {key} = {rope!r:.80} is not a table; download it again")
@@ -128,12 +128,12 @@ def _require_types(place: Path, found: Mapping[str, Any]) -> None:
 
 
 def from_config(place: Path, found: Mapping[str, Any]) -> ModelConfig:
-    """The model that a config.json, the file ``place``, describes.
+    """Return the model in the config.json ``place``.
 
-    :raises UserError: when it is of another architecture, has what :data:`PLAIN` has not, or shapes that cannot be.
+    :raises UserError: for another architecture, features not in :data:`PLAIN`, or invalid shapes.
     """
     _require_types(place, found)
-    _refuse_unfit(place, found)
+    _refuse_unsupported(place, found)
     rope = found.get("rope_parameters") or {}
     values = {
         "vocab": found.get("vocab_size"),
@@ -154,8 +154,8 @@ def from_config(place: Path, found: Mapping[str, Any]) -> ModelConfig:
     return config
 
 
-def _refuse_unfit(place: Path, found: Mapping[str, Any]) -> None:
-    """Anything that would change the numbers without a tensor to show for it must not pass silently."""
+def _refuse_unsupported(place: Path, found: Mapping[str, Any]) -> None:
+    """Refuse anything that would change the results without a tensor that shows it."""
     model = str(found.get("model_type"))
     if model not in ARCHITECTURES or found.get("architectures") not in (None, [ARCHITECTURES[model]]):
         kind = found.get("architectures") or model
@@ -171,8 +171,8 @@ def _refuse_unfit(place: Path, found: Mapping[str, Any]) -> None:
         for name, plain in _ROPE.items():
             if rope.get(name, plain) not in (plain, None):
                 also = "" if name in ("rope_type", "type") else f" with {name} = {rope[name]!r}"
-                mend = "only plain rotary positions are"
-                raise UserError(f"{place}: rope_scaling of type {kind!r}{also} is not supported; {mend}")
+                supported = "only plain rotary positions are"
+                raise UserError(f"{place}: rope_scaling of type {kind!r}{also} is not supported; {supported}")
     routed = {"num_local_experts"} if model in ("mixtral", "planaria_routed") else set[str]()
     for key, plain in PLAIN.items():
         if key not in routed and found.get(key, plain) not in (plain, None):
@@ -185,7 +185,7 @@ def _refuse_unfit(place: Path, found: Mapping[str, Any]) -> None:
 
 
 def _slides(found: Mapping[str, Any]) -> bool:
-    """Is there a window of attention that is narrower than the model's context?"""
+    """Whether the attention window is narrower than the model's context."""
     window, context = found.get("sliding_window"), found.get("max_position_embeddings", 2048)
     inactive = window is None or found.get("use_sliding_window") is False
     return not inactive and not (isinstance(window, int) and isinstance(context, int) and window >= context)

@@ -1,4 +1,4 @@
-"""Hugging Face's folders: a model that ``transformers`` can load, and Llama models that it has saved."""
+"""Hugging Face folders: export a model for ``transformers``, and open Llama models that it saved."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from planaria.models.usage import CLASS, GENERATION, SETTINGS, Usage, of_folder,
 
 WEIGHTS, INDEX, TOKENIZER = "model.safetensors", "model.safetensors.index.json", "tokenizer.json"
 DTYPES = ("F32", "BF16", "F16")
-"""of weights that are read"""
+"""supported types of weights"""
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth")
 LISTED = {"planaria": "sha256"}
-"""what the weights' file says when a list of digests lies beside it"""
+"""metadata of a weights file that has a list of digests beside it"""
 METADATA = {"format": "pt", **LISTED}
-"""of an exported file of weights"""
+"""metadata of an exported weights file"""
 TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _ROWS = 4096
 """rows of the embedding table and the head that are compared at once"""
 Files = dict[str, tuple[Path, str]]
-"""global name → file, and the tensor's name there"""
+"""global name → file, and the tensor's name in it"""
 
 
 def export_model(
     model: Llama, folder: Path, tokenizer_file: Path | None = None, end: int | None = None, used: Usage | None = None
 ) -> None:
-    """Write a model in memory as :func:`export_folder` does, in fp32; adapters are added to their matrices."""
+    """Export a model in memory as :func:`export_folder` does, in fp32; adapters are added to their matrices."""
 
     def write(made: Path) -> None:
         named = to_file if model.routing else str
@@ -62,14 +62,15 @@ def export_folder(
     routing: Routing | None = None,
     used: Usage | None = None,
 ) -> None:
-    """Write config.json, generation_config.json, weights and, given a tokenizer.json, the tokenizer's files.
+    """Write config.json, generation_config.json, weights and, given a tokenizer.json, the tokenizer's files,
+    atomically.
 
-    ``write`` puts the weights, of type ``dtype``, into the folder that it is given. ``end`` is the id of the token that
-    ends a text, where generation is to stop. ``used`` is of the model that these weights were trained from: its
-    context, special tokens, generation settings and chat template take the place of ours. The folder appears at once
-    and whole.
+    ``write`` writes the weights, of type ``dtype``, into the given folder. ``end`` is the id of the token that ends
+    generation. ``used`` is the usage of the model from which training started: its context, special tokens, generation
+    settings and chat template replace the defaults.
 
-    :raises UserError: when it exists and is not empty, cannot be written, or the tokenizer does not fit the model.
+    :raises UserError: if the folder exists and is not empty, cannot be written, or the tokenizer does not match the
+        model.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"export: {folder} exists and is not an empty folder; remove it or export elsewhere")
@@ -92,24 +93,24 @@ def export_folder(
 
 
 def open_folder(folder: Path) -> Weights:
-    """Return the Llama or Mixtral in a Hugging Face folder: one safetensors file or several with an index.
+    """Open the Llama or Mixtral in a Hugging Face folder: one safetensors file or several with an index.
 
-    A head that differs from the embedding table is kept, whatever ``tie_word_embeddings`` says.
+    A head that differs from the embedding table is kept, whatever ``tie_word_embeddings`` is.
 
-    :raises UserError: on missing or damaged files and on what this LLaMA does not have (``hf_config.py``).
+    :raises UserError: for missing or damaged files and features that this LLaMA does not support (``hf_config.py``).
     """
     if sums := digests.read(folder):  # it was exported here
         digests.require(folder, sums, sums)
     place = folder / "config.json"
-    said = _read(place)
-    config, routing = from_config(place, said), from_keys(place, said)
+    found = _read(place)
+    config, routing = from_config(place, found), from_keys(place, found)
     shapes: dict[str, tuple[int, ...]] = {}
     files: Files = {}
     for file in _weight_files(folder):
         with _opened(file) as opened:
             if not sums and LISTED.items() <= (opened.metadata() or {}).items():
-                mend = f"bring it back, or make it anew with `planaria accept {folder}`"
-                raise UserError(f"{folder / digests.FILE}: is gone; {mend}")
+                fix = f"bring it back, or make it anew with `planaria accept {folder}`"
+                raise UserError(f"{folder / digests.FILE}: is gone; {fix}")
             for name in opened.keys():  # noqa: SIM118 (no mapping)
                 if name.endswith("rotary_emb.inv_freq"):  # older files repeat what follows from the config
                     continue
@@ -127,17 +128,17 @@ def open_folder(folder: Path) -> Weights:
     def read(name: str) -> Tensor:
         file, theirs = files[name]
         with _opened(file) as opened:  # closed again, it keeps no pages of the file in memory
-            found: Tensor = opened.get_tensor(theirs)
-            return found.clone()
+            tensor: Tensor = opened.get_tensor(theirs)
+            return tensor.clone()
 
     tokenizer = folder / TOKENIZER
-    used = of_folder(folder, said, config.context)
+    used = of_folder(folder, found, config.context)
     own = tokenizer if tokenizer.is_file() else None
     return Weights(folder, config, shapes, read, own, routing=routing, usage=used)
 
 
 def _equal(one: tuple[Path, str], other: tuple[Path, str], rows: int) -> bool:
-    """Return whether two matrices of safetensors files hold the same numbers; some rows are in memory at a time."""
+    """Return whether two matrices in safetensors files are equal, with few rows in memory at a time."""
     with _opened(one[0]) as first, _opened(other[0]) as second:
         parts = [opened.get_slice(name) for opened, (_, name) in ((first, one), (second, other))]
         starts = range(0, rows, _ROWS)
@@ -145,29 +146,29 @@ def _equal(one: tuple[Path, str], other: tuple[Path, str], rows: int) -> bool:
 
 
 def import_model(folder: Path) -> Llama:
-    """The same with its weights in memory, as fp32."""
+    """Load the model in a Hugging Face folder into memory, as fp32."""
     return open_folder(folder).model()
 
 
 def is_exported(folder: Path) -> bool:
-    """Are there weights as in Hugging Face's folders?"""
+    """Whether a folder has Hugging Face's weights."""
     return (folder / WEIGHTS).is_file() or (folder / INDEX).is_file()
 
 
 def is_huggingface(folder: Path) -> bool:
-    """Is a folder one of Hugging Face's, with weights of any kind or without? A run's config.json names no model."""
+    """Whether a folder is Hugging Face's, with weights of any kind or none; a run's config.json names no model type."""
     weights = any((folder / name).exists() for name in (WEIGHTS, INDEX, *PICKLED))
     place = folder / "config.json"
     return weights or (place.is_file() and "model_type" in _read(place))
 
 
 def is_ours(folder: Path) -> bool:
-    """Whether a Hugging Face folder's model is a plain LLaMA like ours; its weights are not looked at."""
+    """Whether a Hugging Face folder's config.json is a plain LLaMA's; weights are not read."""
     place = folder / "config.json"
     try:
-        said = _read(place)
-        from_config(place, said)
-        return from_keys(place, said) is None
+        found = _read(place)
+        from_config(place, found)
+        return from_keys(place, found) is None
     except UserError:
         return False
 
@@ -185,8 +186,8 @@ def _weight_files(folder: Path) -> list[Path]:
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if pickled := [name for name in PICKLED if not (folder / INDEX).is_file() and (folder / name).exists()]:
-        mend = "convert them to safetensors (`save_pretrained` of transformers writes them)"
-        raise UserError(f"{folder / pickled[0]}: weights of a pickle are not read, for it could run any code; {mend}")
+        fix = "convert them to safetensors (`save_pretrained` of transformers writes them)"
+        raise UserError(f"{folder / pickled[0]}: weights of a pickle are not read, for it could run any code; {fix}")
     if not (folder / INDEX).is_file():
         raise UserError(f"{folder}: neither {WEIGHTS} nor {INDEX} is there; give a folder with safetensors weights")
     names = _read(folder / INDEX).get("weight_map")
@@ -199,7 +200,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _token_names(file: Path, config: ModelConfig) -> dict[int, str]:
-    """The tokens of a tokenizer.json by id."""
+    """Return the tokens of a tokenizer.json by id."""
     found = _read(file)
     vocab, added = (found.get("model") or {}).get("vocab"), found.get("added_tokens") or []
     if isinstance(vocab, list):  # a unigram model's (token, score) pairs in the order of their ids

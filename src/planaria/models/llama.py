@@ -1,8 +1,7 @@
 """LLaMA's layers, named as in Hugging Face: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
 
-B sequences of T tokens, D = ``config.dim``, H query heads and K key/value heads of d = D / H channels each.
-Matrices come into the world uninitialised: :func:`planaria.models.stages.build_stage` draws them, or a stage's rebuilt
-weights overwrite them, and a rebuilt stage must not wait for random numbers that nobody reads.
+B sequences of T tokens, D = ``config.dim``, H query heads and K key/value heads of d = D / H channels each. Matrices
+are created uninitialised: :func:`planaria.models.stages.build_stage` draws them, or rebuilt weights overwrite them.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Linear(nn.Linear):
         super().__init__(inputs, outputs, bias=False)
 
     def reset_parameters(self) -> None:
-        """Nothing: PyTorch would draw values here, from its global generator."""
+        """Skip PyTorch's initialisation, which would use the global generator."""
 
 
 class RMSNorm(nn.Module):
@@ -42,12 +41,12 @@ class RMSNorm(nn.Module):
 
 
 def rotary_tables(config: ModelConfig) -> tuple[Tensor, Tensor]:
-    """cos and signed sin of every position's angles, each [context, 1, d] (arXiv 2104.09864, eq. 34).
+    """Return cos and signed sin of every position's angles, each [context, 1, d] (arXiv 2104.09864, eq. 34).
 
-    Channel j and channel j + d/2 form the pair that turns by position · theta^(-2j/d). The first half of sin is
-    negative, which makes :func:`rotate` two products and a sum.
+    Channels j and j + d/2 form the pair that rotates by position · theta^(-2j/d). The first half of sin is negative, so
+    that :func:`rotate` is two products and a sum.
     """
-    if torch.get_default_device().type == "meta":  # arange would import all of torch's compiler there: 70 MB
+    if torch.get_default_device().type == "meta":  # arange would import torch's compiler: 70 MB
         return torch.empty(config.context, 1, config.head_dim), torch.empty(config.context, 1, config.head_dim)
     channels = torch.arange(0, config.head_dim, 2, dtype=torch.float32)
     frequencies = config.rope_theta ** -(channels / config.head_dim)
@@ -57,42 +56,41 @@ def rotary_tables(config: ModelConfig) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [B, T, heads, d] turned by its positions' angles; tables [T, 1, d], or each row's own [B, T, 1, d]."""
+    """Rotate x [B, T, heads, d] by its positions' angles; tables [T, 1, d], or per row [B, T, 1, d]."""
     if x.is_cuda:
         return rotate_halves(x, cos, sin)
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
 def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The same for GPUs: compiled, the gradient of a roll takes six times as long as this."""
+    """:func:`rotate` for GPUs: compiled, the gradient of a roll takes six times as long as this."""
     half = x.shape[-1] // 2
     left, right, cos, sin = x[..., :half], x[..., half:], cos[..., half:], sin[..., half:]
     return torch.cat((left * cos - right * sin, right * cos + left * sin), -1)
 
 
 def to_rotate_half(weight: Tensor, heads: int) -> Tensor:
-    """Rows of a q or k projection [heads · d, D] reordered from interleaved pairs (2j, 2j+1) to pairs (j, j + d/2).
+    """Reorder rows of a q or k projection [heads · d, D] from interleaved pairs (2j, 2j+1) to pairs (j, j + d/2).
 
-    Meta's original code, llama2.c and GGUF files keep the pairs side by side; Hugging Face and planaria in halves.
+    Meta's original code, llama2.c and GGUF files interleave the pairs; Hugging Face and planaria use halves.
     """
     rows, dim = weight.shape
     return weight.view(heads, rows // heads // 2, 2, dim).transpose(1, 2).reshape(rows, dim)
 
 
 def document_mask(tokens: Tensor, separator: int) -> Tensor:
-    """Who sees whom among tokens [B, T] of several documents: bool [B, 1, T, T], of a token and those before it.
+    """Return the attention mask of tokens [B, T] in several documents: bool [B, 1, T, T], causal within a document.
 
-    Only tokens of one document see each other (intra-document causal masking, arXiv 2402.13991). A separator is the
-    first token of the document behind it, so that every token is predicted from its own document alone: the first one
-    from the separator, and the next separator from all of them. Positions need not begin anew: rotary attention looks
-    at their differences only.
+    This is intra-document causal masking (arXiv 2402.13991). A separator is the first token of the next document, so
+    every token is predicted from its own document alone: the first one from the separator, and the next separator from
+    all of them. Positions need not restart, because rotary attention depends on their differences only.
     """
     document = (tokens == separator).cumsum(-1)
     return (document[:, None, :, None] == document[:, None, None, :]).tril()
 
 
 def beside(x: Tensor, *projections: nn.Module) -> Sequence[Tensor]:
-    """What each of the projections makes of x [..., D]; in training on a GPU by one product."""
+    """Apply each projection to x [..., D]; in training on a GPU as one product."""
     matrices = [one.weight for one in projections if type(one) is Linear]
     if x.is_cuda and torch.is_grad_enabled() and len(matrices) == len(projections):
         return one_product(x, matrices)
@@ -100,27 +98,26 @@ def beside(x: Tensor, *projections: nn.Module) -> Sequence[Tensor]:
 
 
 def one_product(x: Tensor, matrices: Sequence[Tensor]) -> Sequence[Tensor]:
-    """x [..., D] times each of the matrices [N, D]: several small products leave a GPU partly idle.
+    """Return x [..., D] times each of the matrices [N, D], as one product, because small ones leave a GPU partly idle.
 
-    The matrices stay parameters of their own. Putting them together takes one pass over them, which their cast to bf16
-    takes anyway.
+    The matrices stay separate parameters. Concatenating them takes one pass, which their cast to bf16 takes anyway.
     """
     return torch.split(F.linear(x, torch.cat(list(matrices))), [len(matrix) for matrix in matrices], -1)
 
 
 class Past(NamedTuple):
-    """Where a layer keeps keys and values for later tokens; :mod:`planaria.models.decode` makes it."""
+    """A layer's key-value cache, made by :mod:`planaria.models.decode`."""
 
     keys: Tensor
-    """[B, K, N, d]: T slots for the tokens that are read now, behind those of tokens read before"""
+    """[B, K, N, d]: the last T slots are for the tokens that are read now"""
     values: Tensor
     """as ``keys``"""
     mask: Tensor | None
-    """[B, 1, T, N], added to the scores: -inf where a token may not look; None: every token sees those before it"""
+    """[B, 1, T, N], added to the scores: -inf hides a slot; None: causal"""
 
 
 class Parts(Protocol):
-    """What makes a layer's matrices and norms, in the order in which it asks for them."""
+    """Factory of a layer's matrices and norms, called in a fixed order."""
 
     def linear(self, inputs: int, outputs: int) -> nn.Module: ...
 
@@ -128,7 +125,7 @@ class Parts(Protocol):
 
 
 class Dense:
-    """Each has its own numbers."""
+    """Parts with their own parameters."""
 
     linear, norm = Linear, RMSNorm
 
@@ -147,9 +144,9 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, past: Past | None = None, mask: Tensor | None = None
     ) -> Tensor:
-        """[B, T, D] → [B, T, D]; tables [T, 1, d] or [B, T, 1, d]. ``past`` is filled, and looked at, in place.
+        """[B, T, D] → [B, T, D]; tables [T, 1, d] or [B, T, 1, d]. ``past`` is updated in place.
 
-        ``mask`` [B, 1, T, T] is true where a token sees another; without it and a past, a token sees those before it.
+        ``mask`` [B, 1, T, T] is true where a token attends to another; by default attention is causal.
         """
         batch, length, _ = x.shape
         q, k, v = beside(x, self.q_proj, self.k_proj, self.v_proj)
@@ -184,7 +181,7 @@ class SwiGLU(nn.Module):
 
 
 def matrix_numbers(config: ModelConfig) -> int:
-    """Numbers in all matrices of one decoder layer."""
+    """Return the number of elements in all matrices of one decoder layer."""
     return 2 * config.dim * config.head_dim * (config.heads + config.kv) + 3 * config.dim * config.hidden
 
 
@@ -192,7 +189,7 @@ class DecoderLayer(nn.Module):
     """One residual block: attention, then feed-forward, each behind its norm."""
 
     def __init__(self, config: ModelConfig, of: Parts | None = None) -> None:
-        """``of``: what its parts are made of; unless given, each has its own numbers, or all share the layer's."""
+        """``of``: the factory of its parts; by default each has its own parameters, or all share the layer's array."""
         super().__init__()
         if of is None and config.share > 1:
             self.shared = nn.Parameter(torch.empty(stored(matrix_numbers(config), config.share)))
@@ -215,10 +212,10 @@ class DecoderLayer(nn.Module):
 def through(
     layers: nn.ModuleList, x: Tensor, cos: Tensor, sin: Tensor, recompute: bool, mask: Tensor | None = None
 ) -> Tensor:
-    """Hidden states [B, T, D] past these decoder layers; tables [context, 1, d], ``mask`` as in ``Attention``.
+    """Pass hidden states [B, T, D] through decoder layers; tables [context, 1, d], ``mask`` as in ``Attention``.
 
-    With ``recompute``, only what a layer is given is kept for the backward pass, which computes its forward pass again
-    (arXiv 1604.06174): the memory of one layer in place of all, for a third more computing.
+    With ``recompute``, only a layer's input is kept and its forward pass is repeated in the backward pass (arXiv
+    1604.06174): the memory of one layer instead of all, for a third more computation.
     """
     cos, sin = cos[: x.shape[1]], sin[: x.shape[1]]
     for layer in layers:

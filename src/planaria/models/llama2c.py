@@ -1,6 +1,6 @@
-"""llama2.c's files (version 0): a checkpoint becomes a :class:`Llama`, and its tokenizer encodes and decodes.
+"""llama2.c's files (version 0): checkpoints and tokenizers.
 
-Both formats have no names and few checks of their own, so every size is held against the file's before it is used.
+Neither format has names or checksums, so every size is checked against the file's before it is used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from planaria.models.stages import Llama, parameter_count
 HEADER = struct.Struct("<7i")
 """dim, hidden, layers, heads, kv_heads, vocab (negative: untied head), context"""
 NORM_EPS = 1e-5
-"""llama2.c's constant; the file does not say"""
+"""llama2.c's constant; not in the file"""
 BOS, EOS = 1, 2
 KINDS = (
     "input_layernorm",
@@ -41,9 +41,9 @@ KINDS = (
 
 
 def open_llama2c(checkpoint: Path) -> Weights:
-    """The model in a version-0 checkpoint: header, then fp32 tensors in a fixed order.
+    """Open the model in a version-0 checkpoint: header, then fp32 tensors in a fixed order.
 
-    :raises UserError: when the file is unreadable, or its length is not what its header announces.
+    :raises UserError: if the file is unreadable, or its length does not match its header.
     """
     try:
         size = checkpoint.stat().st_size
@@ -71,7 +71,7 @@ def open_llama2c(checkpoint: Path) -> Weights:
 
 
 def import_llama2c(checkpoint: Path) -> Llama:
-    """The same with its weights in memory."""
+    """Load the model in a checkpoint into memory."""
     return open_llama2c(checkpoint).model()
 
 
@@ -84,7 +84,7 @@ def _config(place: Path, header: bytes) -> ModelConfig:
 
 
 def _begins(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, int]]:
-    """Global name and first number of every tensor; those of one kind lie together, layer by layer."""
+    """Yield global name and first number of every tensor; tensors of one kind are contiguous, layer by layer."""
     layers = [f"model.layers.{layer}.{kind}.weight" for kind in KINDS for layer in range(config.layers)]
     start = 0
     for name in ("model.embed_tokens.weight", *layers, "model.norm.weight"):
@@ -98,7 +98,7 @@ class Llama2cTokenizer:
     """SentencePiece-like BPE from a tokenizer.bin: the pair whose union scores best is merged first."""
 
     def __init__(self, path: Path) -> None:
-        """:raises UserError: when the file is unreadable or damaged."""
+        """:raises UserError: if the file is unreadable or damaged."""
         try:
             data = path.read_bytes()
         except OSError as error:
@@ -111,7 +111,8 @@ class Llama2cTokenizer:
             raise UserError(f"{path}: no token for byte {missing[0]}; not a whole llama2.c tokenizer")
 
     def encode(self, text: str, bos: bool = True) -> list[int]:
-        """Token ids of ``text``; characters without a token become one per UTF-8 byte. Quadratic in its length."""
+        """Return the token ids of ``text``; unknown characters become one token per UTF-8 byte. Takes quadratic
+        time."""
         tokens: list[int] = []
         # SentencePiece starts every text with a space, so that its first word looks like any other.
         for character in f" {text}" if text else "":
@@ -122,7 +123,7 @@ class Llama2cTokenizer:
         return [BOS, *tokens] if bos else tokens
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of ``tokens``; the space that :meth:`encode` puts first is taken away after BOS only."""
+        """Return the text of ``tokens``; the space that :meth:`encode` prepends is removed after BOS only."""
         text = b""
         for before, token in zip([None, *tokens], tokens, strict=False):
             piece = b"" if token in (BOS, EOS) else self.pieces[token]
@@ -142,7 +143,7 @@ def _byte_piece(byte: int) -> bytes:
 
 
 def _entries(path: Path, data: bytes) -> Iterator[tuple[bytes, float]]:
-    """(piece, score) of every token: int32 longest piece, then per token float32 score, int32 length, bytes."""
+    """Yield (piece, score) of every token: int32 longest piece, then per token float32 score, int32 length, bytes."""
     record = struct.Struct("<fi")
     longest = int.from_bytes(data[:4], "little", signed=True)
     start = 4

@@ -1,4 +1,4 @@
-"""Low-rank adapters on our LLaMA: a trained product of two thin matrices beside each frozen one (arXiv 2106.09685)."""
+"""Low-rank adapters: a trained product of two thin matrices beside each frozen one (arXiv 2106.09685)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DOWN, UP = "lora_down", "lora_up"
 class Adapted(Linear):
     """W x + (alpha / rank) · B A x (arXiv 2106.09685, eq. 3).
 
-    W [out, in] is frozen, A [rank, in] and B [out, rank] are trained. B is 0 at first, so that nothing is added; A is
+    W [out, in] is frozen; A [rank, in] and B [out, rank] are trained. B starts at 0, so that nothing is added; A is
     drawn from N(0, 1/in).
     """
 
@@ -39,14 +39,14 @@ class Adapted(Linear):
         return F.linear(x, self.weight) + F.linear(F.linear(x, self.lora_down), self.lora_up * self.scale)
 
     def whole(self) -> Tensor:
-        """The one matrix that does the same."""
+        """Return the equivalent single matrix."""
         return self.weight + self.scale * self.lora_up.detach() @ self.lora_down.detach()
 
 
 def adapt(model: Llama, rank: int, alpha: int, seed: int) -> None:
-    """Put adapters of ``rank`` beside all matrices of a model's layers, scaled by ``alpha`` / ``rank``.
+    """Add adapters of ``rank`` to all matrices of a model's layers, scaled by ``alpha`` / ``rank``.
 
-    They alone are trained from now on. Each is drawn by ``seed`` and its matrix's global name.
+    Only adapters are trained afterwards. Each is drawn by ``seed`` and its matrix's global name.
     """
     model.requires_grad_(False)
     for name, parent, child in list(_matrices(model)):
@@ -60,17 +60,17 @@ def has_adapters(model: Llama) -> bool:
 
 
 def merged(model: Llama) -> dict[str, Tensor]:
-    """The global state of the model without adapters that does the same; its own where it has none."""
+    """Return the global state of the equivalent model without adapters."""
     whole = {f"{name}.weight": one.whole() for name, one in _adapters(model)}
     return {name: whole.get(name, own) for name, own in model.global_state().items() if not _is_adapter(name)}
 
 
 def save_adapters(model: Llama, folder: Path, base: str) -> None:
-    """Write the adapters as a folder of ``peft``'s form, which inference servers load; it appears at once and whole.
+    """Write the adapters as a ``peft`` folder, which inference servers load, atomically.
 
-    ``base``: the name or path of the model that they belong to.
+    ``base``: name or path of the base model.
 
-    :raises OSError: when the folder is not empty or cannot be written.
+    :raises OSError: if the folder is not empty or cannot be written.
     """
     found = dict(_adapters(model))
     first = next(iter(found.values()))
@@ -96,7 +96,7 @@ def save_adapters(model: Llama, folder: Path, base: str) -> None:
 
 
 def load_adapters(model: Llama, state: Mapping[str, Tensor]) -> None:
-    """Become what :func:`save_adapters` wrote: its tensors by their names."""
+    """Load the tensors that :func:`save_adapters` wrote."""
     with torch.no_grad():
         for name, one in _adapters(model):
             one.lora_down.copy_(state[f"base_model.model.{name}.lora_A.weight"])
@@ -114,7 +114,7 @@ def _adapters(model: Llama) -> Iterator[tuple[str, Adapted]]:
 
 
 def _matrices(model: Llama) -> Iterator[tuple[str, nn.Module, str]]:
-    """(global name, module that has it, its name there) of every matrix of the layers."""
+    """Yield (global name, parent module, attribute name) of every matrix of the layers."""
     for stage, part in enumerate((model.ends, *model.stages)):
         for local, module in part.named_modules():
             if isinstance(module, Linear) and local.startswith("layers."):

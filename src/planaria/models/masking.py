@@ -1,10 +1,10 @@
-"""A mask over a task vector: one bit for each parameter, which keeps the tuned number or restores the parent's.
+"""A mask over a task vector: one bit per parameter keeps the tuned number or restores the parent's.
 
-The idea is that of arXiv 2405.09055, whose masks are sampled and rescale what they keep. These do neither: each number
-of a masked model is bit for bit the tuned one or the parent's, and whoever has both models can apply the mask again.
+The idea is that of arXiv 2405.09055, whose masks are sampled and rescale kept numbers. These do neither: each number of
+a masked model is bit for bit the tuned one or the parent's, and anyone with both models can apply the mask again.
 
-A file of masks names the tensors of the exported model in the order of their bits, so that it can be applied without
-planaria. Files of the first format name none: their bits follow the sorted names of a model in memory.
+A mask file names the tensors of the exported model in the order of their bits, so that it can be applied without
+planaria. Files of the first format name none: their bits follow the sorted parameter names of a model in memory.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from planaria.common.errors import UserError
 from planaria.models.fusing import Named
 
 START = 1.0
-"""of every logit: at first all is kept"""
+"""initial value of every logit: all numbers are kept"""
 UNORDERED, FORMAT = "planaria mask 1", "planaria mask 2"
-"""keys of the note in a file's metadata: formats without and with the order of the bits"""
+"""metadata keys of a file's note: formats without and with the order of bits"""
 BITS = (
     "mask.N is for model N of 'tuned'. Its bits follow 'tensors', one after the other, row by row, eight to a byte, "
     "the most significant first. 1: the number of the tuned model; 0: that of the parent."
 )
 
 Mask = Mapping[str, Tensor]
-"""bool tensors by name: true where the tuned number stays"""
+"""bool tensors by name: true keeps the tuned number"""
 
 
 class Note(Record):
-    """The models that a mask belongs to, by :func:`planaria.models.fusing.digest`, and the order of its bits."""
+    """The models of a mask, by :func:`planaria.models.fusing.digest`, and the order of its bits."""
 
     safe: str
     tuned: tuple[str, ...]
@@ -51,31 +51,31 @@ class Note(Record):
 
 
 def begun(like: Named) -> dict[str, Tensor]:
-    """Logits of a mask that keeps all."""
+    """Return the logits of a mask that keeps all."""
     return {name: torch.full_like(tensor, START) for name, tensor in like.items()}
 
 
 def hard(logits: Named) -> dict[str, Tensor]:
-    """m = 1[x > 0]."""
+    """Return m = 1[x > 0]."""
     return {name: x > 0 for name, x in logits.items()}
 
 
 def straight_through(logits: Tensor, gradient: Tensor, contribution: Tensor) -> Tensor:
-    """∂L/∂x = ∂L/∂θ ⊙ c ⊙ σ'(x): the step of 1[x > 0] has the slope of σ (arXiv 1308.3432, section 4).
+    """Return ∂L/∂x = ∂L/∂θ ⊙ c ⊙ σ'(x): the step 1[x > 0] gets the slope of σ (arXiv 1308.3432, section 4).
 
-    ``gradient``: of the loss by the merged weights; ``contribution``: what the masked model adds to its parent.
+    ``gradient``: of the loss by the merged weights; ``contribution``: of the masked model to its parent.
     """
     slope = torch.sigmoid(logits)
     return gradient * contribution * slope * (1 - slope)
 
 
 def chosen(safe: Named, tuned: Named, mask: Mask) -> dict[str, Tensor]:
-    """Of each coordinate the tuned number where the mask is true, else the safe one: bit for bit one of both."""
+    """Return the tuned number where the mask is true, else the parent's."""
     return {name: torch.where(mask[name], tuned[name], safe[name]) for name in safe}
 
 
 def blended(safe: Named, contributions: Sequence[Named], masks: Sequence[Mask]) -> dict[str, Tensor]:
-    """θ = θ₀ + Σ mᵢ ⊙ cᵢ, of several models at once."""
+    """Return θ = θ₀ + Σ mᵢ ⊙ cᵢ for several models."""
     found = {name: tensor.clone() for name, tensor in safe.items()}
     for contribution, mask in zip(contributions, masks, strict=True):
         for name in found:
@@ -84,7 +84,7 @@ def blended(safe: Named, contributions: Sequence[Named], masks: Sequence[Mask]) 
 
 
 def shuffled(mask: Mask, generator: torch.Generator) -> dict[str, Tensor]:
-    """A mask that keeps as much of every tensor, but at random: what does *which* is kept bring?"""
+    """Return a random mask with the same density in every tensor, as a control."""
     found = {}
     for name, bits in mask.items():
         order = torch.randperm(bits.numel(), generator=generator).to(bits.device)
@@ -93,17 +93,17 @@ def shuffled(mask: Mask, generator: torch.Generator) -> dict[str, Tensor]:
 
 
 def kept(mask: Mask) -> dict[str, float]:
-    """The share of each tensor that stays."""
+    """Return the share of each tensor that is kept."""
     return {name: float(bits.float().mean()) for name, bits in mask.items()}
 
 
 def density(mask: Mask) -> float:
-    """The share of all parameters that stays."""
+    """Return the share of all parameters that is kept."""
     return sum(int(bits.sum()) for bits in mask.values()) / sum(bits.numel() for bits in mask.values())
 
 
 def pack(mask: Mask, order: Sequence[str]) -> Tensor:
-    """Return the bits of the tensors in this order, eight a byte: uint8 [⌈parameters / 8⌉]."""
+    """Return the bits of the tensors in this order, eight per byte: uint8 [⌈parameters / 8⌉]."""
     bits = torch.cat([mask[name].flatten().cpu() for name in order])
     return torch.from_numpy(np.packbits(bits.numpy()))
 
@@ -121,18 +121,19 @@ def unpack(packed: Tensor, like: Named, order: Sequence[str]) -> dict[str, Tenso
 
 
 def to_bytes(masks: Sequence[Mask], note: Note, exported: Mapping[str, str]) -> bytes:
-    """Return the masks of one model or several as a safetensors file. ``exported``: parameter → name in a file."""
+    """Return the masks of one or more models as a safetensors file. ``exported``: parameter → name in an
+    exported file."""
     order = sorted(masks[0], key=exported.__getitem__)
     tensors = tuple((exported[name], tuple(masks[0][name].shape)) for name in order)
     whole = note.model_copy(update={"bits": BITS, "tensors": tensors})
-    about = json.dumps(whole.model_dump(mode="json"), sort_keys=True)  # one entry: safetensors has no order of several
+    about = json.dumps(whole.model_dump(mode="json"), sort_keys=True)  # one entry, as safetensors does not order them
     return save({f"mask.{number}": pack(mask, order) for number, mask in enumerate(masks)}, metadata={FORMAT: about})
 
 
 def read_masks(file: Path, like: Named, exported: Mapping[str, str]) -> tuple[list[dict[str, Tensor]], Note]:
     """Return the masks in a file for models of these shapes, and the file's note. ``exported`` as in :func:`to_bytes`.
 
-    :raises UserError: if it cannot be read, is not a mask, or is for models of another shape.
+    :raises UserError: if it is unreadable, not a mask, or for models of another shape.
     """
     length = -(-sum(tensor.numel() for tensor in like.values()) // 8)
     fix = "give the mask.safetensors of a repair of this model"
@@ -157,7 +158,7 @@ def read_masks(file: Path, like: Named, exported: Mapping[str, str]) -> tuple[li
 
 
 def _order(note: Note, like: Named, exported: Mapping[str, str], place: str, fix: str) -> list[str]:
-    """Return the parameters in the order that a file names; UserError unless they are those of ``like``."""
+    """Return the parameters in the order of the file."""
     own = {exported[name]: name for name in like}
     for name, shape in note.tensors:
         if name not in own:

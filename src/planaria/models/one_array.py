@@ -1,9 +1,8 @@
-"""What a stage's layers are made of: numbers of their own, an array for each layer, or one for the whole model.
+"""Stages of one shared array: parameters per matrix, an array per layer, or one array for the whole model.
 
-With one array for the whole model, every stage (the ends too) has the same parameters, by the same names: the array
-that all layers' matrices are cut from, the gains of all norms, the embedding table, and the head unless it is tied.
-Each computes with its own layers only. Their gradients are added up in every step, so all stages stay equal, and any
-of them is what any other was.
+With one array for the whole model, every stage (stage 0 too) has the same parameters by the same names: the array from
+which all layers' matrices are cut, the gains of all norms, the embedding table, and the head unless it is tied. Each
+computes with its own layers only. Their gradients are summed in every step, so all stages stay equal.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def hold_all(stage: nn.Module, config: ModelConfig) -> None:
 
 
 def layers_of(stage: nn.Module, config: ModelConfig, numbers: range) -> nn.ModuleList:
-    """A stage's decoder layers, which have these ``numbers`` in the whole model."""
+    """Return a stage's decoder layers, numbered ``numbers`` in the whole model."""
     if not config.one_array:
         return nn.ModuleList(DecoderLayer(config) for _ in numbers)
     return nn.ModuleList(DecoderLayer(config, _cut(stage, config, number)) for number in numbers)
@@ -43,30 +42,30 @@ def _cut(stage: nn.Module, config: ModelConfig, number: int) -> Cut:
 
 
 def final_norm(stage: nn.Module, config: ModelConfig) -> nn.Module:
-    """The norm before the head, whose gains are the last row."""
+    """Return the norm before the head; its gains are the last row."""
     if config.one_array:
         return SharedNorm(stage, len(ROWS) * config.layers, config.norm_eps)
     return RMSNorm(config.dim, config.norm_eps)
 
 
 class Part(NamedTuple):
-    """Where a dense model's parameter lies in what is stored."""
+    """The stored location of a dense model's parameter."""
 
     of: str
     """the stored parameter, by global name"""
     begin: int
-    """its first place there, among matrices that are cut from an array, or its row among gains; -1: it is all of it"""
+    """first place in an array of matrices, or row among gains; -1: the stored parameter itself"""
     shape: tuple[int, ...]
 
     def taken(self, stored: Tensor) -> Tensor:
-        """The parameter, from the stored one."""
+        """Return the parameter, given the stored one."""
         if self.begin < 0:
             return stored
         return unfold(stored, self.begin, self.shape) if stored.ndim == 1 else stored[self.begin]
 
 
 def parts(config: ModelConfig, names: Iterable[tuple[str, tuple[int, ...]]]) -> dict[str, Part]:
-    """Where each parameter of ``config.dense`` lies, given the stored ones by global name and shape."""
+    """Return the location of each parameter of ``config.dense``, given the stored ones by global name and shape."""
     found = {name: Part(name, -1, shape) for name, shape in names if name.rpartition(".")[2] not in (SHARED, GAINS)}
     for number in range(config.layers if config.share > 1 else 0):
         layer = f"model.layers.{number}"
@@ -83,13 +82,13 @@ def parts(config: ModelConfig, names: Iterable[tuple[str, tuple[int, ...]]]) -> 
 
 
 def dense_state(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Weights by global name, each with numbers of its own, as a model of ``config.dense`` has them."""
+    """Return weights by global name, unshared, as a model of ``config.dense`` has them."""
     shapes = [(name, tuple(tensor.shape)) for name, tensor in state.items()]
     return {name: part.taken(state[part.of]) for name, part in parts(config, shapes).items()}
 
 
 def _matrices(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Shapes of a layer's matrices, in the order in which they are cut."""
+    """Return the shapes of a layer's matrices, in the order in which they are cut."""
     with torch.device("meta"):
         layer = DecoderLayer(config.dense)
     return {name: tuple(p.shape) for name, p in layer.named_parameters() if p.dim() > 1}

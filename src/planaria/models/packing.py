@@ -1,10 +1,9 @@
-"""A stage's state as bytes, without any loss: what travels between workers, and what a stage's file holds.
+"""Lossless serialisation of a stage's state, for messages between workers and stage files.
 
-The bytes are a safetensors document, and the same for the same state: the widest types first, then in order of name.
-Numbers that change from step to step (clocks, scale, norms) are tensors too, so the header's length depends on names,
-types and shapes alone. Where parameters have learning-rate scales of their own, all scales are one more. The entry
-``sha256`` holds a digest of every other entry. No pickle; every size that a header
-claims is checked against the bytes that are there before anything is made of them.
+The bytes are a deterministic safetensors document: widest types first, then by name. Numbers that change every step
+(clocks, scale, norms) are tensors too, so the header's length depends on names, types and shapes alone. If parameters
+have their own learning-rate scales, one more tensor has all scales. ``sha256`` has a digest of every other entry. No
+pickle is used, and every size in a header is checked against the available bytes before use.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from torch import Tensor
 from planaria.models.state import Shapes, StageState
 
 HEADROOM = 4 << 20
-"""more than any header takes, with the digests"""
+"""maximum size of a header, digests included"""
 TYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -39,7 +38,7 @@ TYPES = {
 _DTYPES = {name: dtype for dtype, name in TYPES.items()}
 _ALIGNED = 64
 _LARGEST = 1 << 48
-"""bytes of a tensor"""
+"""maximum bytes of a tensor"""
 _MOST_SIDES = 64
 _KINDS = ("weights", "generators", "outer")
 _KEY = re.compile(r"[a-z][a-z0-9_]{0,31}")
@@ -49,18 +48,24 @@ DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 class PackingError(ValueError):
-    """Bytes that should be a stage's state are not; the message says why."""
+    """Bytes are not a packed state; the message has the reason."""
 
 
 def clocks_of(given: Tensor | None, names: Collection[str]) -> dict[str, int]:
-    """The clocks of the parameters that have moments, from the entry ``clocks``; PackingError when it is not one."""
+    """Return the clocks of the parameters that have moments, from the entry ``clocks``.
+
+    :raises PackingError: if it is invalid.
+    """
     if given is None or (given.dtype, given.shape) != (torch.int64, (len(names),)) or bool((given < 0).any()):
         raise PackingError("a packed state has one clock for each parameter with moments, none below zero")
     return dict(zip(sorted(names), given.tolist(), strict=True))
 
 
 def scales_of(given: Tensor | None, names: Collection[str], stage: float) -> dict[str, float]:
-    """The learning-rate scales, from the entry ``scales``, that are not the stage's; PackingError as above."""
+    """Return the learning-rate scales that differ from the stage's, from the entry ``scales``.
+
+    :raises PackingError: if it is invalid.
+    """
     if given is None:
         return {}
     if (given.dtype, given.shape) != (torch.float64, (len(names),)) or not bool(given.isfinite().all()):
@@ -69,7 +74,10 @@ def scales_of(given: Tensor | None, names: Collection[str], stage: float) -> dic
 
 
 def numbers_of(given: Tensor | None) -> tuple[float, float | None, float | None]:
-    """Learning-rate scale and both norms, of which either may be unknown (NaN)."""
+    """Return the learning-rate scale and both norms; a norm may be unknown (NaN).
+
+    :raises PackingError: if the entry is invalid.
+    """
     if given is None or (given.dtype, given.shape) != (torch.float64, (3,)):
         raise PackingError("a packed state has three numbers: its learning-rate scale and two norms")
     scale, *norms = given.tolist()
@@ -89,7 +97,7 @@ class Entry(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     sha256: bytes = b""
-    """empty where it is not known"""
+    """empty if unknown"""
 
     @property
     def nbytes(self) -> int:
@@ -100,14 +108,14 @@ class Entry(NamedTuple):
 
 
 def pack(state: StageState) -> Tensor:
-    """A copy of ``state`` as a uint8 tensor on the CPU."""
+    """Return a copy of ``state`` as a uint8 tensor on the CPU."""
     named = named_tensors(state)
     head, spans = layout({name: (tensor.dtype, tensor.shape) for name, tensor in named.items()})
     return torch.cat([torch.frombuffer(bytearray(head), dtype=torch.uint8), *(_raw(named[name]) for name in spans)])
 
 
 def pack_bare(state: StageState, memory: Callable[[int], Tensor]) -> Tensor:
-    """The same without digests, for bytes that are checked otherwise: a mere copy, into ``memory`` of so many bytes."""
+    """Return the same without digests, copied into ``memory(size)``, for bytes that are checked otherwise."""
     named = entries(state)
     head, spans = layout({name: (tensor.dtype, tensor.shape) for name, tensor in named.items()})
     flat = memory(len(head) + max(end for _, end in spans.values()))
@@ -118,7 +126,7 @@ def pack_bare(state: StageState, memory: Callable[[int], Tensor]) -> Tensor:
 
 
 def bare_bytes(shapes: Shapes) -> int:
-    """Length of what :func:`pack_bare` makes of a stage of these parameters that has been trained, in fp32 on a CPU."""
+    """Return the length of :func:`pack_bare` for a trained stage with these parameters, in fp32 on a CPU."""
     specs: dict[str, Spec] = {
         f"{kind}.{name}": (torch.float32, shape)
         for kind in ("weights", *shapes.state)
@@ -131,9 +139,9 @@ def bare_bytes(shapes: Shapes) -> int:
 
 
 def unpack(flat: Tensor, digests: bool = True) -> StageState:
-    """The state that :func:`pack` packed, or, without ``digests``, :func:`pack_bare`; shares the memory of ``flat``.
+    """Return the state packed by :func:`pack` or, without ``digests``, :func:`pack_bare`; shares memory with ``flat``.
 
-    :raises PackingError: when the bytes are not one, or are damaged.
+    :raises PackingError: if the bytes are invalid or damaged.
     """
     if flat.dtype != torch.uint8 or flat.ndim != 1 or len(flat) < _ALIGNED:
         raise PackingError(f"a packed state is a row of bytes, not {flat.dtype} {list(flat.shape)}")
@@ -153,21 +161,21 @@ def unpack(flat: Tensor, digests: bool = True) -> StageState:
 
 
 def named_tensors(state: StageState) -> dict[str, Tensor]:
-    """All of ``state`` as :func:`entries`, with a digest of each in ``sha256``.
+    """Return all of ``state`` as :func:`entries`, with the digest of each in ``sha256``.
 
-    :raises KeyError: for a tensor of a type that the bytes do not have.
+    :raises KeyError: for an unsupported tensor type.
     """
     named = entries(state)
     return named | {"sha256": digest_table(digest(name, named[name]) for name in sorted(named))}
 
 
 def digest_table(rows: Iterable[bytes]) -> Tensor:
-    """The entry ``sha256``: the digests of all others in the order of their names. [entries, 32], uint8."""
+    """Return the entry ``sha256``: uint8 [entries, 32], the digests of all others by name."""
     return torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8).view(-1, DIGEST_BYTES)
 
 
 def entries(state: StageState) -> dict[str, Tensor]:
-    """All of ``state`` as contiguous tensors on the CPU; they share memory where they can."""
+    """Return all of ``state`` as contiguous tensors on the CPU; they share memory where possible."""
     named = {f"weights.{name}": tensor for name, tensor in state.weights.items()}
     for name, held in state.moments.items():
         named |= {f"{key}.{name}": tensor for key, tensor in held.items()}
@@ -183,9 +191,9 @@ def entries(state: StageState) -> dict[str, Tensor]:
 
 
 def state_of(named: Mapping[str, Tensor], digests: bool = True) -> StageState:
-    """What :func:`named_tensors` made; shares memory.
+    """Return the state made from :func:`named_tensors`; shares memory.
 
-    :raises PackingError: naming the tensor that is damaged, missing or not of a state.
+    :raises PackingError: naming the tensor that is damaged, missing or unknown.
     """
     named = dict(named)
     if digests:
@@ -207,20 +215,21 @@ def state_of(named: Mapping[str, Tensor], digests: bool = True) -> StageState:
         for key, tensor in held.items():
             if name not in weights or tensor.shape != weights[name].shape:
                 raise PackingError(f"a packed state has {key} of {name!r} in another shape than its weights")
-    told = numbers_of(numbers)
-    own = scales_of(scales, weights, told[0])
-    return StageState(weights, moments, clocks_of(clocks, moments), *told, generators, outer, own)
+    scale, grad_norm, clipped_norm = numbers_of(numbers)
+    own = scales_of(scales, weights, scale)
+    clocks_by_name = clocks_of(clocks, moments)
+    return StageState(weights, moments, clocks_by_name, scale, grad_norm, clipped_norm, generators, outer, own)
 
 
 Numbers = tuple[float | None, float | None]
 Summary = tuple[dict[str, Entry], dict[str, int], float, dict[str, float], Numbers]
-"""entries but those of numbers, clocks, scale of the stage, scales, norms"""
+"""entries without numbers, clocks and scales; clocks; scale of the stage; scales; norms"""
 
 
 def summary(specs: Mapping[str, tuple[str, tuple[int, ...]]], read: Callable[[str], Tensor]) -> Summary:
-    """What :func:`named_tensors` made, without its large tensors; ``read`` gives an entry of ``specs``.
+    """Return what :func:`named_tensors` made, without its large tensors; ``read`` reads an entry of ``specs``.
 
-    :raises PackingError: when the small ones are missing or damaged.
+    :raises PackingError: if the small ones are missing or damaged.
     """
     keys = sorted(specs.keys() - {"sha256"})
     digests = read("sha256") if "sha256" in specs else None
@@ -242,7 +251,7 @@ def summary(specs: Mapping[str, tuple[str, tuple[int, ...]]], read: Callable[[st
 
 
 def _require_complete(moments: Mapping[str, Set[str]]) -> None:
-    """:raises PackingError: when parameters with a state of their optimizer do not all have the same tensors."""
+    """Check that all parameters with optimizer state have the same tensors."""
     keys = set().union(*moments.values())
     if len(keys) > _MOST_KEYS:
         raise PackingError(
@@ -256,7 +265,7 @@ def _require_complete(moments: Mapping[str, Set[str]]) -> None:
 def layout(
     specs: Mapping[str, Spec], metadata: Mapping[str, str] | None = None
 ) -> tuple[bytes, dict[str, tuple[int, int]]]:
-    """How a safetensors document of such tensors begins, and from where to where each lies after that, in order."""
+    """Return the header of a safetensors document with such tensors, and each tensor's span after it, in order."""
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
     spans: dict[str, tuple[int, int]] = {}
     end = 0
@@ -271,16 +280,19 @@ def layout(
 
 
 class Header(NamedTuple):
-    """What a safetensors document says before its tensors."""
+    """The header of a safetensors document."""
 
     specs: dict[str, Spec]
     spans: dict[str, tuple[int, int]]
-    """from where to where each tensor lies after the header: not yet held against anything"""
+    """each tensor's span after the header, unchecked"""
     metadata: dict[str, str]
 
 
 def header_of(text: bytes) -> Header:
-    """A header's text, read; PackingError when it says what cannot be."""
+    """Parse a header.
+
+    :raises PackingError: if it is invalid.
+    """
     try:
         tree = json.loads(text)
         metadata = dict(tree.pop("__metadata__", {}))
@@ -299,7 +311,7 @@ def header_of(text: bytes) -> Header:
 
 
 def _check_digests(named: dict[str, Tensor]) -> None:
-    """Take the digests out and hold all others against them."""
+    """Remove the digests and check all other tensors against them."""
     digests = named.pop("sha256", None)
     if digests is None or (digests.dtype, digests.shape) != (torch.uint8, (len(named), DIGEST_BYTES)):
         raise PackingError("a packed state has a digest of each of its tensors")
@@ -308,32 +320,32 @@ def _check_digests(named: dict[str, Tensor]) -> None:
 
 
 def weights_digest(rows: Mapping[str, bytes]) -> str:
-    """One digest (hex) of all weights of a state, of the :func:`digest` of each entry; empty if there are none.
+    """Return one digest (hex) of all weights of a state, from each entry's :func:`digest`; empty if there are none.
 
-    Equal for two states exactly when all their weights are, bit for bit.
+    It is equal for two states exactly if all their weights are, bit for bit.
     """
     found = [row for name, row in sorted(rows.items()) if name.startswith("weights.")]
     return hashlib.sha256(b"".join(found)).hexdigest() if found else ""
 
 
 def require_digest(name: str, tensor: Tensor, expected: bytes) -> None:
-    """:raises PackingError: when an entry does not have this digest."""
+    """:raises PackingError: if an entry does not have this digest."""
     if digest(name, tensor) != expected:
         raise PackingError(f"{name!r} of a packed state is damaged: it does not have its digest")
 
 
 def digest(name: str, tensor: Tensor) -> bytes:
-    """SHA-256 of a tensor's name, type, shape and bytes."""
+    """Return the SHA-256 of a tensor's name, type, shape and bytes."""
     found = begun_digest(name, tensor.dtype, tensor.shape)
     found.update(_raw(tensor).numpy().data)
     return found.digest()
 
 
 def begun_digest(name: str, dtype: torch.dtype, shape: Sequence[int]) -> hashlib._Hash:
-    """A tensor's :func:`digest` as far as its name, type and shape; its bytes are to follow."""
+    """Return a tensor's :func:`digest` before its bytes are added."""
     return hashlib.sha256(f"{name} {TYPES[dtype]} {list(shape)} ".encode(errors="surrogatepass"))
 
 
 def _raw(tensor: Tensor) -> Tensor:
-    """The memory of a contiguous tensor."""
+    """Return the memory of a contiguous tensor as bytes."""
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)  # a single number may have any stride

@@ -1,8 +1,8 @@
-"""Numbers in 8, 4 or 2 bits each: groups that share a scale, packed into bytes.
+"""Quantisation to 8, 4 or 2 bits: groups that share a scale, packed into bytes.
 
-Weights of trained models have outliers: gains of norms, channels ten times as large as the rest. In 8 and 4 bits the
-lowest level is the largest number of a group, so that none is clipped, and zero is a level. Two bits have four levels;
-the largest number would take all the room, so there they are those that serve a normal variable best, none at zero.
+Trained weights have outliers: gains of norms, channels ten times as large as the rest. In 8 and 4 bits the lowest level
+is the largest number of a group, so that none is clipped, and zero is a level. Two bits have the four levels that suit
+a normal variable best, none at zero; the largest number would take all the range.
 """
 
 from __future__ import annotations
@@ -14,43 +14,43 @@ GROUP = 128
 """numbers that share one scale"""
 SCALE_BYTES = 2
 SMALLEST, LARGEST = 2.0**-24, 65504.0
-"""scales that fp16 holds; the gradients of a large model need those below its normal range"""
+"""range of fp16 scales; gradients of a large model need subnormal ones"""
 NORMAL_STEP = 0.9957
-"""spacing of four levels, in standard deviations, that serves a normal variable best (Max 1960,
-doi 10.1109/TIT.1960.1057548, table 2)"""
+"""spacing of four levels, in standard deviations, that suits a normal variable best (Max 1960, doi
+10.1109/TIT.1960.1057548, table 2)"""
 
 
 def coded_bytes(count: int, bits: int) -> int:
-    """Bytes that :func:`encode` makes of ``count`` numbers."""
+    """Return the bytes that :func:`encode` makes of ``count`` numbers."""
     groups = -(-count // GROUP)
     return groups * (SCALE_BYTES + GROUP * bits // 8)
 
 
 def coded_count(size: int, bits: int) -> int:
-    """Numbers that so many bytes hold, those that fill up the last group included."""
+    """Return how many numbers ``size`` bytes hold, padding of the last group included."""
     return size // (SCALE_BYTES + GROUP * bits // 8) * GROUP
 
 
 def steps(grouped: Tensor, count: int, bits: int) -> Tensor:
-    """Spacing of levels for each row of ``grouped`` [groups, 128], fp32 [groups]; zeros follow after ``count`` numbers.
+    """Return the level spacing for each row of ``grouped`` [groups, 128], fp32 [groups]; zeros follow ``count``
+    numbers.
 
-    2 bits: the root mean square times ``NORMAL_STEP``. 8 and 4 bits: the number of largest size, over the lowest level,
-    −2^(bits − 1). There is no level opposite to the lowest, so a number of nearly that size and the other sign may be
-    off by a whole step, all others by half of one.
+    2 bits: the root mean square times ``NORMAL_STEP``. 8 and 4 bits: the number of largest magnitude over the lowest
+    level, −2^(bits − 1). The lowest level has no opposite, so a number of nearly that magnitude and the other sign may
+    be off by a whole step, all others by half a step.
     """
     if bits > 2:
         low, high = grouped.amin(1), grouped.amax(1)  # many times as fast as aminmax
         return torch.where(high > -low, -high, -low) / (1 << (bits - 1))
     filled = torch.full((len(grouped),), GROUP)
-    filled[-1:] -= -count % GROUP  # zeros that only fill the last group up would shrink its step
+    filled[-1:] -= -count % GROUP  # padding would shrink the step of the last group
     return grouped.square().sum(1).div(filled).sqrt() * NORMAL_STEP
 
 
 def encode(x: Tensor, bits: int) -> Tensor:
-    """x [n] as uint8: one fp16 scale for each group of 128, then the levels, 8 / ``bits`` of them a byte.
+    """Return x [n] as uint8: one fp16 scale per group of 128, then the levels, 8 / ``bits`` of them per byte.
 
-    The scale is the group's step (:func:`steps`) as fp16 holds it. Levels lie at 0, ±1, ±2, … steps; with 2 bits at ±½
-    and ±1½.
+    The scale is the group's step (:func:`steps`) in fp16. Levels are 0, ±1, ±2, … steps; with 2 bits ±½ and ±1½.
     """
     grouped = torch.nn.functional.pad(x.float(), (0, -len(x) % GROUP)).view(-1, GROUP)
     exact, half = steps(grouped, len(x), bits), 1 << (bits - 1)
@@ -67,9 +67,9 @@ def encode(x: Tensor, bits: int) -> Tensor:
 
 
 def decode(coded: Tensor, count: int, bits: int) -> Tensor:
-    """The ``count`` numbers that ``coded`` stands for, fp32 [count].
+    """Return the ``count`` numbers in ``coded``, fp32 [count].
 
-    :raises ValueError: when the bytes are not as many as ``count`` numbers take.
+    :raises ValueError: if the number of bytes does not match ``count``.
     """
     if coded.dtype != torch.uint8 or coded.shape != (coded_bytes(count, bits),):
         expected = coded_bytes(count, bits)
@@ -83,6 +83,6 @@ def decode(coded: Tensor, count: int, bits: int) -> Tensor:
 
 
 def has_finite_scales(coded: Tensor, bits: int) -> bool:
-    """Does everything that ``coded`` may stand for have a size?"""
+    """Whether all scales in ``coded`` are finite."""
     groups = coded_count(len(coded), bits) // GROUP
     return bool(torch.isfinite(coded[: SCALE_BYTES * groups].clone().view(torch.float16)).all())

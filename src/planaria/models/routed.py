@@ -1,6 +1,6 @@
-"""Several feed-forward blocks in a layer, and a router that says which of them a token passes: Mixtral's layer.
+"""Mixtral's layer: several feed-forward blocks, and a router that chooses those that a token passes.
 
-Beside Mixtral's, a router may add a bias. In files a layer's tensors have Mixtral's names, in memory those of a LLaMA.
+A router may also have a bias. Files use Mixtral's tensor names, memory a LLaMA's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from planaria.config.schema import ModelConfig
 from planaria.models.llama import Dense, SwiGLU
 
 MOST = 1024
-"""blocks in a layer, at most, of what is read from a file"""
+"""maximum number of blocks per layer in a file"""
 _NAMES = (
     (".mlp.router.", ".block_sparse_moe.gate."),
     (".mlp.experts.", ".block_sparse_moe.experts."),
@@ -24,25 +24,25 @@ _NAMES = (
     (".down_proj.", ".w2."),
     (".up_proj.", ".w3."),
 )
-"""parts of a routed layer's names, here and in files"""
+"""parts of a routed layer's names, in memory and in files"""
 
 
 class Routing(NamedTuple):
-    """How a model's layers divide tokens among their blocks."""
+    """How a model's layers route tokens."""
 
     experts: int
-    """blocks in every layer"""
+    """blocks per layer"""
     top_k: int = 1
-    """of them that a token passes"""
+    """blocks that a token passes"""
     bias: bool = False
-    """does the router add a number of each block's own? Mixtral's does not"""
+    """whether the router has a bias; Mixtral's has none"""
 
 
 class Router(nn.Linear):
-    """Hidden states [..., D] → a logit of each block [..., N]; zero until it is given values."""
+    """Map hidden states [..., D] to a logit per block [..., N]; zero until it is given values."""
 
     def reset_parameters(self) -> None:
-        """Nothing is drawn: PyTorch would, from its global generator."""
+        """Set zeros; PyTorch would draw from its global generator."""
         nn.init.zeros_(self.weight)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
@@ -52,10 +52,10 @@ class Routed(nn.Module):
     """y = Σ_i softmax(l_S)_i · block_i(x) over the set S of the k largest logits l (arXiv 2401.04088, section 2.1)."""
 
     forced: int | None = None
-    """the one block that all tokens pass, whatever the router says"""
+    """the block that all tokens pass, instead of the router's choice"""
 
     def __init__(self, config: ModelConfig, routing: Routing) -> None:
-        """:raises ValueError: when there are fewer blocks than a token is to pass."""
+        """:raises ValueError: if ``top_k`` exceeds the number of blocks."""
         if not 1 <= routing.top_k <= routing.experts:
             raise ValueError(f"top_k = {routing.top_k} of {routing.experts} blocks")
         super().__init__()
@@ -79,7 +79,7 @@ class Routed(nn.Module):
 
 
 def to_file(name: str) -> str:
-    """A parameter's name in a file of a routed model.
+    """Return a parameter's name in a file of a routed model.
 
     >>> to_file("model.layers.3.mlp.experts.1.up_proj.weight")
     'model.layers.3.block_sparse_moe.experts.1.w3.weight'
@@ -90,7 +90,7 @@ def to_file(name: str) -> str:
 
 
 def from_file(name: str) -> str:
-    """The same backwards.
+    """Return the parameter of a name in a file.
 
     >>> from_file("model.layers.3.block_sparse_moe.gate.weight")
     'model.layers.3.mlp.router.weight'
@@ -101,7 +101,7 @@ def from_file(name: str) -> str:
 
 
 def to_keys(routing: Routing) -> dict[str, Any]:
-    """What config.json says of it: Mixtral's, if the router has no bias, else an architecture of our own."""
+    """Return the keys of config.json: Mixtral's, or planaria's own architecture if the router has a bias."""
     kind, name = ("planaria_routed", "PlanariaRouted") if routing.bias else ("mixtral", "Mixtral")
     return {
         "architectures": [f"{name}ForCausalLM"],
@@ -113,9 +113,9 @@ def to_keys(routing: Routing) -> dict[str, Any]:
 
 
 def from_keys(place: object, found: Mapping[str, Any]) -> Routing | None:
-    """The routing that a config.json, the file ``place``, describes; None of a model whose layers have one block.
+    """Return the routing in the config.json ``place``; None if layers have one block.
 
-    :raises UserError: when the numbers are none.
+    :raises UserError: if the numbers are invalid.
     """
     if found.get("model_type") not in ("mixtral", "planaria_routed"):
         return None

@@ -1,12 +1,12 @@
-"""Matrices that are cut from one array: n weights are rotated copies of m stored numbers (arXiv 2310.11611).
+"""Matrices cut from one array: n weights are rotated copies of m stored numbers (arXiv 2310.11611).
 
-The map is the paper's RANDOMFOLD, with a sign for each copy: the weight at place j of all matrices, end to end, is
-g(p) · ψ[(u(p) + r) mod m], where p = j div m is its copy and r = j mod m its place there. So a matrix is a few slices
-of ψ, without a table of places, and every number of ψ stands for ⌊n/m⌋ or ⌈n/m⌉ weights. The map is the same for all
-layers, stages, replicas and runs, and linear: a mean of arrays is the mean of their matrices, to the last bit.
+The map is the paper's RANDOMFOLD, with a sign per copy: the weight at place j of all concatenated matrices is g(p) ·
+ψ[(u(p) + r) mod m], where p = j div m is its copy and r = j mod m its place there. So a matrix is a few slices of ψ,
+and every number of ψ stands for ⌊n/m⌋ or ⌈n/m⌉ weights. The map is the same for all layers, stages, replicas and runs,
+and linear: a mean of arrays is the mean of their matrices, bit for bit.
 
-Unlike the paper, weights are not scaled by layer: all matrices begin with one standard deviation here, and so does ψ,
-so that AdamW's learning rate stays as it is. The paper's scaling of gradients changes nothing under AdamW.
+Unlike the paper, weights are not scaled by layer: all matrices, and ψ, start with one standard deviation, so that
+AdamW's learning rate is unchanged. The paper's scaling of gradients has no effect under AdamW.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from torch.nn import functional as F
 
 PRIME = 2038074743
 _A, _B, _C = 1103515245, 747796405, 362437
-"""odd; part of the format of what is stored, as is :data:`PRIME`"""
+"""odd; part of the storage format, as is :data:`PRIME`"""
 
 
 class Slice(NamedTuple):
-    """Weights in a row that are numbers in a row."""
+    """Consecutive weights that are consecutive numbers."""
 
     begin: int
     """in ψ"""
@@ -35,13 +35,13 @@ class Slice(NamedTuple):
 
 
 def stored(count: int, share: int) -> int:
-    """m: how many numbers stand for ``count`` weights."""
+    """Return m, the number of stored numbers for ``count`` weights."""
     return -(-count // share)
 
 
 @lru_cache(maxsize=4096)
 def slices(stands: int, begin: int, count: int) -> tuple[Slice, ...]:
-    """Where ``count`` weights from place ``begin`` on are, in an array of ``stands`` numbers."""
+    """Return the slices of an array of ``stands`` numbers that hold ``count`` weights from place ``begin`` on."""
     found, end = [], begin + count
     while begin < end:
         copy, place = divmod(begin, stands)
@@ -54,7 +54,7 @@ def slices(stands: int, begin: int, count: int) -> tuple[Slice, ...]:
 
 
 def unfold(array: Tensor, begin: int, shape: tuple[int, ...]) -> Tensor:
-    """The weights of ``shape`` from place ``begin`` on, of ψ [m]."""
+    """Return the weights of ``shape`` from place ``begin`` on, of ψ [m]."""
     taken = slices(array.numel(), begin, prod(shape))
     flat = torch.cat([array[at : at + length] if sign > 0 else -array[at : at + length] for at, length, sign in taken])
     return flat.view(shape)
@@ -69,7 +69,7 @@ def fold(gradient: Tensor, begin: int, into: Tensor) -> None:
 
 
 class _Product(torch.autograd.Function):
-    """x Wᵀ, where W is unfolded anew in each direction: nothing dense outlives a product."""
+    """x Wᵀ, with W unfolded anew in each direction, so that no dense matrix outlives a product."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, array: Tensor, begin: int, shape: tuple[int, int]) -> Tensor:
@@ -89,7 +89,7 @@ class _Product(torch.autograd.Function):
 
 
 class SharedLinear(nn.Module):
-    """A matrix [outputs, inputs] without bias, of the numbers that its holder has as ``shared``."""
+    """A matrix [outputs, inputs] without bias, from its holder's array ``shared``."""
 
     def __init__(self, holder: nn.Module, begin: int, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class SharedNorm(nn.Module):
 
 
 class Cut:
-    """Makes matrices of the array that ``holder`` has, one after the other; ``norm`` makes the norms beside them."""
+    """Cuts consecutive matrices from the array of ``holder``; ``norm`` makes the norms."""
 
     def __init__(self, holder: nn.Module, norm: Callable[[int, float], nn.Module], begin: int = 0) -> None:
         self._holder, self.norm, self._begin = holder, norm, begin

@@ -1,4 +1,4 @@
-"""The model cut for the pipeline: the ends (stage 0) and equal block stages 1..S, and all of them put together again.
+"""The pipeline's stages of a LLaMA: stage 0 and equal block stages 1..S, and the whole model made of them.
 
 Within a stage, parameters have local names (``layers.0.mlp.up_proj.weight``); in files and across cuts they have
 Hugging Face's global names (:func:`global_name`). Initial weights depend on seed and global name only, so every cut of
@@ -26,7 +26,7 @@ from planaria.models.sharing import stored
 
 
 class BlockStage(nn.Module):
-    """So many consecutive decoder layers. They are all alike: :func:`global_name` tells them apart."""
+    """Consecutive decoder layers."""
 
     cos: Tensor
     sin: Tensor
@@ -34,7 +34,7 @@ class BlockStage(nn.Module):
     """see :func:`through`"""
 
     def __init__(self, config: ModelConfig, numbers: range) -> None:
-        """``numbers``: of its layers, in the whole model."""
+        """``numbers``: its layers, as the whole model counts them."""
         super().__init__()
         if config.one_array:
             hold_all(self, config)
@@ -45,18 +45,18 @@ class BlockStage(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Hidden states [B, T, D] → [B, T, D], T at most ``config.context``; ``mask`` as in ``Attention``."""
+        """Map hidden states [B, T, D] to [B, T, D], T at most ``config.context``; ``mask`` as in ``Attention``."""
         return through(self.layers, x, self.cos, self.sin, self.recompute, mask)
 
 
 class Ends(nn.Module):
-    """Stage 0: the embedding where every microbatch starts; the norm, head and loss where it returns to.
+    """Stage 0: the embedding, where every microbatch starts; the norm, head and loss, where it returns.
 
     The first ``ends_layers`` decoder layers may follow the embedding here.
 
-    With a tied head the table plays two roles. Their gradients are gathered apart, the head's in an unregistered alias
-    of the table's storage, until :meth:`fold_gradients`: otherwise the sum would depend on how the embedding and head
-    backwards of different microbatches happen to interleave, and floating-point addition is not associative.
+    With a tied head the table has two roles. Their gradients are accumulated separately until :meth:`fold_gradients`,
+    the head's in an unregistered alias of the table's storage. Otherwise the sum would depend on how the embedding and
+    head backwards of different microbatches interleave, because floating-point addition is not associative.
     """
 
     head_alias: Tensor | None
@@ -80,14 +80,16 @@ class Ends(nn.Module):
         self.register_load_state_dict_post_hook(Ends._loaded)  # type: ignore[no-untyped-call]
 
     def embed(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Token ids [B, T] → hidden states [B, T, D], past the ends' own layers; ``mask`` as in ``Attention``."""
+        """Map token ids [B, T] to hidden states [B, T, D], through stage 0's own layers; ``mask`` as in
+        ``Attention``."""
         hidden: Tensor = self.embed_tokens(tokens)
         return through(self.layers, hidden, self.cos, self.sin, self.recompute, mask) if len(self.layers) else hidden
 
     def logits(self, x: Tensor, apart: bool = True) -> Tensor:
-        """Hidden states [B, T, D] → logits [B, T, V].
+        """Map hidden states [B, T, D] to logits [B, T, V].
 
-        Not ``apart``: a tied head's gradient joins the table's at once, where only one backward runs at a time.
+        Without ``apart`` a tied head's gradient joins the table's at once; valid if only one backward pass runs at a
+        time.
         """
         return F.linear(self.norm(x), self._head(apart))
 
@@ -99,11 +101,11 @@ class Ends(nn.Module):
         return head
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross entropy in nats of hidden states [B, T, D] against the next tokens [B, T]; a scalar."""
+        """Return the mean cross entropy in nats of hidden states [B, T, D] against the next tokens [B, T]; a scalar."""
         return head_loss(self.norm(x).flatten(0, 1), self._head(apart=True), targets.flatten())
 
     def fold_gradients(self) -> None:
-        """Add the head's gradient to the table's and clear it. Nothing to do when untied, or a second time."""
+        """Add the head's gradient to the table's and clear it. No effect if untied, or when repeated."""
         if self.head_alias is None or self.head_alias.grad is None:
             return
         table = self.embed_tokens.weight
@@ -111,13 +113,13 @@ class Ends(nn.Module):
         self.head_alias.grad = None
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop all gradients, those not yet folded too (an optimizer's ``zero_grad`` does not see them)."""
+        """Drop all gradients, including those not yet folded (an optimizer's ``zero_grad`` does not see them)."""
         super().zero_grad(set_to_none)
         if self.head_alias is not None:
             self.head_alias.grad = None
 
     def _tie(self) -> None:
-        """Make the alias anew; detached, not ``.data``, so that autograd notices in-place changes of the table."""
+        """Create the alias; detached, not ``.data``, so that autograd notices in-place changes of the table."""
         self.head_alias = self.embed_tokens.weight.detach().requires_grad_() if self.lm_head is None else None
 
     def _loaded(self, _keys: object) -> None:
@@ -134,26 +136,26 @@ class Ends(nn.Module):
 
 
 def _tables(config: ModelConfig) -> tuple[nn.Embedding, Linear | None]:
-    """Embedding and head, uninitialised; a tied head is the embedding's."""
+    """Return embedding and head, uninitialised; a tied head is the embedding's."""
     # An explicit table: nn.Embedding would otherwise draw one from the global generator.
     table = nn.Embedding(config.vocab, config.dim, _weight=torch.empty(config.vocab, config.dim))
     return table, None if config.tied else Linear(config.dim, config.vocab)
 
 
 class LlamaFamily(Family):
-    """LLaMA decoders. Every parameter has its own generator on the CPU, seeded from ``seed`` and its global name."""
+    """LLaMA decoders. Every parameter has its own generator on the CPU, seeded by ``seed`` and its global name."""
 
     whole: ClassVar[bool] = True
     masks: ClassVar[bool] = True
 
     def build_stage(self, config: ModelConfig, stages: int, stage: int) -> Ends | BlockStage:
-        """:raises ValueError: when there is no such stage, or the layers do not divide into the stages."""
+        """:raises ValueError: if there is no such stage, or the layers do not divide into the stages."""
         if not 0 <= stage <= stages or config.uncut(stages):
             raise ValueError(f"no stage {stage} of {stages} in a model of {config.layers} layers")
         return Ends(config) if stage == 0 else BlockStage(config, stage_layers(config, stages, stage))
 
     def initialise(self, built: nn.Module, config: ModelConfig, stages: int, stage: int, seed: int) -> None:
-        """Norm gains are 1, all else N(0, init_std²)."""
+        """Set norm gains to 1, and draw all else from N(0, init_std²)."""
         with torch.no_grad():
             for local, parameter in built.named_parameters():
                 if local.endswith(SHARED) or (parameter.dim() > 1 and local != GAINS):
@@ -168,7 +170,7 @@ def _draw(shape: torch.Size, std: float, seed: int, name: str) -> Tensor:
 
 
 def global_name(config: ModelConfig, stages: int, stage: int, local: str) -> str:
-    """The Hugging Face name of a stage's parameter; layers are counted through the whole model.
+    """Return the Hugging Face name of a stage's parameter; layers are counted through the whole model.
 
     >>> global_name(ModelConfig(layers=8), stages=4, stage=2, local="layers.1.mlp.up_proj.weight")
     'model.layers.3.mlp.up_proj.weight'
@@ -183,7 +185,7 @@ def global_name(config: ModelConfig, stages: int, stage: int, local: str) -> str
 
 
 def stage_layers(config: ModelConfig, stages: int, stage: int) -> range:
-    """The decoder layers of a stage of 0..``stages``, as the whole model counts them.
+    """Return the decoder layers of a stage of 0..``stages``, as the whole model counts them.
 
     >>> stage_layers(ModelConfig(layers=8, ends_layers=2), stages=3, stage=3)
     range(6, 8)
@@ -198,7 +200,7 @@ def stage_layers(config: ModelConfig, stages: int, stage: int) -> range:
 class Llama(nn.Module):
     """The whole model in one process, for reference, generation and export.
 
-    It is made of the very stages that the pipeline runs; logits and loss are bitwise the same whatever the cut.
+    It consists of the pipeline's stages; logits and loss are bitwise equal for every cut.
     """
 
     def __init__(
@@ -229,22 +231,23 @@ class Llama(nn.Module):
 
     @property
     def layers(self) -> list[nn.Module]:
-        """All decoder layers, in the order in which a token passes them."""
+        """All decoder layers, in order."""
         return [layer for stage in (self.ends, *self.stages) for layer in stage.layers]
 
     def hidden(self, tokens: Tensor) -> Tensor:
-        """Token ids [B, T] → hidden states [B, T, D] as they return to the ends, before norm and head."""
+        """Map token ids [B, T] to hidden states [B, T, D] before the final norm and head."""
         x = self.ends.embed(tokens)
         for stage in self.stages:
             x = stage(x)
         return x
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Token ids [B, T] → logits [B, T, V]."""
+        """Map token ids [B, T] to logits [B, T, V]."""
         return self.ends.logits(self.hidden(tokens))
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross entropy in nats of the next tokens ``targets`` [B, T] after ``tokens`` [B, T]; a scalar."""
+        """Return the mean cross entropy in nats of the next tokens ``targets`` [B, T] after ``tokens`` [B, T]; a
+        scalar."""
         return self.ends.loss(self.hidden(tokens), targets)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -252,14 +255,14 @@ class Llama(nn.Module):
         self.ends.zero_grad(set_to_none)
 
     def global_state(self) -> dict[str, Tensor]:
-        """Every parameter by its global name, sharing the model's memory; a tied head is not listed twice."""
+        """Return every parameter by its global name, sharing memory; a tied head is not listed twice."""
         return {name: parameter.detach() for name, parameter in self._named()}
 
     def load_global_state(self, state: Mapping[str, Tensor]) -> None:
         """Copy weights in by global name.
 
-        :raises UserError: naming the first tensor that is missing, of another shape, or unknown to this model; the
-            model is unchanged then.
+        :raises UserError: naming the first tensor that is missing, of another shape, or unknown; the model is then
+            unchanged.
         """
         own = dict(self._named())
         require_shapes(*({name: tuple(one.shape) for name, one in named.items()} for named in (own, state)))
@@ -280,7 +283,10 @@ class Llama(nn.Module):
 
 
 def require_shapes(own: Mapping[str, tuple[int, ...]], given: Mapping[str, tuple[int, ...]]) -> None:
-    """:raises UserError: naming the first tensor that a model of ``own`` shapes misses, has otherwise, or knows not."""
+    """Check ``given`` tensor shapes against a model's ``own``.
+
+    :raises UserError: naming the first tensor that is missing, of another shape, or unknown.
+    """
     for name, shape in own.items():
         if name not in given:
             raise UserError(f"weights: {name} is missing; it should have shape {list(shape)}")
@@ -292,7 +298,7 @@ def require_shapes(own: Mapping[str, tuple[int, ...]], given: Mapping[str, tuple
 
 
 def parameter_count(config: ModelConfig) -> int:
-    """Parameters that are stored of the whole model; a tied table counts once."""
+    """Return the number of stored parameters of the whole model; a tied table counts once."""
     layer, together = matrix_numbers(config), config.layers if config.one_array else 1
     arrays = config.layers // together * stored(together * layer, config.share)
     tables = config.vocab * config.dim * (1 if config.tied else 2)
@@ -300,7 +306,7 @@ def parameter_count(config: ModelConfig) -> int:
 
 
 def stage_parameters(config: ModelConfig, stages: int, stage: int) -> int:
-    """Parameters of one stage of 0..``stages``."""
+    """Return the number of parameters of one stage of 0..``stages``."""
     if config.one_array:
         return parameter_count(config)
     bare = parameter_count(config.model_copy(update={"layers": 0}))
@@ -309,11 +315,11 @@ def stage_parameters(config: ModelConfig, stages: int, stage: int) -> int:
 
 
 def flops_per_token(config: ModelConfig) -> float:
-    """Floating-point operations that training on one token takes: 6 N + 12 L D T (PaLM, arXiv 2204.02311, appendix B).
+    """Return the FLOPs of training on one token: 6 N + 12 L D T (PaLM, arXiv 2204.02311, appendix B).
 
-    N counts the parameters that multiply: all but an untied input table, which is only looked up; one that stands for
-    several weights counts as all of them. T is the context; as in the paper, attention counts as if it were not causal.
-    This is the numerator of model FLOPs utilisation.
+    N counts the parameters that multiply: all but an untied input table; a stored number that stands for several
+    weights counts for each. T is the context; as in the paper, attention counts as if it were not causal. This is the
+    numerator of model FLOPs utilisation.
     """
     lookup = 0 if config.tied else config.vocab * config.dim
     return 6.0 * (parameter_count(config.dense) - lookup) + 12.0 * config.layers * config.dim * config.context

@@ -1,4 +1,4 @@
-"""Everything of a stage that outlives a step."""
+"""The state of a stage that outlives a step."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ class Shapes(dict[str, torch.Size]):
 
 @dataclass
 class StageState:
-    """A stage's weights and what its optimizer knows, by local parameter name.
+    """A stage's weights and optimizer state, by local parameter name.
 
-    ``moments`` maps a parameter to the tensors of its optimizer by name (``models.optimizers.Optimizer.keys``), and
-    ``clocks`` to the updates that these have seen. Both are empty before the first update and have the same names.
-    ``lr_scale``
-    multiplies the stage's learning rate; parameters in ``scales``, from stages of another cut, have another. The norms
-    (L2, before and after clipping) are those of the last committed gradient; None when there is none yet.
-    ``generators`` are the states of the holder's random generators by kind of device. ``outer`` is what replicas keep
-    from round to round (``exchange.base.Outer.state``).
+    ``moments`` maps a parameter to its optimizer's tensors by name (``models.optimizers.Optimizer.keys``), and
+    ``clocks`` to their number of updates. Both are empty before the first update and have the same names. ``lr_scale``
+    multiplies the stage's learning rate; parameters in ``scales``, from stages of another cut, have their own. The
+    norms (L2, before and after clipping) are those of the last committed gradient; None before the first.
+    ``generators`` are the states of the worker's random generators by kind of device. ``outer`` is the replicas' state
+    between rounds (``exchange.base.Outer.state``).
     """
 
     weights: dict[str, Tensor]
@@ -41,8 +40,8 @@ class StageState:
     scales: dict[str, float] = field(default_factory=dict)
 
     def part(self, wanted: Callable[[str], bool], moments: bool) -> StageState:
-        """The ``wanted`` parameters only, with their moments or without; shares memory, leaves generators and outer
-        state out."""
+        """Return the ``wanted`` parameters only, with or without moments; shares memory, omits generators and outer
+        state."""
         weights = {name: tensor for name, tensor in self.weights.items() if wanted(name)}
         kept = {name: held for name, held in self.moments.items() if moments and wanted(name)}
         clocks = {name: self.clocks[name] for name in kept}
@@ -51,7 +50,7 @@ class StageState:
 
     @property
     def trained(self) -> StageState:
-        """All that training has made of the stage itself: :meth:`part` with every parameter, moments included."""
+        """The training state of the stage itself: :meth:`part` with every parameter, moments included."""
         return self.part(lambda name: True, moments=True)
 
     @property

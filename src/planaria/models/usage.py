@@ -1,6 +1,6 @@
-"""How a model is used, apart from its weights: context, special tokens, generation settings, chat template.
+"""Settings of a model beside its weights: context, special tokens, generation settings, chat template.
 
-Training changes none of it, so an export of a fine-tuned model keeps that of the model it started from.
+Training changes none of them, so an export of a fine-tuned model keeps those of the original model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from planaria.common.documents import Record
 
 GENERATION, SETTINGS, TEMPLATE = "generation_config.json", "tokenizer_config.json", "chat_template.jinja"
 CLASS = "PreTrainedTokenizerFast"
-"""of a tokenizer that is its tokenizer.json and nothing more"""
+"""class of a tokenizer that consists of its tokenizer.json"""
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _MOST = 4 << 20
 """maximum bytes of one of the files"""
@@ -25,12 +25,12 @@ _MEND = "download it again"
 
 
 class Usage(Record):
-    """What lies beside a model's weights and tokenizer."""
+    """The settings beside a model's weights and tokenizer."""
 
     context: int
     """tokens of the longest text that the model reads"""
     ids: dict[str, int | list[int] | None]
-    """ids of special tokens, by their key in config.json; a model may have several ends"""
+    """ids of special tokens, by their key in config.json; a model may have several end tokens"""
     generation: dict[str, Any] = Field(default_factory=dict)
     """generation_config.json"""
     tokenizer: dict[str, Any] = Field(default_factory=dict)
@@ -43,7 +43,7 @@ class Usage(Record):
         return {"max_position_embeddings": max(context, self.context), **self.ids}
 
     def write(self, folder: Path) -> None:
-        """Write the files into an exported model's folder, over those of the same names."""
+        """Write the files into an exported model's folder, replacing those of the same names."""
         if self.generation:
             write_json(folder / GENERATION, self.generation)
         if self.tokenizer:
@@ -53,13 +53,13 @@ class Usage(Record):
 
 
 def of_folder(folder: Path, config: Mapping[str, Any], context: int) -> Usage:
-    """Return the usage of a model in a Hugging Face folder; ``config`` is its config.json.
+    """Return the settings of a model in a Hugging Face folder; ``config`` is its config.json.
 
     :raises UserError: naming a file that is damaged or too large.
     """
     template = folder / TEMPLATE
     settings = _table(folder / SETTINGS)
-    if "auto_map" in settings:  # a class of the model's own, which would have to be downloaded and run
+    if "auto_map" in settings:  # a custom class, which would have to be downloaded and executed
         settings = {key: value for key, value in settings.items() if key != "auto_map"} | {"tokenizer_class": CLASS}
     return Usage(
         context=context,
@@ -71,7 +71,7 @@ def of_folder(folder: Path, config: Mapping[str, Any], context: int) -> Usage:
 
 
 def of_gguf(found: Mapping[str, Any], context: int) -> Usage:
-    """Return the usage of a model in a GGUF file, whose metadata is ``found``."""
+    """Return the settings of a model in a GGUF file with the metadata ``found``."""
     tokens = found.get("tokenizer.ggml.tokens")
     names = tokens if isinstance(tokens, list) else []
 
@@ -98,7 +98,7 @@ def of_gguf(found: Mapping[str, Any], context: int) -> Usage:
 
 
 def write_json(file: Path, content: Mapping[str, Any]) -> None:
-    """Write a table as a JSON file of Hugging Face's kind."""
+    """Write a table as a JSON file in Hugging Face's format."""
     file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 

@@ -14,8 +14,7 @@ from planaria.recovery.checkfree_plus import CheckFreePlus
 from planaria.recovery.checkpoint import Checkpoint
 from planaria.recovery.echo import Echo
 from planaria.recovery.redundant import Redundant
-from planaria.recovery.reset import Reset
-from planaria.recovery.simulated import Oracle
+from planaria.recovery.simulated import Oracle, Reset
 from planaria.recovery.snapshot import Snapshot
 from planaria.recovery.survivor import Survivor
 from planaria.recovery.whole_copies import WholeCopies
@@ -44,14 +43,14 @@ RECOVERIES: Registry[Recovery] = Registry(
 
 
 def names(config: RecoveryConfig) -> list[str]:
-    """The strategies that a recipe names, in the order in which they are tried."""
+    """Return the strategies that a recipe names, in the order in which they are tried."""
     return [name.strip() for name in config.strategy.split(",")]
 
 
 def recovery(config: RecoveryConfig, stages: int) -> Chain:
-    """The strategies that the recipe names, for ``stages`` block stages.
+    """Return the chain of strategies that a recipe names, for ``stages`` block stages.
 
-    :raises UserError: naming the strategy or option that is unknown, or the option's wrong value.
+    :raises UserError: for an unknown strategy or option, or an invalid option value.
     """
     chosen = names(config)
     if twice := next((name for name in chosen if chosen.count(name) > 1), None):
@@ -60,7 +59,7 @@ def recovery(config: RecoveryConfig, stages: int) -> Chain:
 
 
 def with_strategy(config: RecoveryConfig, strategy: str) -> RecoveryConfig:
-    """The same with another strategy, and without the options that this one does not have."""
+    """Return ``config`` with another strategy, without options that the strategy does not declare."""
     changed = config.model_copy(update={"strategy": strategy})
     options = Options(RECOVERIES.declared(names(changed), config.options))
     return changed.model_copy(update={"options": options})

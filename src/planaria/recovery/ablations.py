@@ -1,8 +1,7 @@
-"""Ablations: a lost block stage becomes random weights, the identity, or a copy of a neighbour.
+"""Ablations: rebuild a lost block stage as random weights, as the identity, or as a copy of a neighbour.
 
-Random weights and the identity need no donor. A residual block whose output projections are zero passes its input on
-unchanged: the stage is skipped, and learns again from there, since the gradients of those projections are not zero.
-The copy is half of what CheckFree averages.
+Random weights and the identity need no donor. A residual block whose output projections are zero returns its input. It
+still learns, because the gradients of those projections are not zero. The copy is one half of CheckFree's mean.
 """
 
 from __future__ import annotations
@@ -18,23 +17,23 @@ from planaria.models.state import StageState
 from planaria.recovery.base import Answer, Copy, Needs, Recovery, Replica, Workshop
 
 OUTPUTS = ("o_proj.weight", "down_proj.weight")
-"""what a decoder layer adds to the residual stream is linear in these"""
+"""output projections: the residual stream is linear in these weights"""
 
 
 class Redraw(Recovery):
-    """New random weights."""
+    """Redraw the stage's weights at random."""
 
     unfit: ClassVar[str] = "a lost stage is drawn anew"
 
     lr_scale: Annotated[float, Field(gt=0)] = 1.1
-    """the new stage's learning rate is multiplied by this once"""
+    """factor applied once to the new stage's learning rate"""
 
     def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
         refused = {0: "the ends worker (stage 0) holds the only embedding and head"} if 0 in lost else {}
         return Answer(dict.fromkeys(sorted(lost - {0}), ()), refused)
 
     def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
-        raise LookupError("nobody gives anything")
+        raise LookupError("a new stage needs no donor")
 
     def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
         return StageState(self._drawn(at), lr_scale=self.lr_scale)
@@ -44,7 +43,7 @@ class Redraw(Recovery):
 
 
 class Identity(Redraw):
-    """The stage changes nothing until it has learnt to."""
+    """Start the stage as the identity: its output projections are zero."""
 
     def _drawn(self, at: Workshop) -> dict[str, Tensor]:
         weights = super()._drawn(at)
@@ -52,15 +51,15 @@ class Identity(Redraw):
 
 
 class CopyNeighbour(Recovery):
-    """The weights of the stage before, or of the one after if that one is lost too or is the ends."""
+    """Copy the previous stage, or the next one if the previous is lost or is stage 0."""
 
     needs: ClassVar[Needs] = Needs(alike=True)
     unfit: ClassVar[str] = "a lost stage becomes its neighbour's copy"
 
     lr_scale: Annotated[float, Field(gt=0)] = 1.1
-    """the rebuilt stage's learning rate is multiplied by this once"""
+    """factor applied once to the rebuilt stage's learning rate"""
     moments: Literal["fresh", "copy"] = "fresh"
-    """its optimizer moments: zero, or the neighbour's"""
+    """optimizer moments of the rebuilt stage: zero, or the neighbour's"""
 
     def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
         donors, refused = {}, {}

@@ -1,7 +1,7 @@
-"""What every recovery strategy answers: what it keeps where before anything fails, who helps to rebuild, and how.
+"""The protocol of recovery strategies: where copies are kept, which stages donate, and how a lost stage is rebuilt.
 
-A strategy is pure: numbers and tensors in, numbers and tensors out. It never touches a process, a socket or a clock.
-The engine knows these protocols and never a strategy's name.
+A strategy is a pure function of numbers and tensors; it uses no process, socket or clock. Engines know only these
+protocols, never a strategy's name.
 """
 
 from __future__ import annotations
@@ -20,50 +20,50 @@ from planaria.recovery.retention import Retention
 
 
 class Copy(NamedTuple):
-    """What the worker of stage ``host`` keeps beside its own stage, and of which stages: of one, or a function of many.
+    """A copy of ``sources``, or a function of them, kept by the worker of stage ``host``.
 
-    Where the host is the only source, it is what a worker remembers of its own past. Engines put nodes in place of
-    stages (``Chain.placed``).
+    If the host is the only source, the worker keeps its own past state. Engines replace stages by nodes
+    (``Chain.placed``).
     """
 
     sources: tuple[int, ...]
     host: int
     group: int = 0
-    """members of the parity group to which it belongs; 0: none"""
+    """members of its parity group; 0: none"""
 
     @property
     def own(self) -> bool:
-        """Is it what a worker remembers itself?"""
+        """Whether this is a worker's own past state."""
         return self.sources == (self.host,)
 
     @property
     def members(self) -> frozenset[int]:
-        """All that have a part in it."""
+        """All sources and the host."""
         return frozenset((*self.sources, self.host))
 
     @property
     def pairs(self) -> tuple[tuple[int, int], ...]:
-        """Those between which its messages travel, the smaller number first."""
+        """Pairs between which its messages travel, smaller number first."""
         return tuple((min(source, self.host), max(source, self.host)) for source in self.sources if source != self.host)
 
 
 @dataclass(frozen=True)
 class Replica:
-    """How a replica of ``stages`` block stages stands when some are lost.
+    """A replica of ``stages`` block stages after a loss.
 
-    ``ages`` counts, for every stage, the steps committed since the worker that keeps its copies got the stage; 0 where
-    there is none.
+    ``ages`` maps each stage to the steps committed since the worker that keeps its copies took the stage; 0 if there is
+    none.
     """
 
     stages: int
     ages: Mapping[int, int]
     remember: frozenset[int] = frozenset()
-    """stages whose worker lives and has its part of what a strategy with a :class:`Retention` retains"""
+    """stages whose worker is alive and holds its part of a retained snapshot (:class:`Retention`)"""
 
 
 RollbackTo = Literal["disk", "memory"]
-"""where a state of the past lies that all stages can go back to; on disk: the newest checkpoint, or the beginning; in
-memory: what all remember"""
+"""a past state to which all stages can return: the newest checkpoint or the start ("disk"), or a retained snapshot
+("memory")"""
 
 
 @dataclass(frozen=True)
@@ -71,209 +71,209 @@ class Answer:
     """What one strategy can do about lost stages."""
 
     donors: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    """lost stage → the surviving stages whose workers give what it is rebuilt from"""
+    """lost stage → surviving stages whose workers send its data"""
     refused: Mapping[int, str] = field(default_factory=dict)
-    """lost stage → why it is out of reach, as a clause for the user"""
+    """lost stage → why it cannot be rebuilt, as a clause for the user"""
     rollback: RollbackTo | None = None
-    """all stages go back to the newest state of this kind; to one in memory, those with donors as rebuilt from them"""
+    """target of a rollback of all stages; with "memory", stages that have donors are rebuilt as of that snapshot"""
 
 
 @dataclass(frozen=True)
 class Workshop:
-    """What the worker that rebuilds a stage has at hand."""
+    """Inputs available to the worker that rebuilds a stage."""
 
     draw: Callable[[], Mapping[str, Tensor]]
-    """new weights for the stage, drawn as at the beginning of a run but with other random numbers"""
+    """draw new initial weights for the stage, with other random numbers than at the start of the run"""
     decays: Mapping[str, float]
-    """β of the optimizer's tensors that are exponential means (``models.optimizers.Optimizer.decays``)"""
+    """β of the optimizer tensors that are exponential means (``models.optimizers.Optimizer.decays``)"""
     before: StageState | None = None
-    """the stage's state as it was lost, for controls: only where the loss was simulated"""
+    """the stage's state when it was lost; only for simulated losses (controls)"""
 
 
 @dataclass(frozen=True)
 class CopyCost:
-    """What one copy costs while nothing fails, as its strategy states it; held against what engines really move.
+    """The cost of one copy while nothing fails, as declared by its strategy; tests compare it with measured traffic.
 
     Message headers are not counted. Memory is what is held between steps.
     """
 
     step_bytes: float
-    """sent in one step by each source, as the mean over many"""
+    """bytes that each source sends per step, on average"""
     host_memory: int
     """bytes at the host"""
     own_memory: int = 0
-    """bytes at the worker of each source"""
+    """bytes at each source's worker"""
     forward: bool = False
-    """the host computes the stage's forward pass too"""
+    """whether the host also computes the stage's forward pass"""
     beside: bool = False
-    """is it sent while the step computes, and lets everything else pass?"""
+    """whether it is sent in the background, behind all other traffic"""
 
 
 class Machines(NamedTuple):
-    """What a run's machines are like, as far as the best interval of something depends on it."""
+    """Properties of a run's machines that determine the best snapshot interval."""
 
     members: int
-    """of a pipeline, the ends among them"""
+    """stages of a pipeline, stage 0 included"""
     step_s: float
     state_bytes: int
-    """of the largest stage"""
+    """bytes of the largest stage's state"""
     bandwidth: float
-    """bytes per second of a link; infinite where the recipe gives none"""
+    """bytes per second of a link; infinite if the recipe gives none"""
     memory_bandwidth: float | None
-    """bytes per second at which a stage copies its own state, where it is known"""
+    """bytes per second at which a stage copies its own state, if known"""
     hourly: float
     """probability that one member fails within an hour"""
 
 
 class Needs(NamedTuple):
-    """What a strategy needs of the rest of a recipe."""
+    """Requirements of a strategy on the rest of a recipe."""
 
     routing: str = ""
-    """the only kind of routing with which it works; any, unless said"""
+    """required ``routing.kind``; empty: any"""
     why: str = ""
-    """as a clause for the user"""
+    """reason, as a clause for the user"""
     meanwhile: str = ""
-    """the only ``recovery.meanwhile`` with which it works; any, unless said"""
+    """required ``recovery.meanwhile``; empty: any"""
     alike: bool = False
-    """does it make one block stage of others, which must be of as many layers?"""
+    """whether it combines block stages, which must then have equally many layers"""
 
 
 class Recovery(Choice, ABC):
-    """One way of coping with lost stages; its fields are its options. Nothing is kept unless it says so."""
+    """Base class of recovery strategies. Its fields are its options; by default it keeps no copies."""
 
     needs: ClassVar[Needs] = Needs()
     exact: ClassVar[bool] = False
-    """is what is rebuilt what was lost, so that losses cost time and no learning?"""
+    """whether rebuilt stages equal the lost ones, so that a loss costs time only"""
     unfit: ClassVar[str] = ""
-    """what it makes of a lost stage of weights that were trained without it, as a clause; empty: nothing to warn of"""
+    """how a lost stage of pretrained weights is rebuilt, as a clause of a warning; empty: no warning"""
 
     control: ClassVar[str] = ""
-    """what it does that nothing can after a real death, as a clause; empty: it copes with real ones"""
+    """what a control does that is impossible after a real failure, as a clause; empty: not a control"""
 
     @property
     def variety(self) -> str:
-        """What of its options makes its rebuilt stages better or worse, for those who remember past races."""
+        """Options that affect the quality of rebuilt stages, as a key for records of past runs."""
         return ""
 
     @property
     def open(self) -> bool:
-        """Does an option say 'best', for which :meth:`settled` has a number?"""
+        """Whether an option is 'best' and needs :meth:`settled`."""
         return False
 
     def settled(self, at: Machines) -> Mapping[str, object]:
-        """Options as numbers that say 'best'.
+        """Return numbers for the options that are 'best'.
 
-        :raises UserError: when nothing is best there.
+        :raises UserError: if no best value exists.
         """
         return {}
 
     @property
     def retention(self) -> Retention | None:
-        """How often all stages together remember their state, if they do; what is kept is of that state then."""
+        """When all stages retain a snapshot of the same step; None: never."""
         return None
 
     def copies(self, stages: int) -> tuple[Copy, ...]:
-        """What is kept where while nothing fails, for block stages 1..``stages`` and the ends (0)."""
+        """Return the copies kept while nothing fails, for block stages 1..``stages`` and stage 0."""
         return ()
 
     def sender(self, copy: Copy, stage: int) -> Sender:
-        """What sends of ``stage``, one of the sources of one of the :meth:`copies`."""
+        """Return the sender of one of the :meth:`copies` at ``stage``, one of its sources."""
         raise LookupError(f"nothing is kept of stage {stage}")
 
     def holder(self, copy: Copy, originals: Mapping[int, Original]) -> Holder:
-        """What keeps one of the :meth:`copies` at its host; ``originals`` are its sources by stage."""
+        """Return the holder of one of the :meth:`copies` at its host. ``originals``: its sources by stage."""
         raise LookupError(f"nothing is kept of stages {copy.sources}")
 
     def cost(self, copy: Copy, shapes: Mapping[int, Shapes]) -> CopyCost:
-        """What one of the :meth:`copies` costs, given the parameters of its sources by stage."""
+        """Return the cost of one of the :meth:`copies`, given its sources' parameters by stage."""
         raise LookupError(f"nothing is kept of stages {copy.sources}")
 
     @abstractmethod
     def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
-        """Who gives what the ``lost`` stages are rebuilt from; each is in donors or refused, unless all roll back."""
+        """Choose donors for the ``lost`` stages. Each is in donors or refused, unless all stages roll back."""
 
     def concerns(self, copy: Copy, lost: int) -> bool:
-        """Is one of the :meth:`copies` of use to the ``lost`` stage?"""
+        """Whether one of the :meth:`copies` helps to rebuild the ``lost`` stage."""
         return lost in copy.sources
 
     @abstractmethod
     def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
-        """What a donor sends: of its ``own`` stage, or of the copies that it ``kept`` which :meth:`concerns`."""
+        """Return what a donor sends, from its ``own`` stage or the ``kept`` copies that :meth:`concerns` selects."""
 
     @abstractmethod
     def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
-        """The lost stage's new state from what its donors gave."""
+        """Return the lost stage's new state from what its donors sent."""
 
     def restored(self, copy: Copy, given: Mapping[int, StageState]) -> StageState | None:
-        """What the lost stage ``copy.host`` kept there, from the same; None: nothing, its copies begin anew."""
+        """Return what the lost stage ``copy.host`` held of ``copy``, from the same donors; None: it starts empty."""
         return None
 
 
 Moment = Literal["before", "after"]
-"""of a step's computation: a message of ``before`` is made from committed state, one of ``after`` from the gradient"""
+""""before": made from committed state; "after": made from the step's gradient"""
 
 
 class Sender(Protocol):
-    """Lives beside a stage that is copied. Both sides act in steps: nothing counts until the step is committed.
+    """Sends one copy from its stage. Both sides act in steps; nothing counts until the step is committed.
 
-    A subclass sends nothing and holds nothing, except where it overrides a method.
+    A subclass sends and holds nothing unless it overrides a method.
     """
 
     @property
     def nbytes(self) -> int:
-        """Memory that it holds between steps."""
+        """Bytes held between steps."""
         return 0
 
     def restart(self) -> None:
-        """The stage or its host has a new holder: nothing that was sent so far may be built upon."""
+        """Start anew: the stage or its host has a new worker."""
         ...
 
     def before(self, step: int, state: StageState) -> Tensor | None:
-        """What to send at the beginning of ``step``."""
+        """Return the message to send at the beginning of ``step``, if any."""
         return None
 
     def updates_first(self, step: int) -> bool:
-        """Must the update of ``step`` be applied, revocably, before :meth:`after` is asked?"""
+        """Whether the update of ``step`` must be applied, revocably, before :meth:`after` is called."""
         return False
 
     def after(self, step: int, state: StageState, gradients: StageState) -> Tensor | None:
-        """What to send once the clipped ``gradients`` of ``step`` (as weights, with their norms) are whole."""
+        """Return the message to send once the clipped ``gradients`` of ``step`` (as weights, with norms) exist."""
         return None
 
     def commit(self, step: int) -> None:
-        """``step`` is committed: what was sent counts."""
+        """Commit ``step``: its messages count."""
         ...
 
     def drop(self) -> None:
-        """The step is dropped: what was sent never was. By default there is nothing to take back."""
+        """Drop the step: its messages do not count. By default there is nothing to undo."""
         return
 
 
 class Holder(Protocol):
-    """Lives at the host. Takes exactly what the senders' rules make them send."""
+    """Holds one copy at its host and receives exactly what the senders send."""
 
     @property
     def nbytes(self) -> int:
-        """Memory that it holds between steps."""
+        """Bytes held between steps."""
         ...
 
     def restart(self) -> None:
-        """As for the senders; what is held stays until something newer is whole."""
+        """As for the senders; the copy stays until a newer one is complete."""
         ...
 
     def expects(self, step: int) -> tuple[Moment, ...]:
-        """The messages of ``step`` from each source."""
+        """Return the messages that each source sends in ``step``."""
         ...
 
     def take(self, step: int, source: int, moment: Moment, message: Tensor) -> None:
-        """One of them, from the stage ``source``.
+        """Take one message from the stage ``source``.
 
-        :raises ValueError: when it is not what the sender's rules make.
+        :raises ValueError: if the message is malformed.
         """
         ...
 
     def passes(self, microbatch: int, x: Tensor) -> None:
-        """The host has just computed ``x``, which it sends to a copied stage. By default it is not used."""
+        """Observe ``x``, which the host computed and sends to a copied stage. Ignored by default."""
         return
 
     def commit(self, step: int) -> None: ...
@@ -281,49 +281,48 @@ class Holder(Protocol):
     def drop(self) -> None: ...
 
     def state(self) -> StageState:
-        """What the host can give of what it keeps; shares memory."""
+        """Return what the host can send of its copy; shares memory."""
         ...
 
 
 @runtime_checkable
 class RestoredHolder(Holder, Protocol):
-    """The holder of a strategy with a :class:`Retention`, which brings back what was kept, too
-    (:meth:`Recovery.restored`)."""
+    """The holder of a strategy with a :class:`Retention`; its copy can be restored (:meth:`Recovery.restored`)."""
 
     @property
     def retained(self) -> int:
-        """The step of which :meth:`state` is; -1: none yet."""
+        """The step of :meth:`state`; -1: none yet."""
         ...
 
     def intact(self) -> bool:
-        """Is what :meth:`state` is to give what it was when it was kept?"""
+        """Whether the bytes of :meth:`state` are unchanged since they were kept."""
         ...
 
     def load(self, state: StageState, step: int) -> None:
-        """Keep what :meth:`state` is to give, as of ``step``."""
+        """Hold ``state``, as of ``step``."""
         ...
 
 
 def numel(shapes: Mapping[str, torch.Size]) -> int:
-    """Numbers in tensors of these shapes."""
+    """Return the number of elements in tensors of these shapes."""
     return sum(shape.numel() for shape in shapes.values())
 
 
 class Original(Protocol):
-    """What a keeper may know of the stage that it copies."""
+    """What a holder knows of the stage that it copies."""
 
     @property
     def shapes(self) -> Shapes:
-        """Its parameters by local name."""
+        """The stage's parameters by local name."""
         ...
 
     def twin(self) -> Twin:
-        """A second runner of it; whatever its state is, it is about to be loaded."""
+        """Return a second runner of the stage; its state must be loaded before use."""
         ...
 
 
 class Twin(Protocol):
-    """A second runner of a stage: its weights and optimizer, at another worker."""
+    """A second runner of a stage, with weights and optimizer, at another worker."""
 
     @property
     def nbytes(self) -> int: ...
@@ -333,11 +332,11 @@ class Twin(Protocol):
     def state(self) -> StageState: ...
 
     def shadow(self, microbatch: int, x: Tensor) -> None:
-        """Compute the stage's forward of ``x`` and keep what its backward would need, until :meth:`drop`."""
+        """Compute the stage's forward pass on ``x`` and keep what its backward pass needs, until :meth:`drop`."""
         ...
 
     def apply(self, step: int, gradients: StageState) -> None:
-        """Update with these gradients (as weights, with their norms) as the stage itself does in ``step``."""
+        """Apply ``gradients`` (as weights, with norms) as the stage does in ``step``."""
         ...
 
     def drop(self) -> None: ...

@@ -1,4 +1,4 @@
-"""Several strategies in the order in which they are tried: each gets the lost stages that those before it refused."""
+"""A chain of recovery strategies: each gets the lost stages that the earlier ones refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from planaria.recovery.retention import Retention
 
 
 class Slot(NamedTuple):
-    """A copy, and whose idea it is. Senders and hosts name copies by their place in ``Chain.slots``."""
+    """A copy and the strategy that keeps it. Messages name copies by index in ``Chain.slots``."""
 
     by: str
     copy: Copy
@@ -22,15 +22,16 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """What becomes of lost stages: rebuilt (by which strategy, from whom), or all rolled back, or nothing works.
+    """The plan for lost stages: rebuild them, roll all stages back, or neither.
 
-    In a rollback to memory, those that have nothing of it are rebuilt as it says.
+    In a rollback to memory, ``rebuilt`` has the stages that lost their snapshot.
     """
 
     rebuilt: Mapping[int, tuple[str, tuple[int, ...]]]
+    """lost stage → (strategy, donors)"""
     rollback: RollbackTo | None
     reason: str
-    """why some stages are beyond rescue; empty if none are"""
+    """why some stages cannot be recovered; empty if all can"""
 
 
 class Chain:
@@ -39,9 +40,9 @@ class Chain:
     def __init__(self, strategies: Mapping[str, Recovery], stages: int) -> None:
         self.strategies, self.stages = dict(strategies), stages
         self.control = self._control()
-        """the only strategy, if it is a control; empty if none is"""
+        """the strategy, if it is a control; else empty"""
         self.retaining = self._retaining()
-        """the strategy by which all stages remember their state together, and how often they do"""
+        """the strategy that retains snapshots of all stages, and its rule; None: no strategy does"""
         self.slots = [Slot(name, copy) for name, each in self.strategies.items() for copy in each.copies(stages)]
 
     def _control(self) -> str:
@@ -52,7 +53,7 @@ class Chain:
 
     @property
     def remembering(self) -> Recovery:
-        """That strategy; there is one."""
+        """The strategy that retains snapshots; there must be one."""
         assert self.retaining is not None
         return self.strategies[self.retaining[0]]
 
@@ -64,16 +65,16 @@ class Chain:
         return found[0] if found else None
 
     def plan(self, lost: frozenset[int], ages: Mapping[int, int], remember: Collection[int] | None = None) -> Plan:
-        """Every lost stage goes to the first strategy that can rebuild it; what is left rolls back, if one can.
+        """Give each lost stage to the first strategy that can rebuild it; roll back if a strategy does so for the rest.
 
-        ``ages`` and ``remember`` as in :class:`Replica`; all that have an age remember, unless said.
+        ``ages`` and ``remember`` as in :class:`Replica`; by default all stages with an age remember.
         """
         left = lost
         known = {s for s, age in ages.items() if age and s not in lost} if remember is None else remember
         rebuilt: dict[int, tuple[str, tuple[int, ...]]] = {}
         refused: dict[tuple[int, str], str] = {}
         for name, strategy in self.strategies.items():
-            # A stage that an earlier strategy rebuilds is lost all the same: it gives nothing, so all are asked for.
+            # Stages that earlier strategies rebuild cannot donate either, so each strategy sees all lost stages.
             answer = strategy.donors(lost, Replica(self.stages, ages, frozenset(known)))
             if answer.rollback and left:
                 return Plan({s: (name, given) for s, given in sorted(answer.donors.items())}, answer.rollback, "")
@@ -84,7 +85,7 @@ class Chain:
         return Plan(dict(sorted(rebuilt.items())), None, "; ".join(dict.fromkeys(reasons)))
 
     def placed(self, there: Arrangement) -> list[Slot]:
-        """The slots with nodes for stages: the first node of a stage sends for it, and keeps what the stage hosts."""
+        """Return the slots with nodes in place of stages: a stage's first node sends and hosts for it."""
         first = {stage: there.nodes(stage)[0] for stage in there.stages}
         return [Slot(by, Copy(tuple(first[s] for s in copy.sources), first[copy.host])) for by, copy in self.slots]
 
@@ -99,6 +100,6 @@ class Chain:
 
 
 def ages_by_stage(everywhere: Arrangement, alive: Arrangement, ages: Mapping[int, int]) -> dict[int, int]:
-    """``ages`` of nodes as strategies are told of them: those of the nodes that keep copies, if these are alive."""
+    """Return ``ages`` by stage: those of each stage's first node, 0 if it is not alive."""
     first = {stage: everywhere.nodes(stage)[0] for stage in everywhere.stages}
     return {stage: ages.get(node, 0) if node in alive.stage else 0 for stage, node in first.items()}

@@ -1,8 +1,7 @@
-"""CheckFree (arXiv 2506.15461, Algorithm 1): a lost middle stage is the gradient-weighted mean of its neighbours.
+"""CheckFree (arXiv 2506.15461, Algorithm 1): rebuild a lost middle stage as the mean of its neighbours.
 
-Nothing is kept anywhere before the failure. The neighbour whose last gradient was larger has converged less and weighs
-more. First, last, adjacent and ends stages have no two neighbours to rebuild from and are out of its reach. The
-formula is ``merging.merge``.
+No copies are kept. Weights are squared gradient norms: the neighbour that has converged less weighs more. Stage 0 and
+the first, last and adjacent lost stages lack two neighbours and are refused. The formula is ``merging.merge``.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ from planaria.recovery.merging import merge, merge_moments
 
 
 class Uniform(Recovery):
-    """The ablation that weighs both neighbours alike; what CheckFree adds to it is ω."""
+    """Ablation of CheckFree: weigh both neighbours equally."""
 
     needs: ClassVar[Needs] = Needs(alike=True)
     unfit: ClassVar[str] = "a lost stage becomes the mean of its neighbours"
 
     lr_scale: Annotated[float, Field(gt=0)] = 1.1
-    """a rebuilt stage's learning rate is multiplied by this once"""
+    """factor applied once to a rebuilt stage's learning rate"""
     moments: Literal["fresh", "mean", "copy"] = "fresh"
-    """its optimizer moments: zero as in the published code; [ours] the neighbours' mean, weighted like the weights, or
-    a copy of those of the stage before it"""
+    """optimizer moments of the rebuilt stage: zero, as in the published code; [ours] the neighbours' weighted mean, or
+    a copy of the previous stage's"""
 
     def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
-        """Both neighbours of every lost middle stage."""
+        """Return both neighbours of each lost middle stage."""
         donors, refused = {}, {}
         for stage in sorted(lost):
             if why := self._refuses(stage, lost, replica.stages):
@@ -43,7 +42,7 @@ class Uniform(Recovery):
         return own.part(lambda name: True, moments=self.moments != "fresh")
 
     def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
-        """The merged state of ``stage``; the plain mean as long as a neighbour has no gradient to go by."""
+        """Merge both neighbours; use the plain mean if either has no gradient norm."""
         before, after = given[stage - 1], given[stage + 1]
         omegas = self._omega(before), self._omega(after)
         omega_before, omega_after = omegas if None not in omegas and sum(filter(None, omegas)) > 0 else (1.0, 1.0)
@@ -55,7 +54,7 @@ class Uniform(Recovery):
         return StageState(weights, moments, clocks, self.lr_scale)
 
     def _refuses(self, stage: int, lost: frozenset[int], stages: int) -> str:
-        """Why ``stage`` cannot be rebuilt; empty if it can."""
+        """Return why ``stage`` cannot be rebuilt; empty if it can."""
         if stage == 0:
             return "the ends worker (stage 0) holds the only embedding and head"
         if stage in (1, stages):
@@ -66,17 +65,17 @@ class Uniform(Recovery):
         return ""
 
     def _omega(self, donor: StageState) -> float | None:
-        """A neighbour's weight; None where there is nothing to go by."""
+        """Return a neighbour's weight; None if it is unknown."""
         return 1.0
 
 
 class CheckFree(Uniform):
-    """The neighbour whose last gradient was larger weighs more."""
+    """Weigh neighbours by the norm of their last gradient."""
 
     omega: Literal["l2sq", "l2"] = "l2sq"
-    """a neighbour's weight: squared or plain L2 norm of its last gradient"""
+    """weight of a neighbour: squared or plain L2 norm of its last gradient"""
     measured: Literal["preclip", "postclip"] = "preclip"
-    """whether that norm is taken before or after clipping"""
+    """whether the norm is taken before or after clipping"""
 
     def _omega(self, donor: StageState) -> float | None:
         norm = donor.grad_norm if self.measured == "preclip" else donor.clipped_norm

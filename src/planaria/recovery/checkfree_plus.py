@@ -1,12 +1,11 @@
-"""CheckFree+ (arXiv 2506.15461, section 3.3): the outer stages and the ends can be lost too.
+"""CheckFree+ (arXiv 2506.15461, section 3.3): recover the outer stages and stage 0 too.
 
-Half of the microbatches visit the two outermost stages at either side in swapped order
-(``pipeline/routing/base.py``), so each learns to stand in for the other: a lost first stage becomes a copy of the
-second, a lost last one of the last but one. The embedding is mirrored at the worker of the first block stage, final
-norm and head at that of the last. Middle stages are CheckFree's.
+Half of the microbatches visit the two outermost stages at each side in swapped order (``pipeline/routing/base.py``). So
+a lost first stage becomes a copy of the second, and a lost last stage a copy of the last but one. The worker of the
+first block stage mirrors the embedding; that of the last mirrors final norm and head. Middle stages use CheckFree.
 
-A mirror is renewed every k steps as part of the step. Its sender applies the step's update before the step is
-committed, revocably, and sends the result. With k = 1 the mirror equals the last committed state whenever a stage dies.
+A mirror is renewed every k steps. Its sender applies the step's update before the commit, revocably, and sends the
+result. With k = 1 the mirror equals the last committed state.
 """
 
 from __future__ import annotations
@@ -39,25 +38,26 @@ ENDS = 0
 
 
 def partner(stage: int, stages: int) -> int | None:
-    """The stage that an outermost block stage is swapped with; None for the others."""
+    """Return the stage with which an outermost block stage is swapped; None for other stages."""
     return {1: 2, stages: stages - 1}.get(stage)
 
 
 def belongs_at(host: int) -> Callable[[str], bool]:
-    """Which parameters of the ends are mirrored at stage ``host``: the embedding at the first, the rest at the last."""
+    """Return a predicate for stage 0's parameters mirrored at ``host``: the embedding at stage 1, others at the
+    last."""
     return lambda name: name.startswith("embed_tokens.") == (host == 1)
 
 
 class CheckFreePlus(CheckFree):
-    """CheckFree for the middle stages, copies for the outer ones, mirrors for the ends."""
+    """CheckFree for middle stages, copies for outer stages, mirrors for stage 0."""
 
     needs: ClassVar[Needs] = Needs(
         "swapped", "only then has an outer stage a partner that can stand in for it", alike=True
     )
     mirror_every: Positive = 1
-    """steps between mirrorings of embedding and head at their neighbours; 1 is exact"""
+    """steps between mirrorings of embedding and head; 1 is exact"""
     mirror_moments: bool = False
-    """mirror their optimizer moments too"""
+    """whether to mirror their optimizer moments too"""
 
     def copies(self, stages: int) -> tuple[Copy, ...]:
         return (Copy((ENDS,), 1), Copy((ENDS,), stages))
@@ -75,7 +75,7 @@ class CheckFreePlus(CheckFree):
         return CopyCost(held / self.mirror_every, held)
 
     def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
-        """The ends from their two mirrors, outer stages from their partners, middle ones from both neighbours."""
+        """Return the mirrors of stage 0, the partners of outer stages, and both neighbours of middle stages."""
         last = replica.stages
         outer = lost & {ENDS, 1, last}
         middle = super().donors(lost - outer, replica)
@@ -101,7 +101,7 @@ class CheckFreePlus(CheckFree):
         return super().give(lost, own, {})
 
     def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
-        """Both mirrors put together, the partner's copy, or CheckFree's mean."""
+        """Join both mirrors, copy the partner, or merge both neighbours."""
         if stage == ENDS:
             return united(list(given.values()))
         if len(given) == 1:
@@ -111,7 +111,7 @@ class CheckFreePlus(CheckFree):
 
 
 def united(parts: list[StageState]) -> StageState:
-    """Mirrored parts of one stage as that stage's state; without moments its optimizer starts anew."""
+    """Join mirrored parts of one stage; without all moments its optimizer starts fresh."""
     weights = {name: tensor for part in parts for name, tensor in part.weights.items()}
     moments = {name: pair for part in parts for name, pair in part.moments.items()}
     clocks = {name: clock for part in parts for name, clock in part.clocks.items()}
@@ -125,12 +125,12 @@ def united(parts: list[StageState]) -> StageState:
 
 
 def due(step: int, every: int, restarted: bool) -> bool:
-    """Is the copy renewed in ``step``? In the first one of a new pair, and then in every ``every``-th of the run."""
+    """Whether the copy is renewed in ``step``: after a restart, and in every ``every``-th step."""
     return restarted or (step + 1) % every == 0
 
 
 class MirrorSender(Sender):
-    """Sends the ``wanted`` parameters after each due update, with their moments or without."""
+    """Sends the ``wanted`` parameters, optionally with moments, after each due update."""
 
     def __init__(self, wanted: Callable[[str], bool], every: int, moments: bool) -> None:
         self._wanted, self._every, self._moments = wanted, every, moments
@@ -150,7 +150,7 @@ class MirrorSender(Sender):
 
 
 class MirrorHolder(Holder):
-    """Holds the newest committed copy, and the one of the step under way."""
+    """Holds the newest committed copy and the one of the current step."""
 
     def __init__(self, every: int) -> None:
         self._every, self._restarted = every, True
@@ -177,5 +177,5 @@ class MirrorHolder(Holder):
         self._pending = None
 
     def state(self) -> StageState:
-        assert self._held is not None, "asked for a copy before the first commit"
+        assert self._held is not None, "no copy before the first commit"
         return self._held

@@ -1,4 +1,4 @@
-"""Checkpointing: whatever is lost, all stages go back to the last durable state. How often to make one."""
+"""Checkpoint recovery: roll all stages back to the last durable state. Also the best checkpoint interval."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from planaria.models.state import StageState
 from planaria.recovery.base import Answer, Copy, Recovery, Replica, Workshop
 
 MOST = 700.0
-"""e to a higher power is more than a float holds"""
+"""largest exponent of e that a float holds"""
 
 
 class Checkpoint(Recovery):
-    """Whole-model rollback: every loss is within its reach, and costs the steps since the last checkpoint."""
+    """Roll back the whole model: any loss is covered and costs the steps since the last checkpoint."""
 
     exact: ClassVar[bool] = True
 
@@ -29,10 +29,10 @@ class Checkpoint(Recovery):
 
 
 def best_steps(hourly: float, stages: float, step_s: float, save_s: float) -> int:
-    """Steps between checkpoints that lose the least, at least 1.
+    """Return the number of steps between checkpoints that loses the least time, at least 1.
 
-    ``hourly`` is the probability that one of ``stages`` independent stages, or blows that take several, fails within an
-    hour; ``step_s`` and ``save_s`` are the seconds of a step and of a save.
+    ``hourly`` is the probability that one of ``stages`` independent stages (or groups that fail together) fails within
+    an hour; ``step_s`` and ``save_s`` are seconds per step and per save.
     """
     rate = -stages * math.log1p(-hourly) / 3600.0
     if rate == 0.0:
@@ -41,12 +41,13 @@ def best_steps(hourly: float, stages: float, step_s: float, save_s: float) -> in
 
 
 def best_interval(save_s: float, mean_time_to_failure_s: float) -> float:
-    """Seconds of training between checkpoints that lose least (Daly 2006, doi 10.1016/j.future.2004.11.016, eq. 37).
+    """Return the checkpoint interval in seconds that loses the least time (Daly 2006, doi 10.1016/j.future.2004.11.016,
+    eq. 37).
 
-    A refinement of Young's √(2 δ M): with δ = ``save_s`` the cost of one checkpoint and M the mean time between
-    failures, both in seconds, τ = √(2 δ M) · (1 + ⅓ √(δ/2M) + ⅑ (δ/2M)) − δ for δ < 2M, and τ = M otherwise.
+    It refines Young's √(2 δ M). With δ = ``save_s`` the cost of a checkpoint and M the mean time between failures, both
+    in seconds, τ = √(2 δ M) · (1 + ⅓ √(δ/2M) + ⅑ (δ/2M)) − δ for δ < 2M, and τ = M otherwise.
 
-    :raises ValueError: when a time is negative or M is zero.
+    :raises ValueError: if ``save_s`` is negative or M is not positive.
     """
     if save_s < 0 or mean_time_to_failure_s <= 0:
         raise ValueError(f"times must be positive: {save_s}, {mean_time_to_failure_s}")
@@ -58,10 +59,10 @@ def best_interval(save_s: float, mean_time_to_failure_s: float) -> float:
 
 
 class Rollback(NamedTuple):
-    """What a number of useful steps takes under whole-model rollback."""
+    """What a number of useful steps takes with whole-model rollback."""
 
     ticks: int
-    """steps that are carried out, those that are lost again among them"""
+    """executed steps, including those lost again"""
     saves: int
     rollbacks: int
 
@@ -69,15 +70,15 @@ class Rollback(NamedTuple):
 def rollback(
     useful: int, every: int, struck: Collection[int], counted: Literal["steps", "ticks"] = "steps", behind: int = 0
 ) -> Rollback:
-    """Carry out ticks until ``useful`` steps are committed; before each tick in ``struck`` something is lost.
+    """Simulate ticks until ``useful`` steps are committed; a loss precedes each tick in ``struck``.
 
-    Then all go back to the last save; the tick itself is carried out, from there. A save follows every ``every``
-    committed steps, as in planaria's runs, or, ``counted`` in 'ticks', every ``every`` steps that were carried out
-    (CheckFree, arXiv 2506.15461). The difference is what failures do to the next save: by steps each puts it off.
-    Initial weights are durable. Saves in the background are so ``behind`` ticks later, unless something is lost before;
-    the next one waits until then. :func:`rollback_mean` is what to expect.
+    A loss returns all stages to the last save, and the tick is executed from there. Saves follow every ``every``
+    committed steps, as in planaria's runs, or every ``every`` executed steps if ``counted`` is 'ticks' (CheckFree,
+    arXiv 2506.15461). Counted by steps, each failure postpones the next save. Initial weights are durable. Background
+    saves become durable ``behind`` ticks later, unless a loss precedes; the next save waits for them.
+    :func:`rollback_mean` is the expectation.
 
-    :raises ValueError: when ``every`` is not positive, or saves in the background are counted in ticks.
+    :raises ValueError: if ``every`` is not positive, or background saves are counted in ticks.
     """
     if every < 1:
         raise ValueError(f"saves are a positive number of steps apart: {every}")
@@ -98,22 +99,22 @@ def rollback(
 
 
 class Behind:
-    """The one save that is under way, which can be rolled back to so many ``ticks`` after it was begun; 0: at once."""
+    """The pending save, durable ``ticks`` after it began; 0: at once."""
 
     def __init__(self, ticks: int) -> None:
         self._ticks, self._under_way = ticks, (-1, -1)
 
     def due(self, step: int, every: int, durable: int) -> bool:
-        """Is the step's state to be saved, when that of the step ``durable`` is?"""
+        """Whether to save ``step`` when step ``durable`` is durable."""
         return self._under_way[0] < 0 and step // every > durable // every
 
     def begin(self, tick: int, step: int, durable: int) -> int:
-        """Save the state of ``step``; the newest that is durable then."""
+        """Save the state of ``step``; return the newest durable step."""
         self._under_way = tick + self._ticks, step
         return self.finished(tick, durable)
 
     def finished(self, tick: int, durable: int) -> int:
-        """The newest step that is durable after ``tick`` ticks, where until now ``durable`` was."""
+        """Return the newest durable step after ``tick`` ticks; ``durable`` before that."""
         at, step = self._under_way
         if at < 0 or tick < at:
             return durable
@@ -121,23 +122,22 @@ class Behind:
         return step
 
     def give_up(self) -> None:
-        """Something is lost: nothing comes of the save under way."""
+        """Abort the pending save after a loss."""
         self._under_way = (-1, -1)
 
 
 def rollback_mean(every: int, p: float, counted: Literal["steps", "ticks"] = "steps", behind: int = 0) -> float:
-    """Mean ticks for each useful step of a long :func:`rollback`, when every tick is struck with probability ``p``.
+    """Return the mean ticks per useful step of a long :func:`rollback`, if each tick is struck with probability ``p``.
 
-    With q = 1 − p and f = ``every``, from one save to the next: f ticks keep what follows their last failure,
-    1 + q + … + q^(f−1) = (1 − q^f) / p steps on average; f steps take one tick, and then f − 1 in a row that are not
-    struck, which are reached after (q^−(f−1) − 1) / p ticks on average.
+    With q = 1 − p and f = ``every``. Counted in ticks: f ticks keep the steps after their last failure, 1 + q + … +
+    q^(f−1) = (1 − q^f) / p on average. Counted in steps: f steps take one tick, then f − 1 ticks in a row without
+    failure, reached after (q^−(f−1) − 1) / p ticks on average.
 
-    Saves that are d = ``behind`` ticks late, d ≤ f: from one that is durable to the next, f ticks, or those until one
-    is struck, (1 − q^f) / p on average; if so, with 1 − q^f, all go back and need f + d steps, one and then f + d − 1
-    in a row. Together (1 − q^f) · q^(1−f−d) / p ticks for f steps; the above for d = 0. Infinite where that is more
-    than a float holds.
+    With saves d = ``behind`` ≤ f ticks late: from one durable save to the next, f ticks, or those until one is struck,
+    (1 − q^f) / p on average. If one is struck, with probability 1 − q^f, f + d steps follow: one, then f + d − 1 in a
+    row. Together (1 − q^f) · q^(1−f−d) / p ticks for f steps. The result is infinite if it exceeds a float.
 
-    :raises ValueError: when saves are later than the next, or are counted in ticks.
+    :raises ValueError: if a save is later than the next, or background saves are counted in ticks.
     """
     if behind > every or (behind and counted == "ticks"):
         raise ValueError(f"saves {behind} ticks late must not be later than the next, {every} {counted} on")

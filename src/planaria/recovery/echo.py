@@ -1,12 +1,11 @@
-"""Echo: every worker keeps a coarse copy of another stage, renewed in the background, a slice in every step. [ours]
+"""Echo: every worker keeps a coarse copy of another stage, renewed in the background, one slice per step. [ours]
 
-The stages form a ring 0, 1, …, S, and stage s is echoed at the worker ``distance`` places on. Its parameters, as one
-long vector, are cut into ``every`` slices; step t sends slice t mod ``every``. So a round takes ``every`` steps and no
-step carries more than its share of bytes.
+The stages form a ring 0, 1, …, S; stage s is echoed ``distance`` stages ahead. Its parameters, as one long vector, are
+cut into ``every`` slices; step t sends slice t mod ``every``, so a round takes ``every`` steps of equal size.
 
-What is sent is the difference between the weights and what the host has of them, in 8, 4 or 2 bits a weight. What one
-message loses to rounding is part of the next difference: the error feeds back, and shrinks, instead of staying. Both
-sides keep the copy that results in bfloat16, the sender so that it knows what the host knows.
+A message holds the difference between the weights and the host's copy, in 8, 4 or 2 bits per weight. The rounding error
+of a message is part of the next difference (error feedback), so it shrinks. Both sides keep the copy in bfloat16; the
+sender needs it to know the host's state.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ KEPT = torch.bfloat16
 
 
 class Echo(Hosted):
-    """Bits of a weight in a message, steps of a round, and how far round the ring the copy lies."""
+    """Keep a quantised copy of each stage at another stage of the ring."""
 
     called: ClassVar[str] = "echo"
     bits: Literal[2, 4, 8] = 8
-    """bits of one weight in a message"""
+    """bits per weight in a message"""
     every: Positive = 4
-    """steps in which a whole stage is sent once, a slice in each"""
+    """steps in which a whole stage is sent once, one slice per step"""
     distance: Positive = 1
-    """stages round the ring from a stage to its echo; with 2, adjacent stages may be lost together"""
+    """ring distance from a stage to its echo; with 2, adjacent stages may be lost together"""
 
     @property
     def variety(self) -> str:
@@ -46,7 +45,7 @@ class Echo(Hosted):
     def copies(self, stages: int) -> tuple[Copy, ...]:
         if self.distance > stages:
             raise UserError(
-                f"recovery.options.distance = {self.distance}: an echo lies at most {stages} places round the ring of "
+                f"recovery.options.distance = {self.distance}: an echo is at most {stages} places along the ring of "
                 f"the ends and {stages} block stages; lower it"
             )
         return super().copies(stages)
@@ -73,7 +72,7 @@ class Echo(Hosted):
 
 @dataclass
 class _Round:
-    """One side's copy: the vector in slices, and which of them are relative to what was sent before."""
+    """One side's copy in slices; ``built`` has the slices that later messages are relative to."""
 
     length: int
     every: int
@@ -84,12 +83,12 @@ class _Round:
         self._pending: tuple[int, Tensor] | None = None
 
     def bounds(self, index: int) -> tuple[int, int]:
-        """First and last place of slice ``index``; whole groups, so that slices share no scale."""
+        """Return the range of slice ``index``; whole groups, so that slices share no scale."""
         size = -(-self.length // (self.every * GROUP)) * GROUP
         return min(index * size, self.length), min((index + 1) * size, self.length)
 
     def known(self, index: int) -> Tensor:
-        """What both sides have of a slice; zeros where they may not agree."""
+        """Return a slice as both sides have it; zeros if they may disagree."""
         start, stop = self.bounds(index)
         return self.kept[start:stop].float() if index in self.built else torch.zeros(stop - start)
 
@@ -108,7 +107,7 @@ class _Round:
 
 
 class EchoSender(Sender):
-    """Sends one coded slice at the beginning of every step, made of the committed weights."""
+    """Sends one coded slice of the committed weights at the beginning of every step."""
 
     def __init__(self, bits: int, every: int) -> None:
         self._bits, self._every = bits, every
@@ -141,7 +140,7 @@ class EchoSender(Sender):
 
 
 class EchoHolder(Holder):
-    """Keeps the copy. Slices of a stage's earlier holder stay until the new one has sent its own."""
+    """Holds the copy. Slices from an earlier worker of the stage stay until the new one has sent its own."""
 
     def __init__(self, bits: int, every: int, shapes: Mapping[str, torch.Size]) -> None:
         self._bits, self._every = bits, every
@@ -170,7 +169,7 @@ class EchoHolder(Holder):
         self._round.drop()
 
     def state(self) -> StageState:
-        """The weights as far as they are known here, in fp32; the stage's optimizer starts anew."""
+        """Return the known weights in fp32; the stage's optimizer starts fresh."""
         pieces = torch.split(self._round.kept.float(), [shape.numel() for shape in self._shapes.values()])
         named = zip(self._shapes.items(), pieces, strict=True)
         return StageState({name: piece.view(shape) for (name, shape), piece in named})
@@ -181,7 +180,7 @@ def _length(weights: Mapping[str, Tensor]) -> int:
 
 
 def _slice(weights: Mapping[str, Tensor], start: int, stop: int) -> Tensor:
-    """Places ``start`` to ``stop`` of all weights laid end to end in order of name, fp32 on the CPU."""
+    """Return elements ``start``..``stop`` of all weights, concatenated by name, in fp32 on the CPU."""
     return torch.cat([*_overlaps(weights, start, stop), torch.empty(0)])
 
 

@@ -1,4 +1,4 @@
-"""What strategies have in common that keep one whole copy of every stage, at another stage."""
+"""Base of strategies that keep one whole copy of every stage at another stage."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from planaria.recovery.base import Answer, Copy, Recovery, Replica, Workshop
 
 
 class Hosted(Recovery, ABC):
-    """A lost stage is what its copy is. Where the host is lost too, or has not heard enough, there is none."""
+    """Rebuild a lost stage from its copy; refuse if the host is lost too or its copy is incomplete."""
 
     called: ClassVar[str]
-    """the copy, in messages"""
+    """name of the copy in messages"""
 
     @abstractmethod
     def host(self, stage: int, stages: int) -> int:
-        """Where the copy of ``stage`` lies, of block stages 1..``stages`` and the ends 0."""
+        """Return the stage that holds the copy of ``stage``, of block stages 1..``stages`` and stage 0."""
 
     def copies(self, stages: int) -> tuple[Copy, ...]:
         return tuple(Copy((stage,), self.host(stage, stages)) for stage in range(stages + 1))
@@ -38,7 +38,7 @@ class Hosted(Recovery, ABC):
 
     @property
     def commits_needed(self) -> int:
-        """Commits that a host must have seen before its copy is whole."""
+        """Commits after which a host's copy is complete."""
         return 1
 
     def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:

@@ -1,4 +1,4 @@
-"""Weighted means of neighbouring stages: of their weights (CheckFree's formula) and of their optimizers' moments."""
+"""Weighted means of neighbouring stages: of weights (CheckFree's formula) and of optimizer moments."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Moments = dict[str, dict[str, Tensor]]
 def merge(
     before: Mapping[str, Tensor], after: Mapping[str, Tensor], omega_before: float, omega_after: float
 ) -> dict[str, Tensor]:
-    """CheckFree's rule (arXiv 2506.15461, Alg. 1 line 3, with its misprinted second index read as i+1):
+    """Return CheckFree's mean of two neighbours (arXiv 2506.15461, Alg. 1 line 3, misprinted second index read as i+1):
 
         W_i = (ω_{i-1} W_{i-1} + ω_{i+1} W_{i+1}) / (ω_{i-1} + ω_{i+1})
 
     elementwise over parameters of the same name and shape. Equal ω give exactly the plain mean.
 
-    :raises ValueError: when the neighbours differ in names or shapes, or the ω are negative or both zero.
+    :raises ValueError: if the neighbours differ in names or shapes, or the ω are negative or both zero.
     """
     if before.keys() != after.keys():
         raise ValueError(f"neighbouring stages differ in parameters: {sorted(before.keys() ^ after.keys())}")
@@ -37,14 +37,13 @@ def merge(
 def merge_moments(
     before: StageState, after: StageState, omegas: tuple[float, float], decays: Mapping[str, float]
 ) -> tuple[Moments, dict[str, int]]:
-    """The same mean of what the neighbours' optimizers keep, and the clocks that go with it. [not in the paper]
+    """Return the same mean of the neighbours' optimizer moments, and the clocks to use with them. [not in the paper]
 
-    AdamW divides a moment by 1 − β^t to undo its start at zero; ``decays`` has the β of each such tensor. Neighbours
-    may have different t: each moment is corrected with its own clock, averaged, and uncorrected with the larger one,
-    T = max(t), which is returned. Equal clocks give the plain weighted mean, as do tensors without β. Without a state
-    at both, there is none.
+    AdamW divides a moment by 1 − β^t; ``decays`` has the β of each such tensor. Neighbours may have different t: each
+    moment is corrected with its own clock, averaged, and uncorrected with T = max(t), which is returned. Equal clocks,
+    and tensors without β, give the plain weighted mean. If either neighbour has no moments, return none.
 
-    :raises ValueError: when the neighbours differ in names or shapes.
+    :raises ValueError: if the neighbours differ in names or shapes.
     """
     if not (before.moments and after.moments):
         return {}, {}

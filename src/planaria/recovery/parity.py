@@ -1,13 +1,14 @@
-"""Parities of many stages' states at another: what sends the blocks, what holds the parity, what remembers the state.
+"""Parities of several stages' states, held at another stage: senders of blocks, holders of parities and of snapshots.
 
-In step with training, blocks are of the state after the update, and the parity is of the last commit. For a snapshot
-every few steps, each stage copies its state when one begins, sends it in slices at the beginnings of the next steps,
-and remembers it (``retention.py``).
+In step with training, blocks are of the updated state, and the parity is of the last commit. With a snapshot every few
+steps, each stage copies its state when one begins, sends it in slices over the next steps, and retains it
+(``retention.py``).
 """
 
 from __future__ import annotations
 
 import zlib
+from abc import abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -32,27 +33,27 @@ class _Side:
         self._versions = Versions()
 
     def restart(self) -> None:
-        """What was under way is void; what is retained stays."""
+        """Discard the pending snapshot; keep the retained one."""
         self._versions = self._versions.restart()
 
     @property
     def retained(self) -> int:
-        """The step of what is retained; -1: nothing is yet."""
+        """The step of the retained snapshot; -1: none yet."""
         return self._versions.retained
 
     def _slice(self, step: int) -> int:
-        """Which slice is sent in ``step``; -1: none."""
+        """Return the slice to send in ``step``; -1: none."""
         found = self._versions.begin(step, self._rule).slice(step)
         return found if found < self._rule.slices else -1
 
     def drop(self) -> None:
-        """The step is dropped: a snapshot that began with it begins again with the next try, from the same state."""
+        """Drop the step: a snapshot that began with it begins again with the next attempt, from the same state."""
 
 
 class BlockSender(_Side, Sender):
-    """Sends one block of the stage's state: after every update, or of each snapshot, slice by slice.
+    """Sends one block of the stage's state, after every update or slice by slice of each snapshot.
 
-    It holds no memory of its own: what is remembered is at the stage's worker already.
+    It holds no memory; the stage's worker retains the snapshot.
     """
 
     def __init__(self, number: int, parts: int, rule: Retention) -> None:
@@ -85,18 +86,13 @@ class BlockSender(_Side, Sender):
             self._snapshot = None
 
 
-class ParityHolder(_Side, RestoredHolder):
-    """Holds one parity of the sources' blocks, and gathers the next: those of the step, or of the pending snapshot."""
+class _Keeper(_Side, RestoredHolder):
+    """Holds checked bytes of the retained snapshot, and collects those of the pending one."""
 
-    def __init__(self, sources: Sequence[int], row: Code, rule: Retention) -> None:
-        """``row``: a code of this one parity."""
+    def __init__(self, rule: Retention) -> None:
         super().__init__(rule)
-        self._sources, self._row = tuple(sources), row
         self._held: list[Checked] = []
-        """parities of the slices"""
         self._coming: list[Checked] = []
-        self._now: dict[int, Tensor] = {}
-        """source → its slice of the step under way"""
 
     @property
     def nbytes(self) -> int:
@@ -105,6 +101,33 @@ class ParityHolder(_Side, RestoredHolder):
     def restart(self) -> None:
         super().restart()
         self._coming.clear()
+
+    def commit(self, step: int) -> None:
+        versions = self._versions.begin(step, self._rule)
+        if (part := self._received()) is not None:
+            self._coming.append(Checked(part))
+        self.drop()
+        self._versions = versions.commit(step, self._rule)
+        if versions.completed(step, self._rule):
+            self._held, self._coming = self._coming, []
+
+    def intact(self) -> bool:
+        return all(part.intact() for part in self._held)
+
+    @abstractmethod
+    def _received(self) -> Tensor | None:
+        """Return the bytes to keep of the step that is committed, if any."""
+
+
+class ParityHolder(_Keeper):
+    """Holds one parity of the sources' blocks, by slice."""
+
+    def __init__(self, sources: Sequence[int], row: Code, rule: Retention) -> None:
+        """``row``: a code with this one parity."""
+        super().__init__(rule)
+        self._sources, self._row = tuple(sources), row
+        self._now: dict[int, Tensor] = {}
+        """source → its slice of the current step"""
 
     def expects(self, step: int) -> tuple[Moment, ...]:
         if self._rule.in_step:
@@ -116,15 +139,11 @@ class ParityHolder(_Side, RestoredHolder):
             raise ValueError(f"a block is a row of bytes, not {message.dtype} {list(message.shape)}")
         self._now[source] = message
 
-    def commit(self, step: int) -> None:
-        versions = self._versions.begin(step, self._rule)
-        if self._now.keys() == set(self._sources):
-            (parity,) = self._row.encode([self._now[source] for source in self._sources])
-            self._coming.append(Checked(torch.from_numpy(parity)))
-        self._now.clear()
-        self._versions = versions.commit(step, self._rule)
-        if versions.completed(step, self._rule):
-            self._held, self._coming = self._coming, []
+    def _received(self) -> Tensor | None:
+        if self._now.keys() != set(self._sources):
+            return None
+        (parity,) = self._row.encode([self._now[source] for source in self._sources])
+        return torch.from_numpy(parity)
 
     def drop(self) -> None:
         self._now.clear()
@@ -132,16 +151,13 @@ class ParityHolder(_Side, RestoredHolder):
     def state(self) -> StageState:
         return StageState({f"{PARITY}{n}": part.whole for n, part in enumerate(self._held)})
 
-    def intact(self) -> bool:
-        return all(part.intact() for part in self._held)
-
     def load(self, state: StageState, step: int) -> None:
         self._held = [Checked(state.weights[f"{PARITY}{n}"]) for n in range(len(state.weights))]
         self._versions = Versions(step)
 
 
 class OwnSender(_Side, Sender):
-    """Hands the state over to what remembers it, when a snapshot begins."""
+    """Passes the stage's state to its :class:`OwnHolder` when a snapshot begins."""
 
     def before(self, step: int, state: StageState) -> Tensor | None:
         return stream(state) if self._slice(step) == 0 else None
@@ -150,22 +166,12 @@ class OwnSender(_Side, Sender):
         self._versions = self._versions.begin(step, self._rule).commit(step, self._rule)
 
 
-class OwnHolder(_Side, RestoredHolder):
-    """Remembers the stage's own state: of the retained snapshot, and of the pending one."""
+class OwnHolder(_Keeper):
+    """Holds the stage's own state of the retained and of the pending snapshot."""
 
     def __init__(self, rule: Retention) -> None:
         super().__init__(rule)
-        self._held: Checked | None = None
-        self._coming: Checked | None = None
         self._now: Tensor | None = None
-
-    @property
-    def nbytes(self) -> int:
-        return sum(whole.nbytes for whole in (self._held, self._coming) if whole is not None)
-
-    def restart(self) -> None:
-        super().restart()
-        self._coming = None
 
     def expects(self, step: int) -> tuple[Moment, ...]:
         return ("before",) if self._slice(step) == 0 else ()
@@ -173,33 +179,25 @@ class OwnHolder(_Side, RestoredHolder):
     def take(self, step: int, source: int, moment: Moment, message: Tensor) -> None:
         self._now = message
 
-    def commit(self, step: int) -> None:
-        versions = self._versions.begin(step, self._rule)
-        if self._now is not None:
-            self._coming, self._now = Checked(self._now), None
-        self._versions = versions.commit(step, self._rule)
-        if versions.completed(step, self._rule):
-            self._held, self._coming = self._coming, None
+    def _received(self) -> Tensor | None:
+        return self._now
 
     def drop(self) -> None:
         self._now = None
 
     def state(self) -> StageState:
-        assert self._held is not None, "asked for a snapshot before one was retained"
-        return state_in(self._held.whole)
-
-    def intact(self) -> bool:
-        return self._held is None or self._held.intact()
+        assert self._held, "no snapshot is retained yet"
+        return state_in(self._held[0].whole)
 
     def load(self, state: StageState, step: int) -> None:
-        self._held, self._versions = Checked(stream(state)), Versions(step)
+        self._held, self._versions = [Checked(stream(state))], Versions(step)
 
 
 class Checked:
-    """A row of bytes. Its checksum (CRC-32) is made by a thread: training does not wait."""
+    """A row of bytes with a CRC-32 that a thread computes in the background."""
 
     def __init__(self, whole: Tensor) -> None:
-        """``whole``: uint8 [n], which nobody writes to any more."""
+        """``whole``: uint8 [n], not written to afterwards."""
         self.whole = whole
         self._sum = _beside().submit(_checksum, whole)
 
@@ -211,7 +209,7 @@ class Checked:
         return self.whole.nbytes
 
     def intact(self) -> bool:
-        """Are the bytes what they were?"""
+        """Whether the bytes are unchanged."""
         return self._sum.result() == _checksum(self.whole)
 
 

@@ -1,10 +1,10 @@
-"""Redundant computation (after Bamboo, arXiv 2204.12013): every stage is run twice, once by the worker before it.
+"""Redundant computation (after Bamboo, arXiv 2204.12013): the previous stage's worker runs every stage a second time.
 
-The stage before holds a twin of its successor: weights, optimizer and all. In every step it also computes the
-successor's forward pass and gets the successor's gradient, so that the twin takes the same update in the same commit
-and is the lost stage, bit for bit. The first block stage's twin lives at the ends, the ends' at the last block stage.
+It holds a twin of its successor, with weights and optimizer. In every step it also computes the successor's forward
+pass and receives the successor's gradient. The twin applies the same update in the same commit, so it equals the lost
+stage bit for bit. Stage 0 holds the first block stage's twin; the last block stage holds stage 0's.
 
-planaria replays the step in which a stage dies, so exactness needs the gradient only; without ``forward`` the twin
+planaria replays the step in which a stage fails, so exactness needs the gradient only. Without ``forward`` the twin
 costs memory and bytes, and no computation.
 """
 
@@ -23,12 +23,12 @@ from planaria.recovery.hosted import Hosted
 
 
 class Redundant(Hosted):
-    """Twins of all stages, each at the stage before."""
+    """Keep a twin of each stage at the previous stage."""
 
     exact: ClassVar[bool] = True
     called: ClassVar[str] = "twin"
     forward: bool = True
-    """compute the successor's forward pass too, as published; exactness does not need it"""
+    """compute the successor's forward pass too, as published; not needed for exactness"""
 
     def host(self, stage: int, stages: int) -> int:
         return (stage - 1) % (stages + 1)
@@ -47,7 +47,7 @@ class Redundant(Hosted):
 
 
 class TwinSender(Sender):
-    """Sends the whole state once to a new twin, then the gradient of every step."""
+    """Sends the whole state once to a new twin, then each step's gradient."""
 
     def __init__(self) -> None:
         self._restarted = True
@@ -92,12 +92,12 @@ class TwinHolder(Holder):
             self._gradients = unpack(message)
 
     def passes(self, microbatch: int, x: Tensor) -> None:
-        """Compute what the original will. A twin that has no state yet has nothing to compute with."""
+        """Compute the original's forward pass, once the twin has a state."""
         if self._forward and self._twin is not None:
             self._twin.shadow(microbatch, x)
 
     def commit(self, step: int) -> None:
-        """The original applies the same update now."""
+        """Apply the original's update to the twin."""
         assert self._gradients is not None
         if self._twin is None:
             self._twin = self._original.twin()
@@ -113,5 +113,5 @@ class TwinHolder(Holder):
             self._twin.drop()
 
     def state(self) -> StageState:
-        assert self._twin is not None, "asked for a twin before the first commit"
+        assert self._twin is not None, "no twin before the first commit"
         return self._twin.state().trained

@@ -1,4 +1,4 @@
-"""What strategies have in common by which all stages remember their state of the same step: when, and for how long."""
+"""Base of strategies by which all stages retain a snapshot of the same step."""
 
 from __future__ import annotations
 
@@ -15,30 +15,31 @@ from planaria.recovery.checkpoint import best_steps
 from planaria.recovery.retention import Retention
 
 COPY_BANDWIDTH = 5e9
-"""bytes per second at which a stage copies its state, which is all that training waits for, unless the recipe gives
-``network.memory_bandwidth``: about what one core does"""
+"""bytes per second at which a stage copies its state while training waits, unless ``network.memory_bandwidth`` is
+given; about one CPU core's rate"""
 LINK_SHARE = 0.25
-"""of each link's time, at most, for snapshots"""
+"""maximum share of each link's time for snapshots"""
 NOTHING_YET = "there is no snapshot yet that all could go back to"
 
 
 class Remembering(Recovery, ABC):
-    """The options of such strategies."""
+    """Options of strategies that retain snapshots."""
 
     needs: ClassVar[Needs] = Needs(
         meanwhile="wait", why="steps that one stage misses leave what others keep of it behind"
     )
     exact: ClassVar[bool] = True
     every: Annotated[int, Field(ge=0)] | Literal["best"] = 0
-    """steps between snapshots, to which all go back when one is lost; 0: in step with training, and nobody goes back;
-    best: what loses least at the recipe's [network], in as many slices as leave most of each link to the training"""
+    """steps between snapshots, to which all stages roll back after a loss; 0: parities follow every step, without
+    rollback; best: the interval that loses least at the recipe's [network], in slices that leave most of each link to
+    training"""
     slices: int = Field(1, ge=1)
     """steps over which a snapshot is sent"""
     outlive: bool = False
-    """keep snapshots in files of the machine's memory too, for the case that all processes die"""
+    """also keep snapshots as files in the machine's memory, in case all processes die"""
 
     def sent(self, members: int) -> int:
-        """Return the bytes that each of ``members`` stages (ends included) sends for a snapshot, in states."""
+        """Return how many times its own state's size each of ``members`` stages sends per snapshot."""
         return 1
 
     @property

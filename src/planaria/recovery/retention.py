@@ -1,8 +1,8 @@
-"""When all stages of a replica remember their state, and of which step they do. Pure.
+"""When all stages of a replica retain a snapshot, and of which step. Pure.
 
-A snapshot is of the beginning of a step. It is under way (pending) while its parities are sent, over so many steps, and
-retained once the last of these is committed; only then the one before may go. Every side finds that out by itself, from
-the steps that were begun and committed, so no message says it.
+A snapshot has the state at the beginning of a step. It is pending while its parities are sent, and retained once the
+last slice is committed; only then the previous one is discarded. Each side derives this from the steps that were begun
+and committed, without messages.
 """
 
 from __future__ import annotations
@@ -11,51 +11,51 @@ from typing import NamedTuple
 
 
 class Retention(NamedTuple):
-    """How often a snapshot is begun, and over how many steps it is sent."""
+    """How often a snapshot begins, and over how many steps it is sent."""
 
     every: int
-    """steps; 0: what is remembered is renewed with every commit, and nobody goes back"""
+    """steps between snapshots; 0: copies follow every commit, without rollback"""
     slices: int = 1
     outlive: bool = False
-    """is it also written to files in the machine's memory, which outlive the worker?"""
+    """whether snapshots are also written to files in the machine's memory, which outlive the worker"""
 
     @property
     def in_step(self) -> bool:
         return self.every == 0
 
     def steps_lost(self) -> float:
-        """Steps that one failure costs on average, the half that is dropped included."""
+        """Return the mean number of steps that one failure costs, including half of the dropped step."""
         return 0.5 if self.in_step else self.slices + (self.every - 1) / 2 + 0.5
 
 
 class Versions(NamedTuple):
-    """Of which steps there are snapshots; -1 for none."""
+    """The steps of the retained and the pending snapshot; -1 for none."""
 
     retained: int = -1
     pending: int = -1
     anew: bool = True
-    """does one begin with the next step, whatever the interval? Some of those that took part in the last are new"""
+    """whether a snapshot begins with the next step whatever the interval, because a member is new"""
 
     def begin(self, step: int, rule: Retention) -> Versions:
-        """``step`` begins."""
+        """Begin ``step``."""
         if rule.in_step or self.pending >= 0 or not (self.anew or step - self.retained >= rule.every):
             return self
         return Versions(self.retained, step, False)
 
     def completed(self, step: int, rule: Retention) -> bool:
-        """Is a snapshot retained with the commit of ``step``? Perhaps of the same step again as the last one."""
+        """Whether a snapshot is retained with the commit of ``step``, possibly of the same step as the last one."""
         return rule.in_step or (self.pending >= 0 and step + 1 - self.pending >= rule.slices)
 
     def commit(self, step: int, rule: Retention) -> Versions:
-        """``step``, which had begun, is committed."""
+        """Commit ``step``."""
         if not self.completed(step, rule):
             return self
         return Versions(step + 1 if rule.in_step else self.pending, -1, False)
 
     def restart(self) -> Versions:
-        """Some of those that take part are new: what was under way is not whole, what is retained stays."""
+        """Discard the pending snapshot because members are new; keep the retained one."""
         return Versions(self.retained, -1, True)
 
     def slice(self, step: int) -> int:
-        """Which slice of the pending snapshot is sent in ``step``, from 0; -1 for none."""
+        """Return the slice of the pending snapshot that ``step`` sends, from 0; -1 for none."""
         return step - self.pending if self.pending >= 0 else -1

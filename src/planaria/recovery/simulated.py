@@ -1,7 +1,7 @@
-"""What controls have in common: they give a lost stage its own state back, which only a simulated loss leaves there.
+"""Controls: give a lost stage its own state back, which only a simulated loss leaves available.
 
-No strategy could do that after a real death. So these are refused on the fleet, and are arms of comparisons only: what
-a race would be like if less were lost.
+No strategy can do so after a real failure, so the fleet refuses them. They are arms of comparisons: how a run would go
+if less were lost.
 """
 
 from __future__ import annotations
@@ -15,30 +15,32 @@ from planaria.recovery.base import Answer, Copy, Recovery, Replica, Workshop
 
 
 class Simulated(Recovery, ABC):
-    """Every loss is within its reach, and nobody gives anything."""
+    """Rebuild every lost stage, without donors."""
 
     def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
         return Answer(dict.fromkeys(sorted(lost), ()))
 
     def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
-        raise LookupError("nobody gives anything")
+        raise LookupError("a simulated loss needs no donor")
 
     def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
-        """:raises LookupError: after a real loss."""
+        """Return what is left of the stage.
+
+        :raises LookupError: after a real loss.
+        """
         if at.before is None:
-            raise LookupError(f"stage {stage} is lost in earnest: nothing of it is left")
+            raise LookupError(f"stage {stage} was really lost; none of its state is left")
         return self.left(at.before.trained)
 
     @abstractmethod
     def left(self, before: StageState) -> StageState:
-        """What of the stage's state ``before`` its loss is there after it."""
+        """Return the part of the stage's state ``before`` its loss that remains."""
 
 
 class Oracle(Simulated):
-    """The control that loses nothing: every stage comes back as it was, and only its replacement takes time.
+    """Control that loses nothing: every stage is restored as it was, and only its replacement takes time.
 
-    Its hours are the floor of a comparison. No strategy can take fewer under the same failures, unless losing something
-    helps the training.
+    Its hours are a lower bound for a comparison, unless losing state helps training.
     """
 
     control: ClassVar[str] = "gives back all that a death destroys"
@@ -46,3 +48,17 @@ class Oracle(Simulated):
 
     def left(self, before: StageState) -> StageState:
         return before
+
+
+class Reset(Simulated):
+    """Control that loses a stage's optimizer moments and clocks, and nothing else.
+
+    Strategies that rebuild weights alone leave the optimizer fresh. With m = v = 0 and its bias correction, AdamW's
+    first update of each weight has the size of the learning rate, lr · g / (|g| + ε). That alone may speed a run up or
+    slow it down, so such strategies are compared with this control.
+    """
+
+    control: ClassVar[str] = "gives back the weights that a death destroys"
+
+    def left(self, before: StageState) -> StageState:
+        return before.part(lambda name: True, moments=False)

@@ -1,12 +1,12 @@
 """Snapshot: the stages keep parities of one another's states (after REFT, arXiv 2310.12670, version 1).
 
-All stages of a replica, the ends among them, are one group. Each cuts its state into blocks, and each holds parities of
-the others' (``codes/layout.py``). So whatever ``tolerate`` stages are lost together, neighbours or not, what is left
-determines them, bit for bit: weights, moments, clocks and generators, and the parities that they held.
+All stages of a replica, stage 0 included, form one group. Each cuts its state into blocks and holds parities of the
+others' (``codes/layout.py``). Any ``tolerate`` stages that are lost together can be rebuilt bit for bit: weights,
+moments, clocks and generators, and the parities that they held.
 
-In step (``every`` = 0), parities follow every update: nobody goes back, and no stage remembers more than parities.
-Retained (``every`` > 0), each stage also remembers its own state of the last snapshot, and all go back to that. For
-single losses `redundant` costs fewer bytes a step, and more memory.
+In step (``every`` = 0), parities follow every update, and no stage rolls back. Retained (``every`` > 0), each stage
+also keeps its own state of the last snapshot, and all roll back to it. For single losses `redundant` sends fewer bytes
+per step and uses more memory.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MEMBERS = "members"
 
 
 class Snapshot(Remembering):
-    """How many stages may be lost together, by which code, and how often all remember their state."""
+    """Keep erasure-coded parities of all stages."""
 
     tolerate: int = Field(1, ge=1, le=127)
     """stages that may be lost together; a group has at least twice as many"""
@@ -76,7 +76,7 @@ class Snapshot(Remembering):
         return ParityHolder(copy.sources, Code(group.code.weights[row : row + 1]), self.retention)
 
     def cost(self, copy: Copy, shapes: Mapping[int, Shapes]) -> CopyCost:
-        # Of two snapshots, one is whole. The memory of the one before is used for the next.
+        # The retained and the pending snapshot; the memory of older ones is reused.
         versions = 2 if self.every else 1
         if copy.own:
             return CopyCost(0, versions * stream_bytes(shapes[copy.host]))
@@ -89,7 +89,7 @@ class Snapshot(Remembering):
         group, everybody = self._group(replica.stages + 1), range(replica.stages + 1)
         if lost and not replica.remember:
             return Answer(refused=dict.fromkeys(lost, NOTHING_YET))
-        # A stage that is new, and has not taken part since, has nothing of the version that the others have.
+        # A new stage that has not taken part in a snapshot since lacks the version that the others have.
         gone = lost | {stage for stage in everybody if stage not in replica.remember}
         donors, refused = {}, {}
         for stage in sorted(gone if self.every else lost):
@@ -99,13 +99,13 @@ class Snapshot(Remembering):
                 refused[stage] = f"{len(lost)} of {group.members} stages are lost together ({_list(lost)}{new})"
             else:
                 donors[stage] = tuple(sorted({who for members in reads.values() for who in members}))
-        if refused:  # who goes back, goes with all others
-            told = next(iter(refused.values()))
-            return Answer({}, dict.fromkeys(lost, told)) if self.every else Answer(donors, refused)
+        if refused:  # stages roll back together or not at all
+            reason = next(iter(refused.values()))
+            return Answer({}, dict.fromkeys(lost, reason)) if self.every else Answer(donors, refused)
         return Answer(donors, {}, "memory" if self.every else None)
 
     def concerns(self, copy: Copy, lost: int) -> bool:
-        """A parity of a stripe is: of what the lost stage gave to it, or for another parity that it held."""
+        """Parities help: each is of the lost stage's blocks, or needed to rebuild a parity that it held."""
         return not copy.own
 
     def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
@@ -125,7 +125,10 @@ class Snapshot(Remembering):
         return StageState(blocks | held | {MEMBERS: torch.tensor(group.members)})
 
     def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
-        """:raises LossError: when what was given does not determine the stage."""
+        """Return the stage's state from the blocks and parities sent.
+
+        :raises LossError: if they do not determine the stage.
+        """
         group = self._group_given(given)
         slices = range(self.slices)
         parts = [self._repaired(group, stripe, n, stage, given) for stripe in group.given(stage) for n in slices]
@@ -133,13 +136,13 @@ class Snapshot(Remembering):
 
     def restored(self, copy: Copy, given: Mapping[int, StageState]) -> StageState | None:
         if copy.own:
-            return None  # what was rebuilt is the very state that it remembers
+            return None  # the rebuilt state is the retained state
         group = self._group_given(given)
         stripe, slices = _stripe(group, copy), range(self.slices)
         return StageState({f"{PARITY}{n}": self._repaired(group, stripe, n, copy.host, given) for n in slices})
 
     def _repaired(self, group: Layout, stripe: int, slice: int, stage: int, given: Mapping[int, StageState]) -> Tensor:
-        """The lost block or parity of ``stage`` in a stripe."""
+        """Return the lost block or parity of ``stage`` in a stripe."""
         key, wanted = f"{stripe}.{slice}", group.shard(stripe, stage)
         there = {who: part.weights[key] for who, part in given.items() if key in part.weights}
         longest = max(map(len, there.values()))
@@ -147,7 +150,7 @@ class Snapshot(Remembering):
         return torch.from_numpy(group.code.repair(reads, [wanted])[wanted])
 
     def _group(self, members: int) -> Layout:
-        """Return the parity group of ``members``; UserError if the code has none that may lose ``tolerate``."""
+        """Return the parity group of ``members``."""
         if members < 2 * self.tolerate:
             raise UserError(
                 f"recovery.options.tolerate = {self.tolerate}: the ends and {members - 1} block stages are {members} "
@@ -162,12 +165,12 @@ class Snapshot(Remembering):
 
 @lru_cache
 def _group(name: str, members: int, tolerate: int) -> Layout:
-    """Who gives and who holds in which stripe; sizes play no part, as blocks carry theirs."""
+    """Return the layout of a group. Sizes are irrelevant, as blocks carry theirs."""
     return Layout((0,) * members, code(name, members, tolerate))
 
 
 def _stripe(group: Layout, copy: Copy) -> int:
-    """The stripe of which ``copy.host`` holds this parity."""
+    """Return the stripe of the parity that ``copy.host`` holds."""
     return next(t for t in range(group.members) if group.givers(t) == copy.sources and copy.host in group.holders(t))
 
 

@@ -1,9 +1,8 @@
-"""A stage's state as a row of bytes that is cut into blocks: what parities are made of, and what is remembered.
+"""A stage's state as a row of bytes, cut into blocks, for parities and snapshots.
 
-    [length of what follows: 8 bytes, 56 empty] [the packed state, without digests] [padding, where a block needs it]
+    [length of the packed state: 8 bytes, 56 empty] [packed state, without digests] [padding, where a block needs it]
 
-So a state can be put together from its blocks alone, although stages differ in size. The bytes are never taken for
-numbers: what is XORed may look like NaN.
+So a state can be joined from its blocks alone, although stages differ in size.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from planaria.models.state import Shapes, StageState
 HEAD = 64
 """bytes before the packed state, which stays aligned"""
 _UNIT = 64
-"""blocks are whole multiples of so many bytes"""
+"""block sizes are multiples of this many bytes"""
 
 
 class _Streams:
-    """The stream of the state that was asked for last: a stage sends parts of it to many.
+    """The stream of the last requested state, shared by all senders of the stage.
 
-    It lives as long as anybody uses it; a state that is gone is forgotten.
+    It is freed with its state and its last user.
     """
 
     def __init__(self) -> None:
@@ -36,7 +35,7 @@ class _Streams:
         self._stream: Tensor | None = None
 
     def __call__(self, state: StageState) -> Tensor:
-        """uint8; a copy of ``state``, the same memory for the same object."""
+        """Return a copy of ``state`` as uint8; the same memory for the same object."""
         if self._stream is None or self._of is None or self._of() is not state:
             self._stream = self._made(state)
             self._of = weakref.ref(state, self._forget)
@@ -63,33 +62,33 @@ stream = _Streams()
 
 
 def state_in(whole: Tensor) -> StageState:
-    """The state that a stream holds; shares memory.
+    """Return the state in a stream; shares memory.
 
-    :raises PackingError: when it holds none.
+    :raises PackingError: if there is none.
     """
     return unpack(whole[HEAD:], digests=False)
 
 
 def block(whole: Tensor, number: int, parts: int) -> Tensor:
-    """Block ``number`` of a stream in so many parts; shares memory. The last ones may be short, or empty."""
+    """Return block ``number`` of a stream cut into ``parts``; shares memory. The last ones may be short or empty."""
     size = _size(len(whole), parts)
     return whole[number * size : (number + 1) * size]
 
 
 def joined(blocks: Sequence[Tensor]) -> Tensor:
-    """A stream from all its blocks, in order, each perhaps with padding behind it."""
+    """Join a stream from all its blocks, in order; each may have padding."""
     length = HEAD + int.from_bytes(blocks[0][:8].numpy().tobytes(), "little")
     size = _size(length, len(blocks))
     return torch.cat([part[:size] for part in blocks])[:length]
 
 
 def stream_bytes(shapes: Shapes) -> int:
-    """Length of the stream of a stage of these parameters that has been trained, in fp32 on a CPU."""
+    """Return the length of the stream of a trained stage with these parameters, in fp32 on a CPU."""
     return HEAD + bare_bytes(shapes)
 
 
 def block_bytes(shapes: Shapes, parts: int) -> int:
-    """Length of each of so many blocks of it, the last ones apart."""
+    """Return the length of each of ``parts`` blocks of it, except the last ones."""
     return _size(stream_bytes(shapes), parts)
 
 

@@ -1,7 +1,7 @@
-"""Any survivor: where all stages hold one array (``model.share_over = "model"``), a lost stage is what any other is.
+"""Survivor: where all stages hold one array (``model.share_over = "model"``), copy any surviving stage.
 
-Every stage has every stored number of the model, with its moments, and takes the same updates, so nothing is kept or
-sent beside training, and one stage that is left brings back all others, to the last bit.
+Every stage has all stored numbers of the model with their moments and applies the same updates. So nothing is sent or
+kept besides training, and one survivor restores all others bit for bit.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from planaria.recovery.base import Answer, Copy, Recovery, Replica, Workshop
 
 
 class Survivor(Recovery):
-    """The nearest stage that is left gives its whole state."""
+    """Copy the nearest surviving stage."""
 
     exact: ClassVar[bool] = True
 

@@ -1,8 +1,7 @@
 """Whole copies: every few steps each stage's state goes to the next stage's memory (the idea of Gemini, SOSP 2023).
 
-All stages remember their own state of the same step too, and go back to it when one is lost; the lost one is what the
-next stage has. Beside parities (`snapshot`, for one loss): as many bytes are sent, more memory is held, and one read
-brings a stage back.
+All stages also retain their own state of the same step and roll back to it after a loss; the next stage sends the lost
+one's. Compared with `snapshot` for one loss: the same bytes sent, more memory, and one read per rebuilt stage.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from planaria.recovery.stream import block, block_bytes, joined, state_in, strea
 
 COPY, OWN = "copy", "own"
 _AS_IT_IS = Code(np.ones((1, 1), np.uint8))
-"""of one source: its bytes"""
+"""the code of one source: its bytes"""
 
 
 class WholeCopies(Remembering):
-    """How often each stage's state is copied to the next."""
+    """Copy each stage's state to the next stage."""
 
     every: Annotated[int, Field(ge=1)] | Literal["best"] = 10
-    """steps between snapshots, to which all go back when one is lost; best: what loses least at the recipe's [network],
-    in as many slices as leave most of each link to the training"""
+    """steps between snapshots, to which all stages roll back after a loss; best: the interval that loses least at the
+    recipe's [network], in slices that leave most of each link to training"""
 
     def copies(self, stages: int) -> tuple[Copy, ...]:
         if stages < 2:
@@ -61,7 +60,7 @@ class WholeCopies(Remembering):
             if (host := (stage + 1) % count) in gone:
                 why = f"stage {stage}'s copy was at stage {host}, which is lost too or has none yet"
                 return Answer(refused=dict.fromkeys(lost, why))
-        # The next has the copy; the one before gives its own, of which the lost one had the copy.
+        # The next stage has the copy; the previous one sends its own state, of which the lost stage had the copy.
         return Answer({s: ((s + 1) % count, (s - 1) % count) for s in sorted(gone)}, {}, "memory" if gone else None)
 
     def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
@@ -77,6 +76,6 @@ class WholeCopies(Remembering):
 
     def restored(self, copy: Copy, given: Mapping[int, StageState]) -> StageState | None:
         if copy.own:
-            return None  # what was rebuilt is the very state that it remembers
+            return None  # the rebuilt state is the retained state
         own = given[copy.sources[0]].weights
         return StageState({f"{PARITY}{n}": own[f"{OWN}{n}"] for n in range(self.slices)})

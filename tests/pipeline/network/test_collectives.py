@@ -1,4 +1,4 @@
-"""Collectives against their prices written out, and against what no collective can beat."""
+"""Collectives: closed-form times of equal replicas, and general bounds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from planaria.pipeline.network.collectives import COLLECTIVES, Links, everyone, pairs, ring, star, tree
 
 P, B, L = 1000.0, 50.0, 0.25
-"""bytes, bytes a second, seconds"""
+"""bytes, bytes per second, seconds"""
 
 
 def links(n: int, rate: float = B, latency_s: float = L, sigma: float = 0.0, seed: int = 0) -> Links:
@@ -20,10 +20,10 @@ def links(n: int, rate: float = B, latency_s: float = L, sigma: float = 0.0, see
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 8, 13])
-def test_alike_replicas_pay_the_known_prices(n: int) -> None:
+def test_equal_replicas_take_the_closed_form_times(n: int) -> None:
     ready = np.zeros(n)
     assert ring(ready, P, links(n)) == pytest.approx(2 * (n - 1) * (P / n / B + L))
-    levels, down = 2 * math.ceil(math.log2(n)), tree(ready, P, links(n)).max()  # fewer where some have no other half
+    levels, down = 2 * math.ceil(math.log2(n)), tree(ready, P, links(n)).max()  # fewer if some have no partner
     assert down == pytest.approx(levels * (P / B + L)) if n.bit_count() == 1 else down <= levels * (P / B + L)
     assert star(ready, P, links(n)).max() == pytest.approx(2 * ((n - 1) * P / B + L))
     assert everyone(ready, P, links(n)) == pytest.approx((n - 1) * P / B + L)
@@ -31,7 +31,7 @@ def test_alike_replicas_pay_the_known_prices(n: int) -> None:
     assert pairs(ready, P, links(n), together) == pytest.approx((n - 1) * P / B + L)
 
 
-def test_who_is_alone_waits_for_nobody_and_a_pair_only_for_each_other() -> None:
+def test_a_single_member_does_not_wait_and_a_pair_waits_for_each_other() -> None:
     done = pairs(np.array([0.0, 5.0, 1.0]), P, links(3), [(0, 1), (2,)])
     assert done.tolist() == [5.0 + P / B + L, P / B + L, 1.0]
 
@@ -42,14 +42,14 @@ def test_who_is_alone_waits_for_nobody_and_a_pair_only_for_each_other() -> None:
     st.floats(0, 2),
     st.integers(0, 99),
 )
-def test_nobody_has_the_sum_before_all_were_ready_nor_later_for_being_ready_sooner(
+def test_a_sum_needs_all_replicas_and_is_monotonic_in_readiness(
     name: str, ready: list[float], sigma: float, seed: int
 ) -> None:
     n, late = len(ready), np.array(ready)
     done = COLLECTIVES[name](late, P, links(n, sigma=sigma, seed=seed))
     assert done.shape == late.shape and (done >= late.max()).all()
     later = COLLECTIVES[name](late + np.eye(n)[0] * 7.0, P, links(n, sigma=sigma, seed=seed))
-    if name != "star":  # there the order in which others are taken in, and so who waits, changes
+    if name != "star":  # there the order of receiving changes
         assert (later >= done - 1e-9).all() and (later <= done + 7.0 + 1e-9).all()
 
 

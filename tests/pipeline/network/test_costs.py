@@ -8,26 +8,26 @@ from planaria.pipeline.network.costs import WIRE_BYTES, Costs, Prices, message_b
 from planaria.runtime.transport.wire import ACTIVATIONS
 
 
-def test_one_number_is_every_stages_and_the_embedding_is_free() -> None:
+def test_one_number_applies_to_every_stage_and_the_embedding_is_free() -> None:
     costs = Costs(NetworkConfig(forward_s=[0.5], backward_s=[1.5]))
     visits = ((0, 0), (1, 1), (7, 2), (0, 8))
     assert [costs.compute("forward", stage, hop) for stage, hop in visits] == [0, 0.5, 0.5, 0.5]
     assert [costs.compute("backward", stage, hop) for stage, hop in visits] == [0, 1.5, 1.5, 1.5]
 
 
-def test_a_list_is_by_stage_whatever_the_hop() -> None:
+def test_a_list_is_indexed_by_stage() -> None:
     costs = Costs(NetworkConfig(forward_s=[0.1, 0.2, 0.3]))
     visits = ((0, 0), (2, 1), (1, 2), (0, 3))
     assert [costs.compute("forward", stage, hop) for stage, hop in visits] == [0, 0.3, 0.2, 0.1]
     assert costs.compute("backward", 2, 1) == 0
 
 
-def test_a_list_that_is_too_short_names_field_and_stage() -> None:
+def test_a_list_that_is_too_short_is_refused() -> None:
     with pytest.raises(UserError, match=r"network\.backward_s has 2 numbers, none for stage 4"):
         Costs(NetworkConfig(backward_s=[1.0, 2.0])).compute("backward", 4, 4)
 
 
-def test_messages_cost_latency_and_their_share_of_the_bandwidth() -> None:
+def test_messages_cost_latency_and_transmission_time() -> None:
     assert Costs(NetworkConfig()).carry(0, 1, 1000) == 0
     assert Costs(NetworkConfig(latency_s=0.25)).carry(0, 1, 1000) == 0.25
     costs = Costs(NetworkConfig(latency_s=0.25, bandwidth=2000.0))
@@ -42,7 +42,7 @@ def test_prices_are_whole_nanoseconds() -> None:
     assert prices.seconds(3 * prices.compute("forward", 1, 1)) == 0.3
 
 
-def test_message_is_one_activation_as_it_travels() -> None:
+def test_a_message_has_the_bytes_of_one_activation() -> None:
     model = ModelConfig(dim=64, heads=4, context=32)
     assert message_bytes(model, PipelineConfig(microbatch_size=3)) == 3 * 32 * 64 * 4
     assert message_bytes(model, PipelineConfig(microbatch_size=3, wire="bf16")) == 3 * 32 * 64 * 2
@@ -50,7 +50,7 @@ def test_message_is_one_activation_as_it_travels() -> None:
         assert WIRE_BYTES[wire] == dtype.itemsize
 
 
-def test_a_shadow_costs_the_next_stages_forward_where_a_worker_hands_on() -> None:
+def test_a_shadow_costs_the_next_stages_forward() -> None:
     costs = Costs(NetworkConfig(forward_s=[0.1, 0.2, 0.3], backward_s=[1.0]), {0: 1, 1: 2})
     visits = ((0, 0), (1, 1), (2, 2), (0, 3))
     assert [costs.shadow("forward", stage, hop) for stage, hop in visits] == [0.2, 0.3, 0, 0]

@@ -22,7 +22,7 @@ SPEEDS = st.floats(1e3, 1e10)
 
 
 def samples(latency: float, speed: float, small: int = 1000, large: int = 100_000, late: float = 0.0) -> Samples:
-    """What a node times over a link of this one-way ``latency`` (s); two repeats of five are ``late`` by so much."""
+    """Return a node's times over a link of this one-way ``latency`` (s); two of five repeats are ``late`` (s)."""
     delays = [0.0, late, 0.0, late, 0.0]
     return Samples(
         round_trips=[2 * latency + delay for delay in delays],
@@ -37,7 +37,7 @@ def link(latency: float, bandwidth: float) -> Link:
 
 
 @given(st.integers(0, 41))
-def test_every_pair_meets_once_and_nobody_is_twice_in_a_round(nodes: int) -> None:
+def test_every_pair_occurs_once_and_no_node_twice_in_a_round(nodes: int) -> None:
     found = measuring.rounds(nodes)
     assert sorted(pair for pairs in found for pair in pairs) == list(combinations(range(nodes), 2))
     for pairs in found:
@@ -47,7 +47,7 @@ def test_every_pair_meets_once_and_nobody_is_twice_in_a_round(nodes: int) -> Non
 
 
 @given(st.integers(2, 12), st.data())
-def test_what_is_measured_together_does_not_take_more_than_there_is(nodes: int, data: st.DataObject) -> None:
+def test_a_batch_stays_within_the_capacity(nodes: int, data: st.DataObject) -> None:
     pairs = list(combinations(range(nodes), 2))
     demand = {pair: data.draw(st.sampled_from([1.0, 30.0, 60.0, 100.0, 500.0, float("inf")])) for pair in pairs}
     found = measuring.batches(nodes, demand, 100.0)
@@ -65,15 +65,15 @@ def test_slow_links_are_measured_in_whole_rounds_and_real_ones_alone() -> None:
 
 
 @given(TIMES, TIMES, SPEEDS, SPEEDS)
-def test_latency_and_bandwidth_are_told_apart_and_each_way(there: float, back: float, up: float, down: float) -> None:
+def test_latency_and_bandwidth_are_separated_each_way(there: float, back: float, up: float, down: float) -> None:
     own, other = samples(there, up, large=1 << 20), samples(back, down, large=1 << 20)
     for found, speed in ((measuring.estimate(own, other), up), (measuring.estimate(other, own), down)):
-        assert found.latency.value == pytest.approx((there + back) / 2)  # both ends timed the same way there and back
-        # What doubles cannot tell from the latency is none of the bandwidth's.
+        assert found.latency.value == pytest.approx((there + back) / 2)  # both ends measured the same round trip
+        # Limited by the precision of doubles.
         assert found.bandwidth.value == pytest.approx(speed, rel=1e-3)
 
 
-def test_hiccups_widen_the_spread_and_leave_the_median() -> None:
+def test_delays_widen_the_spread_and_keep_the_median() -> None:
     calm, rough = samples(0.02, 1e6), samples(0.02, 1e6, late=5.0)
     found = measuring.estimate(rough, rough)
     assert found.latency == (pytest.approx(0.02), pytest.approx(0.02), pytest.approx(2.52))
@@ -82,13 +82,13 @@ def test_hiccups_widen_the_spread_and_leave_the_median() -> None:
     assert measuring.estimate(calm, calm).bandwidth == (pytest.approx(1e6),) * 3
 
 
-def test_a_large_message_that_was_no_slower_says_what_the_link_carries_at_least() -> None:
-    odd = Samples(round_trips=[0.1], small=10, large=1000, passages=[(0.3, 0.2)])
-    assert measuring.estimate(odd, odd).bandwidth == (5000.0, 5000.0, 5000.0)
+def test_a_large_message_that_was_no_slower_gives_a_lower_bound() -> None:
+    inverted = Samples(round_trips=[0.1], small=10, large=1000, passages=[(0.3, 0.2)])
+    assert measuring.estimate(inverted, inverted).bandwidth == (5000.0, 5000.0, 5000.0)
 
 
 @given(SPEEDS, st.floats(0.0, 2.0))
-def test_the_search_for_a_size_is_short_and_its_message_takes_a_bearable_time(speed: float, round_trip: float) -> None:
+def test_the_search_for_a_size_is_short_and_reaches_the_target_time(speed: float, round_trip: float) -> None:
     size, sent = measuring.FIRST_BYTES, 0
     for _ in range(6):
         sent += size
@@ -115,7 +115,7 @@ def test_the_search_for_a_size_is_short_and_its_message_takes_a_bearable_time(sp
         {"passages": [(0.1, 0.0)]},
     ],
 )
-def test_a_node_cannot_report_what_cannot_have_been(wrong: dict[str, object]) -> None:
+def test_impossible_samples_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         Samples.model_validate(samples(0.1, 1e6).model_dump() | wrong)
 
@@ -123,7 +123,7 @@ def test_a_node_cannot_report_what_cannot_have_been(wrong: dict[str, object]) ->
 BERN, OSLO = Node("Bern 1", "Bern", 1.0, 3, "any"), Node("Oslo 1", "Oslo", 2.0, 5, "data")
 
 
-def test_several_pairs_of_the_same_sites_are_one_link() -> None:
+def test_pairs_of_the_same_sites_are_merged() -> None:
     nodes = [BERN, OSLO, BERN]
     links = {
         (0, 1): link(0.010, 100.0), (1, 0): link(0.010, 10.0),
@@ -140,15 +140,15 @@ def test_several_pairs_of_the_same_sites_are_one_link() -> None:
 NAMES = st.text(st.characters(categories=("L", "N", "P", "S", "Zs")), min_size=1).filter(
     lambda name: name == name.strip()
 )
-"""sites, commas and quotes included"""
+"""site names, including commas and quotes"""
 
 
 @given(st.lists(NAMES, min_size=1, max_size=4, unique=True), st.booleans(), st.data())
-def test_the_files_say_what_was_measured(sites: list[str], queueing: bool, data: st.DataObject) -> None:
-    stands = [*sites, *data.draw(st.lists(st.sampled_from(sites), min_size=2 - min(2, len(sites)), max_size=3))]
+def test_the_written_topology_has_the_measured_values(sites: list[str], queueing: bool, data: st.DataObject) -> None:
+    places = [*sites, *data.draw(st.lists(st.sampled_from(sites), min_size=2 - min(2, len(sites)), max_size=3))]
     seen = Counter[str]()
     nodes = []
-    for site in stands:
+    for site in places:
         seen[site] += 1
         role = data.draw(st.sampled_from(["any", "data", "worker"]))
         nodes.append(Node(f"{site} {seen[site]}", site, data.draw(TIMES), data.draw(st.integers(1, 9)), role))
@@ -161,14 +161,14 @@ def test_the_files_say_what_was_measured(sites: list[str], queueing: bool, data:
     assert (found.queueing, found.overhead_s) == (queueing, 0.0)
     assert found.links.keys() == {(a, b) for a in sites for b in sites}
     for (a, b), (latency, bandwidth) in found.links.items():
-        said = links.get((a, b), link(0.001, 16000 * MBIT))
+        expected = links.get((a, b), link(0.001, 16000 * MBIT))
         assert (latency, bandwidth) == (
-            pytest.approx(said.latency.value, 1e-5),
-            pytest.approx(said.bandwidth.value, 1e-5),
+            pytest.approx(expected.latency.value, 1e-5),
+            pytest.approx(expected.bandwidth.value, 1e-5),
         )
 
 
-def test_links_are_emulated_as_in_training_or_as_the_topology_says_and_else_left_alone() -> None:
+def test_links_are_emulated_by_topology_or_network_if_enabled() -> None:
     links = {("Bern", "Oslo"): (0.02, 1e6), ("Oslo", "Bern"): (0.04, 2e6)}
     topology = Topology((BERN, OSLO), links, overhead_s=0.01, scale=0.5)
     on = NetworkConfig(emulate=True, latency_s=0.3, bandwidth=5e5)

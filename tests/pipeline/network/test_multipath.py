@@ -1,4 +1,4 @@
-"""Paths over shared links: topology files, errors in them, and max-min fair rates by their definition."""
+"""Paths over shared links: topology files, errors, and max-min fair rates."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def topology(folder: Path, text: str, scale: float = 1.0) -> Topology:
     return read(folder / "topology.toml", scale)
 
 
-def test_a_pair_has_the_links_that_are_listed_each_way(tmp_path: Path) -> None:
+def test_a_pair_has_the_listed_links_in_each_direction(tmp_path: Path) -> None:
     ways = topology(tmp_path, TWO + NODES).ways
     assert ways is not None
     assert [(path.id, path.latency_s, ways.bandwidth(path)) for path in ways.living("Bern", "Oslo")] == [
@@ -67,7 +67,7 @@ def test_a_pair_has_the_links_that_are_listed_each_way(tmp_path: Path) -> None:
     assert there.isdisjoint(back)
 
 
-def test_a_message_alone_takes_the_path_by_which_it_is_there_first(tmp_path: Path) -> None:
+def test_a_message_alone_takes_the_fastest_path(tmp_path: Path) -> None:
     found = topology(tmp_path, TWO + NODES)
     assert found.carry_s("Bern", "Oslo", 0) == 0.02
     assert found.carry_s("Bern", "Oslo", 300 * MBIT) == 1.05
@@ -87,7 +87,7 @@ def test_a_relay_is_reached_over_the_links_of_the_matrix(tmp_path: Path) -> None
     assert found.ways.capacity["relay over Rome"] == 150 * MBIT
 
 
-def test_a_relay_joins_several_sites_and_all_share_its_rate(tmp_path: Path) -> None:
+def test_a_relay_joins_several_sites_that_share_its_bandwidth(tmp_path: Path) -> None:
     text = RELAYED.split("[[link]]")[0] + '[[link]]\nid = "hub"\nsites = ["Bern", "Oslo", "Paris"]\nvia = "Rome"\n'
     text += (
         'bandwidth_mbit = 10\n[[link]]\nid = "line"\nsites = ["Paris", "Rome"]\nlatency_ms = 1\nbandwidth_mbit = 50\n'
@@ -100,14 +100,14 @@ def test_a_relay_joins_several_sites_and_all_share_its_rate(tmp_path: Path) -> N
     assert found.ways.living("Paris", "Bern")[0].links == ("line: Paris → Rome", "relay hub", "Rome → Bern")
 
 
-def test_where_a_way_to_a_relay_has_several_links_each_is_a_path(tmp_path: Path) -> None:
+def test_several_links_to_a_relay_give_several_paths(tmp_path: Path) -> None:
     text = RELAYED + '[[link]]\nid = "a"\nsites = ["Bern", "Rome"]\n[[link]]\nid = "b"\nsites = ["Rome", "Bern"]\n'
     found = topology(tmp_path, text + NODES)
     assert found.ways is not None
     assert [path.id for path in found.ways.living("Bern", "Oslo")] == ["direct", "over Rome (a)", "over Rome (b)"]
 
 
-def test_the_controllers_relay_goes_by_that_name(tmp_path: Path) -> None:
+def test_the_controllers_relay_is_named_relay(tmp_path: Path) -> None:
     text = RELAYED.replace('via = "Rome"', 'via = "relay"').replace(
         "[[link]]", '[relay]\nsite = "Rome"\nhidden = []\n[[link]]', 1
     )
@@ -116,7 +116,7 @@ def test_the_controllers_relay_goes_by_that_name(tmp_path: Path) -> None:
     assert found.ways.living("Bern", "Oslo")[1].links[0] == "Bern → Rome"
 
 
-def test_sites_that_no_entry_joins_have_the_link_of_the_matrix(tmp_path: Path) -> None:
+def test_unlisted_sites_have_the_link_of_the_matrix(tmp_path: Path) -> None:
     found = topology(tmp_path, RELAYED + NODES + '[[nodes]]\nsite = "Rome"\n')
     assert found.ways is not None
     assert [path.links for path in found.ways.living("Rome", "Bern")] == [("Rome → Bern",)]
@@ -131,7 +131,7 @@ def direct(*sites: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "complaint"),
     [
         ("bandwidth_mbit = 150", "bandwidth_mbit = 0", "topology.toml: link.1.bandwidth_mbit = 0: "),
         ("bandwidth_mbit = 150", "bandwidth_mbit = -3", "topology.toml: link.1.bandwidth_mbit = -3: "),
@@ -147,15 +147,15 @@ def direct(*sites: str) -> str:
         ('via = "Rome"', 'vja = "Rome"', "topology.toml: link.1.vja: unknown key; did you mean 'via'?"),
     ],
 )
-def test_a_bad_entry_is_named_with_the_mend(tmp_path: Path, old: str, new: str, said: str) -> None:
+def test_an_invalid_entry_is_refused(tmp_path: Path, old: str, new: str, complaint: str) -> None:
     assert old in RELAYED
     with pytest.raises(UserError) as error:
         topology(tmp_path, RELAYED.replace(old, new) + NODES)
-    assert said in str(error.value) and "\n" not in str(error.value)
+    assert complaint in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "complaint"),
     [
         (NODES, "matrix: not given; name one, or join all sites by [[link]] entries"),
         (TWO + NODES + '[[nodes]]\nsite = "Rome"\n', "link: nothing joins Bern and Rome; add a [[link]]"),
@@ -163,14 +163,14 @@ def test_a_bad_entry_is_named_with_the_mend(tmp_path: Path, old: str, new: str, 
         (TWO.replace("bandwidth_mbit = 100\n", "") + NODES, "link 'north': bandwidth_mbit: give it"),
     ],
 )  # fmt: skip
-def test_what_a_topology_without_a_matrix_lacks_is_said(tmp_path: Path, text: str, said: str) -> None:
+def test_missing_settings_of_a_topology_without_a_matrix_are_refused(tmp_path: Path, text: str, complaint: str) -> None:
     with pytest.raises(UserError) as error:
         topology(tmp_path, text)
-    assert said in str(error.value) and "\n" not in str(error.value)
+    assert complaint in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.slow
-def test_paths_beyond_counting_are_refused(tmp_path: Path) -> None:
+def test_too_many_paths_are_refused(tmp_path: Path) -> None:
     hubs = "".join(f'[[link]]\nid = "{n}"\nsites = {SITES}\nvia = "hub"\n' for n in range(8))
     legs = "".join(
         f'[[link]]\nid = "to {s}"\nsites = ["{s}", "hub"]\nlatency_ms = 1\nbandwidth_mbit = 1\n' for s in SITES
@@ -191,7 +191,7 @@ NEAR = 1e-9
 
 @st.composite
 def shared(draw: st.DrawFn) -> Shared:
-    """Flows over up to six links, some of which may be dead or without limit."""
+    """Draw flows over up to six links, some of which may be dead or unlimited."""
     kinds = st.one_of(st.integers(1, 20).map(float), st.sampled_from([0.0, math.inf]))
     capacity = {f"l{n}": draw(kinds) for n in range(draw(st.integers(1, 6)))}
     routes = draw(
@@ -205,7 +205,7 @@ def used(link: str, routes: list[list[str]], rates: list[float]) -> float:
 
 
 @given(shared())
-def test_no_link_carries_more_than_it_can(given_: Shared) -> None:
+def test_no_link_exceeds_its_capacity(given_: Shared) -> None:
     routes, capacity = given_
     rates = max_min_rates(routes, capacity)
     assert all(used(link, routes, rates) <= room * (1 + NEAR) for link, room in capacity.items())
@@ -213,7 +213,7 @@ def test_no_link_carries_more_than_it_can(given_: Shared) -> None:
 
 @given(shared())
 def test_no_rate_can_grow_without_a_smaller_or_equal_one_falling(given_: Shared) -> None:
-    """Every flow is held by a full link on which nobody is faster."""
+    """Every flow has a full link on which no flow is faster."""
     routes, capacity = given_
     rates = max_min_rates(routes, capacity)
     for route, rate in zip(routes, rates, strict=True):
@@ -227,8 +227,8 @@ def test_no_rate_can_grow_without_a_smaller_or_equal_one_falling(given_: Shared)
         )
 
 
-def test_the_text_book_example() -> None:
-    """One flow over both links, one and two over each alone: the long one is held by the busier link."""
+def test_the_textbook_example() -> None:
+    """One flow over both links, one and two over each alone; the busier link limits the long one."""
     routes = [["a", "b"], ["a"], ["b"], ["b"]]
     assert max_min_rates(routes, {"a": 10.0, "b": 9.0}) == [3.0, 7.0, 3.0, 3.0]
 
@@ -238,7 +238,7 @@ def test_a_link_that_is_named_twice_counts_once() -> None:
 
 
 @given(shared(), st.data())
-def test_times_keep_to_capacities_and_nothing_ends_before_it_could(given_: Shared, data: st.DataObject) -> None:
+def test_completion_times_respect_the_capacities(given_: Shared, data: st.DataObject) -> None:
     routes, capacity = given_
     sizes = data.draw(st.lists(st.integers(0, 20), min_size=len(routes), max_size=len(routes)))
     times = completion_times(sizes, routes, capacity)
@@ -251,6 +251,6 @@ def test_times_keep_to_capacities_and_nothing_ends_before_it_could(given_: Share
         assert (time == math.inf) == (size > 0 and any(capacity[link] == 0 for link in route))
 
 
-def test_who_is_through_leaves_room_to_the_others() -> None:
-    """Both at 5 until the first is through after 2 s; then 10 for what is left of the second."""
+def test_a_completed_flow_frees_its_bandwidth() -> None:
+    """Both have rate 5 until the first completes after 2 s; then the second has 10."""
     assert completion_times([10, 20], [["a"], ["a"]], {"a": 10.0}) == pytest.approx([2.0, 3.0])

@@ -14,7 +14,7 @@ MBIT = 125_000
 
 
 def write(folder: Path, topology: str, **tables: str) -> Path:
-    """A topology file, and the CSV files beside it."""
+    """Write a topology file and its CSV files."""
     for name, table in tables.items():
         (folder / f"{name}.csv").write_text(table, encoding="utf-8")
     path = folder / "topology.toml"
@@ -61,7 +61,7 @@ def test_the_built_in_matrix_has_every_pair_once() -> None:
         assert 70 * UNIT_BYTES <= bandwidth <= 1940 * UNIT_BYTES
 
 
-def test_links_of_the_built_in_matrix_are_the_published_ones() -> None:
+def test_the_built_in_matrix_has_the_published_links() -> None:
     found = twelve_cities()
     assert found["Belgium", "Canada"] == (0.041, 159 * UNIT_BYTES)
     assert found["Germany", "London"] == (0.0066, 1510 * UNIT_BYTES)
@@ -70,14 +70,14 @@ def test_links_of_the_built_in_matrix_are_the_published_ones() -> None:
 
 
 def test_netherlands_to_london_is_as_fast_as_its_neighbours() -> None:
-    """As published, one message of 32 MiB would take two minutes."""
+    """With the published value, one message of 32 MiB would take two minutes."""
     found = twelve_cities()
     assert found["Netherlands", "London"] == (0.0048, found["Belgium", "London"][1])
     topology = read(RECIPES / "topologies" / "twelve_cities.toml")
     assert topology.carry_s("London", "Netherlands", 32 << 20) < 0.5
 
 
-def test_the_published_topology() -> None:
+def test_the_shipped_topology_is_the_published_one() -> None:
     topology = read(RECIPES / "topologies" / "twelve_cities.toml")
     assert [node.name for node in topology.nodes[:2]] == ["Belgium 1", "Canada 1"]
     assert [node.site for node in topology.nodes] == [*CITIES, *CITIES[:8]]
@@ -89,13 +89,13 @@ def test_the_published_topology() -> None:
     assert topology.carry_s("Canada", "Canada", 2**31) == pytest.approx(0.35 + 0.001 + 1.0, rel=1e-4)
 
 
-def test_scale_shrinks_all_times_on_links() -> None:
+def test_scale_multiplies_all_link_times() -> None:
     whole, small = (read(RECIPES / "topologies" / "twelve_cities.toml", scale) for scale in (1.0, 0.02))
     assert small.carry_s("Japan", "Iowa", 10**7) == pytest.approx(0.02 * whole.carry_s("Japan", "Iowa", 10**7))
     assert small.latency_s("Japan", "Iowa") == pytest.approx(0.02 * whole.latency_s("Japan", "Iowa"))
 
 
-def test_half_a_table_is_a_symmetric_matrix(tmp_path: Path) -> None:
+def test_half_a_table_gives_a_symmetric_matrix(tmp_path: Path) -> None:
     topology = own(tmp_path)
     for a, b in (("Bern", "Oslo"), ("Oslo", "Bern")):
         assert topology.latency_s(a, b) == 0.02
@@ -105,7 +105,7 @@ def test_half_a_table_is_a_symmetric_matrix(tmp_path: Path) -> None:
     assert topology.queueing
 
 
-def test_a_whole_table_may_differ_by_direction(tmp_path: Path) -> None:
+def test_a_full_table_may_differ_by_direction(tmp_path: Path) -> None:
     topology = own(tmp_path, FULL_LATENCY, FULL_BANDWIDTH)
     assert topology.carry_s("Bern", "Oslo", 200 * MBIT) == 1.02
     assert topology.carry_s("Oslo", "Bern", 200 * MBIT) == 4.025
@@ -121,10 +121,10 @@ def test_nodes_of_a_group_are_numbered_by_site(tmp_path: Path) -> None:
     ]
 
 
-def test_within_a_site_the_link_is_its_own_unless_the_table_says(tmp_path: Path) -> None:
+def test_same_site_applies_unless_the_table_has_the_link(tmp_path: Path) -> None:
     assert own(tmp_path).carry_s("Bern", "Bern", 16000 * MBIT) == 1.001
-    said = own(tmp_path, topology="same_site = { latency_ms = 5, bandwidth_mbit = 8 }\n" + OWN)
-    assert said.carry_s("Bern", "Bern", 8 * MBIT) == 1.005
+    changed = own(tmp_path, topology="same_site = { latency_ms = 5, bandwidth_mbit = 8 }\n" + OWN)
+    assert changed.carry_s("Bern", "Bern", 8 * MBIT) == 1.005
     latency, bandwidth = FULL_LATENCY.replace("Bern,,", "Bern,7,"), FULL_BANDWIDTH.replace("Bern,,", "Bern,70,")
     table = own(tmp_path, latency, bandwidth)
     assert table.carry_s("Bern", "Bern", 70 * MBIT) == 1.007
@@ -132,7 +132,7 @@ def test_within_a_site_the_link_is_its_own_unless_the_table_says(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("topology", "said"),
+    ("topology", "message"),
     [
         (OWN.replace('"Oslo"', '"Olso"'), "nodes: site 'Olso' is not in the matrix; did you mean 'Oslo'?"),
         (OWN.replace("speed", "sped"), "topology.toml: nodes.1.sped: unknown key; did you mean 'speed'?"),
@@ -150,21 +150,24 @@ def test_within_a_site_the_link_is_its_own_unless_the_table_says(tmp_path: Path)
         ("matrix = ", "topology.toml: not valid TOML: "),
     ],
 )  # fmt: skip
-def test_a_bad_topology_file_is_named_with_its_key(tmp_path: Path, topology: str, said: str) -> None:
-    assert said in complaint(write(tmp_path, topology, latency=HALF_LATENCY, bandwidth=HALF_BANDWIDTH))
-
-
-def test_a_topology_that_is_not_there(tmp_path: Path) -> None:
-    assert complaint(tmp_path / "nowhere.toml").startswith(f"{tmp_path / 'nowhere.toml'}: there is no such topology")
-
-
-def test_a_topology_that_is_not_text(tmp_path: Path) -> None:
-    (tmp_path / "topology.toml").write_bytes(b"\xff\xfe\x00")
-    assert "topology.toml: not valid TOML: " in complaint(tmp_path / "topology.toml")
+def test_an_invalid_topology_file_is_refused(tmp_path: Path, topology: str, message: str) -> None:
+    assert message in complaint(write(tmp_path, topology, latency=HALF_LATENCY, bandwidth=HALF_BANDWIDTH))
 
 
 @pytest.mark.parametrize(
-    ("latency", "bandwidth", "said"),
+    ("content", "message"),
+    [(None, "topology.toml: there is no such topology"), (b"\xff\xfe\x00", "topology.toml: not valid TOML: ")],
+)
+def test_an_unreadable_topology_is_refused(tmp_path: Path, content: bytes | None, message: str) -> None:
+    path = tmp_path / "topology.toml"
+    if content is not None:
+        path.write_bytes(content)
+    line = complaint(path)
+    assert line.startswith(f"{tmp_path}/") and message in line
+
+
+@pytest.mark.parametrize(
+    ("latency", "bandwidth", "message"),
     [
         (HALF_LATENCY.replace("30", ""), HALF_BANDWIDTH, "latency.csv: Oslo - Rome: there is no number for this pair"),
         (HALF_LATENCY, HALF_BANDWIDTH.replace("100", "fast"), "bandwidth.csv: Bern - Rome: 'fast' is not a number"),
@@ -178,22 +181,22 @@ def test_a_topology_that_is_not_text(tmp_path: Path) -> None:
         (HALF_LATENCY, FULL_BANDWIDTH, "is in one of the two files only"),
     ],
 )  # fmt: skip
-def test_a_bad_table_is_named_with_its_pair(tmp_path: Path, latency: str, bandwidth: str, said: str) -> None:
-    assert said in complaint(write(tmp_path, OWN, latency=latency, bandwidth=bandwidth))
+def test_an_invalid_table_is_refused(tmp_path: Path, latency: str, bandwidth: str, message: str) -> None:
+    assert message in complaint(write(tmp_path, OWN, latency=latency, bandwidth=bandwidth))
 
 
-def test_a_table_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_table_is_refused(tmp_path: Path) -> None:
     assert "latency.csv: there is no such file" in complaint(write(tmp_path, OWN, bandwidth=HALF_BANDWIDTH))
 
 
 @pytest.mark.parametrize("table", [b"", b"\xff\xfe\x00,\x00", b",Bern,B\xfcrn\nBern,,1\n"])
-def test_a_table_that_is_not_text_or_empty(tmp_path: Path, table: bytes) -> None:
+def test_a_table_that_is_empty_or_not_text_is_refused(tmp_path: Path, table: bytes) -> None:
     path = write(tmp_path, OWN, bandwidth=HALF_BANDWIDTH)
     (tmp_path / "latency.csv").write_bytes(table)
     assert str(tmp_path) in complaint(path)
 
 
-def test_a_table_without_its_partner_is_named(tmp_path: Path) -> None:
+def test_a_missing_bandwidth_table_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, OWN.replace(', bandwidth_mbit = "bandwidth.csv"', ""), latency=HALF_LATENCY)
     assert "bandwidth_mbit" in complaint(path)
 
@@ -208,7 +211,7 @@ def test_hidden_sites_reach_each_other_through_the_controller(tmp_path: Path) ->
     assert topology.link("Bern", "Bern") == plain.link("Bern", "Bern")
 
 
-def test_a_relay_at_no_site(tmp_path: Path) -> None:
+def test_a_relay_at_an_unknown_site_is_refused(tmp_path: Path) -> None:
     matrix, nodes = OWN.split("[[nodes]]", 1)
     topology = f'{matrix}\n[relay]\nsite = "Rom"\nhidden = ["Bern"]\n[[nodes]]{nodes}'
     path = write(tmp_path, topology, latency=HALF_LATENCY, bandwidth=HALF_BANDWIDTH)

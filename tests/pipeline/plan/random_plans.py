@@ -12,7 +12,7 @@ from planaria.pipeline.plan.build import build
 
 @st.composite
 def routes(draw: st.DrawFn, max_stages: int = 5, max_microbatches: int = 6) -> list[Route]:
-    """Closed routes that skip stages, permute them, and sometimes visit one again."""
+    """Draw closed routes that skip stages, permute them, and sometimes repeat one."""
     stages = draw(st.integers(1, max_stages))
     walk = st.lists(st.integers(1, stages), min_size=1, max_size=stages + 2)
     found = draw(st.lists(walk, min_size=1, max_size=max_microbatches))

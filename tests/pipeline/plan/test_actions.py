@@ -12,7 +12,7 @@ from planaria.pipeline.plan.build import build
 
 
 def most_alive(plan: Plan) -> int:
-    """The most microbatches that are between embedding and last action at any time of the plan's order."""
+    """Return the maximum number of microbatches between embedding and last action in the plan's order."""
     order = topological_order(plan)
     left = {i: sum(a.microbatch == i for a in order) for i in range(len(plan.routes))}
     alive: set[int] = set()
@@ -27,7 +27,7 @@ def most_alive(plan: Plan) -> int:
 
 
 @given(plans())
-def test_every_action_once_after_all_that_it_waits_for(plan: Plan) -> None:
+def test_every_action_follows_its_dependencies_once(plan: Plan) -> None:
     done: set[Key] = set()
     for action in topological_order(plan):
         assert action.needs is None or action.needs in done
@@ -45,14 +45,14 @@ def test_memory_stays_within_the_plan(plan: Plan) -> None:
 
 
 def test_a_stage_takes_the_first_ready_action_of_its_list() -> None:
-    """The list, not the number of the microbatch, says who goes first."""
+    """The order of the list counts, not the number of the microbatch."""
     plan = build([(0, 1, 0)] * 2, "gpipe", 2)
     swapped = replace(plan, actions=plan.actions | {0: tuple(sorted(plan.actions[0], key=lambda a: -a.microbatch))})
     entries = [a.microbatch for a in topological_order(swapped) if a.kind == "forward" and a.hop == 0]
     assert entries == [1, 0]
 
 
-def test_a_cycle_names_the_stuck_actions() -> None:
+def test_a_cycle_is_refused_with_its_actions() -> None:
     plan = build([(0, 1, 2, 0)], "1f1b", 1)
     forward, *rest = sorted(plan.actions[1], key=lambda a: a.kind != "forward")
     waiting = replace(forward, after=(Key("backward", 0, 1),))
@@ -61,7 +61,7 @@ def test_a_cycle_names_the_stuck_actions() -> None:
         topological_order(replace(plan, actions=plan.actions | {1: (waiting, *rest)}))
 
 
-def test_a_long_ring_and_a_double_are_named_in_one_line() -> None:
+def test_a_long_cycle_and_a_duplicate_are_refused() -> None:
     plan = build([(0, 1, 2, 3, 4, 5, 6, 1, 0)], "1f1b", 1)
     early, *rest = sorted(plan.actions[1], key=lambda a: (a.kind != "forward", a.hop))
     waiting = replace(early, after=(Key("forward", 0, 7),))

@@ -37,14 +37,14 @@ def test_a_straight_pipeline_reaches_the_textbook_time(
     assert simulate(plan, prices, 0).step_s == textbook
 
 
-def test_what_binds() -> None:
+def test_the_limiting_part_is_named() -> None:
     prices = free_ends(4, 1.0, 2.0)
     assert lower_bound(straight(4, 1), prices, 0).binds == "microbatch 0"
     assert lower_bound(straight(4, 8), prices, 0).binds == "stage 4"
-    # One after the other, each takes the whole way: 8 · 4 · (1 + 2).
+    # Sequentially, each takes the whole route: 8 · 4 · (1 + 2).
     narrow = lower_bound(straight(4, 8, "1f1b", in_flight=1), prices, 0)
     assert (narrow.step_s, narrow.binds) == (96.0, "chain of microbatches (in_flight = 1)")
-    # Eight messages of 10 s, and then for the last one the 5 ways that remain, 4 of them back: 80 + 9 · 10 + 12.
+    # Eight messages of 10 s, then 9 more messages and 12 s of computation for the last microbatch: 80 + 9 · 10 + 12.
     slow = lower_bound(straight(4, 8), Costs(prices.network.model_copy(update={"bandwidth": 0.1})), 1)
     assert (slow.step_s, slow.binds) == (182.0, "link 0→1")
 
@@ -52,12 +52,12 @@ def test_what_binds() -> None:
 def test_a_slow_stage_binds() -> None:
     prices = Costs(NetworkConfig(forward_s=[0.0, 1.0, 5.0, 1.0], backward_s=[0.0, 1.0, 5.0, 1.0]))
     bound = lower_bound(straight(3, 6), prices, 0)
-    # In by 1; twelve passes of 5; stage 1's last backward after it.
+    # Starts at 1; twelve passes of 5; then stage 1's last backward.
     assert (bound.step_s, bound.binds) == (62.0, "stage 2")
 
 
-def test_the_free_embedding_does_not_count_as_the_ends_being_busy() -> None:
-    """The head begins when the first microbatch is back: 4, and has 8 · 3 to do, and 4 · 2 remain after it."""
+def test_the_free_embedding_is_not_busy_time_of_stage_0() -> None:
+    """The head starts at 4 with the first microbatch, takes 8 · 3, and 4 · 2 follow."""
     bound = lower_bound(straight(4, 8), UNIT, 0)
     assert (bound.step_s, bound.binds) == (36.0, "stage 0")
     assert simulate(straight(4, 8), UNIT, 0).step_s == 36.0

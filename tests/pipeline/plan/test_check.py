@@ -17,7 +17,7 @@ PLAN = build([(0, 1, 2, 3, 0), (0, 2, 1, 3, 0), (0, 1, 3, 0)], "1f1b", 2)
 
 
 def changed(plan: Plan, key: Key, change: Callable[[Action], tuple[Action, ...]]) -> Plan:
-    """``plan`` with the actions named ``key`` replaced by what ``change`` makes of each."""
+    """Return ``plan`` with the actions named ``key`` replaced by ``change`` of each."""
     return replace(
         plan,
         actions={
@@ -32,7 +32,7 @@ def rerouted(*routes: tuple[int, ...]) -> Plan:
 
 
 @given(plans())
-def test_built_plans_are_good(plan: Plan) -> None:
+def test_built_plans_are_valid(plan: Plan) -> None:
     assert check(plan) == []
     require(plan)
 
@@ -51,7 +51,7 @@ def test_built_plans_are_good(plan: Plan) -> None:
         (rerouted((0, 1, -2, 3, 0)), "microbatch 0 visits node -2 at hop 2"),
     ],
 )
-def test_routes_that_do_not_close(plan: Plan, complaint: str) -> None:
+def test_invalid_routes_are_reported(plan: Plan, complaint: str) -> None:
     assert any(complaint in problem for problem in check(plan))
 
 
@@ -59,7 +59,7 @@ KEYS = sorted(a.key for actions in PLAN.actions.values() for a in actions)
 
 
 @pytest.mark.parametrize("key", KEYS, ids=str)
-def test_every_action_is_missed_doubled_and_misplaced(key: Key) -> None:
+def test_a_missing_duplicate_or_misplaced_action_is_reported(key: Key) -> None:
     assert any("missing" in problem for problem in check(changed(PLAN, key, lambda a: ())))
     assert any("appears 2 times" in problem for problem in check(changed(PLAN, key, lambda a: (a, a))))
     moved = check(changed(PLAN, key, lambda a: (replace(a, node=1 if a.node == 2 else 2),)))
@@ -69,7 +69,7 @@ def test_every_action_is_missed_doubled_and_misplaced(key: Key) -> None:
 
 
 @pytest.mark.parametrize("key", KEYS, ids=str)
-def test_every_wrong_neighbour_is_caught(key: Key) -> None:
+def test_a_wrong_neighbour_is_reported(key: Key) -> None:
     wrong_source = check(changed(PLAN, key, lambda a: (replace(a, source=None if a.source is not None else 1),)))
     wrong_target = check(changed(PLAN, key, lambda a: (replace(a, target=None if a.target is not None else 1),)))
     where = f"microbatch {key.microbatch} at stage {PLAN.routes[key.microbatch][key.hop]}, hop {key.hop}"
@@ -82,14 +82,14 @@ def test_every_wrong_neighbour_is_caught(key: Key) -> None:
     [(a.key, key) for actions in PLAN.actions.values() for a in actions for key in a.after],
     ids=str,
 )
-def test_every_forgotten_wait_is_caught(key: Key, dropped: Key) -> None:
-    """No edge of a built plan is idle: without it memory, the sum's order or the backward's input is at risk."""
+def test_a_missing_wait_is_reported(key: Key, dropped: Key) -> None:
+    """Every edge of a built plan protects memory, the order of a sum or a backward's input."""
     problems = check(changed(PLAN, key, lambda a: (replace(a, after=tuple(k for k in a.after if k != dropped)),)))
     assert len(problems) == 1
     assert f"of microbatch {key.microbatch}" in problems[0]
 
 
-def test_a_wait_for_too_early_a_microbatch_lets_in_too_many() -> None:
+def test_a_wait_for_too_early_a_microbatch_is_reported() -> None:
     plan = build([(0, 1, 0)] * 4, "1f1b", 2)
     early = changed(plan, Key("forward", 3, 0), lambda a: (replace(a, after=(Key("backward", 0, 0),)),))
     [problem] = check(early)
@@ -97,27 +97,27 @@ def test_a_wait_for_too_early_a_microbatch_lets_in_too_many() -> None:
 
 
 @given(plans(backward=True), st.data())
-def test_a_plan_of_which_some_backwards_are_lost(plan: Plan, data: st.DataObject) -> None:
+def test_every_missing_backward_is_reported(plan: Plan, data: st.DataObject) -> None:
     backwards = sorted(a.key for actions in plan.actions.values() for a in actions if a.kind == "backward")
     lost = data.draw(st.sets(st.sampled_from(backwards), min_size=1, max_size=len(backwards) - 1))
     rest = {stage: tuple(a for a in actions if a.key not in lost) for stage, actions in plan.actions.items()}
     assert len([p for p in check(replace(plan, actions=rest)) if "is missing" in p]) == len(lost)
 
 
-def test_an_action_of_no_microbatch() -> None:
+def test_an_action_without_a_microbatch_is_reported() -> None:
     stray = Action("forward", 7, 1, 1, 0, 2)
     plan = replace(PLAN, actions=PLAN.actions | {1: (*PLAN.actions[1], stray)})
     assert check(plan) == ["the forward of microbatch 7 at stage 1, hop 1, belongs to no microbatch: there are 3"]
 
 
-def test_a_wait_for_another_stage() -> None:
+def test_a_wait_for_another_stage_is_reported() -> None:
     plan = changed(PLAN, Key("forward", 0, 1), lambda a: (replace(a, after=(Key("forward", 0, 0),)),))
     assert check(plan) == [
         "the forward of microbatch 0 at stage 1, hop 1, waits for the forward of microbatch 0 at hop 0, elsewhere"
     ]
 
 
-def test_a_cycle_is_a_deadlock() -> None:
+def test_a_cycle_is_reported_as_a_deadlock() -> None:
     plan = changed(PLAN, Key("forward", 0, 1), lambda a: (replace(a, after=(Key("forward", 2, 1),)),))
     plan = changed(plan, Key("forward", 2, 1), lambda a: (replace(a, after=(Key("forward", 0, 1),)),))
     [problem] = check(plan)

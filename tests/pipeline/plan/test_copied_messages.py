@@ -1,4 +1,4 @@
-"""Copies between devices and their hosts: what a plan and its simulation make of them, and where they are refused."""
+"""Copies between devices and hosts: simulation, bounds, and refusal where they are not supported."""
 
 from __future__ import annotations
 
@@ -35,39 +35,39 @@ def network(**given: Any) -> Costs:
 def test_a_copy_off_and_a_copy_on_lengthen_each_message() -> None:
     """One microbatch, two stages: six messages, and 6 s of passes."""
     assert simulate(straight(2, 1), network(), 1).step_s == 6
-    for overlap in (True, False):  # alone, it waits for its copies anyhow
+    for overlap in (True, False):  # a single microbatch always waits for its copies
         step = simulate(straight(2, 1), network(staging_bandwidth=4.0, overlap=overlap), 1)
         assert step.step_s == 6 + 6 * 2 * 0.25
         assert lower_bound(straight(2, 1), network(staging_bandwidth=4.0, overlap=overlap), 1).step_s == step.step_s
 
 
-def test_short_copies_hide_behind_passes_and_the_control_waits_for_them() -> None:
+def test_short_copies_overlap_with_passes() -> None:
     """A stage's 20 microbatches take 60 s; each has four copies of a quarter second there."""
     plan = straight(2, 20)
-    beside, stands = (
+    overlapped, blocking = (
         simulate(plan, network(staging_bandwidth=4.0, overlap=overlap), 1).step_s for overlap in (True, False)
     )
     plain = simulate(plan, network(), 1).step_s
-    assert beside - plain <= 6 * 2 * 0.25, "no more than of one microbatch's messages"
-    assert stands >= 20 * (3 + 4 * 0.25)
+    assert overlapped - plain <= 6 * 2 * 0.25, "at most one microbatch's messages"
+    assert blocking >= 20 * (3 + 4 * 0.25)
 
 
-def test_long_copies_bind_and_each_way_has_one_at_a_time() -> None:
-    """Five seconds a copy: a stage sends 40 messages, which leave its device one after the other; 40 come likewise."""
+def test_long_copies_bind_and_each_direction_is_sequential() -> None:
+    """With 5 s per copy, a stage's 40 outgoing messages are copied one by one; 40 incoming ones too."""
     plan, prices = straight(2, 20), network(staging_bandwidth=1.0)
     bound, step = lower_bound(plan, prices, 5), simulate(plan, prices, 5)
     assert bound.binds.startswith("copies o") and step.step_s >= bound.step_s >= 200
     assert simulate(plan, network(staging_bandwidth=1.0, overlap=False), 5).step_s > 1.5 * step.step_s
 
 
-def test_a_device_copies_for_both_its_neighbours_in_turn() -> None:
-    """Two routes meet at stage 3 at the same moment, over links of their own: its device takes one after the other."""
+def test_a_device_copies_sequentially_for_both_neighbours() -> None:
+    """Two messages arrive at stage 3 at the same time over separate links."""
     plan = build([(0, 1, 3, 0), (0, 2, 3, 0)], "gpipe", 2, backward=False)
     prices = Costs(NetworkConfig(forward_s=[0.0, 1.0, 1.0, 1.0], staging_bandwidth=1.0))
-    # Both leave stage 0 one after the other (1, 2), arrive (2, 3), are done (3, 4), at stage 3 (5, 6), done (6, 7).
+    # Copied off stage 0 at (1, 2), onto the next at (2, 3), computed at (3, 4), onto stage 3 at (5, 6), done at (6, 7).
     assert [(span.start, span.end) for span in simulate(plan, prices, 1).spans[3]] == [(5.0, 6.0), (6.0, 7.0)]
     late = Costs(prices.network.model_copy(update={"forward_s": [0.0, 2.0, 1.0, 0.5]}))
-    # Now both are done at 4: the first is there at 6, the second waits for the device until 7.
+    # Both are computed at 4: the first is copied by 6, the second by 7.
     assert [(span.start, span.end) for span in simulate(plan, late, 1).spans[3]] == [(6.0, 6.5), (7.0, 7.5)]
 
 
@@ -80,12 +80,12 @@ def test_no_execution_with_copies_beats_the_bound(plan: Plan, prices: Costs, siz
 
 @given(plans(), costs(), st.integers(1, 3), st.sampled_from([1.0, 3.0]))
 def test_copies_never_lower_the_bound(plan: Plan, prices: Costs, size: int, bandwidth: float) -> None:
-    none, beside = (lower_bound(plan, staged(prices, rate), size).step_s for rate in (None, bandwidth))
-    assert none <= beside
+    none, copied = (lower_bound(plan, staged(prices, rate), size).step_s for rate in (None, bandwidth))
+    assert none <= copied
 
 
 @given(plans(), costs(), st.integers(1, 3), st.sampled_from([1.0, 3.0]))
-def test_passes_and_bytes_stay_and_each_copy_takes_its_time(
+def test_copies_change_no_passes_or_bytes_and_take_their_time(
     plan: Plan, prices: Costs, size: int, bandwidth: float
 ) -> None:
     plain, beside, stands = (
@@ -106,8 +106,7 @@ def test_passes_and_bytes_stay_and_each_copy_takes_its_time(
     assert waited == pytest.approx(busy[0] + copies, abs=1e-6)
 
 
-def test_alone_in_the_pipeline_both_take_the_same() -> None:
-    """With one microbatch at a time nothing can overlap."""
+def test_without_concurrency_overlap_has_no_effect() -> None:
     plan = straight(2, 6, in_flight=1)
     both = [simulate(plan, network(staging_bandwidth=4.0, overlap=o), 1).step_s for o in (True, False)]
     assert both == [6 * (6 + 3), 6 * (6 + 3)]
@@ -117,8 +116,8 @@ def recipe_of(**sections: Any) -> RunConfig:
     return RunConfig.model_validate(sections)
 
 
-def test_predictions_count_copies() -> None:
-    """The clock of comparisons and of advice is the simulator's."""
+def test_predictions_include_copies() -> None:
+    """Comparisons and advice use the simulator's clock."""
     base = {"forward_s": [1e-3], "backward_s": [2e-3]}
     plain, beside, stands = (
         clock_of(recipe_of(network=base | more)).step_s
@@ -132,7 +131,7 @@ PRICED = STAGED | {"network.forward_s": "[0.1]"}
 
 
 @pytest.mark.parametrize(
-    ("flags", "why"),
+    ("flags", "reason"),
     [
         ({"network.overlap": "false"}, r"overlap = false: copies take no time; give network\.staging_bandwidth"),
         (STAGED, r"staging_bandwidth = 5e\+10: .*give network\.forward_s"),
@@ -145,7 +144,7 @@ PRICED = STAGED | {"network.forward_s": "[0.1]"}
         ),
     ],
 )
-def test_where_copies_would_be_ignored_they_are_refused(flags: dict[str, str], why: str) -> None:
-    with pytest.raises(UserError, match=rf"network\.{why}"):
+def test_copies_are_refused_where_they_would_be_ignored(flags: dict[str, str], reason: str) -> None:
+    with pytest.raises(UserError, match=rf"network\.{reason}"):
         recipe.load(None, flags)
     assert recipe.load(None, PRICED | {"network.overlap": "false"}).network.staging_bandwidth == 5e10

@@ -8,7 +8,7 @@ from planaria.pipeline.plan.clock import draw
 from planaria.runtime.engine.simulate import simulate
 
 
-def test_two_stages_two_microbatches() -> None:
+def test_the_chart_of_two_stages_and_two_microbatches() -> None:
     plan = build([(0, 1, 2, 0)] * 2, "gpipe", 2)
     costs = Costs(NetworkConfig(forward_s=[0.0, 1.0, 1.0], backward_s=[0.0, 2.0, 2.0]))
     drawn = draw(simulate(plan, costs, 0), lower_bound(plan, costs, 0), width=9 + 27)
@@ -20,7 +20,7 @@ def test_two_stages_two_microbatches() -> None:
     ]
 
 
-def test_rows_keep_their_width_however_little_room_there_is() -> None:
+def test_rows_have_the_requested_width() -> None:
     plan = build([(0, *range(1, 11), 0)] * 12, "1f1b", 11)
     for width in (5, 40, 133):
         *rows, _ = draw(simulate(plan, UNIT, 0), lower_bound(plan, UNIT, 0), width).splitlines()
@@ -28,6 +28,6 @@ def test_rows_keep_their_width_however_little_room_there_is() -> None:
         assert {len(row) for row in rows} == {max(width, len("stage 10 |") + 1)}
 
 
-def test_a_step_that_takes_no_time() -> None:
+def test_a_step_without_duration_can_be_drawn() -> None:
     plan, free = build([(0, 1, 0)], "1f1b", 1), Costs(NetworkConfig())
     assert "step 0 s, bound 0 s" in draw(simulate(plan, free, 0), lower_bound(plan, free, 0))

@@ -8,14 +8,14 @@ from planaria.pipeline.routing.arrangement import Arrangement, columns, mixed, n
 SHARED = Arrangement({0: [0, 3], 1: [1, 7], 2: [4, 2]})
 
 
-def test_one_node_a_stage_is_the_pipeline_that_everyone_knows() -> None:
+def test_one_node_per_stage_is_the_plain_pipeline() -> None:
     single = Arrangement.single(3)
     assert single.spine == (0, 1, 2, 3, 0) and not single.shared
     assert single.pairs([(0, 2, 1, 3, 0)]) == {(0, 1), (1, 2), (2, 3), (0, 3), (0, 2), (1, 3)}
     assert single.of([0, 1, 3]).spine == (0, 1, 3, 0)
 
 
-def test_nodes_of_a_stage_meet_at_its_first() -> None:
+def test_nodes_of_a_stage_connect_to_its_first() -> None:
     assert SHARED.shared and SHARED.stages == (0, 1, 2)
     assert SHARED.nodes(2) == (4, 2) and SHARED.peers(7) == (1, 7) and SHARED.nodes(9) == ()
     assert SHARED.stage == {0: 0, 1: 1, 2: 2, 3: 0, 4: 2, 7: 1}
@@ -27,7 +27,7 @@ def test_nodes_of_a_stage_meet_at_its_first() -> None:
 
 @given(st.dictionaries(st.integers(0, 30), st.integers(0, 5), min_size=1), st.data())
 def test_all_nodes_can_reach_one_another(stage: dict[int, int], data: st.DataObject) -> None:
-    """Along the spine and to the first of each stage: gradients, validations and copies need no other edges."""
+    """Gradients, validations and copies need only the spine and the edges to each stage's first node."""
     present = data.draw(st.sets(st.sampled_from(sorted(stage)), min_size=1))
     order = data.draw(st.permutations(sorted(stage)))
     there = Arrangement({held: [n for n in order if stage[n] == held] for held in stage.values()}).of(present)
@@ -42,24 +42,24 @@ def test_all_nodes_can_reach_one_another(stage: dict[int, int], data: st.DataObj
 WAYS = [(0, 1, 2, 3, 0), (0, 2, 1, 3, 0)]
 
 
-def test_each_replica_keeps_to_its_own_nodes() -> None:
+def test_each_replica_uses_its_own_nodes() -> None:
     assert columns(WAYS, 2, 3) == [(0, 1, 2, 3, 0), (0, 2, 1, 3, 0), (4, 5, 6, 7, 4), (4, 6, 5, 7, 4)]
     assert replicated(1, 3).spine == (0, 1, 2, 3, 0)
     assert replicated(2, 3).nodes(2) == (2, 6) == (node_of(0, 2, 3), node_of(1, 2, 3))
 
 
 @given(st.integers(1, 9), st.integers(0, 99), st.integers(0, 99))
-def test_mixed_routes_visit_the_same_stages_and_load_all_replicas_alike(replicas: int, seed: int, step: int) -> None:
+def test_mixed_routes_visit_the_same_stages_with_equal_load(replicas: int, seed: int, step: int) -> None:
     routes = mixed(WAYS, replicas, 3, seed, step)
     stage = replicated(replicas, 3).stage
     assert [tuple(stage[node] for node in route) for route in routes] == WAYS * replicas
     assert [route[0] for route in routes] == [node_of(r, 0, 3) for r in range(replicas) for _ in WAYS]
-    assert all(route[0] == route[-1] for route in routes), "targets are where the microbatch began"
+    assert all(route[0] == route[-1] for route in routes), "targets are at the microbatch's origin"
     for i in range(len(WAYS)):
         for hop in range(1, 4):
             assert len({route[hop] for route in routes[i :: len(WAYS)]}) == replicas
     assert routes == mixed(WAYS, replicas, 3, seed, step)
 
 
-def test_every_step_mixes_anew() -> None:
+def test_every_step_mixes_differently() -> None:
     assert len({tuple(mixed(WAYS, 4, 3, 1, step)) for step in range(20)}) == 20

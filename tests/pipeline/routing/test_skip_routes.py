@@ -26,7 +26,7 @@ def recipe(
 
 @st.composite
 def recipes(draw: st.DrawFn) -> RunConfig:
-    """Recipes whose routes can be drawn: no visit is further than ``jump`` from the last, whichever are left out."""
+    """Draw recipes with possible routes: no visit is more than ``jump`` from the last, whichever are omitted."""
     stages = draw(st.integers(1, 12))
     skip = draw(st.sampled_from([0.0, 0.1, 0.25, 0.33, 0.5, 0.9]))
     return recipe(
@@ -43,7 +43,7 @@ STEPS = st.integers(0, 10**6)
 
 
 def used(config: RunConfig, step: int) -> list[int]:
-    """How often each block stage is visited in a step."""
+    """Return how often each block stage is visited in a step."""
     counted = Counter(stage for route in routes(config, step) for stage in route)
     return [counted[stage] for stage in range(1, config.pipeline.stages + 1)]
 
@@ -61,7 +61,7 @@ def test_every_route_obeys_the_rules(config: RunConfig, step: int) -> None:
 
 
 @given(recipes(), STEPS)
-def test_all_stages_are_used_alike_within_one(config: RunConfig, step: int) -> None:
+def test_all_stages_are_used_equally_within_one(config: RunConfig, step: int) -> None:
     counts = used(config, step)
     assert max(counts) - min(counts) <= (1 if sum(counts) % len(counts) else 0)
 
@@ -71,14 +71,14 @@ def test_the_same_seed_and_step_give_the_same_routes(config: RunConfig, step: in
     assert routes(config, step) == routes(config.model_copy(), step)
 
 
-def test_steps_and_seeds_differ() -> None:
+def test_steps_and_seeds_have_different_routes() -> None:
     config = recipe(6, 12, 0.33)
     drawn = {tuple(routes(config, step)) for step in range(50)}
     assert len(drawn) == 50
     assert tuple(routes(recipe(6, 12, 0.33, seed=1), 0)) not in drawn
 
 
-def test_over_many_steps_every_microbatch_meets_every_stage_and_any_two_stages_meet() -> None:
+def test_over_many_steps_all_microbatches_and_stages_meet() -> None:
     config = recipe(6, 4, 0.5)
     drawn = [routes(config, step) for step in range(200)]
     for place in range(4):
@@ -87,7 +87,7 @@ def test_over_many_steps_every_microbatch_meets_every_stage_and_any_two_stages_m
     assert {(a, b) for a in range(1, 7) for b in range(a + 1, min(a + 4, 7))} <= hops
 
 
-def test_some_routes_swap_neighbours_unless_none_may() -> None:
+def test_some_routes_swap_neighbours_if_allowed() -> None:
     def swapped(config: RunConfig) -> int:
         drawn = [route for step in range(20) for route in routes(config, step)]
         return sum(list(route[1:-1]) != sorted(route[1:-1]) for route in drawn)
@@ -96,19 +96,19 @@ def test_some_routes_swap_neighbours_unless_none_may() -> None:
     assert 0 < swapped(recipe(6, 12, 0.33, swaps=1)) < 240
 
 
-def test_nothing_skipped_and_nothing_swapped_is_full_routing() -> None:
+def test_without_skips_and_swaps_routing_is_full() -> None:
     assert routes(recipe(5, 7, 0.0, swaps=0), 3) == routes(recipe(5, 7, 0.0, kind="full"), 3)
 
 
 @pytest.mark.parametrize(("stages", "skip", "jump"), [(8, 0.5, 4), (10, 0.5, 4), (12, 0.33, 4), (4, 0.5, 2)])
-def test_what_was_drawn_first_leaves_a_way_for_the_rest(stages: int, skip: float, jump: int) -> None:
-    """Were the first half of the stages drawn first, the second half would be out of reach of the next route."""
+def test_every_cycle_of_sets_can_be_completed(stages: int, skip: float, jump: int) -> None:
+    """Drawing the first half of the stages first would put the second half out of reach."""
     config = recipe(stages, 2 * stages, skip, jump=jump)
     for step in range(50):
         assert len(set(used(config, step))) == 1
 
 
-def test_a_jump_too_short_for_so_few_visits_is_named() -> None:
+def test_a_jump_too_short_for_so_few_visits_is_refused() -> None:
     with pytest.raises(UserError, match=r"routing\.jump = 2: .*raise it, or lower routing\.skip"):
         routes(recipe(8, 8, 0.8, jump=2), 0)
 
@@ -117,18 +117,18 @@ def test_a_jump_too_short_for_so_few_visits_is_named() -> None:
     ("stages", "skip", "wanted"),
     [(5, 0.33, 3), (7, 0.25, 5), (3, 0.25, 2), (4, 0.0, 4), (4, 0.5, 2), (6, 0.34, 4), (1, 0.9, 1), (10, 0.99, 1)],
 )
-def test_visits_are_the_nearest_whole_number_and_at_least_one(stages: int, skip: float, wanted: int) -> None:
+def test_visits_are_rounded_and_at_least_one(stages: int, skip: float, wanted: int) -> None:
     assert visits(stages, skip) == wanted
 
 
 @settings(max_examples=200)
 @given(st.integers(1, 30), st.floats(0, 0.999))
-def test_visits_are_never_more_than_half_a_stage_off(stages: int, skip: float) -> None:
+def test_visits_are_within_half_a_stage(stages: int, skip: float) -> None:
     assert abs(visits(stages, skip) - (1 - skip) * stages) <= 0.5 or visits(stages, skip) == 1
 
 
 @pytest.mark.parametrize(
-    ("walk", "swaps", "jump", "said"),
+    ("walk", "swaps", "jump", "expected"),
     [
         ([1, 2, 3], 0, 1, ""),
         ([3], 0, 3, ""),
@@ -146,5 +146,5 @@ def test_visits_are_never_more_than_half_a_stage_off(stages: int, skip: float) -
         ([2, 1], 0, 4, "goes back 1 times, more than 0"),
     ],
 )
-def test_disorder_in_words(walk: list[int], swaps: int, jump: int, said: str) -> None:
-    assert disorder(walk, swaps, jump) == said
+def test_disorder_is_described(walk: list[int], swaps: int, jump: int, expected: str) -> None:
+    assert disorder(walk, swaps, jump) == expected

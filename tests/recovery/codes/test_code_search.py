@@ -1,4 +1,4 @@
-"""Rank, words, distance, weights and what a code is worth, against an enumeration that shares no line with them."""
+"""Rank, words, distance, weights and score of codes, against an independent enumeration."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def matrices(most: int = 8) -> st.SearchStrategy[plain.Matrix]:
 
 @settings(max_examples=80, deadline=None)
 @given(matrices())
-def test_rank_kernel_and_distance_are_those_of_all_words(matrix: plain.Matrix) -> None:
+def test_rank_kernel_and_distance_match_an_enumeration(matrix: plain.Matrix) -> None:
     columns, rows = len(matrix[0]), numbers(matrix)
     assert gf2.rank(rows) == plain.rank(matrix, columns)
     kernel = gf2.kernel(rows, columns)
@@ -48,7 +48,7 @@ def test_rank_kernel_and_distance_are_those_of_all_words(matrix: plain.Matrix) -
 
 @settings(max_examples=80, deadline=None)
 @given(matrices(), st.integers(2, 4), st.integers(2, 6), st.integers(1, 4))
-def test_worth_is_what_the_book_says(matrix: plain.Matrix, wanted: int, weight: int, degree: int) -> None:
+def test_the_score_matches_the_definition(matrix: plain.Matrix, wanted: int, weight: int, degree: int) -> None:
     columns = len(matrix[0])
     try:
         target = Target(columns, columns - len(matrix), wanted, min(weight, columns), degree)
@@ -63,7 +63,7 @@ def test_worth_is_what_the_book_says(matrix: plain.Matrix, wanted: int, weight: 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.randoms(use_true_random=False))
-def test_the_names_of_checks_and_shards_are_worth_nothing(seed: int, rng: random.Random) -> None:
+def test_the_score_is_invariant_under_renumbering(seed: int, rng: random.Random) -> None:
     drawn = random.Random(seed)
     matrix = [[drawn.randrange(2) for _ in range(8)] for _ in range(4)]
     target = Target(8, 4, 3, 4, 3)
@@ -81,17 +81,17 @@ def test_the_names_of_checks_and_shards_are_worth_nothing(seed: int, rng: random
         (HAMMING, (7, 4, 2, 4, 0), 1),
         (EXTENDED, (8, 4, 4, 8, 4), 1),
         (EXTENDED, (8, 4, 4, 4, 0), 1 / 16),
-        (EXTENDED, (8, 4, 3, 8, 0), 1),  # more distance than is asked for pays no more
+        (EXTENDED, (8, 4, 3, 8, 0), 1),  # more distance than required scores no more
         ([[1, 1, 0, 0], [0, 0, 1, 1]], (4, 2, 2, 2, 1), 1),
         ([[1, 1, 0, 0], [1, 1, 0, 0]], (4, 2, 2, 2, 2), 0),
         ([[1, 1, 1, 0], [0, 1, 0, 0]], (4, 2, 2, 3, 2), 0),  # a shard in no check: its loss is final
     ],
 )
-def test_known_codes_are_worth_what_they_are(matrix: plain.Matrix, target: tuple[int, ...], expected: float) -> None:
+def test_known_codes_have_known_scores(matrix: plain.Matrix, target: tuple[int, ...], expected: float) -> None:
     assert worth(Target(*target), numbers(matrix)) == expected
 
 
-def test_what_is_no_matrix_of_the_target_is_no_matter_of_worth() -> None:
+def test_a_matrix_that_does_not_match_the_target_is_refused() -> None:
     target = Target(8, 4, 3, 4, 3)
     for rows in ([1] * 3, [1 << 8] * 4, [1, 2, 4, 256]):
         with pytest.raises(ValueError, match="checks of 8 shards"):
@@ -100,7 +100,7 @@ def test_what_is_no_matrix_of_the_target_is_no_matter_of_worth() -> None:
         gf2.weights([1 << n for n in range(21)], 30)
 
 
-def test_a_bound_on_shards_is_annealed_too() -> None:
+def test_annealing_obeys_a_bound_on_degrees() -> None:
     target = Target(12, 6, 3, 4, 2)
     found = anneal(target, seed=1, tries=3000)
     assert certificate(found)["distance"] == weights(found.code)[1] >= 3
@@ -110,12 +110,12 @@ def test_a_bound_on_shards_is_annealed_too() -> None:
     assert worth(target, rows) == 1
 
 
-@pytest.mark.parametrize(("degree", "said"), [(-1, "degree = -1"), (5, "at most 4 checks")])
-def test_a_bound_on_shards_that_cannot_be_is_refused(degree: int, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+@pytest.mark.parametrize(("degree", "complaint"), [(-1, "degree = -1"), (5, "at most 4 checks")])
+def test_an_impossible_bound_on_degrees_is_refused(degree: int, complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint):
         Target(8, 4, 3, 4, degree)
 
 
-def test_checks_of_all_shards_end_the_search_too() -> None:
-    """There is but one such check, so a start of nothing else would be looked for for ever."""
+def test_checks_of_all_shards_terminate() -> None:
+    """There is only one such check, so independent ones do not exist."""
     assert anneal(Target(5, 2, 2, 5), seed=0, tries=10).tried == 10

@@ -1,4 +1,4 @@
-"""Every code, through the one protocol: what it restores, from how many reads, and what it refuses."""
+"""Every code through its protocol: restored losses, number of reads, and errors."""
 
 from itertools import combinations
 from math import comb
@@ -18,11 +18,11 @@ from planaria.recovery.codes.reed_solomon import Xor, cauchy
 
 GROUPS = [(4, 1), (4, 2), (6, 2), (8, 3)]
 ODD = np.array([np.nan, -0.0, 1e-45, -1e-40, np.inf], np.float32).view(np.uint8)
-"""bytes that spell NaN, −0, denormals and infinity"""
+"""bytes of NaN, −0, denormals and infinity"""
 
 
 def some(count: int, size: int, seed: int = 0) -> list[np.ndarray]:
-    """Shards of random bytes, the odd floats among them."""
+    """Return shards of random bytes that begin with special floats."""
     drawn = np.random.default_rng(seed).integers(0, 256, (count, size), dtype=np.uint8)
     for row in drawn:
         row[: min(size, ODD.size)] = ODD[:size]
@@ -30,7 +30,7 @@ def some(count: int, size: int, seed: int = 0) -> list[np.ndarray]:
 
 
 def multiply(a: int, b: int) -> int:
-    """By the book: a polynomial product, reduced."""
+    """Multiply polynomials and reduce the product."""
     total = 0
     for bit in range(8):
         if b >> bit & 1:
@@ -41,14 +41,14 @@ def multiply(a: int, b: int) -> int:
     return total
 
 
-def test_the_field_is_that_of_the_book():
+def test_products_and_inverses_match_the_definition():
     assert all(PRODUCT[a, b] == multiply(a, b) for a in range(256) for b in range(256))
     assert all(PRODUCT[a, INVERSE[a]] == 1 for a in range(1, 256))
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_sums_over_words_are_those_of_single_bytes(data):
+def test_sums_over_words_match_sums_over_bytes(data):
     count, size = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 40))
     shards = [np.frombuffer(data.draw(st.binary(max_size=size)), np.uint8) for _ in range(count)]
     row = data.draw(st.lists(st.integers(0, 255), min_size=count, max_size=count))
@@ -58,7 +58,7 @@ def test_sums_over_words_are_those_of_single_bytes(data):
     assert combine(np.array([row], np.uint8), shards, size)[0].tobytes() == expected.tobytes()
 
 
-def test_sums_of_more_than_one_piece():
+def test_sums_of_several_pieces_match():
     shards = some(3, 200_003)
     row = np.array([[1, 7, 200]], np.uint8)
     expected = shards[0] ^ PRODUCT[7, shards[1]] ^ PRODUCT[200, shards[2]]
@@ -67,7 +67,7 @@ def test_sums_of_more_than_one_piece():
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 6), st.integers(1, 6), st.integers(1, 3))
-def test_elimination_solves_what_it_says_it_solves(seed, rows, columns, targets):
+def test_elimination_solves_exactly_the_solvable_systems(seed, rows, columns, targets):
     drawn = np.random.default_rng(seed)
     have = drawn.choice([0, 0, 1, 5, 77], (rows, columns)).astype(np.uint8)
     want = drawn.choice([0, 0, 1, 9], (rows, targets)).astype(np.uint8)
@@ -94,7 +94,7 @@ def test_every_loss_set_is_restored_bit_for_bit(members, tolerate, size):
 
 
 @pytest.mark.parametrize(("members", "tolerate"), GROUPS)
-def test_one_loss_more_names_them_and_gives_no_bytes(members, tolerate):
+def test_one_more_loss_is_refused(members, tolerate):
     code = codes.code("auto", members, tolerate)
     shards = some(code.data, 16)
     everything = shards + code.encode(shards)
@@ -107,7 +107,7 @@ def test_one_loss_more_names_them_and_gives_no_bytes(members, tolerate):
 
 @settings(max_examples=40, deadline=None)
 @given(st.sampled_from([("xor", 5, 1), ("reed_solomon", 7, 2), ("reed_solomon", 9, 4), ("local", 12, 3)]), st.data())
-def test_parities_follow_the_changes_of_data(kind, data):
+def test_parities_are_updated_incrementally(kind, data):
     code = codes.code(*kind)
     shards = [np.frombuffer(data.draw(st.binary(min_size=9, max_size=9)), np.uint8) for _ in range(code.data)]
     which = data.draw(st.integers(0, code.data - 1))
@@ -119,7 +119,7 @@ def test_parities_follow_the_changes_of_data(kind, data):
         assert code.update(code.data + n, held, which, change).tobytes() == after[n].tobytes()
 
 
-def test_bytes_tensors_and_arrays_are_the_same():
+def test_bytes_tensors_and_arrays_are_equivalent():
     code = codes.code("auto", 5, 2)
     shards = some(3, 20)
     expected = [parity.tobytes() for parity in code.encode(shards)]
@@ -136,17 +136,17 @@ def test_bytes_tensors_and_arrays_are_the_same():
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 6), (2, 5), (3, 8), (4, 12), (8, 8)])
-def test_every_square_part_of_the_coefficients_is_invertible(rows, columns):
+def test_every_square_submatrix_is_invertible(rows, columns):
     code = Code(cauchy(rows, columns))
     assert tolerates(code, rows) and shares(code) == [1.0] * (rows + 1)
 
 
-def test_two_parities_are_sums_and_sums_times_one_two_three():
+def test_the_first_two_rows_are_ones_and_consecutive_numbers():
     assert cauchy(2, 5).tolist() == [[1, 1, 1, 1, 1], [1, 2, 3, 4, 5]]
 
 
 @pytest.mark.slow
-def test_the_largest_group_restores():
+def test_the_largest_group_is_restored():
     code = codes.code("auto", 256, 2)
     shards = some(code.data, 8)
     everything = shards + code.encode(shards)
@@ -155,7 +155,7 @@ def test_the_largest_group_restores():
         assert all((back[n] == everything[n]).all() for n in lost)
 
 
-def test_local_groups_repair_one_from_three_and_survive_any_six():
+def test_local_groups_read_three_for_one_loss_and_survive_any_six():
     code = codes.code("local", 16, 6)
     assert (code.data, code.shards) == (8, 16)
     assert {len(code.plan([n])) for n in range(16)} == {3}
@@ -167,7 +167,7 @@ def test_local_groups_repair_one_from_three_and_survive_any_six():
 
 
 @pytest.mark.slow
-def test_local_groups_restore_what_they_plan():
+def test_local_groups_restore_any_six_losses():
     code = codes.code("local", 16, 6)
     shards = some(8, 24)
     everything = shards + code.encode(shards)
@@ -176,7 +176,7 @@ def test_local_groups_restore_what_they_plan():
         assert all((back[n] == everything[n]).all() for n in lost)
 
 
-def test_reads_of_one_among_several_lost():
+def test_a_local_repair_reads_its_group_only():
     code = codes.code("local", 16, 6)
     group = next(check for check in code.checks if 0 in check)
     elsewhere = next(n for n in range(16) if n not in group)
@@ -184,7 +184,7 @@ def test_reads_of_one_among_several_lost():
     assert code.plan([elsewhere], [0]) == ()
 
 
-def test_survival_is_that_of_the_binomial_where_every_set_up_to_m_is_restored():
+def test_loss_probability_is_binomial_for_mds_codes():
     code, p = codes.code("auto", 7, 2), 0.01
     expected = 1 - sum(comb(7, i) * p**i * (1 - p) ** (7 - i) for i in range(3))
     assert loss_chance(shares(code), 7, p) == pytest.approx(expected) == pytest.approx(3.4e-5, rel=0.01)
@@ -192,7 +192,7 @@ def test_survival_is_that_of_the_binomial_where_every_set_up_to_m_is_restored():
 
 
 @pytest.mark.parametrize(
-    ("given_", "said"),
+    ("given_", "complaint"),
     [
         (("auto", 4, 4), "tolerate = 4: a group of 4 can lose 1 to 3"),
         (("auto", 4, 0), "tolerate = 0: a group of 4"),
@@ -205,11 +205,11 @@ def test_survival_is_that_of_the_binomial_where_every_set_up_to_m_is_restored():
         (("none.json", 5, 1), "none.json: cannot be read"),
     ],
 )
-def test_a_group_that_a_code_cannot_serve_is_refused_in_one_line(given_, said):
+def test_an_unsupported_group_is_refused(given_, complaint):
     with pytest.raises(UserError) as error:
         codes.code(*given_)
-    assert said in str(error.value) and "\n" not in str(error.value)
+    assert complaint in str(error.value) and "\n" not in str(error.value)
 
 
-def test_the_registry_names_the_kinds():
+def test_the_registry_lists_the_families():
     assert CODES.names == ["local", "reed_solomon", "xor"] and CODES.find("xor") is Xor

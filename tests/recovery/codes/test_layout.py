@@ -1,4 +1,4 @@
-"""The layout of a parity group: who holds what, what an heir reads, states of unequal length."""
+"""The layout of a parity group: holders, reads of a rebuild, states of unequal length."""
 
 from itertools import combinations
 
@@ -27,7 +27,7 @@ def group(members, tolerate, size=None):
 
 
 @pytest.mark.parametrize(("members", "tolerate"), [*GROUPS, (7, 1), (7, 2)])
-def test_everybody_gives_and_holds_alike(members, tolerate):
+def test_all_members_give_and_hold_equally(members, tolerate):
     layout = group(members, tolerate)
     for stripe in range(members):
         assert layout.holders(stripe) == tuple((stripe + n) % members for n in range(tolerate))
@@ -37,7 +37,7 @@ def test_everybody_gives_and_holds_alike(members, tolerate):
 
 
 @pytest.mark.parametrize(("members", "tolerate", "overhead"), [(4, 1, 1 / 3), (4, 2, 1.0), (6, 2, 0.5), (8, 3, 0.6)])
-def test_parity_takes_its_share_of_memory_and_traffic(members, tolerate, overhead):
+def test_parity_has_the_expected_memory_and_traffic(members, tolerate, overhead):
     size = 80_000
     layout = Layout((size,) * members, codes.code("auto", members, tolerate))
     held = [0] * members
@@ -52,7 +52,7 @@ def test_parity_takes_its_share_of_memory_and_traffic(members, tolerate, overhea
 
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("members", "tolerate"), GROUPS)
-def test_every_loss_set_comes_back_with_its_parity(members, tolerate):
+def test_every_loss_set_is_rebuilt_with_its_parity(members, tolerate):
     sizes = (*(100 + 37 * n for n in range(members - 1)), 0)
     layout, whole = Layout(sizes, codes.code("auto", members, tolerate)), states(sizes)
     there = layout.parities(whole)
@@ -70,7 +70,7 @@ def test_every_loss_set_comes_back_with_its_parity(members, tolerate):
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 200), min_size=5, max_size=5), st.integers(1, 3))
-def test_cut_and_joined_is_the_same(sizes, tolerate):
+def test_cut_and_join_are_inverse(sizes, tolerate):
     layout, whole = group(5, tolerate, tuple(sizes)), states(sizes)
     for who, state in enumerate(whole):
         blocks = layout.cut(who, state.tobytes())
@@ -79,7 +79,7 @@ def test_cut_and_joined_is_the_same(sizes, tolerate):
 
 
 @pytest.mark.parametrize(("members", "tolerate"), GROUPS)
-def test_too_many_lost_are_named(members, tolerate):
+def test_too_many_losses_are_refused(members, tolerate):
     layout = group(members, tolerate)
     lost = list(range(tolerate + 1))
     named = ", ".join(map(str, lost))
@@ -88,8 +88,8 @@ def test_too_many_lost_are_named(members, tolerate):
         layout.rebuild(1, 0, {})
 
 
-def test_a_flipped_bit_is_one_more_loss():
-    """The checksum is the caller's; a block that fails it is left out, and the rest must do."""
+def test_a_flipped_bit_counts_as_a_loss():
+    """The caller checks checksums and omits damaged blocks."""
     from zlib import crc32
 
     layout = group(5, 2)
@@ -103,21 +103,22 @@ def test_a_flipped_bit_is_one_more_loss():
         damaged[place][there[place].size // 2] ^= 4
         bad = {key for key, block in damaged.items() if crc32(block) != sums[key]}
         assert bad == {place}
-        stripe, liar = place
-        lost = {liar, (liar + 1) % 5}
-        donors = layout.reads(lost, (liar + 1) % 5)[stripe]
-        back = layout.rebuild(stripe, (liar + 1) % 5, {who: damaged[stripe, who] for who in donors})
-        assert back[: there[stripe, (liar + 1) % 5].size].tobytes() == there[stripe, (liar + 1) % 5].tobytes()
-        assert isinstance(layout.reads({*lost, (liar + 2) % 5}, liar), str)
+        stripe, member = place
+        heir = (member + 1) % 5
+        lost = {member, heir}
+        donors = layout.reads(lost, heir)[stripe]
+        back = layout.rebuild(stripe, heir, {who: damaged[stripe, who] for who in donors})
+        assert back[: there[stripe, heir].size].tobytes() == there[stripe, heir].tobytes()
+        assert isinstance(layout.reads({*lost, (member + 2) % 5}, member), str)
 
 
-def test_an_heir_reads_three_blocks_a_stripe_with_local_groups():
+def test_a_rebuild_reads_three_blocks_per_stripe_with_local_groups():
     layout = Layout((500,) * 16, codes.code("local", 16, 6))
     assert {len(donors) for donors in layout.reads([5], 5).values()} == {3}
     assert len(layout.reads([5], 5)) == 16 and len(layout.reads([5], 5, parity=False)) == 8
 
 
-def test_sizes_are_bounded():
+def test_invalid_sizes_are_refused():
     with pytest.raises(ValueError, match="3 members and a code of 4 shards"):
         Layout((1, 1, 1), codes.code("auto", 4, 1))
     with pytest.raises(ValueError, match="each has 0 to"):

@@ -1,4 +1,4 @@
-"""The hypergraph product: its checks commute, and N, K and D are those that trying every word finds."""
+"""The hypergraph product: commuting checks, and N, K and D against an enumeration."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HAMMING = Checks((0b1010101, 0b1100110, 0b1111000), 7)
 
 
 def factors() -> st.SearchStrategy[Checks]:
-    """Also such whose checks depend on each other."""
+    """Factors, including dependent checks."""
     return st.sampled_from(SMALL).flatmap(
         lambda size: st.builds(
             Checks, st.tuples(*[st.integers(0, 2 ** size[1] - 1) for _ in range(size[0])]), st.just(size[1])
@@ -30,7 +30,7 @@ def factors() -> st.SearchStrategy[Checks]:
 
 
 def tried(x: list[int], z: list[int], qubits: int) -> tuple[int, int]:
-    """(K, D) by trying all words: logicals commute with one kind of checks and are no sum of the other's."""
+    """Return (K, D) by enumeration: logicals commute with one kind of checks and are no sum of the other's."""
 
     def sums(rows: list[int]) -> set[int]:
         found = {0}
@@ -50,7 +50,7 @@ def tried(x: list[int], z: list[int], qubits: int) -> tuple[int, int]:
 
 @settings(max_examples=40, deadline=None)
 @given(factors(), factors())
-def test_parameters_are_those_of_all_words(first: Checks, second: Checks) -> None:
+def test_parameters_match_an_enumeration(first: Checks, second: Checks) -> None:
     x, z = hypergraph_product(first, second)
     n, k, d = parameters(first, second)
     assert commute(x, z) and (len(x), len(z)) == (len(first.rows) * second.shards, first.shards * len(second.rows))
@@ -61,8 +61,8 @@ def test_parameters_are_those_of_all_words(first: Checks, second: Checks) -> Non
 
 @settings(max_examples=50, deadline=None)
 @given(factors(), factors())
-def test_a_row_is_the_formula_entry_by_entry(first: Checks, second: Checks) -> None:
-    """H_X = [H₁ ⊗ I | I ⊗ H₂ᵀ], H_Z = [I ⊗ H₂ | H₁ᵀ ⊗ I], written out as lists of lists."""
+def test_the_checks_match_the_formula(first: Checks, second: Checks) -> None:
+    """H_X = [H₁ ⊗ I | I ⊗ H₂ᵀ], H_Z = [I ⊗ H₂ | H₁ᵀ ⊗ I], as lists of lists."""
 
     def kron(a: list[list[int]], b: list[list[int]]) -> list[list[int]]:
         return [[s * t for s, t in product(row, other)] for row, other in product(a, b)]
@@ -87,11 +87,11 @@ def test_a_row_is_the_formula_entry_by_entry(first: Checks, second: Checks) -> N
     ("first", "second", "expected"),
     [(REPEATED, REPEATED, (13, 1, 3)), (HAMMING, HAMMING, (58, 16, 3)), (HAMMING, REPEATED, (27, 4, 3))],
 )
-def test_known_products(first: Checks, second: Checks, expected: tuple[int, int, int]) -> None:
+def test_known_products_have_known_parameters(first: Checks, second: Checks, expected: tuple[int, int, int]) -> None:
     assert parameters(first, second) == expected
 
 
-def test_a_check_weighs_what_its_factors_weigh_together() -> None:
+def test_a_check_weighs_as_much_as_its_factors_together() -> None:
     found = anneal(Target(12, 6, 3, 4, 2), seed=1, tries=3000).code
     factor = Checks(tuple(sum(1 << shard for shard in check) for check in found.checks), 12)
     made = file(factor, factor)
@@ -100,18 +100,18 @@ def test_a_check_weighs_what_its_factors_weigh_together() -> None:
     assert commute(*([sum(1 << q for q in row) for row in rows] for rows in (made.x, made.z)))
 
 
-def test_a_matrix_that_is_no_product_does_not_commute() -> None:
+def test_a_matrix_that_is_not_a_product_does_not_commute() -> None:
     x, z = hypergraph_product(REPEATED, REPEATED)
     assert commute(x, z) and not commute([x[0] ^ 1, *x[1:]], z)
 
 
-def test_too_many_words_are_one_line() -> None:
+def test_too_many_words_are_refused() -> None:
     with pytest.raises(UserError, match=r"2\^19 words: at most 64 and 2\^16"):
         _ = Checks((1,), 20).distance
 
 
-def test_other_libraries_find_the_same() -> None:
-    """bposd's product, and ldpc's ranks and distances, where they are installed (the extra ``css``)."""
+def test_other_libraries_agree() -> None:
+    """bposd's product, and ldpc's ranks and distances, if installed (the extra ``css``)."""
     hgp = pytest.importorskip("bposd.hgp")
     mod2 = pytest.importorskip("ldpc.mod2")
     found = anneal(Target(12, 6, 3, 4, 2), seed=1, tries=3000).code

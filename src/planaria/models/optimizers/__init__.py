@@ -1,4 +1,4 @@
-"""Optimizers: a registry, each one file."""
+"""The optimizers, one file each."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ OPTIMIZERS: Registry[Optimizer] = Registry(
 
 @lru_cache
 def optimizer(config: OptimConfig) -> Optimizer:
-    """Return the optimizer that the recipe names, made once.
+    """Return the optimizer that the recipe names, cached.
 
-    :raises UserError: naming the kind or option that is unknown, or the option's wrong value.
+    :raises UserError: for an unknown kind or option, or an invalid option value.
     """
     return OPTIMIZERS.make(config.kind, config.options)

@@ -1,4 +1,4 @@
-"""How the parameters of a stage are updated: the base of every optimizer, and groups of learning rates."""
+"""Base class of optimizers, and groups of learning rates."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ NONE: Mapping[nn.Parameter, float] = MappingProxyType({})
 
 
 class Built(Protocol):
-    """An optimizer of one stage, as those of ``torch.optim`` are.
+    """An optimizer of one stage, like those of ``torch.optim``.
 
-    ``state`` maps each parameter that has been updated to its tensors by name: those of :attr:`Optimizer.keys`, and
-    ``step``, the number of its updates, as a tensor of one float.
+    ``state`` maps each updated parameter to its tensors by name: those of :attr:`Optimizer.keys`, and ``step``, the
+    number of its updates, as a tensor of one float.
     """
 
     @property
@@ -32,18 +32,18 @@ class Built(Protocol):
 
 
 class Optimizer(Choice, ABC):
-    """An optimizer that a recipe names. It is a file of this package, or ``module:Class`` of your own.
+    """An optimizer that a recipe names: a file of this package, or ``module:Class`` of your own.
 
-    Its state is moved between workers, saved, re-cut, averaged and rebuilt by name, without code of its own there.
+    Its state is moved, saved, re-cut, averaged and rebuilt by name, without code of the optimizer's.
     """
 
     keys: ClassVar[tuple[str, ...]]
     """names of a parameter's state tensors, each fp32 of the parameter's shape; lower case, digits and ``_``"""
     elementwise: ClassVar[bool] = True
-    """each number is updated by its own gradient alone, so that parameters may share an array (``model.share``)"""
+    """whether each number depends on its own gradient only, so that parameters may share an array (``model.share``)"""
 
     unused: ClassVar[tuple[str, ...]] = ()
-    """fields of ``optim`` that have no effect"""
+    """fields of ``optim`` without effect"""
 
     @abstractmethod
     def build(
@@ -53,17 +53,21 @@ class Optimizer(Choice, ABC):
         config: OptimConfig,
         scales: Mapping[nn.Parameter, float] = NONE,
     ) -> Built:
-        """Return a fresh optimizer for a stage's parameters by local name. Make its groups with :func:`groups`; their
-        learning rate is set before every update."""
+        """Return a fresh optimizer for a stage's parameters by local name.
+
+        Make its groups with :func:`groups`; their learning rate is set before every update.
+        """
 
     def decays(self, config: OptimConfig) -> dict[str, float]:
-        """Return β by key, for tensors that are exponential means from zero and are divided by 1 − β^t when they are
-        used. Recovery averages those of neighbours by their own t; all others are averaged as they are."""
+        """Return β by key, for tensors that are exponential means from zero and are divided by 1 − β^t when used.
+
+        Recovery averages those of neighbours by their own t; all others are averaged as they are.
+        """
         return {}
 
 
 def groups(parameters: Iterable[nn.Parameter], scales: Mapping[nn.Parameter, float] = NONE) -> list[dict[str, Any]]:
-    """Return parameter groups by their factor of the learning rate, ``scale``; None for the stage's own, first."""
+    """Return parameter groups by learning-rate factor ``scale``; the first has the stage's own factor, None."""
     by_scale: dict[float | None, list[nn.Parameter]] = {None: []}
     for parameter in parameters:
         by_scale.setdefault(scales.get(parameter), []).append(parameter)

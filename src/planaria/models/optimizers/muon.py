@@ -13,12 +13,14 @@ from planaria.models.optimizers.adamw import FIRST, SECOND, AdamW, adamw
 from planaria.models.optimizers.base import NONE, Built, groups
 
 LAYER = re.compile(r"(?:.*\.)?layers\.\d+(?=\.)")
-"""what the names of a decoder layer's parameters begin with"""
+"""prefix of the names of a decoder layer's parameters"""
 
 
 class Muon(AdamW):
-    """State and its keys are AdamW's, also for matrices: Muon's momentum is the same mean of gradients as the first
-    moment, and the second moment stays zero. So stages with both kinds of parameters are re-cut by parameter."""
+    """Keep AdamW's state and keys for matrices too, so that stages are re-cut by parameter.
+
+    Muon's momentum is the same mean of gradients as the first moment; the second moment stays zero.
+    """
 
     elementwise = False
 
@@ -66,5 +68,5 @@ class MuonBesideAdamW:
 
 
 def matrices(named: Mapping[str, nn.Parameter], stage: int) -> list[nn.Parameter]:
-    """Return the matrices of a stage's layers, not the embedding and head, whatever the cut."""
+    """Return the matrices of a stage's layers, without embedding and head, whatever the cut."""
     return [p for name, p in named.items() if p.ndim == 2 and (stage > 0 or LAYER.match(name))]

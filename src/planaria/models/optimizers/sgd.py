@@ -1,4 +1,4 @@
-"""Stochastic gradient descent with momentum, by ``torch.optim.SGD``: one state tensor for each parameter."""
+"""Stochastic gradient descent with momentum, by ``torch.optim.SGD``: one state tensor per parameter."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Sgd(Optimizer):
 
 
 class _CountedSgd(torch.optim.SGD):
-    """Counts updates, which torch's SGD does not, and has a momentum from the first one on, even with β₁ = 0."""
+    """SGD that counts updates and has a momentum from the first one on, even with β₁ = 0."""
 
     def step(self, closure: Any = None) -> Any:
         for p in (p for group in self.param_groups for p in group["params"] if p.grad is not None):

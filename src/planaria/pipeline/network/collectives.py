@@ -1,8 +1,8 @@
-"""When each of n replicas has what they agree on, by when each was ready: collectives and pairs. Pure.
+"""Completion times of collectives and pairwise exchanges among n replicas, given when each is ready. Pure.
 
-A message takes its latency, log-normal with the same median for all, and its bytes over the slower of the two ends'
-links. Every function takes ``ready`` [n], seconds, and gives [n] seconds; lateness of one so becomes lateness of those
-who wait for it. ``bytes`` are those of what one replica has to say. What computing sums takes is not in it.
+A message takes a log-normal latency, with the same median for all, plus its bytes over the slower end's link. Every
+function maps ``ready`` [n], seconds, to [n] seconds. ``bytes`` are those of one replica's update. Computing sums is not
+included.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ Times = np.ndarray
 
 @dataclass(frozen=True)
 class Links:
-    """Replicas' links, and the draws of messages' latencies."""
+    """Replicas' links, and the random latencies of messages."""
 
     rate: np.ndarray
-    """[n] bytes a second, each way; infinite where sending costs nothing but latency"""
+    """[n] bytes per second, each way; infinite if only latency counts"""
     latency_s: float
-    """the median of one message's latency"""
+    """median latency of one message"""
     sigma: float
     """standard deviation of its logarithm"""
     draw: np.random.Generator
 
     def latency(self, count: int | tuple[int, ...]) -> np.ndarray:
-        """Seconds of so many messages' latencies."""
+        """Draw latencies in seconds."""
         return np.asarray(self.latency_s * self.draw.lognormal(0.0, self.sigma, count))
 
     def message_s(
         self, source: np.ndarray, target: np.ndarray, bytes: float, trials: tuple[int, ...] = ()
     ) -> np.ndarray:
-        """Seconds of messages between these, pair by pair, [trials…, pairs]."""
+        """Return the seconds of messages between these replicas, pair by pair, [trials…, pairs]."""
         takes = bytes / np.minimum(self.rate[source], self.rate[target])
         return np.asarray(self.latency((*trials, len(source))) + takes)
 
 
 def ring(ready: Times, bytes: float, links: Links) -> Times:
-    """All-reduce round a ring: 2(n − 1) messages one after the other, each of an n-th of the bytes."""
+    """Ring all-reduce: 2(n − 1) consecutive messages, each of an n-th of the bytes."""
     n = len(ready)
     before = np.arange(-1, n - 1)
     takes = bytes / n / np.minimum(links.rate[before], links.rate)
@@ -53,7 +53,7 @@ def ring(ready: Times, bytes: float, links: Links) -> Times:
 
 
 def tree(ready: Times, bytes: float, links: Links) -> Times:
-    """All-reduce along a binomial tree: up, where each waits for its own half and the other's message, and down.
+    """All-reduce along a binomial tree, up and down; each waits for its own half and the other's message.
 
     ``ready`` may have axes of trials before its last, [trials…, n].
     """
@@ -75,7 +75,7 @@ def tree(ready: Times, bytes: float, links: Links) -> Times:
 
 
 def star(ready: Times, bytes: float, links: Links) -> Times:
-    """The first replica takes in what the others say, one message after the other, and sends each of them the sum."""
+    """The first replica receives all updates, one message after another, and sends the sum to each."""
     n, done = len(ready), ready.copy()
     others = np.arange(1, n)
     apiece = bytes / np.minimum(links.rate[0], links.rate[others])
@@ -88,8 +88,8 @@ def star(ready: Times, bytes: float, links: Links) -> Times:
 
 
 def everyone(ready: Times, bytes: float, links: Links) -> Times:
-    """Everyone sends its own to everyone, to its next first: n − 1 messages over each link, each way. Single offers are
-    seen, which a robust rule needs."""
+    """All-to-all, starting with the next replica: n − 1 messages over each link, each way. Robust rules need single
+    updates."""
     n = len(ready)
     me = np.arange(n)
     done, busy = ready.copy(), ready.copy()
@@ -101,7 +101,7 @@ def everyone(ready: Times, bytes: float, links: Links) -> Times:
 
 
 def pairs(ready: Times, bytes: float, links: Links, groups: Sequence[Sequence[int]]) -> Times:
-    """Members of each group send each other their own; groups of two make pairs, one alone waits for nobody."""
+    """Members of each group exchange their updates; a group of one does not wait."""
     done = ready.copy()
     for size in {len(group) for group in groups} - {1}:
         of = np.array([group for group in groups if len(group) == size])

@@ -1,4 +1,4 @@
-"""What one action and one message cost, in seconds, according to a recipe's network section."""
+"""Costs of one action and one message in seconds, from a recipe's network section."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ FP32_BYTES = 4
 MBIT = 1e6 / 8
 """bytes per second of one Mbit/s"""
 WIRE_BYTES = {"fp32": FP32_BYTES, "bf16": 2}
-"""of one number of an activation, by ``pipeline.wire``"""
+"""bytes of one number of an activation, by ``pipeline.wire``"""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Prices of computing and sending, taken from ``network``.
+    """Costs of computation and messages, from ``network``.
 
-    Stage 0 pays at the return visit of a route (norm, head and loss; in the backward pass too); the embedding visit,
-    hop 0, is a table look-up and counts as free.
+    Stage 0 computes at the return visit of a route (norm, head and loss; in the backward pass too); the embedding
+    visit, hop 0, is a table look-up and is free.
     """
 
     network: NetworkConfig
@@ -30,9 +30,9 @@ class Costs:
     """stage → the next stage, whose forward pass it computes too (redundant computation, on routes in natural order)"""
 
     def compute(self, kind: Literal["forward", "backward"], stage: int, hop: int) -> float:
-        """Seconds of one microbatch's forward or backward pass at the visit ``hop`` of its route, at ``stage``.
+        """Return the seconds of one microbatch's pass at the visit ``hop`` of its route, at ``stage``.
 
-        Raises UserError if the recipe gives costs for fewer stages than that.
+        :raises UserError: if the recipe has no cost for this stage.
         """
         field = f"{kind}_s"
         seconds: list[float] = getattr(self.network, field)
@@ -48,40 +48,40 @@ class Costs:
         return seconds[stage]
 
     def shadow(self, kind: Literal["forward", "backward"], stage: int, hop: int) -> float:
-        """Seconds that a worker goes on computing for a stage it shadows, once it has sent its own output."""
-        hands_on = kind == "forward" and (stage > 0 or hop == 0)  # the ends do at their first visit only
+        """Return the seconds that a worker computes for a stage that it shadows, after it has sent its own output."""
+        hands_on = kind == "forward" and (stage > 0 or hop == 0)  # stage 0 does at its first visit only
         return self.compute(kind, self.shadowed[stage], 1) if hands_on and stage in self.shadowed else 0.0
 
     def transmit(self, source: int, target: int, bytes: int) -> float:
-        """Seconds that a message of ``bytes`` keeps the way from one node to another busy."""
+        """Return the seconds that a message of ``bytes`` occupies the link between two nodes."""
         return bytes / self.network.bandwidth if self.network.bandwidth else 0.0
 
     def carry(self, source: int, target: int, bytes: int) -> float:
-        """Seconds from sending a message of ``bytes`` over an idle link until it has arrived whole."""
+        """Return the seconds from sending a message of ``bytes`` over an idle link until it has arrived."""
         return self.network.latency_s + self.transmit(source, target, bytes)
 
     def staging(self, bytes: int) -> float:
-        """Seconds in which a message of ``bytes`` is copied between a device and its host, one way."""
+        """Return the seconds of a copy of ``bytes`` between a device and its host, one way."""
         return bytes / self.network.staging_bandwidth if self.network.staging_bandwidth else 0.0
 
 
 UNIT = Costs(NetworkConfig(forward_s=[1.0], backward_s=[2.0]))
-"""Prices for looking at a plan's shape: a backward pass costs two forward passes, every stage alike, messages free."""
+"""Costs for comparing plans: a backward pass costs two forward passes, stages are equal, messages are free."""
 
 
 def message_bytes(model: ModelConfig, pipeline: PipelineConfig) -> int:
-    """Bytes of the activation (microbatch_size, context, dim) that one stage hands to the next, as it travels."""
+    """Return the bytes on the wire of one activation (microbatch_size, context, dim)."""
     return pipeline.microbatch_size * model.context * model.dim * WIRE_BYTES[pipeline.wire]
 
 
 class Prices:
-    """``costs`` in whole nanoseconds, remembered, for messages of one size.
+    """``costs`` in whole nanoseconds, cached, for messages of one size.
 
-    Sums of integers are exact: what is due at the same time ties, and a simulated time can be held against a bound.
+    Sums of integers are exact: simultaneous events tie, and a simulated time is comparable with a bound.
     """
 
     staging = 0
-    """like :meth:`Costs.staging`, beside what is computed"""
+    """like :meth:`Costs.staging`, if it overlaps computation"""
 
     def __init__(self, costs: Costs, message_bytes: int) -> None:
         copied, overlap = _ticks(costs.staging(message_bytes)), costs.network.overlap
@@ -89,7 +89,7 @@ class Prices:
         self.compute: Callable[[str, int, int], int] = cache(
             lambda kind, stage, hop: _ticks(costs.compute(kind, stage, hop)) + stands * _messages(stage)
         )
-        """like :meth:`Costs.compute`, with copies that a stage waits for"""
+        """like :meth:`Costs.compute`, plus copies that do not overlap"""
         self.shadow: Callable[[str, int, int], int] = cache(
             lambda kind, stage, hop: _ticks(costs.shadow(kind, stage, hop))
         )
@@ -109,7 +109,7 @@ class Prices:
 
 
 def _messages(stage: int) -> int:
-    """Messages that one pass takes in and sends. At the ends, where routes begin and return, it is one of the two."""
+    """Return the messages that one pass receives and sends: one at stage 0, where routes begin and return."""
     return 2 if stage else 1
 
 

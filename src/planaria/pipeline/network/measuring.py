@@ -1,4 +1,4 @@
-"""Measuring a network, apart from doing it: who meets whom when, what the times say, and the files that keep it."""
+"""Measure a network, without doing I/O: the order of measurements, estimates, and the files of results."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from planaria.pipeline.network.costs import MBIT
 from planaria.pipeline.network.topology import Node, Topology
 
 FIRST_BYTES, LEAST_BYTES, MOST_BYTES = 4096, 1024, 8 << 20
-"""the first message that feels how fast a link is; the smallest and largest that its speed is then taken from"""
+"""the first trial message; the smallest and largest from which bandwidth is estimated"""
 SMALL_SHARE = 8
-"""the smaller of the two messages is this part of the larger"""
+"""ratio of the larger to the smaller message"""
 TARGET_S = 0.2
-"""how long the larger message should take, besides the way: long against a clock's and a scheduler's whims"""
+"""duration of the larger message, besides latency: long against clock resolution and scheduling"""
 GROWTH = 16
-"""most times by which the next trial message is larger: what one small message says is vague"""
+"""maximum factor between trial messages, because small messages are imprecise"""
 CAPACITY = 1e9 / 8
-"""bytes per second of emulated links that this machine may carry at once without being felt"""
+"""bytes per second of emulated links that this machine carries at once without interference"""
 MOST_SAMPLES = 64
 
 Pair = tuple[int, int]
-"""two nodes, the one with the lower number first"""
+"""two nodes, the lower number first"""
 _Time = Annotated[float, Field(gt=0)]
 
 
 class Samples(Section):
-    """What one node timed, in seconds from sending a message until its acknowledgement was there."""
+    """Times that one node measured, in seconds from sending a message to receiving its acknowledgement."""
 
     round_trips: Annotated[list[_Time], Field(min_length=1, max_length=MOST_SAMPLES)]
-    """of messages without content"""
+    """of empty messages"""
     small: Annotated[int, Field(gt=0, le=MOST_BYTES)]
     large: Annotated[int, Field(gt=0, le=MOST_BYTES)]
     """bytes of the two messages"""
@@ -45,7 +45,7 @@ class Samples(Section):
 
 
 class Spread(NamedTuple):
-    """A median, and what lies to both sides of it."""
+    """A median and its quartiles."""
 
     value: float
     low: float
@@ -53,17 +53,17 @@ class Spread(NamedTuple):
 
 
 class Link(NamedTuple):
-    """What was measured from one node or site to another: seconds one way, and bytes per second."""
+    """Measured properties from one node or site to another: seconds one way, and bytes per second."""
 
     latency: Spread
     bandwidth: Spread
 
 
 def rounds(nodes: int) -> list[list[Pair]]:
-    """Every pair of ``nodes`` exactly once, in as few rounds as there can be; nobody is twice in a round.
+    """Return every pair of ``nodes`` exactly once, in the fewest rounds; no node is twice in a round.
 
-    One node stays where it is and the others move on by a place each round (the circle method: a 1-factorisation of the
-    complete graph). With an odd number, whoever would meet the one too many pauses.
+    One node is fixed and the others rotate by one place per round (the circle method: a 1-factorisation of the complete
+    graph). With an odd number, one node pauses in each round.
     """
     even = nodes + nodes % 2
     turning = even - 1
@@ -75,10 +75,10 @@ def rounds(nodes: int) -> list[list[Pair]]:
 
 
 def batches(nodes: int, demand: Mapping[Pair, float], capacity: float) -> list[list[Pair]]:
-    """The pairs that are measured together, one batch after the other: rounds, cut so that they do not disturb.
+    """Return the pairs to measure together, batch after batch: rounds, cut so that pairs do not interfere.
 
-    ``demand`` is what a pair's link carries at most (bytes per second); all of a batch take at most ``capacity``
-    together. A pair that takes more is measured alone.
+    ``demand`` is the capacity of a pair's link (bytes per second); a batch takes at most ``capacity``. A pair that
+    takes more is measured alone.
     """
     found: list[list[Pair]] = []
     for pairs in rounds(nodes):
@@ -93,7 +93,7 @@ def batches(nodes: int, demand: Mapping[Pair, float], capacity: float) -> list[l
 
 
 def next_size(size: int, seconds: float, round_trip: float) -> int:
-    """Bytes of the message to try after one of ``size`` that took ``seconds`` until its acknowledgement.
+    """Return the bytes of the message to try after one of ``size`` that took ``seconds`` to its acknowledgement.
 
     Aims at TARGET_S besides the ``round_trip`` (seconds), within LEAST_BYTES and MOST_BYTES.
     """
@@ -102,26 +102,25 @@ def next_size(size: int, seconds: float, round_trip: float) -> int:
 
 
 def estimate(own: Samples, other: Samples) -> Link:
-    """The link from the node that timed ``own`` to the one that timed ``other``.
+    """Return the link from the node that measured ``own`` to the one that measured ``other``.
 
-    Round trips halved: two machines' clocks cannot tell one way from the other. Bandwidth is for this direction alone.
+    Latency is half the round trip, because clocks of two machines differ. Bandwidth is for this direction.
     """
     latency = spread([trip / 2 for trip in own.round_trips + other.round_trips])
     return Link(latency, spread([_bandwidth(own.small, own.large, *pair) for pair in own.passages]))
 
 
 def _bandwidth(small: int, large: int, small_s: float, large_s: float) -> float:
-    """Bytes per second from two messages of so many bytes: (large − small) / (large_s − small_s).
+    """Return bytes per second from two messages: (large − small) / (large_s − small_s), in which latency cancels out.
 
-    What both have in common, above all the latency, cancels out. If the larger one was no slower, chance had more
-    weight than the link, and all that is known is that the link is as fast as the larger message.
+    If the larger message was no slower, noise dominates, and the result is the larger message's own rate.
     """
     more = large_s - small_s
     return (large - small) / more if more > 0 and large > small else large / large_s
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """The median and the quartiles."""
+    """Return the median and the quartiles."""
     if len(values) == 1:
         return Spread(values[0], values[0], values[0])
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -129,9 +128,9 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def between_sites(nodes: Sequence[Node], links: Mapping[Pair, Link]) -> dict[tuple[str, str], Link]:
-    """The links from site to site, from those between nodes, each way (``links`` has a pair in both orders).
+    """Return the links between sites, from those between nodes, each way (``links`` has a pair in both orders).
 
-    Of several pairs the median, and the outermost of their spreads. A site with one node has no link to itself.
+    Several pairs give the median, and the outermost of their spreads. A site with one node has no link to itself.
     """
     found: dict[tuple[str, str], list[Link]] = {}
     for (a, b), link in links.items():
@@ -145,7 +144,8 @@ def _merge(several: Sequence[Spread]) -> Spread:
 
 
 def emulated(network: NetworkConfig, topology: Topology | None, a: Node, b: Node) -> tuple[float, float | None]:
-    """Seconds of latency, and bytes per second, that are put on the link from ``a`` to ``b``; (0, None): nothing is."""
+    """Return the emulated latency (seconds) and bandwidth (bytes per second) from ``a`` to ``b``; (0, None) if not
+    emulated."""
     if not network.emulate:
         return 0.0, None
     if topology is None:
@@ -154,9 +154,9 @@ def emulated(network: NetworkConfig, topology: Topology | None, a: Node, b: Node
 
 
 def files(nodes: Sequence[Node], links: Mapping[tuple[str, str], Link], queueing: bool) -> dict[str, str]:
-    """File name → text: two tables and the topology that names them, last, as ``network.topology`` reads them.
+    """Return file name → text: two tables and, last, the topology that names them, as ``network.topology`` reads them.
 
-    A site without a link to itself has an empty cell there: the topology's ``same_site`` holds.
+    A site without a link to itself has an empty cell; the topology's ``same_site`` applies.
     """
     sites = list(dict.fromkeys(node.site for node in nodes))
     tables = {
@@ -172,7 +172,7 @@ def files(nodes: Sequence[Node], links: Mapping[tuple[str, str], Link], queueing
 
 
 def _table(sites: Sequence[str], numbers: Mapping[tuple[str, str], float]) -> str:
-    """A square CSV table, six digits a number."""
+    """Return a square CSV table, with six digits per number."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(["", *sites])

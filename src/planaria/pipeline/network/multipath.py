@@ -1,8 +1,8 @@
-"""Several ways between two sites, as paths over shared links, and the max-min fair rates of flows over them. Pure.
+"""Several paths between two sites over shared links, and max-min fair rates of flows over them. Pure.
 
-The ``[[link]]`` entries of a topology give the paths. Rates come from progressive filling: all grow alike until a link
-is full; its flows keep what they have, the others grow on (Bertsekas and Gallager, Data Networks, section 6.5.2). Many
-TCP connections that share a network come near this.
+The ``[[link]]`` entries of a topology define the paths. Rates come from progressive filling: all grow equally until a
+link is full; its flows keep their rate, the others grow on (Bertsekas and Gallager, Data Networks, section 6.5.2). This
+approximates many TCP connections that share a network.
 """
 
 from __future__ import annotations
@@ -24,44 +24,44 @@ from planaria.pipeline.network.costs import MBIT
 
 MOST_ENTRIES = 1 << 10
 MOST_PATHS = 1 << 8
-"""between two sites: each is tried for each flow"""
+"""maximum between two sites: each is tried for each flow"""
 MOST_IN_ALL = 1 << 16
-"""between all of them"""
+"""maximum between all sites"""
 RELAY = "relay"
-"""in place of a site: where the ``[relay]`` of the topology is"""
+"""stands for the site of the topology's ``[relay]``"""
 
 Links = dict[tuple[str, str], tuple[float, float]]
 """(site, other site), in either order → (latency in seconds, bandwidth in bytes per second)"""
 
 
 class LinkEntry(Section):
-    """A way between sites. Sites that are listed together have the ways that are listed, and no other."""
+    """A path between sites. Sites that are listed together have the listed paths only."""
 
     id: Annotated[str, Field(min_length=1, max_length=100)]
     sites: Annotated[list[str], Field(min_length=2, max_length=100)]
-    """two; of a relay all those that it joins, each with each"""
+    """two; for a relay all those that it joins, pairwise"""
     via: str | None = None
-    """the site of a relay: bytes go over the links to it and from it; ``relay`` is the site of ``[relay]``"""
+    """the site of a relay: bytes use the links to it and from it; ``relay`` is the site of ``[relay]``"""
     latency_ms: Annotated[float, Field(ge=0), bounds.at_most(1e9, "no link is so slow")] | None = None
-    """the matrix's unless given; of a relay, what it takes itself"""
+    """default: the matrix's; for a relay, its own latency"""
     bandwidth_mbit: bounds.Mbits | None = None
-    """each way, of all that goes over it; the matrix's unless given; of a relay, of all that it carries"""
+    """each way, shared by all its traffic; default: the matrix's; for a relay, of all that it carries"""
 
 
 class Path(NamedTuple):
-    """One way from a site to another."""
+    """A path from one site to another."""
 
     id: str
     source: str
     target: str
     links: tuple[str, ...]
-    """names of what it goes over; each is shared by all paths that have it"""
+    """names of its links; each is shared by all paths that have it"""
     latency_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class Ways:
-    """All paths, and what their links carry."""
+    """All paths, and the capacities of their links."""
 
     paths: Mapping[tuple[str, str], tuple[Path, ...]]
     """(source, target) → the paths between them"""
@@ -69,9 +69,9 @@ class Ways:
     """link → bytes per second, 0 if it is dead"""
 
     def living(self, source: str, target: str) -> tuple[Path, ...]:
-        """The paths over which something can go.
+        """Return the usable paths.
 
-        :raises UserError: when there is none.
+        :raises UserError: if there is none.
         """
         found = tuple(path for path in self.paths.get((source, target), ()) if self.bandwidth(path) > 0)
         if not found:
@@ -79,14 +79,14 @@ class Ways:
         return found
 
     def bandwidth(self, path: Path) -> float:
-        """Bytes per second of a path that nothing else uses."""
+        """Return the bytes per second of a path without other traffic."""
         return min((self.capacity[link] for link in path.links), default=math.inf)
 
 
 def ways(file: File, entries: Sequence[LinkEntry], matrix: Links, relay: str | None, sites: set[str]) -> Ways:
-    """The paths between every two of ``sites``: those that entries list, else the link of the ``matrix``.
+    """Return the paths between every two of ``sites``: those of entries, else the link of the ``matrix``.
 
-    :raises UserError: naming the file, the entry and the mend.
+    :raises UserError: naming the file, the entry and the fix.
     """
     _require_known(file, entries, matrix, relay, sites)
     made = _Making(file, entries, matrix, relay)
@@ -112,7 +112,7 @@ class _Making:
         self.count = 0
 
     def add(self, entry: LinkEntry, a: str, b: str) -> None:
-        """The path of an entry from ``a`` to ``b``, or all of them where a way to its relay has several links."""
+        """Add the paths of an entry from ``a`` to ``b``: several if its relay is reached over several links."""
         found = [self._link(entry, a, b)] if entry.via is None else self._relayed(entry, a, b)
         known = self.paths.setdefault((a, b), [])
         known += found
@@ -121,7 +121,7 @@ class _Making:
         self._counted(len(found))
 
     def plain(self, a: str, b: str) -> None:
-        """The only path between sites that no entry joins."""
+        """Add the only path between sites that no entry joins."""
         if (given := _of(self.matrix, a, b)) is None:
             raise UserError(f"{self.file}: link: nothing joins {a} and {b}; add a [[link]] with sites = [{a!r}, {b!r}]")
         name = f"{a} → {b}"
@@ -150,7 +150,8 @@ class _Making:
         return Path(entry.id, a, b, (name,), latency)
 
     def _relayed(self, entry: LinkEntry, a: str, b: str) -> list[Path]:
-        """Bytes pass a relay piece by piece, so the second way does not wait for the whole message."""
+        """Return the paths through a relay. Bytes are forwarded piece by piece, without waiting for the whole
+        message."""
         site = self.relay if entry.via == RELAY else entry.via
         assert site is not None
         own: tuple[str, ...] = ()
@@ -167,7 +168,7 @@ class _Making:
         return found
 
     def _leg(self, entry: LinkEntry, a: str, b: str) -> list[Path]:
-        """The links between a site and a relay's."""
+        """Return the links between a site and a relay's."""
         if listed := self.direct.get(frozenset((a, b))):
             return [self._link(other, a, b) for other in listed]
         if (given := _of(self.matrix, a, b)) is None:
@@ -182,7 +183,7 @@ class _Making:
 
 
 def _require_known(file: File, entries: Sequence[LinkEntry], matrix: Links, relay: str | None, sites: set[str]) -> None:
-    """:raises UserError: when an id is there twice, or an entry names a site that is not there or that it has."""
+    """Check the entries."""
     for name, times in Counter(entry.id for entry in entries).items():
         if times > 1:
             raise UserError(f"{file}: link: {times} entries have the id {name!r}; give each its own")
@@ -213,10 +214,10 @@ def _of(matrix: Links, a: str, b: str) -> tuple[float, float] | None:
 
 
 def max_min_rates(routes: Sequence[Sequence[str]], capacity: Mapping[str, float]) -> list[float]:
-    """[flows]: the max-min fair rate of each.
+    """Return the max-min fair rate of each flow, [flows].
 
-    ``routes`` has the links that each flow goes over, ``capacity`` what each of them carries: bytes a second, 0 where
-    it is dead, infinite where it does not count. A flow over no finite link has an infinite rate.
+    ``routes`` has the links of each flow; ``capacity`` has each link's bytes per second, 0 if dead, infinite if
+    unlimited. A flow without a finite link has an infinite rate.
     """
     links = [frozenset(route) for route in routes]
     left = {link: float(capacity[link]) for route in links for link in route}
@@ -239,9 +240,10 @@ def max_min_rates(routes: Sequence[Sequence[str]], capacity: Mapping[str, float]
 def completion_times(
     sizes: Sequence[float], routes: Sequence[Sequence[str]], capacity: Mapping[str, float]
 ) -> list[float]:
-    """[flows]: seconds until each is through, when all begin at once and rates are max-min fair at every moment.
+    """Return the seconds until each flow completes, [flows], if all begin at once with max-min fair rates at every
+    moment.
 
-    ``sizes`` are bytes; a flow over a dead link is never through (infinite).
+    ``sizes`` are bytes; a flow over a dead link never completes (infinite).
     """
     times = [0.0 if size == 0 else math.inf for size in sizes]
     left = {flow: float(size) for flow, size in enumerate(sizes) if size}

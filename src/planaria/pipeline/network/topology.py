@@ -1,4 +1,4 @@
-"""Where a run takes place: sites, links between them, and nodes, from a TOML file or the built-in ``twelve_cities``.
+"""Topologies: sites, links and nodes, from a TOML file or the built-in ``twelve_cities``.
 
 ``twelve_cities`` has measured links between twelve regions of one cloud (SkipPipe and CheckFree): one-way latency in
 milliseconds, bandwidth in the published unit, a thousandth of 8 GiB/s, about 1.07 Mbit/s.
@@ -61,11 +61,11 @@ MAX_BYTES = 64 << 20
 MOST_NODES = 1 << 12
 MOST_SITES = 1 << 10
 LEAST_MBIT = 1e-3
-"""slowest link: with less no message arrives within a run"""
+"""slowest link that delivers a message within a run"""
 
 
 def twelve_cities() -> dict[tuple[str, str], tuple[float, float]]:
-    """(site, later site) → (latency in seconds, bandwidth in bytes per second)."""
+    """Return (site, later site) → (latency in seconds, bandwidth in bytes per second)."""
     found = {}
     for i, row in enumerate(_LINKS.split("\n")[1:-1]):
         for other, cell in zip(CITIES[i + 1 :], row.split(), strict=True):
@@ -85,43 +85,44 @@ class SameSite(Section):
 
 
 class MatrixFiles(Section):
-    """Two CSV files beside the topology: a first row and a first column of site names, a number for each pair."""
+    """Two CSV files beside the topology: site names in the first row and column, a number per pair."""
 
     latency_ms: str
     bandwidth_mbit: str
 
 
 class RelayedSites(Section):
-    """Sites whose nodes cannot call each other, and where the controller is, which carries their bytes."""
+    """Sites whose nodes cannot connect to each other, and the controller's site, which relays their bytes."""
 
     site: str
     """the controller's"""
     hidden: list[str]
-    """sites behind routers that only let connections out"""
+    """sites behind routers that only allow outgoing connections"""
 
 
 class NodeGroup(Section):
-    """So many nodes of one kind at one site."""
+    """Equal nodes at one site."""
 
     site: str
     count: bounds.Hosts = 1
     speed: bounds.Speed = 1.0
-    """how many times as fast as [network] says"""
+    """factor on the speed in [network]"""
     memory: Positive = 3
-    """microbatches that a node can hold between their forward and their backward"""
+    """microbatches that a node can hold between forward and backward"""
     role: Literal["any", "data", "worker"] = "any"
-    """data nodes let microbatches in and hold embedding and head; workers never do; the planner chooses the others'"""
+    """data nodes are origins of microbatches and hold embedding and head; workers never do; the planner assigns the
+    others"""
 
 
 class TopologyFile(Section):
     matrix: str | MatrixFiles | None = None
-    """the name of a built-in matrix, or files; may be left out where ``link`` joins all sites"""
+    """the name of a built-in matrix, or files; optional if ``link`` joins all sites"""
     link: Annotated[list[LinkEntry], Field(max_length=MOST_ENTRIES)] = Field(default_factory=list)
-    """where sites are joined by several ways"""
+    """several paths between sites"""
     overhead_s: Seconds = 0.0
-    """seconds that every message takes besides its way"""
+    """seconds that every message takes besides its path"""
     queueing: bool = True
-    """do messages from one node to another wait for one another's bandwidth?"""
+    """whether messages between two nodes queue for bandwidth"""
     same_site: SameSite = SameSite()
     relay: RelayedSites | None = None
     nodes: list[NodeGroup]
@@ -129,7 +130,7 @@ class TopologyFile(Section):
 
 @dataclass(frozen=True)
 class Node:
-    """A machine. Nodes are numbered in the order of the file."""
+    """A machine. Nodes are numbered in file order."""
 
     name: str
     site: str
@@ -145,27 +146,27 @@ class Topology:
     overhead_s: float = 0.0
     queueing: bool = True
     scale: float = 1.0
-    """all times on links are multiplied by this"""
+    """factor on all link times"""
     ways: Ways | None = None
-    """where ``[[link]]`` lists several: the paths between all sites, over links that all nodes share"""
+    """paths between all sites, over links that all nodes share, if ``[[link]]`` lists several"""
 
     def latency_s(self, a: str, b: str) -> float:
-        """Seconds before the first byte sent from site ``a`` is at site ``b``."""
+        """Return the seconds before the first byte sent from site ``a`` is at site ``b``."""
         return self.scale * (self.link(a, b)[0] + self.overhead_s)
 
     def transmit_s(self, a: str, b: str, size: int) -> float:
-        """Seconds that a message of ``size`` bytes takes up the bandwidth between two nodes at these sites."""
+        """Return the seconds that a message of ``size`` bytes occupies the link between two nodes at these sites."""
         return self.scale * size / self.link(a, b, size)[1]
 
     def carry_s(self, a: str, b: str, size: int) -> float:
-        """Seconds from sending a message of ``size`` bytes over an idle link until it has arrived whole."""
+        """Return the seconds from sending a message of ``size`` bytes over an idle link until it has arrived."""
         latency, bandwidth = self.link(a, b, size)
         return self.scale * (latency + self.overhead_s) + self.scale * size / bandwidth
 
     def link(self, a: str, b: str, size: int = 0) -> tuple[float, float]:
-        """Latency in seconds and bandwidth in bytes per second from site ``a`` to site ``b``.
+        """Return latency in seconds and bandwidth in bytes per second from site ``a`` to site ``b``.
 
-        Of several paths, that of the one by which a message of ``size`` bytes is there first, if nothing else uses it.
+        Of several paths, take the one on which a message of ``size`` bytes arrives first, without other traffic.
         """
         if self.ways is not None and a != b:
             known = self.ways
@@ -175,9 +176,9 @@ class Topology:
 
 
 def read(path: Path, scale: float = 1.0) -> Topology:
-    """The topology in the file ``path``.
+    """Return the topology in the file ``path``.
 
-    :raises UserError: naming the file, the key or the pair of sites, and what to write instead.
+    :raises UserError: naming the file, the key or the pair of sites, and the fix.
     """
     parsed = _parse(path)
     links: Links = {}
@@ -214,7 +215,7 @@ def read(path: Path, scale: float = 1.0) -> Topology:
 
 
 def _several(path: Path, parsed: TopologyFile, links: Links) -> Ways:
-    """What ``[[link]]`` lists, between the sites of nodes."""
+    """Return the paths of ``[[link]]`` between the sites of nodes."""
     between = {pair: link for pair, link in links.items() if pair[0] != pair[1]}
     at = None if parsed.relay is None else parsed.relay.site
     return ways(path, parsed.link, between, at, {group.site for group in parsed.nodes})
@@ -232,9 +233,9 @@ def _parse(path: Path) -> TopologyFile:
 
 
 def _relayed(path: Path, links: Links, relay: RelayedSites, sites: set[str]) -> Links:
-    """The links between hidden sites: the ways to the relay and from there, at the speed of the slower.
+    """Return the links between hidden sites: via the relay, at the speed of the slower link.
 
-    Bytes pass piece by piece, so the second way does not wait for the whole message (``runtime/transport/relay.py``).
+    Bytes are forwarded piece by piece (``runtime/transport/relay.py``).
     """
     for site in (relay.site, *relay.hidden):
         if site not in sites:
@@ -257,7 +258,7 @@ def _from_csv(path: Path, files: MatrixFiles) -> Links:
 
 
 def _numbers(path: Path, lowest: float) -> dict[tuple[str, str], float]:
-    """The numbers of a square table; an empty cell stands for the same link seen from the other side."""
+    """Return the numbers of a square table; an empty cell means the same link as from the other side."""
     if not path.is_file():
         raise UserError(f"{path}: there is no such file; a topology's matrix names it")
     lines = documents.text(path, MAX_BYTES, "give a table of sites").splitlines()

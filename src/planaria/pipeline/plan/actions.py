@@ -1,9 +1,9 @@
-"""A plan: who does what in one step, as plain data, and its actions by number: who waits for whom.
+"""A plan: the actions of each node in one step, as plain data, and their dependency graph.
 
-Work is given to *nodes*. Where each stage has one worker, a node is its stage's number; where several nodes share a
-stage, a plan knows nodes only. A node's list is in order of preference, not of time: it always takes the first action
-whose inputs have arrived and whose ``after`` actions are done. The same lists drive ``simulate``, ``inline`` and
-``fleet``. Simulating, ordering and bounding a plan go by the numbers of its :class:`Graph`.
+Work is assigned to *nodes*; with one worker per stage, a node is its stage's number. A node's list is in order of
+preference, not of time: the node takes the first action whose inputs have arrived and whose ``after`` actions are done.
+``simulate``, ``inline`` and ``fleet`` execute the same lists. Simulation, ordering and bounds use the numbers of a
+:class:`Graph`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from planaria.common.errors import UserError
 
 Kind = Literal["forward", "backward"]
 NAMED = 5
-"""actions that an error names at most"""
+"""maximum number of actions in an error"""
 
 
 class Key(NamedTuple):
-    """Names an action, and the message it sends: unique within one step."""
+    """The name of an action, and of the message it sends; unique within one step."""
 
     kind: Kind
     microbatch: int
@@ -31,11 +31,11 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Action:
-    """One unit of work: the forward or backward pass of one microbatch at one visit of its route.
+    """The forward or backward pass of one microbatch at one visit of its route.
 
-    ``hop`` is the visit's place in the route: hop 0 embeds, the last hop is head and loss, both at the route's origin.
-    ``source`` and ``target`` are the nodes the input comes from and the output goes to; None where the input is data
-    or loss, and where nothing is sent on. ``after`` names actions of the same node that must be done before.
+    ``hop`` is the visit's index in the route: hop 0 embeds, the last hop is head and loss, both at the route's origin.
+    ``source`` and ``target`` are the nodes of input and output; None if the input is data or loss, and if nothing is
+    sent. ``after`` names actions of the same node that must be done before.
     """
 
     kind: Kind
@@ -52,12 +52,12 @@ class Action:
 
     @property
     def returns(self) -> bool:
-        """Is this the visit with which the route is back at its origin: head and loss?"""
+        """Whether the route is back at its origin: head and loss."""
         return (self.target if self.kind == "forward" else self.source) is None
 
     @property
     def needs(self) -> Key | None:
-        """The message this action waits for; None if its input is local."""
+        """The message that this action waits for; None if its input is local."""
         if self.source is None:
             return None
         return Key(self.kind, self.microbatch, self.hop - 1 if self.kind == "forward" else self.hop + 1)
@@ -69,16 +69,16 @@ class Action:
 
 
 Route = tuple[int, ...]
-"""The nodes one microbatch visits, from its origin (an ends worker; 0 if there is only one) back to it."""
+"""The nodes that one microbatch visits, from its origin (a worker of stage 0) back to it."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that is to be done in one step: the routes, and each node's actions in order of preference."""
+    """The routes of one step, and each node's actions in order of preference."""
 
     routes: tuple[Route, ...]
     slots: dict[int, int]
-    """the most microbatches that are between their forward and their backward at a node; any number where not named"""
+    """node → maximum number of microbatches between forward and backward; unlimited if absent"""
     actions: dict[int, tuple[Action, ...]]
 
     @property
@@ -90,27 +90,27 @@ class Plan:
 
 @dataclass(frozen=True)
 class Graph:
-    """Numbered actions. Numbers run stage by stage in order of preference: at one worker, the smaller comes first."""
+    """Numbered actions, stage by stage in order of preference: at one worker, smaller numbers are preferred."""
 
     actions: list[Action]
     places: list[int]
-    """each action's place in its worker's list"""
+    """each action's index in its worker's list"""
     waits: list[int]
-    """for how many messages and local actions each action waits (also for those that the plan does not hold)"""
+    """number of messages and local actions for which each action waits, including those missing in the plan"""
     local: list[tuple[int, ...]]
-    """the actions that name this one in ``after``"""
+    """actions that name this one in ``after``"""
     receiver: list[int]
-    """the action that this one's message is for, or -1"""
+    """the action that receives this one's message, or -1"""
 
     def followers(self, n: int) -> tuple[int, ...]:
-        """The actions that wait for action ``n``, at its own stage and at the next."""
+        """Return the actions that wait for action ``n``, at its own stage and at the next."""
         return self.local[n] if self.receiver[n] < 0 else (*self.local[n], self.receiver[n])
 
 
 def graph(plan: Plan) -> Graph:
-    """Numbers the actions of ``plan``, which may be one that can never finish.
+    """Number the actions of ``plan``, which may be one that cannot finish.
 
-    Raises UserError if it holds an action twice.
+    :raises UserError: if it has an action twice.
     """
     actions = [action for stage in sorted(plan.actions) for action in plan.actions[stage]]
     # Plain tuples of atoms, here and in `local`: the garbage collector does not follow them, and there are millions.
@@ -134,9 +134,9 @@ def graph(plan: Plan) -> Graph:
 
 
 def deadlock(numbered: Graph, done: Iterable[int]) -> UserError:
-    """The error of a plan of which only the actions ``done`` can ever be done.
+    """Return the error for a plan of which only the actions ``done`` can finish.
 
-    It names a ring of actions that wait for each other, or one that waits for what the plan does not hold.
+    It names a cycle of actions, or one that waits for an action missing in the plan.
     """
     finished = {numbered.actions[n].key for n in done}
     stuck = {action.key: action for action in numbered.actions if action.key not in finished}
@@ -154,11 +154,12 @@ def deadlock(numbered: Graph, done: Iterable[int]) -> UserError:
 
 
 def topological_order(plan: Plan) -> list[Action]:
-    """All actions in one deterministic order in which every action finds its inputs ready.
+    """Return all actions in one deterministic order in which every action finds its inputs ready.
 
-    Each stage takes the first ready action of its list, with one exception: a microbatch enters the pipeline only when
-    nothing else can be done. Alone in a process there is nothing to overlap, and so no more microbatches are alive at
-    a time than must be; never more than ``plan.in_flight``. Raises UserError, naming actions, if no order exists.
+    Each stage takes the first ready action of its list, but a microbatch enters the pipeline only when nothing else can
+    be done. So one process holds as few microbatches as possible, never more than ``plan.slots``.
+
+    :raises UserError: naming actions, if no order exists.
     """
     numbered = graph(plan)
     order = feasible(numbered)
@@ -168,7 +169,7 @@ def topological_order(plan: Plan) -> list[Action]:
 
 
 def feasible(numbered: Graph) -> list[int]:
-    """The numbers of all actions that can ever be done, in the order of :func:`topological_order`."""
+    """Return the numbers of all actions that can finish, in the order of :func:`topological_order`."""
 
     def rank(n: int) -> tuple[bool, int, int]:
         action = numbered.actions[n]

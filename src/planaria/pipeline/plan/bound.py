@@ -1,4 +1,4 @@
-"""How fast a plan could be at best: a lower bound on the time of its step, under any order of work."""
+"""A lower bound on a plan's step time, for any order of work."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from planaria.pipeline.plan.actions import Graph, Plan, deadlock, feasible, grap
 
 @dataclass(frozen=True)
 class Bound:
-    """No execution of the plan takes less than ``step_s`` seconds; ``binds`` says what keeps it from being less."""
+    """No execution takes less than ``step_s`` seconds; ``binds`` is the limiting part."""
 
     step_s: float
     binds: str
 
 
 def lower_bound(plan: Plan, costs: Costs, message_bytes: int) -> Bound:
-    """The largest of these times, none of which any execution of ``plan`` can beat:
+    """Return the largest of these times, none of which any execution of ``plan`` can beat:
 
-    - a *microbatch*: its way there and back, alone in the pipeline;
-    - a *chain*: the longest chain of actions that must follow one another, through several microbatches where one
-      waits for another's admission (``in_flight``) or for its turn to add to a gradient;
-    - a *node*: the earliest time its first action can begin, all its work, and the least time from its last action
-      to the end of the step;
+    - a *microbatch*: its route, alone in the pipeline;
+    - a *chain*: the longest chain of dependent actions, across microbatches if one waits for another's admission
+      (``in_flight``) or for its turn to add to a gradient;
+    - a *node*: the earliest start of its first action, all its work, and the least time from its last action to the
+      end;
     - a *link*: the same for the messages in one direction, which share its bandwidth;
-    - *copies*: the same for what a node copies off its device, or onto it, one after the other.
+    - *copies*: the same for a node's copies off its device, or onto it.
 
-    Raises UserError if the plan can never finish.
+    :raises UserError: if the plan can never finish.
     """
     prices, numbered = Prices(costs, message_bytes), graph(plan)
     order = feasible(numbered)
@@ -50,14 +50,14 @@ def lower_bound(plan: Plan, costs: Costs, message_bytes: int) -> Bound:
 
 
 def _memory(plan: Plan) -> str:
-    """How many microbatches each node, or the one that lets them in, has room for."""
+    """Describe the memory limit of the nodes, or of the one that admits microbatches."""
     if plan.slots.keys() == {0}:
         return f"in_flight = {plan.slots[0]}"
     return "memory for " + " or ".join(map(str, sorted(set(plan.slots.values())))) + " at a node"
 
 
 def _carry(numbered: Graph, n: int, prices: Prices) -> int:
-    """The time of the message that action ``n`` sends, with its copies; 0 if it sends none."""
+    """Return the time of the message that action ``n`` sends, with its copies; 0 if it sends none."""
     receiver = numbered.receiver[n]
     if receiver < 0:
         return 0
@@ -65,7 +65,7 @@ def _carry(numbered: Graph, n: int, prices: Prices) -> int:
 
 
 def _heads(numbered: Graph, order: list[int], compute: list[int], carry: list[int]) -> list[int]:
-    """The earliest time at which each action can begin."""
+    """Return the earliest start of each action."""
     heads = [0] * len(order)
     for n in order:
         done = heads[n] + compute[n]
@@ -77,7 +77,7 @@ def _heads(numbered: Graph, order: list[int], compute: list[int], carry: list[in
 
 
 def _tails(numbered: Graph, order: list[int], compute: list[int], carry: list[int]) -> list[int]:
-    """The least time from the end of each action to the end of the step."""
+    """Return the least time from the end of each action to the end of the step."""
     tails = [0] * len(order)
     for n in reversed(order):
         for later in numbered.local[n]:
@@ -101,7 +101,7 @@ def _microbatches(numbered: Graph, compute: list[int], carry: list[int]) -> Iter
 def _stages(numbered: Graph, compute: list[int], heads: list[int], tails: list[int]) -> Iterator[Term]:
     own: dict[int, list[int]] = defaultdict(list)
     for n, action in enumerate(numbered.actions):
-        if compute[n]:  # work that costs nothing may lie outside the stage's busy time
+        if compute[n]:  # free work may be outside the stage's busy time
             own[action.node].append(n)
     for stage, todo in own.items():
         first, last = min(heads[n] for n in todo), min(tails[n] for n in todo)
@@ -109,7 +109,7 @@ def _stages(numbered: Graph, compute: list[int], heads: list[int], tails: list[i
 
 
 def _lanes(numbered: Graph, prices: Prices, compute: list[int], heads: list[int], tails: list[int]) -> Iterator[Term]:
-    """Links, and a device's copies each way: what takes one message after the other."""
+    """Yield terms of links, and of a device's copies each way, which serve one message at a time."""
     staging, lanes = prices.staging, defaultdict[str, list[tuple[int, int, int]]](list)
     for n, receiver in enumerate(numbered.receiver):
         if receiver >= 0:

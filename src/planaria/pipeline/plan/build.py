@@ -1,4 +1,4 @@
-"""Plans built from routes: GPipe (forwards first), 1F1B (backwards first), or SkipPipe's rule of what goes first."""
+"""Build plans from routes: GPipe (forwards first), 1F1B (backwards first), or SkipPipe's first-come rule."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from planaria.pipeline.plan.clock import Clock, FirstComeClock
 
 
 def build(routes: Sequence[Route], order: str, in_flight: int, backward: bool = True) -> Plan:
-    """The plan that sends microbatch ``i`` along ``routes[i]``.
+    """Return the plan that sends microbatch ``i`` along ``routes[i]``.
 
     ``order`` is 'gpipe' or '1f1b'. At most ``in_flight`` microbatches are between their embedding and their last
-    backward at any time. Gradients are accumulated in one fixed order at every stage, so that the sum does not depend
-    on timing. Without ``backward`` the plan is a validation: forwards only.
+    backward. Every stage accumulates gradients in one fixed order, so that the sum does not depend on timing. Without
+    ``backward`` the plan is a validation: forwards only.
     """
     if not backward:
         return _build(routes, order, in_flight, backward, {})
@@ -26,7 +26,7 @@ def build(routes: Sequence[Route], order: str, in_flight: int, backward: bool = 
 
 
 def _build(routes: Sequence[Route], order: str, in_flight: int, backward: bool, before_it: Mapping[Key, Key]) -> Plan:
-    """The plan in which each backward also waits for the one that ``before_it`` names, if any."""
+    """Return the plan in which each backward also waits for its predecessor in ``before_it``, if any."""
     lists: dict[int, list[Action]] = defaultdict(list)
     for forward, back in visits(routes):
         admission = _admission(forward.microbatch, forward.hop, in_flight, backward)
@@ -46,7 +46,7 @@ def _build(routes: Sequence[Route], order: str, in_flight: int, backward: bool, 
 
 
 def visits(routes: Sequence[Route]) -> Iterator[tuple[Action, Action]]:
-    """The forward and the backward of every visit, which waits for its forward."""
+    """Yield the forward and the backward of every visit; the backward waits for its forward."""
     for i, route in enumerate(routes):
         last = len(route) - 1
         for hop, node in enumerate(route):
@@ -56,10 +56,10 @@ def visits(routes: Sequence[Route]) -> Iterator[tuple[Action, Action]]:
 
 
 def plan_for(config: PipelineConfig, routes: Sequence[Route], backward: bool = True) -> Plan:
-    """The plan of a recipe's pipeline section over these routes.
+    """Return the plan of a recipe's pipeline section over these routes.
 
-    By default 1F1B has two microbatches in flight for every worker: with one, links that take time or ends that cost as
-    much as a stage leave the pipeline half empty.
+    By default 1F1B has two microbatches in flight per worker: with one, slow links or an expensive stage 0 leave the
+    pipeline half empty.
     """
     default = 2 * (config.stages + 1) if config.order == "1f1b" else len(routes)
     return build(routes, config.order, min(config.in_flight or default, len(routes)), backward)
@@ -71,18 +71,18 @@ def _heavy(action: Action) -> bool:
 
 
 def _admission(i: int, hop: int, in_flight: int, backward: bool) -> tuple[Key, ...]:
-    """A microbatch may start once the one ``in_flight`` before it is through."""
+    """Return the action after which a microbatch may start: the last backward of the one ``in_flight`` before it."""
     if hop or not backward or i < in_flight:
         return ()
     return (Key("backward", i - in_flight, 0),)
 
 
 def _turns(routes: Sequence[Route], order: str, in_flight: int) -> dict[Key, Key]:
-    """Backward → the one that adds to the same gradient just before it.
+    """Return backward → the previous backward that adds to the same gradient.
 
-    On equal routes, the order of microbatches. Where routes cross, it would make microbatches wait for one another at
-    every crossing; there, the order in which they come if nobody has to wait, at unit costs. Embedding and head hold
-    their gradients apart, so at the ends they take turns apart too.
+    On equal routes, the order is that of microbatches. On crossing routes that order would make microbatches wait at
+    every crossing; there, use the order of arrival without waiting, at unit costs. Embedding and head have separate
+    gradients, so stage 0 orders them separately.
     """
     if len({tuple(route) for route in routes}) == 1:
         came = sorted((back for _, back in visits(routes)), key=lambda action: (action.microbatch, -action.hop))
@@ -94,7 +94,7 @@ def _turns(routes: Sequence[Route], order: str, in_flight: int) -> dict[Key, Key
 
 
 def turns(came: Iterable[Action]) -> dict[Key, Key]:
-    """Backward → the one that adds to the same gradient just before it, if they run in this order at each node."""
+    """Return backward → the previous backward that adds to the same gradient, given each node's execution order."""
     sums: dict[tuple[int, bool], list[Key]] = defaultdict(list)
     for action in came:
         if action.kind == "backward":
@@ -103,12 +103,12 @@ def turns(came: Iterable[Action]) -> dict[Key, Key]:
 
 
 def first_come(routes: Sequence[Route], slots: Mapping[int, int], prices: Prices) -> FirstComeClock:
-    """The clock of one step, run to its end, in which microbatch ``i`` goes along ``routes[i]``.
+    """Simulate one step in which microbatch ``i`` takes ``routes[i]``, to its end.
 
-    Nodes take backwards and losses first and then what came first; a node holds at most ``slots`` microbatches
-    between their forward and their backward there. All microbatches are at their origins from the beginning.
+    Nodes prefer backwards and losses, then the earliest arrival; a node holds at most ``slots`` microbatches between
+    forward and backward. All microbatches start at their origins.
 
-    :raises UserError: when memory deadlocks, every node waiting for a slot at another.
+    :raises UserError: if memory deadlocks, every node waiting for a slot at another.
     """
     lists: dict[int, list[Action]] = defaultdict(list)
     for forward, back in visits(routes):
@@ -121,11 +121,11 @@ def first_come(routes: Sequence[Route], slots: Mapping[int, int], prices: Prices
 
 
 def planned(routes: Sequence[Route], slots: Mapping[int, int], prices: Prices) -> Plan:
-    """The plan that repeats :func:`first_come` at these prices, and is safe at any other.
+    """Return the plan that repeats :func:`first_come` at these prices and is safe at any other.
 
-    Each node prefers what it did earlier on that clock, and a forward waits for the backward that freed its slot
-    there. All that waits then waits for something earlier on one clock: the plan cannot deadlock and no node ever holds
-    more than ``slots``, however long passes and messages really take.
+    Each node prefers the order of that simulation, and a forward waits for the backward that freed its slot there.
+    Every wait then refers to an earlier action of one execution: the plan cannot deadlock, and no node exceeds
+    ``slots``, whatever the real times are.
     """
     clock = first_come(routes, slots, prices)
     ran = {node: [clock.graph.actions[n] for n in numbers] for node, numbers in clock.ran.items()}

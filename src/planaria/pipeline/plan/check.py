@@ -1,4 +1,4 @@
-"""Is this a plan that can be carried out, and that gives the right gradient whatever the timing?"""
+"""Check that a plan can be executed and gives the right gradient for any timing."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from planaria.pipeline.plan.actions import Action, Key, Kind, Plan, deadlock, fe
 
 
 def check(plan: Plan) -> list[str]:
-    """What is wrong with ``plan``, one line each, naming microbatch, stage and hop; empty if nothing is.
+    """Return the problems of ``plan``, one line each, naming microbatch, stage and hop; empty if there are none.
 
-    Later questions are asked only where the earlier ones found nothing, since they would repeat the same complaint:
-    are the routes closed, does every stage hold exactly the actions that the routes ask for, does each action wait for
-    what it must, and can all of it ever be done?
+    Later checks run only if the earlier ones pass: closed routes, exactly the actions of the routes, required waits,
+    and no deadlock.
     """
     for question in (_routes, _actions, _waits, _finishes):
         if problems := list(question(plan)):
@@ -23,7 +22,10 @@ def check(plan: Plan) -> list[str]:
 
 
 def require(plan: Plan) -> None:
-    """Raises UserError with the first problem of ``plan``, if it has one."""
+    """Check ``plan``.
+
+    :raises UserError: with its first problem.
+    """
     if problems := check(plan):
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise UserError(f"this plan cannot be carried out: {problems[0]}{more}")
@@ -74,7 +76,7 @@ def _actions(plan: Plan) -> Iterator[str]:
 
 
 def _off_route(plan: Plan, action: Action) -> str:
-    """How ``action`` disagrees with its microbatch's route; empty if it does not."""
+    """Return how ``action`` contradicts its microbatch's route; empty if it does not."""
     if not 0 <= action.microbatch < len(plan.routes):
         return f"belongs to no microbatch: there are {len(plan.routes)}"
     route = plan.routes[action.microbatch]
@@ -91,7 +93,7 @@ def _off_route(plan: Plan, action: Action) -> str:
 
 
 def _waits(plan: Plan) -> Iterator[str]:
-    """``after`` names local actions; memory is never overrun; gradients are added up in one fixed order."""
+    """``after`` names local actions; memory is never exceeded; gradients are added in one fixed order."""
     for stage, actions in plan.actions.items():
         local = {action.key for action in actions}
         for action in actions:
@@ -113,10 +115,10 @@ def _waits(plan: Plan) -> Iterator[str]:
 
 
 def _memory(actions: Sequence[Action], slots: int) -> Iterator[str]:
-    """May more than ``slots`` microbatches ever lie at a node, between the forward and the backward of a visit?
+    """Check that at most ``slots`` microbatches are between forward and backward at a node.
 
-    Its backwards run in one fixed order. If the k-th forward, by the backwards they wait for, waits for the backward
-    number k − slots or a later one, then whichever forwards have begun, enough backwards are done.
+    Its backwards run in one fixed order. If the k-th forward, by the backwards they wait for, waits for backward number
+    k − slots or a later one, then enough backwards are done before any set of forwards.
     """
     stay = {a.key for a in actions if not a.returns}
     place = {key: n for n, key in enumerate(_row([a for a in actions if a.kind == "backward" and a.key in stay]))}
@@ -133,7 +135,7 @@ def _memory(actions: Sequence[Action], slots: int) -> Iterator[str]:
 
 
 def _row(backwards: Sequence[Action]) -> list[Key]:
-    """Their keys in the order in which they wait for one another (if it is one row: :func:`_in_order`)."""
+    """Return the keys in the order in which they wait for one another (if it is one row: :func:`_in_order`)."""
     keys = {action.key for action in backwards}
     follows = {key: action.key for action in backwards for key in action.after if key in keys}
     row = [action.key for action in backwards if not keys.intersection(action.after)][:1]
@@ -143,7 +145,7 @@ def _row(backwards: Sequence[Action]) -> list[Key]:
 
 
 def _in_order(backwards: Sequence[Action]) -> Iterator[str]:
-    """Each but one of the backwards that add to one sum waits for exactly one other, all in a single row."""
+    """Each backward of one sum, except the first, waits for exactly one other, in a single row."""
     keys = {action.key for action in backwards}
     waits = {action.key: [key for key in action.after if key in keys] for action in backwards}
     first = [action for action in backwards if not waits[action.key]]

@@ -1,9 +1,9 @@
-"""A plan on a clock: a discrete-event simulation without tensors, its result, and a Gantt chart for the terminal.
+"""Discrete-event simulation of a plan, its result, and a Gantt chart for the terminal.
 
 A node does one action at a time and takes the first ready one of its list. A link is full-duplex; in each direction
-messages queue for the bandwidth, in the order in which they were sent, and their latencies overlap. Where messages pass
-through host memory, each is first copied off its sender's device and at last onto its receiver's, whole; a device makes
-one copy each way at a time (``runtime/transport/staging.py``), and computes meanwhile.
+messages queue for bandwidth in sending order, and their latencies overlap. With messages through host memory, each is
+copied off its sender's device first and onto its receiver's last, whole; a device makes one copy each way at a time
+(``runtime/transport/staging.py``) and computes meanwhile.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from planaria.pipeline.plan.actions import Action, Key, Plan, deadlock, graph
 from planaria.pipeline.plan.bound import Bound
 
 _ENDS, _ARRIVES, _FREE, _LANDS = range(4)
-"""an action ends and sends its output; a message is there; a node is through with the stage that it shadows; a message
-is in the memory of its receiver's host"""
+"""an action ends and sends its output; a message arrives; a node ends its shadow computation; a message is in the
+memory of its receiver's host"""
 IDLE = "."
 FILL = {"forward": "-", "backward": "="}
 
 
 class Clock:
-    """One simulation under way. Actions go by their numbers in ``graph``; times are nanoseconds."""
+    """A running simulation. Actions are numbers in ``graph``; times are nanoseconds."""
 
     def __init__(self, plan: Plan, prices: Prices) -> None:
         self.graph = graph(plan)
@@ -37,20 +37,20 @@ class Clock:
         self.ready: dict[int, list[int]] = {node: [] for node in plan.actions}
         self.idle = dict.fromkeys(plan.actions, True)
         self.woken: set[int] = set()
-        """nodes to which something happened in this instant"""
+        """nodes with an event at this time"""
         self.events: list[tuple[int, int, int]] = []
-        """(time, action, what happens), earliest first"""
+        """(time, action, kind of event), earliest first"""
         self.ran: dict[int, list[int]] = {node: [] for node in plan.actions}
         self.starts = [0] * len(self.waits)
         self.ends = [0] * len(self.waits)
         self.link_free: dict[tuple[int, int], int] = defaultdict(int)
         self.copied_off: dict[int, int] = defaultdict(int)
         self.copied_onto: dict[int, int] = defaultdict(int)
-        """when a node's device is through with its copies, each way"""
+        """when a node's device has finished its copies, each way"""
         self.messages: Counter[tuple[int, int]] = Counter()
 
     def run(self) -> int:
-        """Runs to the end and returns the time."""
+        """Run to the end and return the time."""
         for number, count in enumerate(self.waits):
             if not count:
                 self._ready(number)
@@ -77,7 +77,7 @@ class Clock:
         return deadlock(self.graph, [n for ran in self.ran.values() for n in ran])
 
     def _choose(self) -> None:
-        """Idle nodes that something happened to take what comes next."""
+        """Let idle nodes with events take their next action."""
         for node in self.woken:
             if self.idle[node] and (number := self._next(node)) is not None:
                 action = self.graph.actions[number]
@@ -89,7 +89,7 @@ class Clock:
         self.woken.clear()
 
     def _next(self, node: int) -> int | None:
-        """What ``node`` takes next: the first ready action of its list, if there is one."""
+        """Return the first ready action of the list of ``node``, if any."""
         return heapq.heappop(self.ready[node]) if self.ready[node] else None
 
     def _end(self, number: int) -> None:
@@ -109,7 +109,7 @@ class Clock:
         self.woken.add(node)
 
     def _send(self, action: Action, receiver: int) -> None:
-        """Puts the output of ``action`` on its way to the action ``receiver``."""
+        """Send the output of ``action`` to the action ``receiver``."""
         link = (action.node, self.graph.actions[receiver].node)
         start = max(self._copy(self.copied_off, action.node), self.link_free[link])
         self.link_free[link] = start + self.prices.transmit(*link)
@@ -123,12 +123,12 @@ class Clock:
             heapq.heappush(self.events, (arrival, receiver, _ARRIVES))
 
     def _copy(self, through: dict[int, int], node: int) -> int:
-        """When one more copy is made, after those that ``node`` has under way that way."""
+        """Return when one more copy of ``node`` in this direction is done."""
         through[node] = max(self.now, through[node]) + self.prices.staging
         return through[node]
 
     def _satisfy(self, number: int) -> None:
-        """One of the things that an action waits for is there."""
+        """Record that one dependency of an action is done."""
         self.waits[number] -= 1
         if not self.waits[number]:
             self._ready(number)
@@ -140,9 +140,9 @@ class Clock:
 
 
 class FirstComeClock(Clock):
-    """A clock by which nodes disregard their lists: backwards and losses first, then in order of arrival.
+    """A clock whose nodes ignore their lists: backwards and losses first, then by arrival, as SkipPipe's nodes do.
 
-    A forward begins only while its node has a free slot; its backward frees the slot. So SkipPipe's nodes choose.
+    A forward begins only while its node has a free slot; its backward frees the slot.
     """
 
     def __init__(self, plan: Plan, prices: Prices, slots: Mapping[int, int]) -> None:
@@ -183,7 +183,7 @@ class FirstComeClock(Clock):
 
 
 class Timed(NamedTuple):
-    """An action and the seconds, from the step's beginning, between which it ran."""
+    """An action with its start and end, in seconds from the step's beginning."""
 
     key: Key
     start: float
@@ -197,17 +197,17 @@ class Simulated:
     step_s: float
     """seconds from the first action's start to the last one's end"""
     ran: dict[int, list[Action]]
-    """what each stage did, in order of time"""
+    """each stage's actions, in order of time"""
     starts: dict[int, list[float]]
-    """when each of these actions began, in seconds from the step's beginning"""
+    """their starts, in seconds from the step's beginning"""
     ends: dict[int, list[float]]
-    """when each of these actions was done"""
+    """their ends"""
     sent_bytes: dict[tuple[int, int], int]
-    """bytes that crossed each link, by (sending stage, receiving stage)"""
+    """bytes sent over each link, by (sending stage, receiving stage)"""
 
     @property
     def spans(self) -> dict[int, list[Timed]]:
-        """What each stage did and when, in order of time."""
+        """Each stage's actions with times, in order."""
         return {
             stage: [
                 Timed(action.key, start, end)
@@ -229,16 +229,16 @@ class Simulated:
 
     @property
     def bubble(self) -> float:
-        """The mean idle fraction of the block stages; stage 0 stays out, as it may have nothing to compute."""
+        """The mean idle fraction of the block stages; stage 0 may have nothing to compute."""
         blocks = [fraction for stage, fraction in self.idle.items() if stage]
         return sum(blocks) / len(blocks)
 
 
 def draw(simulated: Simulated, bound: Bound, width: int = 100, unit: str = "s") -> str:
-    """One row of ``width`` characters per stage, and a legend with step time, lower bound and bubble fraction.
+    """Return one row of ``width`` characters per stage, and a legend with step time, lower bound and bubble fraction.
 
-    A forward of microbatch 3 looks like ``F3---``, a backward like ``B3===``; what is too short for its name shows
-    the letter alone, and what takes no time is left out.
+    A forward of microbatch 3 looks like ``F3---``, a backward like ``B3===``. Short actions show the letter alone;
+    actions without duration are omitted.
     """
     margin = len(f"stage {max(simulated.ran)} |")
     columns = max(1, width - margin)

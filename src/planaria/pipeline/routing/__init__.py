@@ -1,4 +1,4 @@
-"""Which way microbatches go: a registry of pure functions from a recipe and a step to the step's routes."""
+"""Routing: a registry of pure functions from a recipe and a step to the step's routes."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ ROUTINGS: Registry[Routing] = Registry(
 
 
 def routes(config: RunConfig, step: int) -> list[Route]:
-    """The routes of a training step.
+    """Return the routes of a training step.
 
-    :raises UserError: naming the kind or option that is unknown, or the route that no microbatch can take.
+    :raises UserError: for an unknown kind or option, or an invalid route.
     """
     kind, found = config.routing.kind, _chosen(config).routes(config, step)
     return found if kind in ROUTINGS.shipped else require(found, config, f"routing.kind = {kind!r}")
 
 
 def change(config: RunConfig) -> bool:
-    """Are routes drawn anew in every step, so that any two stages may meet?"""
+    """Whether routes are drawn anew in every step, so that any two stages may meet."""
     return _chosen(config).varies
 
 
@@ -38,5 +38,5 @@ def _chosen(config: RunConfig) -> Routing:
 
 
 def without(routes: Sequence[tuple[int, ...]], absent: Collection[int]) -> list[tuple[int, ...]]:
-    """The routes past the ``absent`` stages: a residual stage that is left out hands its input on unchanged."""
+    """Return the routes without the ``absent`` stages, which a residual stream skips."""
     return [tuple(stage for stage in route if stage not in absent) for route in routes] if absent else list(routes)

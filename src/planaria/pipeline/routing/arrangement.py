@@ -1,7 +1,7 @@
 """Which stage each node holds, and routes over the nodes of several replicas.
 
-Where every stage has one worker, a node is its stage's number. Replica r holds stage s at node r · (S + 1) + s, and
-microbatch i of replica r is number r · M + i of a step.
+With one worker per stage, a node is its stage's number. Replica r holds stage s at node r · (S + 1) + s, and microbatch
+i of replica r is number r · M + i of a step.
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ Pair = tuple[int, int]
 
 
 class Arrangement:
-    """The nodes that are there, by number, and the stage that each holds."""
+    """The present nodes, by number, and the stage of each."""
 
     def __init__(self, nodes: Mapping[int, Sequence[int]]) -> None:
-        """``nodes``: stage → the nodes that hold it; the first adds up what all have. Stage 0's are data nodes."""
+        """``nodes``: stage → its nodes; the first sums up their gradients. Those of stage 0 are data nodes."""
         self._nodes = {stage: tuple(held) for stage, held in sorted(nodes.items()) if held}
         self.stage = dict(sorted((node, stage) for stage, held in self._nodes.items() for node in held))
 
     @classmethod
     def single(cls, stages: int) -> Arrangement:
-        """One node for each of the stages 0..``stages``."""
+        """Return one node for each of the stages 0..``stages``."""
         return cls({stage: (stage,) for stage in range(stages + 1)})
 
     def of(self, present: Collection[int]) -> Arrangement:
-        """The same, of the ``present`` nodes only."""
+        """Return the arrangement of the ``present`` nodes only."""
         return Arrangement({stage: [n for n in held if n in present] for stage, held in self._nodes.items()})
 
     @property
     def stages(self) -> tuple[int, ...]:
-        """The stages that some node holds, in natural order."""
+        """The stages with a node, in natural order."""
         return tuple(self._nodes)
 
     @property
     def shared(self) -> bool:
-        """Does any stage have several nodes?"""
+        """Whether any stage has several nodes."""
         return len(self._nodes) < len(self.stage)
 
     def nodes(self, stage: int) -> tuple[int, ...]:
-        """The nodes that hold ``stage``, the first of them first."""
+        """Return the nodes of ``stage``, its first node first."""
         return self._nodes.get(stage, ())
 
     def peers(self, node: int) -> tuple[int, ...]:
-        """All nodes of the stage of ``node``, itself included. The first adds up what all of them have."""
+        """Return all nodes of the stage of ``node``, itself included; the first sums up their gradients."""
         return self.nodes(self.stage[node])
 
     @property
@@ -56,11 +56,11 @@ class Arrangement:
 
     @property
     def spine(self) -> tuple[int, ...]:
-        """The route in natural order over the first node of every stage: a validation's."""
+        """The route of a validation: the first node of every stage in natural order."""
         return (*self.firsts, self.firsts[0])
 
     def pairs(self, routes: Iterable[Collection[int]] = ()) -> set[Pair]:
-        """The edges of a replica: along ``routes`` and the spine, and from each node to the first of its stage."""
+        """Return a replica's edges: along ``routes`` and the spine, and from each node to the first of its stage."""
         ways = [*routes, self.spine, *((self.peers(node)[0], node) for node in self.stage)]
         met = {pair for way in ways for pair in pairwise(way)}
         return {(min(pair), max(pair)) for pair in met if pair[0] != pair[1]}
@@ -71,20 +71,21 @@ def node_of(replica: int, stage: int, stages: int) -> int:
 
 
 def replicated(replicas: int, stages: int) -> Arrangement:
-    """The nodes of so many replicas of stages 0..``stages``."""
+    """Return the nodes of ``replicas`` replicas of stages 0..``stages``."""
     return Arrangement({s: [node_of(r, s, stages) for r in range(replicas)] for s in range(stages + 1)})
 
 
 def columns(ways: Sequence[Sequence[int]], replicas: int, stages: int) -> list[tuple[int, ...]]:
-    """Every replica's microbatches go the ``ways`` (stages, from 0 to 0) among its own nodes."""
+    """Return the routes on which each replica's microbatches take ``ways`` (stages, from 0 to 0) among its own
+    nodes."""
     return [tuple(node_of(r, stage, stages) for stage in way) for r in range(replicas) for way in ways]
 
 
 def mixed(ways: Sequence[Sequence[int]], replicas: int, stages: int, seed: int, step: int) -> list[tuple[int, ...]]:
-    """The same, but the k-th microbatches of all replicas change places at every boundary but the last, home.
+    """Return the same routes, but permute the k-th microbatches of all replicas at every boundary except the last.
 
-    Each boundary draws a permutation from seed, step and microbatch alone, so that all agree without a message; being
-    one, it loads all replicas alike. A microbatch ends where it began, since its targets are there.
+    Each boundary draws a permutation from seed, step and microbatch alone, so all replicas agree without messages and
+    have equal load. A microbatch ends where it began, because its targets are there.
     """
     found: dict[tuple[int, int], tuple[int, ...]] = {}
     for i, way in enumerate(ways):

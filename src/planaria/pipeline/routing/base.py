@@ -1,4 +1,4 @@
-"""The base of routings, and the fixed ones: which stages each microbatch of a step visits, and in which order."""
+"""The base of routings, and fixed ones: the stages that each microbatch of a step visits, in order."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ Route = tuple[int, ...]
 
 
 class Routing(Choice, ABC):
-    """Base of all routings; its fields are its options. Pure: what it answers depends on its arguments alone."""
+    """Base class of routings; its fields are its options. Routes depend on the arguments alone."""
 
     varies: ClassVar[bool] = False
-    """are routes drawn anew in every step, so that any two stages may meet?"""
+    """whether routes are drawn anew in every step, so that any two stages may meet"""
     unfit: ClassVar[str] = ""
-    """what it does to stages that were trained in their order, as a clause; empty: nothing to warn of"""
+    """its effect on stages trained in natural order, as a clause of a warning; empty: no warning"""
 
     @abstractmethod
     def routes(self, config: RunConfig, step: int) -> list[Route]:
-        """One closed route over stages for each of the recipe's microbatches, in training step ``step``."""
+        """Return one closed route over stages per microbatch of the recipe, in training step ``step``."""
 
 
 def require(found: Sequence[Sequence[int]], config: RunConfig, place: str) -> list[Route]:
-    """The routes, if microbatches can take them.
+    """Return the routes, checked.
 
-    :raises UserError: naming ``place``, and what is wrong with which route.
+    :raises UserError: naming ``place``, the first invalid route and the reason.
     """
     pipeline = config.pipeline
     if len(found) != pipeline.microbatches:
@@ -56,7 +56,7 @@ class Full(Routing):
 
 
 def full(stages: int, microbatches: int) -> list[tuple[int, ...]]:
-    """Routes ``0 → 1 → … → stages → 0`` for every microbatch; the same at every step."""
+    """Return routes ``0 → 1 → … → stages → 0`` for all microbatches, the same at every step."""
     return [(0, *range(1, stages + 1), 0)] * microbatches
 
 
@@ -64,7 +64,7 @@ class Given(Routing):
     """``routing.routes``."""
 
     def routes(self, config: RunConfig, step: int) -> list[Route]:
-        """:raises UserError: when they are not one closed route for each microbatch over the recipe's stages."""
+        """:raises UserError: unless there is one closed route per microbatch over the recipe's stages."""
         return require(config.routing.routes, config, "routing.routes")
 
 
@@ -73,7 +73,7 @@ FEWEST = 4
 
 
 class Swapped(Routing):
-    """Half of the microbatches meet the outer stages in swapped order."""
+    """Half of the microbatches visit the outer stages in swapped order."""
 
     unfit: ClassVar[str] = "half of the microbatches meet the outer stages in an order that they do not know"
 
@@ -84,10 +84,10 @@ class Swapped(Routing):
 def swapped(stages: int, microbatches: int) -> list[tuple[int, ...]]:
     """Even microbatches go 0 → 1 → 2 → … → S−1 → S → 0, odd ones 0 → 2 → 1 → 3 → … → S−2 → S → S−1 → 0.
 
-    The first two and the last two block stages so learn each other's place. For training only: validation, generation
-    and export take the natural order.
+    So the first two and the last two block stages learn each other's position. For training only: validation,
+    generation and export use natural order.
 
-    :raises UserError: when there are fewer than four stages, so that the two pairs overlap.
+    :raises UserError: for fewer than four stages, because the two pairs overlap.
     """
     if stages < FEWEST:
         raise UserError(

@@ -1,8 +1,7 @@
-"""Random skipping (SkipPipe, arXiv 2502.19913, without its planner): every microbatch leaves out some block stages.
+"""Random skipping (SkipPipe, arXiv 2502.19913, without its planner): every microbatch omits some block stages.
 
-The rules of a route, as the paper's guidelines CC1 to CC3: it starts and ends at the ends, which are never left out;
-all block stages are visited equally often; no stage twice, and out of order only one place back from the furthest
-stage so far.
+Routes obey the paper's guidelines CC1 to CC3: they start and end at stage 0, which is never omitted; all block stages
+are visited equally often; no stage is visited twice, and out of order only one place back from the furthest stage.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ CYCLES = 200
 
 
 def visits(stages: int, skip: float) -> int:
-    """Block stages that each microbatch visits: the nearest whole number to (1 − skip) · stages, at least one."""
+    """Return the block stages that each microbatch visits: the integer nearest to (1 − skip) · stages, at least one."""
     return max(1, round((1 - skip) * stages))
 
 
@@ -37,9 +36,9 @@ class Skipping(Routing):
 
 
 def skipping(config: RunConfig, step: int) -> list[Route]:
-    """The routes of ``step``, drawn from the run's seed: each stage is used as often as any other, give or take one.
+    """Draw the routes of ``step`` from the run's seed; stages are used equally often, within one.
 
-    :raises UserError: when routing.jump is too short for so few visits.
+    :raises UserError: if routing.jump is too short for so few visits.
     """
     stages, shape = config.pipeline.stages, config.routing
     rng = random.Random(f"skipping {config.seed} {step}")
@@ -48,12 +47,12 @@ def skipping(config: RunConfig, step: int) -> list[Route]:
         (0, *reordered(next(ways), rng.randint(0, shape.swaps), shape.jump, rng), 0)
         for _ in range(config.pipeline.microbatches)
     ]
-    rng.shuffle(drawn)  # the first drawn would otherwise always be the most even
+    rng.shuffle(drawn)  # otherwise the first drawn would always be the most even
     return drawn
 
 
 def disorder(walk: Sequence[int], swaps: int, jump: int) -> str:
-    """How the block stages ``walk`` break CC3, in words; empty if they do not.
+    """Return how the block stages ``walk`` violate CC3; empty if they do not.
 
     A walk goes forward by at most ``jump`` places beyond its furthest stage, and at most ``swaps`` times back, to the
     stage just before the furthest.
@@ -74,17 +73,18 @@ def disorder(walk: Sequence[int], swaps: int, jump: int) -> str:
 
 
 def balanced(stages: int, count: int, jump: int, rng: random.Random) -> Iterator[list[int]]:
-    """Endless sets of ``count`` stages in natural order; after any number of them, all stages came up equally often,
-    give or take one. No two neighbours in a set are further apart than ``jump``.
+    """Yield endless sets of ``count`` stages in natural order, in which all stages occur equally often, within one.
 
-    :raises UserError: when such sets cannot be drawn.
+    No two neighbours in a set are further apart than ``jump``.
+
+    :raises UserError: if such sets cannot be drawn.
     """
     while True:
         yield from _cycle(stages, count, jump, rng)
 
 
 def _cycle(stages: int, count: int, jump: int, rng: random.Random) -> list[list[int]]:
-    """As many sets as it takes for all stages to come up equally often; begun anew when one cannot be completed."""
+    """Return the sets after which all stages occurred equally often; restart if one cannot be completed."""
     length = stages // gcd(stages, count)
     for _ in range(CYCLES):
         used = dict.fromkeys(range(1, stages + 1), 0)
@@ -102,7 +102,7 @@ def _cycle(stages: int, count: int, jump: int, rng: random.Random) -> list[list[
 
 
 def _choose(used: dict[int, int], count: int, jump: int, rng: random.Random) -> list[int]:
-    """``count`` of the stages used least, in natural order; empty if none was found that obeys ``jump``."""
+    """Return ``count`` of the least used stages, in natural order; empty if none was found that obeys ``jump``."""
     for _ in range(TRIES):
         chosen = sorted(sorted(used, key=lambda stage: (used[stage], rng.random()))[:count])
         if not disorder(chosen, 0, jump):
@@ -111,7 +111,7 @@ def _choose(used: dict[int, int], count: int, jump: int, rng: random.Random) -> 
 
 
 def reordered(chosen: list[int], swaps: int, jump: int, rng: random.Random) -> list[int]:
-    """``chosen`` with up to ``swaps`` disjoint pairs of neighbouring stages the other way round, within ``jump``."""
+    """Return ``chosen`` with up to ``swaps`` disjoint pairs of neighbouring stages swapped, within ``jump``."""
     walk = list(chosen)
     before = [0, *chosen]
     places = [k for k in range(len(walk) - 1) if walk[k + 1] == walk[k] + 1 and walk[k + 1] - before[k] <= jump]

@@ -1,4 +1,4 @@
-"""Erasure codes: a registry of kinds, all of which answer one protocol (``base.Code``), and the layout of a group."""
+"""Erasure codes: a registry of families behind one protocol (``base.Code``), and the layout of a group."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ CODES: Registry[Family] = Registry(
 
 
 def code(name: str, members: int, tolerate: int, options: Mapping[str, Any] | None = None) -> Code:
-    """The code of a group, by what a recipe calls it: a kind, a code file (.json), or ``auto``.
+    """Return the code of a group by its name in a recipe: a family, a code file (.json), or ``auto``.
 
-    ``auto`` is XOR for ``tolerate = 1`` and Reed–Solomon else.
+    ``auto`` is XOR for ``tolerate = 1`` and Reed–Solomon otherwise. ``options`` are the family's own (``group`` of
+    ``local``).
 
-    ``options`` are the kind's own (``group`` of ``local``).
-
-    :raises UserError: for an unknown name or option, or a group that this code cannot serve.
+    :raises UserError: for an unknown name or option, or a group that the code does not support.
     """
     refuse_sizes(members, tolerate)
     if name == "auto":

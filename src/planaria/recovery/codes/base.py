@@ -1,9 +1,7 @@
-"""What every erasure code answers: parities of shards, which shards bring back lost ones, and the lost ones' bytes.
+"""The protocol of erasure codes: parities of shards, which shards to read for lost ones, and the lost ones' bytes.
 
-A code has n shards: data 0 … k−1, then parities k … n−1, each a weighted sum of the data over GF(2⁸). Bytes in, bytes
-out. Finding which shards to read is elimination over their *numbers*; the bytes are then passed over once.
-
-Checksums are the caller's: a shard whose checksum is wrong is one more lost shard.
+A code has n shards: data 0 … k−1, then parities k … n−1, each a weighted sum of the data over GF(2⁸). Planning is
+elimination over shard numbers; bytes are passed over once. Callers check checksums and treat a damaged shard as lost.
 """
 
 from __future__ import annotations
@@ -24,45 +22,46 @@ from planaria.config.registry import Choice
 from planaria.recovery.codes.field import PRODUCT, Bytes, combine, express, rank
 
 MAX_SHARDS = 256
-"""of one code: as many as GF(2⁸) has elements"""
+"""shards of one code: the elements of GF(2⁸)"""
 MAX_BYTES = 1 << 36
-"""largest shard"""
+"""bytes of the largest shard"""
 MOST = 1_000_000
-"""loss sets that are tried for one answer"""
+"""maximum number of loss sets that one call enumerates"""
 
 
 class LossError(Exception):
-    """The shards that are left do not determine the lost ones; the message names both."""
+    """The remaining shards do not determine the lost ones; the message names both."""
 
 
 @dataclass(frozen=True, eq=False)
 class Code:
-    """One code: its parities, and the checks that repair cheaply."""
+    """An erasure code: its parities, and the checks that repair cheaply."""
 
     weights: Bytes
-    """[n − k, k]: what each parity has of each data shard"""
+    """[n − k, k]: coefficient of each data shard in each parity"""
     checks: tuple[frozenset[int], ...] = ()
-    """sets of shards in which each is a sum of the others: those worth trying first"""
+    """sets of shards in which each is the sum of the others; tried first"""
 
     @property
     def data(self) -> int:
-        """k, the shards that are given."""
+        """k, the number of data shards."""
         return int(self.weights.shape[1])
 
     @property
     def shards(self) -> int:
-        """n, all of them."""
+        """n, the number of all shards."""
         return int(sum(self.weights.shape))
 
     @cached_property
     def generator(self) -> Bytes:
-        """[k, n]: what each shard has of each data shard."""
+        """[k, n]: coefficient of each data shard in each shard."""
         return np.concatenate([np.eye(self.data, dtype=np.uint8), self.weights.T], axis=1)
 
     def encode(self, shards: Sequence[Any]) -> list[Bytes]:
-        """The n − k parities of k data shards (bytes, numpy arrays or CPU tensors of uint8), as long as the longest.
+        """Return the n − k parities of k data shards (bytes, numpy arrays or CPU tensors of uint8), as long as the
+        longest.
 
-        A shorter shard counts as if zeros followed.
+        Shorter shards are padded with zeros.
 
         :raises ValueError: for another number of shards, other types, or more than :data:`MAX_BYTES` each.
         """
@@ -72,7 +71,7 @@ class Code:
         return combine(self.weights, given, max(shard.size for shard in given))
 
     def update(self, parity: int, held: Any, shard: int, change: Any) -> Bytes:
-        """Parity number ``parity`` (k … n−1) once data ``shard`` changed by ``change`` (old XOR new)."""
+        """Return parity ``parity`` (k … n−1) after data ``shard`` changed by ``change`` (old XOR new)."""
         before, added = _bytes(held), _bytes(change)
         if not (self.data <= parity < self.shards and 0 <= shard < self.data and added.size <= before.size):
             raise ValueError(f"parity {parity} of {before.size} bytes, shard {shard} changed by {added.size}")
@@ -80,9 +79,9 @@ class Code:
         return combine(weights, [before, added], before.size)[0]
 
     def plan(self, lost: Collection[int], wanted: Collection[int] | None = None) -> tuple[int, ...] | str:
-        """The shards to read for the ``wanted`` ones (all lost ones if None), or why there are none that suffice.
+        """Return the shards to read for the ``wanted`` ones (default: all lost), or why they cannot be rebuilt.
 
-        The check that needs the fewest further reads comes first, elimination over all that is left last.
+        Checks that need the fewest further reads come first; elimination over all remaining shards is last.
         """
         gone = self._known(lost)
         asked = gone if wanted is None else self._known(wanted) & gone
@@ -94,10 +93,10 @@ class Code:
         return tuple(sorted(order[n] for n in np.flatnonzero(found.any(axis=0))))
 
     def repair(self, reads: Mapping[int, Any], wanted: Collection[int]) -> dict[int, Bytes]:
-        """The ``wanted`` shards from those read, by number; all others count as lost.
+        """Return the ``wanted`` shards, by number, from those read; all others count as lost.
 
-        :raises LossError: when these do not suffice.
-        :raises ValueError: for a number that is no shard's, or shards of unequal lengths.
+        :raises LossError: if the shards read do not suffice.
+        :raises ValueError: for an invalid shard number, or shards of unequal lengths.
         """
         order, asked = sorted(self._known(reads)), sorted(self._known(wanted))
         given = [_bytes(reads[shard]) for shard in order]
@@ -114,7 +113,7 @@ class Code:
         return set(numbers)
 
     def _by_checks(self, gone: set[int], asked: set[int]) -> list[int]:
-        """Reads by which checks bring back what they can, the cheapest and those of asked shards first."""
+        """Return the reads for repairs by checks, cheapest first, those of wanted shards before others."""
         reads: list[int] = []
         missing, open_ = set(gone), set(asked)
         while open_:
@@ -129,18 +128,21 @@ class Code:
 
 
 class Family(Choice):
-    """A kind of code, chosen by name; its options are its fields."""
+    """A family of codes, chosen by name; its options are its fields."""
 
     @abstractmethod
     def code(self, members: int, tolerate: int) -> Code:
-        """The code of so many shards that survives the loss of any ``tolerate``.
+        """Return the code of ``members`` shards that survives the loss of any ``tolerate``.
 
-        :raises UserError: when this kind has none.
+        :raises UserError: if this family has none.
         """
 
 
 def refuse_sizes(members: int, tolerate: int) -> None:
-    """UserError for a group that no code can serve."""
+    """Check a group's size.
+
+    :raises UserError: if no code supports it.
+    """
     if not 1 <= tolerate < members:
         raise UserError(f"tolerate = {tolerate}: a group of {members} can lose 1 to {members - 1}; change it")
     if members > MAX_SHARDS:
@@ -148,13 +150,13 @@ def refuse_sizes(members: int, tolerate: int) -> None:
 
 
 def product(left: Bytes, right: Bytes) -> Bytes:
-    """The product of two matrices [a, b], [b, c] over the field."""
+    """Return the product of two matrices [a, b], [b, c] over the field."""
     found: Bytes = np.bitwise_xor.reduce(PRODUCT[left[:, :, None], right[None]], axis=1)
     return found
 
 
 def _bytes(shard: Any) -> Bytes:
-    """What was given as one row of bytes, without a copy."""
+    """Return ``shard`` as one row of bytes, without a copy."""
     flat = isinstance(shard, bytes | bytearray | memoryview)
     found: Bytes = np.frombuffer(shard, np.uint8) if flat else np.asarray(shard)
     if found.dtype != np.uint8 or found.ndim != 1:
@@ -169,14 +171,14 @@ def _list(numbers: Collection[int] | Any) -> str:
 
 
 def checks(code: Code) -> Bytes:
-    """The check matrix [n − k, n]: every row's weighted sum of the shards is zero."""
+    """Return the check matrix [n − k, n]: each row's weighted sum of the shards is zero."""
     return np.concatenate([code.weights, np.eye(len(code.weights), dtype=np.uint8)], axis=1)
 
 
 def share(code: Code, lost: int) -> float:
-    """The share of the sets of ``lost`` shards that the others bring back: their columns of checks are independent.
+    """Return the share of sets of ``lost`` shards that can be rebuilt: their columns of checks are independent.
 
-    :raises UserError: when there are more than :data:`MOST` sets.
+    :raises UserError: if there are more than :data:`MOST` sets.
     """
     count = comb(code.shards, lost)
     if count > MOST:
@@ -190,23 +192,23 @@ def share(code: Code, lost: int) -> float:
 
 
 def tolerates(code: Code, lost: int) -> bool:
-    """Whether any ``lost`` shards can be brought back; UserError as :func:`share`."""
+    """Whether any ``lost`` shards can be rebuilt; UserError as in :func:`share`."""
     return share(code, lost) == 1
 
 
 def shares(code: Code) -> list[float]:
-    """:func:`share` of 0, 1, 2 … n − k lost."""
+    """Return :func:`share` for 0, 1, 2 … n − k lost shards."""
     return [share(code, lost) for lost in range(len(code.weights) + 1)]
 
 
 def loss_chance(shares: list[float], shards: int, p: float) -> float:
-    """P(data is lost) when each shard is lost with chance p, on its own: Σᵢ C(n,i) pⁱ (1−p)ⁿ⁻ⁱ (1 − shareᵢ)."""
+    """Return P(data loss) if shards are lost independently with probability p: Σᵢ C(n,i) pⁱ (1−p)ⁿ⁻ⁱ (1 − shareᵢ)."""
     survived = [*shares, *[0.0] * (shards + 1 - len(shares))]
     return sum(comb(shards, i) * p**i * (1 - p) ** (shards - i) * (1 - each) for i, each in enumerate(survived))
 
 
 def _pieces(shards: int, lost: int) -> Iterator[NDArray[np.int64]]:
-    """All sets, in pieces of bounded size."""
+    """Yield all sets, in arrays of bounded size."""
     sets = combinations(range(shards), lost)
     while some := list(islice(sets, 4096)):
         yield np.array(some, np.int64).reshape(len(some), lost)

@@ -1,7 +1,4 @@
-"""Arithmetic in GF(2⁸): bytes that are added by XOR and multiplied modulo x⁸ + x⁴ + x³ + x² + 1.
-
-Shards are bytes and never numbers: what is XORed may spell NaN. With coefficients 0 and 1 all of this is plain XOR.
-"""
+"""Arithmetic in GF(2⁸): addition is XOR, multiplication is modulo x⁸ + x⁴ + x³ + x² + 1."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
-"""bytes [any shape]; a matrix over the field has two dimensions"""
+"""uint8 [any shape]; a matrix over the field has two dimensions"""
 _Words = NDArray[np.uint64]
 _PIECE = 1 << 13  # words that stay in the cache while all their terms are added
 _ONE, _SEVEN, _REDUCE = np.uint64(1), np.uint64(7), np.uint64(0x1D)
@@ -20,7 +17,7 @@ _HIGH, _LOW = np.uint64(0x0101010101010101), np.uint64(0x7F7F7F7F7F7F7F7F)
 
 
 def _products() -> Bytes:
-    """All products [256, 256], by powers of 2, which generates the field."""
+    """Return all products [256, 256], by powers of 2, a generator of the field."""
     powers = list(accumulate(range(254), lambda a, _: a << 1 ^ (0x11D if a & 128 else 0), initial=1))
     logarithm = np.zeros(256, np.int64)
     logarithm[powers] = range(255)
@@ -31,14 +28,14 @@ def _products() -> Bytes:
 
 PRODUCT = _products()
 INVERSE = np.concatenate([[0], np.argmax(PRODUCT[1:] == 1, axis=1)]).astype(np.uint8)
-"""of each element; 0 stands for that of 0, which has none"""
+"""inverse of each element; 0 for 0"""
 
 
 def combine(coefficients: Bytes, shards: Sequence[Bytes], size: int) -> list[Bytes]:
-    """``coefficients`` [sums, shards] times the shards: the sums, each of ``size`` bytes.
+    """Return ``coefficients`` [sums, shards] times the shards: the sums, each of ``size`` bytes.
 
-    Shards of fewer bytes count as if zeros followed. Eight bytes at a time, bit by bit of the coefficients from the
-    highest (Horner's rule), so that a coefficient of few bits costs little.
+    Shorter shards are padded with zeros. Works on eight bytes at a time, bit by bit of the coefficients from the
+    highest (Horner's rule), so coefficients with few bits are cheap.
     """
     words = [_words(shard, size) for shard in shards]
     sums = [np.zeros(-(-size // 8), np.uint64) for _ in coefficients]
@@ -70,7 +67,7 @@ def _sum(total: _Words, terms: list[tuple[int, _Words]], scratch: _Words) -> Non
 
 
 def _double(words: _Words, carry: _Words) -> None:
-    """Every byte times 2, in place."""
+    """Multiply every byte by 2, in place."""
     np.right_shift(words, _SEVEN, out=carry)
     np.bitwise_and(carry, _HIGH, out=carry)
     np.multiply(carry, _REDUCE, out=carry)
@@ -80,9 +77,9 @@ def _double(words: _Words, carry: _Words) -> None:
 
 
 def express(columns: Bytes, targets: Bytes) -> Bytes | None:
-    """Coefficients [targets, columns] that make ``targets`` [rows, targets] of ``columns`` [rows, columns].
+    """Return coefficients [targets, columns] that express ``targets`` [rows, targets] in ``columns`` [rows, columns].
 
-    None where they do not suffice. Earlier columns are used before later ones (Gauss–Jordan).
+    None if the columns do not suffice. Earlier columns are preferred (Gauss–Jordan).
     """
     count = columns.shape[1]
     joined = np.concatenate([columns, targets], axis=1)
@@ -106,18 +103,18 @@ def express(columns: Bytes, targets: Bytes) -> Bytes | None:
 
 
 def rank(matrices: Bytes) -> NDArray[np.int64]:
-    """The rank of each of many matrices [many, rows, columns], all eliminated together."""
+    """Return the rank of each of several matrices [many, rows, columns], eliminated together."""
     left = matrices.copy()
     many = np.arange(len(left))
     used = np.zeros(left.shape[:2], bool)
     for column in range(left.shape[2]):
-        fit = (left[:, :, column] != 0) & ~used
-        pivot = fit.argmax(axis=1)
+        usable = (left[:, :, column] != 0) & ~used
+        pivot = usable.argmax(axis=1)
         row = left[many, pivot]
         row = PRODUCT[row, INVERSE[row[:, column]][:, None]]
-        factors = left[:, :, column] * fit.any(axis=1)[:, None]
+        factors = left[:, :, column] * usable.any(axis=1)[:, None]
         factors[many, pivot] = 0
         left ^= PRODUCT[factors[:, :, None], row[:, None, :]]
-        used[many, pivot] |= fit.any(axis=1)
+        used[many, pivot] |= usable.any(axis=1)
     found: NDArray[np.int64] = used.sum(axis=1)
     return found

@@ -1,7 +1,4 @@
-"""Bits as whole numbers: a row of a matrix over GF(2) is an integer, whose bit j is the entry in column j.
-
-Nothing here is rounded, so every machine finds the same.
-"""
+"""Linear algebra over GF(2) on integers: bit j of a row is its entry in column j."""
 
 from __future__ import annotations
 
@@ -11,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_COLUMNS, MAX_DIMENSION = 64, 20
-"""of a code whose words are counted: each has 64 bits, and there are 2ᵏ of them"""
+"""limits of a code whose words are counted: 64 bits per word, and 2ᵏ words"""
 
 
 def reduced(rows: Iterable[int]) -> dict[int, int]:
-    """Independent rows that span the same, by their highest bit, which no other of them has."""
+    """Return independent rows with the same span, by their highest bit, which no other row has."""
     found: dict[int, int] = {}
     for row in rows:
         for pivot, other in found.items():
@@ -29,24 +26,24 @@ def reduced(rows: Iterable[int]) -> dict[int, int]:
 
 
 def rank(rows: Iterable[int]) -> int:
-    """How many of the rows are independent."""
+    """Return the number of independent rows."""
     return len(reduced(rows))
 
 
 def kernel(rows: Iterable[int], columns: int) -> list[int]:
-    """Words that span all that satisfy the checks ``rows``: one for each column that is no pivot."""
+    """Return words that span the solutions of the checks ``rows``: one for each column that is not a pivot."""
     pivots = reduced(rows)
     free = [bit for bit in range(columns) if bit not in pivots]
     return [1 << bit | sum(1 << pivot for pivot, row in pivots.items() if row >> bit & 1) for bit in free]
 
 
 def transposed(rows: Sequence[int], columns: int) -> list[int]:
-    """The columns as rows: bit i of the j-th is bit j of ``rows[i]``."""
+    """Return the columns as rows: bit i of the j-th is bit j of ``rows[i]``."""
     return [sum((row >> column & 1) << n for n, row in enumerate(rows)) for column in range(columns)]
 
 
 def weights(generators: Sequence[int], columns: int) -> NDArray[np.int64]:
-    """How many of the 2ᵏ sums of k independent words have each weight [0 … columns]; all are counted.
+    """Count the 2ᵏ sums of k independent words by weight: [0 … columns].
 
     :raises ValueError: beyond :data:`MAX_COLUMNS` or :data:`MAX_DIMENSION`.
     """
@@ -61,6 +58,6 @@ def weights(generators: Sequence[int], columns: int) -> NDArray[np.int64]:
 
 
 def distance(generators: Sequence[int], columns: int) -> int:
-    """The least weight of a word other than zero; 0 where there is none. ValueError as :func:`weights`."""
+    """Return the least weight of a nonzero word; 0 if there is none. ValueError as in :func:`weights`."""
     above = np.flatnonzero(weights(generators, columns)[1:])
     return int(above[0]) + 1 if above.size else 0

@@ -1,9 +1,9 @@
-"""Who holds what: N members cut into blocks, N stripes, and parity that rotates so that everybody holds the same.
+"""Layout of a parity group: N members, N stripes, and rotating parity, so that all members hold equally much.
 
-Every member's bytes are cut into k equal blocks, padded with zeros to the longest member's. In stripe t the members t …
-t+r−1 (mod N) hold the r = N − k parities; each of the others gives its next block. So everybody is data in k stripes
-and parity in r. Per member of Z bytes: r/k · Z of parity are held, r · Z sent and received for one snapshot; the heir
-of one lost member reads, with Reed–Solomon, k · Z for its data and N · Z with its parity.
+Each member's bytes are cut into k equal blocks, padded with zeros to the longest member's. In stripe t, members t …
+t+r−1 (mod N) hold the r = N − k parities; each other member contributes its next block. So a member has data in k
+stripes and parity in r. A member of Z bytes holds r/k · Z of parity, and sends and receives r · Z per snapshot. With
+Reed–Solomon, rebuilding one lost member reads k · Z for its data and N · Z including its parity.
 """
 
 from __future__ import annotations
@@ -37,36 +37,36 @@ class Layout:
 
     @property
     def block(self) -> int:
-        """Bytes of a block: a k-th of the longest state, in whole words of eight."""
+        """Bytes of a block: a k-th of the longest state, in multiples of eight."""
         return -(-max(self.sizes) // (8 * self.code.data)) * 8
 
     @property
     def overhead(self) -> float:
-        """Parity held, over the longest state."""
+        """Parity held, relative to the longest state."""
         return (self.members - self.code.data) * self.block / max(1, *self.sizes)
 
     def shard(self, stripe: int, member: int) -> int:
-        """The number of a member's shard in a stripe: below k it is data."""
+        """Return the number of a member's shard in a stripe: data if below k."""
         return (member - stripe - (self.members - self.code.data)) % self.members
 
     def member(self, stripe: int, shard: int) -> int:
-        """Who has this shard of a stripe."""
+        """Return the member that has this shard of a stripe."""
         return (shard + stripe + (self.members - self.code.data)) % self.members
 
     def givers(self, stripe: int) -> tuple[int, ...]:
-        """The members whose data a stripe has, in the order of its shards."""
+        """Return the members whose data is in a stripe, by shard."""
         return tuple(self.member(stripe, shard) for shard in range(self.code.data))
 
     def holders(self, stripe: int) -> tuple[int, ...]:
-        """The members that hold a stripe's parities, in the order of its shards."""
+        """Return the members that hold a stripe's parities, by shard."""
         return tuple(self.member(stripe, shard) for shard in range(self.code.data, self.members))
 
     def given(self, member: int) -> tuple[int, ...]:
-        """The stripes to which a member gives data, in the order of its blocks; in the others it holds parity."""
+        """Return the stripes to which a member gives data, by block; in the others it holds parity."""
         return tuple(stripe for stripe in range(self.members) if self.shard(stripe, member) < self.code.data)
 
     def cut(self, member: int, state: Any) -> dict[int, Bytes]:
-        """A member's blocks by stripe: views of its state, the last one shorter or empty where it would be padding.
+        """Return a member's blocks by stripe: views of its state, without padding.
 
         :raises ValueError: for a state of another size.
         """
@@ -78,7 +78,7 @@ class Layout:
         return {t: whole[start : start + self.block] for t, start in zip(self.given(member), starts, strict=False)}
 
     def join(self, member: int, blocks: Mapping[int, Bytes]) -> Bytes:
-        """The state of a member from its blocks by stripe, without the padding."""
+        """Join a member's state from its blocks by stripe, without padding."""
         parts = [blocks[stripe][: self.block] for stripe in self.given(member)] if self.block else []
         whole = np.zeros(self.code.data * self.block, np.uint8)
         for n, part in enumerate(parts):
@@ -86,11 +86,11 @@ class Layout:
         return whole[: self.sizes[member]]
 
     def padded(self, block: Bytes) -> Bytes:
-        """A block at its full length, as codes want it."""
+        """Pad a block to its full length."""
         return block if block.size == self.block else np.pad(block, (0, self.block - block.size))
 
     def parities(self, states: Sequence[Any]) -> dict[tuple[int, int], Bytes]:
-        """All parities of a snapshot, by (stripe, member that holds it)."""
+        """Return all parities of a snapshot, by (stripe, member that holds it)."""
         blocks = [self.cut(member, state) for member, state in enumerate(states)]
         found = {}
         for stripe in range(self.members):
@@ -99,9 +99,9 @@ class Layout:
         return found
 
     def reads(self, lost: Collection[int], heir: int, parity: bool = True) -> dict[int, tuple[int, ...]] | str:
-        """For each stripe the members whose blocks the heir of lost member ``heir`` reads, or why there is no way.
+        """Return the members to read per stripe to rebuild the lost member ``heir``, or why that is impossible.
 
-        With ``parity`` it gets the parities too that the lost member held.
+        With ``parity`` the parities that it held are rebuilt too.
         """
         found = {}
         for stripe in range(self.members) if parity else self.given(heir):
@@ -112,9 +112,9 @@ class Layout:
         return found
 
     def rebuild(self, stripe: int, heir: int, blocks: Mapping[int, Bytes]) -> Bytes:
-        """The lost block of ``heir`` in a stripe from other members' blocks, by member.
+        """Return the lost block of ``heir`` in a stripe from other members' blocks.
 
-        :raises LossError: naming the members, when these do not suffice.
+        :raises LossError: naming the members, if their blocks do not suffice.
         """
         wanted = self.shard(stripe, heir)
         reads = {self.shard(stripe, who): self.padded(block) for who, block in blocks.items()}

@@ -1,8 +1,8 @@
-"""Local groups: a parity of each few shards repairs one loss from these, global ones over GF(2⁸) repair many.
+"""Local groups: a parity per few shards repairs one loss cheaply; global parities over GF(2⁸) repair several.
 
-Shards: k data, g global parities, then the XOR of each group. At best, every set of losses can be
-repaired that leaves at most g after one loss of each group. The coefficients are the first of a fixed row of choices
-with which every set of ``tolerate`` can, by enumeration.
+Shards: k data, g global parities, then the XOR of each group. At best, every set of losses is repaired that leaves at
+most g after one loss of each group. The coefficients are the first of a fixed sequence that survive every set of
+``tolerate`` losses, by enumeration.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ TRIES = 64
 
 
 class Local(Family):
-    """Local groups of ``group`` members, the local parity included."""
+    """Local groups of ``group`` members, including the local parity."""
 
     group: int = Field(default=4, ge=2)
-    """members of a local group: one lost one is the XOR of the group - 1 others"""
+    """members of a local group; a lost one is the XOR of the group - 1 others"""
 
     def code(self, members: int, tolerate: int) -> Code:
         refuse_sizes(members, tolerate)
@@ -41,14 +41,16 @@ class Local(Family):
 
 
 def needed(tolerate: int, group: int) -> int:
-    """Global parities without which not any ``tolerate`` losses can be borne: of the worst ones each full group, and
-    the rest in another, is helped by its own parity in one."""
+    """Return the global parities that any ``tolerate`` losses require.
+
+    In the worst case each full group, and the rest in another, is repaired by its own parity once.
+    """
     full, rest = divmod(tolerate, group)
     return full * (group - 1) + max(0, rest - 1)
 
 
 def local(data: int, globals_: int, groups: int, seed: int) -> Code:
-    """The code with so many shards of each kind; ``seed`` chooses the points of the global parities' coefficients."""
+    """Return the code with these numbers of shards; ``seed`` chooses the coefficients of the global parities."""
     points = np.random.default_rng(seed).permutation(256).astype(np.uint8)
     cauchy: Bytes = INVERSE[points[:globals_, None] ^ points[None, globals_ : globals_ + data]]
     first = np.concatenate([np.eye(data, dtype=np.uint8), cauchy])

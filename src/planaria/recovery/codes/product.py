@@ -1,7 +1,7 @@
-"""The hypergraph product: a quantum code of two classical ones, whose two kinds of checks commute by construction.
+"""The hypergraph product: a quantum code from two classical ones, whose two kinds of checks commute by construction.
 
-planaria has no use for quantum codes. They are what the search for light checks was made for (arXiv 2502.14372), and
-the proof that ours is of the same kind: a check of the product weighs what a check and a shard of its factors weigh.
+planaria uses it only to verify that its search for sparse parity checks is that of arXiv 2502.14372: a check of the
+product weighs as much as a check and a shard of its factors together.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from planaria.recovery.codes.sparse import MAX_DATA
 
 @dataclass(frozen=True)
 class Checks:
-    """A classical code: m checks of n shards, each a number whose bits are shards."""
+    """A classical code: m checks of n shards, each an integer whose bits are shards."""
 
     rows: tuple[int, ...]
     shards: int
@@ -34,9 +34,9 @@ class Checks:
 
     @property
     def distance(self) -> int:
-        """d, over all words; 0 where zero is the only one.
+        """d, over all words; 0 if zero is the only one.
 
-        :raises UserError: when there are too many to count.
+        :raises UserError: if there are too many words to count.
         """
         words = gf2.kernel(self.rows, self.shards)
         if len(words) > MAX_DATA or self.shards > gf2.MAX_COLUMNS:
@@ -48,7 +48,7 @@ class Checks:
 
 
 class ProductFile(documents.Record):
-    """What a file of a product says: N, K, D, and each check as the numbers of its qubits."""
+    """A product code's file: N, K, D, and each check as the numbers of its qubits."""
 
     qubits: int
     logical: int
@@ -58,10 +58,10 @@ class ProductFile(documents.Record):
 
 
 def hypergraph_product(first: Checks, second: Checks) -> tuple[list[int], list[int]]:
-    """H_X = [H₁ ⊗ I | I ⊗ H₂ᵀ] and H_Z = [I ⊗ H₂ | H₁ᵀ ⊗ I], each row as bits of its N = n₁n₂ + m₁m₂ qubits.
+    """Return H_X = [H₁ ⊗ I | I ⊗ H₂ᵀ] and H_Z = [I ⊗ H₂ | H₁ᵀ ⊗ I], each row as bits of its N = n₁n₂ + m₁m₂ qubits.
 
-    Shapes [m₁n₂, N] and [n₁m₂, N]. H_X H_Zᵀ = H₁ ⊗ H₂ᵀ + H₁ ⊗ H₂ᵀ = 0: they commute whatever the factors are.
-    Source: J.-P. Tillich, G. Zémor, arXiv 0903.0566.
+    Shapes [m₁n₂, N] and [n₁m₂, N]. H_X H_Zᵀ = H₁ ⊗ H₂ᵀ + H₁ ⊗ H₂ᵀ = 0 for any factors. Source: J.-P. Tillich, G. Zémor,
+    arXiv 0903.0566.
     """
     n1, n2, m1, m2 = first.shards, second.shards, len(first.rows), len(second.rows)
     left = [[a * n2 + b for b in range(n2)] for a in range(n1)]
@@ -82,19 +82,18 @@ def hypergraph_product(first: Checks, second: Checks) -> tuple[list[int], list[i
 
 
 def commute(x: Sequence[int], z: Sequence[int]) -> bool:
-    """H_X H_Zᵀ = 0 over GF(2): every check of one kind shares an even number of qubits with each of the other."""
+    """Whether H_X H_Zᵀ = 0 over GF(2): checks of different kinds share an even number of qubits."""
     return all((one & other).bit_count() % 2 == 0 for one in x for other in z)
 
 
 def parameters(first: Checks, second: Checks) -> tuple[int, int, int]:
-    """(N, K, D) of the product, by formula; D is 0 where K is.
+    """Return (N, K, D) of the product, by formula; D is 0 if K is.
 
-    N = n₁n₂ + m₁m₂. K = k₁k₂ + k₁ᵀk₂ᵀ, where ᵀ is of the transposed code. D is the least of d₁ and d₂ if the first part
-    of K is not 0, and of d₁ᵀ and d₂ᵀ if the second is not. With independent checks the second part is 0, so
-    D = min(d₁, d₂).
-    Source: J.-P. Tillich, G. Zémor, arXiv 0903.0566.
+    N = n₁n₂ + m₁m₂. K = k₁k₂ + k₁ᵀk₂ᵀ, where ᵀ is of the transposed code. D is the minimum of d₁ and d₂ if the first
+    part of K is not 0, and of d₁ᵀ and d₂ᵀ if the second is not. With independent checks the second part is 0, so D =
+    min(d₁, d₂). Source: J.-P. Tillich, G. Zémor, arXiv 0903.0566.
 
-    :raises UserError: when a factor has too many words to count.
+    :raises UserError: if a factor has too many words to count.
     """
     one, other = first.transposed, second.transposed
     pairs = [(first, second), (one, other)]
@@ -105,7 +104,7 @@ def parameters(first: Checks, second: Checks) -> tuple[int, int, int]:
 
 
 def file(first: Checks, second: Checks) -> ProductFile:
-    """The product as a file.
+    """Return the product as a file.
 
     :raises UserError: as :func:`parameters`.
     """

@@ -1,4 +1,4 @@
-"""Codes that survive any m losses of N with m parities, the fewest possible: XOR, and Cauchy Reed–Solomon codes."""
+"""Codes that survive any m losses of N with the fewest parities, m: XOR, and Cauchy Reed–Solomon codes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from planaria.recovery.codes.field import INVERSE, PRODUCT, Bytes
 
 
 class ReedSolomon(Family):
-    """For any ``tolerate``; the repair of one shard reads N − tolerate."""
+    """For any ``tolerate``; repairing one shard reads N − tolerate."""
 
     def code(self, members: int, tolerate: int) -> Code:
         refuse_sizes(members, tolerate)
@@ -18,10 +18,10 @@ class ReedSolomon(Family):
 
 
 def cauchy(rows: int, columns: int) -> Bytes:
-    """An extended Cauchy matrix [rows, columns] of coefficients with few bits; each square part of it is invertible.
+    """Return an extended Cauchy matrix [rows, columns] with few coefficient bits; each square submatrix is invertible.
 
-    Its first row is all ones (the point at infinity), the others are sᵢ / (xᵢ + yⱼ) with all points different:
-    yⱼ = 1/(j+1) and x₁ = 0, so that the second row is 1, 2, 3 …; sᵢ scales a row to the fewest bits.
+    The first row is all ones (the point at infinity), the others are sᵢ / (xᵢ + yⱼ) with distinct points: yⱼ = 1/(j+1)
+    and x₁ = 0, so that the second row is 1, 2, 3 …; sᵢ scales a row to the fewest bits.
     """
     points = INVERSE[1 + np.arange(columns)]
     others = np.setdiff1d(np.arange(256, dtype=np.uint8), points)[: max(rows - 1, 0)]
@@ -29,7 +29,7 @@ def cauchy(rows: int, columns: int) -> Bytes:
 
 
 def _light(row: Bytes) -> Bytes:
-    """The multiple of a row that takes the fewest operations: a doubling is six, each set bit one (field.combine)."""
+    """Return the multiple of a row with the fewest operations: six per doubling, one per set bit (field.combine)."""
     multiples = PRODUCT[np.arange(1, 256)[:, None], row]
     bits = np.unpackbits(multiples, axis=1).sum(axis=1, dtype=np.int64)
     doublings = np.frexp(multiples.max(axis=1))[1]

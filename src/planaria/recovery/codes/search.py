@@ -1,6 +1,6 @@
-"""Annealing for sparse binary codes: a target, the worth of a check matrix, and a certificate that counts again.
+"""Simulated annealing for sparse binary codes: a target, the score of a check matrix, and a certificate.
 
-Found codes are dominated by local groups over GF(2⁸) (docs/systems.md): what they keep is XOR alone.
+Local groups over GF(2⁸) dominate the codes found (docs/systems.md), except that these need XOR only.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ HOT, COLD = 2.0, 0.02
 
 @dataclass(frozen=True)
 class Target:
-    """What is looked for: n shards of which k are data, distance d, checks of at most w shards, shards in at most c
-    checks (any number of them where c is 0)."""
+    """The code to search for: n shards, k of them data, distance d, at most w shards per check and c checks per shard.
+
+    ``degree`` c = 0 is no bound.
+    """
 
     shards: int
     data: int
@@ -54,7 +56,7 @@ class Target:
 
 
 def excess(target: Target, rows: Sequence[int]) -> int:
-    """By how much checks and shards are heavier than the target allows, all together."""
+    """Return by how much checks and shards exceed the target's weights, in total."""
     above = sum(max(0, row.bit_count() - target.weight) for row in rows)
     if target.degree:
         columns = transposed(rows, target.shards)
@@ -63,14 +65,12 @@ def excess(target: Target, rows: Sequence[int]) -> int:
 
 
 def worth(target: Target, rows: Sequence[int]) -> float:
-    """(min(d, D) − 1) / (D − 1) · 2^−e: the share of the losses asked for that the code survives, halved for each
-    edge too many; 0 unless the n − k ``rows`` [bits of shards] are independent.
+    """Return (min(d, D) − 1) / (D − 1) · 2^−e, the share of required losses survived, halved per excess edge.
 
-    d is the distance, counted over all 2ᵏ words; e is :func:`excess`; D ≥ 2 and the bounds on weights are the target's.
-    1 is reached exactly where the target is, and d − 1 is what any losses may be. One division of small whole numbers
-    and a power of two: the same float everywhere.
-    Source: the form of the score of arXiv 2502.14372 (degrees beyond a target cost exponentially, the distance must
-    be kept). Its constants are not published; these are ours.
+    It is 0 unless the n − k ``rows`` [bits of shards] are independent. d is the distance, counted over all 2ᵏ words; e
+    is :func:`excess`; D ≥ 2 is the target's distance. 1 is reached exactly if the target is met. One division of small
+    integers and a power of two: the same float on every machine. Source: the form of the score of arXiv 2502.14372; its
+    constants are not published, these are ours.
 
     :raises ValueError: for another number of rows, a bit beyond the shards, or a target of distance 1.
     """
@@ -85,18 +85,19 @@ def worth(target: Target, rows: Sequence[int]) -> float:
 
 @dataclass(frozen=True)
 class Found:
-    """The best that a search came to."""
+    """The best code that a search found."""
 
     code: Code
     excess: int
-    """of checks and shards above the target's weights"""
+    """weight of checks and shards above the target's"""
     seed: int
     tried: int
     """matrices whose words were counted"""
 
 
 def anneal(target: Target, seed: int, tries: int = 20_000) -> Found:
-    """The best check matrix of ``tries``, one flipped or moved bit after the other; same seed, same code."""
+    """Return the best check matrix of ``tries``, flipping or moving one bit at a time; the same seed gives the same
+    code."""
     random = Random(seed)
     rows, words = _start(target, random)
     now = _cost(target, rows, words)
@@ -115,7 +116,7 @@ def anneal(target: Target, seed: int, tries: int = 20_000) -> Found:
 
 
 def certificate(found: Found) -> dict[str, object]:
-    """What a found code is, counted twice: by all of its words, and by every loss of distance − 1 and distance."""
+    """Return the properties of a found code, counted by all words and by every loss of distance − 1 and distance."""
     counted, distance = weights(found.code)
     lower, upper = share(found.code, distance - 1), share(found.code, distance)
     if lower != 1 or upper == 1:
@@ -133,13 +134,13 @@ def certificate(found: Found) -> dict[str, object]:
 
 
 def file(found: Found) -> CodeFile:
-    """The code as a file that a recipe can name."""
+    """Return the code as a file that a recipe can name."""
     rows = tuple(tuple(sorted(check)) for check in found.code.checks)
     return CodeFile(shards=found.code.shards, distance=weights(found.code)[1], checks=rows)
 
 
 def _start(target: Target, random: Random) -> tuple[list[int], list[int]]:
-    """Random checks of the target's weight and of full rank, as bits of shards, and their code's generators."""
+    """Return random checks of the target's weight and full rank, as bits of shards, and their code's generators."""
     weight = min(target.weight, target.shards - (target.checks > 1))  # of all shards there is but one check
     while True:
         picks = [random.sample(range(target.shards), weight) for _ in range(target.checks)]
@@ -150,7 +151,7 @@ def _start(target: Target, random: Random) -> tuple[list[int], list[int]]:
 
 
 def _changed(target: Target, rows: list[int], random: Random) -> list[int]:
-    """One bit flipped, or one moved within its check."""
+    """Return the checks with one bit flipped, or moved within its check."""
     n, bits = random.randrange(len(rows)), 1 << random.randrange(target.shards)
     if random.random() < 0.8:
         bits ^= 1 << random.choice([bit for bit in range(target.shards) if rows[n] >> bit & 1 != (bits & rows[n] > 0)])
@@ -159,14 +160,14 @@ def _changed(target: Target, rows: list[int], random: Random) -> list[int]:
 
 
 def _cost(target: Target, rows: list[int], generators: list[int]) -> float:
-    """Excess weight, and the words that are too light; those just heavy enough count a sixteenth."""
+    """Return the excess weight plus the words that are too light; words of exactly the target distance count 1/16."""
     counted = gf2.weights(generators, target.shards)
     light = int(counted[1 : target.distance].sum())
     return excess(target, rows) + light + int(counted[target.distance]) / 16
 
 
 def _code(rows: list[int], shards: int) -> Code:
-    """The code, with its shards numbered so that the pivots are parities, last."""
+    """Return the code, with its shards numbered so that the pivots are parities, last."""
     pivots = gf2.reduced(rows)
     order = [bit for bit in range(shards) if bit not in pivots] + sorted(pivots)
     checks = tuple(tuple(n for n, bit in enumerate(order) if row >> bit & 1) for row in rows)

@@ -1,7 +1,7 @@
-"""A binary code given by its checks: a lost shard is the XOR of the few others of one check.
+"""A binary code given by its checks: a lost shard is the XOR of the others in a check.
 
-A code file has the checks as lists of shard numbers, data 0 … k−1 first; ``planaria codes`` finds such codes and writes
-them. What a file claims of its distance is counted again when it is read.
+A code file has the checks as lists of shard numbers, data 0 … k−1 first; ``planaria codes`` finds and writes such
+codes. Reading a file recounts its distance.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from planaria.recovery.codes.base import Code, Family, refuse_sizes
 from planaria.recovery.codes.field import Bytes, express
 
 MAX_DATA, MAX_SHARDS = 16, 64
-"""of a code file: all 2ᵏ words are counted, each in 64 bits"""
+"""limits of a code file: all 2ᵏ words are counted, each in 64 bits"""
 
 
 class CodeFile(documents.Record):
-    """What a code file says."""
+    """The contents of a code file."""
 
     shards: int = Field(ge=2, le=MAX_SHARDS)
     distance: int = Field(ge=1, le=MAX_SHARDS)
-    """the fewest shards whose loss can be one too many"""
+    """fewest lost shards that may be unrecoverable"""
     checks: tuple[tuple[int, ...], ...] = Field(min_length=1, max_length=MAX_SHARDS - 1)
 
 
 class Sparse(Family):
-    """A code from a file, for the group size that the file says."""
+    """A code from a file, for the group size in the file."""
 
     file: str
     """path of a code file"""
@@ -40,34 +40,34 @@ class Sparse(Family):
     def code(self, members: int, tolerate: int) -> Code:
         refuse_sizes(members, tolerate)
         path = Path(self.file)
-        said = documents.model(path, CodeFile, 1 << 20, "make one with `planaria codes`")
-        if said.shards != members:
-            raise UserError(f"{path}: a code of {said.shards} shards for a group of {members}; make one of {members}")
-        found = from_checks(said.checks, said.shards, path)
-        if (distance := weights(found)[1]) != said.distance:
-            raise UserError(f"{path}: distance = {said.distance}: is {distance}; the file is wrong, make it anew")
+        given = documents.model(path, CodeFile, 1 << 20, "make one with `planaria codes`")
+        if given.shards != members:
+            raise UserError(f"{path}: a code of {given.shards} shards for a group of {members}; make one of {members}")
+        found = from_checks(given.checks, given.shards, path)
+        if (distance := weights(found)[1]) != given.distance:
+            raise UserError(f"{path}: distance = {given.distance}, but it is {distance}; create the file again")
         if distance <= tolerate:
             raise UserError(f"{path}: survives any {distance - 1} losses, not tolerate = {tolerate}; lower it")
         return found
 
 
 def from_checks(rows: tuple[tuple[int, ...], ...], shards: int, place: object) -> Code:
-    """The binary code whose checks are these sets of shards.
+    """Return the binary code with these sets of shards as checks.
 
-    :raises UserError: naming ``place``, when they are no code with the data first.
+    :raises UserError: naming ``place``, if they do not determine a code with the data first.
     """
     for n, row in enumerate(rows):
         if len(row) < 2 or len(set(row)) < len(row) or not all(0 <= shard < shards for shard in row):
-            raise UserError(f"{place}: check {n}: is not two or more different shards of 0 to {shards - 1}; mend it")
+            raise UserError(f"{place}: check {n}: must name two or more shards from 0 to {shards - 1}, each once")
     data = shards - len(rows)
     if not 1 <= data <= MAX_DATA:
-        raise UserError(f"{place}: {len(rows)} checks of {shards} shards leave {data} for data: 1 to {MAX_DATA} can be")
+        raise UserError(f"{place}: {len(rows)} checks of {shards} shards leave {data} for data; give 1 to {MAX_DATA}")
     matrix = np.zeros((len(rows), shards), np.uint8)
     for n, row in enumerate(rows):
         matrix[n, list(row)] = 1
     parities = express(matrix[:, data:], matrix[:, :data])
     if parities is None or not _full(matrix[:, data:]):
-        raise UserError(f"{place}: the last {len(rows)} shards are not determined by the others; number them otherwise")
+        raise UserError(f"{place}: the last {len(rows)} shards are not determined by the others; renumber them")
     return Code(np.ascontiguousarray(parities.T), tuple(frozenset(row) for row in rows))
 
 
@@ -76,6 +76,6 @@ def _full(matrix: Bytes) -> bool:
 
 
 def weights(code: Code) -> tuple[NDArray[np.int64], int]:
-    """Words of each weight [0 … n], all 2ᵏ counted, and the distance: the least weight above 0."""
+    """Return the number of words of each weight [0 … n], all 2ᵏ counted, and the distance: the least weight above 0."""
     words = [sum(1 << n for n in np.flatnonzero(row).tolist()) for row in code.generator]
     return gf2.weights(words, code.shards), gf2.distance(words, code.shards)
