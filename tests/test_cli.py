@@ -95,8 +95,8 @@ def test_help_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
         cli.main(["train", "--help"])
     assert ended.value.code == 0
     out = capsys.readouterr().out
-    settings = [name for name, _ in recipe.fields() if not name.endswith(".options")]  # declared by each choice
-    assert not [name for name in settings if f"--{name} " not in out]
+    assert len(out.splitlines()) <= 45
+    assert "--train.steps STEPS" in out and "--optim.eps" not in out and "--help-all" in out
 
 
 def test_every_setting_is_in_the_whole_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,7 +104,7 @@ def test_every_setting_is_in_the_whole_help(capsys: pytest.CaptureFixture[str]) 
         cli.main(["train", "--help-all"])
     assert ended.value.code == 0
     out = capsys.readouterr().out
-    settings = [name for name, _ in recipe.fields() if not name.endswith(".options")]  # choices know theirs
+    settings = [name for name, _ in recipe.fields() if not name.endswith(".options")]  # declared by each choice
     assert not [name for name in settings if f"--{name} " not in out]
 
 

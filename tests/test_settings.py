@@ -79,5 +79,5 @@ def test_settings_without_effect_are_listed() -> None:
     assert list(idle(ResolvedRun(alone.model_copy(update={"engine": "fleet"})), trace)) == lines[:1]
     beside = config(checkpoint={"background": True, "every": 5}, engine="inline")  # type: ignore[arg-type]
     assert list(idle(ResolvedRun(beside), Trace(faults=()))) == [
-        "checkpoint.background: for workers in processes of their own; engine 'inline' has none"
+        "checkpoint.background: for workers in separate processes; engine 'inline' has none"
     ]

@@ -511,7 +511,7 @@ def test_invalid_compression_is_refused(
     ("first", "second", "names"),
     [
         ("econtrol:top5%", "econtrol:top1%", ["exchange.compress = 'econtrol:top1%' (was exchange.compress ="]),
-        ("ef14:8bits", "ef21:8bits", ["of the old one", "--train.start"]),
+        ("ef14:8bits", "ef21:8bits", ["belongs to the old", "--train.start"]),
         ("ef14:8bits", "", ["exchange.options.bits = 32 (was exchange.compress = 'ef14:8bits')"]),
     ],
 )

@@ -62,7 +62,7 @@ def test_a_code_that_misses_the_target_is_reported_and_written(
         (["--data", "17", "--shards", "40"], "data has 1 to 16"),
         (["--shards", "60", "--distance", "9"], "lower it, or --shards"),
         (["--degree", "9"], "degree = 9: a shard can be in at most 8 checks"),
-        (["--to", "nowhere/code.json"], "nowhere/code.json: nowhere is no folder"),
+        (["--to", "nowhere/code.json"], "nowhere/code.json: nowhere is not a folder"),
         (["--data", "eight"], "invalid int value"),
     ],
 )

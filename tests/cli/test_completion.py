@@ -12,7 +12,7 @@ import pytest
 
 from command_line import refused
 from planaria import cli
-from planaria.cli.completion import ASKED, SHELLS, joined
+from planaria.cli.completion import REQUEST, SHELLS, joined
 from planaria.cli.entry import make_parser
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -72,7 +72,7 @@ def test_bash_offers_the_valid_next_words(folder: Path, tmp_path_factory: pytest
 def test_every_shell_has_a_script(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["completion", shell]) == 0
     script = capsys.readouterr().out
-    assert ASKED in script and "planaria" in script
+    assert REQUEST in script and "planaria" in script
     if shutil.which(shell) is not None:
         subprocess.run([shell, "-n"], input=script, text=True, check=True, capture_output=True)
 

@@ -99,7 +99,7 @@ def test_an_imported_checkpoint_resumes_like_a_native_one(
         "checkpoint", "import", tmp_path / "out", home / "run.toml", "--format", kind, *name, *flags, "--engine", engine
     )
     assert printed == f"{tmp_path / 'out'}: step 6\ngo on with    planaria train --resume {made}\n"
-    assert "all as written" in done("checkpoint", "verify", made)
+    assert "unchanged" in done("checkpoint", "verify", made)
     expected = resumed(native, *flags)
     assert expected.keys() == {6, 7, 8, 9} and resumed(made) == expected
 
@@ -141,7 +141,7 @@ def test_training_starts_from_exported_shards(home: Path, tmp_path: Path) -> Non
     assert first.step == 0 and all(torch.equal(found[name], tensor) for name, tensor in whole.items())
     (sharded / "config.json").write_text((sharded / "config.json").read_text() + "\n")
     assert "config.json: has changed since it was written" in call("train", *flags).err
-    assert "config.json: accepted as it is now" in done("accept", sharded)
+    assert "config.json: accepted in its current state" in done("accept", sharded)
 
 
 def test_an_export_that_fails_leaves_nothing(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,17 +210,17 @@ def test_an_import_that_fails_leaves_nothing(home: Path, tmp_path: Path) -> None
         (["export", "RUN", "--to", "x", "--format", "dcp", "--checkpoint", "step-7"], "no such checkpoint"),
         (
             ["export", "RUN", "--to", "x", "--format", "dcp", "--precision", "bf16"],
-            "--precision bf16: goes with --format hf",
+            "--precision bf16: requires --format hf",
         ),
-        (["export", "RUN", "--to", "x", "--format", "universal", "--shard", "9"], "--shard 9: goes with --format hf"),
-        (["export", "RUN", "--to", "x", "--format", "hf", "--shard", "0"], "'0' is no number of MB"),
+        (["export", "RUN", "--to", "x", "--format", "universal", "--shard", "9"], "--shard 9: requires --format hf"),
+        (["export", "RUN", "--to", "x", "--format", "hf", "--shard", "0"], "'0' is not a number of MB"),
         (["export", "nowhere", "--to", "x", "--format", "dcp"], "not a run"),
-        (["export", "REBUILT", "--to", "x", "--format", "universal"], "one step for all"),
+        (["export", "REBUILT", "--to", "x", "--format", "universal"], "a single step"),
         (["import", "RUN/model", "TOML", "--format", "hf"], "--train.start RUN/model"),
-        (["import", "nowhere", "TOML", "--format", "dcp"], "nowhere: is no folder"),
+        (["import", "nowhere", "TOML", "--format", "dcp"], "nowhere: is not a folder"),
         (["import", "RUN/model", "TOML", "--format", "dcp"], ".metadata: missing, or not a file"),
-        (["import", "RUN/model", "TOML", "--format", "universal"], "neither latest_universal nor zero is there"),
-        (["import", "RUN", "TOML", "--format", "dcp", "--engine", "simulate"], "no weights of one model"),
+        (["import", "RUN/model", "TOML", "--format", "universal"], "has neither latest_universal nor zero"),
+        (["import", "RUN", "TOML", "--format", "dcp", "--engine", "simulate"], "no single model"),
         (["import", "RUN", "TOML", "--format", "dcp", "--train.start", "y"], "train.start = 'y'"),
         (["import", "RUN", "TOML", "--format", "dcp", "--pipeline.stages", "3"], "does not divide"),
     ],

@@ -27,7 +27,7 @@ from planaria.runtime.fleet.guest import Ending, Visit
 from planaria.runtime.fleet.guests import Guests
 from planaria.runtime.fleet.joining import Door, Goodbye, open_door
 from planaria.runtime.fleet.process_pool import ProcessPool
-from planaria.runtime.fleet.remote import Ears, RemoteFleet
+from planaria.runtime.fleet.remote import NewsQueue, RemoteFleet
 from planaria.runtime.fleet.switchboard import Switchboard
 from planaria.runtime.transport.secure import new_key
 
@@ -49,8 +49,8 @@ def guests(run: Path, request: pytest.FixtureRequest) -> Iterator[Guests]:
     setup = SETUP.dump_json(Setup(config, run, run / "nowhere", "127.0.0.1", new_key())).decode()
     made: list[Guests] = []
 
-    def guests(ears: Ears, board: Switchboard) -> Guests:
-        made.append(Guests(ears, board, setup, 4.0))
+    def guests(queue: NewsQueue, board: Switchboard) -> Guests:
+        made.append(Guests(queue, board, setup, 4.0))
         return made[0]
 
     fleet = RemoteFleet("127.0.0.1", 0, new_key(), 1.0, 4, guests)
@@ -79,7 +79,7 @@ def test_a_folder_that_is_not_a_run_is_refused(run: Path, capfd: pytest.CaptureF
 
 
 def test_a_run_without_a_controller_is_refused(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert f"nobody is training it on a fleet; start it with `planaria train --resume {run}`" in mistake(capfd, run)
+    assert f"it is not being trained on a fleet; start it with `planaria train --resume {run}`" in mistake(capfd, run)
 
 
 @pytest.mark.parametrize("end", ["", "}"])
@@ -95,7 +95,7 @@ def test_an_unreachable_controller_is_refused(run: Path, capfd: pytest.CaptureFi
     open_door(run, f"127.0.0.1:{closed_port()}", new_key())
     with runs.held(run):
         err = mistake(capfd, run)
-    assert "nobody answers there (Connection refused)" in err and "fleet.host" in err
+    assert "no answer from there (Connection refused)" in err and "fleet.host" in err
     err = mistake(capfd, run)
     assert "door.json: left behind by a controller that was killed" in err and f"--resume {run}" in err
 
@@ -106,7 +106,7 @@ def test_joining_is_retried_for_the_given_patience(tmp_path: Path, capfd: pytest
     code = exit_code("join", f"127.0.0.1:{closed_port()}", "--key-file", tmp_path / "key", "--patience", "0.7")
     out, err = capfd.readouterr()
     assert code == 2 and "nobody answers there (Connection refused)" in err
-    assert out.count("nobody answers there yet; calling for up to 0.7 s\n") == 1
+    assert out.count("no answer from there yet; trying for up to 0.7 s\n") == 1
 
 
 def test_a_late_controller_is_reached_and_a_wrong_key_is_not_retried(
@@ -126,13 +126,13 @@ def test_a_late_controller_is_reached_and_a_wrong_key_is_not_retried(
     err = mistake(capfd, f"127.0.0.1:{port}", "--key-file", tmp_path / "key", "--patience", "20")
     timer.join()
     fleets[0].close(patience_s=0.0)
-    assert f"127.0.0.1:{port} is not the run whose door this is, or has another key" in err
+    assert f"127.0.0.1:{port} is another run, or has another key" in err
 
 
 def test_the_door_of_another_run_is_refused(run: Path, door: Path, capfd: pytest.CaptureFixture[str]) -> None:
     port = int(Door.model_validate_json(door.read_text()).at.rpartition(":")[2])
     open_door(run, f"127.0.0.1:{port}", new_key())
-    assert f"127.0.0.1:{port} is not the run whose door this is, or has another key" in mistake(capfd, run)
+    assert f"127.0.0.1:{port} is another run, or has another key" in mistake(capfd, run)
 
 
 @pytest.mark.usefixtures("door")
@@ -150,7 +150,7 @@ def test_a_machine_without_the_data_or_room_for_it_is_refused(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
     err = mistake(capfd, run)
-    assert "cannot have the run's files in /proc/nowhere/planaria" in err and "name another --cache" in err
+    assert "cannot store the run's files in /proc/nowhere/planaria" in err and "set another --cache" in err
 
 
 @pytest.mark.parametrize("guests", ["cuda"], indirect=True)
@@ -236,8 +236,8 @@ def test_relative_paths_are_resolved_once_for_all_attempts(
         for again in (True, False):
             made = list[Guests]()
 
-            def guests(ears: Ears, board: Switchboard, made: list[Guests] = made) -> Guests:
-                made.append(Guests(ears, board, setup, 60.0))
+            def guests(queue: NewsQueue, board: Switchboard, made: list[Guests] = made) -> Guests:
+                made.append(Guests(queue, board, setup, 60.0))
                 return made[0]
 
             fleet = RemoteFleet("127.0.0.1", port, key, 1.0, 4, guests)

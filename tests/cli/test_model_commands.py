@@ -57,7 +57,7 @@ def test_text_is_streamed(exported: Path, monkeypatch: pytest.MonkeyPatch, capsy
 def test_generating_past_the_context_is_announced(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert generate(exported, "--tokens", "30") == 0
     found = capsys.readouterr()
-    line = "past 16 tokens (its context) the model sees only the newest 16; each takes longer then"
+    line = "beyond its context of 16 tokens, the model sees only the newest 16, and each takes longer"
     assert found.err == f"planaria: {line}\n"
     assert found.out == complete(exported, "a b", 30, seed=3) + "\n"
 

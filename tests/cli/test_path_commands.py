@@ -90,7 +90,7 @@ def test_invalid_schedules_and_topologies_are_refused(home: Path, capsys: pytest
     assert "pipeline.microbatches" in mistake(*known, "--pipeline.microbatches", "6")
     (home / "topology.toml").write_text(TOPOLOGY.replace("count = 3", "count = 4"))
     assert "its nodes are not those of network.topology (B 1)" in mistake(*known)
-    assert "lists several ways" in mistake("measure", "recipe.toml", "--to", "found")
+    assert "lists several paths" in mistake("measure", "recipe.toml", "--to", "found")
     (home / "topology.toml").write_text('matrix = "twelve_cities"\n[[nodes]]\nsite = "Iowa"\ncount = 4\n')
     assert "has no [[link]] entries" in mistake(*known)
     tree = json.loads((home / "plan.json").read_text())

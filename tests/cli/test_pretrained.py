@@ -159,7 +159,7 @@ def test_a_recipe_for_pretrained_weights_warns_without_them(home: Path, capsys: 
     assert asking
     for path in asking:
         assert cli.run(["train", str(path), "--dry-run"]) == 0
-        assert "# warning: this recipe is made for pretrained weights" in capsys.readouterr().out
+        assert "# warning: this recipe is for pretrained weights" in capsys.readouterr().out
     assert cli.run(["train", str(home / "child.toml"), "--dry-run", "--model.layers", "5"]) == 0
     assert "pretrained weights" not in capsys.readouterr().out
     flags = ["--train.pretrained", "true", "--train.start", str(home / "theirs")]
@@ -176,7 +176,7 @@ def test_a_context_beyond_the_weights_warns(home: Path, capsys: pytest.CaptureFi
     assert cli.run(words) == 0
     assert "context = 64\n" in capsys.readouterr().out
     assert cli.run([*words, "--model.context", "128"]) == 0
-    assert "# warning: model.context = 128: the weights know positions up to 64" in capsys.readouterr().out
+    assert "# warning: model.context = 128: the weights were trained on 64 positions" in capsys.readouterr().out
 
 
 def test_a_pickle_beside_safetensors_is_ignored(home: Path, tmp_path: Path) -> None:
@@ -342,7 +342,7 @@ def test_a_recipe_that_contradicts_the_weights_is_refused(home: Path, flags: lis
 def test_weights_without_a_tokenizer_need_one(home: Path, tmp_path: Path) -> None:
     shutil.copytree(home / "theirs", tmp_path / "mute")
     (tmp_path / "mute" / "tokenizer.json").unlink()
-    with pytest.raises(UserError, match=r"no tokenizer is there, .* set data.tokenizer to its tokenizer.json"):
+    with pytest.raises(UserError, match=r"it has no tokenizer, .* set data.tokenizer to its tokenizer.json"):
         train(home, tmp_path / "mute", "--name", "mute")
     given = ["--data.tokenizer", str(home / "tokenizer.json")]
     assert train(home, tmp_path / "mute", "--name", "mute", *given) == 0
@@ -353,7 +353,7 @@ def test_weights_without_a_tokenizer_need_one(home: Path, tmp_path: Path) -> Non
     [
         ("m.bin", b"PK\x03\x04 and so on", "a pickle is not read"),
         ("m.pt", b"\x80\x02}q", "a pickle is not read"),
-        ("m.safetensors", bytes(40), "not a file of weights that is known; give a GGUF file, or the folder"),
+        ("m.safetensors", bytes(40), "not a known file of weights; give a GGUF file, or the folder"),
         ("m.bin", bytes(40), "m.bin: .*greater than 0"),
         ("m.gguf", b"GGUF", "not a whole GGUF file"),
         ("m.gguf", b"", "not a whole GGUF file"),
@@ -398,7 +398,7 @@ def test_an_unreachable_hub_is_refused(home: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(hub, "snapshot_download", fetch)
     with pytest.raises(
-        UserError, match=r"hf:someone/small: cannot be had \(.*\); check the name and the network"
+        UserError, match=r"hf:someone/small: cannot be downloaded \(.*\); check the name and the network"
     ) as found:
         train(home, "hf:someone/small")
     assert "\n" not in str(found.value)

@@ -78,7 +78,7 @@ def test_an_older_local_run_is_replaced_by_the_stores(recipe: Path, capsys: pyte
     capsys.readouterr()
     run = train(recipe, "one", *store_of(recipe), "--train.steps", "12")
     said = capsys.readouterr().out
-    assert "is older than what the store has" in said and "fetching step-00000008" in said
+    assert "is older than the copy in the store" in said and "fetching step-00000008" in said
     assert sorted(path.name for path in run.folder.parent.iterdir()) == ["mine", "mine.older-1"]
 
 
@@ -127,7 +127,7 @@ def test_a_run_in_training_is_not_replaced(recipe: Path, capsys: pytest.CaptureF
 def test_a_dry_run_reports_what_it_would_continue(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train", str(recipe), "--resume", "auto", "--dry-run", "--out", str(recipe.parent / "one")]
     assert cli.run(words) == 0
-    assert capsys.readouterr().out.endswith("# --resume auto: begins a new run\n")
+    assert capsys.readouterr().out.endswith("# --resume auto: starts a new run\n")
     train(recipe, "one")
     capsys.readouterr()
     assert cli.run(words) == 0
@@ -137,8 +137,8 @@ def test_a_dry_run_reports_what_it_would_continue(recipe: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--checkpoint", "step-00000002"], "--checkpoint step-00000002: goes with --resume RUN"),
-        (["--engine", "simulate"], "a simulation has nothing to resume"),
+        (["--checkpoint", "step-00000002"], "--checkpoint step-00000002: requires --resume RUN"),
+        (["--engine", "simulate"], "a simulation cannot be resumed"),
     ],
 )
 def test_conflicting_flags_are_refused(

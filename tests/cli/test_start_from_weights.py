@@ -107,7 +107,7 @@ def test_replicas_start_equal_and_average_every_gradient(home: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (["--train.start", "nowhere"], "train.start = .nowhere.: there is no such run"),
+        (["--train.start", "nowhere"], "train.start = .nowhere.: no such run"),
         (["--model.hidden", "48"], "its model has hidden = 64, the recipe 48; leave model.hidden out, or set it"),
         (["--data.tokenizer", "bpe"], "its tokenizer is not data.tokenizer = 'bpe'"),
     ],

@@ -93,5 +93,5 @@ def test_a_plan_lists_the_edges_of_each_relay() -> None:
     (north,), (south,) = ([line for line in said if line.startswith(f"relay {name} ")] for name in relays)
     edges = [north.split("edges ")[1].split(":")[0], south.split("edges ")[1].split(":")[0]]
     assert edges == ["none", "0–1, 0–4, 1–2, 2–3, 3–4"]
-    assert said[-1].startswith("no choice of relays less than ") and "(gap 0.0%)" in said[-1]
+    assert said[-1].startswith("lower bound over all choices of relays: ") and "(gap 0.0%)" in said[-1]
     assert "relay" not in describe(config.model_copy(update={"fleet": FleetConfig()}))

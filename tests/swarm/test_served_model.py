@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import refused
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tiny_swarm import policy
 
+from command_line import refused
 from planaria.report.live_page.serving import Address, Server, serve
 from planaria.swarm.audit.censor import Censor, Ledger, key_of
 from planaria.swarm.audit.questions import Part, Question
@@ -172,7 +172,7 @@ def test_mistakes_are_reported_before_serving(tmp_path: Path, capsys: pytest.Cap
     assert "is above 0" in mistake("--censor", 0, *wrapped) and "is above 0" in mistake("--censor", "nan", *wrapped)
     assert "--budget -1: is above 0" in mistake("--censor", 0.1, "--budget", -1, *wrapped)
     assert "no such run, folder or file" in mistake("--censor", 0.1, *wrapped)
-    assert "no address" in mistake("--at", "x")
+    assert "not an address" in mistake("--at", "x")
 
 
 @pytest.mark.slow

@@ -146,13 +146,13 @@ def test_the_command_reports_a_model_that_writes_no_program(
         (["model"], "give --prompt TEXT, or --task programs:PATH --problem N"),
         (["model", "--prompt", "x", "--as", "vote"], "give --prompt TEXT, or"),
         (["model", "--prompt", "x", "--choose", "plurality"], "give --prompt TEXT, or"),
-        (["model", "--task", "programs:PATH", "--problem", "0", "--choose", "plurality"], "goes with --as vote"),
+        (["model", "--task", "programs:PATH", "--problem", "0", "--choose", "plurality"], "requires --as vote"),
         (["model", "--task", "sums", "--problem", "0"], "write programs:PATH"),
         (["model", "--task", "programs:PATH"], "give --problem"),
         (["model", "--task", "programs:PATH", "--problem", "7"], "has problems 0 to 1"),
         (["model", "--task", "programs:PATH", "--problem", "0", "--tokens", "0"], "--tokens 0: give at least 1"),
-        (["model", "--task", "programs:PATH", "--problem", "0", "--temperature", "1"], "does not go with --task"),
-        (["model", "--task", "programs:PATH", "--problem", "0", "--prompt", "x"], "does not go with --task"),
+        (["model", "--task", "programs:PATH", "--problem", "0", "--temperature", "1"], "be combined with --task"),
+        (["model", "--task", "programs:PATH", "--problem", "0", "--prompt", "x"], "cannot be combined with --task"),
     ],
 )
 def test_invalid_options_are_reported_in_one_line(tmp_path: Path, words: list[str], message: str) -> None:

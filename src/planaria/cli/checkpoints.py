@@ -19,7 +19,7 @@ def add(commands: Any) -> None:
     ):
         checkpoint = command(commands, f"checkpoint {name}", what, action)
         checkpoint.add_argument("run", type=Path)
-        checkpoint.add_argument("--checkpoint", metavar="NAME", help="this one of the run's checkpoints")
+        checkpoint.add_argument("--checkpoint", metavar="NAME", help="this checkpoint of the run")
         if name == "convert":
             checkpoint.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="folder of checkpoints")
             add_fields(checkpoint, RunConfig)
@@ -27,7 +27,7 @@ def add(commands: Any) -> None:
 
 
 def _add_foreign(commands: Any) -> None:
-    """Checkpoints for and from other programs."""
+    """Add the commands for checkpoints of other programs."""
     export = command(
         commands,
         "checkpoint export",
@@ -35,19 +35,19 @@ def _add_foreign(commands: Any) -> None:
         _export,
     )
     export.add_argument("run", type=Path)
-    export.add_argument("--checkpoint", metavar="NAME", help="this one of the run's checkpoints")
+    export.add_argument("--checkpoint", metavar="NAME", help="this checkpoint of the run")
     export.add_argument("--to", type=Path, required=True, metavar="FOLDER")
     export.add_argument("--precision", choices=("fp32", "bf16"), help="hf: type of weights (default fp32)")
     export.add_argument("--shard", type=_megabytes, metavar="MB", help="hf: largest file of weights (default 4096)")
 
-    bring = command(commands, "checkpoint import", "begin a run from another program's checkpoint", _import)
+    bring = command(commands, "checkpoint import", "start a run from another program's checkpoint", _import)
     bring.add_argument("folder", type=Path)
-    bring.add_argument("recipe", type=find, help="the run's recipe, or a run with the same")
-    bring.add_argument("--names", type=Path, metavar="FILE", help="which tensor is which parameter, if not as in hf")
+    bring.add_argument("recipe", type=find, help="the run's recipe, or a run with that recipe")
+    bring.add_argument("--names", type=Path, metavar="FILE", help="map of tensors to parameters, if not as in hf")
     add_fields(bring, RunConfig)
-    told = "hf: Hugging Face, weights alone; dcp: torch.distributed.checkpoint; universal: DeepSpeed's"
+    text = "hf: Hugging Face, only weights; dcp: torch.distributed.checkpoint; universal: DeepSpeed's"
     for parser in (export, bring):
-        parser.add_argument("--format", choices=("hf", "dcp", "universal"), required=True, help=told)
+        parser.add_argument("--format", choices=("hf", "dcp", "universal"), required=True, help=text)
 
 
 def _show(given: argparse.Namespace) -> int:
@@ -89,7 +89,7 @@ def _import(given: argparse.Namespace) -> int:
 
 
 def _megabytes(text: str) -> int:
-    """A size of files; argparse says what was wrong."""
+    """Parse the size of files in MB."""
     if not text.isdecimal() or not 1 <= int(text) <= 1 << 20:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of MB, from 1 to {1 << 20}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of MB from 1 to {1 << 20}")
     return int(text)

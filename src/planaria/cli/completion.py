@@ -1,6 +1,6 @@
 """Shell completion: commands, flags and their values, recipes, and the folders of runs.
 
-The shell asks the program itself at each TAB (argcomplete), so what it offers is what is installed.
+The shell runs the program at each TAB (argcomplete), so the completions match the installed version.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any, Literal
 from planaria.cli.flags import SET, command, explain
 from planaria.config import recipe, shipped
 
-ASKED = "_ARGCOMPLETE"
-"""set by the shell when it asks for completions"""
+REQUEST = "_ARGCOMPLETE"
+"""set by the shell when it requests completions"""
 SHELLS = ("bash", "zsh", "fish")
 DESCRIBING = ("zsh", "fish")
 """shells that show the help text of a flag beside it"""
 RUNS = Path("runs")
 TABLES = {"compare": "compare", "experts": "experts", "drill": "drill", "swarm": "swarm", "swarm join": "swarm"}
-"""command → the kind of its recipes; all others train"""
+"""command → kind of its recipes; default: train"""
 Completer = Callable[..., Iterator[str]]
 
 
@@ -39,18 +39,18 @@ def _completion(given: argparse.Namespace) -> int:
 
 
 def complete(parser: argparse.ArgumentParser, commands: Collection[str]) -> None:
-    """Answer the shell that asks, and end the process. A shell knows only the first word of a command of two."""
+    """Answer the shell's request, and end the process. Of a command of two words, a shell sees only the first."""
     from argcomplete import autocomplete
 
     second_words = tuple(name for name in commands if " " in name)
     line, point = joined(os.environ["COMP_LINE"], int(os.environ["COMP_POINT"]), second_words)
     os.environ |= {"COMP_LINE": line, "COMP_POINT": str(point)}
-    _teach(parser, [], second_words, line)
+    _attach(parser, [], second_words, line)
     autocomplete(parser, always_complete_options=False, exclude=second_words)
 
 
 def joined(line: str, point: int, second_words: tuple[str, ...]) -> tuple[str, int]:
-    """The line and the cursor's place in it, with a command of two words as one (``swarm\\ join``)."""
+    r"""Return the line and the cursor's position, with a command of two words as one (``swarm\\ join``)."""
     for first, second in (pair.split() for pair in second_words):
         if found := re.match(rf"(\s*\S+\s+{first})\s+(?={second}\s)", line[:point]):
             head = f"{found[1]}\\ "
@@ -58,8 +58,8 @@ def joined(line: str, point: int, second_words: tuple[str, ...]) -> tuple[str, i
     return line, point
 
 
-def _teach(parser: argparse.ArgumentParser, words: list[str], second_words: tuple[str, ...], line: str) -> None:
-    """Attach a completer to each argument below ``parser``, the command ``words``; ``line`` is being completed."""
+def _attach(parser: argparse.ArgumentParser, words: list[str], second_words: tuple[str, ...], line: str) -> None:
+    """Attach a completer to each argument below ``parser``, of the command ``words``, while ``line`` is completed."""
     name = " ".join(words)
     if os.environ.get("_ARGCOMPLETE_SHELL") in DESCRIBING and words and words[-1].replace(" ", "\\ ") in line:
         explain(parser, every=True)
@@ -74,7 +74,7 @@ def _teach(parser: argparse.ArgumentParser, words: list[str], second_words: tupl
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for word, below in action.choices.items():
-                _teach(below, [*words, word], second_words, line)
+                _attach(below, [*words, word], second_words, line)
         elif action.dest in by_dest:
             action.completer = by_dest[action.dest]  # type: ignore[attr-defined]
         elif action.dest.startswith(SET) and "|" in str(action.metavar):
@@ -86,22 +86,22 @@ def _one_of(values: list[str]) -> Completer:
 
 
 def _recipes(kind: str | None, first: list[str]) -> Completer:
-    """Offer the words ``first``, the shipped recipes of a kind (None: of any), and TOML files."""
+    """Complete with the words ``first``, the shipped recipes of a kind (None: all), and TOML files."""
 
-    def offer(prefix: str, **_: Any) -> Iterator[str]:
+    def candidates(prefix: str, **_: Any) -> Iterator[str]:
         yield from first
         for name in shipped.names():
             if kind is None or kind in recipe.kinds_of(recipe.read(shipped.find(name))):
                 yield name
         yield from _paths("toml")(prefix)
 
-    return offer
+    return candidates
 
 
 def _paths(wanted: Literal["run", "toml"]) -> Completer:
-    """Offer folders to look into, and runs or TOML files; the runs below ``runs`` at once."""
+    """Complete with folders, and runs or TOML files; for an empty prefix, also with runs below ``runs``."""
 
-    def offer(prefix: str, **_: Any) -> Iterator[str]:
+    def candidates(prefix: str, **_: Any) -> Iterator[str]:
         head = prefix[: prefix.rfind("/") + 1]
         if wanted == "run" and not head and RUNS.is_dir():
             yield from (str(path) for path in sorted(RUNS.iterdir()) if _is_run(path))
@@ -112,7 +112,7 @@ def _paths(wanted: Literal["run", "toml"]) -> Completer:
             elif path.suffix == ".toml" and wanted == "toml":
                 yield head + path.name
 
-    return offer
+    return candidates
 
 
 def _is_run(folder: Path) -> bool:

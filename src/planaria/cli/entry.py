@@ -1,6 +1,7 @@
-"""Parse the command line and run a command. A user's mistake ends in one line and exit code 2, a stopped run in 1.
+"""Parse the command line and run a command. Exit codes: 2 with a one-line message for a user's error, 1 for a stopped
+run.
 
-Commands import what they need when they run, so that ``planaria --help`` does not wait for torch.
+Commands import modules when they run, so that ``planaria --help`` does not wait for torch.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ GROUPS = (
     "planaria.cli.recipes",
     "planaria.cli.completion",
 )
-"""modules whose ``add`` adds the commands of the core"""
+"""modules whose ``add`` adds the core's commands"""
 PARTS = ("planaria.lab.commands", "planaria.swarm.commands")
-"""the same for the parts beside it; loaded only for their own commands and for lists of all commands"""
+"""packages with further commands; loaded only for these, and for lists of all commands"""
 PLACES = ("--port", "--host", "--live-port", "--live-host")
-"""flags of other servers for what is --at or --live-at here"""
+"""other servers' flags for --at or --live-at"""
 LONGEST = 2000
 """maximum characters of an error message"""
 NO_THREAD = "can't start new thread"
-"""Python's message for a RuntimeError of which there is no class"""
+"""Python's message for a RuntimeError without a class"""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -84,12 +85,12 @@ def _code(arguments: list[str], may_fork: bool) -> int:
         return 2
     except OSError as error:
         place = str(error.filename or "the operating system")
-        print(f"planaria: {one_line(f'{place}: {error.strerror or error}; mend that, and try again')}", file=sys.stderr)
+        print(f"planaria: {one_line(f'{place}: {error.strerror or error}; fix that, and try again')}", file=sys.stderr)
         return 2
 
 
 def one_line(message: str) -> str:
-    """A message as one line of printable text, shortened in the middle if it is too long to read."""
+    """Return a message as one line of printable text, shortened in the middle if it is too long."""
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
     return shown if len(shown) <= LONGEST else f"{shown[: LONGEST // 2]} … {shown[-LONGEST // 2 :]}"
 
@@ -100,7 +101,7 @@ def run(arguments: list[str], may_fork: bool = False) -> int:
     :param may_fork: the command may fork its workers from this process.
     """
     parser, known = make_parser(arguments[0] if arguments else "")
-    if completion.ASKED in os.environ:
+    if completion.REQUEST in os.environ:
         completion.complete(parser, known)
     _require_utf8(arguments)
     if not arguments:
@@ -126,7 +127,7 @@ def run(arguments: list[str], may_fork: bool = False) -> int:
 
 
 def _require_utf8(words: Sequence[str]) -> None:
-    """:raises UserError: naming the flag or argument whose bytes are not UTF-8, which no recipe or log can hold."""
+    """Raise UserError for a flag or argument that is not UTF-8, since recipes and logs cannot contain it."""
     flag = ""
     for number, word in enumerate(words, start=1):
         if word.startswith("--"):
@@ -140,9 +141,9 @@ def _require_utf8(words: Sequence[str]) -> None:
 
 
 def _require_utf8_places() -> None:
-    """:raises UserError: when the working directory is gone, or its path or that of the user's folders is not UTF-8."""
+    """Raise UserError if the working directory was removed, or its path or a user folder's is not UTF-8."""
     try:
-        places = {"the working directory": os.getcwd()}  # noqa: PTH109 (a Path says no more)
+        places = {"the working directory": os.getcwd()}  # noqa: PTH109 (a Path has no other error)
     except FileNotFoundError:
         raise UserError("the working directory was removed; change to another one") from None
     places |= {f"${name}": os.environ.get(name, "") for name in ("HOME", "XDG_CACHE_HOME", "TMPDIR")}
@@ -152,12 +153,12 @@ def _require_utf8_places() -> None:
 
 
 def _is_utf8(text: str) -> bool:
-    """Return whether the bytes behind a text of the operating system are UTF-8; other bytes are half surrogates."""
+    """Return whether the bytes of a text from the operating system are UTF-8; other bytes are lone surrogates."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _unknown(word: str, given: argparse.Namespace) -> str:
-    """Describe a word that the command does not take, and how it is probably meant."""
+    """Describe a word that the command does not accept, and suggest another."""
     known: Collection[str] = given.parser._option_string_actions
     see = f"see `{given.parser.prog} --help`"
     name, _, value = word.partition("=")
@@ -177,7 +178,7 @@ def _unknown(word: str, given: argparse.Namespace) -> str:
 
 
 def _as_option(flag: str, root: type[Section] | None) -> str:
-    """How an unknown flag is written if it is an option of its section's choice."""
+    """Return an unknown flag as an option of its section's choice; "" if it is none."""
     head, _, key = flag.removeprefix("--").rpartition(".")
     section = section_of(root.model_fields[head].annotation) if root and head in root.model_fields else None
     if section is None:
@@ -186,7 +187,7 @@ def _as_option(flag: str, root: type[Section] | None) -> str:
 
 
 def _set_options(given: argparse.Namespace, options: Mapping[str, str]) -> None:
-    """As flags of the command, if it has settings and they belong to one that has options, or to a table."""
+    """Set options as flags, if the command has the setting."""
     for name, text in options.items():
         setting = name if recipe.in_table(name) else f"{name.partition(f'.{NAME}.')[0]}.{NAME}"
         if given.root is None or recipe.setting(setting, given.root) is None:
@@ -204,7 +205,7 @@ def make_parser(first: str = "") -> tuple[argparse.ArgumentParser, Collection[st
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for group in GROUPS:
         import_module(group).add(commands)
-    if first not in {name.partition(" ")[0] for name in commands.choices} or completion.ASKED in os.environ:
+    if first not in {name.partition(" ")[0] for name in commands.choices} or completion.REQUEST in os.environ:
         for part in PARTS:
             import_module(part).add(commands)
     return parser, commands.choices

@@ -11,7 +11,7 @@ from planaria.common.errors import UserError
 
 SIGNALLED = {"kill": "SIGKILL (also to TARGET controller)", "stop": "SIGSTOP (also to TARGET controller)"}
 """faults sent as a signal, at once"""
-ASKED = {
+INJECTED = {
     "stuck": "hang the worker's main thread",
     "slow": "slow its actions down",
     "slow_host": "slow down all workers of its machine",
@@ -22,7 +22,7 @@ ASKED = {
     "disk_full": "make its disk appear full",
     "disk_slow": "make its writes hang; use with --moment save",
     "flip": "flip a bit of its stage in the newest checkpoint",
-    "lie": "corrupt its next offer to other replicas, or what it tells them until a step",
+    "lie": "corrupt its next update to other replicas, or all updates until a step",
 }
 """faults that the worker injects into itself, at its next opportunity"""
 
@@ -30,10 +30,12 @@ ASKED = {
 def add(commands: Any) -> None:
     chaos = command(commands, "chaos", "inject a fault into a live run", _chaos, code=False)
     chaos.add_argument("run", type=Path)
-    blow = chaos.add_mutually_exclusive_group(required=True)
-    for action, what in (*SIGNALLED.items(), *ASKED.items()):
+    target = chaos.add_mutually_exclusive_group(required=True)
+    for action, what in (*SIGNALLED.items(), *INJECTED.items()):
         flag = f"--{action.replace('_', '-')}"
-        blow.add_argument(flag, dest=action, metavar="TARGET", help=f"{what}; TARGET is stage=N, node=N or worker=NAME")
+        target.add_argument(
+            flag, dest=action, metavar="TARGET", help=f"{what}; TARGET is stage=N, node=N or worker=NAME"
+        )
     chaos.add_argument(
         "--resume-after", type=duration, metavar="S", help="time until the fault ends, such as 5 or 1min"
     )
@@ -42,11 +44,11 @@ def add(commands: Any) -> None:
     chaos.add_argument(
         "--peer", type=int, metavar="STAGE", help="--delay, --reset: only the edge from this stage or node"
     )
-    chaos.add_argument("--attack", metavar="NAME", help="--lie: what is said instead, such as sign_flip or alie")
-    chaos.add_argument("--until", type=int, metavar="STEP", help="--lie: the first step in which it is honest again")
+    chaos.add_argument("--attack", metavar="NAME", help="--lie: the corruption, such as sign_flip or alie")
+    chaos.add_argument("--until", type=int, metavar="STEP", help="--lie: the first step with a correct update again")
     chaos.add_argument("--moment", metavar="M", help="any, forward, backward, commit, transfer, save, settle or link")
 
-    found = command(commands, "diagnose", "tell who waits for whom in a run, and what is slow", _diagnose)
+    found = command(commands, "diagnose", "show the waiting times of a run's workers, and what is slow", _diagnose)
     found.add_argument("run", type=Path)
 
     trace = command(commands, "trace", "generate a trace of faults from a failure rate", _trace, code=False)
@@ -60,10 +62,10 @@ def add(commands: Any) -> None:
     trace.add_argument("--forbid-adjacent", action="store_true", help="never two adjacent stages in the same step")
     trace.add_argument("--ends", action="store_true", help="the ends fail at the same rate")
     trace.add_argument(
-        "--together", type=float, default=0.0, metavar="P", help="chance that a failure takes the next stage too"
+        "--together", type=float, default=0.0, metavar="P", help="probability that a failure also takes the next stage"
     )
     trace.add_argument(
-        "--lost", default="stage", metavar="WHAT", help="what one blow takes: stage, adjacent, machine or region"
+        "--lost", default="stage", metavar="WHAT", help="what one fault takes: stage, adjacent, machine or region"
     )
     trace.add_argument("--machine", type=int, default=2, metavar="N", help="stages in a row that share a machine")
 
@@ -78,19 +80,17 @@ def _diagnose(given: argparse.Namespace) -> int:
 def _chaos(given: argparse.Namespace) -> int:
     from planaria.cli.commands.chaos import ask, strike
 
-    action = next(name for name in (*SIGNALLED, *ASKED) if getattr(given, name) is not None)
+    action = next(name for name in (*SIGNALLED, *INJECTED) if getattr(given, name) is not None)
     target = getattr(given, action)
-    if action in ASKED:
+    if action in INJECTED:
         named = {"resume_after_s": given.resume_after, "strength": given.strength, "moment": given.moment}
         named |= {"attack": given.attack, "until": given.until, "peer": given.peer}
         print(ask(given.run, target, {"signal": action} | {k: v for k, v in named.items() if v is not None}))
         return 0
     if (given.strength, given.moment, given.attack, given.until, given.peer) != (None,) * 5:
-        raise UserError(
-            "--strength, --moment, --attack, --until, --peer: a signal strikes at once, and has none of them"
-        )
+        raise UserError("--strength, --moment, --attack, --until, --peer: a signal acts at once and has no options")
     if given.resume_after is not None and action != "stop":
-        raise UserError("--resume-after: goes with --stop, or another fault that lasts; what is killed stays dead")
+        raise UserError("--resume-after: requires --stop, or another fault with a duration")
     print(strike(given.run, action, target, given.resume_after))
     return 0
 

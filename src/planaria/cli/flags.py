@@ -16,7 +16,7 @@ from planaria.config.shipped import find
 WIDTH = 118
 """columns of help texts of commands with settings"""
 SET = "set "
-"""what the name of a field's flag begins with among the parsed arguments"""
+"""prefix of a field's flag among the parsed arguments"""
 
 
 COMMON = {
@@ -90,8 +90,8 @@ def command(
 
 def add_recipe(parser: argparse.ArgumentParser, what: str = "", needed: bool = True) -> None:
     """Add the recipe argument, parsed to a path; ``what`` completes its help text."""
-    told = f"a TOML file{what}, or a name that `planaria recipes` lists"
-    parser.add_argument("recipe", type=find, nargs=None if needed else "?", help=told)
+    text = f"a TOML file{what}, or a name from `planaria recipes`"
+    parser.add_argument("recipe", type=find, nargs=None if needed else "?", help=text)
 
 
 def add_fields(parser: argparse.ArgumentParser, root: type[Section]) -> None:
@@ -135,12 +135,11 @@ def explain(parser: argparse.ArgumentParser, every: bool) -> None:
 
 
 def take_options(words: list[str]) -> tuple[list[str], dict[str, str]]:
-    """A command line without the options of choices (``--recovery.options.bits 4``) and entries of tables
-    (``--data.mixture.books.weight 2``), and those by their dotted names.
+    """Split a command line into the rest and the options of choices (``--recovery.options.bits 4``) and entries of
+    tables (``--data.mixture.books.weight 2``), by dotted name.
 
-    Which there are is known to the choices, or the recipe, alone, so no parser can list them.
-
-    :raises UserError: naming an option without a value.
+    Only the choices or the recipe know these, so no parser lists them.
+    :raises UserError: if an option has no value.
     """
     rest, found = [], {}
     left = iter(words)
@@ -149,10 +148,10 @@ def take_options(words: list[str]) -> tuple[list[str], dict[str, str]]:
         free = f".{options.NAME}." in name or recipe.in_table(name.removeprefix("--"))
         if not (name.startswith("--") and free):
             rest.append(word)
-        elif (said := value if given else next(left, None)) is None:
+        elif (text := value if given else next(left, None)) is None:
             raise UserError(f"{name}: has no value; write {name} VALUE")
         else:
-            found[name.removeprefix("--")] = said
+            found[name.removeprefix("--")] = text
     return rest, found
 
 

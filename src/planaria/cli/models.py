@@ -22,7 +22,7 @@ def add(commands: Any) -> None:
     _add_report(commands)
     accept = command(commands, "accept", "accept manual changes to a run's folder", _accept, code=False)
     accept.add_argument("run", type=Path)
-    replay = command(commands, "replay", "replay a run's log and check that it leads to the same decisions", _replay)
+    replay = command(commands, "replay", "replay a run's log, and compare the decisions", _replay)
     replay.add_argument("run", type=Path)
 
 
@@ -30,14 +30,14 @@ def _add_generate(commands: Any) -> None:
     generate = command(commands, "generate", "complete a prompt with a run's model, or an exported one", _generate)
     generate.add_argument("run", type=Path, nargs="?")
     generate.add_argument("--experts", type=Path, metavar="RUN", help="an ensemble (`planaria experts`) instead")
-    generate.add_argument("--prompt", help="to be completed; or --task and --problem")
+    generate.add_argument("--prompt", help="the text to complete; or use --task and --problem")
     generate.add_argument("--task", metavar="programs:PATH", help="write a program for a problem of this file")
-    generate.add_argument("--problem", type=int, metavar="N", help="with --task: which one, from 0")
+    generate.add_argument("--problem", type=int, metavar="N", help="with --task: the problem's number, from 0")
     generate.add_argument(
         "--as",
         dest="way",
         choices=("once", "vote", "tree"),
-        help="with --task: in one go (once, the default), the best of eleven (vote), or divided into functions (tree)",
+        help="with --task: directly (once, the default), the best of eleven (vote), or divided into functions (tree)",
     )
     generate.add_argument(
         "--choose",
@@ -81,7 +81,7 @@ def _add_export(commands: Any) -> None:
     export = command(commands, "export", "export a run's model as a Hugging Face folder", _export)
     export.add_argument("run", type=Path, help="a run, or a merged model")
     export.add_argument("--to", type=Path, required=True, metavar="FOLDER")
-    export.add_argument("--peer", metavar="NAME", help="of a swarm's run: what this peer learned")
+    export.add_argument("--peer", metavar="NAME", help="in a swarm's run: the model of this peer")
     export.add_argument("--round", type=int, metavar="N", help="with --peer: after N rounds (default: the newest kept)")
 
 
@@ -103,7 +103,9 @@ def _generate(given: argparse.Namespace) -> int:
     if given.task is not None:
         return _generate_program(given)
     if given.prompt is None or any(getattr(given, name) is not None for name in ("problem", "way", "choose")):
-        raise UserError("give --prompt TEXT, or --task programs:PATH --problem N and perhaps --as once, vote or tree")
+        raise UserError(
+            "give --prompt TEXT, or --task programs:PATH --problem N and optionally --as once, vote or tree"
+        )
     from planaria.lab.commands import ensemble
     from planaria.runtime.complete import stream
 
@@ -126,12 +128,12 @@ def _note(line: str) -> None:
 def _generate_program(given: argparse.Namespace) -> int:
     for name in ("prompt", "experts", "temperature"):
         if getattr(given, name) is not None:
-            raise UserError(f"--{name} {getattr(given, name)}: does not go with --task; leave one of them out")
+            raise UserError(f"--{name} {getattr(given, name)}: cannot be combined with --task; leave one of them out")
     if given.problem is None:
-        raise UserError(f"--task {given.task}: of which problem? give --problem, such as --problem 0")
+        raise UserError(f"--task {given.task}: give --problem, such as --problem 0")
     way: Way = given.way or "once"
     if given.choose is not None and way == "once":
-        raise UserError(f"--choose {given.choose}: goes with --as vote or --as tree; add one of them, or leave it out")
+        raise UserError(f"--choose {given.choose}: requires --as vote or --as tree")
     from planaria.swarm.commands.write_program import write_program
 
     tokens = 768 if given.tokens is None else given.tokens
@@ -152,12 +154,12 @@ def _eval(given: argparse.Namespace) -> int:
     if is_exported(folder):
         return evaluate_model(folder, given.text)
     if given.text is not None:
-        raise UserError(f"--text {given.text}: goes with --experts RUN, or with an exported model")
+        raise UserError(f"--text {given.text}: requires --experts RUN or an exported model")
     return evaluate(folder, given.omit, given.subsets, given.microbatches)
 
 
 def _one_of(run: Path | None, experts: Path | None) -> Path:
-    """The folder that was given: a run or an ensemble."""
+    """Return the given folder of a run or an ensemble."""
     if run is not None and experts is not None:
         raise UserError(f"{run} --experts {experts}: give a run or an ensemble, not both")
     folder = run or experts
@@ -173,7 +175,7 @@ def _export(given: argparse.Namespace) -> int:
 
     swarm = (given.run / "peers").is_dir()
     if given.peer is None and (swarm or given.round is not None):
-        raise UserError(f"{given.run}: which peer's model? give --peer, such as --peer p0")
+        raise UserError(f"{given.run}: give a peer with --peer, such as --peer p0")
     if given.peer is None and is_exported(given.run):
         print(export_again(given.run, given.to))
     elif given.peer is None:
@@ -197,9 +199,9 @@ def _trace(given: argparse.Namespace) -> int:
     from planaria.report.run.perfetto import write_trace
 
     if given.to is not None:
-        raise UserError(f"--to {given.to}: goes with the report; give the trace's file behind --perfetto")
+        raise UserError(f"--to {given.to}: requires a report; give the trace's file after --perfetto")
     if given.csv is not None:
-        raise UserError(f"--csv {given.csv}: goes with the report; leave out --perfetto")
+        raise UserError(f"--csv {given.csv}: requires a report; leave out --perfetto")
     print(write_trace(given.run, None if given.perfetto is True else Path(given.perfetto)))
     return 0
 

@@ -14,7 +14,7 @@ from planaria.config.schema import RunConfig
 def add(commands: Any) -> None:
     """Add both commands."""
     topology = commands.add_parser(
-        "topology", help="measure a network for `planaria plan`, or look at its paths", allow_abbrev=False
+        "topology", help="measure a network for `planaria plan`, or check its paths", allow_abbrev=False
     )
     whats = topology.add_subparsers(dest="what", required=True, metavar="WHAT")
     measure = command(whats, "measure", "measure latency and bandwidth between nodes, and write a topology", _measure)
@@ -25,9 +25,13 @@ def add(commands: Any) -> None:
     )
     measure.add_argument("--quiet", action="store_true", help="no progress display")
     add_fields(measure, RunConfig)
-    paths = command(whats, "paths", "hold a schedule's paths against the topology as it is now; move what must", _paths)
+    paths = command(
+        whats, "paths", "compare a schedule's paths with the current topology, and move changed ones", _paths
+    )
     add_recipe(paths, "; its routing.schedule was planned on [[link]] entries of its network.topology")
-    paths.add_argument("--moves", type=int, default=0, metavar="N", help="improving moves beside (default %(default)s)")
+    paths.add_argument(
+        "--moves", type=int, default=0, metavar="N", help="additional improving moves (default %(default)s)"
+    )
     paths.add_argument("--to", type=Path, metavar="FILE", help="schedule file to write, with an HTML page beside it")
     add_fields(paths, RunConfig)
 

@@ -20,7 +20,7 @@ def add(commands: Any) -> None:
         "--resume",
         metavar="RUN",
         help="continue this run (a folder, or its URL in a checkpoint.store); with a recipe, auto: continue its run if "
-        "there is one, begin it otherwise",
+        "there is one, else start one",
     )
     train.add_argument("--checkpoint", metavar="NAME", help="with --resume: continue from this checkpoint instead")
     train.add_argument("--dry-run", action="store_true", help="print the resolved recipe and stop")
@@ -36,12 +36,12 @@ def _add_join(commands: Any) -> None:
     join = command(commands, "join", "add this machine to a live run, until Ctrl-C", _join, lasting=True, forks=True)
     join.add_argument("run", metavar="RUN", help="the run's folder, or HOST:PORT of its controller")
     join.add_argument("--key-file", type=Path, metavar="FILE", help="with HOST:PORT: a copy of the run's key")
-    join.add_argument("--workers", type=int, metavar="N", help="worker processes (default: as many as one replica has)")
+    join.add_argument("--workers", type=int, metavar="N", help="worker processes (default: enough for one replica)")
     join.add_argument(
         "--patience",
         type=duration,
         metavar="S",
-        help="how long to keep calling a run that does not answer, such as 90 or 5min (default: 60 s once it has "
+        help="how long to retry a run that does not answer, such as 90 or 5min (default: 60 s once it has "
         "answered, 0 before)",
     )
     join.add_argument(
@@ -54,8 +54,8 @@ def _add_join(commands: Any) -> None:
         metavar=("FIRST", "LAST"),
         help="where its workers listen (default: any free port)",
     )
-    join.add_argument("--no-inbound", action="store_true", help="nobody can open connections to this machine")
-    join.add_argument("--cache", type=Path, metavar="DIR", help="for files of a run whose folder it does not see")
+    join.add_argument("--no-inbound", action="store_true", help="other machines cannot connect to this one")
+    join.add_argument("--cache", type=Path, metavar="DIR", help="cache for files of a run whose folder it does not see")
 
 
 def _add_plan(commands: Any) -> None:
@@ -74,9 +74,11 @@ def _add_plan(commands: Any) -> None:
 
 
 def _add_relay(commands: Any) -> None:
-    relay = command(commands, "relay", "carry edges of a run whose workers meet here, until Ctrl-C", _relay, code=False)
+    relay = command(
+        commands, "relay", "forward edges between workers that cannot connect, until Ctrl-C", _relay, code=False
+    )
     relay.add_argument(
-        "--key-file", type=Path, required=True, metavar="FILE", help="the run's fleet.key; made if it is not there"
+        "--key-file", type=Path, required=True, metavar="FILE", help="the run's fleet.key; created if missing"
     )
     relay.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     relay.add_argument("--port", type=int, default=0, metavar="N", help="port to listen on (default: any free one)")
@@ -84,17 +86,17 @@ def _add_relay(commands: Any) -> None:
 
 def _train(given: argparse.Namespace) -> int:
     if given.recipe is not None and given.resume is None:
-        recipe.read(given.recipe)  # a mistake in its name need not wait for torch
+        recipe.read(given.recipe)  # report errors before importing torch
     from planaria.cli.commands import train
 
     live = live_of(given)
     shown = train.Shown(live, given.live_token_file, given.live_chaos) if live is not None else None
     auto = given.resume == "auto" and given.recipe is not None
     if (given.resume is None or auto) and given.checkpoint is not None:
-        raise UserError(f"--checkpoint {given.checkpoint}: goes with --resume RUN")
+        raise UserError(f"--checkpoint {given.checkpoint}: requires --resume RUN")
     if given.resume is not None and not auto:
         if given.dry_run:
-            raise UserError("--dry-run: goes with a recipe, not with --resume")
+            raise UserError("--dry-run: requires a recipe, not --resume")
         if given.recipe is not None:
             raise UserError(f"train {given.recipe} --resume {given.resume}: give a recipe or a run to resume, not both")
         return train.resume(given.resume, flagged(given), given.quiet, given.checkpoint, shown)
@@ -104,12 +106,12 @@ def _train(given: argparse.Namespace) -> int:
 
 
 def _join(given: argparse.Namespace) -> int:
-    from planaria.cli.commands.join import lend
+    from planaria.cli.commands.join import add_machine
     from planaria.runtime.transport.address import Reach
 
     ports = None if given.ports is None else (given.ports[0], given.ports[1])
     reach = Reach(advertise=given.advertise, reachable=not given.no_inbound, ports=ports)
-    lend(given.run, given.key_file, given.workers, given.patience, reach, given.cache)
+    add_machine(given.run, given.key_file, given.workers, given.patience, reach, given.cache)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Commands that show runs in a browser: watch, and what train --live has of it."""
+"""Commands that show runs in a browser: watch, and the flags of train --live."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-    watch = command(commands, "watch", "show runs in a browser, while they go on or played back", _watch)
+    watch = command(commands, "watch", "show runs in a browser, live or played back", _watch)
     watch.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="the run's folder; several are side by side")
     add_place(watch, "--")
     watch.add_argument("--chaos", action="store_true", help="let watchers kill, freeze, slow and cut workers")
@@ -23,7 +23,7 @@ def add(commands: Any) -> None:
 
 
 def add_live(train: argparse.ArgumentParser) -> None:
-    """The flags by which ``train`` has its run watched."""
+    """Add the flags of ``train`` for its live page."""
     live = train.add_argument_group("live page")
     live.add_argument("--live", action="store_true", help="show the run in a browser, at the address that is printed")
     add_place(live, "--live-")
@@ -31,14 +31,14 @@ def add_live(train: argparse.ArgumentParser) -> None:
 
 
 def live_of(given: argparse.Namespace) -> Address | None:
-    """Where the page of a run that is trained is to be served; None where nobody asked for it.
+    """Return the address of the live page of ``train``; None without --live.
 
-    :raises UserError: when a flag is given that goes with --live alone.
+    :raises UserError: if a flag is given that requires --live.
     """
     if not given.live:
         flags = ("at", "name", "token-file", "chaos")
         if extra := [flag for flag in flags if getattr(given, f"live_{flag}".replace("-", "_"))]:
-            raise UserError(f"--live-{extra[0]}: goes with --live")
+            raise UserError(f"--live-{extra[0]}: requires --live")
         return None
     require_server("--live")
     if given.live_token_file is not None:

@@ -13,7 +13,7 @@ from planaria.runtime.engine.weights import open_model
 def complete(
     folder: Path, prompt: str, max_new: int = 60, temperature: float = 0.7, top_k: int = 40, seed: int = 0
 ) -> str:
-    """Return ``prompt`` and what the model in ``folder`` (a run, or an exported model) adds to it."""
+    """Return ``prompt`` and its completion by the model in ``folder`` (a run, or an exported model)."""
     return prompt + "".join(stream(folder, prompt, max_new, temperature, top_k, seed))
 
 
@@ -26,9 +26,9 @@ def stream(
     seed: int,
     note: Callable[[str], object] | None = None,
 ) -> Iterator[str]:
-    """Return what :func:`complete` adds to ``prompt``, piece by piece; errors are raised before the first piece.
+    """Yield the completion of ``prompt`` piece by piece; errors are raised before the first piece.
 
-    ``note`` receives a line if the text may grow beyond the model's context.
+    ``note`` receives a line if the text may exceed the model's context.
     """
     model, tokenizer = open_model(folder)
     tokens = tokenizer.encode_prompt(prompt) or [tokenizer.end]
@@ -41,6 +41,6 @@ def stream(
 
 
 def note_context(length: int, context: int, note: Callable[[str], object] | None) -> None:
-    """Say what happens to a text of up to ``length`` tokens in a model with a shorter context."""
+    """Report the effect of a text of up to ``length`` tokens on a model with a shorter context."""
     if note is not None and length > context:
-        note(f"past {context} tokens (its context) the model sees only the newest {context}; each takes longer then")
+        note(f"beyond its context of {context} tokens, the model sees only the newest {context}, and each takes longer")

@@ -1,4 +1,4 @@
-"""The configuration of a run: a recipe by name, file or object, with settings that override it."""
+"""The configuration of a run, from a recipe's name, file or object, and settings that override it."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from planaria.runtime.engine.prepare import streams as streams_of
 from planaria.runtime.engine.weights import inherited
 
 Recipe = str | Path | RunConfig
-"""a name that ``planaria recipes`` lists, a TOML file, or a configuration"""
+"""a name from ``planaria recipes``, a TOML file, or a configuration"""
 Settings = Mapping[str, object]
-"""dotted name of a setting → its value, text as on the command line, or a class for a setting that names one"""
+"""dotted name of a setting → value; text is parsed as on the command line, and a class can replace its name"""
 
 
 def configure(recipe: Recipe, *, settings: Settings | None = None, **short: object) -> RunConfig:
-    """The configuration of a recipe, with settings laid over it: what :func:`planaria.train` would train.
+    """Return the configuration that :func:`planaria.train` would train: a recipe with settings applied.
 
-    ``settings`` are named as in a recipe and on the command line: ``{"recovery.strategy": "echo"}``. A keyword is a
-    setting by its last word where only one has it (``steps=200``, ``lr=1e-3``), or ``**{"recovery.strategy": "echo"}``.
+    ``settings`` have the names of recipes and the command line: ``{"recovery.strategy": "echo"}``. A keyword names a
+    setting by its last part if that is unique (``steps=200``, ``lr=1e-3``), or in full with ``**{"recovery.strategy":
+    "echo"}``.
 
-    :raises UserError: naming the recipe or setting that does not exist, and the nearest one, or what is wrong with it.
+    :raises UserError: if the recipe or a setting is unknown or invalid; the message suggests the nearest name.
     """
     given = named(settings, short)
     if isinstance(recipe, RunConfig):
@@ -38,11 +39,10 @@ def configure(recipe: Recipe, *, settings: Settings | None = None, **short: obje
 
 
 def streams(config: RunConfig) -> tuple[Stream, Stream]:
-    """Training and validation samples of a configuration, for an :class:`planaria.InlineEngine`.
+    """Return the training and validation samples of a configuration, for an :class:`planaria.InlineEngine`.
 
-    Its text is tokenised first, or taken from the cache. Sample ``n`` is int64 [model.context + 1].
-
-    :raises UserError: when the text cannot be had, or is too short for one sample.
+    Tokenises the text, or uses the cache. Sample ``n`` is int64 [model.context + 1].
+    :raises UserError: if the text is unavailable, or too short for one sample.
     """
     dataset = prepare(config.data, config.model.vocab)
     train, validation = streams_of(config, dataset)
@@ -50,10 +50,7 @@ def streams(config: RunConfig) -> tuple[Stream, Stream]:
 
 
 def named(settings: Settings | None, short: Settings) -> dict[str, object]:
-    """Both ways of giving settings, as one: dotted name → value.
-
-    :raises UserError: when one is unknown, could be several, or is given twice.
-    """
+    """Merge both forms of settings into dotted name → value; UserError if one is unknown, ambiguous, or given twice."""
     known = [name for name, _ in recipes.fields()]
     given: dict[str, object] = {}
     for word, value in [*(settings or {}).items(), *short.items()]:
@@ -71,6 +68,6 @@ def named(settings: Settings | None, short: Settings) -> dict[str, object]:
 
 
 def _nearest(word: str, known: list[str]) -> str:
-    """By its last word, or by its whole name."""
-    mend = nearest(word, known if "." in word else {*known, *(name.rpartition(".")[2] for name in known)})
-    return mend if mend.startswith("did") else "`planaria train --help` lists them all"
+    """Return a suggestion by a setting's last part, or by its whole name."""
+    hint = nearest(word, known if "." in word else {*known, *(name.rpartition(".")[2] for name in known)})
+    return hint if hint.startswith("did") else "`planaria train --help` lists them all"

@@ -33,10 +33,10 @@ Kind = Literal["dcp", "universal"]
 def export_run(
     folder: Path, to: Path, saved: Saved | None = None, precision: Precision = "fp32", largest: int | None = None
 ) -> Path:
-    """Write a checkpoint of the run in ``folder`` as a Hugging Face model into ``to``, a tensor at a time.
+    """Export a checkpoint of the run in ``folder`` as a Hugging Face model to ``to``, one tensor at a time.
 
-    The newest whole one unless ``saved`` is given; in one file, or in several with an index where there are more than
-    ``largest`` bytes of tensors.
+    Default: the newest whole checkpoint. More than ``largest`` bytes of tensors are split into several files with an
+    index.
     """
     bare = runs.config_of(folder, runs.TOKENIZER).data.tokenization == "legacy"
     tokenizer, saved = Tokenizer.open(folder / runs.TOKENIZER, bare=bare), saved or runs.newest_whole(folder)
@@ -52,24 +52,23 @@ def export_run(
 
 
 def export_state(folder: Path, to: Path, kind: Kind, saved: Saved | None = None) -> list[str]:
-    """Write a checkpoint of the run in ``folder`` for another program, with moments and clocks; what to tell of it.
+    """Export a checkpoint of the run in ``folder`` for another program, with moments and clocks; return notes.
 
-    The folder ``to`` appears whole or not at all. A tensor is in memory at a time.
-
-    :raises UserError: when it exists and is not empty or cannot be written, or the format does not have the state.
+    The folder ``to`` appears atomically. One tensor is in memory at a time.
+    :raises UserError: if the folder is not empty or cannot be written, or the format does not support the state.
     """
     config, saved = runs.config_of(folder), saved or runs.newest_whole(folder)
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise UserError(f"--to {to}: exists and is not an empty folder; remove it or export elsewhere")
     if config.optim.kind != "adamw":
         raise UserError(
-            f"{folder}: optim.kind = {config.optim.kind!r}: --format {kind} has AdamW's moments; export the weights "
+            f"{folder}: optim.kind = {config.optim.kind!r}: --format {kind} supports only AdamW; export the weights "
             "(--format hf)"
         )
     if saved.manifest.model.share > 1:
         raise UserError(
-            f"{folder}: model.share = {saved.manifest.model.share}: weights share numbers and their moments, which "
-            f"--format {kind} does not have; export the weights (--format hf)"
+            f"{folder}: model.share = {saved.manifest.model.share}: shared weights are not "
+            f"supported by --format {kind}; export the weights (--format hf)"
         )
     manifest, sums = saved.manifest, dict[str, str]()
     atoms = [Summed(atom.name, atom.shape, atom.clock, atom.scale, atom.how, sums) for atom in atoms_of(saved)]
@@ -84,26 +83,28 @@ def export_state(folder: Path, to: Path, kind: Kind, saved: Saved | None = None)
                 universal.write(atoms, made, step, samples, manifest.model.vocab, config.optim)
             leave_note(made, Note(step=step, samples=samples, model=manifest.model, scales=scales, sums=sums))
     except OSError as error:
-        raise UserError(f"{refused(to, error)}; make room, or export elsewhere") from error
-    return _told(saved, atoms)
+        raise UserError(f"{refused(to, error)}; free space, or export elsewhere") from error
+    return _notes(saved, atoms)
 
 
-def _told(saved: Saved, atoms: Sequence[Atom]) -> list[str]:
-    """What of a checkpoint goes out otherwise than it is, or stays."""
+def _notes(saved: Saved, atoms: Sequence[Atom]) -> list[str]:
+    """Return a line for each difference between a checkpoint and its export."""
     replicas, lines = replicas_in(saved.manifest), []
     if replicas > 1:
-        lines.append(f"{saved.folder.name}: of {replicas} replicas: their one model, without outer state")
+        lines.append(f"{saved.folder.name}: the mean model of {replicas} replicas, without outer state")
     if saved.manifest.blocks_ahead:
-        lines.append(f"{saved.folder.name}: some replicas were ahead of others: their samples are counted, not listed")
+        lines.append(
+            f"{saved.folder.name}: some replicas were ahead of others: only their number of samples is exported"
+        )
     if all(atom.clock is None for atom in atoms):
-        lines.append(f"{saved.folder.name}: has no moments yet: weights alone")
+        lines.append(f"{saved.folder.name}: has no moments yet; only weights are exported")
     return lines
 
 
 def export_again(folder: Path, to: Path) -> Path:
-    """Write the model in ``folder``, without what lies beside it, as a Llama or a Mixtral.
+    """Export the model in ``folder`` as a Llama or a Mixtral.
 
-    :raises UserError: when its routers have a term that Mixtral's have not, naming it.
+    :raises UserError: if its routers have biases that Mixtral does not support.
     """
     weights = open_weights(folder)
     model = _as_mixtral(folder, weights.model())
@@ -113,15 +114,15 @@ def export_again(folder: Path, to: Path) -> Path:
 
 
 def _as_mixtral(folder: Path, model: Llama) -> Llama:
-    """The same model without biases, where those of each router are one number: softmax and top-k do not see it."""
+    """Return the model without biases if each router's are equal, since softmax and top-k ignore them."""
     if model.routing is None or not model.routing.bias:
         return model
     state = model.global_state()
     for name, bias in state.items():
         if name.endswith(".router.bias") and (low := float(bias.min())) != (high := float(bias.max())):
             raise UserError(
-                f"{folder}: {name} is {low:.3g} to {high:.3g}: a router of Mixtral has no bias, and its input no "
-                "constant channel that could hold one; merge again with --no-bias"
+                f"{folder}: {name} is {low:.3g} to {high:.3g}: Mixtral's routers have no bias, and their input "
+                "no constant channel; merge again with --no-bias"
             )
     plain = Llama(model.config, routing=model.routing._replace(bias=False), initialise=False)
     plain.load_global_state({name: tensor for name, tensor in state.items() if not name.endswith(".router.bias")})
@@ -129,30 +130,30 @@ def _as_mixtral(folder: Path, model: Llama) -> Llama:
 
 
 def import_run(folder: Path, config: RunConfig, kind: Kind, names: Path | None = None) -> tuple[Path, list[str]]:
-    """Make a run of ``config`` whose first checkpoint is what ``folder`` holds: its folder, and what to tell.
+    """Create a run of ``config`` with the checkpoint in ``folder``; return the run's folder and notes.
 
-    ``names``: a file that says which tensor is which parameter, where they have not Hugging Face's names. The run's
-    folder appears whole or not at all; ``planaria.train(folder, resume=True)`` goes on from there.
+    ``names``: a file that maps tensors to parameters, unless they have Hugging Face's names. The run's folder appears
+    atomically; ``planaria.train(folder, resume=True)`` continues from there.
 
-    :raises UserError: when the folder is damaged or does not hold the model of ``config``; nothing is made then.
+    :raises UserError: if the folder is damaged or does not hold the model of ``config``; then nothing is created.
     """
     if not folder.is_dir():
-        raise UserError(f"{folder}: is no folder; give the checkpoint of another program")
+        raise UserError(f"{folder}: is not a folder; give the checkpoint of another program")
     if config.engine == "simulate" or not family(config.model).whole:
         what = "engine = 'simulate'" if config.engine == "simulate" else f"model.family = {config.model.family!r}"
-        raise UserError(f"{what}: has no weights of one model to begin from")
+        raise UserError(f"{what}: has no single model to start")
     if config.train.start is not None:
-        raise UserError(f"train.start = {config.train.start!r}: the weights are those of {folder}; leave it out")
+        raise UserError(f"train.start = {config.train.start!r}: the weights come from {folder}; leave it out")
     resolved = check(config)
     replies: list[Reply] = []
     made = runs.create_filled(config, lambda run: replies.append(_fill(run, folder, resolved, kind, names)))
     (reply,) = replies
-    counted = [] if reply.samples is not None else ["samples used are not said: counted as the recipe's of each step"]
+    counted = [] if reply.samples is not None else ["samples used are unknown; the recipe's number per step is assumed"]
     return made, [f"{folder}: {line}" for line in (f"step {reply.step}", *reply.said, *counted)]
 
 
 def _fill(run: Path, folder: Path, resolved: ResolvedRun, kind: Kind, names: Path | None) -> Reply:
-    """Put the folder's state into a run's folder, as its first checkpoint."""
+    """Write the foreign folder's state into a run's folder, as its first checkpoint."""
     config, store = resolved.config, CheckpointStore(run / "checkpoints")
     stages = config.pipeline.stages
     parts = store.folder / "foreign.unfinished"
@@ -179,5 +180,5 @@ def _fill(run: Path, folder: Path, resolved: ResolvedRun, kind: Kind, names: Pat
         block=config.pipeline.samples,
     )
     saved = store.seal(folder_name(reply.step), manifest, config.checkpoint.keep)
-    check_stages(store.folder, {0: saved.folder.name}, config)  # all stages have moments of one optimizer, or none
+    check_stages(store.folder, {0: saved.folder.name}, config)  # checks one stage, since all have moments or none do
     return reply

@@ -1,4 +1,4 @@
-"""A run as an object: what its folder tells, as numbers, a table, figures and a model that can be asked."""
+"""A run as an object: its numbers, table, figures, and model, read from its folder."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from planaria.runtime.engine.own_classes import own_classes
 from planaria.runtime.foreign import export_run
 
 Table = Any
-"""a ``pandas.DataFrame``, or ``list[dict[str, object]]`` where pandas is not installed"""
+"""a ``pandas.DataFrame``, or ``list[dict[str, object]]`` without pandas"""
 MODEL = "model"
-"""the folder in a run's that a finished run is exported to"""
+"""folder of the exported model of a finished run, in the run's folder"""
 
 
 def load(folder: str | Path, *, allow_code: bool = False) -> Run:
@@ -44,43 +44,43 @@ def load(folder: str | Path, *, allow_code: bool = False) -> Run:
 
 
 class Run:
-    """A run that was trained, or is being trained. Its folder is read once, when something is first asked."""
+    """A run, finished or in training. Its folder is read once, on first use."""
 
     def __init__(self, folder: Path) -> None:
-        """:raises UserError: when the folder is no run's, or not as the run wrote it."""
+        """Open a run; UserError if the folder is not a run, or was changed."""
         self.folder = folder
         self.config: RunConfig = runs.config_of(folder)
 
     @cached_property
     def record(self) -> RunRecord:
-        """Everything that the folder tells: events, decisions and metrics, as reports are drawn from them."""
+        """The folder's contents: events, decisions and metrics, from which reports are drawn."""
         return read_run(self.folder)
 
     @property
     def outcome(self) -> str:
-        """How it ended: "finished", or what it was ended by, with the reason."""
+        """ "finished", or the outcome with its reason."""
         return outcome(self.record)
 
     @property
     def losses(self) -> list[float]:
-        """Training loss of each step in order, nats per token. Of a step that was done again, the last one counts."""
+        """Training loss of each step in order, in nats per token; the last one of a repeated step."""
         last = {metric.step: metric.loss for metric in self.record.trained}
         return [last[step] for step in sorted(last)]
 
     @property
     def validations(self) -> dict[int, float]:
-        """Step after which was validated → loss, nats per token."""
+        """Step → validation loss after it, in nats per token."""
         return {metric.step: metric.val_loss for metric in self.record.validated}
 
     @property
     def recoveries(self) -> list[RecoveryTiming]:
-        """Every recovery in order: who was lost, what became of it, and the seconds that each part of it took."""
+        """All recoveries in order: lost workers, outcome, and the seconds of each part."""
         return recoveries(self.record)
 
     def table(self) -> Table:
-        """One row a step: ``step``, ``loss``, ``tokens_per_s``, ``val_loss``; empty where nothing was measured.
+        """Return one row per step: ``step``, ``loss``, ``tokens_per_s``, ``val_loss``; None where not measured.
 
-        A pandas data frame where pandas is installed, otherwise a list of dicts.
+        A pandas data frame if pandas is installed, otherwise a list of dicts.
         """
         rows: dict[int, dict[str, object]] = {}
         for metric in self.record.metrics:
@@ -91,47 +91,43 @@ class Run:
 
     @cached_property
     def figures(self) -> dict[str, go.Figure]:
-        """Every figure of the run's report by name: ``loss``, ``step``, ``recoveries``, ``holders``, ``bytes``, …"""
+        """The figures of the run's report by name: ``loss``, ``step``, ``recoveries``, ``holders``, ``bytes``, …"""
         return page.figures(body(self.record))
 
     def figure(self, name: str) -> go.Figure:
-        """One of :attr:`figures`.
-
-        :raises UserError: when the report of this run has no such figure, naming the nearest.
-        """
+        """Return one of :attr:`figures`; UserError if the report has no such figure; the message names the nearest."""
         return figure_of(self.figures, name)
 
     def summary(self) -> str:
-        """What the command prints at the end: losses, and a line for every fault."""
+        """Return what the command prints at the end: losses, and a line for every fault."""
         return "\n".join(summary(self.record))
 
     def report(self, to: str | Path | None = None) -> Path:
-        """Write the run's report, one HTML page that works offline; its path (``folder/report.html`` unless given).
+        """Write the run's report, one HTML page that works offline; return its path (default: ``folder/report.html``).
 
-        :raises UserError: when it cannot be written.
+        :raises UserError: if it cannot be written.
         """
         return write_report(self.folder, None if to is None else Path(to))
 
     def complete(self, prompt: str, max_new: int = 60, temperature: float = 0.7, top_k: int = 40, seed: int = 0) -> str:
-        """``prompt`` and up to ``max_new`` tokens that the newest whole checkpoint adds to it.
+        """Return ``prompt`` and up to ``max_new`` tokens of its completion by the newest whole checkpoint.
 
-        ``temperature`` 0 takes the likeliest token; otherwise one is drawn from the ``top_k`` likeliest.
-
-        :raises UserError: when nothing is saved yet.
+        With ``temperature`` 0 the likeliest token is taken; otherwise one of the ``top_k`` likeliest is drawn.
+        :raises UserError: if there is no checkpoint.
         """
         return complete(self.folder, prompt, max_new, temperature, top_k, seed)
 
     def export(self, to: str | Path) -> Path:
-        """Write the newest whole checkpoint as a Hugging Face model into the folder ``to``.
+        """Export the newest whole checkpoint as a Hugging Face model to the folder ``to``.
 
-        :raises UserError: when nothing is saved yet, or it cannot be written.
+        :raises UserError: if there is no checkpoint, or the folder cannot be written.
         """
         return export_run(self.folder, Path(to))
 
     def __repr__(self) -> str:
-        told = measured(self.record)
-        loss = "" if told.loss is None else f", loss {told.loss:.4f}"
-        return f"<Run {self.folder}: {self.outcome}, {told.steps} steps{loss}, {len(self.recoveries)} recoveries>"
+        found = measured(self.record)
+        loss = "" if found.loss is None else f", loss {found.loss:.4f}"
+        return f"<Run {self.folder}: {self.outcome}, {found.steps} steps{loss}, {len(self.recoveries)} recoveries>"
 
 
 def tabulated(rows: list[dict[str, object]]) -> Table:
@@ -144,10 +140,7 @@ def tabulated(rows: list[dict[str, object]]) -> Table:
 
 
 def figure_of(figures: Mapping[str, go.Figure], name: str) -> go.Figure:
-    """Return the figure of this name.
-
-    :raises UserError: if there is none, naming the nearest.
-    """
+    """Return the figure of this name; UserError if there is none, naming the nearest."""
     if name not in figures:
         raise UserError(f"{name}: the report has no such figure; {nearest(name, figures)}")
     return figures[name]

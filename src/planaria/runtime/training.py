@@ -1,4 +1,4 @@
-"""Train a recipe or resume its run, then report and export it: the function behind ``planaria train``."""
+"""Train a recipe or resume its run, then report and export it; the implementation of ``planaria train``."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from planaria.runtime.engine.branch import branch_off, starting_weights
 from planaria.runtime.engine.origin import START, Origin
 from planaria.runtime.engine.own_classes import own_classes
 from planaria.runtime.engine.prepare import Prepared, on_schedule, prepare
-from planaria.runtime.engine.profiling import sized, sized_anew
+from planaria.runtime.engine.profiling import resized, sized
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.resumption import require_same_data, take_up
 from planaria.runtime.engine.stopping import REQUEST
@@ -52,14 +52,14 @@ from planaria.runtime.run import MODEL, Run
 _OUT_OF_MEMORY = re.compile("can't allocate memory|out of memory")
 Say = Callable[[str], None]
 Beside = Callable[[Path], AbstractContextManager[object]]
-"""what is to go on beside a run while it is trained, given its folder"""
+"""context manager to enter while a run is trained, given its folder"""
 MIRRORED = dict.fromkeys((*runs.KEPT, ID, STATE, digests.FILE), SCHEDULE_BYTES) | {EVENTS: 1 << 40}
-"""of a run's folder, what goes into a store with its checkpoints, and how many bytes of each are fetched from there"""
+"""files of a run that are stored with its checkpoints, and the limit of each in bytes when it is fetched"""
 
 
 @dataclass(frozen=True)
-class Listening:
-    """Who hears of a run, and who may stop it."""
+class Callbacks:
+    """Callbacks of a run, and its stop event."""
 
     progress: bool
     say: Say
@@ -68,7 +68,7 @@ class Listening:
     beside: Beside = nullcontext
 
     def stopped(self) -> bool:
-        """Is the run to stop at a whole step?"""
+        """Return whether the run should stop after a whole step."""
         return self.stop is not None and self.stop.is_set()
 
     @property
@@ -90,49 +90,47 @@ def train(
     allow_code: bool = False,
     **short: object,
 ) -> Run:
-    """Train a recipe: what ``planaria train`` does, with the same engines, folder, report and exported model.
+    """Train a recipe with the engines, folder, report and exported model of ``planaria train``.
 
     :param recipe: a recipe's name or file, or a configuration; with ``resume``, a run's folder, or the name or file of
-        a recipe whose newest run is meant.
-    :param resume: train on where that run stopped, with its own configuration and the given settings laid over it;
-        ``"auto"``: if :func:`begun` finds a run of that recipe, and begin one otherwise. It is no mistake if all steps
-        are done.
-    :param checkpoint: of the run that is resumed, one that is not the newest, such as ``"step-00000050"``.
-    :param on_step: hears of every committed step. What it raises stops the run at a whole step, and comes back from
-        here once everything is saved.
-    :param stop: an event that stops the run at a whole step when it is set, from any thread; the run then is returned.
-        In the main thread Ctrl-C (a notebook's interrupt) and SIGTERM do the same, but end in RunStopped; another
-        thread hears no signals.
+        a recipe whose newest run is resumed.
+    :param resume: resume a run with its own configuration and the given settings; ``"auto"``: resume if
+        :func:`existing_run` finds a run of that recipe, else start one, and accept a finished run.
+    :param checkpoint: an older checkpoint to resume from, such as ``"step-00000050"``.
+    :param on_step: called for every committed step. An exception from it stops the run after a whole step, and is
+        raised again once everything is saved.
+    :param stop: an event that stops the run after a whole step, from any thread; the run is returned. In the main
+        thread, Ctrl-C (a notebook's interrupt) and SIGTERM also stop it, and raise RunStopped.
     :param progress: show a bar on a terminal, and lines elsewhere.
-    :param say: hears notes and results, line by line; ``print`` with ``progress``, and otherwise nobody, unless given.
-    :param beside: what goes on beside the run while it is trained: is given its folder, and entered once that is there.
-    :param settings: dotted name → value, as in :func:`planaria.configure`; ``short`` are the same by their last word.
-    :param allow_code: import modules that the recipe, or the resumed run, names as ``module:Class``, which runs their
-        code. Modules that the program has imported itself are always permitted.
-    :raises UserError: before any worker starts, when something that was given is wrong; later when the run failed.
-    :raises RunStopped: when it ended early for a reason that is nobody's mistake; ``folder`` says what to resume.
-        Its subclass LedgerError: when all steps were made, but samples were lost or used twice.
+    :param say: called with notes and results, line by line; default: ``print`` with ``progress``, else none.
+    :param beside: context manager to enter while the run is trained, given its folder once that exists.
+    :param settings: dotted name → value, as in :func:`planaria.configure`; ``short`` are the same by their last part.
+    :param allow_code: import modules that the recipe or the run names as ``module:Class``, which runs their code.
+        Modules that the program has imported are always permitted.
+    :raises UserError: before any worker starts if an argument is invalid; later if the run failed.
+    :raises RunStopped: if the run ended early without an error; ``folder`` is the run to resume. Its subclass
+        LedgerError: if all steps were made, but samples were lost or used twice.
     """
-    told = Listening(progress, say or (print if progress else _nobody), on_step, stop, beside or nullcontext)
+    callbacks = Callbacks(progress, say or (print if progress else _discard), on_step, stop, beside or nullcontext)
     if checkpoint is not None and resume is not True:
-        raise UserError(f"checkpoint = {checkpoint!r}: goes with resume=True")
+        raise UserError(f"checkpoint = {checkpoint!r}: requires resume=True")
     auto, run = resume == "auto", recipe
     with allowing(allow_code):
         if not resume or auto:
             config = configure(recipe, settings=settings, **short)
-            if not (auto and (run := begun(config))):
-                return _begin(config, told, auto)
+            if not (auto and (run := existing_run(config))):
+                return _begin(config, callbacks, auto)
             if is_url(run):
-                runs.set_aside(Path(config.out) / config.name, told.say)
+                runs.set_aside(Path(config.out) / config.name, callbacks.say)
         changes = named(settings, short)
-        return _resume(_folder(run, changes, told.say), changes, checkpoint, told, auto)
+        return _resume(_folder(run, changes, callbacks.say), changes, checkpoint, callbacks, auto)
 
 
-def begun(config: RunConfig) -> str:
-    """Where there is a run of this name: its folder in ``out``, or its URL in ``checkpoint.store`` if there is no such
-    folder, or only an older state of the run, of when this machine had it last; empty if there is none.
+def existing_run(config: RunConfig) -> str:
+    """Return the existing run of this name: its folder in ``out``, or its URL in ``checkpoint.store`` if the folder is
+    missing or older; else "".
 
-    :raises UserError: when the store cannot be reached.
+    :raises UserError: if the store cannot be reached.
     """
     folder, store = Path(config.out) / config.name, config.checkpoint.store
     mirror = None if store is None else Mirror(store, config.name)
@@ -141,16 +139,16 @@ def begun(config: RunConfig) -> str:
     return mirror.url if mirror is not None and mirror.newest() else ""
 
 
-def _begin(config: RunConfig, told: Listening, again: bool) -> Run:
-    """Train a new run, in its own folder; ``again``: it may have been started before, and lost.
+def _begin(config: RunConfig, callbacks: Callbacks, again: bool) -> Run:
+    """Train a new run in its own folder; ``again``: it may have been started before, and lost.
 
-    If the start fails, the folder is removed, so that the next attempt gets the same name.
+    If the start fails, the folder is removed to free its name.
     """
     trackers(config.observe)
-    prepared = prepare(config, told.of_data)
+    prepared = prepare(config, callbacks.of_data)
     for line in prepared.notes:
-        told.say(line)
-    config = sized(config, prepared.dataset, told.say, told.stopped)
+        callbacks.say(line)
+    config = sized(config, prepared.dataset, callbacks.say, callbacks.stopped)
     prepared = prepared.with_config(config)
     folder, origin = _created(config, prepared.parent)
     mirror = None
@@ -160,7 +158,7 @@ def _begin(config: RunConfig, told: Listening, again: bool) -> Run:
             prepared = prepared.with_config(on_schedule(config, (folder / runs.SCHEDULE).absolute()))
         mirror = _mirror(config, folder, again)
         with runs.held(folder):
-            return _train(replace(prepared, parent=None), folder, origin, mirror, told)
+            return _train(replace(prepared, parent=None), folder, origin, mirror, callbacks)
     except (UserError, OSError, MemoryError) as error:
         if not runs.has_trained(folder):
             if mirror is not None:
@@ -172,7 +170,7 @@ def _begin(config: RunConfig, told: Listening, again: bool) -> Run:
 
 
 def _created(config: RunConfig, parent: Weights | None) -> tuple[Path, Origin]:
-    """The folder of a new run, and where it takes up; there is none when its first weights cannot be read."""
+    """Create the folder of a new run; return it and its origin. It does not appear if weights cannot be read."""
     if parent is None:
         return runs.create(config), START
     origins: list[Origin] = []
@@ -181,39 +179,39 @@ def _created(config: RunConfig, parent: Weights | None) -> tuple[Path, Origin]:
 
 
 def _folder(run: Recipe, changes: Settings, say: Say) -> Path:
-    """The run to resume: that folder, or the newest of a recipe, or one that is fetched from a ``checkpoint.store``."""
+    """Return the folder of the run to resume: given, the newest of a recipe, or fetched from a ``checkpoint.store``."""
     if isinstance(run, str) and is_url(run):
         store, _, name = run.rstrip("/").rpartition("/")
         return Mirror(store, name).fetch(Path(str(changes.get("out", "runs"))), MIRRORED, say)
     if isinstance(run, RunConfig):
-        raise UserError("resume=True: give the run's folder, or its recipe's name; a run goes on with its own recipe")
+        raise UserError("resume=True: give the run's folder, or its recipe's name; a run resumes with its own recipe")
     if (Path(run) / runs.CONFIG).is_file() or not find(str(run)).is_file():
         return Path(run)
     return runs.newest(configure(run, settings={name: changes[name] for name in changes.keys() & {"name", "out"}}))
 
 
-def _resume(folder: Path, changes: Settings, checkpoint: str | None, told: Listening, auto: bool) -> Run:
-    """Train on where a run stopped, or from the named checkpoint of it; ``auto``: unless all its steps are done."""
-    changes = sized_anew(folder, changes, told.say, told.stopped)
-    there = take_up(folder, changes, checkpoint, told.say)
+def _resume(folder: Path, changes: Settings, checkpoint: str | None, callbacks: Callbacks, auto: bool) -> Run:
+    """Resume a run from its newest or the named checkpoint; ``auto``: accept a run without steps left."""
+    changes = resized(folder, changes, callbacks.say, callbacks.stopped)
+    there = take_up(folder, changes, checkpoint, callbacks.say)
     config, saved, origin = there.config, there.saved, there.origin
     unexported = saved is not None and saved.whole and not (folder / MODEL).exists()
     if there.done and unexported and (auto or not changes):
-        with runs.held(folder):  # it was killed between its last step and its export
+        with runs.held(folder):  # it was killed before its export
             Reserve(folder).release()
-            _conclude(config, folder, told.say)
-        return _proved(folder)
+            _conclude(config, folder, callbacks.say)
+        return _verified(folder)
     if there.done:
         steps = config.train.steps
         done = f"{folder}: all {steps} steps are done; give more with --train.steps {2 * steps}"
         if not auto:
             raise UserError(done)
-        told.say(done)
+        callbacks.say(done)
         return Run(folder)
-    prepared = prepare(config, told.of_data, begins=False, samples=origin.samples_in_all(config))
+    prepared = prepare(config, callbacks.of_data, begins=False, samples=origin.samples_in_all(config))
     require_same_data(folder, prepared)
     for line in prepared.notes:
-        told.say(line)
+        callbacks.say(line)
     parent = starting_weights(config) if saved is None and origin.recalled is None else None
     mirror = _mirror(config, folder)
     with runs.held(folder):
@@ -226,13 +224,13 @@ def _resume(folder: Path, changes: Settings, checkpoint: str | None, told: Liste
             there.store.set_aside_after(saved)
         if parent is not None:
             origin = replace(branch_off(parent, folder, config), generation=origin.generation)
-        return _train(prepared, folder, origin, mirror, told)
+        return _train(prepared, folder, origin, mirror, callbacks)
 
 
 def _mirror(config: RunConfig, folder: Path, again: bool = False) -> Mirror | None:
-    """Where checkpoints of the run in ``folder`` are kept beside it; None where the recipe names no such place.
+    """Return the store of the run's checkpoints; None if the recipe names none.
 
-    :raises UserError: when it cannot be written to, or holds another run of that name.
+    :raises UserError: if it cannot be written to, or holds another run of that name.
     """
     if config.checkpoint.store is None:
         return None
@@ -241,50 +239,47 @@ def _mirror(config: RunConfig, folder: Path, again: bool = False) -> Mirror | No
     return mirror
 
 
-def _train(prepared: Prepared, folder: Path, origin: Origin, mirror: Mirror | None, told: Listening) -> Run:
-    """Train in ``folder``, which the caller holds; then tell how it went."""
+def _train(prepared: Prepared, folder: Path, origin: Origin, mirror: Mirror | None, callbacks: Callbacks) -> Run:
+    """Train in ``folder``, which the caller holds; then report the outcome."""
     config, before = prepared.config, runs.log_size(folder)
-    told_too = trackers(config.observe)
+    followers = trackers(config.observe)
     runs.keep(folder, config, prepared.dataset, prepared.trace)
-    display = Progress() if told.progress else Quiet()
-    listener = None if told.on_step is None else Listener(display, told.on_step)
-    about = About(identity(folder), told_settings(config)) if told_too else None
-    watch = Watch(folder, config.samples * config.model.context, listener or display, told_too, about)
+    display = Progress() if callbacks.progress else Quiet()
+    listener = None if callbacks.on_step is None else Listener(display, callbacks.on_step)
+    about = About(identity(folder), told_settings(config)) if followers else None
+    watch = Watch(folder, config.samples * config.model.context, listener or display, followers, about)
 
     def asked() -> bool:
-        return told.stopped() or (listener is not None and listener.error is not None)
+        return callbacks.stopped() or (listener is not None and listener.error is not None)
 
     try:
-        with mirrored(mirror, folder, MIRRORED, told.say), told.beside(folder):
+        with mirrored(mirror, folder, MIRRORED, callbacks.say), callbacks.beside(folder):
             ending = _engine(prepared, folder, watch, origin, asked)
     finally:
         watch.close()
     if ending.outcome == "finished":
-        _conclude(config, folder, told.say)
+        _conclude(config, folder, callbacks.say)
     elif ending.outcome != "stopped" and not runs.has_trained(folder, before):
         raise UserError("; ".join(filter(None, (ending.reason, last_error(folder, watch.lost)))))
     else:
-        told.say(f"report        {_report(folder)}")
-        told.say(f"workers' logs {folder / 'workers'}\ngo on with    planaria train --resume {folder}")
+        callbacks.say(f"report        {_report(folder)}")
+        callbacks.say(f"workers' logs {folder / 'workers'}\nresume with   planaria train --resume {folder}")
     if listener is not None and listener.error is not None:
         raise listener.error
     if ending.outcome == "finished" or ending.reason == REQUEST:
-        return _proved(folder)
+        return _verified(folder)
     wrong: UserError | RunStopped
     if ending.outcome == "failed" or watch.trouble:
         wrong = UserError(ending.reason)
     else:
-        said = f"stopped by {ending.reason}" if ending.outcome == "stopped" else ending.reason
-        wrong = RunStopped("; ".join(filter(None, (said, ending.detail, _remedy(prepared.run, ending)))))
+        reason = f"stopped by {ending.reason}" if ending.outcome == "stopped" else ending.reason
+        wrong = RunStopped("; ".join(filter(None, (reason, ending.detail, _remedy(prepared.run, ending)))))
     wrong.folder = folder
     raise wrong
 
 
-def _proved(folder: Path) -> Run:
-    """The run, once its log shows that every sample was used exactly once.
-
-    :raises LedgerError: when it does not.
-    """
+def _verified(folder: Path) -> Run:
+    """Return the run if its log shows that every sample was used exactly once; LedgerError if not."""
     run = Run(folder)
     try:
         require_exactly_once(run.record)
@@ -318,43 +313,43 @@ def _engine(prepared: Prepared, folder: Path, watch: Watch, origin: Origin, aske
     except (Exception, SystemExit) as error:
         if isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)):
             raise UserError(f"out of memory: {error}; choose a smaller model or microbatch") from error
-        if not (said := blame(error, own_classes(config))):
+        if not (detail := blame(error, own_classes(config))):
             raise
-        return Finish(outcome="failed", reason=said)
+        return Finish(outcome="failed", reason=detail)
 
 
 def _conclude(config: RunConfig, folder: Path, say: Say) -> None:
-    """Tell what a finished run came to, then write down what can be written.
+    """Report the results of a finished run, then write its report and model.
 
-    :raises UserError: when the model cannot be exported; it is trained, and safe in its checkpoint.
+    :raises UserError: if the model cannot be exported; it remains in its checkpoint.
     """
     for line in summary(read_run(folder)):
         say(line)
     whole = family(config.model).whole
     if config.prompt:
-        none = f"none: model.family = {config.model.family!r} completes no texts"
+        none = f"none: model.family = {config.model.family!r} does not complete texts"
         say(f"completion    {complete(folder, config.prompt) if whole else none}")
     say(f"report        {_report(folder)}")
     if not whole:
         say(f"model         {runs.newest_whole(folder).folder}, stage by stage")
         return
-    if (folder / MODEL).exists():  # of an earlier part of the run
+    if (folder / MODEL).exists():  # from an earlier part of the run
         shutil.rmtree(folder / MODEL)
     try:
         model = export_run(folder, folder / MODEL)
     except UserError as error:
-        mend = f"planaria export {folder} --to {folder / MODEL}"
-        raise UserError(f"{error}: the run is finished and saved; when that is mended, `{mend}`") from error
+        command = f"planaria export {folder} --to {folder / MODEL}"
+        raise UserError(f"{error}: the run is finished and saved; after fixing that, run `{command}`") from error
     say(f"model         {model}")
 
 
 def _report(folder: Path) -> str:
-    """The report's path, or why there is none: a full disk must not hide how the run itself ended."""
+    """Write the report; return its path, or why that failed, so that the outcome of the run is still reported."""
     try:
         return str(write_report(folder))
     except UserError as error:
         return f"none: {error}"
 
 
-def _nobody(line: str) -> None:
+def _discard(line: str) -> None:
     del line

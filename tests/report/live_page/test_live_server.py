@@ -276,7 +276,7 @@ def test_an_order_is_carried_out_for_the_token_its_origin_and_a_known_fault_alon
 
     def strike(run: Path, worker: str, incarnation: int, fault: str) -> str:
         if worker == "w9":
-            raise UserError("w9 is gone already")
+            raise UserError("w9 has exited already")
         done.append((worker, incarnation, fault))
         return f"{fault} for {worker}"
 
@@ -340,10 +340,10 @@ def test_a_process_that_is_not_the_worker_is_never_struck(tmp_path: Path) -> Non
         state = StateFile(controller=1, generation=1, step=0, phase="run", workers=[other])
         (run / "state.json").write_text(state.model_dump_json())
         with runs.held(run):
-            with pytest.raises(UserError, match=r"incarnation 1.*gone already"):
+            with pytest.raises(UserError, match=r"incarnation 1.*exited already"):
                 chaos.require_incarnation(run, "w1", 1)
             chaos.require_incarnation(run, "w1", 2)
-            with pytest.raises(UserError, match="gone already"):
+            with pytest.raises(UserError, match="exited already"):
                 chaos.strike(run, "kill", "worker=w1")
         assert bystander.poll() is None and born(bystander.pid) != 1
     finally:

@@ -60,7 +60,7 @@ def test_the_command_writes_it_plain_or_compressed(
     told = json.loads(plain.read_text())
     assert told == json.loads(gzip.decompress(packed.read_bytes()))
     assert told["traceEvents"] == list(trace_events(read_run(folder)))
-    with pytest.raises(UserError, match="goes with the report"):
+    with pytest.raises(UserError, match="requires a report"):
         command(["report", str(folder), "--perfetto", "--to", "x.html"])
     with pytest.raises(UserError, match=r"nowhere/trace\.json"):
         write_trace(folder, tmp_path / "nowhere" / "trace.json")

@@ -195,8 +195,8 @@ def test_a_tensor_written_in_boxes_by_ranks_is_assembled(tmp_path: Path) -> None
     in_boxes(folder, table, QUARTERS, key)
     assert torch.equal(taken(folder, wanted, "dcp")[0].weights["embed_tokens.weight"], table)
     for wrong, said in (
-        (QUARTERS[:2], "some are missing or there twice"),
-        ([*QUARTERS[:2], ((3, 4), (8, 3))], "over another"),
+        (QUARTERS[:2], "some are missing or repeated"),
+        ([*QUARTERS[:2], ((3, 4), (8, 3))], "overlaps another"),
     ):
         in_boxes(folder, table, wrong, key)
         with pytest.raises(UserError, match=f"embed_tokens.weight: .*{said}"):
@@ -259,7 +259,7 @@ def test_tensor_parallel_ranks_compute_the_same_from_a_universal_folder(untied: 
 
 def test_unequal_clocks_cannot_be_written_to_a_universal_folder(tmp_path: Path) -> None:
     saved = save(tmp_path / "checkpoints", config(4))
-    with pytest.raises(UserError, match=r"one step for all, but .* has seen 30 updates and model.layers.5.* 17; use"):
+    with pytest.raises(UserError, match=r"a single step, but .* has 30 updates and model.layers.5.* 17; use"):
         written(saved, tmp_path / "out", "universal")
 
 
@@ -283,7 +283,7 @@ def test_weights_can_be_read_without_moments(tmp_path: Path) -> None:
     bare = {at: held.part(lambda name: True, moments=False) for at, held in even(source).items()}
     folder = written(save(tmp_path / "checkpoints", source, bare), tmp_path / "out", "dcp")
     reply = Reading(job(folder, source, "dcp")).carry_out()
-    assert reply.said == ("without moments: they begin anew",)
+    assert reply.said == ("without moments: they are reset",)
     assert all(not held.moments for held in taken(folder, source, "dcp").values())
 
 

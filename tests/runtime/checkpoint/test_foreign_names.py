@@ -119,9 +119,11 @@ def compare(saved: Saved, folder: Path, map_: Path) -> None:
 
 def test_a_fused_folder_needs_a_map(saved: Saved, tmp_path: Path) -> None:
     folder = by_hand(saved, tmp_path / "in", fused_by_ranks)
-    with pytest.raises(UserError, match=r"10\.attention\.dense\.weight has no place in this model; say with --names"):
+    with pytest.raises(
+        UserError, match=r"10\.attention\.dense\.weight has no place in this model; map it with --names"
+    ):
         taken(folder, config(3), "universal")
-    with pytest.raises(UserError, match=r"does not say in which order its parts lie; give slices"):
+    with pytest.raises(UserError, match=r"has an unknown order of parts; give slices"):
         taken(folder, config(3), "universal", map_of(tmp_path, None))
     compare(saved, folder, map_of(tmp_path, RANKS))
 
@@ -172,10 +174,12 @@ def test_declared_pieces_are_checked_against_the_map(
     for path in zero.glob("*.gate_up.weight/[ef]*.pt"):
         torch.save(torch.load(path) | {"param_n_sub_params": 2}, path)
     compare(saved, folder, map_of(tmp_path, None))
-    with pytest.raises(UserError, match=r"declared as pieces of \[8, 4, 4\] rows, one after another, .* in 2 slices"):
+    with pytest.raises(UserError, match=r"declared as consecutive pieces of \[8, 4, 4\] rows, .* in 2 slices"):
         taken(folder, config(3), "universal", map_of(tmp_path, 2))
     mark((4, 8, 4))
-    with pytest.raises(UserError, match=r"qkv.weight is declared as pieces of \[4, 8, 4\] rows, .* for \[8, 4, 4\]"):
+    with pytest.raises(
+        UserError, match=r"qkv.weight is declared as consecutive pieces of \[4, 8, 4\] rows, .* to \[8, 4, 4\]"
+    ):
         taken(folder, config(3), "universal", map_of(tmp_path, None))
 
 
@@ -211,7 +215,7 @@ def test_padding_rows_are_cut_only_where_the_folder_counts_them(
         ({"is_expert_param": True}, "is marked 'is_expert_param', which is not known"),
         (
             {"param_n_sub_params": 2},
-            r"declared as pieces of \[8, 8\] rows, one after another, and taken for \[8, 4, 4\]",
+            r"declared as consecutive pieces of \[8, 8\] rows, and mapped to \[8, 4, 4\]",
         ),
     ],
 )
@@ -240,11 +244,11 @@ TABLE, NORM = MODEL
     ("given", "rules", "complaint"),
     [
         ([TABLE], [], r"model.norm.weight is missing; it should have shape \[8\]"),
-        ([TABLE, NORM, "x"], [], "in: x has no place in this model; say with --names"),
+        ([TABLE, NORM, "x"], [], "in: x has no place in this model; map it with --names"),
         ([TABLE, "a", "b"], [("a", NORM), ("b", NORM)], "model.norm.weight is there twice, as a and as b"),
         ([TABLE, NORM], [("a", NORM)], "names.toml: 'a' matches no tensor of in"),
-        ([TABLE, "n.1"], [("n.{n}", NORM), ("n.*", NORM)], r"'n.\{n\}' and 'n.\*' match n.1; one name"),
-        ([TABLE, "n.1"], [("n.{n}", "model.layers.{n-3}.w")], r"n.1 \(that is model.layers.-2.w\) has no place"),
+        ([TABLE, "n.1"], [("n.{n}", NORM), ("n.*", NORM)], r"'n.\{n\}' and 'n.\*' match n.1; keep one"),
+        ([TABLE, "n.1"], [("n.{n}", "model.layers.{n-3}.w")], r"n.1 \(mapped to model.layers.-2.w\) has no place"),
     ],
 )
 def test_every_parameter_is_assigned_once(given: list[str], rules: list[tuple[str, str]], complaint: str) -> None:
@@ -266,10 +270,10 @@ def test_derived_tensors_are_left_out_and_a_tied_head_is_noted() -> None:
         ("a = 3", "'a': give a name in quotes, or a table of parts"),
         ("a.b = 'c'", "'a': give a name in quotes"),
         ("a = { parts = 'b' }", "'a': parts must be a list of names"),
-        ("a = { parts = ['b', 'c'], slices = 0 }", "slices = 0 must be a number from 1 up"),
+        ("a = { parts = ['b', 'c'], slices = 0 }", "slices = 0 must be 1 or more"),
         ("a = { parts = ['b', 'c'], padded = true }", "padded = true goes with one part"),
         ("'a.{n}.{n}' = 'b'", "has {n} or [*] more than once"),
-        ("a = 'b.{n}'", "'b.{n}' has a {n} or [*] that the pattern has not"),
+        ("a = 'b.{n}'", "'b.{n}' has a {n} or [*] that is not in the pattern"),
         ("a = ", "not valid TOML"),
     ],
 )
@@ -289,6 +293,7 @@ def test_a_tied_head_must_equal_its_table(saved: Saved, tmp_path: Path) -> None:
     taken(folder, source, "universal")
     table[3, 3] += 0.25
     torch.save({"param": table}, zero / "lm_head.weight" / "fp32.pt")
-    differ = r"weights of lm_head.weight and of .*, which is tied to it, differ, by 0.25 at"
-    with pytest.raises(UserError, match=differ):
+    with pytest.raises(
+        UserError, match=r"weights of lm_head.weight and of .*, which is tied to it, differ by up to 0.25"
+    ):
         taken(folder, source, "universal")

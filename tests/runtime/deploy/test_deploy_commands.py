@@ -17,7 +17,7 @@ from clusters import DEPLOY, KEY, Call, environment, pod, read, recorded, record
 from planaria import cli
 from planaria.config import recipe
 from planaria.config.schema import RunConfig
-from planaria.runtime.engine.join import AddressEntrance, Offer
+from planaria.runtime.engine.join import AddressEntrance, JoinTerms
 from planaria.runtime.engine.resolved import ResolvedRun
 
 SRUN = """#!/bin/sh
@@ -107,8 +107,8 @@ def started(call: Call, folder: Path, capsys: pytest.CaptureFixture[str]) -> tup
     return recipe.load(folder / "output.toml", {}), output
 
 
-def joined(call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[AddressEntrance, Offer]:
-    """Return how ``planaria join`` would join."""
+def joined(call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[AddressEntrance, JoinTerms]:
+    """How ``planaria join`` would join."""
     found: list[Any] = []
     monkeypatch.setattr("planaria.cli.commands.join.join", lambda *given: found.append(given))
     assert cli.run(call.words) == 0
@@ -128,8 +128,8 @@ def test_the_commands_to_train_and_to_join_match(
     ((mode, key),) = train.keys.values()
     assert mode == "0o600" and re.fullmatch("[0-9a-f]{64}", key), "fleet.key requires it"
     assert all(list(call.keys.values()) == [[mode, key]] for call in joins)
-    config, output = started(train, tmp_path, capsys)
-    assert "# --resume auto: begins a new run" in output
+    config, said = started(train, tmp_path, capsys)
+    assert "# --resume auto: starts a new run" in said
     entrance, offer = joined(joins[0], tmp_path, monkeypatch)
     assert entrance.at == f"{config.fleet.advertise}:{config.fleet.port}"
     assert config.fleet.host == "0.0.0.0" and offer.first_s >= 600 and offer.cache is not None

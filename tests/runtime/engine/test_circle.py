@@ -28,7 +28,7 @@ def worker(config: ExchangeConfig, shift: float = 0.0) -> tuple[RoundMember, Sta
 def pass_on(offer: Offer, circle: RoundMember, node: int) -> None:
     for content, part in ((Content.PREFETCHED, offer.prefetched), (Content.BLOCKING, offer.blocking)):
         if part is not None:
-            circle.hear(node, content, part)
+            circle.receive(node, content, part)
 
 
 def held(circle: RoundMember) -> dict[str, torch.Tensor]:
@@ -61,8 +61,9 @@ def test_two_replicas_that_meet_move_towards_each_other(config: ExchangeConfig) 
 def test_a_prefetched_part_is_sent_once_and_kept() -> None:
     circle, runner = worker(CODED, 0.1)
     early = circle.prefetch(3)
-    circle.hear(7, Content.PREFETCHED, early)
-    circle.hear(7, Content.BLOCKING, torch.zeros(3, dtype=torch.uint8))  # the peer is ahead
+    assert early is not None
+    circle.receive(7, Content.PREFETCHED, early)
+    circle.receive(7, Content.BLOCKING, torch.zeros(3, dtype=torch.uint8))  # the peer is ahead
     assert circle.whole() == [], "it has not made its own offer yet"
     offer = circle.offer(3, runner)
     assert offer.prefetched is early
@@ -92,7 +93,7 @@ def test_an_invalid_update_is_refused_once_and_left_out(config: ExchangeConfig, 
     (one, low), (other, high), (third, mid) = worker(config, 0.0), worker(config, 0.1), worker(config, 0.2)
     one.offer(3, low)
     for content, part in spoiled(kind, other.offer(3, high)):
-        one.hear(7, content, part)
+        one.receive(7, content, part)
     pass_on(third.offer(3, mid), one, node=9)
     assert one.refused().keys() == {7} and one.refused() == {}, "reported once"
     assert one.whole() == [9]

@@ -120,7 +120,7 @@ def test_a_mixture_is_the_same_through_any_cut(tmp_path: Path) -> None:
 
 
 def test_too_many_epochs_are_refused_before_the_run(tmp_path: Path) -> None:
-    books = r"data\.mixture\.books\.epochs = 2: train\.steps = 101 takes 284 of its samples, and there are 140: 2\.03"
+    books = r"data\.mixture\.books\.epochs = 2: train\.steps = 101 uses 284 of its 140 samples: 2\.03"
     fix = r" epochs; set train\.steps to 100 or less, lower its weight, or raise"
     with pytest.raises(UserError, match=books + fix):
         planaria.train(recipe(tmp_path, train={"steps": 101}), progress=False)

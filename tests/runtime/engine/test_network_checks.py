@@ -29,8 +29,8 @@ from planaria.runtime.transport import secure
         ({"ports": [7002, 7010], "port": 7005}, "the controller's"),
         ({"key": "k", "relays": {"north": {"at": "somewhere"}}}, "fleet.relays.north.at = 'somewhere': give HOST:PORT"),
         ({"key": "k", "relays": {"north": {"at": "host:70000"}}}, "give HOST:PORT"),
-        ({"key": "k", "relays": {"a": {"at": "host:7"}, "b": {"at": "host:7"}}}, "is that of fleet.relays.a too"),
-        ({"relays": {"north": {"at": "host:7001"}}}, "give fleet.key"),
+        ({"key": "k", "relays": {"a": {"at": "host:7"}, "b": {"at": "host:7"}}}, "is also that of fleet.relays.a"),
+        ({"relays": {"north": {"at": "host:7001"}}}, "set fleet.key"),
     ],
 )
 def test_an_invalid_setting_is_refused(fleet: dict[str, Any], complaint: str) -> None:

@@ -79,8 +79,8 @@ def test_a_steps_residual_is_pending_until_its_commit() -> None:
 
 
 def told(verdict: Verdict) -> dict[str, Any]:
-    """Return the report on the own message; empty if none was committed."""
-    return next((fields for kind, fields in verdict.told(first=True) if kind is MessageCompressed), {})
+    """What is said of the own message; nothing if none has been sent for good."""
+    return next((said for kind, said in verdict.facts(first=True) if kind is MessageCompressed), {})
 
 
 def test_compression_errors_are_reported_at_the_commit() -> None:
@@ -93,7 +93,7 @@ def test_compression_errors_are_reported_at_the_commit() -> None:
     assert not told(outer[1].commit()), "it came to nothing"
     agree(outer, runners(config))
     verdicts = {node: outer[node].commit() for node in NODES}
-    assert not [*verdicts[1].told(first=False)]
+    assert not [*verdicts[1].facts(first=False)]
     first = told(verdicts[1])
     assert first["norm"] == pytest.approx(norm, rel=1e-2) and first["full"] == "beginning"
     assert first["sent_bytes"] == first["dense_bytes"] and first["lost"] == first["off"] == 0.0

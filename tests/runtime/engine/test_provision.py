@@ -106,7 +106,7 @@ def test_a_machine_uses_the_runs_folder_if_it_sees_it_and_fetches_otherwise(tmp_
 def test_a_machine_without_room_for_the_files_reports_why(tmp_path: Path) -> None:
     with served(config_in(tmp_path)) as (setup, address), pytest.raises(UserError) as caught:
         settled(setup, tmp_path, Path("/proc/nowhere"), lambda line: None, address, "n1")
-    assert "cannot have the run's files in /proc/nowhere" in str(caught.value) and "\n" not in str(caught.value)
+    assert "cannot store the run's files in /proc/nowhere" in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("shared", [True, False])

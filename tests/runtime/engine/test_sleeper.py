@@ -15,7 +15,7 @@ from planaria.runtime.engine.sleeper import SleepingRunner, Slowness, straggling
 def test_a_sleeper_takes_its_time_and_returns_tensors_of_the_real_size(config: Recipe) -> None:
     recipe = config(network={"forward_s": [0.02], "backward_s": [0.04], "emulate": True})
     runner = SleepingRunner(recipe, 1)
-    runner.stand_at(1, ResolvedRun(recipe).prices)
+    runner.use_prices(1, ResolvedRun(recipe).prices)
     before = {name: p.detach().clone() for name, p in runner.parameters.items()}
     runner.begin(None, train=True, microbatches=1)
     x = torch.zeros(recipe.pipeline.microbatch_size, recipe.model.context, recipe.model.dim)

@@ -128,7 +128,7 @@ def test_a_dead_node_is_named_and_nothing_is_written(
     assert measure(recipe) == 1
     err = capfd.readouterr().err
     assert err.count("\n") == 1
-    assert err.startswith("planaria: link Bern ") and " – Oslo 1: Oslo 1 is gone (connection" in err
+    assert err.startswith("planaria: link Bern ") and " – Oslo 1: Oslo 1 exited (connection" in err
     assert "nothing was written" in err
     assert not (recipe.parent / "found").exists()
 
@@ -142,7 +142,7 @@ def test_a_node_that_dies_during_its_measurement_is_named(
     assert measure(recipe, "--nodes", "3", "--quiet") == 1
     err = capfd.readouterr().err
     assert err.count("\n") == 1
-    assert err.startswith("planaria: link node 0 – node ") and ": node 0 is gone (connection" in err
+    assert err.startswith("planaria: link node 0 – node ") and ": node 0 exited (connection" in err
 
 
 @pytest.mark.slow
@@ -181,10 +181,10 @@ LINES = dict.fromkeys(permutations(range(3), 2), (0.0, None))
 @pytest.mark.parametrize(
     ("script", "output"),
     [
-        ([[says("a", BROKEN)], [Gone("b", 0, "connection", "pid 7")]], "link a – b: b is gone (connection, pid 7);"),
+        ([[says("a", BROKEN)], [Gone("b", 0, "connection", "pid 7")]], "link a – b: b exited (connection, pid 7);"),
         ([[says("a", BROKEN)]], "link a – b: Connection closed by peer;"),
         ([[says("a", Failed(link="survey:0-2", detail="old"))], [says("b", BROKEN)]], "link a – b: Connection closed"),
-        ([[Gone("c", 0, "heartbeat", "silent for 9 s")]], "c is gone (heartbeat, silent for 9 s);"),
+        ([[Gone("c", 0, "heartbeat", "silent for 9 s")]], "c exited (heartbeat, silent for 9 s);"),
     ],
 )
 def test_a_broken_edge_is_explained_by_a_death_or_named(script: list[list[Said | Gone]], output: str) -> None:

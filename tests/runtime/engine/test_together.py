@@ -42,13 +42,17 @@ BESIDE: list[tuple[str, dict[str, Any], str]] = [
     ("`compress`", {"exchange": {"compress": "ef14:8bits", "options": {"bits": 8}}}, "give one of them"),
     ("`robust`", {"exchange": {"robust": "median", "compress": "ef21:top1%"}}, "says nothing by itself"),
     ("`robust`", {"exchange": {"robust": "median", "compress": "econtrol:top1%"}}, "says nothing by itself"),
-    ("`robust`", {"exchange": {"kind": "diloco", "robust": "median"}, "routing": {"mixed": True}}, "of one alone"),
+    (
+        "`robust`",
+        {"exchange": {"kind": "diloco", "robust": "median"}, "routing": {"mixed": True}},
+        "does not belong to one",
+    ),
     ("`robust.scope", {"exchange": {"robust": WHOLE}}, "is for rounds"),
     ("`robust.scope", {"exchange": {"kind": "diloco", "robust": {**WHOLE, "rule": "median"}}}, "each number by itself"),
     (
         "`robust.scope",
         {"exchange": {"kind": "diloco", "robust": WHOLE}, "routing": {"mixed": True}},
-        "no unit of trust",
+        "cannot be judged alone",
     ),
     ("`coded`", {"exchange": {"coded": "gc", "compress": "ef14:8bits"}}, "sends sums of gradients"),
     ("`coded`", {"exchange": {"coded": "gc", "robust": "median"}}, "sends sums of gradients"),
@@ -64,7 +68,7 @@ BESIDE: list[tuple[str, dict[str, Any], str]] = [
         {"exchange": {"kind": "noloco", "inner": [1, 2, 3, 4, 5]}, "routing": {"mixed": True}},
         "all replicas step together",
     ),
-    ("`inner`", {"exchange": {"inner": [1, 2, 3, 4, 5]}, "engine": "fleet"}, "have no rounds to make steps between"),
+    ("`inner`", {"exchange": {"inner": [1, 2, 3, 4, 5]}, "engine": "fleet"}, "no inner steps between them"),
     ("`coded`", {"exchange": {"coded": "gc", "options": {"bits": 8}}}, "sends sums of gradients"),
     ("`routing.mixed`", {"routing": {"mixed": True}, "engine": "fleet"}, "use --engine inline"),
     (

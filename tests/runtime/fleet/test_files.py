@@ -145,7 +145,7 @@ def test_a_wrong_digest_is_refused(run: Run, tmp_path: Path) -> None:
         files._say(line, files.Digest(sha256="0" * 64))
 
     run.board.asked = lies
-    with pytest.raises(OSError, match="damaged on its way"):
+    with pytest.raises(OSError, match="damaged in transfer"):
         run.files.fetch(READABLE[0], tmp_path / "mine")
     assert not (tmp_path / "mine").exists()
 

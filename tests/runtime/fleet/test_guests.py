@@ -200,7 +200,7 @@ def test_machines_learn_of_the_end_of_a_run(scene: Scene) -> None:
 def test_a_call_while_the_port_is_being_closed_is_refused(scene: Scene) -> None:
     scene.guests.close()  # the port is closed after that
     assert hear(scene.ask_to_join()) == joining.Goodbye(reason="the run is over")
-    with pytest.raises(UserError, match="not let in: the run is over"):
+    with pytest.raises(UserError, match="rejected: the run is over"):
         Visit(scene.door(), 2)
     scene.guests.goodbye = joining.Goodbye(reason="the run is about to begin", again=True)
     with pytest.raises(OSError, match="the run is about to begin"):

@@ -138,8 +138,8 @@ def nonsense(count: int) -> list[tuple[str, Callable[[OfferPart], tuple[bytes, b
         ("torch.float16", lambda label: framed(label, torch.zeros(count, dtype=torch.float16))),
         ("its blocking part: of round", lambda label: framed(label._replace(round=99), torch.zeros(count))),
         ("prefetched part: not expected", lambda label: framed(prefetched(label), torch.ones(3))),
-        ("which is no part of an offer", lambda label: framed(State(1), torch.zeros(3))),
-        ("which is no part of an offer", lambda label: framed(first_pass(), torch.zeros(3))),
+        ("which is not part of an update", lambda label: framed(State(1), torch.zeros(3))),
+        ("which is not part of an update", lambda label: framed(first_pass(), torch.zeros(3))),
         ("this edge carries at most", lambda label: (pack(Header(label, torch.float32, (1 << 28,))), b"")),
         ("not a planaria frame", lambda label: (bytes(HEADER_BYTES), b"")),
     ]

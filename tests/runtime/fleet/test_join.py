@@ -75,7 +75,7 @@ def test_a_machine_brings_a_replica_and_takes_it_away(tmp_path: Path) -> None:
             os.killpg(machine.pid, signal.SIGINT)  # as a terminal does: workers receive it too
             out, errors = machine.communicate(timeout=30)
             assert (machine.returncode, errors) == (0, ""), errors
-            assert out.startswith("welcome in run as g1; getting ready\njoined\n") and out.endswith("\nleft\n"), out
+            assert out.startswith("joined run as g1; starting workers\njoined\n") and out.endswith("\nleft\n"), out
         record = run.wait_until(lambda record: 2 in disbanded(record))
         before = commits(record, 0)
         run.wait_until(lambda record: commits(record, 0) > before + 4)
@@ -178,7 +178,7 @@ def test_a_machine_rejoins_a_killed_run_once_it_is_resumed(tmp_path: Path) -> No
             run.wait_until(lambda record: len(facts(record, d.Found)) == 2)
             stopped(run)
         out, _ = machine.communicate(timeout=10)
-    assert machine.returncode == 0 and "calling it again" in out and out.endswith("the run is over\n"), out
+    assert machine.returncode == 0 and "trying again" in out and out.endswith("the run is over\n"), out
 
 
 @pytest.mark.slow

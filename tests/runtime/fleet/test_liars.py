@@ -105,8 +105,10 @@ def test_a_plain_mean_names_the_sender_of_an_invalid_gradient(tmp_path: Path) ->
         config = several(tmp_path / engine.__name__, 2)
         record = engine(config, lies((2, "wrong_size", 3), stages=[1]))
         assert ending(record).outcome == "failed" and len(losses(record)) == 2
-        assert "stage 1 come to nothing: what replica 1 says is of no use: its blocking part: torch" in reason(record)
-        assert "exchange.robust names rules that go on without it" in reason(record)
+        assert "stage 1 cannot be combined: what replica 1 says is of no use: its blocking part: torch" in reason(
+            record
+        )
+        assert "exchange.robust has rules that tolerate it" in reason(record)
 
 
 @pytest.mark.slow

@@ -57,7 +57,7 @@ def test_one_surviving_stage_restores_all_others(tmp_path: Path) -> None:
         ({"recovery": {"strategy": "survivor"}}, "'survivor' needs model.share_over = 'model'"),
         ({**ONE, "exchange": {"replicas": 2}}, "all stages of one replica share"),
         ({**ONE, "routing": {"kind": "skipping"}}, "every stage has to see every microbatch"),
-        ({"model": {"share": 4}, "optim": {"kind": "muon"}}, "is for matrices of their own"),
+        ({"model": {"share": 4}, "optim": {"kind": "muon"}}, "does not support shared matrices"),
         ({"model": {"share": 4}, "recovery": {"strategy": "identity, checkpoint"}}, "sets single matrices to zero"),
     ],
 )
@@ -76,7 +76,7 @@ def test_exports_are_dense_and_other_cuts_can_be_read(tmp_path: Path, model: dic
     tokens = torch.arange(8)[None]
     assert exported.config.share == 1
     assert torch.equal(load_model(saved)(tokens), exported(tokens))
-    with pytest.raises(UserError, match="weights share numbers and their moments"):
+    with pytest.raises(UserError, match="shared weights are not supported"):
         export_state(run.folder, tmp_path / "dcp", "dcp")
     other = config.model_copy(update={"pipeline": config.pipeline.model_copy(update={"stages": 2})})
     for stage in range(3):
@@ -86,5 +86,5 @@ def test_exports_are_dense_and_other_cuts_can_be_read(tmp_path: Path, model: dic
 
 def test_dense_weights_cannot_be_folded(tmp_path: Path) -> None:
     config = tiny(tmp_path, steps=2, model={"share": 2}, train={"start": "anything"})
-    with pytest.raises(UserError, match="cannot be folded into fewer"):
+    with pytest.raises(UserError, match="cannot be converted to shared"):
         starting_weights(config)

@@ -47,7 +47,7 @@ def test_a_custom_family_trains_and_recovers(tmp_path: Path) -> None:
     record = train(config, KILLS)
     assert outcomes(record) == ["started", "recovered", "recovered"] and ending(record).outcome == "finished"
     assert apart(losses(record), inline(record)[0]) == 0.0
-    with pytest.raises(UserError, match=r"'own_family:Recurrent' cannot be made one model"):
+    with pytest.raises(UserError, match=r"'own_family:Recurrent' has no single model"):
         load(record.folder).complete("The ")
 
 

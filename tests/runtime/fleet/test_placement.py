@@ -15,7 +15,7 @@ from planaria.runtime.fleet.base import Leaving
 from planaria.runtime.fleet.devices import Needs
 from planaria.runtime.fleet.placement import Placement
 from planaria.runtime.fleet.process_pool import Facts
-from planaria.runtime.fleet.remote import Born, Ears, Lost
+from planaria.runtime.fleet.remote import Lost, NewsQueue, Spawned
 from planaria.runtime.fleet.seats import Seat
 from waiting import until
 
@@ -111,14 +111,14 @@ class Pretended:
 
 class Scene:
     def __init__(self, machines: Pretended) -> None:
-        self.machines, self.ears = machines, Ears()
-        self.places = Placement(machines, self.ears)
+        self.machines, self.queue = machines, NewsQueue()
+        self.places = Placement(machines, self.queue)
         self.heard: list[Any] = []
 
     def until(self, condition: Callable[[list[Any]], object]) -> list[Any]:
         def take() -> None:
             time.sleep(0.005)
-            self.heard += self.ears.take()
+            self.heard += self.queue.take()
 
         until(lambda: condition(self.heard), 20.0, take, self.heard)
         return self.heard
@@ -137,13 +137,13 @@ def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
     yield scene
     scene.machines.hangs.clear()
     scene.places.close()
-    scene.ears.close()
+    scene.queue.close()
 
 
 def start(scene: Scene, *workers: str) -> None:
     for worker in workers:
         scene.places.start(worker, 1)
-    scene.until(lambda received: all(Born(worker, 1) in received for worker in workers))
+    scene.until(lambda received: all(Spawned(worker, 1) in received for worker in workers))
 
 
 def test_an_invalid_node_is_refused_before_a_worker_starts() -> None:
@@ -166,9 +166,9 @@ def test_a_start_waits_until_the_node_of_a_dead_worker_has_answered(scene: Scene
     scene.places.give_back("w1", 1)
     scene.places.start("w1", 2)
     time.sleep(0.2)
-    assert Born("w1", 2) not in scene.ears.take(), "the node may be lost"
+    assert Spawned("w1", 2) not in scene.ears.take(), "the node may be lost"
     scene.machines.groups[0][1] = "c"  # it is lost, and the seat is moved
-    scene.until(lambda received: Born("w1", 2) in received)
+    scene.until(lambda received: Spawned("w1", 2) in received)
     assert [pool_.node for pool_ in scene.machines.pools] == ["a", "b", "c"]
 
 
@@ -178,7 +178,7 @@ def test_a_start_on_a_dying_node_is_repeated_elsewhere(scene: Scene) -> None:
     scene.places.start("w1", 1)
     time.sleep(0.1)
     scene.machines.groups[0][1] = "c"
-    received = scene.until(lambda received: Born("w1", 1) in received)
+    received = scene.until(lambda received: Spawned("w1", 1) in received)
     assert not [news for news in received if isinstance(news, Lost)]
 
 
@@ -195,7 +195,7 @@ def test_a_failed_call_is_no_death_while_the_pool_answers(scene: Scene) -> None:
     first, scene.machines.pools[0].watch = scene.machines.pools[0].watch, Future()
     first.set_exception(Dead("The actor is unavailable"))
     time.sleep(0.2)
-    assert not scene.ears.take()
+    assert not scene.queue.take()
     scene.machines.lose("a")
     scene.until(lambda received: sum(isinstance(news, Lost) for news in received) == 2)
 
@@ -208,9 +208,9 @@ def test_workers_leave_a_draining_node_and_successors_start_elsewhere(scene: Sce
     assert all("the node a is draining, gone in " in news.detail for news in leaving)
     scene.places.start("w3", 1)
     time.sleep(0.2)
-    assert not scene.ears.take(), "there is no room elsewhere"
+    assert not scene.queue.take(), "there is no room elsewhere"
     scene.machines.room = ["c"]
-    scene.until(lambda received: Born("w3", 1) in received)
+    scene.until(lambda received: Spawned("w3", 1) in received)
     assert scene.machines.pools[-1].node == "c"
     assert not scene.machines.pools[0].signals, "they work until the cluster releases them"
 
@@ -228,7 +228,7 @@ def test_an_invalid_node_that_joins_late_is_not_used(scene: Scene, lacks: str, c
     scene.places.give_back("w3", 1)
     scene.places.start("w3", 2)
     scene.machines.room = ["fit"]
-    scene.until(lambda received: Born("w3", 2) in received)
+    scene.until(lambda received: Spawned("w3", 2) in received)
     assert scene.machines.pools[-1].node == "fit"
 
 
@@ -258,7 +258,7 @@ def test_a_worker_starts_on_the_device_that_was_reserved_with_its_seat(scene: Sc
     pool_ = next(pool_ for pool_ in scene.machines.pools if pool_.node == "a")
     assert not pool_.started, "the device is not known yet"
     given.set_result("GPU-7")
-    scene.until(lambda received: Born("w0", 1) in received)
+    scene.until(lambda received: Spawned("w0", 1) in received)
     assert pool_.started == [("w0", 1, "GPU-7")]
 
 
@@ -268,7 +268,7 @@ def test_a_node_that_dies_before_its_device_is_known_costs_no_worker(scene: Scen
     time.sleep(0.1)
     scene.machines.lose("a")
     given.set_exception(Dead("the task's node has died"))
-    assert Born("w0", 1) in scene.until(lambda received: Born("w0", 1) in received)
+    assert Spawned("w0", 1) in scene.until(lambda received: Spawned("w0", 1) in received)
     assert [pool_.started for pool_ in scene.machines.pools if pool_.node == "b"] == [[("w0", 1)]]
 
 
@@ -284,8 +284,8 @@ def test_a_start_given_up_before_its_device_is_known_does_not_happen(scene: Scen
 
 
 def test_a_node_without_the_needed_devices_is_refused_by_name() -> None:
-    ears = Ears()
-    places = Placement(Pretended("a"), ears, Needs((1,)))
+    queue = NewsQueue()
+    places = Placement(Pretended("a"), queue, Needs((1,)))
     with pytest.raises(UserError, match=r"Ray node the node a has no CUDA device"):
         places.prepare(1.0)
-    ears.close()
+    queue.close()

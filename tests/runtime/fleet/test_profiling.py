@@ -155,7 +155,7 @@ def test_a_signal_ends_the_timing_and_leaves_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sections", "output"),
     [
-        ({"fleet": {"own": 1, "spares": 0}}, "give fleet.port and fleet.key"),
+        ({"fleet": {"own": 1, "spares": 0}}, "set fleet.port and fleet.key"),
         ({"exchange": {"replicas": 2}, "recovery": {"strategy": "checkpoint"}}, "is for one replica"),
         ({"network": {"emulate": True, "forward_s": [0.1] * 5, "backward_s": [0.1] * 5}}, "times real passes"),
         ({"recovery": {"strategy": "checkfree"}}, "a block stage of others; these have pipeline.layers = 'auto'"),

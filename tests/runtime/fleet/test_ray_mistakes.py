@@ -121,16 +121,20 @@ def test_an_invalid_node_is_named() -> None:
     mine = facts()
     assert mine.version == planaria.__version__
     with pytest.raises(UserError, match=r"10\.0\.0\.7.* has planaria 0\.0\.1, this process"):
-        cluster_errors.refuse_unfit("10.0.0.7 (abc)", Facts("0.0.1", mine.python))
-    cluster_errors.refuse_unfit("10.0.0.7 (abc)", mine)
-    with pytest.raises(UserError, match=r"^Ray node 10\.0\.0\.7 \(abc\): cannot have the run's files$"):
-        cluster_errors.refuse_unsettled("10.0.0.7 (abc)", "cannot have the run's files")
-    cluster_errors.refuse_unsettled("10.0.0.7 (abc)", "")
-    mine = replace(mine, found=Inventory((Device("GPU-0", 80 * 10**9), Device("GPU-1", 8 * 10**9))))
-    cluster_errors.refuse_unfit("10.0.0.7 (abc)", mine, Needs((8 * 10**9, 10**9)))
-    too_small = r"Ray node 10\.0\.0\.7.* has 8\.0 GB on device GPU-1, and a worker may need 9\.0"
-    with pytest.raises(UserError, match=too_small):
-        cluster_errors.refuse_unfit("10.0.0.7 (abc)", mine, Needs((9 * 10**9, 10**9)))
+        cluster_errors.require_suitable("10.0.0.7 (abc)", Facts("0.0.1", mine.python))
+    cluster_errors.require_suitable("10.0.0.7 (abc)", mine)
+    with pytest.raises(UserError, match=r"^Ray node 10\.0\.0\.7 \(abc\): cannot store the run's files$"):
+        cluster_errors.require_files("10.0.0.7 (abc)", "cannot store the run's files")
+    cluster_errors.require_files("10.0.0.7 (abc)", "")
+
+
+def test_a_node_whose_devices_are_too_small_is_named() -> None:
+    mine = replace(facts(), found=Inventory((Device("GPU-0", 80 * 10**9), Device("GPU-1", 8 * 10**9))))
+    cluster_errors.require_suitable("10.0.0.7 (abc)", mine, Needs((8 * 10**9, 10**9)))
+    with pytest.raises(
+        UserError, match=r"Ray node 10\.0\.0\.7.* has 8\.0 GB on device GPU-1, and a worker may need 9\.0"
+    ):
+        cluster_errors.require_suitable("10.0.0.7 (abc)", mine, Needs((9 * 10**9, 10**9)))
 
 
 def test_missing_resources_are_counted() -> None:
@@ -152,8 +156,9 @@ def test_a_cluster_whose_gpus_cannot_be_used_is_refused(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("on_ray")
 def test_a_cluster_without_room_for_all_workers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("planaria.runtime.fleet.ray._ROOM_S", 1)
-    why = r"has \d+ CPUs, \d+ of them free; this run needs 35 CPUs, as much for each stage and"
-    with pytest.raises(UserError, match=why):
+    with pytest.raises(
+        UserError, match=r"has \d+ CPUs, \d+ of them free; this run needs 35 CPUs, the same for each stage and"
+    ):
         train(tiny(tmp_path, fleet={"spares": 30}))
 
 

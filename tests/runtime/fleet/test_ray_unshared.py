@@ -129,7 +129,7 @@ def test_a_node_that_cannot_have_the_files_is_named_before_a_worker_starts(tmp_p
     (tmp_path / "cache").write_text("no folder")
     with (
         node_elsewhere(on_ray, folder_of(config), tmp_path / "cache"),
-        pytest.raises(UserError, match=r"^Ray node .* cannot have the run's files in .*/cache/planaria") as caught,
+        pytest.raises(UserError, match=r"^Ray node .* cannot store the run's files in .*/cache/planaria") as caught,
     ):
         train(config)
     assert "\n" not in str(caught.value) and not (folder_of(config) / "workers").exists()

@@ -89,7 +89,7 @@ def test_three_all_reduced_replicas_resume_two_of_noloco(tmp_path: Path, capfd: 
     assert (started.offset, started.first_of(3)) == (8, 80)
     assert "2 replicas, now 3 replicas: they begin from the mean of weights and moments" in capfd.readouterr().out
     shape = "step-00000005: 2 stages, 2 replicas (noloco), now 1 stage, 3 replicas (allreduce)"
-    assert f"went on in another shape: {shape}" in replay_run(folder)
+    assert f"continued in another shape: {shape}" in replay_run(folder)
     after = runs.config_of(folder)
     engine = InlineEngine(after, *planaria.streams(after))
     engine.become({n: stage_for(saved.folder, after, s, n // 2) for n, s in engine.stage.items()})

@@ -110,5 +110,5 @@ def test_a_relay_that_does_not_answer_is_named_before_any_worker_starts(tmp_path
         (_, at) = found["a"]
         fleet = {"key": str(tmp_path / "key"), "relays": {"here": {"at": at}, "away": {"at": "127.0.0.1:1"}}}
         config = tiny(tmp_path, steps=2, fleet=fleet)
-        with pytest.raises(UserError, match=r"fleet\.relays\.away\.at = '127\.0\.0\.1:1': nobody with the run's key"):
+        with pytest.raises(UserError, match=r"fleet\.relays\.away\.at = '127\.0\.0\.1:1': no relay with the run's key"):
             train(config)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from planaria.runtime.fleet.base import Gone, Said
-from planaria.runtime.fleet.remote import Born, Ears, Lost, RemoteFleet
+from planaria.runtime.fleet.remote import Lost, NewsQueue, RemoteFleet, Spawned
 from planaria.runtime.fleet.switchboard import Switchboard, WorkerLine, call
 from planaria.runtime.transport.secure import new_key
 from waiting import until
@@ -18,8 +18,8 @@ Notice = Said | Gone
 class Hosts:
     """Starts no process: the test calls for the workers."""
 
-    def __init__(self, ears: Ears, board: Switchboard) -> None:
-        self.ears, self.board = ears, board
+    def __init__(self, queue: NewsQueue, board: Switchboard) -> None:
+        self.queue, self.board = queue, board
         self.given_back: list[tuple[str, int]] = []
         self.signals: list[tuple[str, int, int]] = []
 
@@ -34,8 +34,8 @@ class Hosts:
     def close(self) -> None: ...
 
     def join(self, worker: str, incarnation: int = 1) -> WorkerLine:
-        """Start a worker that sends a first message."""
-        self.ears.tell(Born(worker, incarnation))
+        """A worker that has been started and says something."""
+        self.queue.put(Spawned(worker, incarnation))
         connection = call(self.board.address, self.board.key, worker, incarnation)
         connection.send_bytes(b"here")
         return connection
@@ -45,8 +45,8 @@ class Scene:
     def __init__(self, missed: int) -> None:
         made: list[Hosts] = []
 
-        def hosts(ears: Ears, board: Switchboard) -> Hosts:
-            made.append(Hosts(ears, board))
+        def hosts(queue: NewsQueue, board: Switchboard) -> Hosts:
+            made.append(Hosts(queue, board))
             return made[0]
 
         self.fleet = RemoteFleet("127.0.0.1", 0, new_key(), 0.05, missed, hosts)
@@ -75,8 +75,8 @@ def test_a_closed_connection_is_a_death_and_the_hosts_later_report_is_ignored(sc
     scene.fleet.send("w0", b"order")
     assert worker.recv_bytes() == b"order"
     worker.close()
-    scene.until(lambda received: any(isinstance(n, Gone) for n in received))
-    scene.hosts.ears.tell(Lost("w0", 1, "its node died"))
+    scene.until(lambda heard: any(isinstance(n, Gone) for n in heard))
+    scene.hosts.queue.put(Lost("w0", 1, "its node died"))
     scene.heard += scene.fleet.poll(0.0) + scene.fleet.poll(0.05)
     assert [gone.cause for gone in scene.deaths()] == ["connection"] and scene.hosts.given_back == [("w0", 1)]
     scene.fleet.send("w0", b"to nobody")
@@ -85,8 +85,8 @@ def test_a_closed_connection_is_a_death_and_the_hosts_later_report_is_ignored(sc
 def test_a_host_may_report_a_death_first_and_the_zombie_is_still_served(scene: Scene) -> None:
     scene.fleet.spawn("w0", 1)
     worker = scene.hosts.join("w0")
-    scene.until(lambda received: bool(received))
-    scene.hosts.ears.tell(Lost("w0", 1, "its node died"))
+    scene.until(lambda heard: bool(heard))
+    scene.hosts.queue.put(Lost("w0", 1, "its node died"))
     scene.until(lambda _: bool(scene.deaths()))
     assert [(gone.cause, gone.detail) for gone in scene.deaths()] == [("exit", "its node died")]
     scene.fleet.spawn("w0", 2)
@@ -111,7 +111,7 @@ def test_a_silent_worker_is_dead_but_one_that_waits_for_a_machine_is_not() -> No
 
 def test_a_worker_whose_start_was_given_up_is_disconnected(scene: Scene) -> None:
     scene.fleet.spawn("w0", 1)
-    scene.hosts.ears.tell(Lost("w0", 1, "no room"))
+    scene.hosts.queue.put(Lost("w0", 1, "no room"))
     scene.until(lambda _: bool(scene.deaths()))
     scene.fleet.spawn("w0", 2)  # buries the first
     late = scene.hosts.join("w0", 1)

@@ -138,7 +138,7 @@ def test_a_worker_with_damaged_memory_counts_as_lost(
     record = train(config, [Fault(step=5, stage=1, moment="backward")])
     assert ending(record).outcome == "finished"
     (failed,) = facts(record, e.WorkerFailed)
-    assert failed.stage == 3 and "does not have its checksum any more" in failed.detail
+    assert failed.stage == 3 and "does not match its checksum" in failed.detail
     assert {lost.worker for lost in facts(record, e.WorkerLost)} == {"w1", failed.worker}
     assert {*outcomes(record)} == {"started", "recalled" if every else "recovered"}
     plain = config.recovery.model_copy(update={"strategy": "snapshot"})

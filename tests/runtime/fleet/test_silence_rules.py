@@ -34,7 +34,7 @@ class Scene:
         self._gaps, self._beats = workers, dict.fromkeys(workers, 0)
         self._next = {worker: self.now + gaps[0] for worker, gaps in workers.items()}
         for worker in workers:
-            self.silence.hear(worker)
+            self.silence.receive(worker)
 
     def look(self, doing: Activity = "unknown", away_s: float = 0.0, frozen: bool = False) -> list[str]:
         """Advance to the next look, take heartbeats and judge. ``frozen``: workers stand still while it is away."""
@@ -45,7 +45,7 @@ class Scene:
         self.silence.look(LOOK_S)
         for worker, gaps in self._gaps.items():
             while self._next[worker] <= self.now:
-                self.silence.hear(worker)
+                self.silence.receive(worker)
                 self._beats[worker] += 1
                 self._next[worker] += gaps[self._beats[worker] % len(gaps)]
         return [worker for worker, _ in self.silence.too_long(lambda _: doing)]

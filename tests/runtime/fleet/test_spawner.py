@@ -152,7 +152,7 @@ def test_a_failed_start_is_reported_as_an_exit(monkeypatch: pytest.MonkeyPatch) 
     finally:
         scene.fleet.close(patience_s=0.0)
     (gone,) = scene.gone()
-    assert gone.cause == "exit" and gone.detail.startswith("could not be born: "), gone
+    assert gone.cause == "exit" and gone.detail.startswith("could not be started: "), gone
 
 
 @pytest.mark.slow

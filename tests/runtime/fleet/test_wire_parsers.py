@@ -87,7 +87,7 @@ PARSERS: dict[str, tuple[Callable[[bytes], object], type[Exception], list[Any]]]
     "greeting": (greeted, ValueError, GREETINGS),
     "from a guest": (joining.FROM_GUEST.validate_json, ValidationError, plain(FROM_GUEST)),
     "to a guest": (joining.TO_GUEST.validate_json, ValidationError, plain(TO_GUEST)),
-    "files, asked": (files._ASKED.validate_json, ValidationError, plain(ASKED)),
+    "files, asked": (files._REQUEST.validate_json, ValidationError, plain(ASKED)),
     "files, answered": (files._ANSWER.validate_json, ValidationError, plain(ANSWERS)),
     "order": (d.ORDER.validate_json, ValidationError, plain(ORDERS)),
     "report": (e.REPORT.validate_json, ValidationError, plain(REPORTS)),

@@ -109,12 +109,12 @@ def test_bytes_in_a_socket_are_unheard_until_they_are_read(inbox: Inbox, line: t
     inbox._wake()
     with inbox._serving:
         inbox._serve(0.0)
-        assert not inbox.unheard()
+        assert not inbox.pending()
         line[1].send(b"\x05")
-        until(inbox.unheard)
+        until(inbox.pending)
     inbox._waiting = False
     assert inbox.get(SOON_S) == 5
-    assert not inbox.unheard()
+    assert not inbox.pending()
 
 
 @given(st.lists(st.floats(0.0, 0.02), max_size=8))

@@ -134,8 +134,10 @@ def test_an_unanswered_end_gives_up_after_its_timeout(relay: str) -> None:
 def test_the_error_of_an_edge_that_does_not_open_is_known_early(
     pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("planaria.runtime.transport.port._TOLD_S", 0.0)
-    one, over, closed = Port("127.0.0.1", KEY), threading.Event(), closed_address()
+    monkeypatch.setattr("planaria.runtime.transport.port._REPORT_S", 0.0)
+    one, over = Port("127.0.0.1", KEY), threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        closed = f"127.0.0.1:{server.getsockname()[1]}"
     calling = pool.submit(one.reach, closed, "", "edge", 600.0, over.is_set)
     until(lambda: one.trouble, 60.0)
     assert one.trouble == f"{closed}: Connection refused"

@@ -15,23 +15,23 @@ from planaria.swarm.records.lines import PEERS
 
 
 def accept(folder: Path) -> list[str]:
-    """Make the folder's list of digests anew; a line for each file that had changed.
+    """Rewrite the folder's list of digests; return a line for each changed file.
 
-    Checkpoints are not for accepting: of a damaged one no run should go on.
+    Checkpoints are excluded, since no run should continue from a damaged one.
 
-    :raises UserError: when the folder is neither a run nor an exported model, or its configuration is none.
+    :raises UserError: if the folder is neither a run nor an exported model, or its configuration is invalid.
     """
     if is_exported(folder):
         names = [file.name for file in folder.iterdir() if file.name != digests.FILE and not file.name.startswith(".")]
-        return _told(folder, names)
+        return _accepted(folder, names)
     if not (folder / runs.CONFIG).is_file():
         raise UserError(f"{folder}: neither a run nor an exported model; give the folder of one, such as runs/NAME")
     with runs.held(folder):
         if not (folder / PEERS).is_dir():
             recipe.parse(documents.text(folder / runs.CONFIG), str(folder / runs.CONFIG))
-        return _told(folder, (*runs.KEPT, ID))
+        return _accepted(folder, (*runs.KEPT, ID))
 
 
-def _told(folder: Path, names: Iterable[str]) -> list[str]:
+def _accepted(folder: Path, names: Iterable[str]) -> list[str]:
     changed = digests.accept(folder, names)
-    return [f"{folder / name}: accepted as it is now" for name in changed] or [f"{folder}: nothing had changed"]
+    return [f"{folder / name}: accepted in its current state" for name in changed] or [f"{folder}: nothing had changed"]

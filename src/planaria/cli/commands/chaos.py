@@ -1,4 +1,4 @@
-"""``planaria chaos``: inject a fault into a live run from another terminal, by a signal or by an order to a worker."""
+"""``planaria chaos``: inject a fault into a live run, by a signal or an order to a worker."""
 
 from __future__ import annotations
 
@@ -29,11 +29,10 @@ SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
 def strike(folder: Path, action: str, target: str, resume_after_s: float | None = None) -> str:
-    """Send ``action``'s signal to ``target`` ('stage=2', 'node=2', 'worker=w3', 'controller'); what was done, told.
+    """Send ``action``'s signal to ``target`` ('stage=2', 'node=2', 'worker=w3', 'controller'); return a description.
 
-    With ``resume_after_s``, wait so long and send SIGCONT: by then another worker may hold the stage.
-
-    :raises UserError: when the run is not live, or nobody answers to the target.
+    With ``resume_after_s``, wait and send SIGCONT; another worker may have the stage by then.
+    :raises UserError: if the run is not live, or has no such target.
     """
     _live(folder, target)
     state = read_state(folder)
@@ -42,7 +41,7 @@ def strike(folder: Path, action: str, target: str, resume_after_s: float | None 
         return f"{SIGNALS[action].name} to the controller (pid {state.controller})"
     worker = _find(state.workers, target, folder)
     if worker.born != born(worker.pid):
-        raise UserError(f"{folder}: {worker.worker} (pid {worker.pid}) is gone already; the run may be over")
+        raise UserError(f"{folder}: {worker.worker} (pid {worker.pid}) has exited already; the run may be over")
     t = time.monotonic()
     _send(worker.pid, SIGNALS[action], folder)
     node = -1 if worker.node is None else worker.node
@@ -60,16 +59,16 @@ def strike(folder: Path, action: str, target: str, resume_after_s: float | None 
 
 
 def ask(folder: Path, target: str, given: Mapping[str, Any]) -> str:
-    """Have the worker at ``target`` ('stage=2', 'node=2', 'worker=w3') suffer a fault that is no signal; what, told.
+    """Let the worker at ``target`` ('stage=2', 'node=2', 'worker=w3') inject a fault that is not a signal; return a
+    description.
 
-    ``given`` are the fields of the fault (``chaos.trace.Fault``) but for its step and stage.
-
-    :raises UserError: when the run is not live, nobody stands there, or there is no such fault.
+    ``given``: the fields of the fault (``chaos.trace.Fault``) except its step and stage.
+    :raises UserError: if the run is not live, has no such target, or the fault is invalid.
     """
     config = _live(folder, target)
     worker = _find(read_state(folder).workers, target, folder)
     if worker.node is None:
-        raise UserError(f"{folder}: {target} is a spare; only workers that hold a stage can suffer '{given['signal']}'")
+        raise UserError(f"{folder}: {target} is a spare; only workers with a stage support '{given['signal']}'")
     try:
         fault = Fault(step=0, stage=worker.node, **given)
     except ValidationError as error:
@@ -95,7 +94,7 @@ def _live(folder: Path, target: str) -> RunConfig:
     """Return the configuration of a live run; UserError if it is not live, or its workers share one process."""
     config = runs.config_of(folder)
     if not runs.is_held(folder):
-        raise UserError(f"{folder}: nobody is training it; the run is not live")
+        raise UserError(f"{folder}: it is not being trained")
     if config.engine == "inline" and target != "controller":
         raise UserError(
             f"{folder}: its workers share one process, so a signal would end the run; use a trace (chaos.trace)"
@@ -104,21 +103,21 @@ def _live(folder: Path, target: str) -> RunConfig:
 
 
 def require_incarnation(folder: Path, worker: str, incarnation: int) -> None:
-    """UserError unless the living worker of this name is the one that was meant, and no later one."""
+    """Raise UserError unless this incarnation of the worker is alive."""
     meant = [w for w in read_state(folder).workers if (w.worker, w.incarnation) == (worker, incarnation)]
     if not meant:
-        raise UserError(f"{folder}: {worker} (incarnation {incarnation}) is gone already")
+        raise UserError(f"{folder}: {worker} (incarnation {incarnation}) has exited already")
 
 
 def _find(workers: list[LiveWorker], target: str, folder: Path) -> LiveWorker:
     kind, _, value = target.partition("=")
     if kind not in ("stage", "node", "worker") or not value:
-        raise UserError(f"{target!r}: no target; write stage=2, node=2, worker=w3 or controller")
+        raise UserError(f"{target!r}: not a target; write stage=2, node=2, worker=w3 or controller")
     for worker in workers:
         if value == str(getattr(worker, kind)):
             return worker
     there = [f"{w.worker} ({'spare' if w.stage is None else f'stage {w.stage}'})" for w in workers]
-    raise UserError(f"{folder}: nobody is {target}; there are: {', '.join(there)}")
+    raise UserError(f"{folder}: no worker is {target}; there are: {', '.join(there)}")
 
 
 def _send(pid: int, number: signal.Signals, folder: Path) -> None:

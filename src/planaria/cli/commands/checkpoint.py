@@ -1,5 +1,6 @@
-"""``planaria checkpoint``: what a run's checkpoints hold, whether all of it is as written, another cut of one, and
-folders for and from other programs."""
+"""``planaria checkpoint``: list and verify a run's checkpoints, convert one to another cut, export and import folders
+of other programs.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +26,13 @@ from planaria.runtime.engine.resumption import choose, take_up
 from planaria.runtime.foreign import Kind, export_run, export_state, import_run
 
 DIGITS = 12
-"""of a digest that are shown"""
+"""digits of a digest to show"""
 SHARD_MB = 4096
-"""of tensors in a file of weights, unless said"""
+"""default size of a file of weights"""
 
 
 def show(folder: Path, name: str | None) -> list[Table]:
-    """Every parameter of a checkpoint (the newest, unless named) with all that goes with it."""
+    """Return a table of every parameter in a checkpoint (default: the newest)."""
     saved = _chosen(folder, name)
     manifest, cut = saved.manifest, cut_of(saved.manifest)
     require_known(cut, saved.folder)
@@ -51,7 +52,7 @@ def show(folder: Path, name: str | None) -> list[Table]:
 
 
 def _atom(held: Contents, local: str) -> tuple[str, ...]:
-    """Type, clock, scale, bytes with moments, and digest of a file's parameter."""
+    """Return the type, clock, scale, bytes with moments, and digest of a file's parameter."""
     entry, clock = held.entries[f"weights.{local}"], held.clocks.get(local)
     size = sum(
         held.entries[key].nbytes for kind in ("weights", *held.state) if (key := f"{kind}.{local}") in held.entries
@@ -67,9 +68,9 @@ def _atom(held: Contents, local: str) -> tuple[str, ...]:
 
 
 def verify(folder: Path, name: str | None) -> Iterator[str]:
-    """Read all that the checkpoints of a run hold (or of the one that is named); a line for each that is as written.
+    """Read the checkpoints of a run (or the named one); yield a line for each valid one.
 
-    :raises UserError: naming the first file or parameter that is missing, damaged or does not fit.
+    :raises UserError: for the first file or parameter that is missing, damaged or inconsistent.
     """
     chosen = _chosen(folder, name)
     for saved in CheckpointStore(folder / "checkpoints").list() if name is None else [chosen]:
@@ -81,15 +82,15 @@ def verify(folder: Path, name: str | None) -> Iterator[str]:
         for held in files:
             require_file(saved.folder, held)
         count = sum(len(held.entries) for held in files)
-        told = "" if saved.whole else " (partial)"
-        told += "" if saved.manifest.digests else "; without digests, as an older planaria wrote it"
-        yield f"{saved.folder.name}{told}: {len(files)} files, {count} tensors: all as written"
+        note = "" if saved.whole else " (partial)"
+        note += "" if saved.manifest.digests else "; without digests, as an older planaria wrote it"
+        yield f"{saved.folder.name}{note}: {len(files)} files, {count} tensors: unchanged"
 
 
 def convert(folder: Path, name: str | None, changes: Mapping[str, object], to: Path) -> list[str]:
-    """Write a checkpoint of a run as it would be resumed with ``changes``, into a folder of checkpoints."""
-    said: list[str] = []
-    there = take_up(folder, changes, name, said.append)
+    """Write a checkpoint of a run, as resumed with ``changes``, into a folder of checkpoints; return notes."""
+    notes: list[str] = []
+    there = take_up(folder, changes, name, notes.append)
     if there.saved is None or not there.saved.whole:
         raise UserError(
             f"{folder}: has no whole checkpoint to convert; train on with `planaria train --resume {folder}`"
@@ -113,7 +114,7 @@ def convert(folder: Path, name: str | None, changes: Mapping[str, object], to: P
         exchange=config.exchange,
         block=ResolvedRun(config).block,
     )
-    return [*said, str(store.seal(there.saved.folder.name, made, config.checkpoint.keep).folder)]
+    return [*notes, str(store.seal(there.saved.folder.name, made, config.checkpoint.keep).folder)]
 
 
 def export(
@@ -124,7 +125,7 @@ def export(
     precision: Precision | None,
     shard_mb: int | None,
 ) -> list[str]:
-    """Write a checkpoint (the newest whole one, unless named) for another program."""
+    """Export a checkpoint (default: the newest whole one) for another program; return notes."""
     runs.config_of(folder)
     saved = runs.newest_whole(folder) if name is None else _chosen(folder, name)
     if kind == "hf":
@@ -132,27 +133,29 @@ def export(
         return [str(to)]
     for flag, given in (("--precision", precision), ("--shard", shard_mb)):
         if given is not None:
-            raise UserError(f"{flag} {given}: goes with --format hf; moments go with weights in fp32, tensor by tensor")
+            raise UserError(
+                f"{flag} {given}: requires --format hf; moments are exported with fp32 weights, tensor by tensor"
+            )
     return [*export_state(folder, to, kind, saved), str(to)]
 
 
 def bring(
     folder: Path, given: Path, changes: Mapping[str, str], kind: Literal["hf"] | Kind, names: Path | None
 ) -> list[str]:
-    """Begin a run from another program's folder: of a recipe, or of the configuration of a run."""
+    """Start a run from another program's folder with a recipe, or the configuration of a run; return notes."""
     if kind == "hf":
         raise UserError(
-            f"--format hf: {folder} has no moments to go on with; begin with its weights: `planaria train {given} "
+            f"--format hf: {folder} has no moments to resume with; start with its weights: `planaria train {given} "
             f"--train.start {folder}`"
         )
     recipe = _own(given) if (given / runs.CONFIG).is_file() else given
     config = configure(recipe, settings=changes)
-    made, said = import_run(folder, config, kind, names)
-    return [*said, f"go on with    planaria train --resume {made}"]
+    made, notes = import_run(folder, config, kind, names)
+    return [*notes, f"resume with   planaria train --resume {made}"]
 
 
 def _own(folder: Path) -> RunConfig:
-    """A run's configuration, with the faults and the schedule that lie in its folder."""
+    """Return a run's configuration, with the faults and the schedule in its folder."""
     config = runs.config_of(folder, *runs.KEPT)
     if config.routing.schedule is not None:
         config = on_schedule(config, (folder / runs.SCHEDULE).absolute())
@@ -162,7 +165,7 @@ def _own(folder: Path) -> RunConfig:
 
 
 def _written(store: CheckpointStore, source: Path, config: RunConfig, step: int) -> dict[str, str]:
-    """Write every stage of every replica, one after the other; file → digest."""
+    """Write every stage of every replica; return file → digest."""
     several, digests = config.exchange.replicas, dict[str, str]()
     for replica in range(several):
         for stage in range(config.pipeline.stages + 1):

@@ -1,4 +1,4 @@
-"""``planaria codes``: find a code of light checks, say what it survives beside its rivals, write it and its product."""
+"""``planaria codes``: search a code of sparse parity checks, compare it with others, and write it and its product."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from planaria.report.tables import Table, show
 
 MOST_TRIES = 10_000_000
 TRIED = 20_000
-"""sets of losses that are tried for one cell of the table"""
+"""most sets of losses in a cell of the table"""
 GROUP = 4
-"""of the local groups beside it"""
+"""size of the local groups in the comparison"""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What is looked for, how long, and where it is written."""
+class Request:
+    """The target of a search, its effort, and the files to write."""
 
     target: Target
     seed: int
@@ -36,65 +36,68 @@ class Asked:
     product: Path | None = None
 
 
-def search(asked: Asked) -> int:
-    """Print what was found; the exit code: 1 when it falls short of what was asked for, and is written all the same.
+def search(request: Request) -> int:
+    """Search and print a code; return 1 if it misses the target, which does not prevent writing it.
 
-    :raises UserError: when a number is out of bounds, or a file cannot be written.
+    :raises UserError: if a number is out of range, or a file cannot be written.
     """
-    if not 1 <= asked.tries <= MOST_TRIES:
-        raise UserError(f"--tries: {asked.tries}; give 1 to {MOST_TRIES}")
-    target = asked.target
+    if not 1 <= request.tries <= MOST_TRIES:
+        raise UserError(f"--tries: {request.tries}; give 1 to {MOST_TRIES}")
+    target = request.target
     if (sets := math.comb(target.shards, target.distance)) > MOST:
         raise UserError(
-            f"--distance {target.distance}: {sets} sets of so many of {target.shards} shards, and {MOST} can be tried "
-            "for a certificate; lower it, or --shards"
+            f"--distance {target.distance}: {sets} sets of {target.distance} of {target.shards} shards, but a "
+            f"certificate covers at most {MOST}; lower it, or --shards"
         )
-    for path in (asked.to, asked.product):
+    for path in (request.to, request.product):
         if path is not None and not path.parent.is_dir():
-            raise UserError(f"{path}: {path.parent} is no folder; make it, or write elsewhere")
-    found = anneal(target, asked.seed, asked.tries)
-    said = certificate(found)
-    show([_what(found, said), _beside(found.code)])
-    if asked.to is not None:
-        atomic.write_text(asked.to, file(found).model_dump_json(indent=1) + "\n")
-    if asked.product is not None:
-        _write_product(found, asked.product)
-    short = found.excess or int(str(said["distance"])) < target.distance
+            raise UserError(f"{path}: {path.parent} is not a folder; create it, or write elsewhere")
+    found = anneal(target, request.seed, request.tries)
+    measured = certificate(found)
+    show([_description(found, measured), _comparison(found.code)])
+    if request.to is not None:
+        atomic.write_text(request.to, file(found).model_dump_json(indent=1) + "\n")
+    if request.product is not None:
+        _write_product(found, request.product)
+    short = found.excess or int(str(measured["distance"])) < target.distance
     if short:
-        print(f"falls short: distance {said['distance']} of {target.distance}, {found.excess} edges too many")
+        print(f"falls short: distance {measured['distance']} of {target.distance}, {found.excess} edges too many")
     return int(bool(short))
 
 
-def _what(found: Found, said: dict[str, object]) -> Table:
-    n, k = said["shards"], said["data"]
+def _description(found: Found, measured: dict[str, object]) -> Table:
+    n, k = measured["shards"], measured["data"]
     rows = [
-        [f"[{n}, {k}, {said['distance']}]", "shards, data, distance: by all words, and by every loss of as many"],
-        [_spread(said["check weights"]), "shards in a check"],
+        [
+            f"[{n}, {k}, {measured['distance']}]",
+            "shards, data, distance: checked with all words, and all losses of that size",
+        ],
+        [_spread(measured["check weights"]), "shards in a check"],
         [_spread(_degrees(found.code)), "checks of a shard"],
-        [str(found.tried), f"matrices counted, seed {found.seed}"],
+        [str(found.tried), f"candidate matrices, seed {found.seed}"],
     ]
     return Table("", ["code", ""], rows)
 
 
-def _beside(code: Code) -> Table:
-    """Reads for one lost shard, and the share of losses survived, of this code and of others with as many parities."""
+def _comparison(code: Code) -> Table:
+    """Compare reads for one lost shard, and shares of survived losses, with other codes of as many parities."""
     n, parities = code.shards, len(code.weights)
     lost = [count for count in range(1, parities + 1) if math.comb(n, count) <= TRIED]
     rows = []
     for name, each in (("this code", code), *_rivals(n, parities)):
         reads = sum(len(each.plan([shard])) for shard in range(n)) / n
         rows.append([name, f"{reads:.3g}", *(f"{share(each, count):.4g}" for count in lost)])
-    return Table("share of losses survived, all sets tried", ["", "reads for one", *map(str, lost)], rows)
+    return Table("share of losses survived, over all sets", ["", "reads for one", *map(str, lost)], rows)
 
 
 def _rivals(shards: int, parities: int) -> list[tuple[str, Code]]:
-    """Codes of as many shards and parities: Reed–Solomon, and the local groups of four that bear most losses."""
+    """Return codes with as many shards and parities: Reed–Solomon, and the best one with local groups of four."""
     rivals = [("reed_solomon", codes.code("reed_solomon", shards, parities))]
     globals_ = parities - -(-shards // GROUP)
-    borne = [tolerate for tolerate in range(1, parities) if needed(tolerate, GROUP) == globals_]
-    if borne and math.comb(shards, borne[-1]) <= TRIED:
-        with suppress(UserError):  # none was found with coefficients that are tried
-            rivals.append((f"local, groups of {GROUP}", codes.code("local", shards, borne[-1], {"group": GROUP})))
+    tolerated = [tolerate for tolerate in range(1, parities) if needed(tolerate, GROUP) == globals_]
+    if tolerated and math.comb(shards, tolerated[-1]) <= TRIED:
+        with suppress(UserError):  # no coefficients were found
+            rivals.append((f"local, groups of {GROUP}", codes.code("local", shards, tolerated[-1], {"group": GROUP})))
     return rivals
 
 
@@ -108,7 +111,7 @@ def _spread(numbers: object) -> str:
 
 
 def _write_product(found: Found, path: Path) -> None:
-    """The hypergraph product of the code with itself."""
+    """Write the hypergraph product of the code with itself."""
     rows = tuple(sum(1 << shard for shard in check) for check in found.code.checks)
     made = product_file(Checks(rows, found.code.shards), Checks(rows, found.code.shards))
     heaviest = max(map(len, (*made.x, *made.z)))

@@ -1,4 +1,4 @@
-"""``planaria diagnose``: who waits for whom, what is slow and what was done about it, of a live run or afterwards."""
+"""``planaria diagnose``: waiting times, slow workers and links of a live or finished run, and the responses to them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ from planaria.runtime.engine import runs
 
 
 def diagnose(folder: Path) -> str:
-    """What is known of a run, as text.
-
-    :raises UserError: when the folder is no run's, or nothing was measured in it.
-    """
+    """Return the diagnosis of a run as text; UserError if the folder is not a run, or has no measurements."""
     record = read_run(folder)
     if record.config.engine == "inline":
         raise UserError(
@@ -28,22 +25,22 @@ def diagnose(folder: Path) -> str:
         if record.config.fleet.diagnose == "off":
             raise UserError(f"{folder}: nothing was measured (fleet.diagnose = 'off'); train with 'tell' or 'act'")
         raise UserError(
-            f"{folder}: nothing was measured yet: workers tell of every second step; logs of older runs have none of it"
+            f"{folder}: nothing was measured yet: workers report every second step; logs of older runs have no reports"
         )
     live = "live" if runs.is_held(folder) else "not live"
     last = max(gauge.last.step for gauge in found.now.values())
-    lines = [f"{folder}, step {last} ({live})", "", *_workers(found, naming), "", *_ways(found, naming), ""]
-    told = []
+    lines = [f"{folder}, step {last} ({live})", "", *_workers(found, naming), "", *_transits(found, naming), ""]
+    responses = []
     for _, fact in record.landmarks:
         if isinstance(fact, d.Blamed | d.Relieve | d.Reroute | d.Cleared):
-            told.append(f"step {fact.step}  {line(fact, naming)}")
+            responses.append(f"step {fact.step}  {line(fact, naming)}")
     standing = [sentence(blamed, naming) for blamed in found.standing]
     lines += ["Slow at present:", *(f"  {text}" for text in standing)] if standing else ["Nothing is slow at present."]
-    return "\n".join(lines + (["", "What was found:", *(f"  {text}" for text in told)] if told else []))
+    return "\n".join(lines + (["", "What was found:", *(f"  {text}" for text in responses)] if responses else []))
 
 
 def _workers(found: Diagnosis, naming: Naming) -> list[str]:
-    """What each worker does with its time, and for whom it waits most."""
+    """Return each worker's computing and waiting time, and the peer it waits for most."""
     lines = [f"{'':24}{'worker':8}{'passes':>12}{'at first':>12}{'computing':>12}{'waiting':>10}  mostly for"]
     for node, gauge in sorted(found.now.items()):
         last = gauge.last
@@ -57,10 +54,10 @@ def _workers(found: Diagnosis, naming: Naming) -> list[str]:
     return lines
 
 
-def _ways(found: Diagnosis, naming: Naming) -> list[str]:
-    """How long activations take, from whom to whom."""
+def _transits(found: Diagnosis, naming: Naming) -> list[str]:
+    """Return the transit times of activations, by pair."""
     pairs = sorted((peer, node) for node, gauge in found.now.items() for peer in gauge.last.flows)
-    lines = ["Activations, 25th and 95th percentile of their way:"]
+    lines = ["Activations, 25th and 95th percentile of their transit time:"]
     for source, target in pairs:
         flow = found.now[target].last.flows[source]
         low, high = 1e3 * flow.low_s, 1e3 * flow.high_s

@@ -1,4 +1,4 @@
-"""``planaria eval``: a run's validation perplexity, whole and with stages left out."""
+"""``planaria eval``: a run's validation perplexity, whole and with stages omitted."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ FILE = "omission.json"
 
 
 def evaluate(folder: Path, omit: str, most: int, microbatches: int | None) -> int:
-    """Evaluate the newest whole checkpoint of a run, print a table, and keep it as JSON in the run's folder."""
+    """Evaluate the newest whole checkpoint of a run, print a table, and write it as JSON to the run's folder."""
     config = runs.config_of(folder, *runs.KEPT)
     shares = parse_shares(omit, config.pipeline.stages)
     if most < 1:
-        raise UserError(f"--subsets {most}: at least one subset must be tried")
+        raise UserError(f"--subsets {most}: give 1 or more")
     model = load_model(runs.newest_whole(folder), config.pipeline.stages).eval()
     dataset = prepare(config.data, config.model.vocab)
     stream = Stream(dataset, "validation", config.model.context, config.seed)
@@ -31,7 +31,7 @@ def evaluate(folder: Path, omit: str, most: int, microbatches: int | None) -> in
     batch = batches(stream, 0, config.pipeline.microbatch_size)
     apart = masks(config.data, stream, batch)
     parts = evaluations(config.pipeline.stages, shares, most)
-    with CountProgress("evaluating the model whole and with stages left out", "evaluations", parts) as progress:
+    with CountProgress("evaluating the whole model and subsets of stages", "evaluations", parts) as progress:
         found = omissions(model, batch, count, shares, most, config.seed, apart, progress.done)
     unfinished = folder / f".{FILE}"
     unfinished.write_text(json.dumps([one.model_dump() for one in found], indent=1))
@@ -42,7 +42,7 @@ def evaluate(folder: Path, omit: str, most: int, microbatches: int | None) -> in
 
 
 def parse_shares(text: str, stages: int) -> list[float]:
-    """'0.25,0.5' as shares of the block stages; UserError when one is no share, or leaves out all stages or none."""
+    """Parse shares of the block stages, such as '0.25,0.5'; UserError if one omits none or all of them."""
     shares = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         try:

@@ -1,4 +1,4 @@
-"""``planaria topology paths``: which path each edge of a schedule takes, and which of them a changed network moves."""
+"""``planaria topology paths``: compare the paths of a schedule's edges with a changed network, and move some."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ from planaria.runtime.engine.prepare import beside
 
 
 def move_paths(config: RunConfig, recipe: Path | None, moves: int, to: Path | None) -> int:
-    """Hold a schedule's paths against the topology as it is now; the exit code.
+    """Compare a schedule's paths with the current topology; return the exit code.
 
-    Edges over links that have changed are placed anew, then so many improving ``moves`` are made. ``to`` is the
-    schedule to write with them, and a page beside it; nothing is written unless it is given.
+    Moves edges over changed links, then makes ``moves`` improving moves. ``to``: the schedule to write, with a page
+    beside it; default: write nothing.
 
-    :raises UserError: when recipe, topology and schedule do not fit together.
+    :raises UserError: if recipe, topology and schedule are inconsistent.
     """
     if moves < 0:
         raise UserError(f"--moves {moves}: give 0 or more")
     topology = topology_of(config, recipe)
     schedule, before = _schedule(config, recipe)
     if topology.ways is None:
-        raise UserError("network.topology: has no [[link]] entries, so between two sites there is one path")
+        raise UserError("network.topology: has no [[link]] entries, so there is one path between two sites")
     problem, solution = problem_of(config, topology), schedule.solution
     _require_same(problem, schedule)
     over = OverPaths(topology, message_bytes(config.model, config.pipeline))
     routed = over.moved(problem, solution, before, moves)
-    priced, told = over.priced(problem, routed), over.told(routed)
+    priced, paths = over.priced(problem, routed), over.told(routed)
     bound = Bound(**certificate(problem, exact=False)._asdict())
-    # Other arrangements were simulated on the links of before: only what is computed anew is compared.
+    # Other arrangements were simulated on the old links: compare only new results.
     hashed = {HASHED: over.hashed_s(problem, solution)}
     step_s = step_ns(priced, solution) / 1e9
-    moved = schedule_of(priced, solution, step_s, bound, hashed, schedule.search, told)
+    moved = schedule_of(priced, solution, step_s, bound, hashed, schedule.search, paths)
     was = {(edge.source, edge.target): edge.path for edge in before.edges}
-    show([table(moved, told, was)])
-    changed = sum(edge.path != was[edge.source, edge.target] for edge in told.edges)
-    print(f"paths         {summary(told)}")
+    show([table(moved, paths, was)])
+    changed = sum(edge.path != was[edge.source, edge.target] for edge in paths.edges)
+    print(f"paths         {summary(paths)}")
     steps = f"step {schedule.step_s:.4g} s before, {moved.step_s:.4g} s now"
-    print(f"moved         {changed} of {len(told.edges)} edges; {steps}")
+    print(f"moved         {changed} of {len(paths.edges)} edges; {steps}")
     if to is not None:
         write(moved, to)
         print(f"schedule      {to}\npage          {write_page(moved, to.with_suffix('.html'))}")
@@ -62,16 +62,16 @@ def _schedule(config: RunConfig, recipe: Path | None) -> tuple[Schedule, Several
     file = beside(recipe, config.routing.schedule)
     found = read(file)
     if found.paths is None:
-        raise UserError(f"{file}: was planned with one path between two sites; plan it anew with [[link]] entries")
+        raise UserError(f"{file}: was planned with one path between two sites; plan again with [[link]] entries")
     return found, found.paths
 
 
 def _require_same(problem: Problem, schedule: Schedule) -> None:
-    """:raises UserError: when the schedule is one of other nodes, stages or microbatches."""
+    """Raise UserError if the schedule has other nodes, stages or microbatches."""
     rules = schedule.rules
-    odd = [a or b for a, b in zip_longest([m.name for m in schedule.nodes], problem.names) if a != b]
-    if odd:
-        what = f"its nodes are not those of network.topology ({odd[0]})"
+    different = [a or b for a, b in zip_longest([m.name for m in schedule.nodes], problem.names) if a != b]
+    if different:
+        what = f"its nodes are not those of network.topology ({different[0]})"
     elif tuple(rules.sizes) != problem.sizes or rules.visits != problem.visits:
         what = "its stages or visits are not the recipe's (pipeline.stages, routing.data_nodes, routing.skip)"
     elif problem.summed != (schedule.sums_s is not None):
@@ -80,4 +80,4 @@ def _require_same(problem: Problem, schedule: Schedule) -> None:
         what = "its microbatches are not the recipe's (pipeline.microbatches)"
     else:
         return
-    raise UserError(f"routing.schedule: {what}; plan it anew with `planaria plan`")
+    raise UserError(f"routing.schedule: {what}; plan again with `planaria plan`")

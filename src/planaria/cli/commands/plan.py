@@ -15,9 +15,9 @@ from planaria.runtime.engine.simulate import simulate
 
 
 def describe(config: RunConfig, width: int = 100) -> str:
-    """The plan of one step drawn as a chart, its simulated time, its lower bound, and the time of the whole run.
+    """Return a chart of one step's plan, its simulated time, its lower bound, and the time of the whole run.
 
-    A recipe without costs is drawn with a forward pass as the unit of time; one on a schedule has its page for a chart.
+    Without costs, a forward pass is the unit of time. A recipe with a schedule has a page instead of a chart.
     """
     pipeline, resolved = config.pipeline, ResolvedRun(config, together=False)
     if (schedule := resolved.schedule) is not None:
@@ -39,7 +39,7 @@ def describe(config: RunConfig, width: int = 100) -> str:
 
 
 def _relays(resolved: ResolvedRun) -> str:
-    """Lines on which edge goes over which relay at first, and how even that is; none without relays."""
+    """Return lines on the edges of each relay at the start, and their balance; empty without relays."""
     config = resolved.config
     if not config.fleet.relays or config.engine != "fleet":
         return ""
@@ -47,16 +47,18 @@ def _relays(resolved: ResolvedRun) -> str:
     nodes = replica.arrangement.stage
     pairs, walked = replica.pairs_of(nodes), replica.routes_over(nodes) or []
     over = over_relays(replica, pairs, (), walked)
-    ways = relay_ways(replica.settings.relays)
-    paths = {path.id: path for found in ways.paths.values() for path in found}
+    routes = relay_ways(replica.settings.relays)
+    paths = {path.id: path for found in routes.paths.values() for path in found}
     here = [route for route in resolved.routes(0) if route[0] in nodes]
-    flows = edge_flows(pairs, here, 2 * message_bytes(config.model, config.pipeline))  # activation, and its gradient
-    busy = loads(list(flows.values()), ways, [paths[over[pair]] for pair in flows])
-    least = tightest_cut(list(flows.values()), ways)
+    flows = edge_flows(pairs, here, 2 * message_bytes(config.model, config.pipeline))  # activation and gradient
+    busy = loads(list(flows.values()), routes, [paths[over[pair]] for pair in flows])
+    least = tightest_cut(list(flows.values()), routes)
     lines = [
         f"relay {name:8}edges {', '.join(f'{a}–{b}' for (a, b), by in over.items() if by == name) or 'none'}: "
         f"{busy.get(name, 0.0):.4g} s of a step"
         for name in config.fleet.relays
     ]
     gap = least.gap(max(busy.values()))
-    return "\n".join(["", *lines, f"no choice of relays less than {least.seconds:.4g} s of a step (gap {gap:.1%})"])
+    return "\n".join(
+        ["", *lines, f"lower bound over all choices of relays: {least.seconds:.4g} s of a step (gap {gap:.1%})"]
+    )

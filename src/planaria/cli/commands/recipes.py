@@ -14,11 +14,11 @@ from planaria.config import names, recipe, shipped
 BESIDE = (("chaos", "trace"), ("network", "topology"), ("routing", "schedule"), ("compare", "clock"))
 """settings that name a file, relative to the recipe"""
 ORDER = ("train", "swarm", "compare", "experts", "drill")
-"""commands, the first that a recipe is for being its own"""
+"""commands in the order in which a recipe's own one is chosen"""
 
 
 def listing() -> Iterator[str]:
-    """A line for each shipped recipe: its name, the command that it is for, and the first sentence of its comment."""
+    """Yield a line for each shipped recipe: its name, its command, and the first sentence of its comment."""
     known = shipped.names()
     width = max(map(len, known))
     for name in known:
@@ -28,20 +28,19 @@ def listing() -> Iterator[str]:
 
 
 def copy(source: str, to: Path) -> tuple[list[Path], str]:
-    """Copy the recipe ``source`` (a name or a file) to ``to``, and beside it the files that it names.
+    """Copy the recipe ``source`` (a name or a file) to ``to``, with the files that it names.
 
-    The copy is named after its file. Return all copies, and the command that runs the recipe.
-
-    :raises UserError: if ``source`` is not a recipe, or a file exists; nothing is written then.
+    The copy is named after its file. Returns all copies, and the command that runs the recipe.
+    :raises UserError: if ``source`` is not a recipe, or a file exists; then nothing is written.
     """
     path = shipped.find(source)
     tree = recipe.read(path)
     copies = {to: path} | {to.parent / name: path.parent / name for name in _named(tree)}
     there = [file for file in copies if file.exists()]
     if there:
-        raise UserError(f"{there[0]}: is there already; give another name, or remove it")
+        raise UserError(f"{there[0]}: exists already; give another name, or remove it")
     if not to.parent.is_dir():
-        raise UserError(f"{to}: there is no folder {to.parent}; make it, or give another path")
+        raise UserError(f"{to}: folder {to.parent} does not exist; create it, or give another path")
     for file, original in copies.items():
         file.parent.mkdir(parents=True, exist_ok=True)
         text = original.read_text(encoding="utf-8")
@@ -50,7 +49,7 @@ def copy(source: str, to: Path) -> tuple[list[Path], str]:
 
 
 def _renamed(text: str, name: str) -> str:
-    """The text of a recipe with this name, if it states one."""
+    """Return the text of a recipe with another name, if it has one."""
     head, table, rest = text.partition("\n[")  # the name is not in a table
     return re.sub(r"^name *= *([\"']).*?\1", f'name = "{name}"', head, count=1, flags=re.MULTILINE) + table + rest
 

@@ -1,4 +1,4 @@
-"""``planaria relay``: carry edges of a run whose workers meet here."""
+"""``planaria relay``: forward edges of a run whose workers cannot connect directly."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from planaria.runtime.transport.secure import new_key
 
 
 def carry(key: Path, host: str, port: int) -> int:
-    """Carry what ends of edges that prove the key in the file ``key`` send each other, until Ctrl-C; the exit code.
+    """Forward edges between ends that prove the key in the file ``key``, until Ctrl-C; return the exit code.
 
-    The file is made if it is not there.
-
-    :raises UserError: when nobody can listen there, or the file holds no key.
+    The file is created if missing.
+    :raises UserError: if it cannot listen there, or the file has no key.
     """
     if not 0 <= port <= 65535:
         raise UserError(f"--port {port}: give 1 to 65535, or 0 for any free one")
@@ -25,8 +24,8 @@ def carry(key: Path, host: str, port: int) -> int:
     try:
         listener, relay = relay_at(host, port, secret)
     except UserError:
-        mend = "give an address of this machine and a free port (0: any)"
-        raise UserError(f"--host {host} --port {port}: cannot listen there; {mend}") from None
+        advice = "give an address of this machine and a free port (0: any)"
+        raise UserError(f"--host {host} --port {port}: cannot listen there; {advice}") from None
     print(f"relay         {listener.address}", flush=True)
     try:
         with interrupted():

@@ -13,25 +13,25 @@ from planaria.runtime.engine import runs
 
 
 def replay_run(folder: Path) -> str:
-    """What the replay found.
+    """Replay a run's log; return a description of the result.
 
-    :raises RunStopped: when a decision or the final state differs.
-    :raises UserError: when the run had no controller.
+    :raises RunStopped: if a decision or the final state differs.
+    :raises UserError: if the run had no controller.
     """
     if (folder / runs.CONFIG).is_file():
         runs.require(folder, runs.CONFIG)
     record = read_run(folder)
     if not record.starts:
-        raise UserError(f"{folder / EVENTS}: has no start of a run, so there is nothing to replay; bring the log back")
+        raise UserError(f"{folder / EVENTS}: has no start of a run, so it cannot be replayed; restore the log")
     if not any(isinstance(fact, Spawn) for _, fact in record.history):
         raise UserError(
-            f"{folder}: was trained inline by an older planaria, without a controller; there is nothing to replay"
+            f"{folder}: was trained inline by an older planaria, without a controller, so it cannot be replayed"
         )
     result = replay(fact for _, fact in record.history)
     problems = list(result.problems)
     left, again = _comparable(read_state(folder)), _comparable(describe(result.state))
-    if result.state.over:  # until then, the log is a little ahead
-        problems += [f"state.json: {k} is {left[k]!r}, folded again {again[k]!r}" for k in left if left[k] != again[k]]
+    if result.state.over:  # before the end, the log is ahead of the state
+        problems += [f"state.json: {k} is {left[k]!r}, replayed {again[k]!r}" for k in left if left[k] != again[k]]
     if problems:
         raise RunStopped("\n".join([f"{folder}: the log does not explain the run:", *problems[:10]]))
     end = "the same final state" if result.state.over else "a run that has not ended"
@@ -39,10 +39,12 @@ def replay_run(folder: Path) -> str:
         f"{result.events} events led to the same {result.decisions} decisions and {end}: "
         f"step {again['step']}, generation {again['generation']}, {again['phase']}"
     )
-    shapes = [f"went on in another shape: {started.recut}" for _, started in record.starts if started.recut is not None]
+    shapes = [
+        f"continued in another shape: {started.recut}" for _, started in record.starts if started.recut is not None
+    ]
     return "\n".join([found, *shapes])
 
 
 def _comparable(state: StateFile) -> dict[str, object]:
-    """What a replay can know: not who the controller was, nor when the operating system started a process."""
+    """Return the fields that a replay determines: not the controller's process, nor the start times of processes."""
     return state.model_dump(exclude={"controller": True, "workers": {"__all__": {"born"}}})

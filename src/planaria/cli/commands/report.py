@@ -1,4 +1,4 @@
-"""``planaria report``: the page of whatever a folder holds, and its numbers as CSV files."""
+"""``planaria report``: the report of a folder as a page, and its numbers as CSV files."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from planaria.common import documents
 from planaria.report import page
 from planaria.runtime.engine import runs
 
-PAGE, MEND = "report.html", "bring it back as planaria wrote it"
+PAGE, FIX = "report.html", "restore the file that planaria wrote"
 
 
 class Reported(NamedTuple):
-    """A report that can be written, of any kind of folder."""
+    """A report of any kind of folder."""
 
     file: Path
-    """where its page is by default"""
+    """default path of its page"""
     write: Callable[[Path], Path]
     body: Callable[[], Iterator[str]]
     check: Callable[[], None] = lambda: None
@@ -27,10 +27,9 @@ class Reported(NamedTuple):
 def report(run: Path, to: Path | None, csv: Path | None) -> Iterator[Path]:
     """Write the page of a run, swarm, comparison, drill, experts run or schedule, and its numbers into ``csv``.
 
-    Yields the path of each file once it is written.
-
-    :raises UserError: when there is nothing of that kind, it is damaged, or a file cannot be written.
-    :raises LedgerError: after everything is written, if samples of a run were lost or used twice.
+    Yields the path of each written file.
+    :raises UserError: if there is no such report, it is damaged, or a file cannot be written.
+    :raises LedgerError: after writing, if samples of a run were lost or used twice.
     """
     found = reported(run)
     yield found.write(to or found.file)
@@ -40,7 +39,7 @@ def report(run: Path, to: Path | None, csv: Path | None) -> Iterator[Path]:
 
 
 def reported(run: Path) -> Reported:
-    """What ``run`` holds; UserError when that is nothing that can be reported."""
+    """Return the report of ``run``; UserError if there is none."""
     if run.is_file():
         return _schedule(run)
     if (run / "peers").is_dir():
@@ -51,7 +50,7 @@ def reported(run: Path) -> Reported:
     return _run(run)
 
 
-# Each kind imports its own: a run's report needs no torch.
+# Each kind imports its own modules: a run's report does not need torch.
 
 
 def _run(run: Path) -> Reported:
@@ -95,7 +94,7 @@ def _comparison(file: Path) -> Reported:
     from planaria.lab.compare.race_results import Compared
     from planaria.lab.report.comparison import body, write_comparison
 
-    found = documents.model(file, Compared, mend=MEND)
+    found = documents.model(file, Compared, mend=FIX)
     return Reported(file.with_name(PAGE), lambda to: write_comparison(found, to), lambda: body(found))
 
 
@@ -103,7 +102,7 @@ def _drill(file: Path) -> Reported:
     from planaria.swarm.drill import Drill
     from planaria.swarm.report.drill_report import body, write_drill_report
 
-    found = documents.model(file, Drill, mend=MEND)
+    found = documents.model(file, Drill, mend=FIX)
     return Reported(file.with_name(PAGE), lambda to: write_drill_report(found, to), lambda: body(found))
 
 
@@ -111,5 +110,5 @@ def _experts(file: Path) -> Reported:
     from planaria.lab.experts.experts_results import Results
     from planaria.lab.report.experts_report import body, write_experts_report
 
-    found = documents.model(file, Results, mend=MEND)
+    found = documents.model(file, Results, mend=FIX)
     return Reported(file.with_name(PAGE), lambda to: write_experts_report(found, to), lambda: body(found))

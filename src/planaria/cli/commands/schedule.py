@@ -1,4 +1,4 @@
-"""``planaria plan`` on a topology: search for an arrangement and routes, bound how good they are, write them."""
+"""``planaria plan`` on a topology: search for an arrangement and routes, and write them with a lower bound."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from planaria.report.tables import Table, show
 from planaria.runtime.engine.prepare import beside
 
 LARGEST = 1e9
-"""moves of a budget"""
+"""most moves of a budget"""
 _MOVES = re.compile(r"(\d+\.?\d*)\s*moves", re.ASCII)
 COSTS = "give network.forward_s and network.backward_s, seconds of a pass"
 BOUND_SHARE, BASELINE_SHARE = 0.3, 0.2
-"""most of the budget's time for the lower bound; and of what is left, for planning a full pipeline to compare with"""
+"""shares of the budget's time for the lower bound, and of the rest for planning a full pipeline to compare with"""
 
 
 def plan_routes(config: RunConfig, recipe: Path | None, spend: Budget, to: Path | None, quiet: bool) -> int:
-    """Plan the recipe's routes and write ``to`` (JSON, and a page of the same name beside it); return the exit code."""
+    """Plan the recipe's routes and write ``to`` (JSON, with a page beside it); return the exit code."""
     topology = topology_of(config, recipe)
     problem = problem_of(config, topology)
     over = None if topology.ways is None else OverPaths(topology, message_bytes(config.model, config.pipeline))
     until, share = time.monotonic() + spend.seconds, BASELINE_SHARE
-    # A plan's own paths are not part of the problem, so trying all plans says nothing about them.
+    # Paths are not part of the problem, so an exhaustive search would not cover them.
     bound = certificate(problem, exact=over is None, seconds=BOUND_SHARE * spend.seconds)
     with SearchProgress(
         spend, bound.step_s if problem.forward.any() or problem.backward.any() else None, quiet
@@ -73,7 +73,7 @@ def _schedule(
     made: Search,
     over: OverPaths | None,
 ) -> Schedule:
-    """The schedule of a plan; where sites are joined by several paths, with the times that its edges have on theirs."""
+    """Return the schedule of a plan; with several paths between sites, with the times of its edges on their paths."""
     if over is None:
         return schedule_of(problem, solution, step_s, bound, compared, made)
     routed = over.routed(problem, solution)
@@ -83,7 +83,7 @@ def _schedule(
 
 
 def topology_of(config: RunConfig, recipe: Path | None) -> Topology:
-    """The topology that a recipe names, beside the recipe or at its path; UserError if it names none."""
+    """Return the topology that a recipe names, beside the recipe or at its path; UserError if it names none."""
     if config.network.topology is None:
         raise UserError(
             "network.topology: not given; to plan routes, name a TOML file of sites and nodes, such as "
@@ -93,12 +93,12 @@ def topology_of(config: RunConfig, recipe: Path | None) -> Topology:
 
 
 def parse_budget(text: str) -> Budget:
-    """Return the budget that a text such as '60s', '5min' or '300000 moves' stands for; UserError otherwise."""
+    """Parse a budget such as '60s', '5min' or '300000 moves'; UserError for other text."""
     with suppress(ValueError):
         if moves := _MOVES.fullmatch(text.strip()):
             if 0 < float(moves[1]) <= LARGEST:
                 return Budget(moves=float(moves[1]))
-        elif not text[-1:].isdigit() and (duration := seconds(text)):  # a bare number could be either
+        elif not text[-1:].isdigit() and (duration := seconds(text)):  # a number without unit is ambiguous
             return Budget(seconds=duration)
     raise UserError(f"--budget {text}: give a time such as 60s or 5min, or up to {LARGEST:g} moves such as 300000moves")
 

@@ -18,14 +18,14 @@ from planaria.report.tables import Table, show
 from planaria.runtime.engine.survey import survey
 
 MOST_NODES = 128
-"""each is a process of this machine"""
+"""each runs as a process of this machine"""
 
 
 def measure(config: RunConfig, recipe: Path | None, to: Path, count: int | None, quiet: bool) -> int:
-    """Measure every pair of the recipe's nodes and write three files into the folder ``to``; the exit code.
+    """Measure every pair of the recipe's nodes, and write three files into the folder ``to``; return the exit code.
 
-    :raises UserError: when the nodes are too few or too many, or ``to`` cannot be written; no node is started then.
-    :raises RunStopped: when a node dies or a pair cannot talk; nothing is written then.
+    :raises UserError: before any node starts, if the nodes are too few or too many, or ``to`` is not writable.
+    :raises RunStopped: if a node exits or a pair cannot connect; then nothing is written.
     """
     topology, nodes = _nodes(config, recipe, count)
     _require_folder(to)
@@ -33,12 +33,12 @@ def measure(config: RunConfig, recipe: Path | None, to: Path, count: int | None,
     lines = {(a, b): emulated(config.network, topology, nodes[a], nodes[b]) for a, b in ordered}
     with SurveyProgress(len(lines) // 2, quiet) as progress:
 
-        def told(pair: Pair, there: Link, back: Link) -> None:
+        def report(pair: Pair, there: Link, back: Link) -> None:
             a, b = (nodes[n].name for n in pair)
             rates = " and ".join(_digits(link.bandwidth.value / MBIT) for link in (there, back))
             progress.told(f"{a} – {b}, {_digits(there.latency.value * 1000)} ms, {rates} Mbit/s there and back")
 
-        found = survey(config.fleet, [node.name for node in nodes], lines, told)
+        found = survey(config.fleet, [node.name for node in nodes], lines, report)
     links = between_sites(nodes, found)
     write(to, files(nodes, links, queueing=topology is None or topology.queueing))
     _show(nodes, links)
@@ -47,7 +47,7 @@ def measure(config: RunConfig, recipe: Path | None, to: Path, count: int | None,
 
 
 def _nodes(config: RunConfig, recipe: Path | None, count: int | None) -> tuple[Topology | None, tuple[Node, ...]]:
-    """The topology that the recipe names, and its nodes; without one, nodes of this machine, each a site of its own."""
+    """Return the topology that the recipe names, and its nodes; else nodes of this machine, each with its own site."""
     topology, number, named = None, config.pipeline.stages + 1, "pipeline.stages + 1"
     if config.network.topology is not None:
         topology = topology_of(config, recipe)
@@ -56,13 +56,13 @@ def _nodes(config: RunConfig, recipe: Path | None, count: int | None) -> tuple[T
             raise UserError(f"--nodes {count}: network.topology names the nodes already; leave one of them out")
         if topology.ways is not None:
             raise UserError(
-                "network.topology: measured is one connection between two nodes, and [[link]] lists several ways; "
-                "name a topology without [[link]], and list the ways in what is measured"
+                "network.topology: only one connection of two nodes is measured, but [[link]] lists several paths; "
+                "use a topology without [[link]], and add the paths to the result"
             )
     elif count is not None:
         number, named = count, f"--nodes {count}"
     if not 2 <= number <= MOST_NODES:
-        raise UserError(f"{named}: 2 to {MOST_NODES} nodes can be measured, each a process of this machine")
+        raise UserError(f"{named}: 2 to {MOST_NODES} nodes can be measured on this machine")
     if topology is not None:
         return topology, topology.nodes
     plain = NodeGroup(site="")
@@ -71,7 +71,7 @@ def _nodes(config: RunConfig, recipe: Path | None, count: int | None) -> tuple[T
 
 
 def write(folder: Path, texts: Mapping[str, str]) -> None:
-    """Write all files or none: each is there whole under another name before the first gets its own."""
+    """Write all files or none: each is complete under another name before the first is renamed."""
     folder.mkdir(parents=True, exist_ok=True)
     unfinished = {folder / name: folder / f".{name}.{os.getpid()}" for name in texts}
     try:
@@ -85,21 +85,21 @@ def write(folder: Path, texts: Mapping[str, str]) -> None:
 
 
 def _require_folder(to: Path) -> None:
-    """UserError if files cannot be written there: that should be said before everything is measured."""
+    """Raise UserError if the folder is not writable, before the measurement."""
     there = next(path for path in (to, *to.absolute().parents) if path.exists())
     if not there.is_dir():
-        raise UserError(f"--to {to}: {there} is not a folder; name one, or one that can be made")
+        raise UserError(f"--to {to}: {there} is not a folder; give an existing or new folder")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise UserError(f"--to {to}: {there} cannot be written to; name another folder")
+        raise UserError(f"--to {to}: {there} is not writable; give another folder")
 
 
 def _show(nodes: Sequence[Node], links: Mapping[tuple[str, str], Link]) -> None:
-    rows = [[a, b, _told(k.latency, 1000), _told(k.bandwidth, 1 / MBIT)] for (a, b), k in sorted(links.items())]
+    rows = [[a, b, _shown(k.latency, 1000), _shown(k.bandwidth, 1 / MBIT)] for (a, b), k in sorted(links.items())]
     head = ["from", "to", "latency, ms", "bandwidth, Mbit/s"]
     show([Table(f"{len(nodes)} nodes: median (quartiles)", head, rows, numbers_from=2)])
 
 
-def _told(spread: Spread, unit: float) -> str:
+def _shown(spread: Spread, unit: float) -> str:
     value, low, high = (_digits(number * unit) for number in spread)
     return f"{value} ({low} … {high})"
 

@@ -1,4 +1,4 @@
-"""``planaria train``: what it trains, it trains as any program would, by ``planaria.train``."""
+"""``planaria train``, implemented with ``planaria.train``."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from planaria.config.schema import RunConfig
 from planaria.report.live.trackers import trackers
 from planaria.runtime.configuration import configure
 from planaria.runtime.engine import runs
-from planaria.runtime.engine.branch import starting_weights, unfit
+from planaria.runtime.engine.branch import starting_weights, weight_warnings
 from planaria.runtime.engine.check import check, read_faults
 from planaria.runtime.engine.copy_costs import copies_stated
 from planaria.runtime.engine.fleet import PRELOAD
 from planaria.runtime.engine.unused import require_used
 from planaria.runtime.fleet.spawner import fork_server
-from planaria.runtime.training import begun, train
+from planaria.runtime.training import existing_run, train
 
 if TYPE_CHECKING:
     from planaria.report.live_page.serving import Address
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Shown:
-    """A run is to be seen in a browser: where, and whether watchers may inject faults."""
+    """A run's live page: its address, and whether watchers may inject faults."""
 
     address: Address
     token_file: Path | None
     chaos: bool
 
     def __call__(self, folder: Path) -> AbstractContextManager[object]:
-        """While this lasts, the run in ``folder`` is."""
+        """Return a context that serves the page of the run in ``folder``."""
         return beside(folder, self.address, self.token_file, self.chaos, print)
 
 
@@ -49,13 +49,13 @@ def start(
     auto: bool = False,
     shown: Shown | None = None,
 ) -> int:
-    """Train a recipe from its first step, or with ``auto`` where its run stopped if there is one; the exit code."""
+    """Train a recipe from its first step, or with ``auto`` resume its run if there is one; return the exit code."""
     config = configure(recipe_file, settings=flags)
     fork_server([] if dry_run else _preload(config))
     if shown is not None and config.engine == "simulate":
-        raise UserError("--live: a simulation writes no log that could be shown; leave out --engine simulate")
+        raise UserError("--live: a simulation writes no log to show; leave out --engine simulate")
     if auto and config.engine == "simulate":
-        raise UserError("--engine simulate: a simulation has nothing to resume; leave out --resume auto")
+        raise UserError("--engine simulate: a simulation cannot be resumed; leave out --resume auto")
     if dry_run or config.engine == "simulate":
         if config.engine != "simulate":
             require_used(config)
@@ -64,17 +64,18 @@ def start(
             read_faults(run)
         trackers(config.observe)
         print(recipe.dump(config).rstrip("\n") if dry_run else describe(config))
-        for line in (*unfit(run, starting_weights(config)), *copies_stated(run)) if dry_run else ():
+        for line in (*weight_warnings(run, starting_weights(config)), *copies_stated(run)) if dry_run else ():
             print(f"# {line}")
         if auto:
-            print(f"# --resume auto: {f'continues {earlier}' if (earlier := begun(config)) else 'begins a new run'}")
+            earlier = existing_run(config)
+            print(f"# --resume auto: {f'continues {earlier}' if earlier else 'starts a new run'}")
         return 0
     train(recipe_file, resume="auto" if auto else False, settings=flags, progress=not quiet, say=print, beside=shown)
     return 0
 
 
 def _preload(config: RunConfig) -> list[str]:
-    """What worker processes of this machine import, if the run has any."""
+    """Return the modules to preload for worker processes of this machine, if the run has any."""
     return PRELOAD if config.engine == "fleet" and config.fleet.kind == "local" else []
 
 
@@ -85,7 +86,7 @@ def resume(
     checkpoint: str | None = None,
     shown: Shown | None = None,
 ) -> int:
-    """Train on where a run stopped, or from the named checkpoint of it; the exit code."""
+    """Resume a run from its newest or the named checkpoint; return the exit code."""
     if (Path(folder) / runs.CONFIG).is_file():
         fork_server(_preload(recipe.overlay(runs.config_of(Path(folder)), flags)))
     train(

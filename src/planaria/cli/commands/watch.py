@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from planaria.report.live_page.serving import Address
 
 START_S = 30.0
-"""the server of a run that begins is up within so many seconds, or the run goes on without"""
+"""seconds for the server of a new run to start; otherwise the run continues without it"""
 END_S = 8.0
-"""it has so long to tell its watchers the end"""
+"""seconds for the server to send the end of the run to its watchers"""
 NICE = 10
-"""how far the page of a run that is being trained stands back behind its workers"""
+"""niceness of the page's server relative to the run's workers"""
 SLOW_TIMES, SLOW_S, CUT_S = 5.0, 20.0, 5.0
-"""what the page's faults that last come to"""
+"""factor and durations of the page's faults"""
 
 
 def watch(folders: Sequence[Path], address: Address, token_file: Path | None, chaos: bool, until_closed: bool) -> int:
-    """Serve the page of these runs until Ctrl-C; the exit code.
+    """Serve the page of these runs until Ctrl-C; return the exit code.
 
-    :raises UserError: before anything is served, when a folder is no run, or something else that was given is wrong.
+    :raises UserError: before serving, if a folder is not a run, or another argument is invalid.
     """
     require_server("watch")
     from planaria.report.live_page.guard import new_token
@@ -42,12 +42,12 @@ def watch(folders: Sequence[Path], address: Address, token_file: Path | None, ch
     from planaria.report.live_page.telling import Telling
 
     if len(folders) > MOST_RUNS:
-        raise UserError(f"watch: shows {MOST_RUNS} runs at most, not {len(folders)}")
+        raise UserError(f"watch: shows at most {MOST_RUNS} runs, not {len(folders)}")
     token = new_token() if token_file is None else token_in(token_file)
     if until_closed:
         os.nice(NICE)
-    told = [Telling(folder, name) for folder, name in zip(folders, names_of(folders), strict=True)]
-    page = Page(told, _striker() if chaos else None)
+    sources = [Telling(folder, name) for folder, name in zip(folders, names_of(folders), strict=True)]
+    page = Page(sources, _striker() if chaos else None)
 
     def announce(where: str) -> None:
         print(where if until_closed else f"live page     {where}", flush=True)
@@ -60,19 +60,19 @@ def watch(folders: Sequence[Path], address: Address, token_file: Path | None, ch
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:
-    """What to call these runs: the last words of their paths, or all of them where these are not enough.
+    """Return names of these runs: the last parts of their paths, or whole paths if those are not unique.
 
-    :raises UserError: when a folder is given twice.
+    :raises UserError: if a folder is given twice.
     """
     whole = [folder.resolve() for folder in folders]
     if twice := next((folder for i, folder in enumerate(whole) if folder in whole[:i]), None):
-        raise UserError(f"{twice}: is given twice; name each run once")
+        raise UserError(f"{twice}: is given twice; give each run once")
     short = [folder.name for folder in whole]
     return short if len(set(short)) == len(short) else [str(folder) for folder in folders]
 
 
 def _striker() -> Strike:
-    """Injects the page's faults as ``planaria chaos`` does; what that needs is imported meanwhile."""
+    """Return a function that injects the page's faults as ``planaria chaos`` does; its imports run in a thread."""
     ready = threading.Thread(target=importlib.import_module, args=("planaria.cli.commands.chaos",), daemon=True)
     ready.start()
 
@@ -99,9 +99,9 @@ def _striker() -> Strike:
 def beside(
     folder: Path, address: Address, token_file: Path | None, chaos: bool, say: Callable[[str], None]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Serve the page of a run, in a process of its own, for as long as this lasts.
+    """Serve the page of a run in a separate process meanwhile.
 
-    A server that does not come up is given up with a line; the run goes on without.
+    If the server does not start, report that; the run continues without it.
     """
     words = ["watch", str(folder), "--at", f"{address.host}:{address.port}", "--until-closed"]
     words += [word for name in address.names for word in ("--name", name)] + ["--chaos"] * chaos
@@ -112,12 +112,12 @@ def beside(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
-        start_new_session=True,  # a terminal's Ctrl-C is for the run, which the page is to see to its end
+        start_new_session=True,  # a terminal's Ctrl-C stops the run, while the page shows its end
     )
     try:
-        said = _first_line(process)
-        up = said.startswith("http")
-        say(f"live page     {said}" if up else f"live page     none: {said or 'its server did not come up'}")
+        answer = _first_line(process)
+        up = answer.startswith("http")
+        say(f"live page     {answer}" if up else f"live page     none: {answer or 'its server did not start'}")
         yield process
     finally:
         _end(process)
@@ -125,7 +125,7 @@ def beside(
 
 
 def _first_line(process: subprocess.Popen[bytes]) -> str:
-    """What the server says first: where it is, or why it is not."""
+    """Return the server's first line: its address, or why it failed."""
     assert process.stdout is not None
     timer = threading.Timer(START_S, process.kill)
     timer.start()

@@ -1,4 +1,4 @@
-"""How a run is spread over stages and replicas, and the names of parameters that no cut changes."""
+"""The distribution of a run over stages and replicas, and names of parameters that do not depend on it."""
 
 from __future__ import annotations
 
@@ -14,44 +14,46 @@ from planaria.models.packing import TYPES, Entry
 from planaria.models.stages import global_name, stage_layers
 
 CUT = frozenset({"ends_layers", "block_layers"})
-"""what of a model's section says how it is cut, and not which model it is"""
+"""settings of a model that describe its cut"""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """How a run is spread: over so many block stages, and replicas that agree as ``exchange`` says."""
+    """The distribution of a run over ``stages`` block stages, and replicas with an ``exchange``."""
 
     model: ModelConfig
     stages: int
     replicas: int = 1
     exchange: ExchangeConfig | None = None
-    """None: an older planaria did not write it down"""
+    """None: written by an older planaria"""
 
     @property
     def lines(self) -> tuple[range, ...]:
-        """All that decides which stage holds which parameter: the layers of each."""
+        """The layers of each stage, which determine all its parameters."""
         return tuple(stage_layers(self.model, self.stages, stage) for stage in range(self.stages + 1))
 
 
 def atom_name(cut: Cut, stage: int, local: str) -> str:
-    """The name of a stage's parameter that no cut changes; of a family that cannot be one model, with its stage."""
+    """Return the name of a stage's parameter in every cut; for a family without a whole model, the name includes its
+    stage.
+    """
     if not family(cut.model).whole:
         return f"stage {stage}: {local}"
     try:
         return global_name(cut.model, cut.stages, stage, local)
-    except ValueError:  # of no layer
+    except ValueError:  # outside of layers
         return f"stage {stage}: {local}"
 
 
 @lru_cache(maxsize=256)
 def declared(cut: Cut, stage: int) -> Mapping[str, Entry]:
-    """Type and shape of every parameter of a stage by its local name."""
+    """Return the type and shape of every parameter of a stage, by local name."""
     built = build_stage(cut.model, cut.stages, stage, 0, "meta")
     return {name: Entry(TYPES[p.dtype], tuple(p.shape)) for name, p in built.named_parameters()}
 
 
 def require_known(saved: Cut, place: object) -> None:
-    """:raises UserError: naming ``place``, when there is no such family of models, or no such exchange."""
+    """Raise UserError, naming ``place``, if the family of models or the exchange is unknown."""
     try:
         family(saved.model)
         if saved.exchange is not None:
@@ -61,23 +63,23 @@ def require_known(saved: Cut, place: object) -> None:
 
 
 def require_alike(saved: Cut, wanted: Cut, place: str) -> None:
-    """:raises UserError: when no change of cut makes the saved model the wanted one."""
+    """Raise UserError if the saved model cannot be re-cut to the wanted one."""
     require_known(saved, place)
     free = CUT | {"vocab"} if family(saved.model).whole else CUT
     if saved.model.model_copy(update={name: getattr(wanted.model, name) for name in free}) != wanted.model:
         raise UserError(f"{place}: was written by a model of another shape; choose another with --checkpoint")
     if saved.lines != wanted.lines and not family(saved.model).whole:
         raise UserError(
-            f"{place}: of {saved.stages} stages, and its model.family = {saved.model.family!r} has no parameters by "
-            f"layer, by which to re-cut it; go on with --pipeline.stages {saved.stages}"
+            f"{place}: has {saved.stages} stages, and model.family = {saved.model.family!r} cannot be re-cut; "
+            f"resume with --pipeline.stages {saved.stages}"
         )
 
 
 def holders(saved: Cut, wanted: Cut, stage: int) -> list[int]:
-    """The saved stages that hold something of the wanted ``stage``."""
+    """Return the saved stages that hold a part of the wanted ``stage``."""
     if saved.model.one_array:
         return [stage if stage <= saved.stages else 0]
     if saved.lines == wanted.lines:
         return [stage]
     layers = set(wanted.lines[stage])
-    return [s for s, theirs in enumerate(saved.lines) if s == stage == 0 or layers & set(theirs)]
+    return [s for s, held in enumerate(saved.lines) if s == stage == 0 or layers & set(held)]

@@ -1,7 +1,4 @@
-"""A model, or a stage of it, from a checkpoint's folder. The model of several replicas is their mean.
-
-First what a folder holds: how its run was cut, what each replica saved, and whether each file is right.
-"""
+"""Loading a model, or a stage of it, from a checkpoint's folder. The model of several replicas is their mean."""
 
 from __future__ import annotations
 
@@ -30,45 +27,45 @@ from planaria.runtime.checkpoint.store import Manifest, Saved, read_manifest, re
 
 
 def cut_of(manifest: Manifest) -> Cut:
-    """How the run of a checkpoint was spread."""
+    """Return the cut of a checkpoint's run."""
     return Cut(manifest.model, manifest.pipeline_stages, replicas_in(manifest), manifest.exchange)
 
 
 def cut_for(config: RunConfig) -> Cut:
-    """How a run is to be spread."""
+    """Return the cut of a configured run."""
     return Cut(config.model, config.pipeline.stages, config.exchange.replicas, config.exchange)
 
 
 def replicas_in(manifest: Manifest) -> int:
-    """Replicas that took part. Those that exchange gradients may be saved as one, with their outer states beside it."""
+    """Return the number of replicas; those that exchange gradients may be saved as one, with separate outer states."""
     if manifest.replicas == 1 and manifest.exchange is not None:
         return manifest.exchange.replicas
     return manifest.replicas if manifest.replicas > 1 else len(_places(manifest, manifest.stages[0]))
 
 
 def _places(manifest: Manifest, stage: int) -> list[int]:
-    """The nodes of a stage that have a file in the folder of the checkpoint; those that died before lack theirs."""
+    """Return the nodes of a stage with a file in the checkpoint; lost nodes have none."""
     before = f"{stage_file(Path(), stage).stem}-at-"
     others = [Path(file).stem.removeprefix(before) for file in manifest.digests if file.startswith(before)]
     return [0, *sorted(map(int, others))]
 
 
 def copies_for(folder: Path, manifest: Manifest, wanted: Cut, stage: int) -> dict[int, recut.Copy]:
-    """What each replica has saved of all that a wanted stage holds something of."""
+    """Return what each replica saved of the stages that overlap a wanted stage."""
     saved = cut_of(manifest)
     stages = holders(saved, wanted, stage)
     if missing := sorted(set(stages) - set(manifest.stages)):
         raise UserError(
             f"{folder}: stages {missing} are missing, and only a whole checkpoint can be re-cut; choose another "
-            f"checkpoint, or go on with --pipeline.stages {saved.stages}"
+            f"checkpoint, or resume with --pipeline.stages {saved.stages}"
         )
     return copies_of(folder, manifest, stages)
 
 
 def copies_of(folder: Path, manifest: Manifest, stages: Sequence[int]) -> dict[int, recut.Copy]:
-    """What each replica has saved of these stages.
+    """Return what each replica saved of these stages.
 
-    :raises UserError: when a file cannot be read, or is of another checkpoint.
+    :raises UserError: if a file cannot be read, or belongs to another checkpoint.
     """
 
     def look(held: Path, stage: int, place: int = 0) -> Contents:
@@ -91,13 +88,13 @@ def copies_of(folder: Path, manifest: Manifest, stages: Sequence[int]) -> dict[i
 
 
 def require_file(folder: Path, held: Contents) -> None:
-    """Read a file; hold it against its digest in the manifest, and its tensors against theirs, where they have any."""
+    """Read a file, and check it against the manifest's digest and its own."""
     sha256 = _digest(folder, read_manifest(folder), held.path.parent, held.stage, held.place)
     require_stage(held.path.parent, held.stage, held.label.step, sha256, held.place)
 
 
 def _holding(folder: Path, manifest: Manifest, stage: int) -> list[Path]:
-    """The folders that hold a stage; one at least, or reading it says what is missing."""
+    """Return the folders that hold a stage; if there is none, the folder whose read reports that."""
     if manifest.replicas == 1:
         return [folder]
     own = [replica_folder(folder, replica) for replica in sorted(manifest.standings)]
@@ -111,9 +108,9 @@ def _holding(folder: Path, manifest: Manifest, stage: int) -> list[Path]:
 
 
 def _digest(folder: Path, manifest: Manifest, held: Path, stage: int, place: int = 0) -> str:
-    """What the manifest says of a stage's file; empty where an older planaria wrote it.
+    """Return the manifest's digest of a stage's file; empty from an older planaria.
 
-    :raises UserError: when the manifest knows of others, but not of this.
+    :raises UserError: if the manifest has digests, but not of this file.
     """
     name = stage_file(held, stage, place).relative_to(folder).as_posix()
     if manifest.digests and name not in manifest.digests:
@@ -122,9 +119,9 @@ def _digest(folder: Path, manifest: Manifest, held: Path, stage: int, place: int
 
 
 def load_model(saved: Saved, stages: int = 1) -> Llama:
-    """The model that a whole checkpoint holds, cut into so many block stages.
+    """Load the model of a whole checkpoint, cut into ``stages`` block stages.
 
-    :raises UserError: when stages are missing or damaged.
+    :raises UserError: if stages are missing or damaged.
     """
     weights = {atom.name: atom.read("weights") for atom in weights_of(saved)}
     model = Llama(saved.manifest.model.dense, stages, initialise=False)
@@ -139,22 +136,22 @@ class Atom:
     name: str
     shape: tuple[int, ...]
     clock: int | None
-    """updates that its moments have seen; None: it has none yet"""
+    """updates of its moments; None: it has none"""
     scale: float
     """of its learning rate"""
     how: Mapping[str, recut.Made]
-    """weights and the tensors of its optimizer, by kind"""
+    """origin of the weights and the optimizer's tensors, by kind"""
 
     def read(self, kind: str) -> Tensor:
-        """fp32, of the atom's shape; of several replicas the mean. UserError when it is damaged."""
+        """Read a tensor in fp32, the mean of several replicas; UserError if it is damaged."""
         with making({source.held.path: source.held for source in self.how[kind].of}.values()) as make:
             return make(self.how[kind])
 
 
 def atoms_of(saved: Saved) -> list[Atom]:
-    """The one model of a whole checkpoint, stage by stage, without reading any weights.
+    """Return the model of a whole checkpoint, stage by stage, without reading tensors.
 
-    :raises UserError: when stages are missing or damaged, or cannot be one model.
+    :raises UserError: if stages are missing or damaged, or cannot form a single model.
     """
     manifest = saved.manifest
     if not saved.whole:
@@ -162,7 +159,7 @@ def atoms_of(saved: Saved) -> list[Atom]:
         raise UserError(f"{saved.folder}: stages {missing} are missing; resume the run, or choose a whole checkpoint")
     if not family(manifest.model).whole:
         raise UserError(
-            f"{saved.folder}: its model.family = {manifest.model.family!r} cannot be made one model; read the "
+            f"{saved.folder}: its model.family = {manifest.model.family!r} has no single model; read the "
             "stages' files, which are safetensors"
         )
     one, found = Cut(manifest.model, manifest.pipeline_stages), list[Atom]()
@@ -177,7 +174,7 @@ def atoms_of(saved: Saved) -> list[Atom]:
 
 @dataclass(frozen=True)
 class _Taken(Atom):
-    """A weight that is cut from numbers which it shares; their moments are not its own."""
+    """A weight that is a part of shared numbers; their moments are not separate."""
 
     source: Atom
     part: Part
@@ -188,10 +185,7 @@ class _Taken(Atom):
 
 
 def weights_of(saved: Saved) -> list[Atom]:
-    """The same of a model whose weights all have numbers of their own: dense, whatever is stored.
-
-    :raises UserError: as :func:`atoms_of`.
-    """
+    """Return the weights of the equivalent model without sharing; UserError as :func:`atoms_of`."""
     atoms, model = {atom.name: atom for atom in atoms_of(saved)}, saved.manifest.model
     if model.share == 1:
         return list(atoms.values())
@@ -201,11 +195,10 @@ def weights_of(saved: Saved) -> list[Atom]:
 
 
 def stage_for(folder: Path, config: RunConfig, stage: int, replica: int = 0) -> StageState:
-    """The stage of a replica of a run that goes on as ``config`` says, made of a checkpoint of any cut (``recut``).
+    """Load a replica's stage of a run with this ``config`` from a checkpoint of any cut (``recut``).
 
-    Read tensor by tensor: beside the state itself there is never more than one parameter's tensor of each replica.
-
-    :raises UserError: when something is missing or damaged, or does not fit together.
+    Besides the state, at most one parameter's tensors of all replicas are in memory.
+    :raises UserError: if something is missing, damaged or inconsistent.
     """
     made = planned(folder, cut_for(config), stage, replica)
     _require_optimizer(made, config, folder)
@@ -213,21 +206,21 @@ def stage_for(folder: Path, config: RunConfig, stage: int, replica: int = 0) -> 
 
 
 def _require_optimizer(made: recut.StagePlan, config: RunConfig, folder: Path) -> None:
-    """:raises UserError: when a checkpoint has the state of another optimizer than the run's."""
+    """Raise UserError if a checkpoint has the state of another optimizer than the run's."""
     wanted = {*optimizer(config.optim).keys}
     for name, held in made.moments.items():
         if held.keys() != wanted:
             raise UserError(
-                f"{folder}: has {', '.join(sorted(held)) or 'nothing'} of its optimizer for {name}, and optim.kind = "
-                f"{config.optim.kind!r} needs {', '.join(sorted(wanted))}; leave optim.kind as it was, or begin a run "
+                f"{folder}: has optimizer state {', '.join(sorted(held)) or 'none'} for {name}, and optim.kind = "
+                f"{config.optim.kind!r} needs {', '.join(sorted(wanted))}; leave optim.kind as it was, or start a run "
                 "with the weights: --train.start"
             )
 
 
 def files_for(folder: Path, config: RunConfig, stage: int) -> list[str]:
-    """The files, as the manifest names them, that a stage of a run that goes on as ``config`` says is made of.
+    """Return the files, as the manifest names them, that a stage of a run with this ``config`` needs.
 
-    :raises UserError: when the manifest cannot be read, or its checkpoint does not fit the run.
+    :raises UserError: if the manifest cannot be read, or does not match the run.
     """
     manifest = read_manifest(folder)
     saved, wanted = cut_of(manifest), cut_for(config)
@@ -237,9 +230,9 @@ def files_for(folder: Path, config: RunConfig, stage: int) -> list[str]:
 
 
 def planned(folder: Path, wanted: Cut, stage: int, replica: int = 0, whole: bool = False) -> recut.StagePlan:
-    """What a stage of that cut is made of; UserError as in :func:`stage_for`.
+    """Return the origin of a stage of that cut; UserError as in :func:`stage_for`.
 
-    Files are held against their digests where their tensors have none, or where ``whole`` asks for it.
+    Checks digests of whole files if their tensors have none, or if ``whole`` is set.
     """
     manifest = read_manifest(folder)
     copies = copies_for(folder, manifest, wanted, stage)
@@ -252,7 +245,7 @@ def planned(folder: Path, wanted: Cut, stage: int, replica: int = 0, whole: bool
 
 @contextmanager
 def making(files: Iterable[Contents]) -> Iterator[Callable[[recut.Made], Tensor]]:
-    """How tensors are made of those of these files, each held against its digest."""
+    """Yield a function that reads and combines tensors of these files, checked against their digests."""
     with ExitStack() as opened:
         one_by_one = Lock()
         read = {held.path: opened.enter_context(reading(held)) for held in files}
@@ -263,7 +256,7 @@ def making(files: Iterable[Contents]) -> Iterator[Callable[[recut.Made], Tensor]
         def make(how: recut.Made) -> Tensor:
             if how.how == "copy" and not how.rows:
                 return tensor(how.of[0])
-            with one_by_one:  # what it is made of takes memory beside it
+            with one_by_one:  # limits memory for its sources
                 return _of_rows(combined(how), how.rows) if how.rows else combined(how)
 
         def combined(how: recut.Made) -> Tensor:
@@ -280,7 +273,7 @@ def making(files: Iterable[Contents]) -> Iterator[Callable[[recut.Made], Tensor]
 
 
 def carry_out(made: recut.StagePlan) -> StageState:
-    """Read what a stage is made of, and make it: several tensors at once."""
+    """Read and combine the tensors of a stage, several at once."""
     hows = dict(_hows(made))
     with making(made.files.values()) as make, ThreadPoolExecutor(READING) as beside:
         tensors = dict(zip(hows, beside.map(make, hows.values()), strict=True))
@@ -299,7 +292,7 @@ def carry_out(made: recut.StagePlan) -> StageState:
 
 
 def _hows(made: recut.StagePlan) -> Iterator[tuple[tuple[str, str], recut.Made]]:
-    """All tensors of a stage, by kind and name, and how each is made."""
+    """Yield all tensors of a stage by kind and name, and their origin."""
     for name, how in made.weights.items():
         yield ("weights", name), how
     for name, held in made.moments.items():
@@ -314,15 +307,15 @@ def _hows(made: recut.StagePlan) -> Iterator[tuple[tuple[str, str], recut.Made]]
 
 
 def _of_rows(tensor: Tensor, count: int) -> Tensor:
-    """The first so many rows, and the mean of all in place of those that are missing. [rows, …] → [count, …]"""
+    """Return the first ``count`` rows, with the mean of all for missing ones. [rows, …] → [count, …]"""
     more = tensor.mean(0, keepdim=True).expand(max(0, count - len(tensor)), *tensor.shape[1:])
     return torch.cat([tensor[:count], more])
 
 
 def check_stages(checkpoints: Path, load: Mapping[int, str], config: RunConfig) -> None:
-    """Can a run begin from these checkpoints (stage → folder's name)? Nothing is kept in memory.
+    """Check that a run can start from these checkpoints (stage → folder's name), keeping nothing in memory.
 
-    :raises UserError: naming the first file that is missing, damaged or has changed, or does not fit the run.
+    :raises UserError: for the first file that is missing, damaged, changed, or does not match the run.
     """
     found: dict[Path, tuple[Path, Contents]] = {}
     for stage, name in load.items():

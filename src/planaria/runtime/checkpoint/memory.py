@@ -4,11 +4,10 @@
                         step-00000040.g12.PART/stage-0003.safetensors        a stage's state
                                                stage-0003-at-1.safetensors   and the parities that it holds
 
-Files of a memory file system stay when their writer is killed, and are lost with the machine's power. Each appears
-whole, with digests, as a checkpoint's does. A snapshot has a folder for each label (part of the run, generation, step),
-and every file carries the label: a worker that writes late, after a rollback, cannot mix histories. Which labels may be
-used is decided by the run's log (``control/logs.py``). A worker keeps its two newest snapshots: others may not have
-written theirs yet.
+Files of a memory file system survive their writer, but not a power failure. Each file appears complete, with digests.
+A snapshot has a folder for each label (part of the run, generation, step), and every file contains the label, so that a
+late write after a rollback cannot mix histories. The run's log (``control/logs.py``) determines the valid labels. A
+worker keeps its two newest snapshots, because others may not have written theirs yet.
 """
 
 from __future__ import annotations
@@ -36,25 +35,25 @@ SHARED = Path("/dev/shm")
 RUN = "run.json"
 _KEPT = 2
 _PARITIES = 1
-"""the place, beside the state's, at which parities are written"""
+"""the ``place`` of files with parities"""
 _FOLDER = re.compile(r"step-(\d{8,18})\.g(\d{1,18})\.([0-9a-f]{1,64})", re.ASCII)
 _STATE = re.compile(r"stage-(\d{4,9})\.safetensors", re.ASCII)
 
 
-class Remembered(BaseModel):
-    """Whose snapshots they are."""
+class Owner(BaseModel):
+    """The owner of snapshots."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     folder: str
-    """the run's"""
+    """the run's folder"""
     config: RunConfig
     started: RunStarted
-    """how the part of the run began in which they were taken"""
+    """start of the part of the run that took them"""
 
 
 class MemoryFolder:
-    """What the workers of one run remember on this machine."""
+    """The snapshots of one run on this machine."""
 
     def __init__(self, run: Path, shared: Path = SHARED) -> None:
         """``run``: the run's folder."""
@@ -62,9 +61,9 @@ class MemoryFolder:
         self.folder = shared / f"planaria-{hashlib.sha256(os.fsencode(self.run)).hexdigest()[:24]}"
 
     def begin(self, config: RunConfig, started: RunStarted) -> None:
-        """Prepare for a new part of the run: keep only the snapshot from which it begins.
+        """Prepare for a new part of the run: keep only the snapshot from which it starts.
 
-        :raises UserError: when the folder cannot be made, or is somebody else's.
+        :raises UserError: if the folder cannot be created, or belongs to another user.
         """
         try:
             self.folder.mkdir(mode=0o700, exist_ok=True)
@@ -72,17 +71,17 @@ class MemoryFolder:
             for label, old in self._snapshots():
                 if label != started.recalled_from:
                     shutil.rmtree(old)
-            whose = Remembered(folder=str(self.run), config=config, started=started)
-            atomic.write_text(self.folder / RUN, documents.sealed(whose))
+            owner = Owner(folder=str(self.run), config=config, started=started)
+            atomic.write_text(self.folder / RUN, documents.sealed(owner))
         except OSError as error:
             raise UserError(
                 f"{atomic.refused(self.folder, error)}; recovery.options.outlive = true keeps snapshots there"
             ) from None
 
     def write(self, stage: int, label: SnapshotLabel, state: StageState, parities: Mapping[str, Tensor]) -> None:
-        """Write a stage's part of a snapshot, after dropping all but the newest of its earlier ones.
+        """Write a stage's part of a snapshot, after removing all but the newest earlier one.
 
-        :raises OSError: when the memory is full.
+        :raises OSError: if the memory is full.
         """
         mine = [(other, folder) for other, folder in self._snapshots() if other != label and _of_stage(folder, stage)]
         mine.sort(key=lambda found: (found[0].part == label.part, found[0].generation, found[0].step))
@@ -90,37 +89,37 @@ class MemoryFolder:
             _drop(old, stage)
         folder = self._at(label)
         write_labelled(folder, _file(stage, label, _PARITIES), StageState({}, outer=dict(parities)))
-        write_labelled(folder, _file(stage, label), state)  # the last, because it is looked for
+        write_labelled(folder, _file(stage, label), state)  # last, since it marks the part as complete
 
     def read(self, stage: int, label: SnapshotLabel) -> tuple[StageState, dict[str, Tensor]]:
-        """Return what :meth:`write` wrote.
+        """Return the state and parities of :meth:`write`.
 
-        :raises UserError: when it is missing, damaged, or of another stage or snapshot.
+        :raises UserError: if they are missing, damaged, or of another stage or snapshot.
         """
         folder = self._at(label)
         state, beside = (read_labelled(folder, _file(stage, label, place)) for place in (0, _PARITIES))
         return state, beside.outer
 
-    def whose(self) -> Remembered | None:
-        """None when there is nothing, or nothing that can be used."""
+    def owner(self) -> Owner | None:
+        """Return the owner; None if it is missing or invalid."""
         try:
             _require_own(self.folder)
-            return documents.unsealed(self.folder / RUN, Remembered, mend="remove it")
+            return documents.unsealed(self.folder / RUN, Owner, mend="remove it")
         except (OSError, UserError):
             return None
 
     def newest_first(self) -> list[SnapshotLabel]:
-        """The snapshots of which there is something, the newest step first."""
+        """Return the existing snapshots, newest step first."""
         found = [label for label, _ in self._snapshots()]
         return sorted(found, key=lambda label: (label.step, label.generation), reverse=True)
 
     def whole(self, label: SnapshotLabel) -> frozenset[int]:
-        """The stages of a snapshot whose files are whole; damaged and mislabelled ones do not count."""
+        """Return the stages of a snapshot with complete and valid files."""
         found = (_STATE.fullmatch(path.name) for path in self._at(label).glob("stage-*"))
         return frozenset(stage for match in found if match and self._whole(stage := int(match[1]), label))
 
     def remove(self) -> None:
-        """The run has ended, and needs it no more."""
+        """Remove the snapshots of a run that has ended."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _whole(self, stage: int, label: SnapshotLabel) -> bool:
@@ -131,7 +130,7 @@ class MemoryFolder:
         return True
 
     def _snapshots(self) -> list[tuple[SnapshotLabel, Path]]:
-        """Folders of snapshots with their labels."""
+        """Return snapshots' labels and folders."""
         found = ((_FOLDER.fullmatch(folder.name), folder) for folder in self.folder.glob("step-*"))
         return [
             (SnapshotLabel(part=match[3], generation=int(match[2]), step=int(match[1])), folder)
@@ -144,17 +143,17 @@ class MemoryFolder:
 
 
 def sweep(shared: Path = SHARED) -> None:
-    """Remove what runs left that are no more: their folder is gone."""
+    """Remove the snapshots of runs whose folders were removed."""
     for folder in shared.glob("planaria-*"):
         found = MemoryFolder(Path(), shared)
         found.folder = folder
-        kept = found.whose()
+        kept = found.owner()
         if kept is not None and not Path(kept.folder).is_dir():
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def require_room(size: int, shared: Path = SHARED) -> None:
-    """UserError when snapshots of so many bytes in all do not fit in this machine's memory."""
+    """Raise UserError if snapshots of ``size`` bytes do not fit in this machine's memory."""
     try:
         found = os.statvfs(shared)
     except OSError:
@@ -169,24 +168,24 @@ def require_room(size: int, shared: Path = SHARED) -> None:
 
 
 def _file(stage: int, label: SnapshotLabel, place: int = 0) -> Label:
-    """The header of a snapshot's file."""
+    """Return the label of a snapshot's file."""
     return Label(stage=stage, step=label.step, place=place, part=label.part, generation=label.generation)
 
 
 def _of_stage(folder: Path, stage: int) -> list[Path]:
-    """All files of a stage, those that a killed writer left unfinished included."""
+    """Return all files of a stage, including unfinished ones of a killed writer."""
     return list(folder.glob(f"stage-{stage:04d}[.-]*"))
 
 
 def _drop(folder: Path, stage: int) -> None:
     for path in _of_stage(folder, stage):
         path.unlink(missing_ok=True)
-    with suppress(OSError):  # other stages have files there
+    with suppress(OSError):  # not empty: other stages have files there
         folder.rmdir()
 
 
 def _require_own(folder: Path) -> None:
-    """:raises OSError: when others could have written it: everybody may make folders there."""
+    """Raise OSError if other users could have written the folder, since anyone can create folders there."""
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise PermissionError(1, "is not a folder of this user alone", str(folder))
+        raise PermissionError(1, "is not accessible by this user only", str(folder))

@@ -1,10 +1,10 @@
-"""A run's checkpoints in a store beside its folder (``checkpoint.store``): what is left when the machine is lost.
+"""A run's checkpoints in a store beside its folder (``checkpoint.store``), for the loss of the machine.
 
-    URL/NAME/run.id, config.json, …                 what the run is
-    URL/NAME/checkpoints/step-00000100/…            as in the run's folder; the manifest comes last and goes first
+    URL/NAME/run.id, config.json, …                 the run's files
+    URL/NAME/checkpoints/step-00000100/…            as in the run's folder; the manifest is written last, removed first
 
-The folder stays what the run works with: a thread copies each checkpoint that appears in it, while training goes on.
-What the store holds is checked when it is used, by the same digests as in a folder.
+The run works with its folder; a thread copies each new checkpoint during training. Files from the store are checked by
+the same digests as those in a folder.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ _CHECKPOINTS = "checkpoints"
 _LOOK_S = 1.0
 _LONGEST_PAUSE_S = 30.0
 MOST_BYTES = 1 << 24
-"""of a mark or a manifest"""
+"""of a run's identity or a manifest"""
 MOST_PART_BYTES = 1 << 42
-"""of a stage's file, where a class of the user's own decides"""
+"""of a stage's file, if a user's class determines its size"""
 _PARAMETER_BYTES = 64
-"""of one parameter in a stage's file: three numbers of fp32, and less than as many again for each thing that replicas
-keep from round to round"""
+"""of one parameter in a stage's file: three fp32 numbers, and fewer for each part of the outer state"""
 _LAST_S = 600.0
-"""how long the end of a run waits for its last checkpoint to be copied"""
+"""seconds to copy the last checkpoint at the end of a run"""
 
 Say = Callable[[str], None]
 
 
 class Mirror:
-    """One run's place in a store."""
+    """One run's location in a store."""
 
     def __init__(self, url: str, name: str) -> None:
-        """:raises UserError: when the URL is of no kind that can be used here, or out of reach."""
+        """Open the store; UserError if the URL is unsupported or unreachable."""
         self.url = f"{url.rstrip('/')}/{name}"
         with required("checkpoint.store"):
             self._system, root = filesystem(self.url, "checkpoint.store")
         self._root = root.rstrip("/")
         self._sent: dict[str, tuple[int, int]] = {}
-        """the run's own files that are there as they were sent: size and time of change"""
+        """uploaded files of the run: size and modification time"""
 
     def claim(self, folder: Path, again: bool = False) -> None:
-        """Make the place this run's; ``again``: it may be that of a run that ended before its first checkpoint.
+        """Claim the location for this run; ``again``: it may have been claimed by a run that ended before its first
+        checkpoint.
 
-        :raises UserError: when another run's is there, or the store cannot be written to.
+        :raises UserError: if another run's is there, or the store cannot be written to.
         """
         mark = folder / ID
         with required("checkpoint.store"), reached(self.url, "read there"):
@@ -76,26 +76,23 @@ class Mirror:
                 self._system.rm_file(f"{self._root}/{ID}")
 
     def names(self) -> list[str]:
-        """The checkpoints that are there whole, oldest first.
-
-        :raises OSError: when the store cannot be reached.
-        """
+        """Return the complete checkpoints in the store, oldest first; OSError if the store cannot be reached."""
         with reached(self.url, "list its checkpoints"):
             found = [name for name in self._folders() if self._system.exists(self._at(name, MANIFEST))]
         return sorted(found)
 
     def newest(self) -> str:
-        """The newest checkpoint that is there with all its stages; empty if there is none.
+        """Return the newest whole checkpoint in the store; empty if there is none.
 
-        :raises UserError: when the store cannot be reached.
+        :raises UserError: if the store cannot be reached.
         """
         with required("checkpoint.store"):
             return next((name for name in reversed(self.names()) if "." not in name), "")
 
     def ahead(self, folder: Path) -> bool:
-        """Is there a newer checkpoint of the run in ``folder`` than it has itself?
+        """Return whether the store has a newer checkpoint of the run than ``folder``.
 
-        :raises UserError: when the store cannot be reached.
+        :raises UserError: if the store cannot be reached.
         """
         mark = folder / ID
         if step_of(self.newest()) <= CheckpointStore(folder / _CHECKPOINTS).reached() or not mark.is_file():
@@ -104,9 +101,9 @@ class Mirror:
             return self._read(ID) == documents.data(mark)
 
     def update(self, folder: Path, own: Iterable[str]) -> None:
-        """Have all checkpoints of ``folder`` there, and the run's ``own`` files; what the folder has no more goes.
+        """Upload all checkpoints of ``folder`` and the run's ``own`` files; remove checkpoints that the folder lacks.
 
-        :raises OSError: when the store cannot be reached, or is full.
+        :raises OSError: if the store cannot be reached, or is full.
         """
         here = CheckpointStore(folder / _CHECKPOINTS).list()
         for saved in here:
@@ -120,7 +117,7 @@ class Mirror:
                     self._remove(name)
             self._put_own(folder, own)
             self._put(saved)
-        if here:  # in a folder without checkpoints, something is amiss
+        if here:  # an empty folder may be damaged
             kept = {saved.folder.name for saved in here}
             with reached(self.url, "remove old checkpoints"):
                 for name in self._folders():
@@ -128,12 +125,12 @@ class Mirror:
                         self._remove(name)
 
     def fetch(self, out: Path, own: Mapping[str, int], say: Say) -> Path:
-        """The run with its newest whole checkpoint, as a new folder in ``out``.
+        """Download the run with its newest whole checkpoint into a new folder in ``out``.
 
-        ``own``: the run's files that go with it, and how many bytes each may have at most.
+        ``own``: the run's files, and the limit of each in bytes.
 
-        :raises UserError: when there is none, it is here already, it cannot be fetched, or a file is larger than it can
-            be or is not as large as the store says.
+        :raises UserError: if there is none, the folder exists, the download fails, or a file exceeds its limit or
+            differs from the size in the store.
         """
         folder = out / self._root.rpartition("/")[2]
         if folder.exists():
@@ -174,7 +171,7 @@ class Mirror:
                 self._sent[name] = about.st_size, about.st_mtime_ns
 
     def _remove(self, name: str) -> None:
-        """The manifest first: from then on it is no checkpoint."""
+        """Remove a checkpoint, starting with its manifest."""
         if self._system.exists(self._at(name, MANIFEST)):
             self._system.rm_file(self._at(name, MANIFEST))
         self._system.rm(f"{self._root}/{_CHECKPOINTS}/{name}", recursive=True)
@@ -197,18 +194,18 @@ class Mirror:
 
 
 def largest_part(manifest: Manifest) -> int:
-    """Bytes of which no stage's file has more: those of the whole model, with all that is kept beside it."""
+    """Return the largest possible size of a stage's file: the whole model, with its moments and outer state."""
     own_classes = ":" in manifest.model.family or (manifest.exchange is not None and ":" in manifest.exchange.kind)
-    if own_classes:  # that a store names one is no reason to import it
+    if own_classes:  # do not import a class because a store names it
         return MOST_PART_BYTES
     return HEADROOM + _PARAMETER_BYTES * parameter_count(manifest.model)
 
 
 @contextmanager
 def mirrored(mirror: Mirror | None, folder: Path, own: Iterable[str], say: Say) -> Iterator[None]:
-    """While this lasts, a thread copies each checkpoint of ``folder`` as it appears; at the end, the last ones.
+    """Copy each new checkpoint of ``folder`` to the store in a thread; at the end, wait for the last one.
 
-    ``own``: the run's files that go with them. A store that fails is tried again; that it lags is said.
+    ``own``: the run's files to copy with them. Failures are reported and retried.
     """
     if mirror is None:
         yield
@@ -243,9 +240,9 @@ def _follow(mirror: Mirror, folder: Path, own: Iterable[str], say: Say, over: th
 
 
 def _sealed(folder: Path) -> set[tuple[str, int]]:
-    """The checkpoints of a run's folder, by name and the time of their manifests: a name may come again."""
+    """Return the checkpoints of a run's folder by name and time of their manifests, since a name may be reused."""
     found = set[tuple[str, int]]()
     for manifest in (folder / _CHECKPOINTS).glob(f"step-*/{MANIFEST}"):
-        with suppress(FileNotFoundError):  # dropped meanwhile
+        with suppress(FileNotFoundError):  # already removed
             found.add((manifest.parent.name, manifest.stat().st_mtime_ns))
     return found

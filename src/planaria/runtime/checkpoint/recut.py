@@ -1,9 +1,9 @@
-"""Which tensors of a checkpoint make a stage of a run that is cut otherwise, or has other replicas. Pure.
+"""Conversion of a checkpoint's tensors to a run with another cut or other replicas. Pure.
 
 A parameter with its moments, clock and learning-rate scale is an *atom*. Its name (``cut.atom_name``) is the same in
-every cut, so stages are re-cut by name alone. What becomes of several replicas' copies is in :func:`rules`, after
-the patterns of Universal Checkpointing (arXiv 2406.18820): take one of equal copies, each its own, or their mean. What
-is owed to others counts in a mean over replicas, so each of another number begins with the mean of what was owed.
+every cut, so stages are re-cut by name. :func:`rules` combines the copies of several replicas, after the patterns of
+Universal Checkpointing (arXiv 2406.18820): take one of equal copies, each its own, or their mean. Error feedback counts
+in a mean over replicas, so with another number of replicas each starts with the mean.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from planaria.exchange.kinds import exchange
 from planaria.runtime.checkpoint.cut import Cut, atom_name, declared
 from planaria.runtime.checkpoint.stage_file import Contents, Entry
 
-MEND = "choose another checkpoint"
+FIX = "choose another checkpoint"
 
 
 @dataclass(frozen=True)
 class Copy:
-    """What one replica has saved of the stages in question; its outer state may be in files of its own."""
+    """What one replica saved of some stages; its outer state may be in separate files."""
 
     stages: Mapping[int, Contents]
     outer: Mapping[int, Contents]
@@ -40,18 +40,18 @@ class Source(NamedTuple):
 
 
 class Made(NamedTuple):
-    """How a tensor is made: a copy of one, the mean of several, or their sum divided by ``among``."""
+    """The origin of a tensor: a copy, the mean of several, or their sum divided by ``among``."""
 
     how: Literal["copy", "mean", "sum"]
     of: tuple[Source, ...]
     among: int = 1
     rows: int = 0
-    """where the vocabulary has another size: so many, of which those beyond are the mean of all that there were"""
+    """number of rows if the vocabulary's size differs; new rows are the mean of all saved ones"""
 
 
 @dataclass(frozen=True)
 class StagePlan:
-    """How the state of a stage is made, by local names, as in ``StageState``; ``rounds`` are of its outer state."""
+    """The origin of a stage's state, by local names, as in ``StageState``; ``rounds`` belongs to its outer state."""
 
     weights: Mapping[str, Made]
     moments: Mapping[str, Mapping[str, Made]]
@@ -65,7 +65,7 @@ class StagePlan:
 
     @property
     def files(self) -> dict[str, Contents]:
-        """All files that it takes something of."""
+        """All files that are used."""
         moments = [made for held in self.moments.values() for made in held.values()]
         sources = [source for made in (*self.weights.values(), *moments, *self.outer.values()) for source in made.of]
         sources += [*self.generators.values(), *filter(None, [self.rounds])]
@@ -73,18 +73,18 @@ class StagePlan:
 
 
 class Rules(NamedTuple):
-    """What a replica begins with, of those that were saved."""
+    """The state with which replicas start."""
 
     weights: Literal["own", "copy", "mean"]
-    """and moments: its own; those of any, which are equal; or the mean of all"""
+    """and moments: each its own; any of equal copies; or the mean of all"""
     outer: Literal["own", "shared", "anew"]
-    """its own; means of what is shared, and of what is owed; or none"""
+    """each its own; the mean of shared parts and error feedback; or none"""
 
 
 def rules(saved: Cut, wanted: Cut, copies: int) -> Rules:
-    """The rules for so many ``copies`` of the weights.
+    """Return the rules for ``copies`` of the weights.
 
-    Replicas that must be equal cannot each go on with its own where no outer state holds them together.
+    Replicas that must be equal cannot keep their own weights without an outer state that synchronises them.
     """
     same, lasting = saved.replicas == wanted.replicas, same_outer(saved.exchange, wanted.exchange)
     outer: Literal["own", "shared", "anew"] = "own" if same and lasting else "anew"
@@ -102,7 +102,9 @@ def rules(saved: Cut, wanted: Cut, copies: int) -> Rules:
 
 
 def same_outer(saved: ExchangeConfig | None, wanted: ExchangeConfig | None) -> bool:
-    """Does the outer state of replicas mean the same in both? What is not known was held to it when it was written."""
+    """Return whether the outer state has the same meaning in both; unknown exchanges were checked when they were
+    written.
+    """
     if saved is None or wanted is None:
         return True
     was, now = exchange(saved), exchange(wanted)
@@ -110,12 +112,12 @@ def same_outer(saved: ExchangeConfig | None, wanted: ExchangeConfig | None) -> b
 
 
 def equal_copies(saved: Cut) -> bool:
-    """Were its replicas equal after every step?"""
+    """Return whether the replicas were equal after every step."""
     return saved.exchange is not None and exchange(saved.exchange).interval == 0
 
 
 def require_whole(cut: Cut, copies: Mapping[int, Copy]) -> None:
-    """:raises UserError: as :func:`plan`, of any parameter that is there."""
+    """Raise UserError for any saved parameter, as :func:`plan`."""
     indices = {number: _index(cut, copy.stages) for number, copy in copies.items()}
     for stage, held in ((s, held) for copy in copies.values() for s, held in copy.outer.items()):
         list(_parts(cut, stage, held))
@@ -124,10 +126,10 @@ def require_whole(cut: Cut, copies: Mapping[int, Copy]) -> None:
 
 
 def plan(saved: Cut, wanted: Cut, stage: int, replica: int, copies: Mapping[int, Copy]) -> StagePlan:
-    """How ``stage`` of ``replica`` is made of the ``copies`` (by replica) of the stages that are its ``cut.holders``.
+    """Return the origin of ``stage`` of ``replica`` from the ``copies`` (by replica) of the stages in ``cut.holders``.
 
-    :raises UserError: naming the first parameter that is missing, unknown, of another shape or type, or not equal
-        where all copies must be; its file, and what was expected.
+    :raises UserError: for the first parameter that is missing, unknown, of another shape or type, or differs between
+        copies that must be equal; it names the file and what was expected.
     """
     indices = {number: _index(saved, copy.stages) for number, copy in copies.items()}
     rule = rules(saved, wanted, len(copies))
@@ -172,7 +174,7 @@ class _Atom(NamedTuple):
 
     @property
     def digests(self) -> tuple[object, ...]:
-        """What equal copies have in common."""
+        """The values that equal copies share."""
         keys = [f"{kind}.{self.local}" for kind in ("weights", *self.held.state)]
         return self.clock, self.scale, *(self.held.entries[key] for key in keys if key in self.held.entries)
 
@@ -182,7 +184,7 @@ def _atoms(cut: Cut, stage: int, held: Contents) -> Iterator[_Atom]:
 
 
 def _index(cut: Cut, stages: Mapping[int, Contents]) -> dict[str, _Atom]:
-    """A copy's atoms by name, once they are what the cut says."""
+    """Return a copy's atoms by name, after checking them against the cut."""
     found: dict[str, _Atom] = {}
     for stage, held in stages.items():
         expected = declared(cut, stage)
@@ -190,7 +192,7 @@ def _index(cut: Cut, stages: Mapping[int, Contents]) -> dict[str, _Atom]:
             _require(held, f"weights.{local}", entry, atom_name(cut, stage, local))
         for atom in _atoms(cut, stage, held):
             if atom.local not in expected:
-                raise UserError(f"{held.path}: {atom.name} ({atom.local}) is not of this model; {MEND}")
+                raise UserError(f"{held.path}: {atom.name} ({atom.local}) is not of this model; {FIX}")
             found[atom.name] = atom
             for kind in held.state:
                 if atom.clock is not None:
@@ -201,20 +203,20 @@ def _index(cut: Cut, stages: Mapping[int, Contents]) -> dict[str, _Atom]:
 def _require(held: Contents, key: str, expected: Entry, name: str) -> None:
     found = held.entries.get(key)
     if found is None:
-        raise UserError(f"{held.path}: {name} is missing; it should be {expected}; {MEND}")
+        raise UserError(f"{held.path}: {name} is missing; it should be {expected}; {FIX}")
     if found[:2] != expected[:2]:
-        raise UserError(f"{held.path}: {name} is {found}, not {expected}; {MEND}")
+        raise UserError(f"{held.path}: {name} is {found}, not {expected}; {FIX}")
 
 
 def _require_equal(indices: Mapping[int, Mapping[str, _Atom]]) -> None:
-    """Of copies that are declared equal any will do, if they are."""
+    """Require that copies declared equal are equal."""
     (first, one), *others = indices.items()
     for number, other in others:
         for name, atom in one.items():
             if atom.digests != other[name].digests:
                 raise UserError(
                     f"{other[name].held.path}: {name} differs between replicas {first} and {number}, which agree on "
-                    f"every step's gradient and must be equal; {MEND}"
+                    f"every step's gradient and must be equal; {FIX}"
                 )
 
 
@@ -228,13 +230,13 @@ def _made(atoms: Sequence[_Atom], kind: str, expected: Entry) -> Made:
 
 
 def _fitted(made: Made, expected: Entry) -> Made:
-    """With as many rows as there are to be: all else is as it was, or the model would be another."""
+    """Set the number of rows if it differs; other differences are rejected elsewhere."""
     (held, key), shape = made.of[0], expected.shape
     return made if held.entries[key].shape == shape else made._replace(rows=shape[0])
 
 
 def _one_clock(atoms: Sequence[_Atom]) -> int | None:
-    """The least; none where the moments of any have yet to begin."""
+    """Return the least clock; None if the moments of an atom have not started."""
     clocks = [atom.clock for atom in atoms if atom.clock is not None]
     return min(clocks) if len(clocks) == len(atoms) else None
 
@@ -245,14 +247,14 @@ def _one_scale(atoms: Sequence[_Atom]) -> float:
 
 
 def _scales(each: Mapping[str, float], used: Sequence[Mapping[str, _Atom]]) -> tuple[float, dict[str, float]]:
-    """The stage's learning-rate scale, and those parameters' that have another."""
+    """Return the stage's learning-rate scale, and the scales of parameters with another one."""
     before = {atom.held.lr_scale for index in used for atom in index.values()}
     most = before.pop() if len(before) == 1 else Counter(each[name] for name in sorted(each)).most_common(1)[0][0]
     return most, {name: scale for name, scale in each.items() if scale != most}
 
 
 def _norms(stages: Sequence[Contents]) -> tuple[float | None, float | None]:
-    """Of the gradient of whole stages together: √Σ n²."""
+    """Return the gradient norms of stages taken together: √Σ n²."""
     if len(stages) == 1:
         return stages[0].norms
     both = [[norm for held in stages if (norm := held.norms[place]) is not None] for place in (0, 1)]
@@ -263,7 +265,7 @@ def _norms(stages: Sequence[Contents]) -> tuple[float | None, float | None]:
 def _outer(
     saved: Cut, wanted: Cut, stage: int, replica: int, copies: Mapping[int, Copy], rule: str
 ) -> tuple[dict[str, Made], Source | None]:
-    """The outer state of a stage, by the names that it has there, and the rounds that are behind it."""
+    """Return the outer state of a stage by local names, and its settled rounds."""
     held = replica in copies
     if rule == "anew" or (rule == "own" and not held and not equal_copies(saved)):
         return {}, None
@@ -273,37 +275,37 @@ def _outer(
     shapes = declared(wanted, stage)
     local = {atom_name(wanted, stage, own): own for own in shapes}
     found: dict[str, Made] = {}
-    lacking = equal_copies(saved) and len(copies) < saved.replicas  # somebody's: then all begin their estimates anew
+    lacking = equal_copies(saved) and len(copies) < saved.replicas  # then all estimates are reset
     parts: Mapping[str, Sharing] = exchange(wanted.exchange).parts if wanted.exchange is not None else {}
     for part, name in dict.fromkeys(at for one in each for at in one):
         sources = tuple(one[part, name] for one in each if (part, name) in one)
         if name not in local:
             continue
-        if rule == "own":  # one that was equal to another was saved as that one, which has what they share
+        if rule == "own":  # an equal copy was saved as another, which has the shared parts
             if parts.get(part) == "shared" or (held and not (parts.get(part) == "estimate" and lacking)):
                 found[f"{part}/{local[name]}"] = Made("copy", sources)
-        elif parts.get(part) == "own":  # Σ e / n stays what it was; who has none owes nothing
+        elif parts.get(part) == "own":  # Σ e / n is preserved; a missing one is zero
             found[f"{part}/{local[name]}"] = Made("sum", sources, len(each))
         elif parts.get(part) == "shared":
             if len(sources) < len(each):
-                raise UserError(f"{sources[0].held.path}: not all replicas have an outer {part} of {name}; {MEND}")
+                raise UserError(f"{sources[0].held.path}: not all replicas have an outer {part} of {name}; {FIX}")
             found[f"{part}/{local[name]}"] = Made("mean", sources)
     found = {at: _fitted(made, shapes[at.partition("/")[2]]) for at, made in found.items()}
     numbers = [
         Source(held, f"outer.{SECANTS}") for held in used[0].outer.values() if f"outer.{SECANTS}" in held.entries
     ]
-    if rule == "own" and numbers and len(used[0].outer) == 1:  # of one stage; stages cut otherwise measure anew
+    if rule == "own" and numbers and len(used[0].outer) == 1:  # of one stage; re-cut stages measure again
         found[SECANTS] = Made("copy", (numbers[0],))
     return found, rounds[0] if rounds and rule == "own" else None
 
 
 def _parts(cut: Cut, stage: int, held: Contents) -> Iterator[tuple[tuple[str, str], Source]]:
-    """The tensors of a file's outer state by part and atom, once they have their parameters' shapes."""
+    """Yield the tensors of a file's outer state by part and atom, after checking their shapes."""
     for at in held.names("outer"):
         part, slash, local = at.partition("/")
         if slash:
             name = atom_name(cut, stage, local)
             if local not in declared(cut, stage):
-                raise UserError(f"{held.path}: an outer {part} is of {name}, which is not there; {MEND}")
+                raise UserError(f"{held.path}: an outer {part} belongs to {name}, which is missing; {FIX}")
             _require(held, f"outer.{at}", Entry("F32", declared(cut, stage)[local].shape), f"outer {part} of {name}")
             yield (part, name), Source(held, f"outer.{at}")

@@ -1,4 +1,4 @@
-"""One stage on disk: its packed state (:mod:`planaria.models.packing`), with a label in the header."""
+"""The file of a stage: its packed state (:mod:`planaria.models.packing`), with a label in the header."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from planaria.models.state import StageState
 from planaria.runtime.checkpoint import tensor_file
 
 _HASHING = 2
-"""threads that make digests of tensors, beside the one that writes"""
+"""threads that compute digests beside the writer"""
 Digests = tuple[str, str]
 """of a whole file (:func:`_root`), and of the weights in it"""
 Seen = Callable[[memoryview], object]
@@ -46,7 +46,7 @@ READING = 4
 
 
 class Label(BaseModel):
-    """What a stage's file holds, as its header states it."""
+    """Identity of a stage's file, in its header."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -54,17 +54,14 @@ class Label(BaseModel):
     stage: int
     step: int
     place: int | None = None
-    """which of the stage's nodes; None in files of older versions"""
+    """index of the node in its stage; None in older versions"""
     part: str = ""
-    """of a snapshot in memory: the part of the run that retained it; empty in checkpoints"""
+    """of a snapshot in memory: the part of the run that retained it; "" in checkpoints"""
     generation: int = -1
     """of a snapshot in memory: the generation that retained it; -1 in checkpoints"""
 
     def require(self, expected: Label, path: Path) -> None:
-        """Check every field against what the reader expects.
-
-        :raises UserError: naming the file and the first field that differs.
-        """
+        """Raise UserError for the first field that differs from the expected label."""
         for name in ("stage", "step", "place", "part", "generation"):
             found, wanted = getattr(self, name), getattr(expected, name)
             if found != wanted and found is not None:
@@ -72,11 +69,11 @@ class Label(BaseModel):
 
 
 _KINDS = ("weights", "generators", "outer")
-"""kinds of entries beside the tensors of an optimizer, each called ``KIND.NAME``"""
+"""kinds of entries besides the optimizer's tensors, each named ``KIND.NAME``"""
 
 
 class _FirstLabel(Label):
-    """The same in version 1, whose numbers were not tensors, and whose parameters had one clock."""
+    """The label of version 1, which also holds numbers, and one clock for all parameters."""
 
     version: Literal[1]  # type: ignore[assignment]
     updates: Annotated[int, Field(ge=0)]
@@ -85,7 +82,7 @@ class _FirstLabel(Label):
     clipped_norm: float | None
 
     def state(self, tensors: dict[str, Tensor]) -> StageState:
-        """What such a file holds."""
+        """Return the state in such a file."""
         kinds: dict[str, dict[str, Tensor]] = {kind: {} for kind in ("weights", "outer")}
         moments: dict[str, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
@@ -104,12 +101,12 @@ _LABEL: TypeAdapter[Label | _FirstLabel] = TypeAdapter(Annotated[Label | _FirstL
 
 
 def stage_file(folder: Path, stage: int, place: int = 0) -> Path:
-    """Where a checkpoint folder keeps ``stage``, or the outer state of another of its nodes than the first."""
+    """Return the path of ``stage`` in a checkpoint folder, or of the outer state of another of its nodes."""
     return folder / (f"stage-{stage:04d}-at-{place}.safetensors" if place else f"stage-{stage:04d}.safetensors")
 
 
 class Written(NamedTuple):
-    """What lies on disk."""
+    """A written file."""
 
     bytes: int
     sha256: str
@@ -119,7 +116,7 @@ class Written(NamedTuple):
 
 
 def write_stage(folder: Path, stage: int, step: int, state: StageState, place: int = 0) -> Written:
-    """Write a stage durably into ``folder`` (made if need be), or what is beside it at another ``place``.
+    """Write a stage durably into ``folder``, which is created if missing, or a node's own state at another ``place``.
 
     :raises OSError: as :func:`write_labelled`.
     """
@@ -127,10 +124,10 @@ def write_stage(folder: Path, stage: int, step: int, state: StageState, place: i
 
 
 def write_labelled(folder: Path, label: Label, state: StageState) -> Written:
-    """Write a state durably into ``folder`` under the name and header that ``label`` gives it.
+    """Write a state durably into ``folder`` under its ``label``.
 
-    :raises OSError: when the disk is full or the folder cannot be written, with all that there is to say of it as its
-        text; the file does not appear then.
+    :raises OSError: if the disk is full or the folder not writable; its text is a complete message, and no file
+        appears.
     """
     path = stage_file(folder, label.stage, label.place or 0)
     return _durably(path, lambda file: _write(file, state, _metadata(label)))
@@ -139,14 +136,14 @@ def write_labelled(folder: Path, label: Label, state: StageState) -> Written:
 def stream_weights(
     folder: Path, stage: int, step: int, shapes: Mapping[str, Sequence[int]], read: Callable[[str], Tensor]
 ) -> Written:
-    """:func:`write_stage` of weights in fp32 that are had one by one, from ``read``; one is in memory at a time."""
+    """Write fp32 weights as :func:`write_stage`, with one tensor from ``read`` in memory at a time."""
     known = entries(StageState({}))
     specs: dict[str, Spec] = {f"weights.{name}": (torch.float32, shape) for name, shape in shapes.items()}
     specs |= {name: (tensor.dtype, tensor.shape) for name, tensor in known.items()}
     found: dict[str, bytes] = {}
 
     def give(name: str) -> Tensor:
-        if name == "sha256":  # the narrowest type, and so the last
+        if name == "sha256":  # the narrowest type is last
             return digest_table(found[one] for one in sorted(found))
         tensor = known[name] if name in known else read(name.removeprefix("weights."))
         found[name] = digest(name, tensor)
@@ -162,14 +159,14 @@ def stream_weights(
 
 
 def _metadata(label: Label) -> dict[str, str]:
-    """The header's entry; only snapshots in memory have a part and a generation."""
+    """Return the header's entry; only snapshots in memory have a part and a generation."""
     return {"planaria": label.model_dump_json(exclude=None if label.part else {"part", "generation"})}
 
 
 def _durably(path: Path, write: Callable[[BinaryIO], Digests]) -> Written:
-    """A file that appears when ``write``, which gives its digests, is done and the disk has all of it."""
+    """Create a file with ``write``, which returns its digests; it appears after it is on disk."""
     folder = path.parent
-    # A frozen former holder of the stage may wake up in the middle of its own write.
+    # A stopped former holder of the stage may continue in the middle of a write.
     unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -187,7 +184,7 @@ def _durably(path: Path, write: Callable[[BinaryIO], Digests]) -> Written:
 
 
 def _write(file: BinaryIO, state: StageState, metadata: Mapping[str, str]) -> Digests:
-    """Write a state; its digests. They are made while the disk is busy, and written last."""
+    """Write a state and return its digests, which are computed while the disk is busy and written last."""
     named = entries(state)
     table = digest_table(bytes(DIGEST_BYTES) for _ in named)
     with ThreadPoolExecutor(_HASHING) as beside:
@@ -196,7 +193,7 @@ def _write(file: BinaryIO, state: StageState, metadata: Mapping[str, str]) -> Di
         def before(name: str) -> None:
             if name == "sha256":
                 file.flush()
-                os.fsync(file.fileno())  # the disk writes while the last digests are made
+                os.fsync(file.fileno())  # overlaps with the last digests
                 table.copy_(digest_table(row.result() for row in rows.values()))
 
         head = tensor_file.write(file, named | {"sha256": table}, metadata, before)
@@ -204,29 +201,28 @@ def _write(file: BinaryIO, state: StageState, metadata: Mapping[str, str]) -> Di
 
 
 def _root(head: bytes, table: Tensor) -> str:
-    """The digest of a whole file: SHA-256 (hex) of how it begins, and of the digests of all its tensors.
+    """Return the digest of a whole file: SHA-256 (hex) of its start and of its tensors' digests.
 
-    So each byte is hashed once, by several threads, and the file is bound by it as by a digest of all its bytes, which
-    an older planaria has written down.
+    Each byte is hashed once, by several threads. An older planaria stored the digest of all bytes.
     """
     return hashlib.sha256(head + table.numpy().tobytes()).hexdigest()
 
 
 def refuse_link(path: Path) -> None:
-    """:raises UserError: when a file of a checkpoint is a symbolic link."""
+    """Raise UserError if a file of a checkpoint is a symbolic link."""
     if path.is_symlink():
         raise UserError(f"{path}: is a symbolic link; put the file itself there, or choose another checkpoint")
 
 
 def _require_plain(path: Path) -> None:
-    """UserError when there is no file, or something that leads elsewhere."""
+    """Raise UserError if the file is missing or a symbolic link."""
     refuse_link(path)
     if not path.is_file():
         raise UserError(f"{path}: missing; choose another checkpoint of this run")
 
 
 def require_stage(folder: Path, stage: int, step: int, sha256: str, place: int = 0) -> None:
-    """Read a whole file; UserError when it is not the one that was written with this digest, if one is known."""
+    """Read a whole file; UserError if it does not match this digest, or its own ones."""
     path = stage_file(folder, stage, place)
     if sha256:
         _require_root(path, sha256)
@@ -236,8 +232,9 @@ def require_stage(folder: Path, stage: int, step: int, sha256: str, place: int =
 
 
 def _require_root(path: Path, sha256: str) -> None:
-    """UserError when this is neither the file's :func:`_root`, by which its tensors' digests can be relied on, nor the
-    digest of all its bytes."""
+    """Raise UserError if this is neither the file's :func:`_root`, which covers its tensors' digests, nor the digest of
+    all its bytes.
+    """
     _require_plain(path)
     with suppress(PackingError, OSError), tensor_file.opened(path) as file:
         if "sha256" in file.header.specs and _root(file.head, file.tensor("sha256")) == sha256:
@@ -246,15 +243,15 @@ def _require_root(path: Path, sha256: str) -> None:
 
 
 def read_stage(folder: Path, stage: int, step: int, sha256: str = "", place: int = 0) -> StageState:
-    """Return the stage that :func:`write_stage` wrote, with this digest if one is known.
+    """Return the stage of :func:`write_stage`, checked against the digest if given.
 
-    :raises UserError: when the file is missing, damaged, changed, of another version, or labelled otherwise.
+    :raises UserError: if the file is missing, damaged, changed, of another version, or has another label.
     """
     return read_labelled(folder, Label(stage=stage, step=step, place=place), sha256)
 
 
 def read_labelled(folder: Path, expected: Label, sha256: str = "") -> StageState:
-    """Return the state that :func:`write_labelled` wrote; UserError as in :func:`read_stage`."""
+    """Return the state of :func:`write_labelled`; UserError as in :func:`read_stage`."""
     if sha256:
         _require_root(stage_file(folder, expected.stage, expected.place or 0), sha256)
     with _opened(folder, expected) as (file, label):
@@ -264,13 +261,13 @@ def read_labelled(folder: Path, expected: Label, sha256: str = "") -> StageState
 
 @dataclass(frozen=True)
 class Contents:
-    """What a stage's file holds, without its tensors: type, shape and digest of each entry, and the numbers."""
+    """Entries of a stage's file without its tensors: type, shape and digest of each, and the numbers."""
 
     path: Path
     label: Label
-    """what the file was expected to be, and is"""
+    """the file's label, as expected"""
     digested: bool
-    """does it have digests of its entries itself? Version 1 has not"""
+    """whether it has digests of its entries; version 1 has none"""
     entries: Mapping[str, Entry]
     clocks: Mapping[str, int]
     lr_scale: float
@@ -286,23 +283,23 @@ class Contents:
         return self.label.place or 0
 
     def names(self, kind: str) -> list[str]:
-        """The names of a kind of entries, in order: weights, generators, outer, or one of :attr:`state`."""
+        """Return the sorted names of a kind of entries: weights, generators, outer, or one of :attr:`state`."""
         return sorted(key.partition(".")[2] for key in self.entries if key.partition(".")[0] == kind)
 
     @property
     def state(self) -> list[str]:
-        """The names of the tensors that the optimizer keeps for a parameter, in order."""
+        """Sorted names of the optimizer's tensors of a parameter."""
         return sorted({key.partition(".")[0] for key in self.entries if "." in key} - {*_KINDS})
 
     @property
     def generators(self) -> dict[str, str]:
-        """Kind of device → the entry of its generator."""
+        """Device type → the entry of its generator."""
         first = {"cpu": "rng"} if "rng" in self.entries else {}
         return first | {kind: f"generators.{kind}" for kind in self.names("generators")}
 
 
 def contents(folder: Path, stage: int, step: int, place: int = 0) -> Contents:
-    """Look into a stage's file; UserError as in :func:`read_stage`."""
+    """Read the contents of a stage's file; UserError as in :func:`read_stage`."""
     expected = Label(stage=stage, step=step, place=place)
     with _opened(folder, expected) as (file, label):
         path = stage_file(folder, stage, place)
@@ -318,19 +315,19 @@ def contents(folder: Path, stage: int, step: int, place: int = 0) -> Contents:
 
 @contextmanager
 def reading(held: Contents) -> Iterator[Callable[[str], Tensor]]:
-    """Single entries of a file, each held against its digest, for any thread; UserError as in :func:`read_stage`."""
+    """Yield a thread-safe reader of entries, checked against their digests; UserError as in :func:`read_stage`."""
     with _opened(held.path.parent, held.label) as (file, _):
         yield lambda key: _checked(held, file, key, file.tensor)
 
 
 def _checked(held: Contents, file: tensor_file.TensorFile, key: str, read: Callable[[str, Seen], Read]) -> Read:
-    """What ``read`` makes of an entry, once its bytes have its digest; UserError as in :func:`read_stage`."""
+    """Return an entry from ``read`` after checking its digest; UserError as in :func:`read_stage`."""
     found = begun_digest(key, *file.header.specs[key])
-    with _refusing(held.path):  # further files may be open: the error is not theirs
+    with _refusing(held.path):  # names this file, since others may be open
         made = read(key, found.update if held.digested else lambda piece: None)
     if held.digested and found.digest() != held.entries[key].sha256:
         raise UserError(
-            f"{held.path}: {key} has changed since it was written (its SHA-256 says so); "
+            f"{held.path}: {key} has changed since it was written (SHA-256 mismatch); "
             "choose another checkpoint of this run"
         )
     return made
@@ -338,7 +335,7 @@ def _checked(held: Contents, file: tensor_file.TensorFile, key: str, read: Calla
 
 @contextmanager
 def _opened(folder: Path, expected: Label) -> Iterator[tuple[tensor_file.TensorFile, Label]]:
-    """Open the file of this label; UserError if its header has another. Every reader of stages comes through here."""
+    """Open the file of this label; UserError if its header differs. All readers of stages use it."""
     path = stage_file(folder, expected.stage, expected.place or 0)
     _require_plain(path)
     with _refusing(path), tensor_file.opened(path) as file:
@@ -349,7 +346,7 @@ def _opened(folder: Path, expected: Label) -> Iterator[tuple[tensor_file.TensorF
 
 @contextmanager
 def _refusing(path: Path) -> Iterator[None]:
-    """What is wrong with a file, as one line that names it."""
+    """Convert errors of a file to a one-line UserError that names it."""
     try:
         yield
     except (ValidationError, PackingError, OSError) as error:

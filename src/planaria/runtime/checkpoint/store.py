@@ -1,7 +1,7 @@
-"""A run's durable states: folders that appear whole or not at all, each with a manifest.
+"""A run's durable states: folders that appear atomically, each with a manifest.
 
-``checkpoints/step-00000100/`` holds every stage; ``step-00000137.partial/`` is what survived a loss that could not be
-repaired. Resuming from a partial one takes the missing stages from the newest whole one, or from the seed.
+``checkpoints/step-00000100/`` holds every stage; ``step-00000137.partial/`` holds the stages that survived a loss
+without recovery. Resuming from a partial one takes the missing stages from the newest whole one, or from the seed.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _REPLACED = f".replaced{_UNFINISHED}"
 _DROPPED = f".old{_UNFINISHED}"
 _FILE = rf"^(replica-\d+/)?{STAGE_FILE}$"
 _WHOLE = re.compile(r"step-(\d+)")
-"""how a whole checkpoint is called"""
+"""name of a whole checkpoint"""
 
 
 class Manifest(BaseModel):
-    """What a checkpoint folder holds."""
+    """Contents of a checkpoint folder."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -49,30 +49,30 @@ class Manifest(BaseModel):
     stages: list[Natural]
     """stages that are present"""
     pipeline_stages: Stages
-    """block stages the model was cut into"""
+    """number of block stages"""
     samples: Natural | None = None
-    """that trained it; as many as its steps took, unless said"""
+    """samples used for training; default: those of its steps"""
     replicas: Replicas = 1
-    """where several, each has a folder ``replica-R`` and the model is their mean (``loading.py``)"""
+    """if several, each has a folder ``replica-R``, and the model is their mean (``loading.py``)"""
     first_block: Natural | None = None
-    """all blocks of samples before this one were used (a block: one replica's samples of a step), unless as ``samples``
-    says"""
+    """first block of samples (of one replica's step) that is not used completely; default: it follows from ``samples``
+    """
     blocks_ahead: list[Natural] = []
-    """and these beyond: some replicas were ahead of others"""
+    """used blocks beyond it, if some replicas were ahead of others"""
     standings: dict[Natural, Standing] = {}
-    """where each of several replicas was"""
+    """progress of each of several replicas"""
     digests: dict[Annotated[str, Field(pattern=_FILE)], str] = {}
-    """file of the folder → its digest (``stage_file.Written``); empty where an older planaria wrote it"""
+    """file → its digest (``stage_file.Written``); empty from an older planaria"""
     model: ModelConfig
     exchange: ExchangeConfig | None = None
-    """how its replicas agreed; not known where an older planaria wrote it"""
+    """exchange between its replicas; None from an older planaria"""
     block: Positive | None = None
-    """samples of a block; as the recipe says unless given"""
+    """samples of a block; default: the recipe's"""
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
         if not self.stages or len({*self.stages}) < len(self.stages) or max(self.stages) > self.pipeline_stages:
-            raise ValueError(f"stages {self.stages} are not those of 0 … {self.pipeline_stages}, each once")
+            raise ValueError(f"stages {self.stages} must be distinct and within 0 … {self.pipeline_stages}")
         if why := self.model.uncut(self.pipeline_stages):
             raise ValueError(why)
         return self
@@ -101,42 +101,41 @@ class CheckpointStore:
         self.folder = folder
 
     def unfinished(self, step: int, generation: int = 0) -> Path:
-        """Where the stages of a checkpoint are gathered until it is sealed.
+        """Return the folder of an unsealed checkpoint.
 
-        Each generation has a place of its own: a frozen holder that wakes up must not write over its successor's stage.
+        Each generation has its own, so that a stopped holder that continues cannot overwrite its successor's stage.
         """
         return self.folder / f"step-{step:08d}.g{generation}{_UNFINISHED}"
 
     def part(self, step: int, replicas: int, replica: int, generation: int) -> Path:
-        """Where one of so many replicas gathers its stages for the checkpoint of ``step``."""
+        """Return the folder in which a replica collects its stages for the checkpoint of ``step``."""
         if replicas == 1:
             return self.unfinished(step, generation)
         return self.unfinished(step) / f"{replica_name(replica)}.g{generation}"
 
     def collect(self, step: int, replicas: int, replica: int, generation: int) -> None:
-        """Make the folder of :meth:`part`. Machines that do not see it may send their stages only while it is there."""
-        with suppress(OSError):  # the workers that write there report why they cannot
+        """Create the folder of :meth:`part`; remote machines may send stages only while it exists."""
+        with suppress(OSError):  # reported by the workers that write there
             self.part(step, replicas, replica, generation).mkdir(parents=True, exist_ok=True)
 
     def seal(self, name: str, manifest: Manifest, keep: int, generations: Mapping[int, int] = NONE) -> Saved:
-        """Make a gathered checkpoint appear as ``name``, and drop whole ones beyond the newest ``keep``.
+        """Publish a collected checkpoint as ``name``, and remove whole ones beyond the newest ``keep``.
 
-        ``generations``: replica → the one in which it was saved last; 0 unless said.
+        ``generations``: replica → the generation of its last save; default 0. Remains of failed and interrupted saves
+        are removed.
 
-        What failed and interrupted saves have left is removed.
-
-        :raises OSError: when the disk is full; the checkpoint stays unfinished, and what had its name keeps it.
+        :raises OSError: if the disk is full; the checkpoint stays unsealed, and an existing one keeps its name.
         """
         several, step, final = manifest.replicas > 1, manifest.step, self.folder / name
         gathered = self.unfinished(step, 0 if several else generations.get(0, 0))
         parts = {r: self.part(step, manifest.replicas, r, generations.get(r, 0)) for r in manifest.standings if several}
         stages = [stage_file(part, s) for part in parts.values() or [gathered] for s in manifest.stages]
-        if not several:  # what is the own of single nodes lies beside
+        if not several:  # single nodes have additional files
             stages += [gathered / name for name in manifest.digests]
         if absent := [file for file in stages if not file.is_file()]:
             raise FileNotFoundError(errno.ENOENT, "a stage is missing", str(absent[0]))
         kept = {*parts.values()} if several else {*stages}
-        for stray in set(gathered.iterdir()) - kept:  # a frozen former holder that wakes up may be faster
+        for stray in set(gathered.iterdir()) - kept:  # written by a stopped former holder
             shutil.rmtree(stray) if stray.is_dir() else stray.unlink(missing_ok=True)
         for replica, part in parts.items():
             part.replace(replica_folder(gathered, replica))
@@ -144,7 +143,7 @@ class CheckpointStore:
             file.write(documents.sealed(manifest))
             file.flush()
             os.fsync(file.fileno())
-        replaced = self._out_of_the_way(final, _REPLACED) if final.exists() else None
+        replaced = self._set_aside(final, _REPLACED) if final.exists() else None
         try:
             gathered.replace(final)
         except OSError:
@@ -152,27 +151,27 @@ class CheckpointStore:
                 replaced.replace(final)
             raise
         _sync_folder(self.folder)
-        # Later ones are of a history that was abandoned when the run was resumed from an earlier state: not this one's.
+        # Later checkpoints belong to a history that was abandoned on resumption; keep them.
         for old in [s for s in self.list() if s.whole and s.step <= manifest.step][:-keep]:
-            self._out_of_the_way(old.folder, _DROPPED)
+            self._set_aside(old.folder, _DROPPED)
         self.discard_unfinished()
         return Saved(final, manifest)
 
     def set_aside_after(self, origin: Saved) -> None:
-        """Rename checkpoints later than ``origin``, from which the run goes on: they belong to a history it leaves."""
+        """Rename checkpoints later than ``origin``, which belong to a history that is abandoned."""
         found = self.list()
         later = found[[saved.folder for saved in found].index(origin.folder) + 1 :]
         for saved in later:
             saved.folder.replace(saved.folder.with_name(f"abandoned-{time.time_ns()}-{saved.folder.name}"))
 
     def bring_back(self) -> None:
-        """Give back its name to a checkpoint that was about to be replaced, where the seal was killed before it was."""
+        """Restore the name of a checkpoint whose replacement was interrupted."""
         for aside in self.folder.glob(f"*{_REPLACED}"):
             if not (before := aside.with_name(aside.name.removesuffix(_REPLACED))).exists():
                 aside.replace(before)
 
-    def _out_of_the_way(self, folder: Path, why: str) -> Path:
-        """Rename a folder before it is removed, so that a crash never leaves half a checkpoint under its name."""
+    def _set_aside(self, folder: Path, why: str) -> Path:
+        """Rename a folder before its removal, so that a crash never leaves a partial checkpoint under its name."""
         doomed = folder.with_name(f"{folder.name}{why}")
         if doomed.exists():
             shutil.rmtree(doomed)
@@ -180,59 +179,58 @@ class CheckpointStore:
         return doomed
 
     def discard_unfinished(self, step: int | None = None) -> None:
-        """Remove what interrupted saves left behind: all of it, or what the checkpoint of ``step`` was to be.
+        """Remove remains of interrupted saves: all, or those of the checkpoint of ``step``.
 
-        What cannot be removed now is in nobody's way until the next time.
+        Files that cannot be removed are tried again next time.
         """
         for folder in self.folder.glob(f"{'*' if step is None else f'step-{step:08d}.g*'}{_UNFINISHED}"):
             shutil.rmtree(folder, ignore_errors=True)
 
     def list(self) -> list[Saved]:
-        """All sealed checkpoints, oldest first; a partial one comes after a whole one of the same step."""
+        """Return all sealed checkpoints, oldest first; a partial one follows a whole one of the same step."""
         folders = [f for f in self.folder.glob("step-*") if f.is_dir() and f.suffix != _UNFINISHED]
         saved = [Saved(folder, read_manifest(folder)) for folder in folders]
         return sorted(saved, key=lambda s: (s.step, not s.whole))
 
     def newest(self, whole_only: bool = False) -> Saved | None:
-        """The newest checkpoint, or the newest that has every stage."""
+        """Return the newest checkpoint, or the newest whole one."""
         found = [s for s in self.list() if s.whole or not whole_only]
         return found[-1] if found else None
 
     def reached(self) -> int:
-        """The newest whole checkpoint's step, 0 without one, by names alone: another process may save and drop them."""
+        """Return the newest whole checkpoint's step, 0 without one, from names alone, since other processes may change
+        them.
+        """
         return max((step_of(folder.name) for folder in self.folder.glob("step-*")), default=0)
 
 
 def step_of(name: str) -> int:
-    """The step of the whole checkpoint of this name; 0 if it is no name of one."""
+    """Return the step of the whole checkpoint of this name; 0 for other names."""
     match = _WHOLE.fullmatch(name)
     return int(match[1]) if match else 0
 
 
 def replica_folder(folder: Path, replica: int) -> Path:
-    """Where a checkpoint keeps the stages of one of several replicas."""
+    """Return the folder of one of several replicas in a checkpoint."""
     return folder / replica_name(replica)
 
 
 def stage_name(stage: int, replica: int, replicas: int) -> str:
-    """The file of a stage of one of so many replicas, as a manifest names it."""
+    """Return a stage's file of a replica, as a manifest names it."""
     return named(stage_file(Path(), stage).name, replica, replicas)
 
 
 def named(file: str, replica: int, replicas: int) -> str:
-    """A file of one of so many replicas, as a manifest names it."""
+    """Return a replica's file, as a manifest names it."""
     return (Path() if replicas == 1 else replica_folder(Path(), replica)).joinpath(file).as_posix()
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a sealed checkpoint.
-
-    :raises UserError: when it is missing, damaged or of another format.
-    """
+    """Return the manifest of a sealed checkpoint; UserError if it is missing, damaged or of another format."""
     path = folder / MANIFEST
     refuse_link(path)
     if not path.exists():
-        raise UserError(f"{folder}: no {MANIFEST}, so it is no checkpoint; remove it or choose another")
+        raise UserError(f"{folder}: no {MANIFEST}, so it is not a checkpoint; remove it or choose another")
     manifest = documents.unsealed(path, Manifest, mend="choose another checkpoint, or remove this")
     if manifest.format != FORMAT:
         raise UserError(f"{path}: format {manifest.format}; this planaria reads format {FORMAT}")
@@ -240,7 +238,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename inside ``folder`` survive a power cut."""
+    """Make a rename inside ``folder`` durable."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,8 +1,8 @@
-"""Safetensors files, written and read tensor by tensor.
+"""Safetensors files, written and read one tensor at a time.
 
-The library's own writer holds the interpreter's lock from the first byte to the last: while a disk is slow, or hangs,
-no other thread could even say that the process lives. Its reader maps the whole file: a tensor keeps all pages of it, a
-file that is cut short meanwhile kills the process, and a header may be of any size. Both write and read the same bytes.
+The library's writer holds the interpreter lock for the whole file, so that no other thread runs while a disk is slow.
+Its reader maps the whole file: each tensor keeps all pages, truncation kills the process, and headers are unbounded.
+The bytes are identical.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from planaria.models.packing import HEADROOM, Header, PackingError, Spec, header
 from planaria.runtime.transport.wire import as_bytes, buffer
 
 _PIECE = 1 << 20
-"""bytes that are read at once: they fit into a core's cache"""
+"""bytes read at once, which fit in a core's cache"""
 
 
 def write(
@@ -34,11 +34,11 @@ def write(
     metadata: Mapping[str, str],
     before: Callable[[str], object] = lambda name: None,
 ) -> bytes:
-    """Write a whole file; how it begins, as far as its first tensor. Other threads run while bytes go to the disk.
+    """Write a file without holding the interpreter lock; return its bytes before the first tensor.
 
-    :param before: is called with a tensor's name just before it is written; until then its numbers may change.
-    :raises KeyError: for a tensor of a type that such files do not have.
-    :raises OSError: when the disk is full.
+    :param before: called with a tensor's name just before it is written; until then its values may change.
+    :raises KeyError: if a tensor's type is not supported.
+    :raises OSError: if the disk is full.
     """
 
     def read(name: str) -> Tensor:
@@ -51,7 +51,7 @@ def write(
 def stream(
     file: BinaryIO, specs: Mapping[str, Spec], read: Callable[[str], Tensor], metadata: Mapping[str, str]
 ) -> bytes:
-    """:func:`write` for tensors that are had one by one, from ``read``, each when its turn has come."""
+    """Write tensors as :func:`write`, each from ``read`` when it is due."""
     head, spans = layout(specs, metadata)
     _require_room(file, len(head) + max((end for _, end in spans.values()), default=0))
     file.write(head)
@@ -62,20 +62,20 @@ def stream(
 
 @dataclass(frozen=True)
 class TensorFile:
-    """An open file: its header, of which every size fits the bytes that are there, and its tensors one by one."""
+    """An open file: its header, with sizes checked against the file, and its tensors."""
 
     header: Header
     head: bytes
-    """how the file begins, as :func:`write` returns it"""
+    """the file's start, as :func:`write` returns it"""
     _handle: int
 
     def tensor(self, name: str, seen: Callable[[memoryview], object] = lambda piece: None) -> Tensor:
-        """Read one tensor into memory of its own. Several threads may, each a tensor.
+        """Read a tensor; thread-safe for different tensors.
 
-        :param seen: is called with each piece of its bytes just after it was read, while caches have it.
-        :raises KeyError: when there is none of that name.
-        :raises PackingError: when the file has become shorter.
-        :raises OSError: when the disk cannot be read.
+        :param seen: called with each piece of its bytes after it was read, while it is in a cache
+        :raises KeyError: if there is no such tensor.
+        :raises PackingError: if the file was truncated.
+        :raises OSError: if the disk cannot be read.
         """
         dtype, shape = self.header.specs[name]
         made = buffer(dtype, shape, math.prod(shape) * dtype.itemsize)
@@ -87,7 +87,7 @@ class TensorFile:
         return made
 
     def scan(self, name: str, seen: Callable[[memoryview], object]) -> int:
-        """:meth:`tensor` for its bytes alone, of which a piece is in memory at a time; their count."""
+        """Pass a tensor's bytes to ``seen`` with one piece in memory at a time; return their count."""
         place, end = (len(self.head) + at for at in self.header.spans[name])
         size, room = end - place, memoryview(bytearray(min(_PIECE, end - place)))
         while place < end:
@@ -105,10 +105,10 @@ class TensorFile:
 
 @contextmanager
 def opened(path: Path) -> Iterator[TensorFile]:
-    """The file that :func:`write` or the library wrote.
+    """Open a file of :func:`write` or the library.
 
-    :raises PackingError: when its header is none, too long, or does not fit the file's length.
-    :raises OSError: when it cannot be read.
+    :raises PackingError: if the header is invalid, too long, or does not match the file's length.
+    :raises OSError: if it cannot be read.
     """
     with path.open("rb") as file:
         size, first = os.fstat(file.fileno()).st_size, file.read(8)
@@ -130,17 +130,17 @@ def _filled(text: bytes, size: int) -> Header:
     for name, (begin, after) in sorted(header.spans.items(), key=lambda item: item[1]):
         dtype, shape = header.specs[name]
         if begin != end or after - begin != math.prod(shape) * dtype.itemsize:
-            raise PackingError(f"{name!r} lies from byte {begin} to {after}: not where a {list(shape)} would")
+            raise PackingError(f"{name!r} spans bytes {begin} to {after}, which does not match {list(shape)}")
         end = after
     if end != size:
-        raise PackingError(f"the header announces {end} bytes of tensors, and there are {size}")
+        raise PackingError(f"the header announces {end} bytes of tensors, the file has {size}")
     return header
 
 
 def _require_room(file: BinaryIO, size: int) -> None:
-    """A file that cannot fit is not begun: it would take the room that the run's log needs meanwhile.
+    """Reject a file that does not fit, which would take space from the run's log.
 
-    :raises OSError: when the disk has fewer bytes left.
+    :raises OSError: if the disk has fewer bytes left.
     """
     disk = os.fstatvfs(file.fileno())
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode) and disk.f_bavail * disk.f_frsize < size:

@@ -1,4 +1,4 @@
-"""Start a run from given weights: they become its checkpoint of step 0, and are never in memory as a whole."""
+"""Runs that start from given weights, which are streamed to a checkpoint of step 0."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ from planaria.runtime.engine.weights import FIXED, open_weights, require_dense, 
 
 
 def starting_weights(config: RunConfig) -> Weights | None:
-    """The weights that ``train.start`` names; None when the run starts from the seed's own.
+    """Return the weights that ``train.start`` names; None if the run starts from the seed's.
 
-    :raises UserError: when there are none, or not of the recipe's model; when their own tokenizer has more ids.
+    :raises UserError: if they are missing, belong to another model, or their tokenizer has more ids than they have
+        rows.
     """
     if config.train.start is None:
         return None
     if config.model.share > 1:
         raise UserError(
-            f"train.start = {config.train.start!r}: weights with numbers of their own cannot be "
-            f"folded into fewer; leave model.share = {config.model.share} out"
+            f"train.start = {config.train.start!r}: weights cannot be converted to shared "
+            f"ones; leave model.share = {config.model.share} out"
         )
     weights = open_weights(config.train.start)
     require_dense(config.train.start, weights)
@@ -43,22 +44,24 @@ def starting_weights(config: RunConfig) -> Weights | None:
     if weights.tokenizer is not None and _inherits(config, weights.tokenizer):
         ids, rows = Tokenizer.open(weights.tokenizer).vocab, weights.config.vocab
         if ids > rows:
-            raise UserError(f"{weights.tokenizer}: has {ids} ids, and its model rows for {rows}: not one's tokenizer")
+            raise UserError(
+                f"{weights.tokenizer}: has {ids} ids, and its model rows for {rows}: tokenizer and model do not match"
+            )
     return weights
 
 
 def require_tokenizer(weights: Weights, config: RunConfig, dataset: Data) -> None:
-    """:raises UserError: when the run's data is in other tokens than the weights know."""
-    start, chosen, mend = config.train.start, config.data.tokenizer, "so every id would mean something else; set"
+    """Require the tokenizer that the weights were trained with; UserError otherwise."""
+    start, chosen, fix = config.train.start, config.data.tokenizer, "so ids would change their meaning; set"
     if weights.tokenizer is None:
         if chosen in ("bpe", "bytes"):
             raise UserError(
-                f"train.start = {start!r}: no tokenizer is there, and data.tokenizer = {chosen!r} is not what it was "
-                f"trained with, {mend} data.tokenizer to its tokenizer.json"
+                f"train.start = {start!r}: it has no tokenizer, and was not trained with data.tokenizer = {chosen!r}, "
+                f"{fix} data.tokenizer to its tokenizer.json"
             )
     elif not _inherits(config, weights.tokenizer) and _digest(weights.tokenizer) != dataset.meta.tokenizer:
         raise UserError(
-            f"train.start = {start!r}: its tokenizer is not data.tokenizer = {chosen!r}, {mend} data.tokenizer to "
+            f"train.start = {start!r}: its tokenizer is not data.tokenizer = {chosen!r}, {fix} data.tokenizer to "
             f"{weights.tokenizer}"
         )
 
@@ -68,23 +71,23 @@ def _inherits(config: RunConfig, tokenizer: Path) -> bool:
 
 
 def _digest(tokenizer: Path) -> str:
-    """As ``data.shards.Meta.tokenizer``."""
+    """Return the digest in ``data.shards.Meta.tokenizer``."""
     return digests.of(Tokenizer.open(tokenizer).to_json().encode())
 
 
-def unfit(run: ResolvedRun, weights: Weights | None) -> Iterator[str]:
-    """Yield a warning for each setting that does not suit the weights that the recipe starts from."""
+def weight_warnings(run: ResolvedRun, weights: Weights | None) -> Iterator[str]:
+    """Yield a warning for each setting that does not suit the starting weights."""
     config = run.config
     if weights is None:
         if config.train.pretrained:
             yield (
-                "warning: this recipe is made for pretrained weights, and the run begins from random ones; give "
+                "warning: this recipe is for pretrained weights, but the run starts from random ones; give "
                 "weights with --train.start, a file, a folder or hf:OWNER/NAME"
             )
         return
     known, context = weights.config.context, config.model.context
     if context > known:
-        yield f"warning: model.context = {context}: the weights know positions up to {known}, and learn the others anew"
+        yield f"warning: model.context = {context}: the weights were trained on {known} positions; the others are new"
     for name, strategy in run.recovery.strategies.items():
         if strategy.unfit:
             yield f"warning: recovery {name!r} is unfit for trained weights: {strategy.unfit}; see docs/models.md"
@@ -96,9 +99,9 @@ def unfit(run: ResolvedRun, weights: Weights | None) -> Iterator[str]:
 
 
 def branch_off(weights: Weights, folder: Path, config: RunConfig) -> Origin:
-    """Write the weights as the run's checkpoint of step 0, for all engines to begin with; tensor by tensor.
+    """Write the weights as the run's checkpoint of step 0, tensor by tensor.
 
-    :raises UserError: when a tensor cannot be read, or is not finite.
+    :raises UserError: if a tensor cannot be read, or is not finite.
     """
     store, cut = CheckpointStore(folder / "checkpoints"), cut_for(config)
     stages, sums = list(range(cut.stages + 1)), dict[str, str]()

@@ -29,9 +29,9 @@ from planaria.runtime.fleet.local import devices_here
 
 
 def check(config: RunConfig) -> ResolvedRun:
-    """Resolve a configuration, and check everything that can be wrong with it by itself, before any data is touched.
+    """Resolve a configuration, and check it without reading data.
 
-    :raises UserError: naming the setting, and what goes instead.
+    :raises UserError: if a setting is invalid; the message names it and a valid value.
     """
     resolved = ResolvedRun(config)
     require_sound(resolved)
@@ -40,8 +40,8 @@ def check(config: RunConfig) -> ResolvedRun:
     if control and config.engine == "fleet":
         does = RECOVERIES.find(control).control
         raise UserError(
-            f"recovery.strategy = {control!r}: is a control of comparisons and {does}; use --engine inline, where "
-            "what a worker had can be had again, or another strategy"
+            f"recovery.strategy = {control!r}: is a control for comparisons and {does}; use --engine inline, "
+            "which keeps the state of lost workers, or another strategy"
         )
     if config.engine == "inline":
         require_device(config)
@@ -57,8 +57,8 @@ def check(config: RunConfig) -> ResolvedRun:
         raise UserError("exchange.most: no machines join a run in one process; leave it out, or use --engine fleet")
     if config.exchange.most is not None and resolved.replicas == 1 and config.engine == "fleet":
         raise UserError(
-            f"exchange.most = {config.exchange.most}: replicas that come later agree with others now and then; begin "
-            "with exchange.replicas = 2 or more, and an exchange.kind other than 'allreduce'"
+            f"exchange.most = {config.exchange.most}: replicas can join only a run with exchange rounds; use "
+            "exchange.replicas = 2 or more, and an exchange.kind other than 'allreduce'"
         )
     if config.checkpoint.every == "best" and config.engine != "fleet":
         raise UserError(
@@ -70,24 +70,24 @@ def check(config: RunConfig) -> ResolvedRun:
 
 
 def _check_sized(config: RunConfig) -> None:
-    """What it takes to time the machines before the run begins."""
-    said, fleet = "pipeline.layers = 'auto'", config.fleet
+    """Require what timing the machines before the run needs."""
+    setting, fleet = "pipeline.layers = 'auto'", config.fleet
     if config.exchange.replicas > 1 or config.exchange.most is not None:
-        raise UserError(f"{said}: is for one replica; with exchange.replicas give numbers, such as [7, 8, 8, 7]")
+        raise UserError(f"{setting} is for one replica; with exchange.replicas give numbers, such as [7, 8, 8, 7]")
     if config.network.emulate is True:
-        raise UserError(f"{said}: times real passes, and network.emulate = true has none; give numbers")
+        raise UserError(f"{setting} times real passes, and network.emulate = true has none; give numbers")
     here = fleet.own is None or fleet.own > config.pipeline.stages
     if not here and not (fleet.port and fleet.key):
         raise UserError(
-            f"{said} with fleet.own = {fleet.own}: machines that join are timed and then call again; give fleet.port "
-            "and fleet.key, so that they find the run, and let them join by address"
+            f"{setting} with fleet.own = {fleet.own}: machines that join are timed and then reconnect; set "
+            "fleet.port and fleet.key, and let them join by address"
         )
 
 
 def require_sound(resolved: ResolvedRun) -> None:
-    """What must hold for any engine, also for one that a program steps by itself.
+    """Check the settings that matter to every engine, including a custom one.
 
-    :raises UserError: naming the setting, and what goes instead.
+    :raises UserError: if a setting is invalid; the message names it and a valid value.
     """
     config, chain = resolved.config, resolved.recovery
     optimizer(config.optim)
@@ -98,8 +98,8 @@ def require_sound(resolved: ResolvedRun) -> None:
         )
     if resolved.exchange.weighing is not None and config.routing.mixed:
         raise UserError(
-            "exchange.robust.scope = 'replica' beside routing.mixed = true: what a replica's stages say follows from "
-            "passes through those of others, so that it is no unit of trust; leave one of them out"
+            "exchange.robust.scope = 'replica' beside routing.mixed = true: a replica's updates depend on "
+            "passes through other replicas, so a replica cannot be judged alone; leave one of them out"
         )
     require_messages(config)
     step_work(resolved)
@@ -108,8 +108,8 @@ def require_sound(resolved: ResolvedRun) -> None:
     kind = config.routing.kind if resolved.schedule is None else "a schedule"
     for name, strategy in chain.strategies.items():
         needs, meanwhile = strategy.needs, config.recovery.meanwhile
-        asked = (("routing.kind", needs.routing, kind), ("recovery.meanwhile", needs.meanwhile, meanwhile))
-        for setting, needed, found in asked:
+        required = (("routing.kind", needs.routing, kind), ("recovery.meanwhile", needs.meanwhile, meanwhile))
+        for setting, needed, found in required:
             if needed not in ("", found):
                 raise UserError(
                     f"recovery.strategy = {config.recovery.strategy!r}: {name} needs {setting} = {needed!r}, not "
@@ -117,12 +117,12 @@ def require_sound(resolved: ResolvedRun) -> None:
                 )
         if needs.alike and config.pipeline.unlike:
             raise UserError(
-                f"recovery.strategy = {config.recovery.strategy!r}: {name} makes a block stage of others; these have "
-                f"pipeline.layers = {config.pipeline.cut}; use 'echo, checkpoint' or 'snapshot'"
+                f"recovery.strategy = {config.recovery.strategy!r}: {name} rebuilds a block stage from others of the "
+                f"same size; these have pipeline.layers = {config.pipeline.cut}; use 'echo, checkpoint' or 'snapshot'"
             )
     _check_shared(config, [*chain.strategies])
     if config.pipeline.unlike and resolved.schedule is not None:
-        raise UserError("routing.schedule: was planned for block stages of as many layers; leave pipeline.layers out")
+        raise UserError("routing.schedule: requires block stages of equal size; leave pipeline.layers out")
     if config.data.document_mask and not family(config.model).masks:
         raise UserError(f"data.document_mask: model.family = {config.model.family!r} takes no masks; leave it out")
     if not family(config.model).whole:
@@ -130,45 +130,44 @@ def require_sound(resolved: ResolvedRun) -> None:
 
 
 def _check_shared(config: RunConfig, strategies: Sequence[str]) -> None:
-    """What weights that share their numbers go together with."""
-    said = f"model.share = {config.model.share}"
+    """Check settings that interact with shared weights."""
+    setting = f"model.share = {config.model.share}"
     if config.model.share > 1 and not optimizer(config.optim).elementwise:
-        raise UserError(f"{said}: optim.kind = {config.optim.kind!r} is for matrices of their own; use 'adamw'")
+        raise UserError(f"{setting}: optim.kind = {config.optim.kind!r} does not support shared matrices; use 'adamw'")
     if config.model.share > 1 and "identity" in strategies:
-        raise UserError(f"{said}: recovery 'identity' sets single matrices to zero, and they share; use 'random'")
+        raise UserError(
+            f"{setting}: recovery 'identity' sets single matrices to zero, and these are shared; use 'random'"
+        )
     if not config.model.one_array:
         if "survivor" in strategies:
             raise UserError(
-                "recovery.strategy: 'survivor' needs model.share_over = 'model', where every stage has all; set it, or "
-                "use another strategy"
+                "recovery.strategy: 'survivor' needs model.share_over = 'model', where every stage has all weights; "
+                "set it, or use another strategy"
             )
         return
-    said = "model.share_over = 'model'"
+    setting = "model.share_over = 'model'"
     if config.exchange.replicas > 1 or config.exchange.most is not None:
-        raise UserError(f"{said}: all stages of one replica share; leave exchange.replicas out")
+        raise UserError(f"{setting}: all stages of one replica share; leave exchange.replicas out")
     if config.routing.schedule is not None or config.routing.kind not in ("full", "swapped"):
-        raise UserError(f"{said}: every stage has to see every microbatch; use routing.kind = 'full' or 'swapped'")
+        raise UserError(f"{setting}: every stage has to see every microbatch; use routing.kind = 'full' or 'swapped'")
     if config.pipeline.layers == "auto":
-        raise UserError(f"{said}: stages hold the same whatever their layers; give pipeline.layers numbers")
+        raise UserError(f"{setting}: every stage holds all weights, whatever its layers; give pipeline.layers numbers")
 
 
 def require_device(config: RunConfig) -> None:
-    """What an engine needs that computes in this process.
-
-    :raises UserError: when there is no CUDA device for it.
-    """
+    """Require the device of an engine that computes in this process; UserError if there is no CUDA device."""
     if config.train.device == "cuda" and not torch.cuda.is_available():
         raise UserError("train.device = 'cuda': this machine has no CUDA device; use 'cpu'")
 
 
 def _check_replicas(config: RunConfig) -> None:
-    """What replicas need of the engine that trains them."""
+    """Check settings that interact with replicas."""
     if config.exchange.inner and config.routing.mixed:
         raise UserError("exchange.inner: with routing.mixed all replicas step together; give exchange.options.every")
     if config.exchange.inner and not exchange(config.exchange).interval:
         raise UserError(
-            f"exchange.inner: with exchange.kind = {config.exchange.kind!r} replicas have no rounds to make steps "
-            "between; leave it out"
+            f"exchange.inner: with exchange.kind = {config.exchange.kind!r} there are no rounds, so no inner steps "
+            "between them; leave it out"
         )
     if config.recovery.meanwhile == "skip":
         raise UserError(
@@ -177,15 +176,15 @@ def _check_replicas(config: RunConfig) -> None:
         )
     if config.routing.mixed and config.exchange.robust and exchange(config.exchange).interval:
         raise UserError(
-            "exchange.robust beside routing.mixed: microbatches pass through all replicas, so no update is of one "
-            "alone; leave one of them out"
+            "exchange.robust beside routing.mixed: microbatches pass through all replicas, so an update does not "
+            "belong to one; leave one of them out"
         )
     if config.engine != "fleet":
         return
     if config.routing.mixed:
         raise UserError(
-            "routing.mixed = true binds the replicas together in every step, and on the fleet none waits for all; use "
-            "--engine inline"
+            "routing.mixed = true trains replicas in lockstep, and on the fleet they do not wait for each other; "
+            "use --engine inline"
         )
     if config.checkpoint.every == "best":
         raise UserError(
@@ -195,14 +194,14 @@ def _check_replicas(config: RunConfig) -> None:
 
 
 def read_faults(run: ResolvedRun) -> Trace:
-    """The recipe's trace of faults; an empty one where it names none.
+    """Return the recipe's trace of faults; empty if it names none.
 
-    :raises UserError: when it cannot be read, or strikes what this run does not have.
+    :raises UserError: if it cannot be read, or names a node, edge or reader that this run lacks.
     """
     config = run.config
     if config.chaos.trace is None:
         return Trace(faults=())
-    # Edges are those of a fleet, also where one process trains with the same trace.
+    # Edges are those of a fleet even if one process trains with the same trace.
     trace, resolved = read_trace(Path(config.chaos.trace)), ResolvedRun(config, together=False)
     last = len(resolved.arrangement.stage) - 1
     place = "stage" if last == config.pipeline.stages and resolved.schedule is None else "node"
@@ -219,20 +218,20 @@ def read_faults(run: ResolvedRun) -> Trace:
 
 
 def compression_in(config: ExchangeConfig) -> Compression | None:
-    """How messages are made shorter; None where nothing is lost of them, or nothing said."""
+    """Return the lossy compression of messages; None if there is none."""
     made = exchange(config) if config.replicas > 1 else None
     return None if not isinstance(made, Averaging) or made.compression.exact else made.compression
 
 
 def require_messages(config: RunConfig) -> None:
-    """:raises UserError: when messages cannot be made shorter as the recipe says, at some stage or on its routes."""
+    """Check that the compression fits every stage and the routing; UserError if not."""
     compression = compression_in(config.exchange)
     if compression is None:
         return
     if config.routing.mixed:
         raise UserError(
-            "routing.mixed = true beside shorter messages (exchange.compress, or bits): a debt or an estimate is of a "
-            "replica's own samples, and mixed routes pass those of others; leave one of them out"
+            "routing.mixed = true beside compressed messages (exchange.compress, or bits): error feedback is per "
+            "replica, and mixed routes pass the samples of others; leave one of them out"
         )
     if not isinstance(compression.compressor, Sparse):
         return
@@ -243,16 +242,15 @@ def require_messages(config: RunConfig) -> None:
             digits = 2 + math.floor(math.log10(count))
             least = math.ceil(10**digits / count) / 10**digits
             raise UserError(
-                f"exchange.compress.keep = {keep:g}: of the {count:,} numbers of stage {stage} less than one would be "
-                f"sent; give {least:g} or more"
+                f"exchange.compress.keep = {keep:g}: keeps less than one of the {count:,} numbers of stage "
+                f"{stage}; give {least:g} or more"
             )
 
 
-def require_same_debts(before: RunConfig, config: RunConfig, folder: Path) -> None:
-    """What replicas owe each other, and know of each other, goes by one compressor and one feedback. As many replicas
-    of the same exchange go on with it, so they go on with these too.
+def require_same_feedback(before: RunConfig, config: RunConfig, folder: Path) -> None:
+    """Require the same compressor and feedback if the replicas and their exchange stay the same.
 
-    :raises UserError: when the run in ``folder`` is to go on with others.
+    :raises UserError: if the changed settings of the run in ``folder`` differ in these.
     """
     old, new = before.exchange, config.exchange
     if (old.replicas, old.kind) != (new.replicas, new.kind):
@@ -260,12 +258,12 @@ def require_same_debts(before: RunConfig, config: RunConfig, folder: Path) -> No
     was = compression_in(old)
     if was is not None and was.parts and was != compression_in(new):
         raise UserError(
-            f"{folder}: {_said(new)} (was {_said(old)}): what its replicas owe each other is of the old one; leave "
-            f"that as it was, or begin a run with its weights: --train.start {folder}"
+            f"{folder}: {_setting(new)} (was {_setting(old)}): the replicas' error feedback belongs to the old "
+            f"compressor; restore the setting, or start a run with its weights: --train.start {folder}"
         )
 
 
-def _said(config: ExchangeConfig) -> str:
+def _setting(config: ExchangeConfig) -> str:
     if config.compress:
         return f"exchange.compress = {config.compress!r}"
     return f"exchange.options.bits = {config.options.get('bits', 32)}"

@@ -1,7 +1,7 @@
-"""What a worker sends and keeps so that lost stages can be had again: the recovery strategies' copies at work.
+"""Copies of stages that workers keep for recovery strategies.
 
-Both engines drive it alike, step by step: :meth:`Keeping.before`, the step itself, :meth:`Keeping.after`, and when all
-that is expected has been taken, commit or drop.
+Both engines call, in each step, :meth:`Keeping.before`, :meth:`Keeping.after`, and after all expected messages commit
+or drop.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MakeRunner = Callable[[RunConfig, int, bool], StageRunner]
 
 
 class Parcel(NamedTuple):
-    """One message of a copy: ``slot`` is the copy's place in the chain's slots, ``source`` the node that sends."""
+    """A message of a copy: ``slot`` is the copy's index in the chain's slots, ``source`` the sending node."""
 
     slot: int
     source: int
@@ -44,18 +44,18 @@ class Remembered(NamedTuple):
     state: StageState
     """its own"""
     parities: Mapping[str, Tensor]
-    """of others' states, by the copy's place in the chain's slots and a name"""
+    """parts of others' states, by slot and name"""
 
 
 @dataclass(frozen=True)
 class _Original:
-    """A stage as its keepers may know it."""
+    """A stage as its keepers see it."""
 
     config: RunConfig
     stage: int
     make: MakeRunner
     masks: Masks | None
-    """of the step under way, for passes that a twin computes too"""
+    """document masks of the current step, for passes that a twin also computes"""
 
     @property
     def shapes(self) -> Shapes:
@@ -70,10 +70,10 @@ class _Original:
 
 
 class Keeping:
-    """The sending sides of the copies of a node's stage, and the copies that the node hosts."""
+    """A node's copies: the sending sides for its stage, and the copies that it hosts."""
 
     def __init__(self, run: ResolvedRun, node: int, there: Arrangement, make: MakeRunner) -> None:
-        """``there``: all nodes of the node's replica, whether anybody stands there or not."""
+        """``there``: all nodes of the node's replica, present or absent."""
         self.node, self._stage = node, there.stage
         config, self._chain = run.config, run.recovery
         self._placed = [slot.copy for slot in self._chain.placed(there)]
@@ -88,23 +88,25 @@ class Keeping:
             if node == placed.host:
                 originals = {stage: _Original(config, stage, make, masks) for stage in slot.copy.sources}
                 self._all_holders[number] = strategy.holder(slot.copy, originals)
-        # Those at work; every action asks for them, so they change with the formation only.
+        # Active keepers. They change with the formation only, since every action reads them.
         self._senders, self._holders = self._all_senders, self._all_holders
 
-    def formed(self, reborn: set[int], absent: set[int]) -> None:
-        """Copies from or at ``reborn`` nodes begin anew; those that involve an ``absent`` one rest as they are."""
+    def formed(self, replaced: set[int], absent: set[int]) -> None:
+        """Restart copies that involve ``replaced`` nodes, and suspend those that involve ``absent`` ones."""
         self._senders = {n: s for n, s in self._all_senders.items() if not absent & self._placed[n].members}
         self._holders = {n: h for n, h in self._all_holders.items() if not absent & self._placed[n].members}
-        # Parts of one stage at several hosts begin anew together, so that they always belong to one version.
+        # Parts of one stage at several hosts restart together, so that they belong to one version.
         keys = [{(slot.by, stage) for stage in slot.copy.sources} for slot in self._chain.slots]
-        anew = set().union(*(key for key, copy in zip(keys, self._placed, strict=True) if reborn & copy.members))
+        restarting = set().union(
+            *(key for key, copy in zip(keys, self._placed, strict=True) if replaced & copy.members)
+        )
         for side in (self._all_senders, self._all_holders):
             for number, keeper in side.items():
-                if keys[number] & anew:
+                if keys[number] & restarting:
                     keeper.restart()
 
     def begin(self, masks: Masks | None) -> None:
-        """A step begins, whose documents are kept apart so."""
+        """Start a step with these document masks."""
         self._masks = masks
 
     def _mask(self, microbatch: int) -> Tensor:
@@ -112,7 +114,7 @@ class Keeping:
         return self._masks(microbatch)
 
     def before(self, step: int, runner: StageRunner) -> Iterator[tuple[int, Parcel, Tensor]]:
-        """What to send at the beginning of ``step``: (host, parcel, bytes)."""
+        """Yield messages to send at the start of ``step``: (host, parcel, bytes)."""
         if not self._senders:
             return
         state = runner.state()
@@ -124,14 +126,14 @@ class Keeping:
                 yield self._placed[number].host, Parcel(number, self.node, "before"), message
 
     def passed(self, action: Action, out: Tensor) -> None:
-        """This node has carried out ``action`` and hands on ``out``."""
+        """Process an ``action`` of this node and its output."""
         if action.kind == "forward" and action.target is not None:
             for number, holder in self._holders.items():
                 if self._stage[action.target] in self._chain.slots[number].copy.sources:
                     holder.passes(action.microbatch, out)
 
     def after(self, step: int, runner: StageRunner) -> Iterator[tuple[int, Parcel, Tensor]]:
-        """What to send once the gradient of ``step`` is whole: (host, parcel, bytes)."""
+        """Yield messages to send once the gradient of ``step`` is complete: (host, parcel, bytes)."""
         if not self._senders:
             return
         gradients = runner.gradients()
@@ -144,7 +146,7 @@ class Keeping:
                 yield self._placed[number].host, Parcel(number, self.node, "after"), message
 
     def expects(self, step: int) -> list[Parcel]:
-        """The parcels of ``step`` from others that this worker must have before it is ready."""
+        """Return the messages of ``step`` that this worker must receive before it is ready."""
         return [
             Parcel(number, source, moment)
             for number, holder in self._holders.items()
@@ -154,7 +156,7 @@ class Keeping:
         ]
 
     def take(self, step: int, parcel: Parcel, message: Tensor) -> None:
-        """One of the expected parcels has come."""
+        """Store an expected message."""
         self._holders[parcel.slot].take(step, self._stage[parcel.source], parcel.moment, message)
 
     def commit(self, step: int) -> None:
@@ -166,17 +168,17 @@ class Keeping:
             keeper.drop()
 
     def kept(self, by: str, lost: int) -> dict[Copy, StageState]:
-        """What this worker has kept for the strategy ``by`` that concerns the stage ``lost``."""
+        """Return the copies for the strategy ``by`` that help to rebuild the stage ``lost``."""
         mine = {number: copy for number, copy in self._kept_by(by) if self._chain.concerns(by, copy, lost)}
         return {copy: self._all_holders[number].state() for number, copy in mine.items()}
 
     @property
     def retained(self) -> int:
-        """The step of the snapshot that this worker has its part of, where all go back to one; -1: none."""
+        """Step of the snapshot that this worker retains; -1: none."""
         return -1 if self._own is None else self._own[1].retained
 
     def remembered(self) -> Remembered:
-        """This worker's part of the snapshot that all retain."""
+        """Return this worker's part of the retained snapshot."""
         assert self._own is not None
         mine, holder = self._own
         parities = {
@@ -188,12 +190,12 @@ class Keeping:
         return Remembered(self._stage[self.node], holder.retained, holder.state(), parities)
 
     def intact(self) -> bool:
-        """Is what others may need of this worker's memory, or it itself, what it was?"""
+        """Return whether the checksums of retained state are intact."""
         holders = (holder for holder in self._all_holders.values() if isinstance(holder, RestoredHolder))
         return all(holder.intact() for holder in holders)
 
     def recall(self, given: Remembered) -> None:
-        """Have this part of a snapshot, as :meth:`remembered` gave it."""
+        """Restore a part of a snapshot from :meth:`remembered`."""
         assert self._own is not None
         self._own[1].load(given.state, given.step)
         for number, _ in self._kept_by(self._chain.slots[self._own[0]].by):
@@ -204,8 +206,9 @@ class Keeping:
                 cast(RestoredHolder, self._all_holders[number]).load(StageState(kept), given.step)
 
     def restore(self, by: str, state: StageState, given: Mapping[int, StageState], step: int) -> None:
-        """The stage was rebuilt as ``state``, as of ``step``: what it kept for the same strategy comes back too, if
-        that can."""
+        """Restore the copies for the strategy ``by`` after this stage was rebuilt as ``state`` of ``step``, if
+        possible.
+        """
         for number, copy in self._kept_by(by):
             kept = state if copy.own else self._chain.strategies[by].restored(copy, given)
             if kept is not None:
@@ -217,7 +220,7 @@ class Keeping:
 
     @property
     def _own(self) -> tuple[int, RestoredHolder] | None:
-        """The slot in which the worker remembers its own stage, and what does that."""
+        """Slot and holder of the worker's own retained stage."""
         for number, holder in self._all_holders.items():
             if self._chain.slots[number].copy.own:
                 return number, cast(RestoredHolder, holder)
@@ -225,7 +228,7 @@ class Keeping:
 
     @property
     def nbytes(self) -> int:
-        """Memory that copies take here between steps, on either side."""
+        """Bytes that copies take between steps, on both sides."""
         sent = sum(sender.nbytes for sender in self._all_senders.values())
         return sent + sum(holder.nbytes for holder in self._all_holders.values())
 
@@ -235,11 +238,11 @@ class Keeping:
 
 
 def workshop(config: RunConfig, stage: int, step: int) -> Workshop:
-    """For a rebirth of ``stage`` in ``step``; the same in both engines, so that they go on alike."""
+    """Return the tools to rebuild ``stage`` in ``step``; equal in both engines."""
     return Workshop(partial(_draw, config, stage, step), optimizer(config.optim).decays(config.optim))
 
 
 def _draw(config: RunConfig, stage: int, step: int) -> Mapping[str, Tensor]:
-    """Initial weights of a seed that no run starts from: negative, and of this step."""
+    """Draw initial weights from a negative seed of this step, which no run starts from."""
     built = build_stage(config.model, config.pipeline.stages, stage, -1 - config.seed * (1 << 32) - step)
     return {name: parameter.detach() for name, parameter in built.named_parameters()}

@@ -22,12 +22,12 @@ from planaria.runtime.engine.simulate import simulate
 
 
 def state_bytes(config: RunConfig) -> int:
-    """Return the bytes of a parameter's durable state: its weight and what its optimizer keeps."""
+    """Return the durable bytes per parameter: its weight and moments."""
     return FP32_BYTES * (1 + len(optimizer(config.optim).keys))
 
 
 def costs_of_copies(run: ResolvedRun) -> list[tuple[Copy, CopyCost]]:
-    """What every copy costs that the recipe's strategies keep."""
+    """Return the cost of every copy that the recipe's strategies keep."""
     named = [(run.recovery.strategies[slot.by], slot.copy) for slot in run.recovery.slots]
     return [
         (copy, by.cost(copy, {stage: shapes_of(run.config, stage) for stage in copy.sources})) for by, copy in named
@@ -35,7 +35,7 @@ def costs_of_copies(run: ResolvedRun) -> list[tuple[Copy, CopyCost]]:
 
 
 def shapes_of(config: RunConfig, stage: int) -> Shapes:
-    """The parameters of a stage by local name."""
+    """Return the shapes of a stage's parameters, by local name."""
     return Shapes(_stage_shapes(config.model, config.pipeline.stages, stage), optimizer(config.optim).keys)
 
 
@@ -46,9 +46,9 @@ def _stage_shapes(model: ModelConfig, stages: int, stage: int) -> Mapping[str, t
 
 
 def step_bytes_and_memory(run: ResolvedRun) -> tuple[float, float]:
-    """Bytes that copies add to a step, and the memory they take over all stages' weights and moments.
+    """Return the bytes per step that copies send, and their memory relative to the model's weights and moments.
 
-    A checkpoint in the background is written from a copy of everything.
+    A background checkpoint needs a copy of everything.
     """
     costs = costs_of_copies(run)
     memory = sum(cost.host_memory + cost.own_memory for _, cost in costs)
@@ -57,11 +57,11 @@ def step_bytes_and_memory(run: ResolvedRun) -> tuple[float, float]:
 
 
 def copies_stated(run: ResolvedRun) -> list[str]:
-    """What the copies of a recipe cost while nothing fails, and what a failure costs then, in a line or two."""
+    """Describe the cost of copies without failures, and the steps lost in a failure."""
     if not run.recovery.slots:
         return []
-    sent, held = step_bytes_and_memory(run)
-    lines = [f"copies: {sent / 1e6:,.2f} MB sent in a step, all stages together; {held:.3f} of the model's state held"]
+    sent, kept = step_bytes_and_memory(run)
+    lines = [f"copies: {sent / 1e6:,.2f} MB sent in a step, all stages together; {kept:.3f} of the model's state held"]
     if run.recovery.retaining is not None:
         name, rule = run.recovery.retaining
         lines.append(f"{name}: {rule.steps_lost():g} steps lost in a failure, on average")
@@ -69,9 +69,9 @@ def copies_stated(run: ResolvedRun) -> list[str]:
 
 
 def settle(config: RunConfig) -> RunConfig:
-    """The recipe with numbers for what its recovery strategies call 'best'.
+    """Return the recipe with numbers in place of 'best' in its recovery options.
 
-    :raises UserError: when a strategy's option is wrong, or nothing is best for such a recipe.
+    :raises UserError: if an option is invalid, or has no best value for this recipe.
     """
     chosen = RECOVERIES.make_all(names(config.recovery), config.recovery.options)
     if not any(strategy.open for strategy in chosen.values()):

@@ -1,7 +1,6 @@
-"""A worker's desk: one inbox for everything that reaches it, and the one line to the controller.
+"""The control channel of a worker: one inbox, and one connection to the controller.
 
-Orders, frames and broken edges come in through the same queue, so whatever the worker is waiting for, it always hears
-the controller.
+Orders, frames and broken edges arrive in the same queue, so the worker sees the controller's orders in every wait.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ MAX_ORDER_BYTES = 1 << 20
 
 
 class Place(NamedTuple):
-    """Where the main thread is; ``since`` and ``cpu`` (monotonic seconds, the thread's own): when it last moved."""
+    """Current action of the main thread; ``since`` and ``cpu``: wall and thread time (s) of its last progress."""
 
     doing: str
     step: int
@@ -38,7 +37,7 @@ class Place(NamedTuple):
 
 
 class Interrupted(Exception):
-    """The controller wants something else now; what is under way is dropped."""
+    """The controller sent an order that replaces the current action."""
 
     def __init__(self, order: Order) -> None:
         super().__init__(type(order).__name__)
@@ -65,7 +64,7 @@ class Desk:
     """Inbox and reports of one worker."""
 
     reports_timings = True
-    """whether the worker reports how long its actions took"""
+    """whether the worker reports the durations of its actions"""
 
     def __init__(
         self,
@@ -74,7 +73,7 @@ class Desk:
         orders: TypeAdapter[Any] = ORDER,
         inbox: Items | None = None,
     ) -> None:
-        """``orders`` are the types that the controller's words are checked against."""
+        """``orders``: the types that messages of the controller are validated against."""
         self.inbox: Items = Inbox() if inbox is None else inbox
         self._connection, self._heartbeat_s, self._orders = connection, heartbeat_s, orders
         self._speaking = threading.Lock()
@@ -84,30 +83,30 @@ class Desk:
         self.injector: Callable[[], Faults] | None = None
         """makes :attr:`faults`; None where no fault can strike"""
         self.struck: Callable[[str, Blow], None] = lambda signal, blow: None
-        """called with a fault, and its name in the log, before it is injected"""
+        """called with the log's name of a fault, and the fault, before its injection"""
         self.reading = Reading()
         self.trouble: Callable[[], str] = str
-        """returns why an edge that is being opened has not opened yet"""
+        """returns why an opening edge is not open yet"""
         self.writing: tuple[int, float] | None = None
-        """the checkpoint for which another thread writes, and since when (monotonic seconds)"""
+        """the checkpoint that another thread writes, and since when (monotonic seconds)"""
 
     def open(self) -> None:
-        """Begin to listen and to beat. Called by the main thread, whose place the beats tell."""
+        """Start the threads for orders and heartbeats. Call it from the main thread, which the heartbeats describe."""
         self._clock = time.pthread_getcpuclockid(threading.get_ident())
         threading.Thread(target=self._listen, name="control", daemon=True).start()
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
     def report(self, fact: Fact) -> None:
-        """Tell the controller."""
+        """Send an event to the controller; exit if the controller has exited."""
         text = fact.model_dump_json().encode()
         with self._speaking:
             try:
                 self._connection.send_bytes(text)
             except OSError:
-                self.leave()  # the controller is gone, and with it the reason to live
+                self.leave()
 
     def leave(self, code: int = 0) -> NoReturn:
-        """Exit at once, without waiting for threads."""
+        """Exit at once, without joining threads."""
         os._exit(code)
 
     def end(self, number: signal.Signals) -> None:
@@ -115,26 +114,26 @@ class Desk:
         signal.raise_signal(number)
 
     def at(self, doing: str, step: int = -1, microbatch: int = -1, hop: int = -1) -> None:
-        """The main thread begins to do this. A fault that is meant for here strikes now."""
+        """Record the main thread's action, and inject a fault that is scheduled for it."""
         self.lag()
         self._place = Place(doing, step, microbatch, False, time.monotonic(), time.thread_time())
         if self.faults is not None:
             self.faults.at(doing, microbatch, hop)
 
     def lag(self) -> None:
-        """What the main thread has done so far takes longer, where a fault says so."""
+        """Delay the main thread if a fault slows it down."""
         if self.faults is not None and self.faults.lag(time.monotonic() - self._place.since):
             self._place = self._place._replace(since=time.monotonic())
 
     def beside(self, doing: str) -> None:
-        """Another thread than the main one begins to do this. A fault that is meant for here strikes now."""
+        """Inject a fault that is scheduled for this action of another thread."""
         if self.faults is not None:
             self.faults.meet(doing)
 
     def next(self, deadline: float | None = None) -> Any:
-        """The next thing that reaches this worker; None when ``deadline`` (monotonic seconds) passes first.
+        """Return the next item of the inbox; None after ``deadline`` (monotonic seconds).
 
-        :raises Interrupted: when it is an order to drop what is under way.
+        :raises Interrupted: if it is an order that cancels the current action.
         """
         item = self._await(deadline)
         if getattr(item, "interrupts", False):
@@ -156,31 +155,31 @@ class Desk:
             while True:
                 self.take_in(self._orders.validate_json(self._connection.recv_bytes(MAX_ORDER_BYTES)))
         except (EOFError, OSError, ValidationError):
-            self.leave()  # never an orphan
+            self.leave()  # the controller has exited
 
     def take_in(self, order: object) -> None:
         """Accept an order from the controller."""
         if isinstance(order, Blow) and self.injector is not None:
             self.faults = self.faults or self.injector()
-            self.faults.add(order)  # known before the order after it is obeyed
+            self.faults.add(order)  # must take effect before the next order
         else:
             self.inbox.put(order)
 
     def _beat(self) -> None:
-        before, unheard_since = (self._place, self.inbox.rounds), time.monotonic()
+        before, stuck_since = (self._place, self.inbox.rounds), time.monotonic()
         while True:
             place, writing, now = self._place, self.writing, time.monotonic()
             at = place, self.inbox.rounds
-            if at != before or not self.inbox.unheard():
-                before, unheard_since = at, now
-            # Who waits and does not take in what has come is stuck since then.
-            waiting = place.waiting and unheard_since == now
+            if at != before or not self.inbox.pending():
+                before, stuck_since = at, now
+            # A worker that waits but does not process received items has been stuck since then.
+            waiting = place.waiting and stuck_since == now
             beat = Heartbeat(
                 doing=place.doing,
                 step=place.step,
                 microbatch=place.microbatch,
                 waiting=waiting,
-                for_s=now - (unheard_since if place.waiting and not waiting else place.since),
+                for_s=now - (stuck_since if place.waiting and not waiting else place.since),
                 cpu_s=max(0.0, time.clock_gettime(self._clock) - place.cpu),
                 trouble=self.trouble(),
                 writing=-1 if writing is None else writing[0],

@@ -1,4 +1,4 @@
-"""The ``fleet`` engine: real worker processes under one controller."""
+"""The ``fleet`` engine: worker processes under one controller. It also leads ``inline`` runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from planaria.planner.replan import measured, replan
 from planaria.planner.schedule import Schedule
 from planaria.runtime.engine import surveyor, worker
 from planaria.runtime.engine.needs import needs, require_answers
-from planaria.runtime.engine.one_process import of_one_process, one_process, whole
+from planaria.runtime.engine.one_process import inline_config, one_process, peak_report
 from planaria.runtime.engine.origin import START, Origin, run_started
 from planaria.runtime.engine.prepare import Prepared
 from planaria.runtime.engine.provision import settled
@@ -35,7 +35,7 @@ from planaria.runtime.engine.setup import CHECKPOINTS, DATA, RUN, SETUP, Setup
 from planaria.runtime.engine.snapshots import prepare_memory
 from planaria.runtime.engine.stopping import stop_asked
 from planaria.runtime.fleet.base import Elastic, Fleet, Ground, Work
-from planaria.runtime.fleet.guests import OpenFleet, Told
+from planaria.runtime.fleet.guests import OpenFleet, Terms
 from planaria.runtime.fleet.joining import kept_key
 from planaria.runtime.fleet.local import ground
 from planaria.runtime.transport.address import Reach
@@ -43,7 +43,7 @@ from planaria.runtime.transport.listener import no_answer
 from planaria.runtime.transport.secure import new_key
 
 PRELOAD = [worker.__name__, surveyor.__name__, "torch._dynamo"]
-"""what workers are born with; an optimizer's first step would otherwise import torch._dynamo, a CPU-second in each"""
+"""modules that workers are forked with; an optimizer's first step would import torch._dynamo, a CPU-second in each"""
 
 
 def train(
@@ -51,13 +51,13 @@ def train(
 ) -> Finish:
     """Train with workers in processes, on a Ray cluster or in this process; return how the run ended.
 
-    ``stop`` is asked again and again: when it says so, the run stops at a whole step, as after a signal.
+    ``stop`` is polled; the run stops after a whole step when it returns true.
 
-    :raises UserError: when the port is taken or the cluster is not fit; no worker has started then.
+    :raises UserError: if the port is taken or the cluster is unsuitable; then no worker was started.
     """
     inline = prepared.config.engine == "inline"
     if inline:
-        prepared = prepared.with_config(of_one_process(prepared.config))
+        prepared = prepared.with_config(inline_config(prepared.config))
     config, resolved = prepared.config, prepared.run
     started = run_started(resolved, origin)
     planner = None if resolved.schedule is None else Replanner(resolved.schedule, config.seed)
@@ -74,7 +74,7 @@ def train(
         controller = Controller(config, started, fleet, folder, observer, chaos, planner, _relay_watch(config))
         finish = controller.run(asked)
         if inline:
-            observer.on_worked(time.monotonic(), whole(controller.state.progress))
+            observer.on_worked(time.monotonic(), peak_report(controller.state.progress))
     saved = all_saved(controller.state) or unchanged(controller.state)
     if memory is not None and finish.outcome in ("finished", "stopped") and saved:
         memory.remove()
@@ -82,7 +82,7 @@ def train(
 
 
 def _relay_watch(config: RunConfig) -> RelayWatch | None:
-    """Probes of the run's relays; None where it has none."""
+    """Start the probes of the run's relays; None if it has none."""
     if not config.fleet.relays:
         return None
     relays = {name: relay.at for name, relay in config.fleet.relays.items()}
@@ -95,11 +95,11 @@ def _relay_watch(config: RunConfig) -> RelayWatch | None:
 def opened(
     config: RunConfig, data: Data, folder: Path, workers: int, offset: int = 0, part: str = ""
 ) -> Iterator[OpenFleet]:
-    """A run's fleet, with room for so many workers of its own; closed at the end.
+    """Yield a run's fleet with room for ``workers`` own workers.
 
-    ``offset``: the first sample of block 0. ``part``: the name of this part of the run.
-
-    :raises UserError: when the port is taken or the cluster is not fit.
+    :param offset: first sample of block 0
+    :param part: name of this part of the run
+    :raises UserError: if the port is taken or the cluster is unsuitable.
     """
     with ground(config.fleet, workers) as place:
         reach = Reach(advertise=config.fleet.advertise, ports=config.fleet.ports)
@@ -111,50 +111,49 @@ def opened(
 
 
 def _key(config: RunConfig) -> bytes:
-    """The run's key: that of the file which the recipe names, or a new one.
+    """Return the run's key: from the file that the recipe names, or a new one.
 
-    :raises UserError: when the file cannot be read or made, or holds no key.
+    :raises UserError: if the file cannot be read or created, or has no key.
     """
     return new_key() if config.fleet.key is None else kept_key(Path(config.fleet.key), new_key())
 
 
 def _open(place: Ground, setup: Setup, data: Sequence[Path], workers: int) -> OpenFleet:
-    """The fleet of a place with so many workers, and a door in the run's folder for machines that join.
-
-    ``data``: the folders of the prepared data.
+    """Open a fleet and its entry file in the run's folder for machines that join; ``data``: folders of the prepared
+    data.
     """
     config = setup.config
-    theirs = replace(setup, folder=setup.folder.absolute(), dataset=setup.dataset.absolute())
+    remote = replace(setup, folder=setup.folder.absolute(), dataset=setup.dataset.absolute())
     files = {f"{RUN}/{SCHEDULE}": setup.folder / SCHEDULE, CHECKPOINTS: setup.checkpoints}
     files |= {f"{DATA}/{part.name}": part for part in data}
 
     def home(relay: str) -> Fleet:
         entry = partial(worker.main, replace(setup, reach=replace(setup.reach, relay=relay)))
-        settle = partial(settled, theirs, Path.cwd(), None, print)  # no relay: a cluster's nodes all reach each other
+        settle = partial(settled, remote, Path.cwd(), None, print)  # no relay: all nodes of a cluster reach each other
         return place.fleet(Work(entry, PRELOAD, workers, settle, files, setup.key, needs(config)))
 
-    plain = SETUP.dump_json(replace(theirs, reach=Reach())).decode()
-    told = Told(plain, config.pipeline.stages + 1, setup.sign, files)
-    return OpenFleet(home, config.fleet, place.host, setup.key, told, setup.folder)
+    plain = SETUP.dump_json(replace(remote, reach=Reach())).decode()
+    terms = Terms(plain, config.pipeline.stages + 1, setup.sign, files)
+    return OpenFleet(home, config.fleet, place.host, setup.key, terms, setup.folder)
 
 
 class Replanner:
-    """Answers :class:`Replan` with :class:`Replanned`, one after the other."""
+    """Answers each :class:`Replan` with a :class:`Replanned`, in order."""
 
     def __init__(self, schedule: Schedule, seed: int) -> None:
-        """Begins to warm up: what is compiled on first use takes seconds that a broken run does not have."""
-        self._asked: SimpleQueue[Replan] = SimpleQueue()
-        self._found: SimpleQueue[Replanned | BaseException] = SimpleQueue()
+        """Start the thread, which compiles the planner before its first request."""
+        self._requests: SimpleQueue[Replan] = SimpleQueue()
+        self._answers: SimpleQueue[Replanned | BaseException] = SimpleQueue()
         self._problem, self._solution, self._seed = schedule.problem, schedule.solution, seed
         threading.Thread(target=self._work, name="replanner", daemon=True).start()
 
     def ask(self, request: Replan) -> None:
-        self._asked.put(request)
+        self._requests.put(request)
 
     def answer(self) -> Replanned | None:
-        """An answer that is ready and was not given yet; raises what went wrong while it was looked for."""
+        """Return a finished answer, or None; raise the exception of a failed one."""
         try:
-            found = self._found.get_nowait()
+            found = self._answers.get_nowait()
         except Empty:
             return None
         if isinstance(found, BaseException):
@@ -165,11 +164,11 @@ class Replanner:
         try:
             _plan(self._problem, self._solution, list(range(self._problem.nodes)), self._seed)
             while True:
-                asked = self._asked.get()
-                problem = measured(self._problem, {(way.source, way.target): way.seconds for way in asked.ways})
-                self._found.put(_plan(problem, self._solution, asked.nodes, self._seed))
-        except BaseException as error:  # a thread's death would leave the run waiting for ever
-            self._found.put(error)
+                request = self._requests.get()
+                problem = measured(self._problem, {(way.source, way.target): way.seconds for way in request.ways})
+                self._answers.put(_plan(problem, self._solution, request.nodes, self._seed))
+        except BaseException as error:  # otherwise the run would wait forever
+            self._answers.put(error)
 
 
 def _plan(problem: Problem, solution: Solution, nodes: list[int], seed: int) -> Replanned:

@@ -19,14 +19,14 @@ Pass = Literal["forward", "backward"]
 
 
 class Gauge:
-    """Adds up steps that were not dropped."""
+    """Sums up the committed steps of a worker."""
 
     def __init__(self, every: int = EVERY) -> None:
         """``every``: steps in a report."""
         self._every = every
-        self._begin_anew()
+        self._reset()
 
-    def _begin_anew(self) -> None:
+    def _reset(self) -> None:
         self._steps, self._seconds, self._read = 0, 0.0, 0.0
         self._passes: defaultdict[str, list[float]] = defaultdict(list)
         self._waited: defaultdict[int, float] = defaultdict(float)
@@ -41,9 +41,13 @@ class Gauge:
         transits: Mapping[int, Sequence[float]],
         read: float = 0.0,
     ) -> dict[str, Any] | None:
-        """Take in a step: its seconds and spans, seconds ``waited`` for each node, from each node the seconds of every
-        frame, and the seconds that its batches took to be ``read``. What :class:`Gauged` says of the steps so far, if
-        it is time for a report: all workers report after the same steps."""
+        """Add a step, and return the fields of :class:`Gauged` if a report is due; all workers report after the same
+        steps.
+
+        :param waited: node → seconds spent waiting for it
+        :param transits: node → seconds of each of its frames
+        :param read: seconds spent reading batches
+        """
         self._steps, self._seconds, self._read = self._steps + 1, self._seconds + seconds, self._read + read
         for span in spans:
             if span.action in get_args(Pass):
@@ -54,15 +58,15 @@ class Gauge:
             self._transits[node] += frames
         if (step + 1) % self._every:
             return None
-        told = self._told()
-        self._begin_anew()
-        return told
+        report = self._report()
+        self._reset()
+        return report
 
     def drop(self) -> None:
-        """Forget the steps since the last report: the worker has another stage now."""
-        self._begin_anew()
+        """Discard the steps since the last report, because the worker has another stage."""
+        self._reset()
 
-    def _told(self) -> dict[str, Any]:
+    def _report(self) -> dict[str, Any]:
         passes = {
             kind: Passes(count=len(took), median_s=three_digits(median(took))) for kind, took in self._passes.items()
         }
@@ -76,21 +80,21 @@ class Gauge:
             if took
         }
         waited = {node: three_digits(took) for node, took in self._waited.items()}
-        told = {"steps": self._steps, "seconds": three_digits(self._seconds), "passes": passes, "waited": waited}
-        return told | {"flows": flows, "read_s": three_digits(self._read / self._steps)}
+        report = {"steps": self._steps, "seconds": three_digits(self._seconds), "passes": passes, "waited": waited}
+        return report | {"flows": flows, "read_s": three_digits(self._read / self._steps)}
 
 
 def quantile(numbers: Sequence[float], share: float) -> float:
-    """The number below which about such a share of them is: one of them."""
+    """Return the element below which about this share of the numbers is."""
     return sorted(numbers)[min(len(numbers) - 1, int(share * len(numbers)))]
 
 
 _UNIT = 1 if sys.platform == "darwin" else 1024
-"""bytes in which the system counts"""
+"""bytes in a unit of the system's counter"""
 
 
 class Peaks(NamedTuple):
-    """Bytes, as ``record.telemetry.Worked`` tells them."""
+    """Peak memory in bytes, for :class:`Worked`."""
 
     peak_bytes: int
     """resident memory, pages shared with other processes included"""
@@ -99,7 +103,7 @@ class Peaks(NamedTuple):
 
 
 def peaks() -> Peaks:
-    """Since the process began. Takes microseconds: one system call, and torch's own count."""
+    """Return the peaks since the process began. Takes microseconds."""
     used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     device = torch.cuda.max_memory_allocated() if used else 0
     return Peaks(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _UNIT, device)

@@ -1,4 +1,4 @@
-"""Lending a machine to a run that is under way: workers are born here, and take their orders from the controller."""
+"""Joining a machine to a running run: its workers run here and follow the run's controller."""
 
 from __future__ import annotations
 
@@ -27,57 +27,58 @@ from planaria.runtime.fleet.process_pool import Orders, ProcessPool
 from planaria.runtime.transport.address import REACHABLE, Reach
 
 _AGAIN_S = 0.5
-"""between two requests at a door where nobody answers"""
+"""seconds between attempts to reach the controller"""
 _TIMES, _LEAST_S = 2, 10.0
-"""how many times as long as the run waits to hear from a machine, the machine waits for the run, which knows better;
-and how many seconds at least: a controller may be stopped for a while, and then go on"""
+"""The machine waits for the run this many times as long as the run waits for it, and at least this long (s), since a
+controller may be paused
+"""
 
-Told = Callable[[str], None]
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Offer:
-    """What a machine offers to a run, and on which terms."""
+class JoinTerms:
+    """Resources that a machine offers to a run, and the terms."""
 
     workers: int = 0
-    """0: as many as one replica has"""
+    """0: enough for one replica"""
     patience_s: float = 60.0
-    """how long a run that cannot be reached any more is called again"""
+    """seconds to retry a run that became unreachable"""
     first_s: float = 0.0
-    """how long a run that may have to begin yet is called"""
+    """seconds to retry a run that may not have started"""
     reach: Reach = REACHABLE
-    """how others can reach this machine"""
+    """how others reach this machine"""
     cache: Path | None = None
-    """where it keeps the run's files if it does not see the run's folder; the user's cache unless given"""
+    """cache for the run's files if this machine does not see the run's folder; default: the user's cache"""
 
 
 @dataclass(frozen=True)
 class FolderEntrance:
-    """A run whose folder this machine sees."""
+    """Access to a run through its folder."""
 
     folder: Path
     forsaken: Callable[[], bool]
-    """does nobody train it any more?"""
+    """returns whether no controller trains the run any more"""
 
     def door(self) -> Door:
-        """:raises UserError: when the run is over."""
+        """Return the run's address and key; UserError if the run has ended."""
         return read_door(self.folder)
 
     @property
     def closed(self) -> bool:
-        """Has the run ended?"""
+        """Whether the run has ended."""
         return not (self.folder / DOOR).exists()
 
     def unanswered(self, error: OSError) -> UserError:
-        """What to tell the user when nobody answers."""
+        """Return the error for a controller that does not answer."""
         if self.forsaken():
             return UserError(
-                f"{self.folder / DOOR}: left behind by a controller that was killed; nobody trains the run now: go on "
-                f"with `planaria train --resume {self.folder}`, then join that"
+                f"{self.folder / DOOR}: left behind by a controller that was killed; the run is not being trained: "
+                f"resume it with `planaria train --resume {self.folder}`, then join"
             )
         return UserError(
-            f"{self.folder / DOOR}: nobody answers there ({error.strerror or error}); if the run is still on, can this "
-            "machine reach the controller's (fleet.host)?"
+            f"{self.folder / DOOR}: no answer from there ({error.strerror or error}); if the run is active, check that "
+            "this machine can reach the controller's (fleet.host)"
         )
 
     def __str__(self) -> str:
@@ -86,23 +87,23 @@ class FolderEntrance:
 
 @dataclass(frozen=True)
 class AddressEntrance:
-    """A run of which this machine knows an address and a file with the key."""
+    """Access to a run through the controller's address and a file with the key."""
 
     at: str
     """HOST:PORT of the controller"""
     key: Path
 
     def door(self) -> Door:
-        """:raises UserError: when the key cannot be read."""
+        """Return the run's address and key; UserError if the key cannot be read."""
         return Door(at=self.at, key=read_key(self.key).hex())
 
     closed = False
 
     def unanswered(self, error: OSError) -> UserError:
-        """What to tell the user when nobody answers."""
+        """Return the error for a controller that does not answer."""
         return UserError(
-            f"{self.at}: nobody answers there ({error.strerror or error}); is the run on, does its controller listen "
-            "at an address that this machine can reach (fleet.host, fleet.port), and does the firewall let it through?"
+            f"{self.at}: no answer from there ({error.strerror or error}); check that the run is active, that its "
+            "controller listens at an address that this machine can reach (fleet.host, fleet.port), and the firewall"
         )
 
     def __str__(self) -> str:
@@ -112,83 +113,83 @@ class AddressEntrance:
 Entrance = FolderEntrance | AddressEntrance
 
 
-def join(entrance: Entrance, offer: Offer, told: Told) -> None:
-    """Serve a run until it is over, or until a signal asks to leave.
+def join(entrance: Entrance, terms: JoinTerms, say: Say) -> None:
+    """Serve a run until it ends, or until a signal asks to leave.
 
-    :raises UserError: when the run is over, or cannot be joined from here.
-    :raises RunStopped: when it has not answered for ``offer.patience_s``, or has sent this machine away.
+    :raises UserError: if the run has ended, or cannot be joined from here.
+    :raises RunStopped: if it does not answer for ``terms.patience_s``, or dismisses this machine.
     """
     again = False
-    while (stay := _arrived(entrance, offer, told, again)) is not None:
+    while (stay := _prepared(entrance, terms, say, again)) is not None:
         with closing(stay), stop_asked() as asked:
             ending = stay.last(asked)
         if ending.how == "unwelcome":
             raise RunStopped(f"{entrance}: sent this machine away: {ending.reason}")
         if ending.how not in ("lost", "again"):
-            told("left" if ending.how == "left" else ending.reason)
+            say("left" if ending.how == "left" else ending.reason)
             return
-        why = f"the run cannot be reached any more ({ending.reason})" if ending.how == "lost" else ending.reason
-        told(f"{why}; calling it again for {offer.patience_s:g} s")
+        why = f"the run is unreachable ({ending.reason})" if ending.how == "lost" else ending.reason
+        say(f"{why}; trying again for {terms.patience_s:g} s")
         again = True
 
 
-def _arrived(entrance: Entrance, offer: Offer, told: Told, again: bool) -> _Stay | None:
-    """The machine once it is ready to start workers; None, after a line, if there is nothing to stay for.
+def _prepared(entrance: Entrance, terms: JoinTerms, say: Say, again: bool) -> _Stay | None:
+    """Connect and prepare the workers; return None, after a message, if the run has ended or a signal arrives.
 
-    The run has nothing here yet, so a signal ends the preparations at once, wherever they are.
+    The run does not use this machine yet, so a signal interrupts at once.
     """
     with ExitStack() as unless_ready:
         try:
             with interrupted():
-                visit = _called(entrance, offer, told, again)
+                visit = _visit(entrance, terms, say, again)
                 if visit is None:
-                    told("the run is over")
+                    say("the run is over")
                     return None
                 unless_ready.callback(visit.end)
-                stay = _Stay(visit, offer, isinstance(entrance, FolderEntrance), told)
+                stay = _Stay(visit, terms, isinstance(entrance, FolderEntrance), say)
         except KeyboardInterrupt:
-            told("left")
+            say("left")
             return None
         unless_ready.pop_all()
         return stay
 
 
-def _called(entrance: Entrance, offer: Offer, told: Told, lost: bool = False) -> Visit | None:
-    """A visit to a run; None if it was ``lost`` and has ended meanwhile.
+def _visit(entrance: Entrance, terms: JoinTerms, say: Say, lost: bool = False) -> Visit | None:
+    """Connect to a run; return None if it was ``lost`` and has ended.
 
-    :raises UserError: when nobody has answered for so long, or the run cannot be joined from here.
-    :raises RunStopped: when a run that was lost has not answered for so long.
+    :raises UserError: if the controller does not answer in time, or the run cannot be joined from here.
+    :raises RunStopped: if a run that was lost does not answer in time.
     """
-    patience_s, waiting = offer.patience_s if lost else offer.first_s, lost
+    patience_s, waiting = terms.patience_s if lost else terms.first_s, lost
     until = time.monotonic() + patience_s
     while True:
         if lost and entrance.closed:
             return None
         try:
-            return Visit(entrance.door(), offer.workers, offer.reach)
+            return Visit(entrance.door(), terms.workers, terms.reach)
         except OSError as error:
             if time.monotonic() >= until:
                 stopped = RunStopped(f"{entrance}: the run has not answered for {patience_s:g} s")
                 raise stopped if lost else entrance.unanswered(error) from None
         if not waiting:
-            told(f"{entrance}: nobody answers there yet; calling for up to {patience_s:g} s")
+            say(f"{entrance}: no answer from there yet; trying for up to {patience_s:g} s")
             waiting = True
         time.sleep(_AGAIN_S)
 
 
 class _Stay:
-    """A visit and the process pool that goes with it."""
+    """A visit to a run and its process pool."""
 
-    def __init__(self, visit: Visit, offer: Offer, shared: bool, told: Told) -> None:
+    def __init__(self, visit: Visit, terms: JoinTerms, shared: bool, say: Say) -> None:
         """``shared``: this machine sees the run's folder.
 
-        :raises UserError: when it lacks what the run's workers need.
+        :raises UserError: if the machine lacks something that the run's workers need.
         """
-        self._visit, self._told = visit, told
+        self._visit, self._say = visit, say
         setup = replace(_setup(visit), host=visit.own_address, reach=visit.reach)
         if not shared:
             setup = replace(setup, sign="")
-        settle = partial(settled, setup, Path(visit.welcome.cwd), offer.cache, told)
+        settle = partial(settled, setup, Path(visit.welcome.cwd), terms.cache, say)
         wanted = needs(setup.config)
         start_s = setup.config.fleet.start_timeout_s
         orders = Orders(settle, PRELOAD, visit.address, visit.key, wanted, visit.welcome.host, start_s=start_s)
@@ -197,15 +198,15 @@ class _Stay:
         require_devices(f"this machine ({platform.node()})", wanted, found, workers, "join from one that has more")
         fleet = setup.config.fleet
         self._silence_s = max(_LEAST_S, _TIMES * fleet.heartbeat_s * fleet.missed)
-        told(f"welcome in {setup.config.name} as {visit.welcome.host}; getting ready")
+        say(f"joined {setup.config.name} as {visit.welcome.host}; starting workers")
         if not visit.reach.reachable:
-            told("others cannot open connections to this machine: it calls them, or they meet at the controller")
+            say("others cannot connect to this machine; it connects to them, or through the controller")
         if wrong := self._pool.settle():
             raise UserError(wrong)
         self._pool.warm_up()
 
     def last(self, asked_to_leave: Callable[[], str]) -> Ending:
-        return self._visit.stay(self._pool, self._silence_s, asked_to_leave, self._told)
+        return self._visit.stay(self._pool, self._silence_s, asked_to_leave, self._say)
 
     def close(self) -> None:
         self._pool.end()
@@ -213,10 +214,10 @@ class _Stay:
 
 
 def _setup(visit: Visit) -> Setup:
-    """:raises UserError: when it is invalid, as of another version of planaria."""
+    """Return the run's setup; UserError if it is invalid, as from another version of planaria."""
     place = "the run's setup"
     refuse_nul(visit.welcome.setup, place)
     try:
         return replace(SETUP.validate_json(visit.welcome.setup), key=visit.key)
     except ValidationError as error:
-        raise UserError(f"{place} is invalid ({first(error)}); is it of another version of planaria?") from None
+        raise UserError(f"{place} is invalid ({first(error)}); use the version of planaria that the run uses") from None

@@ -1,4 +1,4 @@
-"""The edges one worker has in the present generation: which are kept, opened and abandoned when a replica is formed."""
+"""The edges of one worker: which stay open, open or close when the controller forms a new generation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from planaria.runtime.transport.wire import State
 
 
 class Links:
-    """A worker's edges by the node at the other end, and the short-lived ones that carry a lost stage's state."""
+    """A worker's edges by peer node, and the short-lived edges that carry a lost stage's state."""
 
     def __init__(self, setup: Setup, resolved: ResolvedRun, transport: Transport) -> None:
         self._setup, self._resolved, self.transport = setup, resolved, transport
@@ -27,14 +27,14 @@ class Links:
         self.edges: dict[int, EdgeEnd] = {}
         self.transfers: dict[int, EdgeEnd] = {}
         self.meeting: dict[int, EdgeEnd] = {}
-        """to the same stage of other replicas, in the round under way"""
+        """to the same stage of other replicas, in the current round"""
         self.opened: set[EdgeEnd] = set()
         self._sent: dict[int, int] = {}
         self.watch: Callable[[EdgeEnd], None] | None = None
         """called with each new edge; set by an injected fault"""
 
     def form(self, form: Form, node: int) -> None:
-        """Have exactly the edges that ``form`` gives to ``node``; an edge whose id is unchanged stays open."""
+        """Open and close edges until ``node`` has those of ``form``; an edge with an unchanged id stays open."""
         mine = [link for link in form.links if node in (link.low, link.high)]
         wanted = {link.high if link.low == node else link.low: link for link in mine}
         for peer, edge in list(self.edges.items()):
@@ -55,14 +55,14 @@ class Links:
                     self.transfers[peer] = self._open(link_id, at, node, peer, self._state_bytes(member.stage))
 
     def end_transfers(self) -> None:
-        """The lost stages are rebuilt; their edges go."""
+        """Close the edges that carried the state of lost stages."""
         for edge in self.transfers.values():
             edge.abandon()
         self.transfers.clear()
         self.opened &= {*self.edges.values(), *self.meeting.values()}
 
     def meet(self, links: Sequence[Link], node: int) -> list[EdgeEnd]:
-        """Have exactly these edges to the same stage of other replicas; those that are new."""
+        """Open and close edges to the same stage of other replicas; return the new ones."""
         mine = [link for link in links if node in (link.low, link.high)]
         wanted = {link.high if link.low == node else link.low: link for link in mine}
         for peer, edge in list(self.meeting.items()):
@@ -78,20 +78,20 @@ class Links:
         return list(new.values())
 
     def part(self) -> None:
-        """The round is over, or given up."""
+        """Close the edges of the current round."""
         for edge in self.meeting.values():
             edge.abandon()
         self.meeting.clear()
         self.opened &= {*self.edges.values(), *self.transfers.values()}
 
-    def lend(self, order: Donate, flat: Tensor) -> None:
-        """Send a state to another replica, or a successor, over an edge of its own that nobody here hears of again."""
+    def transfer(self, order: Donate, flat: Tensor) -> None:
+        """Send a state to another replica, or a successor, over a separate edge."""
         edge = self._open(order.link, order.at, order.donor, order.to, self._state_bytes(order.stage))
         edge.send(State(order.stage), flat)
-        edge.abandon()  # once the state has gone out
+        edge.abandon()  # after the state was sent
 
     def close(self) -> None:
-        """Give up all edges."""
+        """Close all edges."""
         self.part()
         self.end_transfers()
         for edge in self.edges.values():
@@ -101,14 +101,14 @@ class Links:
         self._sent.clear()
 
     def newly_arrived(self) -> dict[int, list[float]]:
-        """Seconds of the activations that came from each neighbour since this was asked last."""
+        """Return the transit times (s) of activations since the last call, by neighbour."""
         found = {}
         for peer, edge in self.edges.items():
             found[peer] = [edge.transits.popleft() for _ in range(len(edge.transits))]
         return found
 
     def newly_sent(self) -> dict[int, int]:
-        """Bytes sent to each neighbour since this was asked last."""
+        """Return the bytes sent since the last call, by neighbour."""
         before, self._sent = self._sent, {peer: edge.sent_bytes for peer, edge in self.edges.items()}
         return {peer: max(0, size - before.get(peer, 0)) for peer, size in self._sent.items()}
 
@@ -119,16 +119,16 @@ class Links:
         )
 
     def relay_at(self, at: str) -> str:
-        """The name of the relay at this HOST:PORT."""
+        """Return the name of the relay at this HOST:PORT."""
         return next(name for name, relay in self._setup.config.fleet.relays.items() if relay.at == at)
 
     @property
     def unopened(self) -> list[int]:
-        """Nodes to which the edge is not up yet."""
+        """Nodes whose edge is not open yet."""
         return [peer for peer, edge in self.edges.items() if edge not in self.opened]
 
     def _most_bytes(self, node: int, peer: int) -> int:
-        """The largest frame between two nodes: an activation, a share of a gradient, or a copy that one keeps."""
+        """Return the bytes of the largest frame between two nodes: an activation, a gradient share or a copy."""
         config, stage = self._setup.config, self._resolved.arrangement.stage
         pair = min(stage[node], stage[peer]), max(stage[node], stage[peer])
         copied = {source for slot in self._slots if pair in slot.copy.pairs for source in slot.copy.sources}
@@ -137,7 +137,7 @@ class Links:
         return max(message_bytes(config.model, config.pipeline), *(self._state_bytes(s) for s in copied), 0)
 
     def _state_bytes(self, stage: int) -> int:
-        """The largest packed state of a stage: weights, optimizer state, and what replicas keep from round to round."""
+        """Return the bytes of the largest packed state of a stage: weights, moments and outer state."""
         config = self._setup.config
         outer = len(exchange(config.exchange).parts) if config.exchange.replicas > 1 else 0
         copies = 1 + len(optimizer(config.optim).keys) + outer
@@ -164,7 +164,7 @@ class Links:
 
 
 def _donors(source: Source) -> list[int]:
-    """Nodes, or who stood at the member's own before, that send it a state."""
+    """Return the nodes that send a member its state; ``BEFORE`` is its predecessor."""
     if isinstance(source, Handover):
         return [BEFORE]
     return source.donors if isinstance(source, Rebuild) else []

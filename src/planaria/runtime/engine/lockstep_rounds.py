@@ -38,8 +38,8 @@ class LockstepRounds:
 
         Applies the step's update revocably first, since a round exchanges the updated weights.
 
-        :raises Interrupted: when the controller cancels the step.
-        :raises NonFinite: when a replica sends an invalid update.
+        :raises Interrupted: if the controller cancels the step.
+        :raises NonFinite: if a replica sends an invalid update.
         """
         commits, before = post.here.step + 1, rounds_by(self._exchange, post.here.step)
         every, settles = self._exchange.interval, rounds_by(self._exchange, commits) > before
@@ -61,13 +61,10 @@ class LockstepRounds:
         return made
 
     def _offer(self, post: Post, runner: StageRunner, round: int) -> None:
-        """Exchange updates with the other replicas of the group.
-
-        :raises NonFinite: when a replica sends an invalid update.
-        """
+        """Exchange updates with the other replicas of the group; NonFinite if a replica sends an invalid update."""
         me, circle, group = post.here.number, post.circle, self._group(post, round)
         offer = circle.offer(round, runner)
-        said = circle.tell(post.here.step, me, [replica for replica in group if replica != me])
+        updates = circle.updates_for(post.here.step, me, [replica for replica in group if replica != me])
         nodes = [node for node in group.values() if node != post.here.node]
         for part, content in enumerate(_PARTS):
             own = offer.prefetched if content == Content.PREFETCHED else offer.blocking
@@ -75,11 +72,11 @@ class LockstepRounds:
                 continue
             for replica, node in group.items():
                 if node != post.here.node:
-                    told = own if content == Content.PREFETCHED else said[replica].blocking
-                    assert told is not None
-                    post.send_share(node, told, part)
-            for node, heard in zip(nodes, post.take_shares(nodes, None, part), strict=True):
-                circle.hear(node, content, heard)
+                    update = own if content == Content.PREFETCHED else updates[replica].blocking
+                    assert update is not None
+                    post.send_share(node, update, part)
+            for node, received in zip(nodes, post.take_shares(nodes, None, part), strict=True):
+                circle.receive(node, content, received)
         for node, why in circle.refused().items():
             raise NonFinite(f"round {round}: the update of {post.here.name_of(node)} {why}; lower optim.lr")
 

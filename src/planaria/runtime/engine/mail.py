@@ -1,4 +1,4 @@
-"""Frames that have arrived and wait for whatever needs them."""
+"""Received frames that wait to be used."""
 
 from __future__ import annotations
 
@@ -12,40 +12,39 @@ from planaria.runtime.transport.wire import Activation, CopyMessage, GradientSha
 
 
 class Awaited(NamedTuple):
-    """A frame, by the node that sends it and by what it is."""
+    """A frame, identified by its sender and label."""
 
     sender: int
     label: Label
 
 
 class Mail:
-    """Arrived frames, each until it is taken.
+    """Received frames, kept until taken.
 
-    A neighbour may already be a generation or a step ahead of this worker: its frames are kept until this worker
-    follows. Frames of the past are dropped. A state is of the present, as is the edge over which it comes.
+    A neighbour may be a generation or a step ahead of this worker; its frames are kept until this worker follows. Stale
+    frames are dropped. A state always belongs to the current generation.
     """
 
     def __init__(
         self, shape: tuple[int, ...], dtype: torch.dtype, land: Callable[[Tensor], Tensor] | None = None
     ) -> None:
-        """``shape`` and ``dtype``: those of one microbatch's activation, as it travels.
-
-        ``land`` is given each that is kept, and makes of it what is handed over.
+        """``shape`` and ``dtype``: those of one microbatch's activation on the wire. ``land`` converts each received
+        activation.
         """
         self._activation, self._land = (shape, dtype), land
         self._held: dict[Awaited, tuple[tuple[int, int], Tensor]] = {}
-        """with the generation and step that each is of"""
+        """with the generation and step of each"""
         self._now = 0, 0
 
     def turn(self, generation: int, step: int) -> None:
-        """This worker is now at ``step`` of ``generation``."""
+        """Advance to ``step`` of ``generation``, and drop stale frames."""
         self._now = generation, step
         self._held = {frame: held for frame, held in self._held.items() if held[0] >= self._now}
 
     def put(self, sender: int, header: Header, payload: Tensor) -> None:
-        """Keep a frame unless it is of the past.
+        """Keep a frame unless it is stale.
 
-        :raises WireError: when it is nothing that a worker waits for, or an activation of another shape.
+        :raises WireError: if no worker waits for such a frame, or an activation has another shape.
         """
         match label := header.label:
             case Activation() | GradientShare() | CopyMessage():
@@ -53,7 +52,7 @@ class Mail:
             case State():
                 when = self._now
             case _:
-                raise WireError(f"sent {label}, which nobody here waits for")
+                raise WireError(f"sent {label}, which no worker waits for")
         if when < self._now:
             return
         if isinstance(label, Activation) and (header.shape, header.dtype) != self._activation:
@@ -70,9 +69,9 @@ class Mail:
         return frame in self._held
 
     def missing(self, frames: Iterable[Awaited]) -> list[int]:
-        """Who has yet to send one of these."""
+        """Return the senders of the ``frames`` that have not arrived."""
         return [frame.sender for frame in frames if frame not in self._held]
 
     def take(self, frame: Awaited) -> Tensor:
-        """Hand over a frame that is here."""
+        """Remove and return a received frame."""
         return self._held.pop(frame)[1]

@@ -18,9 +18,9 @@ from planaria.runtime.transport.secure import NO_PROC
 
 
 def needs(config: RunConfig) -> Needs:
-    """fp32 weight, gradient and optimizer state of each parameter of each stage, in bytes; nothing on CPUs.
+    """Return the fp32 bytes of weights, gradients and moments of each stage; empty on CPUs.
 
-    A lower bound: activations, copies that recovery keeps, and CUDA's own half a gigabyte for each process come on top.
+    A lower bound, without activations, copies for recovery and the 0.5 GB of CUDA itself in each process.
     """
     if config.train.device != "cuda":
         return ON_CPUS
@@ -31,8 +31,7 @@ def needs(config: RunConfig) -> Needs:
 
 
 def work(config: RunConfig) -> list[float]:
-    """What a pass of stages 0..S takes, in passes of a decoder layer: the head's as its product with the embeddings is
-    to a layer's parameters."""
+    """Return the work of a pass of stages 0..S in decoder layers; the head counts by its product's parameters."""
     model, stages = config.model, config.pipeline.stages
     held = [len(stage_layers(model, stages, stage)) for stage in range(stages + 1)]
     layer = _parameters(config)[1] / held[1]
@@ -40,14 +39,14 @@ def work(config: RunConfig) -> list[float]:
 
 
 def least(config: RunConfig) -> RunConfig:
-    """The recipe with one layer in each block stage: what any machine must have room for."""
+    """Return the recipe with one layer in each block stage, which every machine must have room for."""
     stages, model = config.pipeline.stages, config.model
     sizes = {"layers": model.ends_layers + stages, "block_layers": (1,) * stages}
     return config.model_copy(update={"model": model.model_copy(update=sizes)})
 
 
 def _parameters(config: RunConfig) -> list[int]:
-    """Of stages 0..S."""
+    """Return the parameter counts of stages 0..S."""
     stages = config.pipeline.stages
     return [stage_parameters(config.model, stages, stage) for stage in range(stages + 1)]
 
@@ -56,13 +55,13 @@ _EVERYWHERE = ("0.0.0.0", "::")
 
 
 def require_network(fleet: FleetConfig, started: RunStarted) -> None:
-    """:raises UserError: naming the setting, and what goes instead."""
+    """Check the network settings of the fleet; UserError names a setting and a valid value."""
     if not Path("/proc/self/fd").is_dir():
         raise UserError(NO_PROC)
     if fleet.host in _EVERYWHERE and not fleet.advertise:
         raise UserError(
-            f"fleet.host = {fleet.host!r} listens at every address of this machine: say with fleet.advertise under "
-            "which of them, or which name, other machines find it"
+            f"fleet.host = {fleet.host!r} listens at every address of this machine: set fleet.advertise to the address "
+            "or name that other machines use"
         )
     if fleet.advertise and not re.fullmatch(r"[A-Za-z0-9_.-]+|[0-9A-Fa-f:.]+", fleet.advertise):
         raise UserError(
@@ -91,7 +90,7 @@ def require_network(fleet: FleetConfig, started: RunStarted) -> None:
 
 
 def _require_relays(fleet: FleetConfig) -> None:
-    """That there is an address for each, and a key that they can know."""
+    """Require a distinct address for each relay, and a key file."""
     seen: dict[str, str] = {}
     for name, relay in fleet.relays.items():
         where = f"fleet.relays.{name}.at = {relay.at!r}"
@@ -99,20 +98,20 @@ def _require_relays(fleet: FleetConfig) -> None:
         if known is None or not 1 <= int(known[2]) <= 65535:
             raise UserError(f"{where}: give HOST:PORT, as `planaria relay` prints it")
         if relay.at in seen:
-            raise UserError(f"{where}: is that of fleet.relays.{seen[relay.at]} too; leave one of them out")
+            raise UserError(f"{where}: is also that of fleet.relays.{seen[relay.at]}; leave one of them out")
         seen[relay.at] = name
     if fleet.relays and fleet.key is None:
         raise UserError(
-            "fleet.relays: relays carry for those that prove the run's key, and every start makes a new one; give "
-            "fleet.key, the file that `planaria relay --key-file` has"
+            "fleet.relays: relays require the run's key, which changes with every start; set "
+            "fleet.key to the file that `planaria relay --key-file` uses"
         )
 
 
 def require_answers(fleet: FleetConfig, key: bytes) -> None:
-    """:raises UserError: naming a relay that is not there."""
+    """Raise UserError for a relay that does not answer."""
     for name, relay in fleet.relays.items():
         if not answers(relay.at, key):
             raise UserError(
-                f"fleet.relays.{name}.at = {relay.at!r}: nobody with the run's key answers; start `planaria relay "
-                "--key-file FILE` there, with a copy of what fleet.key names"
+                f"fleet.relays.{name}.at = {relay.at!r}: no relay with the run's key answers; start `planaria relay "
+                "--key-file FILE` there, with a copy of the file fleet.key"
             )

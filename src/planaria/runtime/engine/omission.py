@@ -1,4 +1,4 @@
-"""How a trained model bears missing stages: its perplexity with subsets of the block stages left out."""
+"""Perplexity of a trained model without subsets of its block stages."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from planaria.runtime.engine.samples import Batch, Masks
 
 
 class Omission(Fact):
-    """Perplexities over subsets of so many stages left out."""
+    """Perplexities over subsets of one size."""
 
     share: float
-    """what was asked for, of the block stages"""
+    """requested share of the block stages"""
     stages: int
-    """stages left out"""
+    """omitted stages"""
     subsets: int
-    """subsets that were tried"""
+    """measured subsets"""
     possible: int
-    """subsets that there are"""
+    """existing subsets"""
     perplexity: float
     """geometric mean over the subsets"""
     least: float
     most: float
     over_full: float
-    """perplexity over that of the whole model"""
+    """perplexity relative to the whole model"""
 
 
 def omissions(
@@ -44,11 +44,12 @@ def omissions(
     masks: Masks | None = None,
     on_loss: Callable[[], object] = lambda: None,
 ) -> list[Omission]:
-    """Evaluate the model whole, and without every share of its block stages, over all subsets or ``most`` drawn ones.
+    """Evaluate the whole model, and the model without each share of its block stages, over at most ``most`` subsets.
 
-    ``batch`` gives the text, so many ``microbatches`` of it, and ``masks`` keep its documents apart, if they are to be.
-    The subsets are drawn from ``seed``; the ends are never left out. ``on_loss`` is called after each of
-    :func:`evaluations`.
+    :param batch: the text; ``microbatches`` of it are used
+    :param masks: document masks, if any
+    :param seed: draws the subsets; the ends are never omitted
+    :param on_loss: called after each of :func:`evaluations`
     """
 
     def measured(subset: Collection[int]) -> float:
@@ -68,13 +69,13 @@ def omissions(
 
 
 def evaluations(stages: int, shares: Sequence[float], most: int) -> int:
-    """Return how many losses :func:`omissions` measures."""
+    """Return the number of losses that :func:`omissions` measures."""
     return 1 + sum(min(most, math.comb(stages, round(share * stages))) for share in shares)
 
 
 @torch.no_grad()
 def loss(model: Llama, batch: Batch, microbatches: int, omitted: Collection[int], masks: Masks | None = None) -> float:
-    """Mean cross entropy in nats without the ``omitted`` block stages (1..S)."""
+    """Return the mean cross entropy (nats) without the ``omitted`` block stages (1..S)."""
     total = 0.0
     for i in range(microbatches):
         tokens, targets = batch(i)
@@ -88,7 +89,7 @@ def loss(model: Llama, batch: Batch, microbatches: int, omitted: Collection[int]
 
 
 def _subsets(stages: int, count: int, most: int, rng: random.Random) -> tuple[list[tuple[int, ...]], int]:
-    """All subsets of ``count`` stages, or ``most`` different ones; and how many there are."""
+    """Return all subsets of ``count`` stages, or ``most`` drawn ones; and how many exist."""
     possible = math.comb(stages, count)
     if possible <= most:
         return list(combinations(range(1, stages + 1), count)), possible

@@ -31,7 +31,7 @@ from planaria.runtime.fleet.cooperative import CooperativeFleet, Slot
 from planaria.runtime.transport.local import LocalTransport, Rendezvous
 
 
-def of_one_process(config: RunConfig) -> RunConfig:
+def inline_config(config: RunConfig) -> RunConfig:
     """Return ``config`` with settings disabled that need several processes: spares, diagnosis, relays, emulated links,
     background saves."""
     fleet: dict[str, object] = {"spares": 0, "own": None, "diagnose": "off", "replace": True, "relays": {}}
@@ -80,7 +80,7 @@ def one_process(
         torch.set_num_threads(before)
 
 
-def whole(step: int) -> e.Worked:
+def peak_report(step: int) -> e.Worked:
     """Return a report of this process's peak memory until ``step``."""
     return e.Worked(
         worker="inline", node=-1, stage=-1, generation=0, step=step, spans=[], sent_bytes={}, **peaks()._asdict()
@@ -105,18 +105,18 @@ class InProcessDesk(Desk):
         self.doing = "orders"
 
     def open(self) -> None:
-        self._slot.take_in = self._hear
+        self._slot.take_in = self._receive
 
-    def _hear(self, text: bytes) -> None:
+    def _receive(self, text: bytes) -> None:
         order = d.ORDER.validate_json(text)
         if isinstance(order, d.Blow):
-            self._befall(order)
+            self._inject(order)
             return
         if isinstance(order, d.RunStep | d.Commit):
             self._slot.late, self._slowed = self._slowed is not None, None
         self.take_in(order)
 
-    def _befall(self, blow: d.Blow) -> None:
+    def _inject(self, blow: d.Blow) -> None:
         if blow.signal in FATAL:
             self.take_in(blow.model_copy(update={"signal": "kill"}))
         elif blow.signal == "lie":

@@ -1,4 +1,4 @@
-"""The learning-rate schedule, and clipping of gradients."""
+"""The learning-rate schedule, and gradient clipping."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from planaria.config.schema import OptimConfig
 from planaria.models.optimizers.muon import LAYER
 
 _EPS = 1e-6
-"""that torch's clipping adds to a norm"""
+"""added to norms by torch's clipping"""
 
 
 def learning_rate(config: OptimConfig, step: int, steps: int) -> float:
-    """Learning rate of update ``step`` (from 0) of ``steps``: linear warm-up, then constant, cosine or WSD.
+    """Return the learning rate of update ``step`` (from 0) of ``steps``: linear warm-up, then constant, cosine or WSD.
 
-    Warm-up, stable, decay (arXiv 2404.06395, section 4) needs not know its end before the decay begins: a run that goes
-    on with more steps is as one that had them from the start, as long as it had not come so far.
+    WSD (warm-up, stable, decay; arXiv 2404.06395, section 4) does not depend on ``steps`` before the decay begins, so a
+    run can be extended until then.
     """
     if step < config.warmup:
         return config.lr * (step + 1) / config.warmup
@@ -33,11 +33,10 @@ def learning_rate(config: OptimConfig, step: int, steps: int) -> float:
 
 
 def clip_gradients(named: Mapping[str, nn.Parameter], config: OptimConfig) -> Tensor:
-    """Bound the gradients of a stage's parameters (or a whole model's) in place; their L2 norms before that, by group.
+    """Clip the gradients of a stage or model in place; return their previous L2 norms by group.
 
-    By layer, each decoder layer is bounded by itself, and so is each parameter outside of layers (embedding, norm,
-    head). No cut divides these, so none changes what is clipped. Gradients within their bound are left as they are.
-    On a GPU nothing waits for the result; :func:`total_norms` does.
+    With ``clip_by`` "layer", each decoder layer and each parameter outside layers (embedding, norm, head) is a group,
+    so that the result does not depend on the pipeline's cut. On a GPU, only :func:`total_norms` waits for the result.
     """
     groups: dict[str, list[nn.Parameter]] = {}
     for name, parameter in named.items():
@@ -49,8 +48,8 @@ def clip_gradients(named: Mapping[str, nn.Parameter], config: OptimConfig) -> Te
     bound = config.clip or math.inf
     each = [nn.utils.get_total_norm([p.grad for p in group if p.grad is not None]) for group in groups.values()]
     norms = torch.stack([norm.to(each[0].device) for norm in each])
-    # Where reading a number costs nothing, gradients within their bound are not multiplied by 1.
-    beyond = [True] * len(each) if norms.is_cuda else (bound / (norms + _EPS) < 1).tolist()  # as torch computes
+    # Off the GPU, skip gradients within their bound instead of multiplying them by 1.
+    beyond = [True] * len(each) if norms.is_cuda else (bound / (norms + _EPS) < 1).tolist()  # same formula as torch
     for group, length, clip in zip(groups.values(), each, beyond, strict=True):
         if clip:
             nn.utils.clip_grads_with_norm_(group, bound, length)
@@ -58,6 +57,6 @@ def clip_gradients(named: Mapping[str, nn.Parameter], config: OptimConfig) -> Te
 
 
 def total_norms(norms: Tensor, config: OptimConfig) -> tuple[float, float]:
-    """The L2 norm of all gradients before and after :func:`clip_gradients`, from the norms that it returned."""
+    """Return the L2 norm of all gradients before and after :func:`clip_gradients`, from its result."""
     bound, each = config.clip or math.inf, norms.tolist()
     return math.hypot(*each), math.hypot(*(min(norm, bound) for norm in each))

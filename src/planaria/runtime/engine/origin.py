@@ -27,7 +27,7 @@ from planaria.runtime.engine.resolved import ResolvedRun
 
 
 def provenance() -> Provenance:
-    """Describe this process."""
+    """Describe the versions, machine and command of this process."""
     return Provenance(
         version=f"planaria {__version__}, Python {platform.python_version()}, PyTorch {metadata.version('torch')}",
         machine=f"{platform.node()} ({platform.machine()}, {os.cpu_count()} processors)",
@@ -36,7 +36,7 @@ def provenance() -> Provenance:
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """Return a command line with the program's name alone, and without passwords, tokens and queries of URLs."""
+    """Return a command line with a bare program name and URLs without credentials and queries."""
     program, *rest = arguments or ["python"]
     public = (re.sub(r"(://)[^/@\s]*@|\?.*$", r"\1", word) if "://" in word else word for word in rest)
     return shlex.join([Path(program).name, *public])
@@ -44,43 +44,43 @@ def command_line(arguments: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Origin:
-    """Committed steps, the last generation, and the checkpoint folder that each stage is loaded from.
+    """Where a run starts: committed steps, last generation, and the checkpoint folder that each stage is loaded from.
 
-    Stages that ``load`` does not name start from the seed's initial weights.
+    Stages missing in ``load`` start from the seed's initial weights.
     """
 
     step: int = 0
     generation: int = 0
     load: Mapping[int, str] = field(default_factory=dict)
     samples: int | None = None
-    """used in those steps; as many as the recipe says for each, unless given"""
+    """samples used by those steps; None: the recipe's number for each step"""
     struck: bool = False
-    """the faults of ``step`` have struck already: they are why the run stopped there"""
+    """whether the faults of ``step`` were injected before the run stopped there"""
     first_block: int | None = None
-    """all blocks of samples before this one are used; those of the steps, unless given"""
+    """first sample block that is not used completely; None: it follows from the steps"""
     blocks_ahead: Sequence[int] = ()
-    """and these beyond"""
+    """used blocks beyond it"""
     recalled: SnapshotLabel | None = None
-    """the snapshot in memory from which the nodes in ``remembering`` begin, in place of what they load"""
+    """snapshot in memory from which the nodes in ``remembering`` start, instead of loading"""
     remembering: Sequence[int] = ()
     durable_step: int | None = None
-    """that of the checkpoint in ``load``, where it is older than ``step``"""
+    """step of the checkpoint in ``load``, if older than ``step``"""
     standings: Mapping[int, Standing] = field(default_factory=dict)
-    """where replicas that are not all at ``step`` take up"""
+    """start of replicas that are not at ``step``"""
     recut: Recut | None = None
-    """what became of a checkpoint of another shape"""
+    """description of a conversion from another shape"""
 
     @property
     def next_fault(self) -> int:
-        """The first step whose faults are still to come."""
+        """The first step whose faults are not injected yet."""
         return self.step + 1 if self.struck else self.step
 
     def samples_in_all(self, config: RunConfig) -> int:
-        """Those of the steps so far, and of those that are left."""
+        """Return the number of samples after the last step."""
         return self.sample_offset(config) + config.train.steps * config.samples
 
     def sample_offset(self, config: RunConfig) -> int:
-        """What to add to the number of a sample, if all steps before had taken as many as the recipe says."""
+        """Return the difference between the samples used so far and the recipe's number for these steps."""
         return 0 if self.samples is None else self.samples - self.step * config.samples
 
 
@@ -88,15 +88,15 @@ START = Origin()
 
 
 def run_started(resolved: ResolvedRun, origin: Origin) -> RunStarted:
-    """The first event of a run: all of the recipe that its decisions depend on."""
+    """Return the first event of a run: the part of the recipe that decisions depend on."""
     config, pipeline, replicas = resolved.config, resolved.config.pipeline, resolved.replicas
     ways = routes(config, 0) if resolved.schedule is None and replicas > 1 else resolved.routes(0)
     walked, stages = [list(route) for route in ways], range(pipeline.stages + 1)
     shared = resolved.schedule is not None or resolved.column(0).shared
     met = list(combinations(stages, 2)) if change(config) and not shared else []
-    if resolved.at_once > 1:  # each sends all others its gradient, or its offer
+    if resolved.at_once > 1:  # each node sends its gradient or update to all others
         met = [pair for stage in stages for pair in combinations(resolved.arrangement.nodes(stage), 2)]
-    if config.routing.mixed:  # which nodes follow one another is drawn for each step
+    if config.routing.mixed:  # routes are drawn for each step
         met = list(combinations(sorted(resolved.arrangement.stage), 2))
     if config.model.one_array:  # any may be the one that is left to give to all
         met = list(combinations(stages, 2))

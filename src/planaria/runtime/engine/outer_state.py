@@ -1,4 +1,4 @@
-"""A node's outer state, wherever it runs: what was settled last, and what a step under way would make of it."""
+"""A node's outer state: as settled last, and as the current step would change it."""
 
 from __future__ import annotations
 
@@ -22,20 +22,19 @@ from planaria.runtime.engine.runner import NonFinite, StageRunner
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a node thinks of the others' offers, and of its own."""
+    """A node's judgement of received updates, and statistics of the one it sent."""
 
     refused: Mapping[int, str] = field(default_factory=dict)
-    """replica whose offer is of no use → what is wrong with it"""
+    """replica with an invalid update → reason"""
     counted: Sequence[Counted] = ()
-    """what offers counted in what was made of all, where the rule goes by coefficients"""
+    """weights of the updates in the result, if the rule has any"""
     compressed: Compressed | None = None
-    """what compression made of its own offer, once that is settled for good"""
+    """statistics of this node's compressed update, once committed"""
     full: Full | None = None
-    """why that went in full, if it did"""
+    """why it was sent uncompressed, if it was"""
 
-    def told(self, first: bool) -> Iterator[tuple[type[e.Fact], dict[str, Any]]]:
-        """Events that tell of it, without where and when; one node of each stage (``first``) tells what all counted,
-        and what its own message was like."""
+    def facts(self, first: bool) -> Iterator[tuple[type[e.Fact], dict[str, Any]]]:
+        """Yield events and their fields; the ``first`` node of a stage reports weights and compression for all."""
         for replica, reason in self.refused.items():
             yield e.OfferRefused, {"replica": replica, "reason": reason}
         for counted in self.counted if first else ():
@@ -49,17 +48,16 @@ class Verdict:
 
 
 class OuterState:
-    """The outer state of one node, and its part in an exchange of gradients: what that makes of it is pending until the
-    step commits, so that a step that is dropped leaves no trace."""
+    """The outer state of one node during gradient exchanges; changes are pending until the step commits."""
 
     def __init__(self, config: ExchangeConfig) -> None:
         self.exchange, self._alone = exchange(config), config.replicas == 1
         self.settled = Outer()
-        """after the last commit, or the last round"""
+        """after the last commit or round"""
         self.publisher = Publisher()
         """replaced by an injected fault"""
         self.left_out: Mapping[int, str] = {}
-        """replicas whose offers are of no use to anybody in the step under way, and why"""
+        """replica → why its update is ignored by all in the current step"""
         self.heard: Mapping[int, str] = {}
         """replica → digest of its update in that step (``exchange/robust/equivocation.py``)"""
         self._pending: Outer | None = None
@@ -67,13 +65,10 @@ class OuterState:
         """restored if the step is dropped"""
         self._honest = Offer()
         self._anew: Full = "beginning"
-        """why estimates began last, or will"""
+        """reason for the last or next reset of estimates"""
 
     def begin(self, state: Mapping[str, Tensor], weights: Weights, rounds: int) -> None:
-        """The node has its ``weights`` from elsewhere, and an outer ``state`` with them; if none, it begins one.
-
-        So many ``rounds`` are settled.
-        """
+        """Start with new ``weights`` after ``rounds`` settled rounds; an empty outer ``state`` is initialised."""
         self.drop()
         self._held = None
         self._anew = "replicas" if state else "beginning"
@@ -83,9 +78,9 @@ class OuterState:
             self.settled = replace(Outer() if self._alone else self.exchange.start(weights), rounds=rounds)
 
     def offer(self, runner: StageRunner, me: int = 0) -> Offer:
-        """The message of replica ``me`` about the step's gradient, before that is clipped.
+        """Return the update of replica ``me`` from the step's unclipped gradient.
 
-        :raises NonFinite: when a number of it is not finite, which rounding might conceal.
+        :raises NonFinite: if a number in it is not finite, which rounding could hide.
         """
         runner.weigh()
         offer = self.exchange.speaking(me).offer(self.settled, runner.grads)
@@ -96,11 +91,10 @@ class OuterState:
         return offer
 
     def settle(self, offers: Mapping[int, Offer], me: int, runner: StageRunner) -> Verdict:
-        """The gradient that the ``offers`` (by replica, that of ``me`` among them) come to takes the place of the own.
+        """Replace the gradient by the exchange's result for ``offers`` (replica → update, including ``me``).
 
-        Offers that are of no use are left out, as many as the exchange bears.
-
-        :raises NonFinite: when there are more, naming whose they are.
+        Invalid updates are excluded, up to the number that the exchange tolerates.
+        :raises NonFinite: if there are more; it names their replicas.
         """
         counted: list[Counted] = []
         try:
@@ -109,9 +103,9 @@ class OuterState:
             )
             grads, self._pending = rule.settle(self.settled, runner.grads, sound, me)
         except TooManyLiars as error:
-            mend = "lower optim.lr" if "finite" in str(error) else "look after that replica"
-            mend += "" if self.exchange.borne else "; exchange.robust names rules that go on without it"
-            raise NonFinite(f"the gradients of stage {runner.stage} come to nothing: {error}; {mend}") from None
+            fix = "lower optim.lr" if "finite" in str(error) else "check that replica"
+            fix += "" if self.exchange.borne else "; exchange.robust has rules that tolerate it"
+            raise NonFinite(f"the gradients of stage {runner.stage} cannot be combined: {error}; {fix}") from None
         runner.take(grads)
         others = {replica: offer for replica, offer in sound.items() if replica != me}
         self.publisher.received(others, self.exchange.codec(self.settled), self.settled.rounds)
@@ -120,17 +114,17 @@ class OuterState:
         return Verdict(refused, counted)
 
     def anew(self) -> None:
-        """Another node of the stage has been rebuilt, and lacks what was its own: the others do not go by it either."""
+        """Reset estimates after another node of the stage was rebuilt without its own."""
         self.settled = self.exchange.anew(self.settled)
         if self.settled.rounds:
             self._anew = "rebuilt"
 
     def hold(self) -> None:
-        """Make further changes of :attr:`settled` revocable until the step commits."""
+        """Make later changes of :attr:`settled` revocable until the step commits."""
         self._held = self.settled
 
     def commit(self) -> Verdict:
-        """The step is committed; what is to be told of it, now that it holds."""
+        """Commit the step; return what to report about it."""
         self._held = None
         if self._pending is None:
             return Verdict()
@@ -139,12 +133,12 @@ class OuterState:
         return Verdict(compressed=self._honest.compressed, full=self._anew)
 
     def drop(self) -> None:
-        """The step under way is dropped."""
+        """Discard the current step."""
         self._pending = None
         if self._held is not None:
             self.settled, self._held = self._held, None
 
     def given(self, to_successor: bool) -> dict[str, Tensor]:
-        """What whoever stands here from now on begins with, or a copy of this node: what is shared."""
+        """Return the outer state for a successor of this node, or the shared part of it for a copy."""
         outer = self.settled if to_successor else self.settled.copied(self.exchange.parts)
         return {name: tensor for name, tensor in outer.state().items() if name != "rounds"}

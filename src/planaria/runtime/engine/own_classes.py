@@ -1,4 +1,4 @@
-"""The classes from outside planaria that a recipe chooses: a result depends on their code as well as on the recipe."""
+"""Classes from outside planaria that a recipe names; a result depends on their code too."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from planaria.recovery.codes import CODES
 
 
 def own_classes(config: RunConfig) -> list[type[Choice]]:
-    """Return those classes, and the bases of theirs that are not planaria's either, in a fixed order.
+    """Return these classes and their bases from outside planaria, in a fixed order.
 
-    :raises UserError: if one of them cannot be imported, or may not be.
+    :raises UserError: if one of them cannot be imported, or must not be.
     """
     chosen: list[type[Choice]] = [RECOVERIES.find(name) for name in names(config.recovery)]
     chosen += [CODES.find(name) for name in _codes(config.recovery.options)]
@@ -31,7 +31,7 @@ def own_classes(config: RunConfig) -> list[type[Choice]]:
 
 
 def _codes(options: Mapping[str, Any]) -> Iterator[str]:
-    """Erasure codes that are named ``module:Class``, also in the table of one strategy."""
+    """Yield the erasure codes named ``module:Class``, including those in a strategy's table."""
     for key, value in options.items():
         if isinstance(value, Mapping):
             yield from _codes(value)

@@ -1,6 +1,6 @@
-"""A worker's part of a step: the actions of the plan, then one gradient with the other nodes of its stage.
+"""Execution of a step's plan by one worker, and the sum of gradients over the nodes of its stage.
 
-The most preferred action whose input has arrived runs first.
+Among the actions whose inputs have arrived, the one earliest in the plan runs first.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from planaria.runtime.engine.post import Post
 from planaria.runtime.engine.runner import StageRunner, added
 
 Passed = Callable[[Action, Tensor], None]
-"""is told what each action hands on"""
+"""called with each action and its output"""
 
 
 class Task(NamedTuple):
-    """An action, and the frame that it waits for; None if its input is local."""
+    """An action and the frame that it needs; None if its input is local."""
 
     action: Action
     input: Awaited | None
 
 
 def perform(plan: Plan, post: Post, runner: StageRunner, spans: list[Span], passed: Passed | None = None) -> None:
-    """Carry out the actions of this worker's node; appends a span for each to ``spans`` as it ends.
+    """Run the actions of this worker's node, and append a span for each to ``spans``.
 
-    :raises Interrupted: when the controller wants something else meanwhile.
+    :raises Interrupted: if the controller sends another order.
     """
     todo, done = [Task(a, post.input_of(a)) for a in plan.actions.get(post.here.node, ())], set[Key]()
     while todo:
@@ -46,7 +46,7 @@ def perform(plan: Plan, post: Post, runner: StageRunner, spans: list[Span], pass
 
 
 def _first_ready(todo: list[Task], done: set[Key], post: Post) -> Task:
-    """The most preferred action that can begin, waiting for one if need be."""
+    """Return the first action that can start; wait for one if there is none."""
     post.hear_all()
     found: list[Task] = []
 
@@ -73,8 +73,8 @@ def _act(task: Task, post: Post, runner: StageRunner, spans: list[Span], passed:
     start = time.monotonic()
     work = runner.forward if action.kind == "forward" else runner.backward
     out = work(action.microbatch, action.hop, None if task.input is None else post.take(task.input))
-    start += desk.reading.newly()  # a pass starts once its batch has been read
-    desk.lag()  # before the output is sent
+    start += desk.reading.newly()  # exclude the time spent reading the batch
+    desk.lag()  # delays the output too
     if action.target is not None:
         assert out is not None
         post.send(action, out)
@@ -86,7 +86,7 @@ def _act(task: Task, post: Post, runner: StageRunner, spans: list[Span], passed:
 
 
 def agree(config: RunConfig, post: Post, runner: StageRunner, spans: list[e.Span]) -> None:
-    """The nodes of a stage come to one gradient, where it has several; what that took is added to ``spans``."""
+    """Combine the gradients of the nodes with the same parameters, and append a span for it to ``spans``."""
     nodes = adding(post.here.present, config.model, post.here.node)
     rule = post.circle.outer.exchange
     if len(nodes) == 1 or (config.exchange.replicas > 1 and rule.interval != 0):
@@ -101,9 +101,9 @@ def agree(config: RunConfig, post: Post, runner: StageRunner, spans: list[e.Span
 
 
 def exchange_gradients(post: Post, runner: StageRunner) -> None:
-    """Tell the other replicas what this one's gradient is, hear theirs, and take what the exchange makes of all.
+    """Exchange gradients with the other replicas, and apply the result.
 
-    Report whose was of no use; the first replica's nodes, what each of the others counted.
+    Reports invalid updates; the first replica also reports the weights of all.
     """
     outer, here = post.circle.outer, post.here
     replicas = dict(enumerate(here.present.peers(here.node)))
@@ -111,12 +111,12 @@ def exchange_gradients(post: Post, runner: StageRunner) -> None:
     others = {replica: node for replica, node in replicas.items() if replica != me}
     own = outer.offer(runner, me)
     at = here.step, outer.settled.rounds
-    said = outer.publisher.updates(own, outer.exchange.codec(outer.settled), at, me, others)
+    updates = outer.publisher.updates(own, outer.exchange.codec(outer.settled), at, me, others)
     for replica, node in others.items():
-        post.send_share(node, _blocking(said[replica]))
-    heard = [*zip(others, post.take_shares([*others.values()], None), strict=True)]
+        post.send_share(node, _blocking(updates[replica]))
+    received = [*zip(others, post.take_shares([*others.values()], None), strict=True)]
     post.desk.at("settle", here.step)
-    verdict = outer.settle({me: said[me], **{replica: Offer(flat) for replica, flat in heard}}, me, runner)
+    verdict = outer.settle({me: updates[me], **{replica: Offer(flat) for replica, flat in received}}, me, runner)
     post.report(verdict, here.step, first=me == 0)
 
 
@@ -126,12 +126,12 @@ def _blocking(offer: Offer) -> Tensor:
 
 
 def adding(there: Arrangement, model: ModelConfig, node: int) -> tuple[int, ...]:
-    """The nodes that have the parameters of ``node``: those of its stage, or all where every stage has all of them."""
+    """Return the nodes with the parameters of ``node``: those of its stage, or all if every stage has all weights."""
     return tuple(there.stage) if model.one_array else there.peers(node)
 
 
 def add_shards(post: Post, runner: StageRunner, nodes: Sequence[int]) -> None:
-    """``nodes`` with the same parameters add up what each has of a step: at the first, in their order."""
+    """Add up the shares of ``nodes``, in their order, at the first of them."""
     first, *others = nodes
     own = runner.share()
     if post.here.node == first:

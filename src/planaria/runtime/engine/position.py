@@ -1,4 +1,4 @@
-"""Where a worker stands: a node of the run and its stage, in a generation of its replica, at a step."""
+"""The assignment of a worker: its node and stage, the generation of its replica, and the step."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from planaria.control.decisions import BEFORE, Form, Introduce, Meet, Settle
 from planaria.control.events import Fact
 from planaria.runtime.engine.resolved import ResolvedRun
 
-_TOLD = ("worker", "node", "stage", "replica", "generation", "step")
+_COMMON_FIELDS = ("worker", "node", "stage", "replica", "generation", "step")
 
 
 class Position:
-    """A worker's position, and its reports, which begin with it."""
+    """The assignment of a worker, and its reports, which include it."""
 
-    def __init__(self, worker: str, resolved: ResolvedRun, tell: Callable[[Fact], None]) -> None:
-        """``tell`` takes a report to the controller."""
+    def __init__(self, worker: str, resolved: ResolvedRun, send: Callable[[Fact], None]) -> None:
+        """``send``: sends an event to the controller."""
         self.worker, self.node, self.stage = worker, -1, -1
         self.replica, self.generation, self.step = 0, 0, 0
         self.present = resolved.arrangement
-        """the nodes of the present generation"""
+        """the nodes of the current generation"""
         self.absent: set[int] = set()
-        """nodes that the present generation does without"""
-        self._everywhere, self._resolved, self._tell = resolved.arrangement, resolved, tell
+        """nodes that the current generation lacks"""
+        self._everywhere, self._resolved, self._send = resolved.arrangement, resolved, send
 
     def move(self, node: int, form: Form) -> None:
-        """Stand at ``node``, as ``form`` says."""
+        """Take the assignment to ``node`` from ``form``."""
         self.node, self.stage = node, self._everywhere.stage[node]
         self.replica, self.generation, self.step = form.replica, form.generation, form.step
         own = self._resolved.column(form.replica)
@@ -35,20 +35,20 @@ class Position:
         self.absent = own.stage.keys() - self.present.stage.keys()
 
     def is_ours(self, order: Introduce | Meet | Settle) -> bool:
-        """Is the order for the present generation of this worker's replica?"""
+        """Return whether an order is for the current generation of this worker's replica."""
         return dict(zip(order.members, order.generations, strict=True)).get(self.replica) == self.generation
 
     def stage_of(self, node: int) -> int:
-        """The stage that a node of the run holds."""
+        """Return the stage of a node."""
         return self.stage if node == BEFORE else self._everywhere.stage[node]
 
     @property
     def number(self) -> int:
-        """Which of the nodes of its stage this one is, over all replicas."""
+        """Index of this node among all nodes of its stage."""
         return self._everywhere.peers(self.node).index(self.node)
 
     def name_of(self, node: int) -> str:
-        """A node, for people."""
+        """Return the name of a node for messages."""
         if node == BEFORE:
             return f"{self.name_of(self.node)} before"
         stage = self._everywhere.stage.get(node, node)
@@ -56,20 +56,20 @@ class Position:
             return f"stage {stage} of replica {self._resolved.replica_of(node)}"
         return f"stage {stage}" if stage == node else f"node {node} of stage {stage}"
 
-    def report(self, kind: type[Fact], **said: Any) -> None:
-        """Report an event of this ``kind``: what is ``said``, and of the position all else that such an event tells."""
-        own = {name: getattr(self, name) for name in _TOLD if name in kind.model_fields}
-        self._tell(kind.model_validate(own | said))
+    def report(self, kind: type[Fact], **fields: Any) -> None:
+        """Send an event of this ``kind`` with these ``fields`` and the assignment."""
+        own = {name: getattr(self, name) for name in _COMMON_FIELDS if name in kind.model_fields}
+        self._send(kind.model_validate(own | fields))
 
     def report_broken(
         self, peer: int, detail: str, waited_s: float = 0.0, since_s: float = 0.0, relay: str = ""
     ) -> None:
-        """Report that the edge to node ``peer`` is broken, and why.
+        """Report a broken edge to the node ``peer``.
 
-        ``waited_s``: seconds that a message was awaited in vain, from ``since_s`` after the step's start; ``relay``:
-        the name of the relay that did not answer.
+        :param waited_s: seconds waited for a message, from ``since_s`` after the step's start
+        :param relay: name of the relay that did not answer
         """
         when = f"at step {self.step}, generation {self.generation}"
         ends = f"worker {self.worker} ({self.name_of(self.node)}) and {self.name_of(peer)}"
-        told = {"cause": detail, "waited_s": waited_s, "since_s": since_s, "relay": relay}
-        self.report(e.EdgeBroken, peer=peer, detail=f"{ends}: {detail} {when}", **told)
+        fields = {"cause": detail, "waited_s": waited_s, "since_s": since_s, "relay": relay}
+        self.report(e.EdgeBroken, peer=peer, detail=f"{ends}: {detail} {when}", **fields)

@@ -1,4 +1,4 @@
-"""A worker's post: what it sends to other nodes and what comes from them, over the edges of the present generation."""
+"""Messages between a worker and other nodes over the edges of the current generation."""
 
 from __future__ import annotations
 
@@ -31,35 +31,36 @@ from planaria.runtime.transport.staging import Staging, with_cuda
 from planaria.runtime.transport.wire import Content, WireError
 
 _TIMES = 3
-"""how many times as long as a whole step one message of it may take"""
+"""longest wait for one message, in step durations"""
 _REMEMBERED = 16
-"""steps; a machine that was busy may be so no longer"""
+"""steps; the load of a machine changes"""
 
 
 class Patience:
-    """Scaled by what steps have taken in this run, never less than the recipe's number of seconds.
+    """Time-out that scales with the duration of steps, at least ``fleet.timeout_s``.
 
-    Before there was a step, by what the first pass of this worker has taken: on a busy machine that is long too.
+    Before the first step, it follows from the duration of this worker's first pass.
     """
 
     def __init__(self, floor_s: float) -> None:
         self.warm_s = 0.0
-        """seconds of one forward, backward and update at the worker's birth"""
+        """seconds of one forward, backward and update when the worker started"""
         self._floor_s, self._actions = floor_s, 1
         self._steps: deque[float] = deque(maxlen=_REMEMBERED)
 
     def expect(self, actions: int) -> None:
-        """So many actions, of all workers together, make the step that begins."""
+        """Set the number of actions in the next step, over all workers."""
         self._actions = actions
 
     def learn(self, step_s: float) -> None:
-        """A step is over; it took so many seconds."""
+        """Record the duration of a step."""
         self._steps.append(step_s)
 
     @property
     def seconds(self) -> float:
-        """How long to wait now."""
-        usual = max(self._steps) if self._steps else self.warm_s * self._actions / 2  # a pass each way is two actions
+        """The current time-out."""
+        # A forward and a backward pass are two actions.
+        usual = max(self._steps) if self._steps else self.warm_s * self._actions / 2
         return max(self._floor_s, _TIMES * usual)
 
 
@@ -68,7 +69,7 @@ _MOMENTS: dict[Moment, wire.Renewal] = {"before": Content.COPY_BEFORE, "after": 
 
 
 class Post:
-    """All that a worker says to its neighbours and hears from them."""
+    """Messages of a worker to and from its neighbours."""
 
     def __init__(
         self,
@@ -77,15 +78,15 @@ class Post:
         here: Position,
         desk: Desk,
         transport: Transport,
-        lend: Callable[[Donate], None],
+        transfer: Callable[[Donate], None],
     ) -> None:
-        """``lend`` is called when another replica, or a successor, wants a copy of this stage."""
-        self.here, self.desk, self.lend = here, desk, lend
+        """``transfer``: called when another replica, or a successor, requests a copy of this stage."""
+        self.here, self.desk, self.transfer = here, desk, transfer
         self.circle = RoundMember(setup.config.exchange)
         self.links = Links(setup, resolved, transport)
         model, pipeline = setup.config.model, setup.config.pipeline
         self.staging: Staging | None = None
-        """where stages compute on a device, in processes of their own"""
+        """copies between host and device, if stages compute on a device in several processes"""
         shape = pipeline.microbatch_size, model.context, model.dim
         if setup.config.train.device == "cuda" and isinstance(transport, SocketTransport):
             self.staging, transport.port.rings = with_cuda(math.prod(shape) * wire.ACTIVATIONS[pipeline.wire].itemsize)
@@ -93,60 +94,60 @@ class Post:
         self.mail = Mail(shape, wire.ACTIVATIONS[pipeline.wire], land)
         self.patience = Patience(setup.config.fleet.timeout_s)
         self.first_pass = 0
-        """what activations are numbered from: in a coded step, those of rounds that were broken off are never taken"""
+        """number of the first activation; in a coded step, activations of cancelled rounds are never taken"""
         self.waited: dict[int, float] = {}
-        """node → seconds that its frames have been waited for in this step"""
+        """node → seconds spent waiting for its frames in this step"""
         self._resolved = resolved
         self._broken: dict[EdgeEnd, Broken] = {}
         self._step_began = time.monotonic()
 
     def move(self, node: int, form: Form) -> None:
-        """Stand at ``node`` as ``form`` says; what belongs to older generations is dropped."""
+        """Take the position ``node`` of ``form``, and drop state of older generations."""
         self._drop_copies()
         self.here.move(node, form)
         self.links.part()
         self.circle.drop()
         self.advance(form.step)
         self.links.form(form, node)
-        # An edge may have broken while the controller was already forming this generation: it was told to the last one.
+        # An edge may have broken while the controller formed this generation, which has not seen that report.
         self._broken = {edge: broken for edge, broken in self._broken.items() if self.links.has(edge)}
         for broken in self._broken.values():
             self._report_broken(broken)
 
     def advance(self, step: int) -> None:
-        """Turn to ``step``."""
+        """Advance to ``step``."""
         self.here.step, self.first_pass, self._step_began = step, 0, time.monotonic()
         self.waited = {}
         self.mail.turn(self.here.generation, step)
 
     def leave(self) -> None:
-        """Stand nowhere any more."""
+        """Give up the position."""
         self._drop_copies()
         self.links.close()
         self.circle.drop()
         self.here.node = self.here.stage = -1
 
     def _drop_copies(self) -> None:
-        """What is being copied from a device is for edges that go."""
+        """Drop pending copies from a device; their edges are closing."""
         if self.staging is not None:
             self.staging.drop()
 
     @property
     def nodes_of_stage(self) -> Sequence[int]:
-        """All nodes of this worker's stage, whether anybody stands there or not."""
+        """All nodes of this worker's stage, present or absent."""
         return self._resolved.arrangement.nodes(self.here.stage)
 
     def hear(self, item: Any) -> None:
-        """Take in what the edges bring. Orders of an older generation may come too; nobody obeys them here."""
+        """Process an item from the inbox. Items of an older generation are ignored."""
         match item:
             case Arrived(edge=edge) | Opened(edge=edge) | Broken(edge=edge) if not self.links.has(edge):
-                return  # of an older generation: it was in the inbox when the edge was abandoned
+                return  # of an older generation
             case Donate():
-                self.lend(item)
+                self.transfer(item)
             case Introduce() if self.here.is_ours(item):
                 self.introduce(item)
             case Arrived(edge=edge, header=header, payload=payload) if edge in self.links.meeting.values():
-                self._hear_offer(edge, header, payload)
+                self._receive_update(edge, header, payload)
             case Arrived(edge=edge, header=header, payload=payload):
                 try:
                     self.mail.put(edge.spec.peer, header, payload)
@@ -157,7 +158,7 @@ class Post:
             case Broken(edge=edge, detail=detail, strange=strange) if edge in self.links.meeting.values():
                 if strange:
                     self._refuse(edge, detail)
-                return  # whoever waits for its offer is told when that has been long enough
+                return  # a wait for its update ends by time-out
             case Broken(edge=edge):
                 self._broken[edge] = item
                 self._report_broken(item)
@@ -168,14 +169,14 @@ class Post:
         self.here.report_broken(spec.peer, broken.detail, relay=relay)
 
     def hear_all(self) -> None:
-        """Take in everything that is there already."""
+        """Process all items in the inbox."""
         while not self.desk.inbox.empty():
             self.hear(self.desk.next())
 
     def wait_for(self, late: Callable[[], Sequence[int]], what: str) -> None:
-        """Take in what comes until no node is ``late``.
+        """Process the inbox until ``late`` returns no nodes.
 
-        A wait longer than the time-out is reported once, as for ``what``, whose {} names the first of these nodes.
+        A wait longer than the time-out is reported once; ``what`` describes it, with {} for the first late node.
         """
         if not (nodes := late()):
             return
@@ -194,54 +195,54 @@ class Post:
             nodes = late()
 
     def collect(self, frames: Sequence[Awaited], what: str) -> list[Tensor]:
-        """Wait for these frames, as :meth:`wait_for` does, and take them in this order."""
+        """Wait for these frames, and return them in this order."""
         self.wait_for(lambda: self.mail.missing(frames), what)
         return [self.mail.take(frame) for frame in frames]
 
     def introduce(self, order: Introduce) -> None:
-        """Tell the same stage of the others in a group ahead what is known already."""
+        """Send the next round's prefetched part to the same stage of the other members."""
         prefetched = self.circle.prefetch(order.round)
         for edge in self.links.meet(order.links, self.here.node):
             self.circle.forget(edge.spec.peer)
-            self._say(edge, Content.PREFETCHED, prefetched)
+            self._send_part(edge, Content.PREFETCHED, prefetched)
 
     def meet(self, order: Meet, runner: StageRunner) -> None:
-        """Make an offer to the same stage of the other members of a round."""
+        """Send an update to the same stage of the other members of a round."""
         offer, me, replica_of = self.circle.offer(order.round, runner), self.here.replica, self._resolved.replica_of
         for edge in self.links.meet(order.links, self.here.node):
             self.circle.forget(edge.spec.peer)
-            self._say(edge, Content.PREFETCHED, offer.prefetched)
-        said = self.circle.tell(self.here.step, me, [member for member in order.members if member != me])
+            self._send_part(edge, Content.PREFETCHED, offer.prefetched)
+        updates = self.circle.updates_for(self.here.step, me, [member for member in order.members if member != me])
         for peer, edge in self.links.meeting.items():
-            self._say(edge, Content.BLOCKING, said[replica_of(peer)].blocking)
+            self._send_part(edge, Content.BLOCKING, updates[replica_of(peer)].blocking)
         digest, products = self.circle.own_digest(me), self.circle.products(me, me, None)
         if digest or products:
             self.here.report(e.OfferHeard, round=order.round, replica=me, digest=digest, products=products)
-        self._tell_heard()
+        self._report_received()
 
-    def _say(self, edge: EdgeEnd, content: wire.Part, part: Tensor | None) -> None:
+    def _send_part(self, edge: EdgeEnd, content: wire.Part, part: Tensor | None) -> None:
         if part is not None:
             edge.send(wire.OfferPart(self.circle.round, content), part)
 
-    def _hear_offer(self, edge: EdgeEnd, header: wire.Header, payload: Tensor) -> None:
-        """Take in what comes over an edge of the round under way."""
+    def _receive_update(self, edge: EdgeEnd, header: wire.Header, payload: Tensor) -> None:
+        """Process a frame of the current round."""
         label, round = header.label, self.circle.round
         if not isinstance(label, wire.OfferPart):
-            self._refuse(edge, f"sent {label}, which is no part of an offer")
+            self._refuse(edge, f"sent {label}, which is not part of an update")
         elif label.round != round:
             self._refuse(edge, f"its {label.content.name.lower()} part: of round {label.round}, not {round}")
-        elif self.circle.hear(edge.spec.peer, label.content, payload):
-            self._tell_heard()
+        elif self.circle.receive(edge.spec.peer, label.content, payload):
+            self._report_received()
         else:
-            self._refuse(edge, f"its {label.content.name.lower()} part: said twice")
+            self._refuse(edge, f"its {label.content.name.lower()} part: sent twice")
 
     def _refuse(self, edge: EdgeEnd, why: str) -> None:
-        """What has come over an edge of a round can be no offer: nothing more is read there, whatever comes."""
+        """Reject a peer's update, and close the edge."""
         self.circle.refuse(edge.spec.peer, why)
         edge.reset()
-        self._tell_heard()
+        self._report_received()
 
-    def _tell_heard(self) -> None:
+    def _report_received(self) -> None:
         round, replica_of = self.circle.round, self._resolved.replica_of
         for peer, reason in self.circle.refused().items():
             self.here.report(e.OfferRefused, round=round, replica=replica_of(peer), reason=reason)
@@ -251,13 +252,13 @@ class Post:
             self.here.report(e.OfferHeard, round=round, replica=replica, digest=digest, products=products)
 
     def input_of(self, action: Action) -> Awaited | None:
-        """The frame that an action waits for; None if its input is local."""
+        """Return the frame that an action waits for; None if its input is local."""
         if action.source is None or action.needs is None:
             return None
         return Awaited(action.source, self._activation(action.needs))
 
     def send(self, action: Action, out: Tensor) -> None:
-        """Hand an action's output to the node that needs it, from a device once it is on the host."""
+        """Send an action's output to the node that needs it, once it is on the host."""
         assert action.target is not None
         send = partial(self.links.edges[action.target].send, self._activation(action.key))
         if self.staging is not None and out.is_cuda:
@@ -266,7 +267,7 @@ class Post:
             send(out)
 
     def take(self, frame: Awaited) -> Tensor:
-        """An action's input, which is here."""
+        """Take an action's received input."""
         payload = self.mail.take(frame)
         return self.staging.join(payload) if self.staging is not None and payload.is_cuda else payload
 
@@ -275,14 +276,14 @@ class Post:
         return wire.Activation(self.here.generation, self.here.step, microbatch, key.hop, _PASSES[key.kind])
 
     def send_share(self, node: int, flat: Tensor, part: int = 0) -> None:
-        """Send to another node of this stage what there is of the step's gradient, or a ``part`` of that."""
+        """Send a share of the step's gradient, or a ``part`` of it, to another node of this stage."""
         self.links.edges[node].send(wire.GradientShare(self.here.generation, self.here.step, part), flat)
 
     def take_shares(self, nodes: Sequence[int], like: Tensor | None, part: int = 0) -> list[Tensor]:
-        """Wait for the shares of these ``nodes``, each of the shape of ``like`` if there is one, and take them in this
-        order.
+        """Wait for the shares of these ``nodes``, and return them in this order.
 
-        One of another shape is a broken edge; the wait then ends with the next generation.
+        A share whose shape or type differs from ``like`` is reported as a broken edge; the wait ends with the next
+        generation.
         """
         label = wire.GradientShare(self.here.generation, self.here.step, part)
         taken: list[Tensor] = []
@@ -299,16 +300,16 @@ class Post:
         return taken
 
     def report(self, verdict: Verdict, round: int, first: bool) -> None:
-        """Tell the controller, if this is the ``first`` node of its stage for all of them."""
-        for kind, said in verdict.told(first):
-            self.here.report(kind, round=round, **said)
+        """Report a verdict; ``first``: this is the first node of its stage."""
+        for kind, fields in verdict.facts(first):
+            self.here.report(kind, round=round, **fields)
 
     def send_parcel(self, host: int, parcel: Parcel, flat: Tensor) -> None:
-        """Send a copy's message to the node that hosts it; what has the whole step's time lets the others pass."""
+        """Send a copy's message to its host; messages sent before the step give way to others."""
         self.links.edges[host].send(self._copy_message(parcel), flat, later=parcel.moment == "before")
 
     def take_parcels(self, keeping: Keeping) -> None:
-        """Wait for all that this step brings to the copies kept here, and put it there."""
+        """Wait for this step's messages to the copies kept here, and store them."""
         for edge in self.links.edges.values():
             edge.hurry()
         expected = keeping.expects(self.here.step)

@@ -1,6 +1,6 @@
-"""A validated run: the configuration checked, its text tokenised, its faults and initial weights read.
+"""A validated run: its configuration is checked, its text tokenised, its faults and initial weights read.
 
-Engines accept a :class:`Prepared` run and nothing else.
+Engines accept only a :class:`Prepared` run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from planaria.faults.trace import Trace
 from planaria.models.foreign import Weights
 from planaria.planner.guidelines import broken
 from planaria.planner.schedule import read as read_schedule
-from planaria.runtime.engine.branch import require_tokenizer, starting_weights, unfit
+from planaria.runtime.engine.branch import require_tokenizer, starting_weights, weight_warnings
 from planaria.runtime.engine.check import check, read_faults
 from planaria.runtime.engine.copy_costs import settle
 from planaria.runtime.engine.resolved import ResolvedRun
@@ -29,15 +29,15 @@ from planaria.runtime.engine.unused import idle, require_used
 
 @dataclass(frozen=True)
 class Prepared:
-    """A validated run: everything that an engine begins with."""
+    """A validated run, ready to start."""
 
     run: ResolvedRun
     dataset: Data
     trace: Trace
     parent: Weights | None = None
-    """what ``train.start`` names, on its disk"""
+    """the open weights of ``train.start``"""
     notes: tuple[str, ...] = ()
-    """what to know before it begins, a line each: settings for other runs than this, epochs of a mixture's sources"""
+    """one line each about settings without effect, and epochs of a mixture's sources"""
 
     @property
     def config(self) -> RunConfig:
@@ -55,13 +55,13 @@ def prepare(
     begins: bool = True,
     samples: int | None = None,
 ) -> Prepared:
-    """Check the recipe, tokenise its text, read its faults and the weights that it starts from. No worker starts.
+    """Check the recipe, tokenise its text, and read its faults and initial weights; start no worker.
 
-    ``say`` hears of the text's preparation; ``trace`` takes the place of the recipe's. A run that goes on (not
-    ``begins``) may keep settings that it needs no more, and has its weights already. ``samples``: all that it takes
-    to its end, if not every step takes as many as the recipe says.
-
-    :raises UserError: naming the first thing that is wrong, its place and the mend.
+    :param say: receives progress messages
+    :param trace: replaces the recipe's trace
+    :param begins: False for a resumed run, which may keep unused settings and has its weights
+    :param samples: the run's total number of samples, if its steps differ in size
+    :raises UserError: for the first invalid setting, with its place and a fix.
     """
     if config.engine == "simulate":
         raise UserError("engine = 'simulate': a simulation trains no model; use 'inline' or 'fleet'")
@@ -77,14 +77,14 @@ def prepare(
     read = epochs(config, train, config.train.steps * config.samples if samples is None else samples)
     if parent is not None:
         require_tokenizer(parent, config, dataset)
-    warned = (*idle(run, faults), *unfit(run, parent)) if begins else ()
+    warned = (*idle(run, faults), *weight_warnings(run, parent)) if begins else ()
     return Prepared(run, dataset, faults, parent, (*warned, *read))
 
 
 def streams(config: RunConfig, dataset: Data) -> tuple[Stream, Stream | None]:
-    """Training and validation samples of a run; a recipe that never validates may have too few of the latter: None.
+    """Return the training and validation samples of a run; None for the latter if they are too few and never used.
 
-    :raises UserError: when a split is too short for one sample.
+    :raises UserError: if a split is too short for one sample.
     """
     context, seed = config.model.context, config.seed
     validated = config.train.eval_every or dataset.windows("validation", context)
@@ -93,10 +93,10 @@ def streams(config: RunConfig, dataset: Data) -> tuple[Stream, Stream | None]:
 
 
 def placed(config: RunConfig, recipe: Path | None) -> RunConfig:
-    """The recipe with numbers for what it calls 'best', and the full paths of the trace and the schedule that lie
-    beside its file ``recipe``.
+    """Return the recipe with numbers for 'best' settings, and absolute paths of the trace and schedule beside the file
+    ``recipe``.
 
-    :raises UserError: when its schedule cannot be read, breaks a rule, or is not for this recipe.
+    :raises UserError: if the schedule is invalid or does not match the recipe.
     """
     config = settle(config)
     if config.chaos.trace is not None and (file := beside(recipe, config.chaos.trace)) != Path(config.chaos.trace):
@@ -121,12 +121,12 @@ def placed(config: RunConfig, recipe: Path | None) -> RunConfig:
 
 
 def on_schedule(config: RunConfig, file: Path) -> RunConfig:
-    """The recipe with this schedule."""
+    """Return the recipe with this schedule."""
     return config.model_copy(update={"routing": config.routing.model_copy(update={"schedule": str(file)})})
 
 
 def beside(recipe: Path | None, name: str) -> Path:
-    """A file that a recipe names: beside the recipe if it is there, or at its path."""
+    """Return the path of a file that a recipe names: beside the recipe if it exists there, else as named."""
     file = Path(name)
     if recipe is not None and not file.is_absolute() and (recipe.parent / file).is_file():
         return recipe.parent / file
@@ -134,9 +134,9 @@ def beside(recipe: Path | None, name: str) -> Path:
 
 
 def epochs(config: RunConfig, train: Stream, samples: int) -> Iterator[str]:
-    """A line for each source of the mixture; nothing without one. ``samples``: all that the run takes, to its end.
+    """Yield a line for each source of a mixture; ``samples``: the run's total.
 
-    :raises UserError: when that is more of a source than its ``epochs`` allow, naming the steps that they allow.
+    :raises UserError: if they exceed the ``epochs`` of a source; it names the steps that are allowed.
     """
     mixture, left = config.data.mixture, samples - config.train.steps * config.samples
     taken = train.turns.before(samples)
@@ -146,10 +146,10 @@ def epochs(config: RunConfig, train: Stream, samples: int) -> Iterator[str]:
             allowed = int(most * source.windows)
             steps = range(config.train.steps)
             last = bisect_right(steps, allowed, key=lambda s: train.turns.before(left + s * config.samples)[place]) - 1
-            fewer = f"set train.steps to {last} or less" if last > 0 else "take fewer samples in a step"
+            fewer = f"set train.steps to {last} or less" if last > 0 else "use fewer samples per step"
             raise UserError(
-                f"data.mixture.{name}.epochs = {most:g}: train.steps = {config.train.steps} takes {count} of its "
-                f"samples, and there are {source.windows}: {count / source.windows:.2f} epochs; {fewer}, lower its "
+                f"data.mixture.{name}.epochs = {most:g}: train.steps = {config.train.steps} uses {count} of its "
+                f"{source.windows} samples: {count / source.windows:.2f} epochs; {fewer}, lower its "
                 "weight, or raise its epochs"
             )
         share, read = count / max(1, samples), count / source.windows

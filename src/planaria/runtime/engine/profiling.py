@@ -1,8 +1,7 @@
-"""``pipeline.layers = "auto"``: time the machines before the run, and give each stage as many layers as it can carry.
+"""``pipeline.layers = "auto"``: measure the machines before the run, and size the stages accordingly.
 
-The run's own fleet is started for a recipe with one layer in each block stage, which any of its machines has room for.
-Each worker reports the time of a layer, and all are released. Machines that joined are asked to call again for the run
-itself.
+The run's fleet starts with one layer in each block stage, which fits on any of its machines. Each worker reports the
+time of a layer and exits. Machines that joined reconnect for the run itself.
 """
 
 from __future__ import annotations
@@ -38,16 +37,16 @@ from planaria.runtime.fleet.guests import OpenFleet
 
 Say = Callable[[str], None]
 Timed = tuple[str, WorkerJoined]
-"""machine that has joined, or "", and a worker's report from there"""
+"""machine that joined, or "" for the controller's, and a worker's report from it"""
 
 
 def sized(config: RunConfig, data: Data, say: Say, stop: Callable[[], bool] | None = None) -> RunConfig:
-    """The recipe with numbers in place of ``pipeline.layers = "auto"``; any other as it is.
+    """Return the recipe with measured numbers in place of ``pipeline.layers = "auto"``.
 
-    In one process all stages are equally fast: they get as many layers, or nearly. ``stop`` is asked again and again.
+    In one process all stages are equally fast and get equal sizes, or nearly. ``stop`` is polled.
 
-    :raises UserError: when the machines have no room for the model.
-    :raises RunStopped: when too few can be timed, or a signal or ``stop`` ends it.
+    :raises UserError: if the model does not fit on the machines.
+    :raises RunStopped: if too few machines can be timed, or by a signal or ``stop``.
     """
     if config.pipeline.layers != "auto":
         return config
@@ -63,10 +62,10 @@ def sized(config: RunConfig, data: Data, say: Say, stop: Callable[[], bool] | No
     return with_layers(config, tuple(found))
 
 
-def sized_anew(
+def resized(
     folder: Path, changes: Mapping[str, object], say: Say, stop: Callable[[], bool] | None = None
 ) -> Mapping[str, object]:
-    """The settings with which the run in ``folder`` goes on, with numbers in place of ``pipeline.layers = "auto"``.
+    """Return the changed settings of a resumed run, with numbers in place of ``pipeline.layers = "auto"``.
 
     :raises UserError: and RunStopped, as :func:`sized`.
     """
@@ -79,18 +78,18 @@ def sized_anew(
 
 
 def with_layers(config: RunConfig, layers: tuple[int, ...] | None) -> RunConfig:
-    """The recipe with block stages of these sizes."""
+    """Return the recipe with block stages of these sizes."""
     pipeline = config.pipeline.model_copy(update={"layers": layers})
     model = config.model.model_copy(update={"block_layers": layers})
     return config.model_copy(update={"pipeline": pipeline, "model": model})
 
 
 def machines(config: RunConfig, timed: Sequence[Timed]) -> list[Machine]:
-    """What the timed workers can do; those that share a device have equal parts of its memory."""
+    """Return the capacity of the timed workers; workers that share a device share its memory equally."""
     layers, stages = config.model.layers - config.model.ends_layers, needs(config).stages
     if not stages:
         return [Machine(report.layer_s, layers) for _, report in timed]
-    ends, layer = stages[0], stages[1]  # of the least recipe: one layer
+    ends, layer = stages[0], stages[1]  # of the recipe with one layer per stage
     sharing = Counter((host, report.device) for host, report in timed)
     found: list[Machine] = []
     for host, report in timed:
@@ -100,7 +99,7 @@ def machines(config: RunConfig, timed: Sequence[Timed]) -> list[Machine]:
 
 
 def _timed(config: RunConfig, data: Data, say: Say, asked: Callable[[], str]) -> dict[str, Timed]:
-    """Start the fleet, and hear from its workers."""
+    """Start the fleet, and collect its workers' reports."""
     started = run_started(ResolvedRun(config), START)
     out = Path(config.out)
     try:
@@ -111,27 +110,27 @@ def _timed(config: RunConfig, data: Data, say: Say, asked: Callable[[], str]) ->
     with folder as name, opened(least(config), data, Path(name), started.own_workers) as fleet:
         profiling = _Profiling(fleet, config, say, asked)
         try:
-            return profiling.heard(started.own_workers, config.pipeline.stages + 1)
+            return profiling.collect(started.own_workers, config.pipeline.stages + 1)
         finally:
-            fleet.part("timed; the run is about to begin")
+            fleet.part("timed; the run starts next")
             profiling.dismiss()
 
 
 class _Profiling:
-    """Starts workers wherever there is room, and collects their reports."""
+    """Starts workers on all machines, and collects their reports."""
 
     def __init__(self, fleet: OpenFleet, config: RunConfig, say: Say, asked: Callable[[], str]) -> None:
-        """``asked`` says why the run is to stop; nothing while it is not."""
+        """``asked``: returns why the run should stop, or ""."""
         self._fleet, self._config, self._say, self._asked = fleet, config, say, asked
         self._names = count()
         self._host_of: dict[str, str] = {}
-        """of the workers that have been started: a machine that has joined; empty for one of the run's own"""
+        """worker → machine that joined; "" for one of the run's own"""
         self._found: dict[str, Timed] = {}
 
-    def heard(self, own: int, least: int) -> dict[str, Timed]:
-        """The reports of so many own workers, and of all on machines that join until there are the ``least`` it takes.
+    def collect(self, own: int, least: int) -> dict[str, Timed]:
+        """Return the reports of ``own`` workers, and of those on machines that join until there are ``least``.
 
-        :raises RunStopped: when a worker of this machine dies, too few machines join, or the run is to stop.
+        :raises RunStopped: if a worker of this machine exits, too few machines join, or the run should stop.
         """
         self._start(own, "")
         if own < least:
@@ -152,13 +151,13 @@ class _Profiling:
                     case Joined(host=host, workers=workers):
                         self._start(workers, host)
                     case Said(worker=worker, text=text):
-                        self._hear(worker, text)
+                        self._receive(worker, text)
                     case Gone(worker=worker):
                         self._lose(worker, f"{notice.cause}, {notice.detail}")
         return self._found
 
     def dismiss(self) -> None:
-        """Let all go."""
+        """Tell all workers to leave."""
         for worker in self._host_of:
             self._fleet.send(worker, Leave().model_dump_json().encode())
 
@@ -168,7 +167,7 @@ class _Profiling:
             self._host_of[worker] = host
             self._fleet.spawn(worker, 1, host)
 
-    def _hear(self, worker: str, text: bytes) -> None:
+    def _receive(self, worker: str, text: bytes) -> None:
         try:
             report = REPORT.validate_json(text)
         except ValidationError as error:
@@ -181,36 +180,36 @@ class _Profiling:
                 self._lose(worker, report.detail)
 
     def _lose(self, worker: str, reason: str) -> None:
-        """A machine that has joined may go again; what it said counts no more."""
+        """Remove a worker and its report; RunStopped if it is not on a machine that joined."""
         host = self._host_of.pop(worker, "")
         self._found.pop(worker, None)
         if not host:
-            raise RunStopped(f"{worker} is gone ({reason}) before the machines were timed; nothing was written")
+            raise RunStopped(f"{worker} exited ({reason}) before the machines were timed; nothing was written")
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A worker, as it was timed."""
+    """The measured capacity of a worker."""
 
     layer_s: float
-    """seconds that a decoder layer's passes of one microbatch take it"""
+    """seconds of one decoder layer's passes of a microbatch"""
     most: int
-    """decoder layers of a block stage for which it has room"""
+    """largest number of decoder layers of a block stage in its memory"""
     ends: bool = True
-    """has it room for the ends?"""
+    """whether the ends fit in its memory"""
 
 
 def divide(layers: int, stages: int, ends: float, machines: Sequence[Machine]) -> list[int]:
-    """The layers of each block stage, largest first, so that the slowest stage's passes take as little as they can.
+    """Return the layers of each block stage, largest first, that make the slowest stage as fast as possible.
 
-    A pipeline is as fast as its slowest stage. One of the ``machines`` takes the ends, which are as much work as
-    ``ends`` layers, and each block stage is on one of the others.
+    One of the ``machines`` holds the ends, which are as much work as ``ends`` layers; each block stage is on one of the
+    others.
 
-    :raises UserError: when they have no room for all layers.
+    :raises UserError: if the layers do not fit.
     """
     limits = sorted({m.layer_s * n for m in machines for n in (ends, *range(1, min(layers, m.most) + 1))})
     low, high = 0, len(limits)
-    while low < high:  # the lowest limit under which there is room
+    while low < high:  # bisect for the lowest feasible limit
         middle = (low + high) // 2
         if _within(limits[middle], layers, stages, ends, machines) is None:
             low = middle + 1
@@ -220,16 +219,16 @@ def divide(layers: int, stages: int, ends: float, machines: Sequence[Machine]) -
     if chosen is None:
         room = sum(sorted((m.most for m in machines), reverse=True)[:stages])
         raise UserError(
-            f"pipeline.layers = 'auto': the {len(machines)} workers that were timed have room for {room} of {layers} "
-            f"layers in {stages} stages beside the ends; lower model.layers, or raise pipeline.stages"
+            f"pipeline.layers = 'auto': the {len(machines)} timed workers have room for {room} of {layers} layers "
+            f"in {stages} stages beside the ends; lower model.layers, or raise pipeline.stages"
         )
     return _spread(layers, chosen)
 
 
 def _within(limit_s: float, layers: int, stages: int, ends: float, machines: Sequence[Machine]) -> list[Machine] | None:
-    """The machines of the block stages if no stage's passes are to take longer than ``limit_s``; None if some must.
+    """Return the machines of block stages that stay within ``limit_s``; None if impossible.
 
-    The ends go where the fewest layers would.
+    The ends go to the machine with room for the fewest layers.
     """
     able = [m for m in machines if m.ends and m.layer_s * ends <= limit_s]
     if not able:
@@ -242,12 +241,12 @@ def _within(limit_s: float, layers: int, stages: int, ends: float, machines: Seq
 
 
 def _room(machine: Machine, limit_s: float) -> int:
-    """Layers that a machine can pass within the limit."""
+    """Return the layers that a machine can hold and pass within the limit."""
     return min(machine.most, math.floor(limit_s / machine.layer_s * (1 + 1e-9)))
 
 
 def _spread(layers: int, machines: Sequence[Machine]) -> list[int]:
-    """One layer each, and then each further one where it takes the stage the least long."""
+    """Give each machine one layer, then each further layer to the machine that stays fastest with it."""
     counts = [1] * len(machines)
     waiting = [(2 * m.layer_s, n) for n, m in enumerate(machines) if m.most > 1]
     heapq.heapify(waiting)

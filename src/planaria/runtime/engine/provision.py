@@ -1,7 +1,7 @@
-"""What a machine needs before its workers start: the run's files, in the run's folder or fetched from the controller.
+"""Files that a machine needs before its workers start: in the run's folder, or fetched from the controller.
 
-Fetched ones are kept below its cache: token shards, which stay for the next run on the same data; the schedule; and the
-logs of its workers. Its parts of checkpoints go to the controller (``runtime/engine/saver.py``).
+Fetched files are in the machine's cache: token shards, which are reused by later runs; the schedule; and the logs of
+its workers. Parts of checkpoints go to the controller (``runtime/engine/saver.py``).
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from planaria.runtime.fleet.files import Files
 from planaria.runtime.fleet.joining import read_door
 
 JOINED = "joined"
-"""folder of the cache in which machines keep what they have of the runs that they joined"""
+"""subfolder of the cache for the runs that a machine joined"""
 
 Say = Callable[[str], None]
 
 
 def settled(setup: Setup, cwd: Path, cache: Path | None, say: Say, address: str, machine: str) -> Workplace:
-    """Return what the workers of this machine, ``machine`` in the run, start with.
+    """Return the workplace of this machine's workers; ``machine``: its name in the run.
 
-    A :data:`planaria.runtime.fleet.base.Settle`. ``cwd`` is the controller's working directory, for relative paths;
-    the other arguments are those of :func:`provide`.
+    A :data:`planaria.runtime.fleet.base.Settle`. ``cwd``: the controller's working directory, for relative paths. The
+    other arguments are those of :func:`provide`.
 
-    :raises UserError: if a class that the recipe names cannot be imported here, or the run's files are unavailable.
+    :raises UserError: if a class that the recipe names cannot be imported, or the run's files are unavailable.
     """
     _require_classes(setup)
     if _sees(setup):
@@ -45,7 +45,7 @@ def settled(setup: Setup, cwd: Path, cache: Path | None, say: Say, address: str,
 
 
 def _sees(setup: Setup) -> bool:
-    """Are the run's folders here? The path alone does not tell: another machine may have others of the same name."""
+    """Return whether this machine sees the run's folders, and not others of the same path."""
     if not setup.sign:
         return False
     try:
@@ -58,13 +58,13 @@ def _sees(setup: Setup) -> bool:
 
 
 def provide(setup: Setup, address: str, host: str, cache: Path | None, say: Say) -> Setup:
-    """Return the setup for the workers of this machine, ``host`` in the run, with all files that they need in place.
+    """Return the setup for the workers of this machine, ``host`` in the run, after fetching their files.
 
     ``address``: HOST:PORT of the controller; ``cache``: this machine's, the user's unless given.
 
     :raises UserError: if a file cannot be fetched or stored.
     """
-    # Workers run in another directory, so a relative path would be another place there.
+    # Absolute, since workers run in another directory.
     place, files = (cache or cache_folder()).absolute(), Files(address, setup.key)
     folder = place / JOINED / f"{setup.config.name}-{_digest(setup.key)}-{host}"
     try:
@@ -77,15 +77,15 @@ def provide(setup: Setup, address: str, host: str, cache: Path | None, say: Say)
             config = config.model_copy(update={"routing": routing})
     except OSError as error:
         raise UserError(
-            f"cannot have the run's files in {place} ({error}); make room, or name another --cache"
+            f"cannot store the run's files in {place} ({error}); free space, or set another --cache"
         ) from None
     return replace(setup, config=config, folder=folder, dataset=dataset, files=address)
 
 
 def _dataset(name: str, place: Path, files: Files, say: Say) -> Path:
-    """The prepared data ``name``, a name that follows from what it was made of: each of its folders fetched once.
+    """Return the prepared data ``name``, which identifies its content; fetch each of its folders once.
 
-    :raises OSError: when they cannot be fetched or kept.
+    :raises OSError: if they cannot be fetched or stored.
     """
     folder = _fetched(name, place, files, say)
     for part in parts_of(folder):
@@ -95,7 +95,7 @@ def _dataset(name: str, place: Path, files: Files, say: Say) -> Path:
 
 
 def _fetched(name: str, place: Path, files: Files, say: Say) -> Path:
-    """One prepared folder, of a source or of a mixture."""
+    """Return the prepared folder of a source or a mixture; fetch it if it is missing."""
     folder = place / name
     place.mkdir(parents=True, exist_ok=True)
     with locked(place / f".{name}.lock", lambda: say("waiting for another process that fetches this data")):
@@ -103,14 +103,16 @@ def _fetched(name: str, place: Path, files: Files, say: Say) -> Path:
             open_data(folder)
             return folder
         at = f"{DATA}/{name}"
-        for file in sorted(files.names(at), key=lambda file: file == "meta.json"):  # which makes it whole, last
+        for file in sorted(
+            files.names(at), key=lambda file: file == "meta.json"
+        ):  # last, since it marks the folder as complete
             say(f"fetching {file}")
             files.fetch(f"{at}/{file}", folder / file)
     return folder
 
 
 def _require_classes(setup: Setup) -> None:
-    """:raises UserError: if this machine may not, or cannot, import a class that the recipe names: code is not sent."""
+    """Raise UserError if a class that the recipe names cannot be imported here, or must not be; code is not sent."""
     try:
         own_classes(setup.config)
     except UserError as error:
@@ -118,5 +120,5 @@ def _require_classes(setup: Setup) -> None:
 
 
 def _digest(key: bytes) -> str:
-    """What tells runs of one name apart, and tells nothing of the key."""
+    """Return a suffix that distinguishes runs of one name without revealing the key."""
     return hashlib.sha256(b"planaria run " + key).hexdigest()[:8]

@@ -1,6 +1,6 @@
 """A configuration resolved once: its recovery strategies, its exchange, and the plan of each step.
 
-The plan says over which nodes microbatches travel and at what price: by routing and replicas, or by a schedule.
+The plan gives the route and cost of each microbatch, from routing and replicas or from a schedule.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from planaria.recovery import recovery
 from planaria.recovery.chain import Chain
 
 REMEMBERED = 64
-"""plans that are kept: the same routes come again"""
+"""plans that are cached, since routes repeat"""
 
 
 class ResolvedRun:
-    """What a configuration means. Immutable, and the same in every worker of a run and in both engines."""
+    """A resolved configuration. Immutable, and equal in every worker of a run and in both engines."""
 
     def __init__(self, config: RunConfig, together: bool | None = None) -> None:
         """Resolve ``config``.
@@ -40,16 +40,16 @@ class ResolvedRun:
         self.schedule: Schedule | None = None if named is None else read(Path(named))
         self._compiled = lru_cache(REMEMBERED)(self._compile)
         self.routes = lru_cache(REMEMBERED)(self._routes)
-        """step → the ways of a training step when all nodes are there; UserError where the recipe's routing has none"""
+        """step → routes of a training step without absent nodes; UserError if the recipe's routing has none"""
 
     @cached_property
     def recovery(self) -> Chain:
-        """The recovery strategies, in the order in which they are tried; UserError if one is unknown or invalid."""
+        """The recovery strategies, in the order of trial; UserError if one is unknown or invalid."""
         return recovery(self.config.recovery, self.config.pipeline.stages)
 
     @cached_property
     def exchange(self) -> Exchange:
-        """How replicas agree; UserError if the exchange is unknown or invalid."""
+        """The exchange between replicas; UserError if it is unknown or invalid."""
         return exchange(self.config.exchange)
 
     @cached_property
@@ -61,19 +61,19 @@ class ResolvedRun:
 
     @property
     def most_replicas(self) -> int:
-        """Copies of the model for which there are nodes."""
+        """The largest number of replicas, each with its own nodes."""
         grows = self.config.engine == "fleet" and not self._together
         return (self.config.exchange.most if grows else None) or self.config.exchange.replicas
 
     @property
     def replicas(self) -> int:
-        """Replicas that make their steps by themselves. Those that add up gradients in every step go as one."""
+        """Replicas that step independently. Replicas that add up gradients in every step count as one."""
         together = self._together or self.exchange.interval == 0
         return 1 if together else self.config.exchange.replicas
 
     @property
     def at_once(self) -> int:
-        """Replicas whose microbatches are in one plan."""
+        """Replicas whose microbatches share a plan."""
         return self.config.exchange.replicas // self.replicas
 
     @property
@@ -83,17 +83,17 @@ class ResolvedRun:
 
     @property
     def block(self) -> int:
-        """Samples of one such replica's step."""
+        """Samples in a step of one independent replica."""
         return self.config.samples // self.replicas
 
     def column(self, replica: int) -> Arrangement:
-        """The nodes of a replica that makes its steps by itself."""
+        """Return the nodes of an independent replica."""
         if self.replicas == 1:
             return self.arrangement
         return Arrangement({s: [self.arrangement.nodes(s)[replica]] for s in self.arrangement.stages})
 
     def replica_of(self, node: int) -> int:
-        """The replica to which a node belongs, of those that make their steps by themselves."""
+        """Return the independent replica of a node."""
         return next(r for r in range(self.most_replicas) if node in self.column(r).stage)
 
     def _routes(self, step: int) -> list[Route]:
@@ -107,7 +107,7 @@ class ResolvedRun:
     def training(
         self, step: int, absent: Collection[int] = (), detour: Sequence[Sequence[int]] = (), replica: int = 0
     ) -> Plan:
-        """The plan of a replica's step past ``absent`` nodes; a ``detour`` takes the place of a schedule's routes."""
+        """Return the plan of a replica's step without ``absent`` nodes; ``detour`` replaces a schedule's routes."""
         if self.schedule is not None:
             return self._compiled(tuple(map(tuple, detour or self.schedule.routes)), True)
         own = self.column(replica).stage
@@ -115,15 +115,16 @@ class ResolvedRun:
         return self._compiled(tuple(without(walked, absent)), True)
 
     def alone(self, step: int, replica: int, microbatches: Sequence[int]) -> Plan:
-        """The plan by which one of the replicas that go as one makes passes of these microbatches of a step, numbered
-        from 0, over its own nodes. Each goes the way that it goes at any other."""
+        """Return the plan of one replica's own passes of these microbatches (from 0) over its own nodes, for replicas
+        that share a plan.
+        """
         ways, stages = routes(self.config, step), self.arrangement.stages
         nodes = {stage: self.arrangement.nodes(stage)[replica] for stage in stages}
         walked = [tuple(nodes[stage] for stage in ways[microbatch % len(ways)]) for microbatch in microbatches]
         return self._compiled(tuple(walked), True)
 
     def validation(self, absent: Collection[int] = (), replica: int = 0) -> Plan:
-        """The plan of a validation: every microbatch visits every stage that is there, at its first node."""
+        """Return the plan of a validation: every microbatch visits the first present node of every stage."""
         column = self.column(replica)
         there = column.of(column.stage.keys() - set(absent))
         return self._compiled((there.spine,) * self.config.train.eval_microbatches, False)
@@ -131,23 +132,23 @@ class ResolvedRun:
     def _compile(self, walked: tuple[Route, ...], train: bool) -> Plan:
         if train and self.schedule is not None:
             return planned(walked, self.schedule.problem.memory, self.prices)
-        if self.at_once > 1:  # admission is each replica's own affair
+        if self.at_once > 1:  # each replica limits admission itself
             return build(walked, self.config.pipeline.order, len(walked), train)
         return plan_for(self.config.pipeline, walked, train)
 
     @cached_property
     def prices(self) -> Prices:
-        """What passes and messages cost at each node."""
+        """Costs of passes and messages at each node."""
         if self.schedule is not None:
             return self.schedule.problem.prices
         return Prices(Costs(self.config.network), message_bytes(self.config.model, self.config.pipeline))
 
     def place(self, node: int) -> int:
-        """Where prices are listed for a node."""
+        """Return the index of a node in the prices."""
         return node if self.schedule is not None else self.arrangement.stage[node]
 
     def link(self, source: int, target: int) -> tuple[float, float | None]:
-        """Latency (s) and bandwidth (bytes/s; None: unlimited) of the way from one node to another."""
+        """Return latency (s) and bandwidth (bytes/s; None: unlimited) between two nodes."""
         network = self.config.network
         if self.schedule is None:
             return network.latency_s, network.bandwidth

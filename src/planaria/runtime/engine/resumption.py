@@ -1,4 +1,4 @@
-"""Where a run goes on: where it stopped, or at an earlier checkpoint of it; and what forbids that."""
+"""Resumption of a stopped run from its last state or an earlier checkpoint, and the checks before it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from planaria.runtime.checkpoint.cut import CUT, Cut, require_alike
 from planaria.runtime.checkpoint.loading import check_stages, cut_for, cut_of
 from planaria.runtime.checkpoint.store import CheckpointStore, Saved
 from planaria.runtime.engine import runs
-from planaria.runtime.engine.check import require_same_debts
+from planaria.runtime.engine.check import require_same_feedback
 from planaria.runtime.engine.optimizer import learning_rate
 from planaria.runtime.engine.origin import Origin
 from planaria.runtime.engine.prepare import Prepared, on_schedule, placed
@@ -31,10 +31,11 @@ from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.snapshots import recalled
 
 FIXED = ("seed", "model", "data")
-"""what cannot change without making it another run; how the model is cut, and its ``vocab``, can, how often a
-source may be read, and where the very same text lies"""
+"""settings of a run that cannot change, except for the model's cut and ``vocab``, and the ``epochs`` and location of
+sources
+"""
 SHAPE = ("model", "pipeline", "routing", "exchange", "network")
-"""what a run goes on with otherwise is said to whoever resumes it"""
+"""settings whose changes are reported on resumption"""
 
 
 Say = Callable[[str], None]
@@ -42,7 +43,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Resumption:
-    """A stopped run's configuration, and where it goes on."""
+    """A stopped run's configuration, and where it continues."""
 
     config: RunConfig
     store: CheckpointStore
@@ -52,21 +53,21 @@ class Resumption:
 
     @property
     def done(self) -> bool:
-        """Are there no steps left?"""
+        """Whether no steps are left."""
         return self.origin.step >= self.config.train.steps
 
 
 def take_up(folder: Path, changes: Mapping[str, object], checkpoint: str | None, say: Say) -> Resumption:
-    """Look where the run in ``folder`` goes on, with ``changes`` (setting → value) laid over its own configuration.
+    """Return where the run in ``folder`` continues, with ``changes`` (setting → value) applied to its configuration.
 
-    ``checkpoint`` names one that is not the newest. ``say`` hears what is not as one would expect.
+    ``checkpoint``: a name; default: the newest. ``say`` receives warnings.
 
-    :raises UserError: when there is no such run or checkpoint, it is damaged, or the changes make it another run.
+    :raises UserError: if there is no such run or checkpoint, it is damaged, or a changed setting is fixed.
     """
     before = runs.config_of(folder, *runs.KEPT)
     config = changed(before, changes, folder)
     if differing := _differing(before, config):
-        say(f"{folder}: goes on with {differing}")
+        say(f"{folder}: continues with {differing}")
     run, store = ResolvedRun(config), CheckpointStore(folder / "checkpoints")
     store.bring_back()
     saved = choose(store, checkpoint)
@@ -94,8 +95,8 @@ def _naming_another(store: CheckpointStore, saved: Saved | None) -> Iterator[Non
 
 
 def changed(before: RunConfig, flags: Mapping[str, object], folder: Path) -> RunConfig:
-    """The run's own configuration with flags laid over it; UserError where they would make it another run."""
-    config = recipe.overlay(_chosen_anew(before, flags), flags)
+    """Return the run's configuration with ``flags`` applied; UserError if a fixed setting changes."""
+    config = recipe.overlay(_without_replaced(before, flags), flags)
     recut_model = before.model.model_copy(update={name: getattr(config.model, name) for name in CUT | {"vocab"}})
     as_before = before.model_copy(update={"model": recut_model, "data": before.data.unplaced})
     as_changed = config.model_copy(update={"data": config.data.unplaced})
@@ -105,13 +106,13 @@ def changed(before: RunConfig, flags: Mapping[str, object], folder: Path) -> Run
             raise UserError(f"--{flag} {flags[flag]}: cannot change when {folder} is resumed; start a new run for that")
     if config.optim.kind != before.optim.kind:
         raise UserError(
-            f"--optim.kind {config.optim.kind}: the moments of {folder} are {before.optim.kind}'s; begin a run with "
+            f"--optim.kind {config.optim.kind}: the moments of {folder} are {before.optim.kind}'s; start a run with "
             f"its weights: --train.start {folder}"
         )
-    require_same_debts(before, config, folder)
+    require_same_feedback(before, config, folder)
     config = _with_tokenizer(config, before, folder)
     if config.engine == "simulate":
-        raise UserError("--engine simulate: a simulation has nothing to resume; see `planaria plan`")
+        raise UserError("--engine simulate: a simulation cannot be resumed; see `planaria plan`")
     if config.routing.schedule is not None:
         if "routing.schedule" not in flags:  # the folder may have been moved
             config = on_schedule(config, (folder / runs.SCHEDULE).absolute())
@@ -122,9 +123,9 @@ def changed(before: RunConfig, flags: Mapping[str, object], folder: Path) -> Run
 
 
 def _with_tokenizer(config: RunConfig, before: RunConfig, folder: Path) -> RunConfig:
-    """With the tokenizer that the run began with, where another would be made for another size of the vocabulary.
+    """Return the configuration with the run's tokenizer if a changed vocabulary would create another.
 
-    :raises UserError: when the vocabulary has no room for it.
+    :raises UserError: if the vocabulary is too small for it.
     """
     own, size = (folder / runs.TOKENIZER).absolute(), config.model.vocab
     if size != before.model.vocab and (least := Tokenizer.open(own).vocab) > size:
@@ -137,43 +138,45 @@ def _with_tokenizer(config: RunConfig, before: RunConfig, folder: Path) -> RunCo
     return config
 
 
-def _chosen_anew(before: RunConfig, flags: Mapping[str, object]) -> RunConfig:
-    """Another routing or exchange begins without the options of the one before."""
+def _without_replaced(before: RunConfig, flags: Mapping[str, object]) -> RunConfig:
+    """Return the configuration without the options of a routing or exchange that ``flags`` replace."""
     found = {name: getattr(before, name) for name in ("routing", "exchange")}
-    anew = {name: given for name, given in found.items() if flags.get(f"{name}.kind", given.kind) != given.kind}
-    return before.model_copy(update={n: given.model_copy(update={"options": Options()}) for n, given in anew.items()})
+    replaced = {name: given for name, given in found.items() if flags.get(f"{name}.kind", given.kind) != given.kind}
+    return before.model_copy(
+        update={n: given.model_copy(update={"options": Options()}) for n, given in replaced.items()}
+    )
 
 
 def _differing(before: RunConfig, config: RunConfig) -> str:
-    """What of a run's shape is not as it was, setting by setting; empty if nothing is."""
+    """Return the changed settings of a run's shape; empty if there are none."""
     was, now = (recipe.flat({name: getattr(given, name) for name in SHAPE}) for given in (before, config))
     found = (name for name in was | now if was.get(name) != now.get(name) and name != "routing.schedule")
     changes = [f"{name} = {now.get(name)!r} (was {was.get(name)!r})" for name in found]
     if (before.routing.schedule is None) != (config.routing.schedule is None):
-        changes.append("no schedule any more" if config.routing.schedule is None else "a schedule")
+        changes.append("without a schedule" if config.routing.schedule is None else "with a schedule")
     return ", ".join(changes)
 
 
 def require_same_data(folder: Path, prepared: Prepared) -> None:
-    """Other text or another tokenizer would give every id and every sample another meaning."""
+    """Raise UserError if the text or the tokenizer changed."""
     kept = folder / runs.DATA
     if not kept.is_file():
         return
-    mend = f"bring it back, or remove it and accept that with `planaria accept {folder}`"
+    fix = f"restore it, or remove it and accept that with `planaria accept {folder}`"
     now = prepared.dataset.meta
-    was = documents.model(kept, type(now), mend=mend)
+    was = documents.model(kept, type(now), mend=fix)
     unlike = any(one != other for one, other in zip(was.digests, now.digests, strict=False) if one and other)
     if unlike or was.content != now.content:
         data = prepared.config.data
         source = "data.mixture" if data.mixture else f"data.source = {data.source!r}"
         raise UserError(
-            f"{folder}: the text of {source}, or its tokenizer, is not what this "
-            "run began with; bring the old text back, or start a new run"
+            f"{folder}: the text of {source}, or its tokenizer, has changed since "
+            "this run started; restore the old text, or start a new run"
         )
 
 
 def rate_change(before: RunConfig, config: RunConfig, step: int) -> str:
-    """How another schedule changes the learning rate of update ``step``, and how to keep it; empty if it does not."""
+    """Return a warning if another schedule changes the learning rate of update ``step``, with a fix; else ""."""
     lengths = [each.train.schedule_steps or each.train.steps for each in (before, config)]
     was, now = (learning_rate(c.optim, min(step, n), n) for c, n in zip((before, config), lengths, strict=True))
     if not 0 < step < config.train.steps or math.isclose(was, now, rel_tol=1e-6):
@@ -181,7 +184,7 @@ def rate_change(before: RunConfig, config: RunConfig, step: int) -> str:
     jump = f"the learning rate of step {step} is {now:.4g}, and was {was:.4g} by the former schedule"
     kept = config.model_copy(update={"optim": before.optim})
     if before.optim != config.optim and not rate_change(before, kept, step):
-        return f"{jump}; leave optim as it was to keep that"
+        return f"{jump}; leave optim unchanged to keep that"
     if lengths[0] >= config.train.steps:
         return f"{jump}; --train.schedule_steps {lengths[0]} keeps that"
     if step < config.optim.warmup:
@@ -193,10 +196,10 @@ def rate_change(before: RunConfig, config: RunConfig, step: int) -> str:
 
 
 def _first_block(saved: Saved, run: ResolvedRun) -> int | None:
-    """The block before which all are used; None where that follows from the samples.
+    """Return the first block that is not used completely; None if it follows from the samples.
 
-    :raises UserError: where some replicas were ahead of others, and those that go on step together, or take blocks of
-        another size: samples would be used twice.
+    :raises UserError: if replicas were at different steps, and the changed ones train in lockstep or have another
+        block size, since samples would be used twice.
     """
     config, manifest = run.config, saved.manifest
     block = manifest.block or config.pipeline.samples
@@ -206,7 +209,7 @@ def _first_block(saved: Saved, run: ResolvedRun) -> int | None:
         return manifest.first_block if block == run.block else None
     if not apart:
         raise UserError(
-            f"{saved.folder}: its replicas were not all at one step, so they cannot go on step by step together; "
+            f"{saved.folder}: its replicas were not all at one step, so they cannot continue in lockstep; "
             "resume with an exchange.kind other than 'allreduce', and without routing.mixed"
         )
     if block != run.block:
@@ -218,9 +221,9 @@ def _first_block(saved: Saved, run: ResolvedRun) -> int | None:
 
 
 def choose(store: CheckpointStore, name: str | None) -> Saved | None:
-    """The checkpoint of this name, or the newest; None if there is none yet.
+    """Return the checkpoint of this name, or the newest; None if there is none yet.
 
-    :raises UserError: when there is none of this name.
+    :raises UserError: if there is none of this name.
     """
     if name is None:
         return store.newest()
@@ -231,34 +234,34 @@ def choose(store: CheckpointStore, name: str | None) -> Saved | None:
 
 
 def _generation(folder: Path, saved: Saved | None, config: RunConfig) -> int:
-    """The run's last generation; 0 if it was never led by a controller.
+    """Return the run's last generation; 0 if it never had a controller.
 
-    :raises UserError: when its state file is damaged, or is gone: this part's workers could be taken for earlier ones.
+    :raises UserError: if its state file is damaged or missing, since generations could repeat.
     """
     path = folder / "state.json"
     led = (folder / EVENTS).exists() and config.engine == runs.config_of(folder).engine == "fleet"
     if saved is not None and led and not path.exists():
-        raise UserError(f"{path}: is gone; bring it back, or go on with --engine inline")
+        raise UserError(f"{path}: is missing; restore it, or resume with --engine inline")
     return read_state(folder).generation if path.exists() else 0
 
 
 def _origin(store: CheckpointStore, folder: Path, saved: Saved | None, run: ResolvedRun, say: Say) -> Origin:
-    """Where to take up; stages that a partial checkpoint lacks come from the newest whole one before it."""
+    """Return where to continue; stages missing in a partial checkpoint come from the newest whole one before it."""
     config = run.config
     generation = _generation(folder, saved, config)
     if saved is None:
         say(f"{folder}: nothing was saved yet; starting again from step 0")
         return Origin(generation=generation)
     if not saved.manifest.digests or not digests.read(folder):
-        say(f"{folder}: an older planaria wrote it, without digests; what is damaged may go unnoticed")
+        say(f"{folder}: written by an older planaria, without digests; damage may go unnoticed")
     manifest = saved.manifest
     was, now = cut_of(manifest), cut_for(config)
     require_alike(was, now, str(saved.folder))
     load = _load(store, saved, was.lines == now.lines, range(now.stages + 1), say)
     first_block = _first_block(saved, run)
     rule = recut.rules(was, now, len(manifest.standings) if manifest.replicas > 1 else 1)
-    told = _told(was, now, rule, config.optim)
-    for line in told:
+    notes = _notes(was, now, rule, config.optim)
+    for line in notes:
         say(f"{saved.folder.name}: {line}")
     standings = manifest.standings if run.replicas == manifest.replicas > 1 and rule.weights == "own" else {}
     if rule.outer != "own":
@@ -272,7 +275,7 @@ def _origin(store: CheckpointStore, folder: Path, saved: Saved | None, run: Reso
         first_block=first_block,
         blocks_ahead=manifest.blocks_ahead,
         standings=standings,
-        recut=Recut(checkpoint=saved.folder.name, was=_shape(was), now=_shape(now), said=told) if told else None,
+        recut=Recut(checkpoint=saved.folder.name, was=_shape(was), now=_shape(now), said=notes) if notes else None,
     )
 
 
@@ -290,9 +293,9 @@ def _shape(cut: Cut) -> Shape:
 
 
 def _load(store: CheckpointStore, saved: Saved, same_cut: bool, stages: Sequence[int], say: Say) -> dict[int, str]:
-    """The folder that each of the ``stages`` to come begins from; those that are not named, from the seed.
+    """Return the folder that each of ``stages`` is loaded from; missing ones start from the seed.
 
-    :raises UserError: when a checkpoint that lacks stages is to be cut otherwise.
+    :raises UserError: if a partial checkpoint would have to be re-cut.
     """
     missing = sorted(set(range(saved.manifest.pipeline_stages + 1)) - set(saved.manifest.stages))
     if not missing:
@@ -300,28 +303,28 @@ def _load(store: CheckpointStore, saved: Saved, same_cut: bool, stages: Sequence
     if not same_cut:
         raise UserError(
             f"{saved.folder}: stages {missing} are missing, and only a whole checkpoint can be re-cut; choose another "
-            f"with --checkpoint, or go on with --pipeline.stages {saved.manifest.pipeline_stages}"
+            f"with --checkpoint, or resume with --pipeline.stages {saved.manifest.pipeline_stages}"
         )
     whole = next((s for s in reversed(store.list()) if s.whole and s.step <= saved.step), None)
-    stand_in = f"their state of step {whole.step}" if whole else "the seed's initial weights"
-    say(f"{saved.folder.name}: stages {missing} were lost; they go on from {stand_in}")
+    replacement = f"their state of step {whole.step}" if whole else "the seed's initial weights"
+    say(f"{saved.folder.name}: stages {missing} were lost; they continue from {replacement}")
     others = dict.fromkeys(missing, whole.folder.name) if whole is not None else {}
     return dict.fromkeys(saved.manifest.stages, saved.folder.name) | others
 
 
-def _told(was: Cut, now: Cut, rule: recut.Rules, optim: OptimConfig) -> list[str]:
-    """What a run that goes on in another shape begins with, a line for each thing that one might not expect."""
+def _notes(was: Cut, now: Cut, rule: recut.Rules, optim: OptimConfig) -> list[str]:
+    """Return a line for each notable conversion of a run that continues in another shape."""
     lines = []
     if was.lines != now.lines:
         cuts = f"{_shape(was).cut}, now {_shape(now).cut}"
         lines.append(f"of {cuts}: re-cut by parameter, with moments, clocks and learning-rate scales")
         if optim.clip and optim.clip_by == "stage":
             lines.append(
-                f"optim.clip = {optim.clip:g} bounds each stage's gradient: wherever it binds, the new cut "
-                "clips otherwise than the old one would have; with --optim.clip_by layer, no later cut does"
+                f"optim.clip = {optim.clip:g} bounds each stage's gradient: the new cut may clip "
+                "differently than the old one; --optim.clip_by layer does not depend on the cut"
             )
     if more := now.model.vocab - was.model.vocab:
-        rows = f"have {more} rows more, each the mean of all others" if more > 0 else f"lose their last {-more} rows"
+        rows = f"get {more} new rows, each the mean of all others" if more > 0 else f"lose their last {-more} rows"
         lines.append(f"of {was.model.vocab} tokens, now {now.model.vocab}: embedding and head {rows}")
     if was.replicas != now.replicas:
         counts = " now ".join(f"{n} replica{'s' * (n > 1)}," for n in (was.replicas, now.replicas)).rstrip(",")
@@ -329,18 +332,18 @@ def _told(was: Cut, now: Cut, rule: recut.Rules, optim: OptimConfig) -> list[str
         outer = _OUTER[rule.outer] if _has_outer(was) or _has_outer(now) else ""
         lines.append(f"of {counts}: they begin from {what}{outer}")
     elif was.replicas > 1 and rule.outer == "anew":
-        what = "; all from the mean of weights and moments" if rule.weights == "mean" else ""
-        lines.append(f"what replicas keep from round to round was of another exchange: it begins anew{what}")
+        what = ", all start from the mean of weights and moments" if rule.weights == "mean" else ""
+        lines.append(f"the outer state belongs to another exchange; it is reset{what}")
     return lines
 
 
 def _has_outer(cut: Cut) -> bool:
-    """Do its replicas keep anything from round to round? What is not known, they may."""
+    """Return whether its replicas may have an outer state."""
     return cut.replicas > 1 and (cut.exchange is None or bool(exchange(cut.exchange).parts))
 
 
 _OUTER = {
     "own": "",
     "anew": ", and with a fresh outer state",
-    "shared": ", of the outer state too; each owes the mean of what they owed",
+    "shared": ", and of the outer state; each gets the mean error feedback",
 }

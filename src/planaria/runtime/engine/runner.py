@@ -1,6 +1,6 @@
-"""What one stage does in a step, wherever it runs: forward, backward, update, and its state in and out.
+"""Computation of one stage in a step: forward, backward, update, and its state in and out.
 
-``inline`` and the fleet's workers drive the same runner with the same actions, which is why their losses agree.
+Both engines drive it with the same actions, which is why their losses agree.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from planaria.runtime.transport.wire import ACTIVATIONS
 
 
 class NonFinite(Exception):
-    """A loss or gradient is not a number; committing it would poison the weights."""
+    """The loss or a gradient is not finite; the step must not be committed."""
 
 
 class StageRunner:
-    """One stage's module, optimizer and the microbatches it has under way."""
+    """One stage's module, optimizer and pending microbatches."""
 
     def __init__(self, config: RunConfig, stage: int, initialise: bool = True) -> None:
-        """Build ``stage`` (0 is the ends); without ``initialise`` its weights are to be loaded before use."""
+        """Build ``stage`` (0 is the ends). Without ``initialise``, load its weights before use."""
         self.config, self.stage = config, stage
         self.module: Any = build_stage(
             config.model, config.pipeline.stages, stage, config.seed, config.train.device, initialise
@@ -66,18 +66,18 @@ class StageRunner:
         masks: Masks | None = None,
         weights: Sequence[float] | None = None,
     ) -> None:
-        """Start a step (or a validation) of so many microbatches: the ends' data, and what keeps documents apart.
+        """Start a step or a validation of ``microbatches``.
 
-        ``weights``: by which each microbatch counts, in a coded step; all alike unless given.
+        ``batch``: the data of the ends. ``weights``: factor of each microbatch in a coded step; default 1.
         """
         self.drop()
         self._batch, self._masks, self._weights = batch, masks, weights
         self._train, self._microbatches, self._seen = train, microbatches, 0.0
 
     def forward(self, microbatch: int, hop: int, x: Tensor | None) -> Tensor | None:
-        """One visit's forward pass: the activation as it travels, in any engine, of one that has travelled.
+        """Run one forward pass, and return the activation in the wire's type.
 
-        At the ends: hop 0 embeds the data, any other hop takes the loss (returns None).
+        At the ends, hop 0 embeds the data, and any other hop computes the loss and returns None.
         """
         with torch.set_grad_enabled(self._train), self._precision():
             if x is not None:
@@ -103,11 +103,11 @@ class StageRunner:
         return None if y.ndim == 0 else y.detach().to(self._travels)
 
     def _mask(self, microbatch: int) -> tuple[Tensor, ...]:
-        """What the stage takes beside hidden states or tokens: nothing, unless documents are kept apart."""
+        """Return the stage's additional arguments: the document mask, if any."""
         return () if self._masks is None else (placed(self._masks(microbatch), self.config.train.device),)
 
     def backward(self, microbatch: int, hop: int, grad: Tensor | None) -> Tensor | None:
-        """One visit's backward pass: adds to the gradients; that of the visit's input, if any, as it travels."""
+        """Run one backward pass, and return the gradient of the input, if any, in the wire's type."""
         y = self._outputs.pop((microbatch, hop))
         self._seen += 1.0 if self._weights is None else self._weights[microbatch]
         sums = set_aside(self.parameters.values()) if y.is_cuda else []
@@ -117,19 +117,21 @@ class StageRunner:
         return None if x is None or x.grad is None else x.grad.to(self._travels)
 
     def clip(self) -> None:
-        """Weigh, fold and clip the gradient after the last microbatch. On a GPU, only :meth:`finish` waits for it."""
+        """Scale, fold and clip the gradient after the last microbatch. On a GPU, only :meth:`finish` waits for the
+        result.
+        """
         if self._train and self._norms is None:
             self.weigh()
             self._norms = clip_gradients(self.parameters, self.config.optim)
 
     def finish(self) -> float | None:
-        """All microbatches are through: the gradient's L2 norm (None in a validation), clipped and ready to commit.
+        """Return the gradient's L2 norm (None in a validation), clipped and ready to commit.
 
-        :raises NonFinite: when the loss or the gradient is not finite.
+        :raises NonFinite: if the loss or the gradient is not finite.
         """
         self.clip()
         if self.loss is not None and not math.isfinite(self.loss):
-            raise NonFinite(f"the loss is {self.loss}; lower optim.lr or look at the data")
+            raise NonFinite(f"the loss is {self.loss}; lower optim.lr or check the data")
         if self._norms is None:
             return None
         norm, bounded = total_norms(self._norms, self.config.optim)
@@ -139,10 +141,9 @@ class StageRunner:
         return norm
 
     def weigh(self) -> None:
-        """Routes may pass a stage by: its gradient is the mean over the microbatches it saw, not over all.
+        """Scale the gradient to the mean over the microbatches that this stage has seen, if routes skipped it.
 
-        Otherwise a stage that saw half of them would take half the step (and be clipped less than others). Nothing to
-        do at the ends, where all pass, or a second time.
+        Otherwise a stage that saw half of them would take half the step. Idempotent; nothing to do at the ends.
         """
         if self.stage == 0:
             self._fold()
@@ -153,46 +154,45 @@ class StageRunner:
             self._seen = float(self._microbatches)
 
     def _fold(self) -> None:
-        """Let the ends put together what they gathered apart, if their family does that."""
+        """Combine gradients that the ends accumulate separately, if their family does that."""
         if fold := getattr(self.module, "fold_gradients", None):
             fold()
 
     @property
     def grads(self) -> dict[str, Tensor]:
-        """The gradient as it stands, zero where nothing was added up; may share memory."""
+        """The current gradient, zero where missing; may share memory."""
         return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self.parameters.items()}
 
     def take(self, grads: Mapping[str, Tensor]) -> None:
-        """These take the place of the gradient, and may be changed."""
+        """Replace the gradient by ``grads``, which may be changed later."""
         for name, parameter in self.parameters.items():
             parameter.grad = grads[name].to(parameter.device, parameter.dtype)
 
     def share(self) -> Tensor:
-        """What there is of the step's sums at this node: gradients in a row, passes seen, loss. [n + 2], fp32, CPU."""
+        """Return this node's share of the step's sums: flat gradients, passes seen, loss. [n + 2], fp32, CPU."""
         self._fold()
         counted = torch.tensor([self._seen, self.loss or 0.0])
         return torch.cat([*(grad.reshape(-1).float().cpu() for grad in self.grads.values()), counted])
 
     def absorb(self, total: Tensor) -> None:
-        """The sum of all nodes' shares takes the place of this node's own."""
+        """Replace this node's share by the sum over all nodes."""
         *pieces, counted = torch.split(total, [*(p.numel() for p in self.parameters.values()), 2])
         named = zip(self.parameters.items(), pieces, strict=True)
-        # Others absorb the same total, and clipping changes gradients in place.
+        # Copy, because others absorb the same total, and clipping changes gradients in place.
         self.take({name: piece.view_as(parameter).clone() for (name, parameter), piece in named})
-        if not self.config.model.one_array:  # there, every stage has seen all of them
-            self._seen = float(round(counted[0].item()))  # a whole number of passes, whatever it was added up of
+        if not self.config.model.one_array:  # there, every stage sees all microbatches
+            self._seen = float(round(counted[0].item()))  # a sum of whole numbers of passes
         if self.stage == 0:
             self._losses = {0: counted[1].clone()}
 
     def gradients(self) -> StageState:
-        """The finished, clipped gradient as weights, with its norms; shares memory."""
+        """Return the finished, clipped gradient and its norms; shares memory."""
         assert self._pending is not None, "there is no finished step"
         return StageState(self.grads, grad_norm=self._pending[0], clipped_norm=self._pending[1])
 
     def prepare(self, step: int) -> None:
-        """Apply the finished gradient of ``step`` revocably: until :meth:`commit`, :meth:`drop` takes it back.
-
-        Costs a copy of the whole state meanwhile.
+        """Apply the gradient of ``step`` revocably: :meth:`drop` undoes it until :meth:`commit`. Copies the whole
+        state.
         """
         before = self.state()
         before.weights = {name: tensor.clone() for name, tensor in before.weights.items()}
@@ -203,14 +203,14 @@ class StageRunner:
         self._before = before
 
     def commit(self, step: int) -> None:
-        """Apply the finished gradient of ``step``, for good."""
+        """Apply the gradient of ``step`` permanently."""
         if self._before is None:
             self._update(step)
         self._before = None
         self.drop()
 
     def apply(self, step: int, gradients: StageState) -> None:
-        """Commit ``step`` with gradients that were computed elsewhere, as :meth:`gradients` gives them."""
+        """Commit ``step`` with gradients from another worker's :meth:`gradients`."""
         self.take(gradients.weights)
         assert gradients.grad_norm is not None and gradients.clipped_norm is not None
         self._pending = (gradients.grad_norm, gradients.clipped_norm)
@@ -225,7 +225,7 @@ class StageRunner:
         self.grad_norm, self.clipped_norm = self._pending
 
     def drop(self) -> None:
-        """Forget everything of the step under way; committed weights and moments stay, or come back."""
+        """Discard the current step; undo :meth:`prepare`."""
         if self._before is not None:
             before, self._before = self._before, None
             self.load(before)
@@ -238,14 +238,14 @@ class StageRunner:
 
     @property
     def loss(self) -> float | None:
-        """Mean loss of the microbatches seen so far in this step, in nats; None at block stages.
+        """Mean loss (nats) of the microbatches of this step so far; None at block stages.
 
-        Summed in the order of microbatches: they may have come back to the ends in another.
+        Summed in the order of microbatches, since they may return to the ends in another order.
         """
         return torch.stack([loss for _, loss in sorted(self._losses.items())]).sum().item() if self._losses else None
 
     def state(self) -> StageState:
-        """The stage's state; its tensors share the runner's memory: copy or send them before the next commit."""
+        """Return the stage's state, which shares memory: copy or send it before the next commit."""
         weights = {name: parameter.detach() for name, parameter in self.parameters.items()}
         known = {name: self.optimizer.state[p] for name, p in self.parameters.items() if p in self.optimizer.state}
         moments = {name: {key: held[key] for key in self.rule.keys} for name, held in known.items()}
@@ -256,9 +256,9 @@ class StageRunner:
         return StageState(weights, moments, clocks, self.lr_scale, *norms, generators, scales=scales)
 
     def load(self, state: StageState) -> None:
-        """Become ``state``: weights, moments and clocks, learning-rate scale, last norms, generators that are here.
+        """Load ``state``: weights, moments, clocks, learning-rate scale, norms, and generators of this device.
 
-        :raises ValueError: when a parameter is missing or has another shape, or the state is of another optimizer.
+        :raises ValueError: if a parameter is missing or has another shape, or the optimizer differs.
         """
         self.drop()
         self.put(state.weights)
@@ -274,11 +274,11 @@ class StageRunner:
             self.optimizer.state[parameter] = {"step": step, **tensors}
         self.grad_norm, self.clipped_norm = state.grad_norm, state.clipped_norm
         for kind in self._generators.keys() & state.generators.keys():
-            # Copied, because torch reads it as numbers of eight bytes, wherever in a larger tensor it begins.
+            # Copy, because torch requires an aligned tensor of eight-byte numbers.
             self._generators[kind].set_rng_state(state.generators[kind].clone())
 
     def shadow(self, microbatch: int, x: Tensor) -> None:
-        """Forward ``x`` as the stage itself will elsewhere, and keep what a backward needs until the step's end."""
+        """Compute the forward pass of another node's stage, and keep what its backward pass needs."""
         self.forward(microbatch, 0, x)
 
     @property
@@ -287,13 +287,13 @@ class StageRunner:
         return self.state().nbytes
 
     def put(self, weights: Mapping[str, Tensor]) -> None:
-        """Become ``weights``; moments and counts stay.
+        """Replace the weights; moments and counts stay.
 
-        :raises ValueError: when a parameter is missing or has another shape.
+        :raises ValueError: if a parameter is missing or has another shape.
         """
         if weights.keys() != self.parameters.keys():
-            odd = sorted(weights.keys() ^ self.parameters.keys())
-            raise ValueError(f"stage {self.stage}: parameters differ: {odd}")
+            differing = sorted(weights.keys() ^ self.parameters.keys())
+            raise ValueError(f"stage {self.stage}: parameters differ: {differing}")
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 given = weights[name]
@@ -303,7 +303,7 @@ class StageRunner:
 
     @property
     def _generators(self) -> dict[str, Any]:
-        """What draws the stage's random numbers: the process's own generators, by kind of device."""
+        """The process's random generators, by device type."""
         return {"cpu": torch.random} | ({"cuda": torch.cuda} if self.config.train.device == "cuda" else {})
 
     def _precision(self) -> AbstractContextManager[object]:
@@ -313,7 +313,7 @@ class StageRunner:
 
 
 def added(shares: Iterable[Tensor]) -> Tensor:
-    """The sum of the shares (:meth:`StageRunner.share`) of a stage's nodes, in their order; the first becomes it."""
+    """Return the sum of a stage's shares (:meth:`StageRunner.share`), in order and in place of the first."""
     following = iter(shares)
     total = next(following)
     for share in following:
@@ -322,9 +322,9 @@ def added(shares: Iterable[Tensor]) -> Tensor:
 
 
 def set_aside(parameters: Iterable[nn.Parameter]) -> list[tuple[nn.Parameter, Tensor]]:
-    """The gradients that there are; a pass then leaves its own alone, and :func:`add_to` adds the two.
+    """Detach and return existing gradients; after a pass, :func:`add_to` adds the new ones.
 
-    For a GPU: two kernels for all parameters, where autograd would launch one for each.
+    On a GPU this takes two kernels for all parameters, while autograd would launch one for each.
     """
     sums = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
     for parameter, _ in sums:
@@ -333,7 +333,7 @@ def set_aside(parameters: Iterable[nn.Parameter]) -> list[tuple[nn.Parameter, Te
 
 
 def add_to(sums: Sequence[tuple[nn.Parameter, Tensor]]) -> None:
-    """Add what a pass left to the gradients that were set aside, and put those back."""
+    """Add a pass's gradients to the detached ones, and restore these."""
     new = [(total, parameter.grad) for parameter, total in sums if parameter.grad is not None]
     if new:
         torch._foreach_add_(*map(list, zip(*new, strict=True)))
@@ -342,7 +342,7 @@ def add_to(sums: Sequence[tuple[nn.Parameter, Tensor]]) -> None:
 
 
 def _compile(module: Any, stage: int) -> None:
-    """Compile what costs: a block stage's pass, and at the ends norm, head and loss (an embedding is a look-up)."""
+    """Compile a block stage's pass, or the norm, head and loss of the ends."""
     if stage:
         module.compile()
     else:

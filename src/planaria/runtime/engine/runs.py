@@ -1,4 +1,4 @@
-"""Run folders: create a new one, and read an old one."""
+"""Run folders: creation and reading."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from planaria.runtime.checkpoint.store import CheckpointStore, Saved
 
 CONFIG, TOKENIZER = recipe.RUN, "tokenizer.json"
 TRACE, DATA, SCHEDULE = "trace.json", "data.json", "schedule.json"
-"""the faults of the run, what its token shards were made from, and its nodes and routes if it has a schedule"""
+"""the run's faults, the source of its token shards, and its nodes and routes if it has a schedule"""
 USAGE = "usage.json"
-"""of the model that the run started from: what an export keeps of it, beside its weights"""
+"""usage metadata of the model that the run started from, for exports"""
 KEPT = (CONFIG, TOKENIZER, TRACE, DATA, SCHEDULE, USAGE)
-"""what a run is, beside its checkpoints; its list of digests covers these"""
+"""files that define a run, besides its checkpoints; covered by its list of digests"""
 
 
 class Root(Protocol):
-    """A recipe's root section, of a run or of a swarm."""
+    """The root section of a recipe, of a run or a swarm."""
 
     @property
     def name(self) -> str: ...
@@ -45,14 +45,14 @@ class Root(Protocol):
 
 
 def create(config: Root) -> Path:
-    """A new folder for the run: ``out/name``, or ``out/name-2`` and so on when that is taken."""
+    """Create a folder for the run: ``out/name``, or ``out/name-2`` and so on if that exists."""
     folder = _claimed(config)
     keep_config(folder, config)
     return folder
 
 
 def create_filled(config: Root, fill: Callable[[Path], None]) -> Path:
-    """As :func:`create`, with what ``fill`` puts into the folder, which appears when all is there."""
+    """Create a run folder filled by ``fill``; it appears atomically."""
     out = Path(config.out)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ def create_filled(config: Root, fill: Callable[[Path], None]) -> Path:
 
 
 def _claimed(config: Root) -> Path:
-    """An empty folder of a name that no other run has."""
+    """Create an empty folder with an unused name."""
     for number in count(1):
         folder = Path(config.out) / (config.name if number == 1 else f"{config.name}-{number}")
         try:
@@ -75,18 +75,20 @@ def _claimed(config: Root) -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            raise UserError(f"{folder}: cannot be made ({error.strerror}); choose another folder with --out") from None
+            raise UserError(
+                f"{folder}: cannot be created ({error.strerror}); choose another folder with --out"
+            ) from None
         return folder
     raise AssertionError("unreachable")
 
 
 def newest(config: Root) -> Path:
-    """The folder that was made last for a run of this name; UserError when there is none."""
+    """Return the newest folder of a run of this name; UserError if there is none."""
     folders = [Path(config.out) / config.name]
     while (further := Path(config.out) / f"{config.name}-{len(folders) + 1}").exists():
         folders.append(further)
     if not (folders[-1] / CONFIG).is_file():
-        raise UserError(f"{folders[-1]}: not a run (no config.json); there is none of that name to go on with")
+        raise UserError(f"{folders[-1]}: not a run (no config.json); no run of that name can be resumed")
     return folders[-1]
 
 
@@ -104,26 +106,26 @@ def has_trained(folder: Path, since: int = 0) -> bool:
 
 
 def remove(folder: Path) -> None:
-    """Remove a run that never trained, so that the next attempt gets its name."""
+    """Remove a run that never trained, to free its name."""
     MemoryFolder(folder).remove()
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def set_aside(folder: Path, say: Callable[[str], None]) -> None:
-    """Give a run's folder another name, if there is one: the run goes on from elsewhere.
+    """Rename a run's folder, if it exists, because the store has a newer copy.
 
-    :raises UserError: when somebody trains it.
+    :raises UserError: if the run is being trained.
     """
     if not folder.exists():
         return
     other = next(path for n in count(1) if not (path := folder.with_name(f"{folder.name}.older-{n}")).exists())
     with held(folder):
         folder.rename(other)
-    say(f"{folder}: is older than what the store has; it is {other} now")
+    say(f"{folder}: is older than the copy in the store; renamed to {other}")
 
 
 def keep(folder: Path, config: RunConfig, dataset: Data, trace: Trace) -> None:
-    """Write down all that a later resumption, generation or export needs to know of how the run was started."""
+    """Write the files with which a run can be resumed or exported."""
     files = {
         CONFIG: config.model_dump_json(indent=2).encode(),
         TOKENIZER: dataset.tokenizer_file.read_bytes(),
@@ -135,7 +137,7 @@ def keep(folder: Path, config: RunConfig, dataset: Data, trace: Trace) -> None:
 
 
 def keep_plans(folder: Path, config: RunConfig, trace: Trace) -> None:
-    """Write down the files that a recipe names and its run goes on with: faults and schedule."""
+    """Write the faults and the schedule that a recipe names."""
     files = {}
     if config.chaos.trace is not None:
         files[TRACE] = trace_text(trace).encode()
@@ -145,27 +147,28 @@ def keep_plans(folder: Path, config: RunConfig, trace: Trace) -> None:
 
 
 def keep_config(folder: Path, config: Root) -> None:
-    """Write down the resolved configuration."""
+    """Write the resolved configuration."""
     digests.put(folder, {CONFIG: config.model_dump_json(indent=2).encode()})
 
 
 def require(folder: Path, *names: str) -> None:
-    """UserError naming the first of a run's own files that is not as the run wrote it.
+    """Raise UserError for the first of a run's files that was changed.
 
-    The run of an older planaria, whose folder and checkpoints have no digests, is taken as it is.
+    A run of an older planaria, without digests, is not checked.
     """
     sums = digests.read(folder)
     if sums:
         digests.require(folder, names, sums)
     elif any(saved.manifest.digests for saved in CheckpointStore(folder / "checkpoints").list()):
-        mend = f"bring it back, or make it anew with `planaria accept {folder}`"
-        raise UserError(f"{folder / digests.FILE}: is gone; {mend}")
+        fix = f"restore it, or recreate it with `planaria accept {folder}`"
+        raise UserError(f"{folder / digests.FILE}: is missing; {fix}")
 
 
 def config_of(folder: Path, *further: str) -> RunConfig:
-    """The configuration a run was last started with; data.tokenization is 'legacy' where the run is older than that.
+    """Return the configuration of the last start; ``data.tokenization`` is 'legacy' if the run is older than that
+    setting.
 
-    :raises UserError: when the folder is no run, or that or one of the ``further`` files is not as the run wrote it.
+    :raises UserError: if the folder is no run, or the configuration or a ``further`` file was changed.
     """
     path = folder / CONFIG
     if not path.is_file():
@@ -178,16 +181,16 @@ def config_of(folder: Path, *further: str) -> RunConfig:
 
 
 def usage_of(folder: Path) -> Usage | None:
-    """Return the usage of the model that a run started from; None if it started from the seed's weights.
+    """Return the usage metadata of the model that a run started from; None without one.
 
-    :raises UserError: when the file is not as the run wrote it.
+    :raises UserError: if the file was changed.
     """
     require(folder, USAGE)
     return documents.model(folder / USAGE, Usage) if (folder / USAGE).is_file() else None
 
 
 def newest_whole(folder: Path) -> Saved:
-    """The newest checkpoint of a run that has every stage; UserError when there is none."""
+    """Return a run's newest whole checkpoint; UserError if there is none."""
     saved = CheckpointStore(folder / "checkpoints").newest(whole_only=True)
     if saved is None:
         raise UserError(f"{folder}: has no whole checkpoint yet; train on with `planaria train --resume {folder}`")
@@ -195,7 +198,7 @@ def newest_whole(folder: Path) -> Saved:
 
 
 def is_held(folder: Path) -> bool:
-    """Is somebody training this run?"""
+    """Return whether the run is being trained."""
     try:
         with held(folder):
             return False
@@ -205,7 +208,7 @@ def is_held(folder: Path) -> bool:
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Hold the run, so that nobody else trains it; UserError when somebody does."""
+    """Lock the run for training; UserError if it is locked."""
     with (folder / "lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -23,7 +23,7 @@ from planaria.runtime.engine.setup import Setup
 Batch = Callable[[int], tuple[Tensor, Tensor]]
 """microbatch → (tokens, targets), both [microbatch_size, context] int64"""
 Masks = Callable[[int], Tensor]
-"""microbatch → which of its tokens see which, bool [microbatch_size, 1, context, context]"""
+"""microbatch → document mask, bool [microbatch_size, 1, context, context]"""
 
 
 def batches(stream: Stream, first_sample: int, size: int) -> Batch:
@@ -36,9 +36,9 @@ def batches(stream: Stream, first_sample: int, size: int) -> Batch:
 
 
 def masks(data: DataConfig, stream: Stream, batch: Batch) -> Masks | None:
-    """What keeps the documents of a ``batch`` of ``stream`` apart; None if they are not to be.
+    """Return the document masks of a ``batch`` of ``stream``; None without ``data.document_mask``.
 
-    Every stage makes it from the samples themselves: it need not be sent, and follows from the step as they do.
+    Every stage computes them from the samples, so they are not sent.
     """
     return (lambda microbatch: document_mask(batch(microbatch)[0], stream.separator)) if data.document_mask else None
 
@@ -49,22 +49,22 @@ def placed(tensor: Tensor, device: str) -> Tensor:
 
 
 class Data(NamedTuple):
-    """What a stage needs of a step's samples."""
+    """The samples of a step that a stage needs."""
 
     batch: Batch | None
     masks: Masks | None
 
 
 class Reading:
-    """Batches as they are read by the main thread, with the seconds that this takes."""
+    """Times how long the main thread reads batches."""
 
     def __init__(self) -> None:
         self.step_s = 0.0
-        """seconds that the batches of the present step have taken"""
+        """seconds spent reading batches in the current step"""
         self._unreported_s = 0.0
 
     def of(self, batch: Batch) -> Batch:
-        """Return the same batch, timed, for a step that begins."""
+        """Return the same batch, timed, for a new step."""
         self.step_s = 0.0
 
         def read(microbatch: int) -> tuple[Tensor, Tensor]:
@@ -83,11 +83,11 @@ class Reading:
 
 
 Injected = Callable[[Batch, int | None], Batch]
-"""(batch, training step or None) → the batch as a fault makes it"""
+"""(batch, training step or None) → the batch with an injected fault"""
 
 
 class Samples:
-    """A run's samples, opened once a step asks for them; ``reading`` tells how long they take."""
+    """A run's samples, opened when a step needs them."""
 
     def __init__(self, setup: Setup, resolved: ResolvedRun, reading: Reading) -> None:
         self._setup, self._config = setup, setup.config

@@ -1,4 +1,4 @@
-"""A worker's part of a checkpoint: its files, written at once, or copied and written by a thread during training."""
+"""A worker's part of a checkpoint: written at once, or copied and written by a thread during training."""
 
 from __future__ import annotations
 
@@ -28,22 +28,19 @@ from planaria.runtime.fleet.files import Files
 
 
 class StageFiles:
-    """A worker's way to the checkpoints of its run."""
+    """Access of a worker to the checkpoints of its run."""
 
     def __init__(self, setup: Setup, worker: str) -> None:
-        """What this worker's predecessor has left here when it was killed is removed."""
+        """Remove temporary files of a killed predecessor."""
         self._setup = setup
         self._files = Files(setup.files, setup.key) if setup.files else None
         self._place = setup.scratch / worker
-        """for files on their way"""
+        """for temporary files"""
         if self._files is not None:
             shutil.rmtree(self._place, ignore_errors=True)
 
     def read(self, name: str, stage: int, replica: int) -> StageState:
-        """A replica's stage, made of the checkpoint ``name``.
-
-        :raises UserError: when that cannot be read or fetched.
-        """
+        """Return a replica's stage from the checkpoint ``name``; UserError if it cannot be read or fetched."""
         config = self._setup.config
         if self._files is None:
             return stage_for(self._setup.checkpoints / name, config, stage, replica)
@@ -56,9 +53,9 @@ class StageFiles:
             raise UserError(f"stage {stage} of {name} cannot be fetched from {self._setup.files} ({error})") from None
 
     def write(self, folder: Path, stage: int, step: int, state: StageState, place: int) -> Written:
-        """Write a stage durably into a folder of checkpoints, as :func:`write_stage`; at the controller's, if so.
+        """Write a stage durably into a checkpoint folder, here or at the controller; see :func:`write_stage`.
 
-        :raises OSError: when it cannot be written or sent.
+        :raises OSError: if it cannot be written or sent.
         """
         if self._files is None:
             return write_stage(folder, stage, step, state, place)
@@ -83,12 +80,12 @@ class StageFiles:
 
 
 Keeps = Literal["stage", "outer", "nothing"]
-"""What is written of a state: all of it, its outer state, or nothing. The digest of its weights is told in any case."""
+"""Part of a state that is written; the digest of its weights is reported in any case."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """What a worker writes for a checkpoint, and who it is: it may stand elsewhere before the file is written."""
+    """A worker's part of a checkpoint; the worker's assignment may change before it is written."""
 
     folder: Path
     stage: int
@@ -97,38 +94,38 @@ class Part:
     generation: int
     step: int
     place: int = 0
-    """which of the stage's nodes, where it writes only what is the node's own"""
+    """index among the nodes of the stage, if only the node's own state is written"""
     keeps: Keeps = "stage"
 
-    def report(self, desk: Desk, kind: type[e.Fact], **said: Any) -> None:
-        """Tell the controller an event of this ``kind``, which names what of the part such an event names."""
-        desk.report(kind.model_validate({k: v for k, v in vars(self).items() if k in kind.model_fields} | said))
+    def report(self, desk: Desk, kind: type[e.Fact], **fields: Any) -> None:
+        """Report an event of this ``kind`` with these ``fields`` and the matching ones of the part."""
+        desk.report(kind.model_validate({k: v for k, v in vars(self).items() if k in kind.model_fields} | fields))
 
 
-def kept(order: d.Save, node: int) -> Keeps:
-    """What ``node`` writes of its stage for the checkpoint that ``order`` asks for."""
+def keeps_for(order: d.Save, node: int) -> Keeps:
+    """Return the part of its stage that ``node`` writes for ``order``."""
     if order.whole and node not in order.whole:
         return "outer"
     return "nothing" if node in order.compared else "stage"
 
 
-def kept_of(state: StageState, keeps: Keeps, compared: bool) -> StageState:
-    """So much of ``state``. Of what others write already, the weights alone are looked at, if they are ``compared``."""
+def selected(state: StageState, keeps: Keeps, compared: bool) -> StageState:
+    """Return that part of ``state``; if another node writes the weights, they are kept only if ``compared``."""
     if keeps == "stage":
         return state
     return StageState(state.weights if compared else {}, outer=state.outer if keeps == "outer" else {})
 
 
 class Buffer:
-    """Memory of one state, used again for the next: what has never been written to takes several times as long."""
+    """Memory for copies of a state, reused because writing to new memory takes several times as long."""
 
     def __init__(self) -> None:
         self._held: dict[str, Tensor] = {}
 
     def copy(self, state: StageState) -> StageState:
-        """``state`` as it is now, on the CPU and in this memory, which the copy before loses.
+        """Copy ``state`` into CPU memory, which invalidates the previous copy.
 
-        :raises MemoryError: when there is too little.
+        :raises MemoryError: if there is too little memory.
         """
         held: dict[str, Tensor] = {}
 
@@ -151,28 +148,30 @@ class Buffer:
                 clocks=dict(state.clocks),
                 scales=dict(state.scales),
             )
-        except RuntimeError as error:  # how torch says it
+        except RuntimeError as error:  # torch's out-of-memory error
             raise MemoryError(str(error).splitlines()[0]) from None
         self._held = held
         return copied
 
 
 class Saver:
-    """Writes one part of a checkpoint at a time."""
+    """Writes a worker's parts of checkpoints, one at a time."""
 
     def __init__(self, desk: Desk, files: StageFiles) -> None:
         self._desk, self._files, self._buffer = desk, files, Buffer()
         self._thread: threading.Thread | None = None
 
     def save(self, part: Part, state: StageState) -> e.Span:
-        """Write the part, and report it; what that took."""
+        """Write and report the part; return the span of that work."""
         self._desk.at("write", part.step)
         self._finish_last()
         return self._write(part, state, "save")
 
     def save_beside(self, part: Part, state: StageState) -> e.Span:
-        """Copy the part, and report that; what that took. Another thread writes the copy, and reports that: ``state``
-        may change as soon as this returns."""
+        """Copy the part and write the copy in a thread; return the span of the copy.
+
+        ``state`` may change after the return. Both the copy and the write are reported.
+        """
         self._desk.at("copy", part.step)
         self._finish_last()
         start = time.monotonic()
@@ -188,7 +187,7 @@ class Saver:
         return e.Span(action="save", start=start, end=time.monotonic())
 
     def _finish_last(self) -> None:
-        """One that was given up may be under way still: at most one file and one copy of a state are."""
+        """Wait for an earlier write, even of a cancelled save, so that there is one file and one copy at a time."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -197,7 +196,7 @@ class Saver:
         try:
             self._desk.beside("write")
             part.report(self._desk, e.Worked, spans=[self._write(part, state, "write")], sent_bytes={})
-        except Exception as error:  # a thread would die of it in silence
+        except Exception as error:  # a thread's exception would be lost
             part.report(self._desk, e.WorkerFailed, detail=f"{type(error).__name__}: {error}".splitlines()[0][:400])
         finally:
             self._desk.writing = None
@@ -219,9 +218,9 @@ class Saver:
         if part.keeps == "stage":
             return self._files.write(part.folder, part.stage, part.step, state, part.place)
         weights = {name: digest(name, tensor) for name, tensor in entries(StageState(state.weights)).items()}
-        told = Written(0, "", weights_digest(weights))
+        checked = Written(0, "", weights_digest(weights))
         if part.keeps == "nothing":
-            return told
+            return checked
         outer = StageState({}, outer=state.outer)
         written = self._files.write(part.folder, part.stage, part.step, outer, part.place)
-        return written._replace(weights=told.weights)
+        return written._replace(weights=checked.weights)

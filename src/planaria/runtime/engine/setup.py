@@ -1,4 +1,4 @@
-"""What a worker process needs to know before its first order."""
+"""The configuration that a worker process starts with."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from planaria.config.schema import RunConfig
 from planaria.runtime.transport.address import REACHABLE, Reach
 
 RUN, DATA, CHECKPOINTS = "run", "data", "checkpoints"
-"""what the run's folders are called where files are asked for (``runtime/fleet/files.py``)"""
+"""names of the run's folders for remote access (``runtime/fleet/files.py``)"""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """Handed to every worker at its birth; the same for all of a run."""
+    """Configuration of every worker on a machine."""
 
     config: RunConfig
     folder: Path
@@ -27,20 +27,23 @@ class Setup:
     dataset: NamedPath
     """folder of the prepared token shards"""
     host: str
-    """where the workers of this machine listen"""
+    """host at which the workers of this machine listen"""
     key: Annotated[bytes, Field(exclude=True)] = field(default=b"", repr=False)
-    """the run's, which all of its connections prove; a machine that joins knows it already"""
+    """key of the run, which authenticates its connections; not sent, since a machine that joins has it"""
     offset: Natural = 0
-    """the first sample of block 0 (``RunStarted.offset``)"""
+    """first sample of block 0 (``RunStarted.offset``)"""
     reach: Reach = REACHABLE
-    """how this machine is reached by others"""
+    """how other machines reach this one"""
     files: str = ""
-    """HOST:PORT of the controller, on a machine that does not see the run's folder: its files are fetched from there,
-    and ``folder`` is this machine's own"""
+    """HOST:PORT of the controller, if this machine does not see the run's folder; then its files are fetched from
+    there, and ``folder`` is local
+    """
     part: str = ""
-    """name of the part of the run (``RunStarted.part``), which labels its snapshots in memory"""
+    """name of the part of the run (``RunStarted.part``) for its snapshots in memory"""
     sign: str = ""
-    """``Door.sign`` of the run (``runtime/fleet/joining.py``), to recognise its ``folder``; empty: do not look there"""
+    """``Door.sign`` of the run (``runtime/fleet/joining.py``), which identifies its ``folder``; empty: do not use the
+    folder
+    """
 
     @property
     def checkpoints(self) -> Path:
@@ -48,7 +51,7 @@ class Setup:
 
     @property
     def scratch(self) -> Path:
-        """For files that are on their way from or to the controller."""
+        """Temporary files of transfers from and to the controller."""
         return self.folder / "scratch"
 
 

@@ -1,4 +1,4 @@
-"""The ``simulate`` engine: plays a plan on a clock (``pipeline/plan/clock.py``) at the prices of a recipe."""
+"""The ``simulate`` engine: simulates a plan on a clock (``pipeline/plan/clock.py``) with the costs of a recipe."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ __all__ = ["Simulated", "simulate"]
 
 
 def simulate(plan: Plan, costs: Costs, message_bytes: int) -> Simulated:
-    """The step that ``plan`` makes if actions, and messages of ``message_bytes`` each, cost what ``costs`` says.
+    """Simulate a step of ``plan`` in which actions, and messages of ``message_bytes`` each, have these ``costs``.
 
-    The clock counts whole nanoseconds; what happens at one instant is seen by all workers before they choose.
-    Raises UserError, naming actions, if the plan can never finish.
+    The clock counts whole nanoseconds; simultaneous events are visible to all workers before they choose.
+
+    :raises UserError: if the plan can never finish; it names actions.
     """
     clock = Clock(plan, Prices(costs, message_bytes))
     step = clock.run()

@@ -1,4 +1,4 @@
-"""Runners of a worker: the one that it starts with, and one that sleeps instead of computing.
+"""Runners of a worker: the first one, and one that sleeps instead of computing.
 
 The latter emulates the cost of each action, to measure schedules on machines with few cores.
 """
@@ -21,21 +21,21 @@ from planaria.runtime.engine.samples import Batch, Masks
 
 
 def new_runner(config: RunConfig, stage: int, initialise: bool) -> StageRunner:
-    """A stage that computes, or one that sleeps what computing is said to cost."""
+    """Return a runner that computes, or one that sleeps if ``network.emulate`` is true."""
     return (SleepingRunner if config.network.emulate is True else StageRunner)(config, stage, initialise)
 
 
 def straggling(config: RunConfig, replica: int, round: int) -> float:
-    """How many times as long a replica's passes take before a round of its exchange: drawn anew for every round."""
+    """Return the factor by which a replica's passes are slowed down before a round, drawn for every round."""
     drawn = random.Random(f"straggle {config.seed} {replica} {round}").random()
     return config.network.straggle_times if drawn < config.network.straggle else 1.0
 
 
 class Slowness:
-    """How slow a node is from moment to moment, where that lasts for a time and not for a round.
+    """Slowness of a node that changes with time instead of rounds.
 
-    Time is cut into pieces of ``network.straggle_s``, from the first step that the node works at; each is drawn for
-    itself. So whatever a run does in a round, it meets the same delays.
+    Each interval of ``network.straggle_s`` since the node's first step draws its own factor, so that delays do not
+    depend on what the run does.
     """
 
     def __init__(self, config: RunConfig, replica: int, every_s: float) -> None:
@@ -43,7 +43,7 @@ class Slowness:
         self._begun = time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """What takes so many seconds when nothing is slow; the rest of it takes as long as each piece says."""
+        """Sleep for ``seconds`` of work, stretched by the factor of each interval."""
         while seconds > 0:
             piece, into = divmod(time.monotonic() - self._begun, self._every_s)
             times = straggling(self._config, self._replica, int(piece))
@@ -53,9 +53,9 @@ class Slowness:
 
 
 class SleepingRunner(StageRunner):
-    """A stage runner whose passes take exactly what its node's prices say and move tensors of the real size.
+    """A stage runner whose passes take the time of its node's prices and return tensors of the real size.
 
-    Weights, updates and recovery stay real: gradients are zero, so every update is too.
+    Weights, updates and recovery are real, with zero gradients.
     """
 
     def __init__(self, config: RunConfig, stage: int, initialise: bool = True) -> None:
@@ -63,12 +63,12 @@ class SleepingRunner(StageRunner):
         self._prices: tuple[int, Prices] | None = None
         self._times = 1.0
         self.slowness: Slowness | None = None
-        """in place of :meth:`slow_down`, where slowness lasts for a time"""
+        """replaces :meth:`slow_down` if slowness changes with time"""
         shape = config.pipeline.microbatch_size, config.model.context, config.model.dim
         self._activation = torch.zeros(shape, dtype=self._travels)
 
-    def stand_at(self, node: int, prices: Prices) -> None:
-        """From now on, passes take what they cost at ``node``; nothing until this is said."""
+    def use_prices(self, node: int, prices: Prices) -> None:
+        """Let passes take what they cost at ``node``; until then they take no time."""
         self._prices = node, prices
 
     def _sleep(self, kind: str, hop: int) -> None:
@@ -81,7 +81,7 @@ class SleepingRunner(StageRunner):
                 self.slowness.sleep(seconds)
 
     def slow_down(self, times: float) -> None:
-        """From now on, passes take so many times as long."""
+        """Multiply the duration of passes by ``times``."""
         self._times = times
 
     def begin(
@@ -98,7 +98,7 @@ class SleepingRunner(StageRunner):
 
     def forward(self, microbatch: int, hop: int, x: Tensor | None) -> Tensor | None:
         if hop == 0 and self._batch is not None:
-            self._batch(microbatch)  # which is read as ever, and may come late
+            self._batch(microbatch)  # reading may be delayed by a fault
         self._sleep("forward", hop)
         if self.stage == 0 and hop:
             self._losses[microbatch] = torch.zeros(())
@@ -111,11 +111,11 @@ class SleepingRunner(StageRunner):
 
 
 _TIMED_S, _LEAST = 0.5, 3
-"""for how long passes are timed, and how many at least"""
+"""seconds and least number of timed passes"""
 
 
 def warm_runner(config: RunConfig) -> StageRunner:
-    """A block stage that has seen one pass and one update: first calls are slow, and a rebirth should not pay."""
+    """Return a block stage that has run one pass and one update, since first calls are slow."""
     runner = new_runner(config, 1, initialise=True)
     _pass(config, runner)
     runner.finish()
@@ -124,10 +124,9 @@ def warm_runner(config: RunConfig) -> StageRunner:
 
 
 def layer_seconds(config: RunConfig, runner: StageRunner) -> float:
-    """Seconds that one layer's forward and backward pass of a microbatch take: the least of several.
+    """Return the least seconds of a microbatch's forward and backward pass through one layer.
 
-    On CPUs it is processor time, divided by the threads: workers that start beside this one would be taken for its
-    slowness.
+    On CPUs this is processor time divided by the threads, so that other processes do not count.
     """
     threads, clock = (1, time.monotonic) if config.train.device == "cuda" else (config.fleet.threads, time.process_time)
     layers, until = len(stage_layers(config.model, config.pipeline.stages, 1)), time.monotonic() + _TIMED_S
@@ -143,7 +142,7 @@ def layer_seconds(config: RunConfig, runner: StageRunner) -> float:
 
 
 def device_memory(config: RunConfig) -> int:
-    """Bytes of this worker's CUDA device, as far as the recipe lets it have them; 0 on CPUs."""
+    """Return the bytes of this worker's CUDA device that the recipe allows; 0 on CPUs."""
     if config.train.device != "cuda":
         return 0
     _, there = torch.cuda.mem_get_info()

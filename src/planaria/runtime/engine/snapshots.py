@@ -1,6 +1,6 @@
-"""Snapshots of a run in the memory of its machines: written beside training, and read when the run is resumed.
+"""Snapshots of a run in the memory of its machines: written beside training, and read on resumption.
 
-A worker hands over what it remembers to a thread, which writes it to files that outlive the worker.
+A worker's thread writes its part to files that outlive the worker.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from planaria.config.schema import RunConfig
 from planaria.control.logs import Surviving, turns_of
 from planaria.control.started import RunStarted, SnapshotLabel
 from planaria.recovery.base import Replica
-from planaria.runtime.checkpoint.memory import MemoryFolder, require_room, sweep
-from planaria.runtime.checkpoint.memory import Remembered as Owner
+from planaria.runtime.checkpoint.memory import MemoryFolder, Owner, require_room, sweep
 from planaria.runtime.checkpoint.store import Saved
 from planaria.runtime.engine.copies import Keeping, Remembered
 from planaria.runtime.engine.copy_costs import costs_of_copies
@@ -26,16 +25,13 @@ from planaria.runtime.engine.setup import Setup
 
 
 def memory_of(run: ResolvedRun, folder: Path) -> MemoryFolder | None:
-    """Where snapshots of the run in ``folder`` outlive its workers; None where the recipe does not ask for that."""
+    """Return where the run's snapshots outlive its workers; None if the recipe does not ask for them."""
     retaining = run.recovery.retaining
     return MemoryFolder(folder) if retaining is not None and retaining[1].outlive else None
 
 
 def prepare_memory(run: ResolvedRun, folder: Path, started: RunStarted) -> MemoryFolder | None:
-    """Make room for snapshots before any worker starts, and remove what other runs have left.
-
-    :raises UserError: when there is none.
-    """
+    """Reserve memory for snapshots, and remove snapshots of other runs; UserError if there is too little memory."""
     sweep()
     memory = memory_of(run, folder)
     if memory is None:
@@ -46,16 +42,16 @@ def prepare_memory(run: ResolvedRun, folder: Path, started: RunStarted) -> Memor
     return memory
 
 
-def outliving(setup: Setup, run: ResolvedRun) -> Outliving | None:
-    """What a worker writes its snapshots with, if it does."""
+def snapshot_writer(setup: Setup, run: ResolvedRun) -> SnapshotWriter | None:
+    """Return the writer of a worker's snapshots; None if they do not outlive it."""
     folder = memory_of(run, setup.folder)
-    return None if folder is None else Outliving(folder, setup.part)
+    return None if folder is None else SnapshotWriter(folder, setup.part)
 
 
-class Outliving:
-    """Writes each snapshot that a worker has its part of; one that is not written yet when the next comes is left out.
+class SnapshotWriter:
+    """Writes a worker's snapshots. A snapshot is skipped if the next one is ready first.
 
-    If there is no room, the worker's log says so, and earlier snapshots stay.
+    Without memory, it logs the failure, and earlier snapshots stay.
     """
 
     def __init__(self, folder: MemoryFolder, part: str) -> None:
@@ -64,17 +60,17 @@ class Outliving:
         self._wanted: tuple[SnapshotLabel, Remembered] | None = None
         self._news = threading.Condition()
         self._written = -1, -1
-        """node and step of the last one that was handed over"""
+        """node and step of the last snapshot handed to the thread"""
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="snapshots", daemon=True)
         self._thread.start()
 
     def rolled_back(self) -> None:
-        """Write the retained snapshot again under the new generation, which workers that joined since share."""
+        """Write the retained snapshot again under the new generation, shared with workers that joined since."""
         self._written = -1, -1
 
-    def look(self, keeping: Keeping, generation: int) -> None:
-        """Write the retained snapshot if it is new. Called when a step of this generation is committed."""
+    def write_new(self, keeping: Keeping, generation: int) -> None:
+        """Write the retained snapshot if it is new. Call it after each commit of this generation."""
         newest = keeping.node, keeping.retained
         if keeping.retained < 0 or newest == self._written:
             return
@@ -106,7 +102,7 @@ class Outliving:
 
 
 SAME = ("seed", "model", "data", "pipeline", "routing", "recovery", "exchange")
-"""what a snapshot in memory cannot be taken up without"""
+"""settings that a snapshot's run must share"""
 
 Say = Callable[[str], None]
 
@@ -114,16 +110,16 @@ Say = Callable[[str], None]
 def recalled(origin: Origin, saved: Saved | None, run: ResolvedRun, folder: Path, say: Say) -> Origin:
     """Return where a run continues if a snapshot in memory is newer than the checkpoint of ``origin``.
 
-    The newest snapshot counts that the run has not undone since, and of which there is enough for all stages: each its
-    own file, or the others' parities. A line is printed for each that cannot be used.
+    Uses the newest snapshot that the run has not rolled back since and that covers all stages, from files or parities.
+    Reports each snapshot that cannot be used.
     """
     memory = memory_of(run, folder)
-    whose = None if memory is None else memory.whose()
-    if memory is None or whose is None:
+    owner = None if memory is None else memory.owner()
+    if memory is None or owner is None:
         if memory is not None and memory.folder.exists():
-            say(f"{memory.folder}: not used, it is damaged or not of this user alone")
+            say(f"{memory.folder}: not used, it is damaged, or other users can access it")
         return origin
-    if why := _unfit(whose, memory, saved, origin, run.config):
+    if why := _obstacle(owner, memory, saved, origin, run.config):
         say(f"{memory.folder}: not used, {why}")
         return origin
     nodes, strategy, stages = run.arrangement, run.recovery.remembering, range(run.config.pipeline.stages + 1)
@@ -136,7 +132,7 @@ def recalled(origin: Origin, saved: Saved | None, run: ResolvedRun, folder: Path
     for label in newer:
         step = label.step
         if not surviving.has(label):
-            say(f"{memory.folder}: snapshot of step {step} not used, the run went back to an earlier step since")
+            say(f"{memory.folder}: snapshot of step {step} not used, the run was rolled back since")
             continue
         there = memory.whole(label)
         lost = frozenset(stages) - there
@@ -145,11 +141,13 @@ def recalled(origin: Origin, saved: Saved | None, run: ResolvedRun, folder: Path
             say(f"{memory.folder}: snapshot of step {step} not used, {next(iter(answer.refused.values()))}")
             continue
         of = f"stages {sorted(lost)} from the others' parities" if lost else "each stage its own"
-        say(f"{folder}: goes on from step {step}, which was in memory ({of}); the newest checkpoint is {_named(saved)}")
+        say(
+            f"{folder}: continues from step {step}, which is in memory ({of}); the newest checkpoint is {_named(saved)}"
+        )
         return replace(
             origin,
             step=step,
-            samples=whose.started.samples_before(step),
+            samples=owner.started.samples_before(step),
             struck=False,
             recalled=label,
             remembering=[nodes.nodes(stage)[0] for stage in sorted(there)],
@@ -158,19 +156,19 @@ def recalled(origin: Origin, saved: Saved | None, run: ResolvedRun, folder: Path
     return origin
 
 
-def _unfit(whose: Owner, memory: MemoryFolder, saved: Saved | None, origin: Origin, config: RunConfig) -> str:
-    """Why snapshots cannot be taken up; empty if they can."""
-    if whose.folder != str(memory.run):
-        return f"it is of the run in {whose.folder}"
-    if other := [name for name in SAME if getattr(whose.config, name) != getattr(config, name)]:
-        return f"its {', '.join(other)} was another"
+def _obstacle(owner: Owner, memory: MemoryFolder, saved: Saved | None, origin: Origin, config: RunConfig) -> str:
+    """Return why snapshots cannot be used; empty if they can."""
+    if owner.folder != str(memory.run):
+        return f"it belongs to the run in {owner.folder}"
+    if other := [name for name in SAME if getattr(owner.config, name) != getattr(config, name)]:
+        return f"its {', '.join(other)} differ"
     if config.engine != "fleet":
-        return "only engine 'fleet' goes on from it"
+        return "only engine 'fleet' can use it"
     if saved is not None and not saved.whole:
         return f"{saved.folder.name} holds what survived of a later step"
     samples = origin.samples if origin.samples is not None else origin.step * config.samples
-    if whose.started.samples_before(origin.step) != samples:
-        return "its steps took other samples than those before the checkpoint"
+    if owner.started.samples_before(origin.step) != samples:
+        return "its steps used other samples than those before the checkpoint"
     return ""
 
 

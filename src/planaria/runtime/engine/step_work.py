@@ -27,13 +27,13 @@ class StepWork(Protocol):
     def run(self, post: Post, runner: StageRunner, data: Data, spans: list[Span], begun: Callable[[int], None]) -> None:
         """Run a step and leave its gradient in ``runner``; call ``begun`` with the number of each round.
 
-        :raises Interrupted: when the controller cancels the step.
+        :raises Interrupted: if the controller cancels the step.
         """
 
 
 def step_work(resolved: ResolvedRun) -> StepWork | None:
     """Return the feature that runs training steps, or None if a step is a single plan.
 
-    :raises UserError: when settings conflict with the feature.
+    :raises UserError: if settings conflict with the feature.
     """
     return coded_steps(resolved)

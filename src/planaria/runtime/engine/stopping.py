@@ -1,4 +1,4 @@
-"""How a run is asked to stop: by a signal, or by the program that trains it."""
+"""Requests to stop a run: signals, or the program that trains it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from types import FrameType
 from planaria.common.signals import handled
 
 REQUEST = "request"
-"""the reason of a run that its own program asked to stop"""
+"""reason for the stop of a run by its own program"""
 
 
 @contextmanager
 def stop_asked(stop: Callable[[], bool] | None = None) -> Iterator[Callable[[], str]]:
-    """What yields tells why the run is to stop at a whole step: a signal's name, or a request; empty if it is not.
+    """Yield a function that returns why the run should stop: a signal's name, :data:`REQUEST`, or "".
 
-    Signals are Ctrl-C, the SIGTERM that announces a preemption, a hang-up and SIGQUIT. A second one interrupts at once,
-    unless it is a hang-up: a terminal that is closed may send several. Python delivers signals to the main thread, so a
-    run in another one hears of none, and stops when ``stop`` answers that it is to.
+    Signals are SIGINT, SIGTERM, SIGHUP and SIGQUIT. A second one raises KeyboardInterrupt, unless it is a hang-up,
+    since a closing terminal may send several. Python delivers signals to the main thread; a run in another thread only
+    asks ``stop``.
     """
     asked: list[str] = []
 

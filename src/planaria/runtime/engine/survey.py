@@ -16,34 +16,34 @@ from planaria.control.events import Fact, Heartbeat
 from planaria.pipeline.network.measuring import CAPACITY, Link, Pair, Samples, batches, estimate
 from planaria.runtime.engine import surveyor
 from planaria.runtime.engine.fleet import PRELOAD
-from planaria.runtime.engine.surveyor import REPORT, Failed, Meet, Met, Part, Place, Probe, Probed, Ready, Report
+from planaria.runtime.engine.surveyor import REPORT, Failed, Meet, Met, NodeSetup, Part, Probe, Probed, Ready, Report
 from planaria.runtime.fleet.base import Fleet, Gone, Said
 from planaria.runtime.fleet.local import LocalFleet
 from planaria.runtime.transport.secure import new_key
 
 GRACE_S = 0.5
-"""after a broken edge, how long the death notice of one of its ends may take before the edge itself is blamed"""
+"""seconds to wait for a node's exit after an edge breaks, before the edge itself is blamed"""
 _AFTERMATH = "nothing was written, measure again"
 
 Lines = Mapping[Pair, tuple[float, float | None]]
 """(from, to), in both orders → latency (s) and bandwidth (bytes/s) to emulate"""
-Told = Callable[[Pair, Link, Link], None]
-"""hears of every pair that is done: the link there and the link back"""
+OnPair = Callable[[Pair, Link, Link], None]
+"""called with each measured pair and its links in both directions"""
 
 
-def survey(config: FleetConfig, names: Sequence[str], lines: Lines, told: Told) -> dict[Pair, Link]:
-    """The links between local processes, one for each of ``names``: from each to every other.
+def survey(config: FleetConfig, names: Sequence[str], lines: Lines, on_pair: OnPair) -> dict[Pair, Link]:
+    """Measure the links between local processes, one for each of ``names``, in both directions.
 
-    Pairs are measured together only where emulated links leave this machine idle: real ones would share it.
+    Pairs are measured concurrently only if emulated links leave this machine idle, since real links would share it.
 
-    :raises RunStopped: when a node dies or two nodes cannot talk; it names them.
+    :raises RunStopped: if a node exits or two nodes cannot connect; it names them.
     """
     demand = {(a, b): max(_capacity(lines[a, b]), _capacity(lines[b, a])) for a, b in lines}
-    place = Place(config.host, new_key(), config.heartbeat_s, config.timeout_s)
-    entry = partial(surveyor.main, place)
+    setup = NodeSetup(config.host, new_key(), config.heartbeat_s, config.timeout_s)
+    entry = partial(surveyor.main, setup)
     fleet = LocalFleet(entry, PRELOAD, config.heartbeat_s, config.missed, start_s=config.start_timeout_s)
     try:
-        leader = Leader(fleet, names, lines, told)
+        leader = Leader(fleet, names, lines, on_pair)
         leader.gather()
         for batch in batches(len(names), demand, CAPACITY):
             leader.measure(batch)
@@ -55,28 +55,28 @@ def survey(config: FleetConfig, names: Sequence[str], lines: Lines, told: Told) 
 
 
 class Leader:
-    """Gives orders, hears reports."""
+    """Sends orders to the nodes and collects their reports."""
 
-    def __init__(self, fleet: Fleet, names: Sequence[str], lines: Lines, told: Told) -> None:
+    def __init__(self, fleet: Fleet, names: Sequence[str], lines: Lines, on_pair: OnPair) -> None:
         self.found: dict[Pair, Link] = {}
-        self._fleet, self._names, self._lines, self._told = fleet, names, lines, told
+        self._fleet, self._names, self._lines, self._on_pair = fleet, names, lines, on_pair
         self._number = {name: n for n, name in enumerate(names)}
         self._busy: dict[int, Pair] = {}
-        """node → the pair it is in"""
+        """node → the pair that is being measured"""
         self._at: dict[int, str] = {}
-        """node → where it listens"""
+        """node → its address"""
         self._met: set[int] = set()
         self._samples: dict[int, Samples] = {}
 
     def gather(self) -> None:
-        """Start every node and wait until it is ready."""
+        """Start every node, and wait until it is ready."""
         for name in self._names:
             self._fleet.spawn(name, 0)
         while len(self._at) < len(self._names):
             self._at |= {node: report.at for node, report in self._reports() if isinstance(report, Ready)}
 
     def measure(self, batch: Sequence[Pair]) -> None:
-        """Measure these pairs, which have no node in common, at the same time."""
+        """Measure these disjoint pairs concurrently."""
         self._busy = {node: pair for pair in batch for node in pair}
         self._met.clear()
         self._samples.clear()
@@ -88,10 +88,10 @@ class Leader:
                 self._follow(node, report)
 
     def _follow(self, node: int, report: Report) -> None:
-        """Once both ends have met, the low one probes, then the high one, then they part."""
+        """Advance a pair: both ends connect, the low one probes, then the high one, then the edge closes."""
         pair = self._busy.get(node)
         if pair is None or not isinstance(report, Met | Probed | Failed) or report.link != _link_id(pair):
-            return  # it speaks of a pair that is done
+            return  # a report of an earlier pair
         low, high = pair
         match report:
             case Met():
@@ -120,23 +120,23 @@ class Leader:
         there = estimate(self._samples[low], self._samples[high])
         back = estimate(self._samples[high], self._samples[low])
         self.found |= {(low, high): there, (high, low): back}
-        self._told(pair, there, back)
+        self._on_pair(pair, there, back)
 
     def _blame(self, pair: Pair, detail: str) -> None:
-        """End the measurement, with a node's death for the reason if one is told soon."""
+        """Raise :class:`RunStopped` for a broken edge, or for a node's exit that is reported shortly after."""
         deadline = time.monotonic() + GRACE_S
         while (left := deadline - time.monotonic()) > 0:
             list(self._reports(left))
-        raise RunStopped(f"link {self._called(pair)}: {detail}; {_AFTERMATH}")
+        raise RunStopped(f"link {self._label(pair)}: {detail}; {_AFTERMATH}")
 
     def _reports(self, timeout_s: float = 1.0) -> Iterator[tuple[int, Report]]:
-        """What nodes say; RunStopped when one is gone."""
+        """Yield the nodes' reports; RunStopped if a node exits."""
         for notice in self._fleet.poll(timeout_s):
-            assert isinstance(notice, Said | Gone), "nobody joins a survey, or leaves it"
+            assert isinstance(notice, Said | Gone), "no machine joins or leaves a survey"
             node = self._number[notice.worker]
             if isinstance(notice, Gone):
-                where = f"link {self._called(self._busy[node])}: " if node in self._busy else ""
-                raise RunStopped(f"{where}{notice.worker} is gone ({notice.cause}, {notice.detail}); {_AFTERMATH}")
+                where = f"link {self._label(self._busy[node])}: " if node in self._busy else ""
+                raise RunStopped(f"{where}{notice.worker} exited ({notice.cause}, {notice.detail}); {_AFTERMATH}")
             try:
                 report = REPORT.validate_json(notice.text)
             except ValidationError as error:
@@ -145,7 +145,7 @@ class Leader:
             if not isinstance(report, Heartbeat):
                 yield node, report
 
-    def _called(self, pair: Pair) -> str:
+    def _label(self, pair: Pair) -> str:
         return " – ".join(self._names[node] for node in pair)
 
     def _order(self, node: int, order: Fact) -> None:

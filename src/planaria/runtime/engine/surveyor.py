@@ -1,4 +1,4 @@
-"""A node while the network is measured: meets another over an edge as training does, and times messages to it."""
+"""A node of a network survey: connects to a peer over an edge, as training does, and times messages."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ T = TypeVar("T")
 
 
 class Meet(Fact):
-    """Open an edge. What comes over it is delayed as a link with this latency (s) and bandwidth (bytes/s) would."""
+    """Open an edge that emulates this latency (s) and bandwidth (bytes/s) for received messages."""
 
     kind: Literal["meet"] = "meet"
     link: str
     at: str
-    """where to call the other end; empty where that calls"""
+    """address of the other end; empty if the other end connects"""
     peer: int
     latency_s: float
     bandwidth: float | None
@@ -54,7 +54,7 @@ class Ready(Fact):
 
     kind: Literal["ready"] = "ready"
     at: str
-    """where it listens"""
+    """its address"""
 
 
 class Met(Fact):
@@ -65,7 +65,7 @@ class Met(Fact):
 
 
 class Probed(Fact):
-    """What was timed."""
+    """The measured samples."""
 
     kind: Literal["probed"] = "probed"
     link: str
@@ -73,7 +73,7 @@ class Probed(Fact):
 
 
 class Failed(Fact):
-    """The edge is of no use."""
+    """The edge failed."""
 
     kind: Literal["failed"] = "failed"
     link: str
@@ -87,8 +87,8 @@ REPORT: TypeAdapter[Report] = TypeAdapter(Report)
 
 
 @dataclass(frozen=True)
-class Place:
-    """Handed to every node at its birth: where it listens, with which key, and how patient it is."""
+class NodeSetup:
+    """Configuration of a node: address, key and time-outs."""
 
     host: str
     key: bytes = field(repr=False)
@@ -100,26 +100,26 @@ class _Lost(Exception):
     """The other end does not answer."""
 
 
-def main(place: Place, connection: ControlLine, node: str, incarnation: int) -> NoReturn:
+def main(setup: NodeSetup, connection: ControlLine, node: str, incarnation: int) -> NoReturn:
     """Entry point of a node's process."""
     torch.set_num_threads(1)
-    Surveyor(place, connection).run()
+    Surveyor(setup, connection).run()
 
 
 class Surveyor:
     """One node's process. It has one edge at a time."""
 
-    def __init__(self, place: Place, connection: ControlLine) -> None:
-        self._place = place
+    def __init__(self, setup: NodeSetup, connection: ControlLine) -> None:
+        self._setup = setup
         self._inbox = Inbox()
-        self._desk = Desk(connection, place.heartbeat_s, ORDER, self._inbox)
-        self._port = Port(place.host, place.key)
+        self._desk = Desk(connection, setup.heartbeat_s, ORDER, self._inbox)
+        self._port = Port(setup.host, setup.key)
         self._edge: Edge | None = None
         self._number = 0
         self._noise = torch.empty(0, dtype=torch.uint8)
 
     def run(self) -> NoReturn:
-        """Report in, then follow orders until told to leave."""
+        """Report the address, then follow orders until the leader sends :class:`Leave`."""
         self._desk.open()
         self._desk.report(Ready(at=self._port.address))
         while True:
@@ -153,34 +153,34 @@ class Surveyor:
             at=meet.at,
             peer=meet.peer,
             max_bytes=MOST_BYTES,
-            open_timeout_s=self._place.timeout_s,
+            open_timeout_s=self._setup.timeout_s,
             latency_s=meet.latency_s,
             bandwidth=meet.bandwidth,
         )
 
     def _probe(self, edge: Edge) -> Samples:
-        """Round trips, then messages of two sizes that suit the link."""
-        self._passage(edge, 0)  # the first wakes threads
-        round_trips = _repeat(lambda: self._passage(edge, 0), least=3, most=15, seconds=0.5)
+        """Return round trips, and transfer times of two message sizes that suit the link."""
+        self._transfer(edge, 0)  # the first message starts threads
+        round_trips = _repeat(lambda: self._transfer(edge, 0), least=3, most=15, seconds=0.5)
         usual, size = statistics.median(round_trips), FIRST_BYTES
-        while (large := next_size(size, self._passage(edge, size), usual)) > 2 * size:
+        while (large := next_size(size, self._transfer(edge, size), usual)) > 2 * size:
             size = large
         small = large // SMALL_SHARE
-        passages = _repeat(lambda: (self._passage(edge, small), self._passage(edge, large)), 3, 7, 1.0)
+        passages = _repeat(lambda: (self._transfer(edge, small), self._transfer(edge, large)), 3, 7, 1.0)
         return Samples(round_trips=round_trips, small=small, large=large, passages=passages)
 
-    def _passage(self, edge: Edge, size: int) -> float:
-        """Seconds from sending ``size`` bytes until their acknowledgement is here."""
+    def _transfer(self, edge: Edge, size: int) -> float:
+        """Return the seconds from sending ``size`` bytes until the acknowledgement arrives."""
         if len(self._noise) < size:
             self._noise = torch.empty(size, dtype=torch.uint8).random_()  # links may compress what they carry
         self._number += 1
         start = time.monotonic()
         edge.send(Ping(self._number, Content.PING), self._noise[:size])
         while True:
-            item = self._desk.next(start + self._place.timeout_s)
+            item = self._desk.next(start + self._setup.timeout_s)
             match item:
                 case None:
-                    raise _Lost(f"no answer to a message of {size} bytes within {self._place.timeout_s:g} s")
+                    raise _Lost(f"no answer to a message of {size} bytes within {self._setup.timeout_s:g} s")
                 case Arrived(header=Header(label=Ping(number, Content.PONG))) if item.edge is edge:
                     if number == self._number:
                         return time.monotonic() - start
@@ -189,7 +189,7 @@ class Surveyor:
 
 
 def _repeat(measure: Callable[[], T], least: int, most: int, seconds: float) -> list[T]:
-    """Measure until there are ``most``, or at least ``least`` and so many ``seconds`` have passed."""
+    """Measure ``most`` times, or at least ``least`` times if that takes ``seconds``."""
     end, found = time.monotonic() + seconds, [measure()]
     while len(found) < least or (len(found) < most and time.monotonic() < end):
         found.append(measure())

@@ -1,4 +1,4 @@
-"""How a worker becomes the holder of a stage: from the seed, from disk, from donors, or as it is."""
+"""Assignment of a stage's state to a worker: initial weights, a checkpoint, a snapshot, donors or its own state."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from planaria.runtime.transport.wire import State
 
 @dataclass(frozen=True)
 class Timing:
-    """Where the time of taking a stage's state went."""
+    """Durations of a state transfer and rebuild."""
 
     transfer_s: float = 0.0
     transfer_bytes: int = 0
@@ -37,25 +37,25 @@ class Timing:
 
 
 class MemoryDamaged(Exception):
-    """What this worker remembers has changed since: nothing in its memory can be relied on."""
+    """The state retained in this worker's memory has changed, so its memory is unreliable."""
 
 
 class Taken(NamedTuple):
-    """A stage that a worker has got."""
+    """A stage's state at its new worker."""
 
     runner: StageRunner
     timing: Timing = Timing()
     given: Mapping[int, StageState] = {}
-    """what a recovery strategy made its state of, by the donors' stages"""
+    """the donors' states from which a recovery strategy rebuilt it, by stage"""
     part: Remembered | None = None
-    """of a snapshot to which it went back"""
+    """of the snapshot to which it was rolled back"""
 
 
 def _part(setup: Setup, keeping: Keeping | None, node: int, stage: int, recall: d.Recall) -> Remembered:
-    """Return this worker's part of a snapshot: from its own memory, or from the file that its predecessor wrote.
+    """Return this worker's part of a snapshot, from memory or from its predecessor's file.
 
-    :raises UserError: when that cannot be read.
-    :raises MemoryDamaged: when it has changed.
+    :raises UserError: if the file cannot be read.
+    :raises MemoryDamaged: if the memory has changed.
     """
     if keeping is not None and keeping.node == node and keeping.retained == recall.step:
         _require_intact(keeping)
@@ -67,13 +67,13 @@ def _part(setup: Setup, keeping: Keeping | None, node: int, stage: int, recall: 
 
 def _require_intact(keeping: Keeping) -> None:
     if not keeping.intact():
-        raise MemoryDamaged("what it remembers for others does not have its checksum any more; its memory is bad")
+        raise MemoryDamaged("retained state does not match its checksum; the worker's memory is faulty")
 
 
 def donate(run: ResolvedRun, post: Post, form: d.Form, runner: StageRunner, keeping: Keeping) -> None:
-    """Send to every worker that rebuilds a lost stage what this one can give: of its own stage, or of what it kept.
+    """Send this worker's contribution to each worker that rebuilds a lost stage.
 
-    :raises MemoryDamaged: when that has changed since it was kept.
+    :raises MemoryDamaged: if a retained copy has changed.
     """
     for member in form.members:
         source = member.source
@@ -99,14 +99,13 @@ def take_state(
     rounds: int,
     lost: StageRunner | None = None,
 ) -> Taken:
-    """The runner of this position's stage with the state that ``source`` says; ``runner`` is what the worker has now,
-    and ``keeping`` what it remembers.
+    """Return a runner of this worker's stage with the state of ``source``.
 
-    ``rounds`` of the exchange are behind its replica; ``lost`` is the runner of the lost worker, for
-    controls such as the oracle.
-
-    :raises UserError: when a checkpoint cannot be read.
-    :raises MemoryDamaged: when what is to be recalled has changed.
+    :param runner: the worker's current runner
+    :param rounds: settled exchange rounds of its replica
+    :param lost: the lost worker's runner, for controls such as the oracle
+    :raises UserError: if a checkpoint cannot be read.
+    :raises MemoryDamaged: if a retained snapshot has changed.
     """
     start = time.monotonic()
     here, outer = post.here, dict[str, Tensor]()
@@ -117,18 +116,18 @@ def take_state(
             runner = new_runner(setup.config, here.stage, initialise=True)
         case d.Load(folder=folder):
             post.desk.at("read", here.step)
-            runner = _fitting(setup.config, runner, here.stage)
+            runner = _runner_for(setup.config, runner, here.stage)
             state = StageFiles(setup, here.worker).read(folder, here.stage, here.number)
             runner.load(state)
             outer = state.outer
         case d.Recall():
             post.desk.at("read", here.step)
-            runner = _fitting(setup.config, runner, here.stage)
+            runner = _runner_for(setup.config, runner, here.stage)
             part = _part(setup, keeping, here.node, here.stage, source)
             runner.load(part.state)
             return Taken(runner, Timing(rebuild_s=time.monotonic() - start), part=part)
         case d.Rebuild() | d.Handover():
-            runner = _fitting(setup.config, runner, here.stage)
+            runner = _runner_for(setup.config, runner, here.stage)
             timing, outer, given = _receive(run, post, source, runner, lost)
             post.circle.begin(outer, runner, rounds)
             return Taken(runner, timing, given)
@@ -139,8 +138,10 @@ def take_state(
 def _receive(
     run: ResolvedRun, post: Post, source: d.Rebuild | d.Handover, runner: StageRunner, lost: StageRunner | None
 ) -> tuple[Timing, dict[str, Tensor], Mapping[int, StageState]]:
-    """Wait for what is given, and take it as it is, or let the recovery strategy make the lost state of it; also the
-    outer state, and what a strategy made the state of, by the donors' stages."""
+    """Wait for the donors' states, and load the state or let the recovery strategy rebuild it.
+
+    Returns timing, outer state, and the states that a strategy used, by stage.
+    """
     start, here = time.monotonic(), post.here
     post.desk.at("take", here.step)
     stages = {n: here.stage_of(n) for n in (source.donors if isinstance(source, d.Rebuild) else [d.BEFORE])}
@@ -162,10 +163,10 @@ def _receive(
     return Timing(arrived - start, size, time.monotonic() - arrived), outer, given
 
 
-def _fitting(config: RunConfig, runner: StageRunner, stage: int) -> StageRunner:
-    """A runner for ``stage`` whose weights are about to be loaded; a spare's will do where it has as many layers.
+def _runner_for(config: RunConfig, runner: StageRunner, stage: int) -> StageRunner:
+    """Return a runner of ``stage`` whose weights will be loaded; reuse ``runner`` if its layers match.
 
-    Not where all layers are cut from one array: there, a stage's module knows which of them are its own.
+    With weights shared over the model, a stage's module depends on which layers it holds.
     """
     theirs, own = (stage_layers(config.model, config.pipeline.stages, s) for s in (runner.stage, stage))
     if (runner.stage == 0) != (stage == 0) or len(theirs) != len(own) or config.model.one_array:

@@ -1,8 +1,8 @@
-"""Settings that would have no effect in a run: refused or reported, never silently ignored.
+"""Settings without effect in a run are rejected or reported, not silently ignored.
 
-For a run's beginning. One that is resumed, or an arm of a comparison, may keep what it needs no more. What only a fleet
-looks at may stand in a recipe that one process trains, and what replicas need in one that has a single one: a study
-trains the same recipe with both.
+This applies to the start of a run. A resumed run, or an arm of a comparison, may keep settings that it does not need. A
+recipe may have fleet settings for ``inline``, and settings of replicas for one replica, so that a study can train it
+both ways.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ def _refuses(config: RunConfig) -> bool:
     return config.exchange.replicas == 1 or refuses
 
 
-SKIPPING = "only routing.kind = 'skipping' uses it, and what `planaria plan` made with it (give routing.schedule)"
+SKIPPING = "only routing.kind = 'skipping' uses it, and a schedule that `planaria plan` made with it (routing.schedule)"
 STRAGGLING = "only replicas on a fleet with network.emulate = true straggle"
-FAMILY = "this model.family has no layers whose activations could be computed again"
+FAMILY = "this model.family cannot recompute activations"
 RULES: dict[str, tuple[Used, str]] = {
     "data.source": (lambda c: not c.data.mixture, "data.mixture names the sources"),
     "data.most": (lambda c: not c.data.mixture, "with data.mixture, each source has its own"),
     "pipeline.in_flight": (
         _admits,
-        "a schedule, and replicas that add up gradients or share a process, let in microbatches by their own rule",
+        "a schedule, and replicas that add up gradients or share a process, admit microbatches by another rule",
     ),
     "routing.skip": (_skips, SKIPPING),
     "routing.swaps": (_skips, SKIPPING),
@@ -58,18 +58,18 @@ RULES: dict[str, tuple[Used, str]] = {
     "routing.sums": (lambda c: c.routing.schedule is not None, "it is for `planaria plan`, and its schedule"),
     "routing.routes": (lambda c: c.routing.kind == "given", "only routing.kind = 'given' uses them"),
     "routing.mixed": (lambda c: c.exchange.replicas > 1, "there is one replica; give exchange.replicas"),
-    "exchange.strikes": (_refuses, "no replica refuses what another says here and goes on"),
+    "exchange.strikes": (_refuses, "no replica rejects another's updates in this run"),
     "optim.beta2": (lambda c: "beta2" not in optimizer(c.optim).unused, "this optim.kind does not use it"),
     "optim.eps": (lambda c: "eps" not in optimizer(c.optim).unused, "this optim.kind does not use it"),
-    "optim.clip_by": (lambda c: c.optim.clip > 0, "optim.clip = 0 bounds nothing"),
+    "optim.clip_by": (lambda c: c.optim.clip > 0, "optim.clip = 0 disables clipping"),
     "train.recompute": (lambda c: hasattr(build_stage(c.model, c.pipeline.stages, 1, 0, "meta"), "recompute"), FAMILY),
     "checkpoint.background": (
         lambda c: c.checkpoint.every != 0,
-        "the save at the end, the only one with checkpoint.every = 0, is waited for",
+        "the save at the end, the only one with checkpoint.every = 0, is not in the background",
     ),
     "optim.final_lr": (lambda c: c.optim.schedule != "constant", "only optim.schedule = 'cosine' or 'wsd' ends there"),
     "train.schedule_steps": (lambda c: c.optim.schedule != "constant", "a constant learning rate has no end"),
-    "optim.decay": (lambda c: c.optim.schedule == "wsd", "only optim.schedule = 'wsd' decays so"),
+    "optim.decay": (lambda c: c.optim.schedule == "wsd", "only optim.schedule = 'wsd' has a decay"),
     "fleet.join_s": (lambda c: c.fleet.own is not None, "only a run with fleet.own waits for machines to join"),
     "fleet.address": (lambda c: c.fleet.kind == "ray", "only fleet.kind = 'ray' has one"),
     "fleet.gpu_share": (
@@ -83,13 +83,13 @@ RULES: dict[str, tuple[Used, str]] = {
 
 
 def require_used(config: RunConfig) -> None:
-    """:raises UserError: naming the first setting that would be ignored, and who would not ignore it."""
+    """Raise UserError for the first setting that would be ignored."""
     for name, why in unused(config):
         raise UserError(f"{name} = {_value(config, name)!r}: {why}; leave it out")
 
 
 def unused(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """Settings that are not what they are by default, and make no difference; and why not."""
+    """Yield each changed setting that has no effect, with the reason."""
     usual = RunConfig()
     for name, _ in fields():
         if _value(config, name) == _value(usual, name):
@@ -99,7 +99,7 @@ def unused(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 
 def idle(run: ResolvedRun, trace: Trace) -> Iterator[str]:
-    """What a recipe and its trace say for other runs than this; a line for each reason."""
+    """Yield a line about settings and faults that have no effect in this run."""
     config, usual = run.config, RunConfig()
     names = [name for name, _ in fields() if _value(config, name) != _value(usual, name)]
     exchanged = [name for name in names if name.startswith("exchange.") and name != "exchange.most"]
@@ -109,14 +109,14 @@ def idle(run: ResolvedRun, trace: Trace) -> Iterator[str]:
     several |= {"exchange.strikes"} if config.routing.mixed else set()
     fleet = [name for name in names if name.startswith("fleet.") or name in several]
     if fleet and config.engine == "inline":
-        yield f"{', '.join(fleet)}: for workers in processes of their own; engine 'inline' has none"
+        yield f"{', '.join(fleet)}: for workers in separate processes; engine 'inline' has none"
     elif config.fleet.diagnose == "act" and not config.fleet.spares and config.fleet.own is None:
-        yield "fleet.diagnose = 'act': there are no spares to hand a slow worker's stage to; such workers are only told"
+        yield "fleet.diagnose = 'act': without spares, slow workers are only reported"
     kept = {*FATAL, "lie", "flip", *(LAGGING if config.exchange.coded else ())}
     left_out = Counter(fault.signal for fault in trace.faults if fault.signal not in kept)
     if left_out and config.engine == "inline":
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(left_out.items()))
-        yield f"faults left out: {kinds}; they strike workers in processes of their own; engine 'inline' has none"
+        yield f"faults left out: {kinds}; they need workers in separate processes; engine 'inline' has none"
 
 
 def _value(config: RunConfig, name: str) -> object:

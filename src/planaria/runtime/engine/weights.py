@@ -1,4 +1,4 @@
-"""What a name of weights means: a run, a folder of safetensors, a GGUF or llama2.c file, or a model of the hub."""
+"""Sources of weights: a run, a folder of safetensors, a GGUF or llama2.c file, or a Hugging Face Hub model."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from planaria.runtime.engine import runs
 
 HUB = "hf:"
 FIXED = ("family", "vocab", "dim", "layers", "heads", "kv", "hidden", "tied", "rope_theta", "norm_eps")
-"""what weights are trained for, and no recipe can change"""
+"""properties of trained weights that a recipe cannot change"""
 _PICKLES = (b"PK\x03\x04", b"\x80")
 
 
 def open_weights(source: str | Path) -> Weights:
-    """The model that a path, or "hf:OWNER/NAME", stands for; of a run, that of its newest whole checkpoint.
+    """Open the model at a path or "hf:OWNER/NAME"; for a run, its newest whole checkpoint.
 
-    :raises UserError: when it is none, damaged, or not a model of ours.
+    :raises UserError: if there is no supported model, or it is damaged.
     """
     path = located(source)
     if path.is_file():
@@ -58,7 +58,7 @@ def open_weights(source: str | Path) -> Weights:
 
 
 def open_model(source: str | Path) -> tuple[Llama, Tokenizer]:
-    """The same in memory, with its tokenizer."""
+    """Load a model into memory, with its tokenizer."""
     weights = open_weights(source)
     if weights.tokenizer is None:
         raise UserError(f"{weights.place}: no tokenizer.json; save its tokenizer there (the fast kind)")
@@ -66,15 +66,15 @@ def open_model(source: str | Path) -> tuple[Llama, Tokenizer]:
 
 
 def located(source: str | Path) -> Path:
-    """Where on this machine weights are: a model of the hub is downloaded first."""
+    """Return the local path of weights; a Hub model is downloaded first."""
     text = str(source)
     return downloaded(text.removeprefix(HUB)) if text.startswith(HUB) else expanded(text)
 
 
 def downloaded(name: str) -> Path:
-    """The folder of a model of the Hugging Face hub, without pickles and code; of "OWNER/NAME:FILE", that file.
+    """Download a Hub model without pickles and code, or one file as "OWNER/NAME:FILE"; return its path.
 
-    :raises UserError: when it cannot be had.
+    :raises UserError: if it is unavailable.
     """
     repository, _, file = name.partition(":")
     try:
@@ -88,41 +88,41 @@ def downloaded(name: str) -> Path:
         return Path(huggingface_hub.snapshot_download(repository, allow_patterns=wanted))
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"{HUB}{name}: cannot be had ({reason}); check the name and the network") from error
+        raise UserError(f"{HUB}{name}: cannot be downloaded ({reason}); check the name and the network") from error
 
 
 def inherited(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe's ``tree`` with what the weights of its ``train.start`` say where it says nothing itself.
+    """Return a recipe's ``tree`` with missing settings taken from the weights of its ``train.start``.
 
-    :raises UserError: when there are no such weights, or the recipe says otherwise.
+    :raises UserError: if the weights are missing, or conflict with a setting.
     """
     train, stated = (section if isinstance(section := tree.get(name), dict) else {} for name in ("train", "model"))
     if not isinstance(start := train.get("start"), str):
         return dict(tree)
     if not start.startswith(HUB) and not located(start).exists():
-        raise UserError(f"train.start = {start!r}: there is no such run, folder or file; is the path right?")
+        raise UserError(f"train.start = {start!r}: no such run, folder or file; check the path")
     weights = open_weights(start)
     require_dense(start, weights)
-    own, said = weights.config, {name: value for name, value in stated.items() if value is not None}
-    require_same(start, own, {"kv" if name == "kv_heads" else name: value for name, value in said.items()})
+    own, given = weights.config, {name: value for name, value in stated.items() if value is not None}
+    require_same(start, own, {"kv" if name == "kv_heads" else name: value for name, value in given.items()})
     model = {"kv_heads" if name == "kv" else name: getattr(own, name) for name in FIXED}
     model["context"] = min(own.context, ModelConfig().context)
     data = {} if weights.tokenizer is None else {"tokenizer": str(weights.tokenizer.absolute())}
-    beneath = {"model": model | said, "data": data | dict(tree.get("data", {}))}
+    beneath = {"model": model | given, "data": data | dict(tree.get("data", {}))}
     return {**tree, **beneath, "train": {**train, "start": str(located(start)) if start.startswith(HUB) else start}}
 
 
 def require_dense(start: str, weights: Weights) -> None:
-    """:raises UserError: when layers have several feed-forward blocks, which no recipe's model has."""
+    """Reject models with several feed-forward blocks in a layer; recipes cannot describe them."""
     if weights.routing is not None:
         raise UserError(
             f"train.start = {start!r}: {weights.routing.experts} feed-forward blocks in each layer; only models with "
-            "one are trained, so start from an expert"
+            "one can be trained, so start from an expert"
         )
 
 
 def require_same(start: str, own: ModelConfig, stated: Mapping[str, object]) -> None:
-    """:raises UserError: naming the first of :data:`FIXED` that is ``stated`` otherwise than the weights have it."""
+    """Raise UserError for the first of :data:`FIXED` whose ``stated`` value differs from the weights."""
     for name in FIXED:
         if name in stated and stated[name] != (value := getattr(own, name)):
             setting = "kv_heads" if name == "kv" else name
@@ -133,11 +133,11 @@ def require_same(start: str, own: ModelConfig, stated: Mapping[str, object]) -> 
 
 
 def _other_file(path: Path) -> Weights:
-    """A file that is no GGUF: llama2.c's have no mark of their own."""
+    """Open a llama2.c file, which has no magic number; reject anything else."""
     with path.open("rb") as file:
         begun = file.read(4)
     if begun.startswith(_PICKLES):
-        raise UserError(f"{path}: a pickle is not read, for it could run any code; convert it to safetensors")
+        raise UserError(f"{path}: a pickle is not read, since it can run code; convert it to safetensors")
     if path.suffix != ".bin":
-        raise UserError(f"{path}: not a file of weights that is known; give a GGUF file, or the folder of config.json")
+        raise UserError(f"{path}: not a known file of weights; give a GGUF file, or the folder of config.json")
     return open_llama2c(path)

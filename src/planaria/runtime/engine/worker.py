@@ -1,4 +1,4 @@
-"""A worker process of the fleet: waits as a spare, becomes any stage, follows the controller's orders."""
+"""A worker process of the fleet: waits as a spare, takes over any stage, follows the controller's orders."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from planaria.runtime.engine.post import Post
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.runner import NonFinite, StageRunner
 from planaria.runtime.engine.samples import Data, Samples
-from planaria.runtime.engine.saver import Part, Saver, StageFiles, kept, kept_of
+from planaria.runtime.engine.saver import Part, Saver, StageFiles, keeps_for, selected
 from planaria.runtime.engine.setup import Setup
 from planaria.runtime.engine.sleeper import (
     SleepingRunner,
@@ -43,7 +43,7 @@ from planaria.runtime.engine.sleeper import (
     straggling,
     warm_runner,
 )
-from planaria.runtime.engine.snapshots import outliving
+from planaria.runtime.engine.snapshots import snapshot_writer
 from planaria.runtime.engine.step_work import step_work
 from planaria.runtime.engine.takeover import MemoryDamaged, donate, take_state
 from planaria.runtime.engine.worker_log import WORKERS, log_to
@@ -87,7 +87,8 @@ class Worker:
         last_runners: Mapping[int, StageRunner] | None = None,
     ) -> None:
         """``runner``: used until the worker is assigned a stage. ``last_runners``: node → runner of its last worker,
-        for controls such as the oracle."""
+        for controls such as the oracle.
+        """
         self.setup, self.config, self.resolved = setup, setup.config, resolved
         self.desk, self.transport, self.runner, self._last_runners = (
             desk,
@@ -96,12 +97,12 @@ class Worker:
             {} if last_runners is None else last_runners,
         )
         self.here = Position(worker, resolved, desk.report)
-        self.post = Post(setup, resolved, self.here, desk, transport, self._lend)
+        self.post = Post(setup, resolved, self.here, desk, transport, self._transfer)
         self.desk.injector, self.desk.struck = self._injector, self._struck
         self._samples = Samples(setup, resolved, desk.reading)
         self.keeping: Keeping | None = None
-        """from the moment on that this worker has a stage"""
-        self.outliving = outliving(setup, resolved)
+        """None until this worker has a stage"""
+        self.snapshots = snapshot_writer(setup, resolved)
         self._saver = Saver(desk, StageFiles(setup, worker))
         self.gauge = Gauge()
         self.step_work = step_work(resolved)
@@ -109,7 +110,7 @@ class Worker:
         self._detour: list[list[int]] = []
 
     def run(self, incarnation: int, layer_s: float = 0.0) -> NoReturn:
-        """Report to the controller, with the seconds that a layer takes here, then follow orders until the last."""
+        """Report to the controller, with the seconds that a layer takes here, then follow orders until it exits."""
         self.desk.open()
         device = os.environ.get(VISIBLE, "") if self.config.train.device == "cuda" else ""
         at, memory = self.transport.address, device_memory(self.config)
@@ -125,24 +126,24 @@ class Worker:
                 self._take(self.desk.next() if now is None else now)
             except Interrupted as interrupted:
                 order = interrupted.order
-            except MemoryDamaged as damaged:  # as if it were lost: the others have what it takes, or say what is lost
+            except MemoryDamaged as damaged:  # treat it as lost
                 self.here.report(e.WorkerFailed, detail=str(damaged), leaves=True)
                 self.desk.leave(1)
             except (NonFinite, UserError, OSError, MemoryError, torch.OutOfMemoryError) as error:
                 detail = str(error).splitlines()[0][:400] if str(error) else type(error).__name__
                 self.here.report(e.WorkerFailed, detail=detail)
             except (Exception, SystemExit) as error:
-                if not (said := blame(error, own_classes(self.config))):
+                if not (detail := blame(error, own_classes(self.config))):
                     raise
-                self.here.report(e.WorkerFailed, detail=said[:400])
+                self.here.report(e.WorkerFailed, detail=detail[:400])
 
     def close(self) -> None:
         """Stop background threads."""
-        if self.outliving is not None:
-            self.outliving.close()
+        if self.snapshots is not None:
+            self.snapshots.close()
 
     def _take(self, item: object) -> None:
-        """Obey an order, or take in what has come otherwise."""
+        """Follow an order, or process another item of the inbox."""
         match item:
             case d.Form():
                 self._form(item)
@@ -167,7 +168,7 @@ class Worker:
                 self.post.hear(item)
 
     def _form(self, form: d.Form) -> None:
-        """Drop what is under way, take the stage and edges that ``form`` gives, and report when all is in place."""
+        """Drop the current step, take the stage and edges of ``form``, and report when all are ready."""
         start = time.monotonic()
         self.desk.at("link", form.step)
         me = next(member for member in form.members if member.worker == self.here.worker)
@@ -175,9 +176,9 @@ class Worker:
         self._detour = form.routes
         self.post.move(me.node, form)
         rounds = form.rounds
-        if self.resolved.at_once > 1:  # one in every step, or every few
+        if self.resolved.at_once > 1:  # a round in every step, or every few
             rounds = rounds_by(self.resolved.exchange, form.step) if self._lockstep else form.step
-        # A donor may be new in its stage itself; donors are never rebuilt, so this waits for nobody.
+        # A donor may itself be new in its stage; donors are never rebuilt, so this cannot deadlock.
         lost = self._last_runners.get(me.node)
         taken = take_state(self.setup, self.resolved, self.post, me.source, self.runner, self.keeping, rounds, lost)
         self.runner, timing = taken.runner, taken.timing
@@ -192,11 +193,11 @@ class Worker:
         if taken.part is not None:
             self.keeping.recall(taken.part)
         if isinstance(self.runner, SleepingRunner):
-            self.runner.stand_at(self.resolved.place(me.node), self.resolved.prices)
-        if form.goes_back and self.outliving is not None:
-            self.outliving.rolled_back()
-        reborn = {m.node for m in form.members if not isinstance(m.source, d.Keep)}
-        self.keeping.formed(reborn, self.here.absent)
+            self.runner.use_prices(self.resolved.place(me.node), self.resolved.prices)
+        if form.goes_back and self.snapshots is not None:
+            self.snapshots.rolled_back()
+        replaced = {m.node for m in form.members if not isinstance(m.source, d.Keep)}
+        self.keeping.formed(replaced, self.here.absent)
         donate(self.resolved, self.post, form, self.runner, self.keeping)
         links = self.post.links
         self.post.wait_for(lambda: links.unopened, "the edge to {}")
@@ -204,7 +205,7 @@ class Worker:
         self.here.report(e.Linked, link_s=link_s, **asdict(timing))
 
     def _run_step(self, order: d.RunStep) -> None:
-        """Carry out this node's actions of the step's plan, then report the gradient ready."""
+        """Carry out this node's actions of the step's plan, then report that the gradient is ready."""
         self.desk.at("step", order.step)
         began = time.monotonic()
         self.post.links.end_transfers()
@@ -236,14 +237,14 @@ class Worker:
             self._measure(time.monotonic() - began, spans)
 
     def _measure(self, seconds: float, spans: Iterable[e.Span]) -> None:
-        """Take down what a step has taken, and tell it now and then."""
+        """Measure a step, and report when a report is due."""
         arrived = self.post.links.newly_arrived()
         waited, read = self.post.waited, self.desk.reading.step_s
-        if told := self.gauge.stepped(self.here.step, seconds, spans, waited, arrived, read):
-            self.here.report(e.Gauged, **told)
+        if measured := self.gauge.stepped(self.here.step, seconds, spans, waited, arrived, read):
+            self.here.report(e.Gauged, **measured)
 
     def _straggle(self, round: int) -> None:
-        """Where computing is emulated: be as slow as is drawn for this node's replica, in a round of a step."""
+        """Apply the emulated slowdown drawn for this node's replica in a round of a step."""
         if not isinstance(self.runner, SleepingRunner):
             return
         lasts_s, replica, number = self.config.network.straggle_s, self.here.replica, self.post.circle.rounds
@@ -256,7 +257,7 @@ class Worker:
             self.runner.slowness = self.runner.slowness or Slowness(self.config, replica, lasts_s)
 
     def _train(self, plan: Plan, data: Data, spans: list[e.Span]) -> float | None:
-        """This stage's part of a step and of what is kept for others; the gradient's norm."""
+        """Run this stage's part of a training step and send its copies; return the gradient's norm."""
         step, keeping = self.here.step, self.keeping
         assert keeping is not None
         self._send_copies(keeping.before(step, self.runner), spans)
@@ -273,7 +274,7 @@ class Worker:
         return norm
 
     def _send_copies(self, parcels: Iterable[tuple[int, Parcel, Tensor]], spans: list[e.Span]) -> None:
-        """Make what keeps copies of this stage, and hand it over."""
+        """Send copies of this stage to the nodes that keep them."""
         start, sent = time.monotonic(), 0
         for parcel in parcels:
             self.post.send_parcel(*parcel)
@@ -286,7 +287,7 @@ class Worker:
         return self.runner.finish()
 
     def _drop(self) -> None:
-        """Forget the step under way."""
+        """Discard the current step."""
         self.runner.drop()
         self.post.circle.outer.drop()
         if self.keeping is not None:
@@ -301,14 +302,14 @@ class Worker:
         first = self.here.node == min(self.here.present.peers(self.here.node))
         self.post.report(self.post.circle.outer.commit(), order.step, first)
         if self._lockstep is not None and (settled := self._lockstep.committed()) is not None:
-            self._tell_round(*settled, first)
+            self._report_round(*settled, first)
         self.here.report(e.StageCommitted, step=order.step)
-        if self.outliving is not None:
-            self.outliving.look(self.keeping, order.generation)
+        if self.snapshots is not None:
+            self.snapshots.write_new(self.keeping, order.generation)
         self._report_work([e.Span(action="optimizer", start=start, end=time.monotonic())])
 
     def _settle(self, order: d.Settle) -> None:
-        """Go on with what a round of the exchange comes to."""
+        """Apply the result of an exchange round."""
         self.desk.at("settle", self.here.step)
         start, replica = time.monotonic(), self.here.replica
         nodes = self.resolved.arrangement.nodes(self.here.stage)
@@ -317,22 +318,22 @@ class Worker:
         made = self.post.circle.settle(order.round, replica, peers, self.runner, weighed)
         self.post.links.part()
         made = replace(made, verdict=replace(made.verdict, refused=order.left_out))
-        self._tell_round(order.round, made, first=replica == order.members[0])
+        self._report_round(order.round, made, first=replica == order.members[0])
         self._report_work([e.Span(action="exchange", start=start, end=time.monotonic())])
 
-    def _tell_round(self, round: int, made: Made, first: bool) -> None:
+    def _report_round(self, round: int, made: Made, first: bool) -> None:
         self.post.report(made.verdict, round, first)
-        told = {"blocking_bytes": made.blocking_bytes, "prefetched_bytes": made.prefetched_bytes, "apart": made.apart}
-        self.here.report(e.RoundMade, round=round, **told)
+        sizes = {"blocking_bytes": made.blocking_bytes, "prefetched_bytes": made.prefetched_bytes, "apart": made.apart}
+        self.here.report(e.RoundMade, round=round, **sizes)
 
-    def _lend(self, order: d.Donate) -> None:
-        """Give another replica, or a successor, a copy of this stage as it was after the last commit."""
+    def _transfer(self, order: d.Donate) -> None:
+        """Send another replica, or a successor, a copy of this stage as of the last commit."""
         self.desk.at("give", self.here.step)
         succeeded, state = order.donor == d.BEFORE, self.runner.state()
-        if not succeeded:  # a copy draws its own random numbers
+        if not succeeded:  # a copy has its own random generators
             state = state.trained
         state.outer = self.post.circle.outer.given(to_successor=succeeded)
-        self.post.links.lend(order, pack(state))
+        self.post.links.transfer(order, pack(state))
 
     def _save(self, order: d.Save) -> None:
         self._drop()
@@ -340,10 +341,10 @@ class Worker:
         here = self.here
         column = (here.number, self.config.exchange.replicas) if self._lockstep else (order.replica, replicas)
         folder = store.part(order.step, column[1], column[0], order.generation)
-        state, keeps = self.runner.state(), kept(order, here.node)
+        state, keeps = self.runner.state(), keeps_for(order, here.node)
         if self.config.exchange.replicas > 1:
             state.outer = self.post.circle.outer.settled.state()
-        state = kept_of(state, keeps, here.node in order.compared)
+        state = selected(state, keeps, here.node in order.compared)
         place = here.number if keeps == "outer" else 0
         part = Part(folder, here.stage, here.worker, here.node, order.generation, order.step, place, keeps)
         span = (self._saver.save_beside if order.background else self._saver.save)(part, state)
@@ -359,7 +360,7 @@ class Worker:
         self.here.report(e.FaultInjected, signal=signal, moment=blow.moment, number=blow.number)
 
     def _report_work(self, spans: list[e.Span], dropped: bool = False) -> None:
-        """Tell what was done since the last such report, the bytes sent to each neighbour meanwhile, and peaks."""
+        """Report work and bytes sent since the last such report, and peak memory."""
         if not self.desk.reports_timings:
             return
         own = peaks()._asdict()

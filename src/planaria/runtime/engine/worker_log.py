@@ -14,9 +14,9 @@ _ERROR = re.compile(r"(?:\w+\.)*(\w*(?:Error|Exception|Exit)\b.*)")
 
 
 def last_error(folder: Path, lost: bool) -> str:
-    """Return the newest error in the logs of the run in ``folder`` and the worker that it is from.
+    """Return the newest error in the workers' logs, and its worker.
 
-    Without an error, a hint at what leaves none if workers were ``lost``; else, and without logs, an empty text.
+    Without an error, return a hint at lack of memory if workers were ``lost``, else "".
     """
     logs = sorted((folder / WORKERS).glob("*.log"), key=lambda log: log.stat().st_mtime, reverse=True)
     for log in logs:
@@ -27,11 +27,11 @@ def last_error(folder: Path, lost: bool) -> str:
 
 
 def log_to(file: Path) -> None:
-    """Append this process's output and errors to ``file`` from now on."""
+    """Redirect this process's output and errors to ``file``."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    except OSError:  # a full disk: the run lacks nothing without it
+    except OSError:  # such as a full disk; the run does not need the log
         handle = os.open(os.devnull, os.O_WRONLY)
     os.dup2(handle, 1)
     os.dup2(handle, 2)

@@ -1,4 +1,4 @@
-"""The protocols between the controller, a fleet of any kind, and the place where its workers are."""
+"""Protocols between the controller, a fleet of any kind, and the place of its workers."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ if TYPE_CHECKING:
 MAX_REPORT_BYTES = 1 << 24
 """of a worker's report"""
 THAW_LIMIT_S = 60.0
-"""a dead incarnation that is silent for so long is killed: nobody will thaw it"""
+"""a dead incarnation that stays silent this long is killed"""
 
 
 class Message(BaseModel):
-    """Base of the messages on control lines: immutable, of exact types, without unknown keys."""
+    """Base of messages on control connections: immutable, strictly typed, without unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class ControlLine(Protocol):
-    """A worker's end of its line to the controller: a pipe on one machine, or ``switchboard.WorkerLine``."""
+    """A worker's end of its control connection: a pipe, or ``switchboard.WorkerLine``."""
 
     def send_bytes(self, text: bytes, /) -> None:
-        """:raises OSError: when the controller is gone."""
+        """Send a message; OSError if the controller has exited."""
 
     def recv_bytes(self, maxlength: int, /) -> bytes:
-        """:raises EOFError: or OSError, when the controller is gone."""
+        """Receive a message; EOFError or OSError if the controller has exited."""
 
 
 Entry = Callable[[ControlLine, str, int], None]
-"""What a worker process runs: (control line, identity, incarnation)."""
+"""main function of a worker process: (control connection, worker, incarnation)"""
 
 
 @dataclass(frozen=True)
 class Said:
-    """A worker sent a report (bytes of JSON, bounded in size, not yet parsed)."""
+    """A report of a worker: JSON of bounded size, not parsed yet."""
 
     worker: str
     incarnation: int
@@ -53,7 +53,7 @@ class Said:
 
 @dataclass(frozen=True)
 class Gone:
-    """The fleet's death notice: the first of closed connection, ended process, missed heartbeats."""
+    """A worker's end, from the first of: closed connection, exited process, missed heartbeats."""
 
     worker: str
     incarnation: int
@@ -63,7 +63,7 @@ class Gone:
 
 @dataclass(frozen=True)
 class Leaving:
-    """A worker's machine is about to go; it works on until it is told to leave, or gone."""
+    """A worker's machine is about to leave; it works until ordered to leave, or until the machine exits."""
 
     worker: str
     incarnation: int
@@ -72,7 +72,7 @@ class Leaving:
 
 @dataclass(frozen=True)
 class Joined:
-    """A machine has joined, with room for so many workers."""
+    """A machine has joined, with room for ``workers``."""
 
     host: str
     workers: int
@@ -81,7 +81,7 @@ class Joined:
 
 @dataclass(frozen=True)
 class Left:
-    """A machine that had joined takes no more workers; each of those that it has is told of by itself."""
+    """A machine that had joined takes no more workers; its workers are reported separately."""
 
     host: str
     detail: str
@@ -89,7 +89,7 @@ class Left:
 
 @dataclass(frozen=True)
 class Asked:
-    """The run's owner wants a fault to strike (``planaria chaos``)."""
+    """The run's owner requests a fault (``planaria chaos``)."""
 
     fault: Fault
 
@@ -98,72 +98,73 @@ Notice = Said | Gone | Leaving | Joined | Left | Asked
 
 
 class Fleet(Protocol):
-    """Starts workers, carries small messages to and from them, and notices when they die."""
+    """Starts workers, exchanges small messages with them, and detects their end."""
 
     def spawn(self, worker: str, incarnation: int) -> None:
-        """Start a worker process; it reports in when it is ready."""
+        """Start a worker process, which reports when it is ready."""
 
     def send(self, worker: str, text: bytes) -> None:
-        """Hand a message to a worker; a worker that is gone is noticed by ``poll``, not here."""
+        """Send a message to a worker; ``poll`` reports a worker that has exited."""
 
     def dismiss(self, worker: str, incarnation: int, text: bytes) -> None:
-        """Say a last word to an incarnation that counts as dead but speaks again."""
+        """Send a last message to an incarnation that counts as dead but still reports."""
 
     def poll(self, timeout_s: float) -> list[Notice]:
-        """What happened, waiting at most ``timeout_s`` for the first thing. One Gone per incarnation."""
+        """Return new notices, waiting at most ``timeout_s`` for the first; one Gone per incarnation."""
 
-    def ears(self) -> list[Any]:
-        """What :func:`multiprocessing.connection.wait` can wait for until ``poll`` has something to tell."""
+    def waitables(self) -> list[Any]:
+        """Objects for :func:`multiprocessing.connection.wait` that signal new notices."""
 
     def signal(self, worker: str, incarnation: int, number: signal.Signals) -> None:
-        """Deliver a signal to one incarnation of a worker (chaos); nothing happens if it has ended."""
+        """Send a signal to an incarnation (for chaos); do nothing if it has ended."""
 
     def close(self) -> None:
-        """End every worker that is left, frozen ones too."""
+        """End all remaining workers, including stopped ones."""
 
 
 class Elastic(Fleet, Protocol):
-    """A fleet that machines may join."""
+    """A fleet that machines can join."""
 
     def spawn(self, worker: str, incarnation: int, host: str = "") -> None:
-        """Start a worker process, on a machine that has joined if ``host`` names one."""
+        """Start a worker process, on the joined machine ``host`` if given."""
 
     def turn_away(self, host: str, reason: str) -> None:
-        """Send away a machine that has joined, and its workers."""
+        """Dismiss a machine that has joined, and its workers."""
 
 
 @dataclass(frozen=True)
 class Workplace:
-    """What the workers of one machine are started with."""
+    """Where and how the workers of a machine start."""
 
     entry: Entry
-    """importable; called in the worker process"""
+    """importable main function of the workers"""
     cwd: Path
     scratch: Path | None = None
-    """files on their way, of no use once the workers have ended"""
+    """temporary files, removed after the workers have ended"""
 
 
 Settle = Callable[[str, str], Workplace]
-"""Finds the run's files on the machine that it is called on, or fetches them: (HOST:PORT of the controller, the
-machine's name in the run) → what its workers start with. Raises UserError when that cannot be."""
+"""(HOST:PORT of the controller, the machine's name in the run) → how its workers start. Finds or fetches the run's
+files on the machine; UserError if that fails.
+"""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What the workers of a run are, wherever they run."""
+    """The workers of a run, independent of where they run."""
 
     entry: Entry
-    """importable; called in the worker processes of this machine"""
+    """importable main function of the workers on this machine"""
     preload: list[str]
-    """modules that workers are born with"""
+    """modules that workers are forked with"""
     workers: int
-    """workers alive at once, spares included"""
+    """workers alive at once, including spares"""
     settle: Settle
     """for every other machine; importable"""
     files: Mapping[str, Path]
-    """folders whose files other machines may ask for, by the first words of a name"""
+    """folders served to other machines, by the first part of a file's name"""
     key: bytes = field(repr=False)
-    """the run's"""
+    """of the run"""
     needs: Needs = ON_CPUS
 
 
@@ -172,7 +173,7 @@ class Ground(Protocol):
 
     @property
     def host(self) -> str:
-        """The address at which the controller can be reached from there."""
+        """Address at which workers reach the controller."""
 
     def fleet(self, work: Work) -> Fleet:
-        """:raises UserError: when ``work`` cannot be done there."""
+        """Return a fleet; UserError if the place is unsuitable for ``work``."""

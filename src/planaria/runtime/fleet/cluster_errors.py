@@ -1,4 +1,4 @@
-"""What can be wrong with a cluster, in one line each, before a worker starts there."""
+"""One-line errors of a Ray cluster, raised before a worker starts there."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _ANSWER_S = 5.0
 
 
 def reach(address: str) -> None:
-    """Try whether anybody listens where a cluster should be: Ray itself asks for minutes, then ends the process.
+    """Test whether anything listens at a cluster's address; Ray itself would retry for minutes, then end the process.
 
-    :raises UserError: when nobody does, or ``address`` is none.
+    :raises UserError: if nothing answers, or ``address`` is invalid.
     """
     called = f"fleet.address = {address!r}"
     if address == "auto":
-        address = os.environ.get("RAY_ADDRESS", "auto")  # which Ray prefers to looking for itself
+        address = os.environ.get("RAY_ADDRESS", "auto")  # takes precedence in Ray
         called += f" (RAY_ADDRESS = {address!r})"
     if address in ("auto", "embedded", "local"):
         return
@@ -34,13 +34,13 @@ def reach(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
     except OSError as error:
         raise UserError(
-            f"{called}: no Ray cluster answers there ({error.strerror or error}); `ray status` on its head node tells "
+            f"{called}: no Ray cluster answers there ({error.strerror or error}); `ray status` on its head node prints "
             "its address"
         ) from None
 
 
 def explain(error: Exception, address: str) -> UserError:
-    """What Ray says when it cannot be joined, in one line with the mend."""
+    """Return a one-line error with a fix for Ray's failure to connect."""
     text = " ".join(str(error).split())
     called = f"fleet.address = {address!r}"
     if "Could not find any running Ray instance" in text:
@@ -52,52 +52,51 @@ def explain(error: Exception, address: str) -> UserError:
         return UserError(f"{called}: the cluster runs another version of Ray or Python than this process: {text[:300]}")
     if "Failed to connect to Ray cluster" in text or "uthentication" in text:
         return UserError(
-            f"{called}: the cluster is there, but does not let this process in; if it asks for Ray's token, set "
+            f"{called}: the cluster rejects this process; if it requires Ray's token, set "
             f"RAY_AUTH_MODE=token here too (Ray says: {text[:200]})"
         )
     return UserError(f"{called}: Ray says: {text[:300]}")
 
 
-def refuse_unfit(node: str, theirs: Facts, needs: Needs = ON_CPUS) -> None:
-    """:raises UserError: when a node's planaria is another one than this process's, or it lacks devices of which each
-    can hold a worker."""
-    mine = facts()
-    if theirs.version != mine.version:
+def require_suitable(node: str, found: Facts, needs: Needs = ON_CPUS) -> None:
+    """Raise UserError if a node's planaria version differs from this process's, or its devices cannot hold a worker."""
+    own = facts()
+    if found.version != own.version:
         raise UserError(
-            f"Ray node {node} has planaria {theirs.version}, this process {mine.version}: install the same on all nodes"
+            f"Ray node {node} has planaria {found.version}, this process {own.version}: install the same on all nodes"
         )
-    crowd = max(1, len(theirs.found.devices))
-    require_devices(f"Ray node {node}", needs, theirs.found, crowd, "let Ray know of no GPUs there (`--num-gpus 0`)")
+    crowd = max(1, len(found.found.devices))
+    require_devices(f"Ray node {node}", needs, found.found, crowd, "let Ray know of no GPUs there (`--num-gpus 0`)")
 
 
-def refuse_unsettled(node: str, wrong: str) -> None:
-    """:raises UserError: when something is wrong about the run's files there."""
+def require_files(node: str, wrong: str) -> None:
+    """Raise UserError if a node's files are unavailable; ``wrong``: the reason, or ""."""
     if wrong:
         raise UserError(f"Ray node {node}: {wrong}")
 
 
 def no_room(workers: int, bundle: Mapping[str, float], have: Mapping[str, float], free: Mapping[str, float]) -> str:
-    """Why a cluster cannot reserve a ``bundle`` for each of so many workers."""
+    """Return why a cluster cannot reserve ``workers`` bundles."""
     there = ", ".join(f"{have.get(kind, 0):g} {kind}s, {free.get(kind, 0):g} of them free" for kind in bundle)
     each = " and ".join(f"{workers * share:g} {kind}s" for kind, share in bundle.items())
-    mends = {"CPU": "choose fewer fleet.spares", "GPU": "a smaller fleet.gpu_share"}
-    mend = " or ".join(mends[kind] for kind in bundle)
+    fixes = {"CPU": "choose fewer fleet.spares", "GPU": "a smaller fleet.gpu_share"}
+    fix = " or ".join(fixes[kind] for kind in bundle)
     return (
-        f"the Ray cluster has {there}; this run needs {each}, as much for each stage and spare: add nodes (or say `ray "
-        f"start --num-cpus` more), or {mend}"
+        f"the Ray cluster has {there}; this run needs {each}, the same for each stage and spare: add nodes (or "
+        f"raise `ray start --num-cpus`), or {fix}"
     )
 
 
 def cannot_serve(node: str, error: Exception) -> UserError:
-    """A process pool that could not be started."""
+    """Return the error for a process pool that could not be started."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = next((line for line in reversed(lines) if "Error: " in line), lines[-1] if lines else type(error).__name__)
-    if "No module named" in told or "ImportError" in told:
-        return UserError(f"Ray node {node} cannot import planaria ({told[:200]}): install the same version there")
-    return UserError(f"Ray node {node} cannot start workers: {told[:300]}")
+    cause = next((line for line in reversed(lines) if "Error: " in line), lines[-1] if lines else type(error).__name__)
+    if "No module named" in cause or "ImportError" in cause:
+        return UserError(f"Ray node {node} cannot import planaria ({cause[:200]}): install the same version there")
+    return UserError(f"Ray node {node} cannot start workers: {cause[:300]}")
 
 
 def why(error: BaseException) -> str:
-    """The line of a long report that says why an actor is dead."""
+    """Return the line of Ray's report that gives the cause of an actor's death."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return next((line for line in lines if line.startswith("The actor ")), (lines or [type(error).__name__])[0])[:200]

@@ -112,7 +112,7 @@ class CooperativeFleet:
             del self._slots[slot.worker]
             self._notices.append(Gone(slot.worker, slot.incarnation, "exit", slot.reason))
 
-    def ears(self) -> list[Any]:
+    def waitables(self) -> list[Any]:
         """Return no file descriptors: reports arrive during :meth:`poll` only."""
         return []
 

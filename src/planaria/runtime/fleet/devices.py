@@ -1,7 +1,7 @@
-"""The CUDA devices of a machine: which it has, which one a worker gets, and whether they are enough for a run.
+"""The CUDA devices of a machine, their assignment to workers, and whether they suffice for a run.
 
-``nvidia-smi`` reports them, not CUDA: the first question initialises CUDA, and a process that has initialised it cannot
-fork workers that use it. The memory that a run's stages take is in ``runtime/engine/needs.py``.
+They are listed with ``nvidia-smi``, because a process that has initialised CUDA cannot fork workers that use it.
+``runtime/engine/needs.py`` computes the memory of a run's stages.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from planaria.common.errors import UserError
 VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 _QUERY = ("--query-gpu=index,uuid,memory.total,mig.mode.current", "--format=csv,noheader,nounits")
 _ANSWER_S = 60.0
-"""a driver that is not kept loaded takes seconds to begin"""
+"""seconds; loading the driver may take several"""
 UNKNOWN = 1 << 62
-"""bytes of a device that has no memory of its own but the machine's: nobody is refused for it"""
+"""bytes of a device that shares the machine's memory; its limit is not checked"""
 _GPU = re.compile(r"GPU (\d+):")
 _INSTANCE = re.compile(r"\s+MIG \S*?(\d+)gb\S*\s+Device\s+\d+:\s+\(UUID: (MIG-[\w/-]+)\)")
 Name = tuple[str, int]
@@ -32,10 +32,10 @@ Name = tuple[str, int]
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU, or one instance of a GPU that is divided (MIG)."""
+    """A GPU, or an instance of a divided GPU (MIG)."""
 
     name: str
-    """as ``CUDA_VISIBLE_DEVICES`` names it"""
+    """name in ``CUDA_VISIBLE_DEVICES``"""
     memory: int
     """bytes"""
 
@@ -51,33 +51,32 @@ class Inventory:
 
 @dataclass(frozen=True)
 class Needs:
-    """What the workers of a run need of the machines they are on; on CPUs, nothing."""
+    """Device requirements of a run's workers; none on CPUs."""
 
     stages: tuple[int, ...] = ()
-    """bytes that each stage takes on a CUDA device, at least; empty where stages compute on CPUs"""
+    """least bytes of each stage on a CUDA device; empty on CPUs"""
     sized: bool = False
-    """does a worker get only stages for which its device has room?"""
+    """whether a worker gets only stages that fit on its device"""
 
     @property
     def cuda(self) -> bool:
         return bool(self.stages)
 
     def least(self, workers: int) -> int:
-        """Bytes that so many workers may come to take on one device: any of them may become the largest stage, unless
-        stages go where there is room for them."""
+        """Return the bytes that ``workers`` workers may need on one device; each may hold the largest stage, unless
+        stages are assigned by size.
+        """
         return (min if self.sized else max)(self.stages) + (workers - 1) * min(self.stages)
 
 
-ON_CPUS, NOT_ASKED = Needs(), Inventory()
+ON_CPUS, NO_INVENTORY = Needs(), Inventory()
 
 
 def device_of(worker: str, devices: Sequence[Device], homes: Mapping[Name, str]) -> str:
-    """The device of a worker that is about to start on a machine with these ``devices``, at least one.
+    """Return the device for a new worker on a machine with at least one.
 
-    It is the one with the fewest other workers. ``homes`` has the device of every process there; all but a worker's
-    newest count as dead, and are avoided only among devices that are equally good. Then the device with the most memory
-    is taken, then the first. So workers have a device each while there are enough, and a worker that is started again
-    gets one that is free.
+    Prefers, in this order: fewest other live workers, fewest processes, most memory, first in the list. ``homes`` maps
+    every process to its device; only a worker's newest process counts as live.
     """
     newest = {name: max(n for other, n in homes if other == name) for name, _ in homes}
     others = Counter(home for (other, n), home in homes.items() if other != worker and n == newest[other])
@@ -86,7 +85,7 @@ def device_of(worker: str, devices: Sequence[Device], homes: Mapping[Name, str])
 
 
 def lacking(needs: Needs, found: Inventory, workers: int) -> str:
-    """Why so many workers cannot be on a machine with these devices; empty if they can."""
+    """Return why the devices of a machine cannot hold ``workers`` workers; empty if they can."""
     if not needs.cuda:
         return ""
     if not found.devices:
@@ -105,44 +104,44 @@ def lacking(needs: Needs, found: Inventory, workers: int) -> str:
     return ""
 
 
-def require_devices(called: str, needs: Needs, found: Inventory, workers: int, mend: str) -> None:
-    """:raises UserError: when the machine ``called`` so cannot have so many workers of a run; ``mend`` is advice."""
+def require_devices(called: str, needs: Needs, found: Inventory, workers: int, advice: str) -> None:
+    """Raise UserError if the machine ``called`` so cannot hold the workers; ``advice`` is appended."""
     if workers and (why := lacking(needs, found, workers)):
         more = "" if not found.devices else "; more pipeline.stages make each smaller"
-        raise UserError(f"train.device = 'cuda': {called} {why}: {mend}{more}")
+        raise UserError(f"train.device = 'cuda': {called} {why}: {advice}{more}")
 
 
 def inventory(environ: Mapping[str, str] = os.environ) -> Inventory:
-    """The devices that ``CUDA_VISIBLE_DEVICES`` leaves visible, in its order; all if it is not set."""
+    """Return the devices visible by ``CUDA_VISIBLE_DEVICES``, in its order; all if it is unset."""
     if torch.version.cuda is None:
         return Inventory(lacks="its torch is built without CUDA")
     program = shutil.which("nvidia-smi", path=environ.get("PATH"))
     if program is None:
-        return Inventory(lacks="nvidia-smi, which would tell of one, is not on its PATH")
+        return Inventory(lacks="nvidia-smi is not on its PATH")
     try:
-        listed, asked = (_output(program, *flags) for flags in (("-L",), _QUERY))
-        gpus, instances = parse(listed, asked)
+        listed, queried = (_output(program, *flags) for flags in (("-L",), _QUERY))
+        gpus, instances = parse(listed, queried)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        said = getattr(error, "stdout", None) or str(error)
-        return Inventory(lacks=f"nvidia-smi fails: {str(said).strip().partition(chr(10))[0][:200]}")
+        output = getattr(error, "stdout", None) or str(error)
+        return Inventory(lacks=f"nvidia-smi fails: {str(output).strip().partition(chr(10))[0][:200]}")
     shown = visible(gpus, instances, environ.get(VISIBLE), environ.get(ORDER) == "PCI_BUS_ID")
     there = len(instances) + len(gpus)
     return Inventory(shown, "" if shown else f"{VISIBLE} = {environ.get(VISIBLE)!r} shows none of its {there}")
 
 
 def see_only(device: str) -> None:
-    """Let this process see one device, as ``cuda:0``. In time only before it has asked CUDA anything."""
+    """Make one device visible to this process, as ``cuda:0``. Call it before the process uses CUDA."""
     os.environ[VISIBLE] = device
 
 
-def parse(listed: str, asked: str) -> tuple[dict[int, Device], tuple[Device, ...]]:
-    """Whole GPUs by index, and instances of divided ones, from what nvidia-smi says to ``-L`` and to the query.
+def parse(listed: str, queried: str) -> tuple[dict[int, Device], tuple[Device, ...]]:
+    """Parse ``nvidia-smi -L`` and the query into undivided GPUs by index and instances of divided ones.
 
-    :raises ValueError: when a line is not as expected.
+    :raises ValueError: if a line is invalid.
     """
     gpus: dict[int, Device] = {}
     divided: set[int] = set()
-    for line in asked.splitlines():
+    for line in queried.splitlines():
         index, uuid, mebibytes, mode = (cell.strip() for cell in line.split(","))
         gpus[int(index)] = Device(uuid, int(mebibytes) << 20 if mebibytes.isdecimal() else UNKNOWN)
         if mode == "Enabled":
@@ -157,11 +156,10 @@ def parse(listed: str, asked: str) -> tuple[dict[int, Device], tuple[Device, ...
 def visible(
     gpus: Mapping[int, Device], instances: tuple[Device, ...], chosen: str | None, by_bus: bool
 ) -> tuple[Device, ...]:
-    """The devices that ``CUDA_VISIBLE_DEVICES`` = ``chosen`` shows, by CUDA's rules: the first entry that names none
-    ends the list, one that is named twice empties it, and a UUID may be cut short.
+    """Return the devices that ``CUDA_VISIBLE_DEVICES`` = ``chosen`` shows by CUDA's rules: the first unknown entry ends
+    the list, a repeated one empties it, and a UUID may be abbreviated.
 
-    A number keeps its meaning, which is CUDA's: unless GPUs are numbered ``by_bus`` as nvidia-smi does, nobody can say
-    here which one it is, and it is taken to have the memory of the smallest.
+    Unless GPUs are numbered ``by_bus``, as in nvidia-smi, a number may mean any of them, so the smallest memory counts.
     """
     if chosen is None:
         return (*gpus.values(), *instances)
@@ -184,6 +182,6 @@ def visible(
 
 
 def _output(program: str, *flags: str) -> str:
-    """:raises SubprocessError: when it fails, or takes too long; OSError when it cannot be started."""
+    """Run the program and return its output; SubprocessError or OSError if that fails."""
     done = subprocess.run([program, *flags], capture_output=True, text=True, timeout=_ANSWER_S, check=True)
     return done.stdout

@@ -1,9 +1,8 @@
-"""A run's files for machines that do not see its folder: the controller sends them, and takes parts of checkpoints.
+"""File transfer to machines that do not see the run's folder, and of parts of checkpoints from them.
 
-Requests are JSON of bounded size on a line with the run's key (``runtime/fleet/switchboard.py``); contents are pieces
-of bytes followed by their SHA-256. Files appear whole at either end. Both ends validate names: the controller serves
-only what a joining machine needs, and stores only stages of checkpoints that are being collected; a machine accepts
-only plain file names.
+Requests are JSON of bounded size on a control connection; contents are pieces followed by their SHA-256. Files appear
+complete at either end. The controller serves only the files that a joined machine needs, and stores only stages of
+checkpoints that are being collected; a machine accepts only plain file names.
 """
 
 from __future__ import annotations
@@ -27,32 +26,32 @@ from planaria.runtime.transport.listener import FILES
 from planaria.runtime.transport.secure import StrangerError
 
 PATIENCE_S = 60.0
-"""how long one end waits for the other's next word or piece"""
+"""seconds to wait for the next message or piece"""
 MOST_BYTES = 1 << 42
 """of one file"""
 _PIECE = 1 << 19
-_MOST_WORD_BYTES = 1 << 20
+_MAX_MESSAGE_BYTES = 1 << 20
 _PLAIN, _STEP = "[A-Za-z0-9_][A-Za-z0-9_.-]*", "checkpoints/step-[0-9]{8,}"
 _Text = Annotated[str, Field(max_length=400)]
 _Size = Annotated[int, Field(ge=0, le=MOST_BYTES)]
 
 
 class Get(Message):
-    """Send the file of this name."""
+    """Request a file."""
 
     kind: Literal["get"] = "get"
     name: _Text
 
 
 class Index(Message):
-    """Which files does this folder have?"""
+    """Request the names of a folder's files."""
 
     kind: Literal["index"] = "index"
     name: _Text
 
 
 class Put(Message):
-    """Take a file, whose content follows once the other end is ready for it."""
+    """Offer a file; its content follows after :class:`Ready`."""
 
     kind: Literal["put"] = "put"
     name: _Text
@@ -60,7 +59,7 @@ class Put(Message):
 
 
 class Content(Message):
-    """A file's content follows: so many bytes."""
+    """Announce a content of ``size`` bytes."""
 
     kind: Literal["content"] = "content"
     size: _Size
@@ -74,32 +73,32 @@ class Listed(Message):
 
 
 class Ready(Message):
-    """Send the content."""
+    """Request the announced content."""
 
     kind: Literal["ready"] = "ready"
 
 
 class Digest(Message):
-    """SHA-256 of the content that was sent."""
+    """SHA-256 of the sent content."""
 
     kind: Literal["digest"] = "digest"
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class Stored(Message):
-    """The file is there, on its disk."""
+    """The file was written to disk."""
 
     kind: Literal["stored"] = "stored"
 
 
 class Refused(Message):
-    """It cannot be done, and why."""
+    """The request failed."""
 
     kind: Literal["refused"] = "refused"
     reason: _Text
 
 
-_ASKED: TypeAdapter[Get | Index | Put] = TypeAdapter(Annotated[Get | Index | Put, Field(discriminator="kind")])
+_REQUEST: TypeAdapter[Get | Index | Put] = TypeAdapter(Annotated[Get | Index | Put, Field(discriminator="kind")])
 _ALLOWED: dict[type[Message], re.Pattern[str]] = {
     Get: re.compile(
         rf"run/schedule\.json|data/{_PLAIN}/{_PLAIN}"
@@ -108,99 +107,96 @@ _ALLOWED: dict[type[Message], re.Pattern[str]] = {
     Index: re.compile(rf"data/{_PLAIN}"),
     Put: re.compile(rf"{_STEP}(\.g[0-9]+)?\.unfinished/(replica-[0-9]+\.g[0-9]+/)?{STAGE_FILE}"),
 }
-"""the names that each request may have"""
+"""valid names of each request"""
 _Answer = Content | Listed | Ready | Digest | Stored | Refused
-_Heard = TypeVar("_Heard", bound=_Answer)
+_Expected = TypeVar("_Expected", bound=_Answer)
 _ANSWER: TypeAdapter[_Answer] = TypeAdapter(Annotated[_Answer, Field(discriminator="kind")])
 
 
 class FileServer:
-    """The controller's end. :meth:`serve` is called in a thread of each caller's own."""
+    """The controller's end. :meth:`serve` runs in a thread per connection."""
 
     def __init__(self, roots: Mapping[str, Path]) -> None:
-        """``roots``: the beginning of a name, in whole components → the file or folder that it stands for."""
+        """``roots``: first components of a name → file or folder."""
         self._roots = dict(roots)
 
     def serve(self, line: WorkerLine) -> None:
-        """Answer the one request on a line, and close the line."""
+        """Answer one request, and close the connection."""
         with closing(line), suppress(EOFError, OSError, ValidationError):
-            asked = _ASKED.validate_json(_next(line))
+            request = _REQUEST.validate_json(_next(line))
             try:
-                self._answer(line, asked, self._path(asked))
+                self._answer(line, request, self._path(request))
             except OSError as error:
-                _say(line, Refused(reason=f"{asked.name}: {error.strerror or error}"[:400]))
+                _send_message(line, Refused(reason=f"{request.name}: {error.strerror or error}"[:400]))
 
-    def _answer(self, line: WorkerLine, asked: Get | Index | Put, path: Path) -> None:
-        match asked:
+    def _answer(self, line: WorkerLine, request: Get | Index | Put, path: Path) -> None:
+        match request:
             case Get():
                 with _regular(path) as (file, size):
-                    _say(line, Content(size=size))
+                    _send_message(line, Content(size=size))
                     _send(line, file)
             case Index():
-                found = (f.name for f in path.iterdir() if _ALLOWED[Get].fullmatch(f"{asked.name}/{f.name}"))
-                _say(line, Listed(names=sorted(found)))
+                found = (f.name for f in path.iterdir() if _ALLOWED[Get].fullmatch(f"{request.name}/{f.name}"))
+                _send_message(line, Listed(names=sorted(found)))
             case Put(size=size):
                 if not path.parent.is_dir():
                     raise PermissionError("no such checkpoint is being collected")
-                _say(line, Ready())
+                _send_message(line, Ready())
                 _receive(line, path, size)
-                _say(line, Stored())
+                _send_message(line, Stored())
 
-    def _path(self, asked: Get | Index | Put) -> Path:
-        """Return where the file or folder is.
-
-        :raises OSError: when the name is not one that this request may have.
-        """
-        found = (root for root in self._roots if f"{asked.name}/".startswith(f"{root}/"))
-        if not _ALLOWED[type(asked)].fullmatch(asked.name) or (root := next(found, None)) is None:
+    def _path(self, request: Get | Index | Put) -> Path:
+        """Return the path of the file or folder; OSError if the name is not valid for this request."""
+        found = (root for root in self._roots if f"{request.name}/".startswith(f"{root}/"))
+        if not _ALLOWED[type(request)].fullmatch(request.name) or (root := next(found, None)) is None:
             raise PermissionError("no such name in a run")
-        return self._roots[root] / asked.name.removeprefix(root).removeprefix("/")
+        return self._roots[root] / request.name.removeprefix(root).removeprefix("/")
 
 
 class Files:
-    """The other end: a machine that asks for files of the run. Its methods may be called by several threads."""
+    """The other end: a machine that transfers files of the run. Methods are thread-safe."""
 
     def __init__(self, address: str, key: bytes) -> None:
         """``address``: HOST:PORT of the controller."""
         self.address, self._key = address, key
 
     def names(self, folder: str) -> list[str]:
-        """Return the names of a folder's files, each of them plain.
+        """Return the names of a folder's files.
 
-        :raises OSError: when there is no such folder, or the controller does not answer as it should.
+        :raises OSError: if there is no such folder, or the controller's answer is missing or invalid.
         """
         with self._line() as line:
-            _say(line, Index(name=folder))
-            return self._hear(line, Listed).names
+            _send_message(line, Index(name=folder))
+            return self._answer(line, Listed).names
 
     def fetch(self, name: str, to: Path) -> None:
-        """Have a file at ``to``, whose folder is made if need be.
+        """Fetch a file to ``to``, creating its folder.
 
-        :raises OSError: when it is not there, is damaged on its way, or the controller does not answer.
+        :raises OSError: if it does not exist or is damaged, or the controller does not answer.
         """
         to.parent.mkdir(parents=True, exist_ok=True)
         with self._line() as line:
-            _say(line, Get(name=name))
-            _receive(line, to, self._hear(line, Content).size)
+            _send_message(line, Get(name=name))
+            _receive(line, to, self._answer(line, Content).size)
 
     def put(self, path: Path, name: str) -> None:
-        """Have a file of this machine stored at the controller's; on its disk when this returns.
+        """Store a file at the controller; it is on disk when this returns.
 
-        :raises OSError: when it refuses, its disk is full, or it does not answer.
+        :raises OSError: if the controller rejects it, has no space, or does not answer.
         """
         with self._line() as line, path.open("rb") as file:
-            _say(line, Put(name=name, size=os.fstat(file.fileno()).st_size))
-            self._hear(line, Ready)
+            _send_message(line, Put(name=name, size=os.fstat(file.fileno()).st_size))
+            self._answer(line, Ready)
             _send(line, file)
-            self._hear(line, Stored)
+            self._answer(line, Stored)
 
-    def _hear(self, line: WorkerLine, kind: type[_Heard]) -> _Heard:
-        """:raises OSError: when the controller refuses, or says nothing, or something else."""
+    def _answer(self, line: WorkerLine, kind: type[_Expected]) -> _Expected:
+        """Receive an answer of this ``kind``; OSError if another or none arrives."""
         answer = _ANSWER.validate_json(_next(line))
         if isinstance(answer, Refused):
             raise OSError(answer.reason)
         if not isinstance(answer, kind):
-            raise OSError(f"the controller at {self.address} answered {answer.kind!r} out of turn")
+            raise OSError(f"the controller at {self.address} answered {answer.kind!r} unexpectedly")
         return answer
 
     @contextmanager
@@ -216,55 +212,55 @@ class Files:
             raise OSError(f"the controller at {self.address} sent an invalid answer ({first(error)})") from None
 
 
-def _say(line: WorkerLine, word: Message) -> None:
-    line.send_bytes(word.model_dump_json().encode())
+def _send_message(line: WorkerLine, message: Message) -> None:
+    line.send_bytes(message.model_dump_json().encode())
 
 
 def _next(line: WorkerLine) -> bytes:
     if not line.poll(PATIENCE_S):
         raise TimeoutError(f"nothing came for {PATIENCE_S:g} s")
-    return line.recv_bytes(_MOST_WORD_BYTES)
+    return line.recv_bytes(_MAX_MESSAGE_BYTES)
 
 
 def _send(line: WorkerLine, file: BinaryIO) -> None:
-    """A content and its digest."""
+    """Send a content and its digest."""
     seen = hashlib.sha256()
     while piece := file.read(_PIECE):
         seen.update(piece)
         line.send_bytes(piece)
-    _say(line, Digest(sha256=seen.hexdigest()))
+    _send_message(line, Digest(sha256=seen.hexdigest()))
 
 
 def _receive(line: WorkerLine, path: Path, size: int) -> None:
-    """So many bytes and their digest, as a file that appears when it is whole and on its disk.
+    """Receive a content and its digest into a file, which appears complete and on disk.
 
-    :raises OSError: when it cannot be written, or is not what was sent.
+    :raises OSError: if it cannot be written, or does not match the digest.
     """
     seen, left, failure = hashlib.sha256(), size, None
     with replacing(path) as unfinished, unfinished.open("wb") as file:
         while left:
             piece = _next(line)
             if not 0 < len(piece) <= left:
-                raise OSError(f"{path.name}: {size} bytes were announced, others came")
+                raise OSError(f"{path.name}: the content does not have the announced {size} bytes")
             left -= len(piece)
             seen.update(piece)
             try:
                 if failure is None:
                     file.write(piece)
-            except OSError as error:  # a full disk: hear the rest, or who sends it would not hear why
+            except OSError as error:  # receive the rest, so that the sender reads the error
                 failure = error
         answer = _ANSWER.validate_json(_next(line))
         if failure is not None:
             raise failure
         if not isinstance(answer, Digest) or answer.sha256 != seen.hexdigest():
-            raise OSError(f"{path.name}: damaged on its way")
+            raise OSError(f"{path.name}: damaged in transfer")
         file.flush()
         os.fsync(file.fileno())
 
 
 @contextmanager
 def _regular(path: Path) -> Iterator[tuple[BinaryIO, int]]:
-    """A file that is neither a link nor a device, and its size."""
+    """Open a regular file, not a link or device; yield it and its size."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(handle, "rb") as file:
         if not path.is_file():

@@ -1,9 +1,9 @@
-"""The fork server: a process that has imported what workers need, and forks one for every request.
+"""The fork server: a process that has imported what workers need, and forks one per request.
 
-The server's own parent becomes the parent of each new process. A process in the middle forks it and ends at once, and
-the kernel gives the orphan to the nearest ancestor that adopts orphans (``runtime/fleet/spawner.py``). So workers die
-with the process that requested them, and survive their server. The next middle is forked before a request comes: a
-start then costs one fork, not two.
+New processes become children of the server's parent: an intermediate process forks them and exits, and the kernel
+passes them to the nearest subreaper (``runtime/fleet/spawner.py``). So workers end with the process that requested
+them, and survive their server. The intermediate process is forked before a request arrives, so that a start costs one
+fork.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from planaria.runtime.fleet.process import be_called, die_with_parent
 LENGTH = struct.Struct("!I")
 PID = struct.Struct("!i")
 READY = b"r"
-"""sent to the parent once all is imported"""
+"""sent to the parent after all imports"""
 MOST_REASON = 1000
-"""bytes of what is sent instead if a module cannot be imported: the reason"""
+"""bytes of the reason that is sent instead if an import fails"""
 MAX_FDS = 8
 _LOOK_S = 0.0005
 _PAUSE_S = 0.1
 _OVER = 3
-"""exit code of a middle that nobody will ask for anything any more"""
+"""exit code of an intermediate process after the last request"""
 
 
 class Request(NamedTuple):
-    """What is asked for: pickled by the server's parent, on a socket that nobody else has."""
+    """A request to fork a process, pickled by the server's parent and sent on a private socket."""
 
     name: str
     parent: int
-    """process id of whoever wants the newborn"""
+    """process id of the requester"""
     cwd: str
     path: list[str]
     """``sys.path``"""
     run: bytes
-    """a pickled callable; it gets the file descriptors that came with it, but for the first"""
+    """a pickled callable, called with the received file descriptors except the first"""
     consent: Consent
     """the parent's permission to import modules that a recipe names"""
 
@@ -64,7 +64,7 @@ def main(door: socket.socket, preload: Sequence[str]) -> NoReturn:
     for module in preload:
         try:
             importlib.import_module(module)
-        except ImportError:  # the worker that needs it reports it
+        except ImportError:  # reported by the worker that needs it
             continue
         except Exception as error:  # a module may raise anything
             with suppress(OSError):
@@ -72,22 +72,22 @@ def main(door: socket.socket, preload: Sequence[str]) -> NoReturn:
             os._exit(1)
     with suppress(OSError):
         door.sendall(READY)
-    gc.freeze()  # else the first collection of each newborn copies all that it shares with this process
+    gc.freeze()  # otherwise a child's first collection copies all shared memory
     code = 0
     while code != _OVER:
         try:
             middle = os.fork()
-        except OSError:  # the machine is short of processes, or of memory
+        except OSError:  # too few processes or too little memory
             time.sleep(_PAUSE_S)
             continue
         if middle == 0:
-            _live(*_be_the_middle(door))
+            _live(*_fork_child(door))
         code = _end_of(middle)
     os._exit(0)
 
 
 def _end_of(middle: int) -> int:
-    """Wait for it; its exit code. One that is stopped would never end."""
+    """Wait for the intermediate process, killing it if it is stopped; return its exit code."""
     _, status = os.waitpid(middle, os.WUNTRACED)
     if os.WIFSTOPPED(status):
         os.kill(middle, signal.SIGKILL)
@@ -95,8 +95,8 @@ def _end_of(middle: int) -> int:
     return os.waitstatus_to_exitcode(status)
 
 
-def _be_the_middle(door: socket.socket) -> tuple[Request, list[int]]:
-    """Wait for a request, fork and end; returns in the newborn. A birth that fails shows so: its leash is dropped."""
+def _fork_child(door: socket.socket) -> tuple[Request, list[int]]:
+    """Wait for a request, fork and exit; return in the child. A failed fork closes the request's socket."""
     die_with_parent()
     request, (leash, *fds) = _receive(door)
     middle = os.getpid()
@@ -106,16 +106,16 @@ def _be_the_middle(door: socket.socket) -> tuple[Request, list[int]]:
     except OSError:
         os._exit(1)
     door.close()
-    while os.getppid() == middle:  # whose end would be the signal to die
+    while os.getppid() == middle:  # whose exit would kill this process
         time.sleep(_LOOK_S)
     die_with_parent()
     if sys.platform == "linux" and os.getppid() != request.parent:
-        os._exit(0)  # the parent is dead already
+        os._exit(0)  # the parent has exited
     with socket.socket(fileno=leash) as line, suppress(OSError):
         line.sendall(PID.pack(os.getpid()))
         if line.recv(1):
             return request, fds
-    os._exit(0)  # given up meanwhile
+    os._exit(0)  # cancelled
 
 
 def _receive(door: socket.socket) -> tuple[Request, list[int]]:
@@ -131,7 +131,7 @@ def _receive(door: socket.socket) -> tuple[Request, list[int]]:
 
 
 def _live(request: Request, fds: list[int]) -> NoReturn:
-    """Be what the request says, then end at once: a process with torch imported takes a second to leave politely."""
+    """Run the request, then exit at once: regular interpreter shutdown takes a second with torch imported."""
     code: object = 1
     try:
         be_called(request.name)
@@ -145,7 +145,7 @@ def _live(request: Request, fds: list[int]) -> NoReturn:
         code = 0
     except SystemExit as end:
         code = end.code or 0
-    except BaseException:  # nobody above would tell of it
+    except BaseException:  # no caller would report it
         traceback.print_exc()
     with suppress(OSError, ValueError):
         sys.stdout.flush()

@@ -1,6 +1,6 @@
-"""A fleet that machines may join: the run's own workers, and those of its guests.
+"""A fleet that machines can join: the run's own workers, and those of its guests.
 
-A guest is a machine that has joined by itself, as the controller sees it; it runs ``runtime/fleet/guest.py``.
+A guest is a joined machine as the controller sees it; it runs ``runtime/fleet/guest.py``.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from planaria.runtime.fleet import joining
 from planaria.runtime.fleet.base import Asked, Fleet, Joined, Leaving, Left, Notice
 from planaria.runtime.fleet.files import FileServer
 from planaria.runtime.fleet.joining import Goodbye, open_door
-from planaria.runtime.fleet.remote import Born, Ears, Lost, RemoteFleet
+from planaria.runtime.fleet.remote import Lost, NewsQueue, RemoteFleet, Spawned
 from planaria.runtime.fleet.silence import Silence
 from planaria.runtime.fleet.spawner import START_S
 from planaria.runtime.fleet.switchboard import Line, Switchboard
 from planaria.runtime.transport.listener import Caller, answers
 
 _MANY = 64
-"""machines at once; more are asked to come again later"""
+"""machines at once"""
 
 Name = tuple[str, int]
 
@@ -46,36 +46,37 @@ class _Guest:
 
 
 class Guests:
-    """Implements :class:`planaria.runtime.fleet.remote.Hosts` for machines that have joined, with a thread for each."""
+    """Implements :class:`planaria.runtime.fleet.remote.Hosts` for joined machines, with a thread for each."""
 
     def __init__(
         self,
-        ears: Ears,
+        queue: NewsQueue,
         board: Switchboard,
         setup: str,
         silence_s: float,
         usual: int = 1,
         start_s: float = START_S,
     ) -> None:
-        """``setup`` is what a machine must know to start workers, as JSON; ``usual``: workers of one replica;
-        ``start_s``: limit for a machine's preparations."""
-        self._ears, self._setup, self._silence_s, self._usual = ears, setup, silence_s, usual
+        """``setup``: configuration for starting workers, as JSON; ``usual``: workers of one replica; ``start_s``: limit
+        for a machine's preparation.
+        """
+        self._queue, self._setup, self._silence_s, self._usual = queue, setup, silence_s, usual
         self._start_s = start_s
         self._guests: dict[str, _Guest] = {}
         self._host_of: dict[str, str] = {}
-        """worker → where it is, or is to be started"""
+        """worker → machine of its current or next process"""
         self._numbers = count(1)
         self._guarded = threading.RLock()
         self._over = False
         self.goodbye = joining.Goodbye(reason="the run is over")
-        """what machines are told when this closes"""
+        """message to machines when this closes"""
         self.address, self.key = board.address, board.key
         board.visited = self._receive
 
     # ---- called by the controller's thread
 
     def expect(self, worker: str, host: str) -> None:
-        """The worker will be started on this machine."""
+        """Assign a worker to a machine before its start."""
         self._host_of[worker] = host
 
     def start(self, worker: str, incarnation: int) -> None:
@@ -83,9 +84,9 @@ class Guests:
             guest = self._guests.get(self._host_of[worker])
             if guest is not None and not guest.left:
                 guest.workers.add((worker, incarnation))
-                _tell(guest.line, joining.Start(worker=worker, incarnation=incarnation))
+                _send(guest.line, joining.Start(worker=worker, incarnation=incarnation))
                 return
-        self._ears.tell(Lost(worker, incarnation, "its machine has left"))
+        self._queue.put(Lost(worker, incarnation, "its machine has left"))
 
     def give_back(self, worker: str, incarnation: int) -> None:
         with self._guarded:
@@ -95,22 +96,22 @@ class Guests:
     def signal(self, worker: str, incarnation: int, number: int) -> None:
         guest = self._guests.get(self._host_of[worker])
         if guest is not None:
-            _tell(guest.line, joining.Signal(worker=worker, incarnation=incarnation, number=int(number)))
+            _send(guest.line, joining.Signal(worker=worker, incarnation=incarnation, number=int(number)))
 
     def turn_away(self, host: str, reason: str) -> None:
-        """Say goodbye to a machine; it takes its workers with it."""
+        """Dismiss a machine and its workers."""
         with self._guarded:
             guest = self._guests.get(host)
             if guest is not None:
-                _tell(guest.line, joining.Goodbye(reason=reason, welcome=False))
+                _send(guest.line, joining.Goodbye(reason=reason, welcome=False))
                 self._part(guest, reason)
 
     def close(self) -> None:
-        """The run is over, or as ``goodbye`` says."""
+        """Send :attr:`goodbye` to all machines."""
         with self._guarded:
             self._over = True
             for guest in self._guests.values():
-                _tell(guest.line, self.goodbye)
+                _send(guest.line, self.goodbye)
                 guest.line.hang_up()
 
     # ---- one thread for each machine
@@ -119,12 +120,12 @@ class Guests:
         guest = _Guest(f"g{next(self._numbers)}", line)
         detail = "its connection closed"
         try:
-            self._attend(guest)
+            self._serve(guest)
         except (EOFError, ConnectionError):
             pass
         except UserError as error:
             detail = str(error)
-            _tell(line, joining.Goodbye(reason=detail, welcome=False))
+            _send(line, joining.Goodbye(reason=detail, welcome=False))
         except (OSError, ValidationError) as error:
             detail = str(error).partition("\n")[0]
         with self._guarded:
@@ -132,15 +133,15 @@ class Guests:
             self._guests.pop(guest.host, None)
             line.close()
 
-    def _attend(self, guest: _Guest) -> None:
-        """Hear a machine out until its line ends.
+    def _serve(self, guest: _Guest) -> None:
+        """Process a machine's messages until its connection ends.
 
-        :raises UserError: when it is not fit.
-        :raises OSError: when it says nothing for too long, or what it should not.
+        :raises UserError: if it is unsuitable.
+        :raises OSError: if it is silent for too long, or sends an unexpected message.
         """
         called, room = "", 0
         silence = Silence[str](joining.BEAT_S, self._silence_s / joining.BEAT_S, start_s=self._start_s)
-        silence.expect(guest.host)  # until it has looked at the run's folders and imported what workers need
+        silence.expect(guest.host)  # until it has the run's files and has imported what workers need
         while True:
             wait([guest.line], joining.BEAT_S)  # type: ignore[list-item]
             silence.look(joining.BEAT_S)
@@ -151,123 +152,122 @@ class Guests:
                         self._let_in(guest, request, called)
                     case joining.Settled() if room and not guest.joined:
                         guest.joined = True
-                        self._ears.tell(Joined(guest.host, room, called))
+                        self._queue.put(Joined(guest.host, room, called))
                     case joining.Started(worker=worker, incarnation=number) if (worker, number) in guest.workers:
-                        self._ears.tell(Born(worker, number))
+                        self._queue.put(Spawned(worker, number))
                     case joining.Failed(worker=worker, incarnation=incarnation, detail=detail):
                         if (worker, incarnation) in guest.workers:
-                            self._ears.tell(Lost(worker, incarnation, _printable(detail)))
+                            self._queue.put(Lost(worker, incarnation, _printable(detail)))
                     case joining.Departing(detail=detail) if guest.joined and not guest.left:
                         self._depart(guest, _printable(detail))
                     case joining.Beat():
                         with self._guarded:
-                            _tell(guest.line, joining.Beat())
+                            _send(guest.line, joining.Beat())
                     case joining.Strike(fault=fault) if not called:
-                        self._ears.tell(Asked(fault))
-                        _tell(guest.line, joining.Goodbye(reason="it will strike at the next occasion"))
+                        self._queue.put(Asked(fault))
+                        _send(guest.line, joining.Goodbye(reason="it will be injected at the next opportunity"))
                         raise EOFError
                     case joining.Started():
-                        pass  # given up meanwhile
+                        pass  # cancelled
                     case _:
-                        raise OSError("it said what it should not")
+                        raise OSError("unexpected message")
                 if guest.joined:
-                    silence.hear(guest.host)
+                    silence.receive(guest.host)
             for _, seconds in silence.too_long(lambda _: "unknown"):
                 raise OSError(f"silent for {seconds:.1f} s")
 
     def _let_in(self, guest: _Guest, request: joining.JoinRequest, called: str) -> None:
         if request.version != planaria.__version__:
-            mend = "install the same on both"
-            raise UserError(f"{called} has planaria {request.version}, the run {planaria.__version__}: {mend}")
+            advice = "install the same on both"
+            raise UserError(f"{called} has planaria {request.version}, the run {planaria.__version__}: {advice}")
         reachable = not request.at or answers(request.at, self.key)
         with self._guarded:
             if len(self._guests) >= _MANY:
-                raise UserError(f"{_MANY} machines have joined already; come again later")
-            if self._over:  # it called just before the port was closed
-                _tell(guest.line, self.goodbye)
+                raise UserError(f"{_MANY} machines have joined already; try again later")
+            if self._over:  # it connected just before the port was closed
+                _send(guest.line, self.goodbye)
                 raise EOFError
             self._guests[guest.host] = guest
-        _tell(guest.line, joining.Welcome(host=guest.host, setup=self._setup, cwd=str(Path.cwd()), reachable=reachable))
+        _send(guest.line, joining.Welcome(host=guest.host, setup=self._setup, cwd=str(Path.cwd()), reachable=reachable))
 
     def _depart(self, guest: _Guest, detail: str) -> None:
-        """It will go once others have what its workers have."""
+        """Announce that a machine leaves once its workers have been replaced."""
         with self._guarded:
             guest.left = True
-            self._ears.tell(Left(guest.host, f"leaves ({detail})"))
+            self._queue.put(Left(guest.host, f"leaves ({detail})"))
             for worker, incarnation in sorted(guest.workers):
-                self._ears.tell(Leaving(worker, incarnation, detail))
+                self._queue.put(Leaving(worker, incarnation, detail))
 
     def _part(self, guest: _Guest, detail: str) -> None:
-        """It is gone, and its workers with it."""
+        """Report the loss of a machine and its workers."""
         if guest.joined and not guest.left:
-            self._ears.tell(Left(guest.host, detail))
+            self._queue.put(Left(guest.host, detail))
         guest.left = True
         for worker, incarnation in sorted(guest.workers):
-            self._ears.tell(Lost(worker, incarnation, f"machine {guest.host}: {detail}"))
+            self._queue.put(Lost(worker, incarnation, f"machine {guest.host}: {detail}"))
         guest.workers.clear()
         guest.line.hang_up()
 
 
-def _tell(line: Line, word: joining.Welcome | joining.Start | joining.Signal | joining.Beat | joining.Goodbye) -> None:
+def _send(line: Line, message: joining.ToGuest) -> None:
     if not line.closed:
-        line.send(word.model_dump_json().encode())
+        line.send(message.model_dump_json().encode())
 
 
 def _printable(text: str) -> str:
-    """Strangers must not move a terminal's cursor."""
+    """Replace control characters, which could move a terminal's cursor."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
 Home = Callable[[str], Fleet]
-"""The run's own workers; they find the controller's relay at this HOST:PORT."""
+"""HOST:PORT of the controller's relay → the run's own workers"""
 
 
 @dataclass(frozen=True)
-class Told:
-    """What machines that join are told."""
+class Terms:
+    """Information for machines that join."""
 
     setup: str
-    """what they must know to start workers, as JSON"""
+    """configuration for starting workers, as JSON"""
     usual: int
     """workers of one replica"""
     sign: str
-    """what tells the run's folder from others"""
+    """identifies the run's folder"""
     files: Mapping[str, Path]
-    """folders whose files they may ask for, by the first word of a name"""
+    """folders served to them, by the first part of a file's name"""
 
 
 class OpenFleet:
-    """:class:`planaria.runtime.fleet.base.Elastic`: an identity that was first spawned on a machine stays there."""
+    """A :class:`planaria.runtime.fleet.base.Elastic` fleet; a worker stays on the machine of its first start."""
 
-    def __init__(self, home: Home, config: FleetConfig, host: str, key: bytes, told: Told, folder: Path) -> None:
-        """Guests find the door in ``folder``; they call at ``host``, prove the ``key``, and learn what is ``told``.
+    def __init__(self, home: Home, config: FleetConfig, host: str, key: bytes, terms: Terms, folder: Path) -> None:
+        """Machines find the door in ``folder``, connect to ``host``, prove the ``key``, and receive ``terms``.
 
-        The door is there before the run's own workers are: machines may tell by it that they see the folder.
-
-        :raises UserError: when ``fleet.port`` is taken or ``host`` is not an address of this machine.
+        The door is written before the run's own workers start, so that machines can check whether they see the folder.
+        :raises UserError: if ``fleet.port`` is taken or ``host`` is not an address of this machine.
         """
         silence_s = config.heartbeat_s * config.missed
 
-        def guests(ears: Ears, board: Switchboard) -> Guests:
-            board.asked = FileServer(told.files).serve
-            self._guests = Guests(ears, board, told.setup, silence_s, told.usual, config.start_timeout_s)
+        def guests(queue: NewsQueue, board: Switchboard) -> Guests:
+            board.asked = FileServer(terms.files).serve
+            self._guests = Guests(queue, board, terms.setup, silence_s, terms.usual, config.start_timeout_s)
             self._board = board
             return self._guests
 
         beats = config.heartbeat_s, config.missed
-        self._abroad = RemoteFleet(host, config.port, key, *beats, guests, config.advertise, config.start_timeout_s)
-        self._strangers: set[str] = set()
-        """workers on machines that have joined"""
+        self._remote = RemoteFleet(host, config.port, key, *beats, guests, config.advertise, config.start_timeout_s)
+        self._on_guests: set[str] = set()
+        """workers on joined machines"""
         with ExitStack() as unless_all_is_well:
-            unless_all_is_well.callback(self._abroad.close, patience_s=0.0)
-            self._door = open_door(folder, self._board.address, key, told.sign)
+            unless_all_is_well.callback(self._remote.close, patience_s=0.0)
+            self._door = open_door(folder, self._board.address, key, terms.sign)
             unless_all_is_well.callback(self._door.unlink, missing_ok=True)
             self._home = home(self._board.inside)
             unless_all_is_well.pop_all()
 
     def spawn(self, worker: str, incarnation: int, host: str = "") -> None:
         if host:
-            self._strangers.add(worker)
+            self._on_guests.add(worker)
             self._guests.expect(worker, host)
         self._fleet_of(worker).spawn(worker, incarnation)
 
@@ -275,7 +275,7 @@ class OpenFleet:
         self._guests.turn_away(host, reason)
 
     def part(self, reason: str) -> None:
-        """When it closes, machines that have joined are told to call again."""
+        """Let joined machines reconnect after this fleet closes."""
         self._guests.goodbye = Goodbye(reason=reason, again=True)
 
     def send(self, worker: str, text: bytes) -> None:
@@ -287,17 +287,17 @@ class OpenFleet:
     def signal(self, worker: str, incarnation: int, number: signal.Signals) -> None:
         self._fleet_of(worker).signal(worker, incarnation, number)
 
-    def ears(self) -> list[Any]:
-        return [*self._home.ears(), *self._abroad.ears()]
+    def waitables(self) -> list[Any]:
+        return [*self._home.waitables(), *self._remote.waitables()]
 
     def poll(self, timeout_s: float) -> list[Notice]:
-        wait(self.ears(), timeout_s)
-        return [*self._home.poll(0.0), *self._abroad.poll(0.0)]
+        wait(self.waitables(), timeout_s)
+        return [*self._home.poll(0.0), *self._remote.poll(0.0)]
 
     def close(self) -> None:
         self._door.unlink(missing_ok=True)
         self._home.close()
-        self._abroad.close()
+        self._remote.close()
 
     def _fleet_of(self, worker: str) -> Fleet:
-        return self._abroad if worker in self._strangers else self._home
+        return self._remote if worker in self._on_guests else self._home

@@ -1,7 +1,7 @@
-"""What a machine needs to join a run: the door, a file that says where, and the messages that the two exchange.
+"""The door, a file with a run's address and key, and the messages between a run and a machine that joins.
 
-The door is in the run's folder, readable by its owner alone, and holds the key. Messages are JSON of bounded size, on a
-line whose ends have both proved the key.
+The door is in the run's folder, readable only by its owner. Messages are JSON of bounded size on a connection whose
+ends have proved the key.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ DOOR = "door.json"
 _DOOR_BYTES = 1 << 16
 MAX_WORKERS = 256
 BEAT_S = 0.25
-"""between two beats of a machine"""
+"""seconds between heartbeats of a machine"""
 _Name = Annotated[str, Field(max_length=200)]
 _Incarnation = Annotated[int, Field(ge=0, lt=1 << 31)]
 _KEY: TypeAdapter[str] = TypeAdapter(Annotated[str, Field(pattern="^[0-9a-f]{64}$")])
 
 
 class Door(BaseModel):
-    """Where to call, and the key that both ends show that they know."""
+    """Address and key of a run."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
@@ -39,17 +39,17 @@ class Door(BaseModel):
     key: Annotated[str, Field(pattern="^([0-9a-f]{2})+$")]
     """hexadecimal"""
     sign: str = ""
-    """made anew at every start: who reads it in a folder sees this run's folder, and not another of the same name"""
+    """random for every start; identifies the run's folder, as opposed to another of the same path"""
 
 
 def read_key(file: Path) -> bytes:
-    """The key in a file of hexadecimal digits, or in a copy of a run's ``door.json``.
+    """Return the key in a file of hexadecimal digits, or in a copy of a run's ``door.json``.
 
-    :raises UserError: when it cannot be read, holds no key, or others can read it too.
+    :raises UserError: if it cannot be read, has no key, or other users can read it.
     """
     try:
         if file.stat().st_mode & 0o077:
-            raise UserError(f"{file}: others can read it; `chmod 600 {file}`, for the key is all it takes to join")
+            raise UserError(f"{file}: other users can read it; `chmod 600 {file}`, since anyone with the key can join")
         with file.open("rb") as opened:
             text = documents.bounded(opened, _DOOR_BYTES).strip()
     except OSError as error:
@@ -63,26 +63,26 @@ def read_key(file: Path) -> bytes:
 
 
 def kept_key(file: Path, key: bytes) -> bytes:
-    """The key in ``file``, which gets ``key`` if it is not there; of several who make it at once, one makes it.
+    """Return the key in ``file``, or create the file with ``key``; atomic among several creators.
 
-    :raises UserError: when it cannot be read or made, or holds no key.
+    :raises UserError: if it cannot be read or created, or has no key.
     """
     if file.exists():
         return read_key(file)
     try:
-        with NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}.") as whole:  # its owner's alone
+        with NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}.") as whole:  # readable by its owner only
             whole.write(key.hex().encode() + b"\n")
             whole.flush()
-            os.link(whole.name, file)  # unlike a renaming, never over one that is there
+            os.link(whole.name, file)  # unlike a rename, never overwrites
     except FileExistsError:
         return read_key(file)
     except OSError as error:
-        raise UserError(f"fleet.key = {str(file)!r}: cannot be made ({error.strerror}); name another file") from None
+        raise UserError(f"fleet.key = {str(file)!r}: cannot be created ({error.strerror}); name another file") from None
     return key
 
 
 def open_door(folder: Path, address: str, key: bytes, sign: str = "") -> Path:
-    """Write the file; the caller removes it when the run is over."""
+    """Write the door; the caller removes it when the run ends."""
     path, unfinished = folder / DOOR, folder / f"{DOOR}.unfinished"
     unfinished.unlink(missing_ok=True)
     handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -93,60 +93,57 @@ def open_door(folder: Path, address: str, key: bytes, sign: str = "") -> Path:
 
 
 def read_door(folder: Path) -> Door:
-    """The door of the run in ``folder``.
-
-    :raises UserError: when the run is over, or its door is another's.
-    """
+    """Return the door of the run in ``folder``; UserError if the run is over, or its door is another user's."""
     path = folder / DOOR
     try:
         with path.open("rb") as opened:
             return Door.model_validate_json(documents.bounded(opened, _DOOR_BYTES))
     except FileNotFoundError:
         raise UserError(
-            f"{folder}: nobody is training it on a fleet; start it with `planaria train --resume {folder}`"
+            f"{folder}: it is not being trained on a fleet; start it with `planaria train --resume {folder}`"
         ) from None
     except PermissionError:
         raise UserError(f"{path}: only the run's owner may read it; join as that user") from None
     except ValidationError:
-        raise UserError(f"{path}: damaged, or of another version of planaria") from None
+        raise UserError(f"{path}: damaged, or from another version of planaria") from None
 
 
 class WorkerMessage(Message):
-    """About one worker."""
+    """Base of messages about one worker."""
 
     worker: FileName
-    """its log and its files on their way are called after it"""
+    """also names its log and temporary files"""
     incarnation: _Incarnation
 
 
 class JoinRequest(Message):
-    """A machine would like to join, and what it has."""
+    """A machine requests to join."""
 
     kind: Literal["join"] = "join"
     called: _Name
-    """by its owner"""
+    """name for its owner"""
     version: _Name
     """of planaria"""
     workers: Annotated[int, Field(ge=0, le=MAX_WORKERS)]
-    """0: as many as one replica has"""
+    """0: enough for one replica"""
     at: _Name = ""
-    """HOST:PORT where it listens, to be tried: can others reach it?"""
+    """HOST:PORT of a listener, to test whether others reach it"""
 
 
 class Settled(Message):
-    """The machine has all that its workers need: they may be started."""
+    """The machine is ready to start workers."""
 
     kind: Literal["settled"] = "settled"
 
 
 class Beat(Message):
-    """Whoever says so is well; the run answers each of a machine's."""
+    """A heartbeat; the run answers each heartbeat of a machine."""
 
     kind: Literal["beat"] = "beat"
 
 
 class Started(WorkerMessage):
-    """A worker's process is there."""
+    """A worker's process has started."""
 
     kind: Literal["started"] = "started"
 
@@ -159,29 +156,29 @@ class Failed(WorkerMessage):
 
 
 class Departing(Message):
-    """The machine will go as soon as it is not needed; it takes no more workers."""
+    """The machine leaves once its workers are not needed; it takes no more workers."""
 
     kind: Literal["departing"] = "departing"
     detail: _Name
 
 
 class Strike(Message):
-    """No machine calls, but the run's owner: let this fault strike at the next occasion."""
+    """The run's owner, not a machine, requests that this fault be injected next."""
 
     kind: Literal["strike"] = "strike"
     fault: Fault
 
 
 class Welcome(Message):
-    """The machine may join, under this name, with a run of this setup (JSON)."""
+    """The machine may join under this name, with this setup (JSON)."""
 
     kind: Literal["welcome"] = "welcome"
     host: FileName
     setup: str
     cwd: str
-    """where the controller runs; relative paths of the run start there"""
+    """the controller's working directory, for relative paths of the run"""
     reachable: bool = True
-    """could the controller open a connection to it?"""
+    """whether the controller could connect to it"""
 
 
 class Start(WorkerMessage):
@@ -198,14 +195,14 @@ class Signal(WorkerMessage):
 
 
 class Goodbye(Message):
-    """The machine is not needed any more, or not wanted."""
+    """The machine is not needed any more, or not accepted."""
 
     kind: Literal["goodbye"] = "goodbye"
     reason: str
     welcome: bool = True
-    """may it come again?"""
+    """whether it may join again"""
     again: bool = False
-    """is it to call again at once? The run begins anew, and knows it no more"""
+    """whether it should reconnect at once, since the run restarts"""
 
 
 FromGuest = JoinRequest | Settled | Beat | Started | Failed | Departing | Strike

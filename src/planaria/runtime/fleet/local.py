@@ -1,7 +1,7 @@
-"""Workers as processes of this machine, forked from a server that has torch imported already.
+"""Workers as processes of this machine, forked from a server that has imported torch.
 
-A worker leaves no orphan: it exits when its control connection closes, and the kernel kills it with this process, even
-while it is frozen. :func:`ground` chooses between this machine and a Ray cluster, by ``fleet.kind``.
+A worker exits when its control connection closes, and the kernel kills it with this process, even if it is stopped.
+:func:`ground` returns this machine or a Ray cluster, by ``fleet.kind``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Literal
 from planaria.config.schema import FleetConfig
 from planaria.runtime.fleet.base import MAX_REPORT_BYTES, THAW_LIMIT_S, Entry, Fleet, Gone, Ground, Notice, Said, Work
 from planaria.runtime.fleet.devices import (
-    NOT_ASKED,
+    NO_INVENTORY,
     Device,
     Inventory,
     Needs,
@@ -42,15 +42,15 @@ class _Process:
     process: Child
     connection: Connection
     device: str = ""
-    """empty where workers compute on CPUs"""
-    heard: float = field(default_factory=time.monotonic)
+    """empty on CPUs"""
+    last_seen: float = field(default_factory=time.monotonic)
     awaited: bool = False
-    """it has been born, or has spoken: from then on it must not be silent"""
+    """whether it was forked or has reported: from then on silence counts"""
     gone: bool = False
 
 
 class LocalFleet:
-    """The fleet protocol on one machine. ``entry`` must be importable (it is called in the worker process)."""
+    """The fleet protocol on one machine. ``entry`` must be importable."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class LocalFleet:
         devices: Sequence[Device] = (),
         start_s: float = START_S,
     ) -> None:
-        """With ``devices``, each worker sees one of them alone. ``start_s``: limit for a worker's start."""
+        """``devices``: one is visible to each worker. ``start_s``: limit for a worker's start."""
         self._entry, self._preload, self._devices, self._start_s = entry, preload, devices, start_s
         self._silence: Silence[_Process] = Silence(heartbeat_s, missed, start_s=start_s)
         self._spawner = spawner()
@@ -70,7 +70,7 @@ class LocalFleet:
         self._everyone: list[_Process] = []
 
     def spawn(self, worker: str, incarnation: int) -> None:
-        self._bury()
+        self._reap()
         ours, theirs = Pipe()
         device = self._device(worker)
         run, fd = partial(_enter, self._entry, device, worker, incarnation), os.dup(theirs.fileno())
@@ -81,16 +81,16 @@ class LocalFleet:
         self._everyone.append(self._workers[worker])
 
     def _device(self, worker: str) -> str:
-        """Empty where there are none."""
+        """Return the device for a worker; empty without devices."""
         living = [p for p in self._everyone if p.process.exitcode is None]
         homes = {(p.worker, p.incarnation): p.device for p in living}
         return device_of(worker, self._devices, homes) if self._devices else ""
 
     def send(self, worker: str, text: bytes) -> None:
-        with contextlib.suppress(OSError):  # poll sees the closed connection and says so once
+        with contextlib.suppress(OSError):  # poll reports the closed connection once
             self._workers[worker].connection.send_bytes(text)
 
-    def ears(self) -> list[Connection]:
+    def waitables(self) -> list[Connection]:
         return [p.connection for p in self._everyone if not p.connection.closed]
 
     def poll(self, timeout_s: float) -> list[Notice]:
@@ -109,26 +109,26 @@ class LocalFleet:
         return notices
 
     def _read(self, process: _Process) -> list[Said | Gone]:
-        """Everything that lies ready on one connection."""
+        """Read all reports from a connection."""
         notices: list[Said | Gone] = []
         try:
             while process.connection.poll():
                 text = process.connection.recv_bytes(MAX_REPORT_BYTES)
                 notices.append(Said(process.worker, process.incarnation, text))
-                process.heard = time.monotonic()
+                process.last_seen = time.monotonic()
                 if not process.gone:
                     process.awaited = True
-                    self._silence.hear(process)
+                    self._silence.receive(process)
         except (EOFError, OSError):
             process.connection.close()
             if failure := process.process.failure:
-                notices += self._lose(process, "exit", f"could not be born: {failure}")
+                notices += self._lose(process, "exit", f"could not be started: {failure}")
             else:
                 notices += self._lose(process, "connection", f"pid {process.process.pid}")
         return notices
 
     def _lose(self, process: _Process, cause: Literal["connection", "exit", "heartbeat"], detail: str) -> list[Gone]:
-        """The notice, unless one was given before."""
+        """Return a notice unless the process was reported before."""
         if process.gone:
             return []
         process.gone = True
@@ -146,13 +146,10 @@ class LocalFleet:
         if process is not None:
             process.process.signal(number)
 
-    def _bury(self) -> None:
-        """Give back what dead incarnations hold, and end those frozen for so long that nobody will thaw them.
-
-        A run may see thousands of deaths.
-        """
+    def _reap(self) -> None:
+        """Release resources of dead incarnations, and kill those that have been stopped for long."""
         for process in [p for p in self._everyone if p.gone]:
-            if not process.connection.closed and time.monotonic() - process.heard > THAW_LIMIT_S:
+            if not process.connection.closed and time.monotonic() - process.last_seen > THAW_LIMIT_S:
                 process.process.signal(signal.SIGKILL)
                 process.connection.close()
             if process.connection.closed and process.process.exitcode is not None:
@@ -164,7 +161,7 @@ class LocalFleet:
     def close(self, patience_s: float = 2.0) -> None:
         deadline = time.monotonic() + patience_s
         for process in self._everyone:
-            if not process.gone and process.process.pid is not None:  # what has not started is killed at once
+            if not process.gone and process.process.pid is not None:  # otherwise kill it at once
                 process.process.join(max(0.0, deadline - time.monotonic()))
             process.process.signal(signal.SIGKILL)
             process.connection.close()
@@ -173,14 +170,14 @@ class LocalFleet:
 
 
 def _enter(entry: Entry, device: str, worker: str, incarnation: int, fd: int) -> None:
-    """What a new process runs."""
+    """Run a worker in a new process."""
     if device:
         see_only(device)
     entry(Connection(fd), worker, incarnation)
 
 
 @dataclass(frozen=True)
-class _Here:
+class _LocalGround:
     config: FleetConfig
 
     @property
@@ -195,26 +192,23 @@ class _Here:
 
 
 def devices_here(needs: Needs, workers: int) -> Inventory:
-    """This machine's CUDA devices, where a run needs some.
+    """Return this machine's CUDA devices, if a run needs them.
 
-    :raises UserError: when it cannot have so many workers of that run.
+    :raises UserError: if they are insufficient for that many workers.
     """
-    found = inventory() if needs.cuda else NOT_ASKED
-    mend = "use 'cpu', machines that join (fleet.own = 0), or fleet.kind = 'ray' with nodes that have more"
-    require_devices("this machine", needs, found, workers, mend)
+    found = inventory() if needs.cuda else NO_INVENTORY
+    advice = "use 'cpu', machines that join (fleet.own = 0), or fleet.kind = 'ray' with nodes that have more"
+    require_devices("this machine", needs, found, workers, advice)
     return found
 
 
 @contextmanager
 def ground(config: FleetConfig, workers: int) -> Iterator[Ground]:
-    """The place that ``config`` names, with room for ``workers`` workers if it is made for them; left at the end.
-
-    :raises UserError: when it is not there, or not fit.
-    """
+    """Yield the place for ``workers`` workers that ``config`` names; UserError if it is unavailable or unsuitable."""
     if config.kind == "local":
-        yield _Here(config)
+        yield _LocalGround(config)
         return
-    from planaria.runtime.fleet.ray import Cluster  # takes most of a second, and may not be installed
+    from planaria.runtime.fleet.ray import Cluster  # slow to import, and may not be installed
 
     cluster = Cluster(config, workers)
     try:

@@ -1,4 +1,4 @@
-"""Processes of this machine: their ties to their parents, what the kernel reports of them, and forked children."""
+"""Processes of this machine: ties to their parents, their state in the kernel, and forked children."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from typing import Literal
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _LOOK_S = 0.005
-"""between two looks whether a child has ended"""
+"""seconds between checks whether a child has ended"""
 Activity = Literal["stopped", "busy", "asleep", "unknown"]
-"""stopped: none of its threads may run (SIGSTOP, a debugger); busy: at least one runs, waits for a processor, or for a
-disk; asleep: all wait for something else; unknown: it is over, or elsewhere, or this system does not tell"""
+"""stopped: no thread may run (SIGSTOP, a debugger); busy: a thread runs, or waits for a processor or disk; asleep: all
+threads wait for something else; unknown: it has ended, is on another machine, or the system does not report it
+"""
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent dies, however that happens.
+    """Let the kernel kill this process when its parent dies.
 
     The parent is the thread that forked this process, or the main thread of the process that adopted it.
     """
@@ -31,15 +32,15 @@ def die_with_parent() -> None:
 
 
 def be_called(name: str) -> None:
-    """Under this name (15 bytes of it) `ps` and `top` show the process."""
+    """Set the name of the process in `ps` and `top` (15 bytes)."""
     _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]))
 
 
 @contextmanager
 def adopting() -> Iterator[None]:
-    """Meanwhile orphans among this process's descendants become its own children; one thread may use it at a time.
+    """Adopt orphans among this process's descendants meanwhile; one thread may use it at a time.
 
-    For as long as one is awaited, and no longer: whatever else is orphaned below is not for this process to bury.
+    Use it only while an orphan is expected, since this process must reap all that it adopts.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1))
     try:
@@ -54,7 +55,7 @@ def _prctl(option: int, value: object) -> None:
 
 
 def activity(pid: int | None) -> Activity:
-    """What the threads of a process are doing at this moment."""
+    """Return what the threads of a process are doing."""
     states = set() if pid is None else {_state(path) for path in Path(f"/proc/{pid}/task").glob("*/stat")}
     states -= {""}
     if not states or states & set("ZXx"):
@@ -65,7 +66,7 @@ def activity(pid: int | None) -> Activity:
 
 
 def _state(stat: Path) -> str:
-    """A thread's state, one letter; empty when it has ended meanwhile."""
+    """Return a thread's state, one letter; empty if it has ended."""
     try:
         return stat.read_text().rpartition(") ")[2][:1]
     except OSError:
@@ -73,12 +74,12 @@ def _state(stat: Path) -> str:
 
 
 class Child:
-    """A requested process: not started yet, running, or ended. All methods may be called from several threads."""
+    """A requested process: pending, running or ended. Methods are thread-safe."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.pid: int | None = None
-        """None until it is started"""
+        """None until it has started"""
         self.failure = ""
         """why it could not be started"""
         self._guarded, self._settled = threading.Lock(), threading.Event()
@@ -94,9 +95,9 @@ class Child:
             return self._code
 
     def started(self, patience_s: float | None = None) -> int:
-        """Wait until it is started; return the process id.
+        """Wait until it has started; return the process id.
 
-        :raises OSError: if that fails, or takes longer.
+        :raises OSError: if it fails to start, or takes longer than ``patience_s``.
         """
         if not self._settled.wait(patience_s):
             raise TimeoutError(f"{self.name} has not been started within {patience_s:g} s")
@@ -105,23 +106,23 @@ class Child:
         return self.pid
 
     def signal(self, number: int) -> None:
-        """Send a signal, as soon as the process is started; do nothing if it has ended."""
+        """Send a signal once the process has started; do nothing if it has ended."""
         with self._guarded:
             if self.pid is None:
                 self._due.append(number)
-            elif self._code is None:  # until it is reaped, its id is not given to another process
+            elif self._code is None:  # its id is not reused until it is reaped
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self.pid, number)
 
     def join(self, patience_s: float | None = None) -> int | None:
-        """Wait for its end; return its exit code, or None if it does not end in time."""
+        """Wait for its end; return its exit code, or None after ``patience_s``."""
         until = None if patience_s is None else time.monotonic() + patience_s
         while (code := self.exitcode) is None and (until is None or time.monotonic() < until):
             time.sleep(_LOOK_S)
         return code
 
     def settle(self, pid: int | None, failure: str = "") -> None:
-        """Note that it is started, or with ``pid = None`` why it cannot be."""
+        """Record its start, or why it failed (``pid = None``)."""
         with self._guarded:
             self.pid, self.failure = pid, failure
             self._code = None if pid is not None else 1
@@ -131,14 +132,14 @@ class Child:
         self._settled.set()
 
     def kill(self, patience_s: float) -> None:
-        """Kill the process and wait for its end; if it is not started yet, kill it then, without waiting."""
+        """Kill the process and wait for its end; if it has not started, kill it at its start, without waiting."""
         self.signal(signal.SIGKILL)
         if self.pid is not None:
             self.join(patience_s)
 
     @property
     def wanted(self) -> bool:
-        """False once the process was killed before it was started."""
+        """False after the process was killed before its start."""
         return signal.SIGKILL not in self._due
 
 

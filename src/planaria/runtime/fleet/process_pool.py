@@ -1,7 +1,7 @@
-"""A node's process pool: the process that starts and signals the workers of one node; they end with it.
+"""The process pool of a node, which starts and signals its workers; they end with it.
 
-It knows nothing of Ray; ``runtime/fleet/ray.py`` makes it an actor. Workers are forked as on a single machine
-(``runtime/fleet/local.py``), so a worker starts in milliseconds wherever a process pool is up.
+It does not depend on Ray; ``runtime/fleet/ray.py`` makes it an actor. Workers are forked as in
+``runtime/fleet/local.py``, so that a start takes milliseconds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from planaria.common.errors import UserError
 from planaria.config import consent
 from planaria.config.consent import NO_CONSENT, Consent
 from planaria.runtime.fleet.base import Entry, Settle, Workplace
-from planaria.runtime.fleet.devices import NOT_ASKED, ON_CPUS, Inventory, Name, Needs, device_of, inventory, see_only
+from planaria.runtime.fleet.devices import NO_INVENTORY, ON_CPUS, Inventory, Name, Needs, device_of, inventory, see_only
 from planaria.runtime.fleet.process import Child
 from planaria.runtime.fleet.spawner import START_S, spawner
 from planaria.runtime.fleet.switchboard import call
@@ -28,57 +28,57 @@ from planaria.runtime.transport.secure import StrangerError
 
 @dataclass(frozen=True)
 class Orders:
-    """What every process pool of a run is told once."""
+    """Configuration of a run's process pools."""
 
     settle: Settle
     preload: list[str]
     address: str
-    """the controller's switchboard"""
+    """of the controller's switchboard"""
     key: bytes = field(repr=False)
     needs: Needs = ON_CPUS
     machine: str = ""
-    """the pool's, by its name in the run"""
+    """the pool's name in the run"""
     consent: Consent = NO_CONSENT
-    """the controller's, where its user also started the pool; a machine that joins has only its own"""
+    """the controller's, if the same user started the pool; a joined machine has only its own"""
     start_s: float = START_S
     """limit for the imports of the fork server, in seconds (fleet.start_timeout_s)"""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a node has; compared with the controller's own before a worker starts there."""
+    """Properties of a node, compared with the controller's before a worker starts there."""
 
     version: str
     python: str
-    found: Inventory = NOT_ASKED
-    """its CUDA devices, where the run needs some"""
+    found: Inventory = NO_INVENTORY
+    """its CUDA devices, if the run needs some"""
 
 
-def facts(found: Inventory = NOT_ASKED) -> Facts:
-    """This process's facts."""
+def facts(found: Inventory = NO_INVENTORY) -> Facts:
+    """Return the facts of this process."""
     return Facts(planaria.__version__, platform.python_version(), found)
 
 
 class ProcessPool:
-    """Its methods may be called from several threads."""
+    """Starts and signals the workers of a node. Methods are thread-safe."""
 
     def __init__(self, orders: Orders) -> None:
         self._orders, self._guarded = orders, threading.Lock()
         consent.inherit(orders.consent)
         self._children: dict[Name, Child] = {}
         self._homes: dict[Name, str] = {}
-        """on which device each of them is"""
-        self._found = inventory() if orders.needs.cuda else NOT_ASKED
+        """device of each worker"""
+        self._found = inventory() if orders.needs.cuda else NO_INVENTORY
         self._spawner = spawner()
         self._settling = threading.Lock()
         self._workplace: Workplace | None = None
 
     def facts(self) -> Facts:
-        """What this node has."""
+        """Return the facts of this node."""
         return facts(self._found)
 
     def settle(self) -> str:
-        """Have the run's files here, which may take as long as fetching them; why that cannot be, empty if it can."""
+        """Find or fetch the run's files; return why that failed, or ""."""
         try:
             self._settled()
         except UserError as error:
@@ -86,18 +86,17 @@ class ProcessPool:
         return ""
 
     def ping(self) -> None:
-        """Answer: this node is well."""
+        """Return, to show that the node is alive."""
 
     def warm_up(self) -> None:
-        """Return when workers start quickly: the fork server has imported all that they need."""
-        self._spawner.spawn("planaria nobody", _do_nothing, self._orders.preload, start_s=self._orders.start_s).join()
+        """Wait until the fork server has imported what workers need."""
+        self._spawner.spawn("planaria warm-up", _do_nothing, self._orders.preload, start_s=self._orders.start_s).join()
 
     def start(self, worker: str, incarnation: int, device: str = "") -> int:
-        """Have a worker forked, which calls the controller by itself, and wait for the birth; its process id.
+        """Fork a worker, which connects to the controller; return its process id.
 
-        Where the run needs CUDA, it sees one of the node's devices alone: the given one, or one that is chosen here.
-
-        :raises OSError: when nothing can be born here.
+        If the run needs CUDA, the worker sees only the given device of the node, or one that is chosen here.
+        :raises OSError: if no worker can start here.
         """
         orders = self._orders
         try:
@@ -116,17 +115,17 @@ class ProcessPool:
         return child.started()
 
     def signal(self, worker: str, incarnation: int, number: int) -> None:
-        """Deliver a signal; nothing happens if the worker has ended."""
+        """Send a signal; do nothing if the worker has ended."""
         if (child := self._children.get((worker, incarnation))) is not None:
             child.signal(number)
 
     @property
     def empty(self) -> bool:
-        """Is no worker left?"""
+        """Whether no worker is left."""
         return not any(child.exitcode is None for child in list(self._children.values()))
 
     def end(self) -> None:
-        """Kill every worker that is left, frozen ones too, and wait for it."""
+        """Kill and reap all remaining workers, including stopped ones."""
         with self._guarded:
             for child in self._children.values():
                 child.signal(signal.SIGKILL)
@@ -136,7 +135,7 @@ class ProcessPool:
             shutil.rmtree(self._workplace.scratch, ignore_errors=True)
 
     def _settled(self) -> Workplace:
-        """:raises UserError: when the run's files cannot be had."""
+        """Return the workplace; UserError if the run's files are unavailable."""
         orders = self._orders
         with self._settling:
             if self._workplace is None:
@@ -149,11 +148,11 @@ def _do_nothing() -> None: ...
 
 
 def _enter(entry: Entry, device: str, address: str, key: bytes, worker: str, incarnation: int) -> None:
-    """What a new process runs: call the controller, then be a worker like any other."""
+    """Connect to the controller in a new process, and run the worker."""
     if device:
         see_only(device)
     try:
         connection = call(address, key, worker, incarnation)
     except (OSError, StrangerError):
-        os._exit(0)  # the run is over, or has given this birth up
+        os._exit(0)  # the run is over, or has cancelled this start
     entry(connection, worker, incarnation)

@@ -1,9 +1,8 @@
 """Workers on the nodes of a Ray cluster.
 
-Ray decides where workers are (placement groups, spread over the nodes) and on which of a node's GPUs, holds one actor
-on every node that has some (its process pool, which forks them), and tells of nodes that come, drain and die. Nothing
-that a step waits for goes through Ray: orders and reports travel on lines of their own
-(``runtime/fleet/switchboard.py``), tensors on edges.
+Ray places workers (placement groups, spread over the nodes) and assigns GPUs, holds an actor on every used node (its
+process pool, which forks the workers), and reports nodes that come, drain and die. No step waits for Ray: orders and
+reports use control connections (``runtime/fleet/switchboard.py``), tensors use edges.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from planaria.runtime.fleet.files import FileServer
 from planaria.runtime.fleet.placement import LOOK_S, Placement
 from planaria.runtime.fleet.process import die_with_parent
 from planaria.runtime.fleet.process_pool import Orders, ProcessPool
-from planaria.runtime.fleet.remote import Ears, RemoteFleet
+from planaria.runtime.fleet.remote import NewsQueue, RemoteFleet
 from planaria.runtime.fleet.seats import Seat
 from planaria.runtime.fleet.switchboard import Switchboard
 
@@ -46,11 +45,11 @@ except ImportError as error:
     ) from None
 
 _ROOM_S = 30
-"""how long a cluster may take to find room for the whole workers"""
+"""seconds to find room for the initial workers"""
 _READY_S = 120
-"""how long each of the first process pools may take to start"""
+"""seconds for each of the first process pools to start"""
 _CALLS = 16
-"""of one process pool at the same time; one of them watches its node, and births may have to wait for imports"""
+"""concurrent calls of a process pool: one watches its node, and starts may wait for imports"""
 SETTINGS = {
     "worker_niceness": 0,
     "health_check_initial_delay_ms": 1000,
@@ -58,20 +57,20 @@ SETTINGS = {
     "health_check_timeout_ms": 1000,
     "health_check_failure_threshold": 3,
 }
-"""for a cluster that is started here; by Ray's own values workers give way to all else on a busy machine, and a minute
-passes until a node is known to be gone"""
+"""for a cluster started here; with Ray's defaults, workers have a low priority, and a lost node is detected after a
+minute
+"""
 _ALL_DEVICES = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-"""an actor without a GPU of its own is to see all of the node's, of which each child gets one; some versions of Ray
-would show it none"""
+"""let an actor without a GPU see all of the node's; some versions of Ray hide them"""
 _OBJECT_STORE_BYTES = 80 << 20
-"""about the least that Ray allows: nothing of ours goes there"""
+"""about the least that Ray allows; planaria stores nothing there"""
 
 
 class Cluster:
-    """A Ray cluster that this process has joined, or has started for itself."""
+    """A Ray cluster that this process has joined or started."""
 
     def __init__(self, config: FleetConfig, workers: int) -> None:
-        """:raises UserError: when there is none at the address, or it is of another version."""
+        """Connect to or start the cluster; UserError if there is none, or its version differs."""
         self._config = config
         reach(config.address)
         self.host = config.host
@@ -82,16 +81,16 @@ class Cluster:
                 else:
                     ray.init(address=config.address, log_to_driver=False, logging_level=logging.ERROR)
             if config.address != "embedded" and config.host in ("127.0.0.1", "localhost"):
-                self.host = ray.util.get_node_ip_address()  # the workers may be elsewhere
+                self.host = ray.util.get_node_ip_address()  # workers may be on other machines
         except (RuntimeError, ValueError, OSError, RayError) as error:
             raise explain(error, config.address) from None
 
     def fleet(self, work: Work) -> RayFleet:
-        """:raises UserError: when a node is not fit, or the cluster too small."""
+        """Return a fleet; UserError if a node is unsuitable, or the cluster too small."""
         return RayFleet(self.host, self._config, work)
 
     def leave(self) -> None:
-        """Actors and reservations that are left go with this process's job."""
+        """Disconnect; Ray removes remaining actors and reservations with this process's job."""
         ray.shutdown()
 
 
@@ -109,8 +108,8 @@ def _own_handlers() -> Iterator[None]:
 
 
 def _start(cpus: int) -> None:
-    """Start Ray on this machine. It dies with this process, and like its workers it is deaf to what service managers
-    and terminals send to all processes of a run: only the controller is to act on it. (Ray itself sees to Ctrl-C.)
+    """Start Ray on this machine. It ends with this process, and ignores signals from service managers and terminals,
+    which the controller handles. (Ray handles Ctrl-C itself.)
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*STOPS} - {signal.SIGINT})
@@ -132,15 +131,15 @@ class RayFleet(RemoteFleet):
     """The fleet protocol on a Ray cluster."""
 
     def __init__(self, host: str, config: FleetConfig, work: Work) -> None:
-        """:raises UserError: when a node is not fit, or the cluster too small; no worker has started then."""
+        """Start the process pools; UserError if a node is unsuitable, or the cluster too small."""
 
-        def places(ears: Ears, board: Switchboard) -> Placement:
+        def places(queue: NewsQueue, board: Switchboard) -> Placement:
             board.asked = FileServer(work.files).serve
             orders = Orders(
                 work.settle, work.preload, board.address, board.key, work.needs,
                 consent=consent.current(), start_s=config.start_timeout_s,
             )  # fmt: skip
-            found = Placement(_Ray(orders, work.workers, bundle(config, work.needs.cuda)), ears, work.needs)
+            found = Placement(_Ray(orders, work.workers, bundle(config, work.needs.cuda)), queue, work.needs)
             found.prepare(_READY_S)
             return found
 
@@ -149,19 +148,19 @@ class RayFleet(RemoteFleet):
 
 
 def bundle(config: FleetConfig, cuda: bool) -> dict[str, float]:
-    """What Ray reserves for one worker."""
+    """Return the resources that Ray reserves for one worker."""
     return {"CPU": config.threads} | ({"GPU": config.gpu_share} if cuda else {})
 
 
 class _DrainAware(ProcessPool):
-    """A process pool that knows its node's fate."""
+    """A process pool that reports the draining of its node."""
 
     def __init__(self, orders: Orders) -> None:
-        die_with_parent()  # nobody may outlive its node
+        die_with_parent()  # end with the node
         super().__init__(orders)
 
     def until_drained(self) -> int:
-        """Return when the node begins to drain: the deadline in milliseconds since 1970, 0 if there is none."""
+        """Wait until the node drains; return the deadline in milliseconds since 1970, 0 without one."""
         me = ray.get_runtime_context().get_node_id()
         while True:
             draining: dict[str, int] = ray._private.state.state.get_draining_nodes()
@@ -176,13 +175,10 @@ class _Ray:
     errors: tuple[type[Exception], ...] = (RayError,)
 
     def __init__(self, orders: Orders, workers: int, bundle: dict[str, float]) -> None:
-        """Reserve seats for the workers, each with this ``bundle`` of resources.
-
-        :raises UserError: when there is no room for it.
-        """
+        """Reserve seats for the workers, each with this ``bundle`` of resources; UserError if there is no room."""
         self._orders, self._bundle = orders, bundle
         self._devices: dict[tuple[Seat, str], Future[str]] = {}
-        """of every seat, at the node where it was then"""
+        """by seat and its node at that time"""
         self._groups: dict[int, PlacementGroup] = {}
         self._numbers = count()
         if not self._groups[self.reserve(workers)].wait(_ROOM_S):
@@ -201,7 +197,7 @@ class _Ray:
         remove_placement_group(self._groups.pop(group))
 
     def device(self, seat: Seat, node: str) -> Future[str] | None:
-        """A bundle keeps its GPU for as long as it is on a node; a task in it sees which one that is."""
+        """A bundle keeps its GPU while it is on a node; a task in it reads which one."""
         if "GPU" not in self._bundle:
             return None
         known = self._devices.get((seat, node))
@@ -213,7 +209,7 @@ class _Ray:
         return known
 
     def open(self, node: str) -> Any:
-        """An actor on the node. No restarts: who is born again, and where, is the controller's to decide."""
+        """Start an actor on the node, without restarts: the controller decides where workers restart."""
         where = NodeAffinitySchedulingStrategy(node, soft=False)
         options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "max_concurrency": _CALLS}
         if "GPU" in self._bundle:
@@ -228,11 +224,11 @@ class _Ray:
         ray.kill(pool)
 
     def called(self, node: str) -> str:
-        """Its address, and the beginning of Ray's name for it."""
+        """Return its address, and the start of Ray's id."""
         address = next((n["NodeManagerAddress"] for n in ray.nodes() if n["NodeID"] == node), "unknown")
         return f"{address} ({node[:8]})"
 
 
 def _given() -> str:
-    """The device that Ray lets the task see that calls this; empty where it chooses none."""
+    """Return the device that Ray assigned to the calling task; empty if it assigns none."""
     return os.environ.get(VISIBLE, "")

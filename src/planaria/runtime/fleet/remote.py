@@ -1,4 +1,4 @@
-"""A fleet whose workers call the controller from wherever they are; to start them is somebody else's work."""
+"""A fleet whose workers connect to the controller from any machine; :class:`Hosts` start them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from planaria.runtime.transport.listener import Caller
 
 
 class Hosts(Protocol):
-    """Starts and ends processes elsewhere. No method blocks but ``close``."""
+    """Starts and ends processes on other machines. Only ``close`` may block."""
 
     def start(self, worker: str, incarnation: int) -> None:
-        """Have a worker born; what comes of it is told to the ears given at the beginning."""
+        """Start a worker; the outcome is reported to :class:`NewsQueue`."""
 
     def give_back(self, worker: str, incarnation: int) -> None:
-        """This incarnation counts as dead: its place may be another's."""
+        """Release the place of an incarnation that counts as dead."""
 
     def signal(self, worker: str, incarnation: int, number: int) -> None: ...
 
@@ -34,8 +34,8 @@ class Hosts(Protocol):
 
 
 @dataclass(frozen=True)
-class Born:
-    """A host has started the process; it has not called yet."""
+class Spawned:
+    """A host has started the process, which has not connected yet."""
 
     worker: str
     incarnation: int
@@ -43,62 +43,62 @@ class Born:
 
 @dataclass(frozen=True)
 class Lost:
-    """A host knows that a worker is gone, or was never born, or must go."""
+    """A worker has ended, could not be started, or must end."""
 
     worker: str
     incarnation: int
     detail: str
 
 
-News = Born | Lost | Leaving | Joined | Left | Asked | tuple[Caller, Line]
-"""what a host tells, or a worker that calls"""
+News = Spawned | Lost | Leaving | Joined | Left | Asked | tuple[Caller, Line]
+"""from a host, or a worker's new connection"""
 
 
 @dataclass(eq=False)
 class _Worker:
     worker: str
     incarnation: int
-    heard: float | None = None
-    """None until its host has started it: waiting for a machine may take as long as it takes"""
+    last_seen: float | None = None
+    """None until its host has started it, which may take any time"""
     line: Line | None = None
     pid: int | None = None
     gone: bool = False
 
 
 @dataclass
-class Ears:
-    """What other threads put in for the controller's thread to find at its next ``poll``."""
+class NewsQueue:
+    """Queue of news from other threads for the controller's next ``poll``."""
 
-    heard: SimpleQueue[News] = field(default_factory=SimpleQueue)
+    _news: SimpleQueue[News] = field(default_factory=SimpleQueue)
 
     def __post_init__(self) -> None:
-        self.bell, self._cord = socket.socketpair()
-        self.bell.setblocking(False)
-        self._cord.setblocking(False)
+        self.wakeup, self._waker = socket.socketpair()
+        self.wakeup.setblocking(False)
+        self._waker.setblocking(False)
 
-    def tell(self, news: News) -> None:
-        """Put something in and wake the listener."""
-        self.heard.put(news)
-        with contextlib.suppress(OSError):  # the bell rings already, or nobody listens any more
-            self._cord.send(b"!")
+    def put(self, news: News) -> None:
+        """Add news and wake the controller."""
+        self._news.put(news)
+        with contextlib.suppress(OSError):  # already awake, or closed
+            self._waker.send(b"!")
 
     def take(self) -> list[News]:
-        """All that was put in."""
+        """Return and remove all news."""
         news: list[News] = []
         with contextlib.suppress(BlockingIOError):
-            self.bell.recv(1 << 12)
+            self.wakeup.recv(1 << 12)
         with contextlib.suppress(Empty):
             while True:
-                news.append(self.heard.get_nowait())
+                news.append(self._news.get_nowait())
         return news
 
     def close(self) -> None:
-        self.bell.close()
-        self._cord.close()
+        self.wakeup.close()
+        self._waker.close()
 
 
 class RemoteFleet:
-    """The fleet protocol over TCP lines. The first of closed line, host's word and silence is the death notice."""
+    """The fleet protocol over TCP. A worker is lost with its connection, by its host's report, or by silence."""
 
     def __init__(
         self,
@@ -107,73 +107,73 @@ class RemoteFleet:
         key: bytes,
         heartbeat_s: float,
         missed: int,
-        hosts: Callable[[Ears, Switchboard], Hosts],
+        hosts: Callable[[NewsQueue, Switchboard], Hosts],
         advertise: str = "",
         start_s: float = START_S,
     ) -> None:
-        """Listen at ``host`` for those who know the ``key``; ``hosts`` learns where workers are to call, and whom to
-        tell what becomes of them. ``start_s``: limit for a worker's start.
+        """Listen at ``host`` for connections with the ``key``; ``hosts`` makes the object that starts workers.
+        ``start_s``: limit for a worker's start.
 
-        :raises UserError: when the port is taken or ``host`` is not an address of this machine.
+        :raises UserError: if the port is taken or ``host`` is not an address of this machine.
         """
         self._silence: Silence[_Worker] = Silence(heartbeat_s, missed, start_s=start_s)
-        self._ears = Ears()
+        self._queue = NewsQueue()
         self._switchboard = Switchboard(
-            host, port, key, MAX_REPORT_BYTES, lambda *call: self._ears.tell(call), advertise
+            host, port, key, MAX_REPORT_BYTES, lambda *call: self._queue.put(call), advertise
         )
         self._workers: dict[str, _Worker] = {}
         self._everyone: list[_Worker] = []
         try:
-            self._hosts = hosts(self._ears, self._switchboard)
+            self._hosts = hosts(self._queue, self._switchboard)
         except BaseException:
             self._switchboard.close()
-            self._ears.close()
+            self._queue.close()
             raise
 
     def spawn(self, worker: str, incarnation: int) -> None:
-        self._bury()
+        self._reap()
         self._workers[worker] = _Worker(worker, incarnation)
         self._everyone.append(self._workers[worker])
         self._hosts.start(worker, incarnation)
 
     def send(self, worker: str, text: bytes) -> None:
-        self._tell(self._workers[worker], text)
+        self._send(self._workers[worker], text)
 
     def dismiss(self, worker: str, incarnation: int, text: bytes) -> None:
         zombie = self._find(worker, incarnation)
         if zombie is not None:
-            self._tell(zombie, text)
+            self._send(zombie, text)
 
     def signal(self, worker: str, incarnation: int, number: signal.Signals) -> None:
         if self._find(worker, incarnation) is not None:
             self._hosts.signal(worker, incarnation, number)
 
-    def ears(self) -> list[Any]:
-        return [self._ears.bell, *(w.line for w in self._everyone if w.line is not None and not w.line.closed)]
+    def waitables(self) -> list[Any]:
+        return [self._queue.wakeup, *(w.line for w in self._everyone if w.line is not None and not w.line.closed)]
 
     def poll(self, timeout_s: float) -> list[Notice]:
         lines = {w.line: w for w in self._everyone if w.line is not None and not w.line.closed}
         notices: list[Notice] = []
-        wait([self._ears.bell, *lines], timeout_s)  # type: ignore[list-item]
+        wait([self._queue.wakeup, *lines], timeout_s)  # type: ignore[list-item]
         self._silence.look(timeout_s)
-        ready = wait([self._ears.bell, *lines], 0.0)  # type: ignore[list-item]
-        for news in self._ears.take():
-            notices += self._heed(news)
+        ready = wait([self._queue.wakeup, *lines], 0.0)  # type: ignore[list-item]
+        for news in self._queue.take():
+            notices += self._process(news)
         for line in ready:
-            if line is not self._ears.bell:
+            if line is not self._queue.wakeup:
                 notices += self._read(lines[line])  # type: ignore[index]
         for worker, seconds in self._silence.too_long(lambda _: "unknown"):
             notices += self._lose(worker, Gone(*_name(worker), "heartbeat", f"silent for {seconds:.2f} s"))
         return notices
 
-    def _heed(self, news: News) -> list[Notice]:
+    def _process(self, news: News) -> list[Notice]:
         match news:
             case Leaving() | Joined() | Left() | Asked():
                 return [news]
-            case Born():
-                born = self._find(news.worker, news.incarnation)
-                if born is not None and born.heard is None:
-                    self._await(born)
+            case Spawned():
+                spawned = self._find(news.worker, news.incarnation)
+                if spawned is not None and spawned.last_seen is None:
+                    self._await(spawned)
             case Lost():
                 lost = self._find(news.worker, news.incarnation)
                 if lost is not None:
@@ -181,20 +181,20 @@ class RemoteFleet:
             case caller, line:
                 answered = self._find(caller.worker, caller.incarnation)
                 if answered is None or answered.line is not None:
-                    line.close()  # its birth was given up meanwhile
+                    line.close()  # its start was cancelled
                 else:
                     answered.line, answered.pid = line, caller.pid
                     self._await(answered)
         return []
 
     def _await(self, worker: _Worker) -> None:
-        """It is there, and will speak."""
-        worker.heard = time.monotonic()
+        """Record that a worker's process is alive."""
+        worker.last_seen = time.monotonic()
         if not worker.gone:
             self._silence.expect(worker)
 
     def _read(self, worker: _Worker) -> list[Notice]:
-        """Everything that lies ready on one line."""
+        """Read all reports from a connection."""
         assert worker.line is not None
         try:
             texts = worker.line.receive()
@@ -202,13 +202,13 @@ class RemoteFleet:
             worker.line.close()
             return self._lose(worker, Gone(*_name(worker), "connection", f"pid {worker.pid}"))
         if texts:
-            worker.heard = time.monotonic()
+            worker.last_seen = time.monotonic()
             if not worker.gone:
-                self._silence.hear(worker)
+                self._silence.receive(worker)
         return [Said(*_name(worker), text) for text in texts]
 
     def _lose(self, worker: _Worker, notice: Gone) -> list[Notice]:
-        """The notice, unless one was given before."""
+        """Return the notice unless the worker was reported before."""
         if worker.gone:
             return []
         worker.gone = True
@@ -216,23 +216,23 @@ class RemoteFleet:
         self._hosts.give_back(worker.worker, worker.incarnation)
         return [notice]
 
-    def _tell(self, worker: _Worker, text: bytes) -> None:
+    def _send(self, worker: _Worker, text: bytes) -> None:
         if worker.line is not None and not worker.line.closed:
             worker.line.send(text)
 
-    def _bury(self) -> None:
-        """Forget dead incarnations, and end those frozen for so long that nobody will thaw them."""
+    def _reap(self) -> None:
+        """Remove dead incarnations, and kill those that have been stopped for long."""
         for worker in [w for w in self._everyone if w.gone]:
             if worker.line is None or worker.line.closed:
                 self._everyone.remove(worker)
-            elif worker.heard is not None and time.monotonic() - worker.heard > THAW_LIMIT_S:
+            elif worker.last_seen is not None and time.monotonic() - worker.last_seen > THAW_LIMIT_S:
                 self._hosts.signal(worker.worker, worker.incarnation, signal.SIGKILL)
 
     def _find(self, worker: str, incarnation: int) -> _Worker | None:
         return next((w for w in self._everyone if _name(w) == (worker, incarnation)), None)
 
     def close(self, patience_s: float = 2.0) -> None:
-        """Give workers that were told to leave the time to do so, then end what is left."""
+        """Wait for workers that received an order to leave, then end the rest."""
         deadline = time.monotonic() + patience_s
         while any(not w.gone for w in self._everyone) and (left := deadline - time.monotonic()) > 0:
             self.poll(left)
@@ -241,7 +241,7 @@ class RemoteFleet:
         for worker in self._everyone:
             if worker.line is not None:
                 worker.line.close()
-        self._ears.close()
+        self._queue.close()
 
 
 def _name(worker: _Worker) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""Which reserved places are free, and where they are. Plain bookkeeping: whoever reserves tells it what came of it."""
+"""Bookkeeping of reserved seats: which are free, and on which nodes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 _REST_S = 5.0
-"""a seat that rests for longer is not waited for: its node may be dead, and Ray slow to notice"""
+"""seconds after which a resting seat is not waited for, since its node may be dead"""
 
 
 class Seat(NamedTuple):
@@ -24,7 +24,7 @@ class _State:
     node: str | None = None
     """None while the cluster has no room for it"""
     use: str = "free"
-    """free, taken, or resting: its worker is gone, but nobody knows yet whether its node is well"""
+    """free, taken, or resting: its worker has ended, and its node has not answered since"""
     since: float = field(default_factory=time.monotonic)
 
 
@@ -34,10 +34,10 @@ class Seats:
     def __init__(self) -> None:
         self._seats: dict[Seat, _State] = {}
         self.shunned: set[str] = set()
-        """nodes on which nobody may be seated"""
+        """nodes without new workers"""
 
     def placed(self, group: int, nodes: Mapping[int, str | None]) -> None:
-        """Where a group's seats are now; a seat that has moved lies on a living node, so it rests no longer."""
+        """Update the nodes of a group's seats; a seat that has moved is on a live node and becomes free."""
         for bundle, node in nodes.items():
             state = self._seats.setdefault(Seat(group, bundle), _State())
             if state.node != node:
@@ -46,41 +46,41 @@ class Seats:
                     self.free(Seat(group, bundle))
 
     def forget(self, group: int) -> None:
-        """The group's reservation was given back."""
+        """Remove a group whose reservation was returned."""
         self._seats = {seat: state for seat, state in self._seats.items() if seat.group != group}
 
     def take(self) -> tuple[Seat, str] | None:
-        """A free seat on the node with the fewest workers, and that node; None when there is none now."""
+        """Take a free seat on the node with the fewest workers; return it and the node, or None."""
         crowd = Counter(state.node for state in self._seats.values() if state.use == "taken")
         best: tuple[int, Seat, str] | None = None
         for seat, state in self._seats.items():
             if self._usable(state) and state.use == "free" and state.node is not None:
-                offer = (crowd[state.node], seat, state.node)
-                best = offer if best is None else min(best, offer)
+                candidate = (crowd[state.node], seat, state.node)
+                best = candidate if best is None else min(best, candidate)
         if best is None:
             return None
         self._use(best[1], "taken")
         return best[1], best[2]
 
     def rest(self, seat: Seat) -> None:
-        """Its worker is gone."""
+        """Mark a seat whose worker has ended."""
         self._use(seat, "resting")
 
     def free(self, seat: Seat) -> None:
-        """It may be taken again."""
+        """Make a seat available."""
         self._use(seat, "free")
 
     def resting_at(self, seat: Seat) -> str | None:
-        """The node of a seat that rests; None when it does not, or no longer."""
+        """Return the node of a resting seat; None if it does not rest."""
         state = self._seats.get(seat)
         return state.node if state is not None and state.use == "resting" else None
 
     def nodes(self) -> list[str]:
-        """Nodes with seats."""
+        """Return the nodes with seats."""
         return sorted({state.node for state in self._seats.values() if state.node is not None})
 
     def to_come(self) -> int:
-        """Seats that are free, or will soon be: the cluster looks for room, or a node is asked whether it is well."""
+        """Return the number of seats that are free, or will be soon."""
         long_ago = time.monotonic() - _REST_S
         return sum(
             self._usable(s) and (s.use == "free" or (s.use == "resting" and s.since > long_ago))
@@ -88,7 +88,7 @@ class Seats:
         )
 
     def idle(self, seconds: float) -> list[int]:
-        """Groups, other than the first, of which no seat has been in use for so long."""
+        """Return the groups, except the first, whose seats have been unused for ``seconds``."""
         now = time.monotonic()
         busy = {q.group for q, s in self._seats.items() if s.use != "free" or now - s.since < seconds}
         return sorted({seat.group for seat in self._seats} - busy - {0})

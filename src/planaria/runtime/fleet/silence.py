@@ -1,13 +1,11 @@
-"""Who has been silent for too long. Pure but for the clock, which is an argument.
+"""Failure detection by missing heartbeats, with the clock as an argument.
 
-Three things are no fault of those who are listened to, and none of them counts as silence:
+Three delays do not count as silence:
 
-- The listener was away (stopped, suspended, kept from its processor). Time passes here only as fast as it should pass
-  between two looks; what more passed, nobody was there to hear.
-- What has come meanwhile was not read yet. Whoever judges has read everything first, and judges by the time of a look
-  *before* the reading.
-- The machine is busy. What counts as silence grows with the longest gaps that beats have shown lately in this run, by
-  whomever; and of a process of this machine the kernel tells whether it is stopped or only waits for a processor.
+- The listener was suspended. Between two looks, time advances at most by the expected interval.
+- Messages were not read yet. Callers read all messages first, and judge by the time of a look *before* reading.
+- The machine is busy. The limit grows with the longest recent gap between heartbeats of any worker; for a process of
+  this machine, the kernel reports whether it is stopped or waits for a processor.
 """
 
 from __future__ import annotations
@@ -21,21 +19,23 @@ from planaria.runtime.fleet.process import Activity
 from planaria.runtime.fleet.spawner import START_S
 
 _TIMES = 4
-"""as many of the longest gaps that were shown lately are silence. Gaps have a long tail on a busy machine; of one whose
-chance of being exceeded falls as the square (as it does where load comes and goes), one in sixteen windows has one"""
+"""longest recent gaps that count as silence. Gaps are heavy-tailed on a busy machine: if the chance of exceeding one
+falls as its square, one window in sixteen has one
+"""
 _LATELY_S = 60.0
 _MOST_S = 30.0
-"""of silence are enough for anybody who has spoken, even if it seems to be busy"""
+"""limit (s) for any worker that has reported, even if it seems to be busy"""
 _AWAY = 1.5
-"""a look is expected after at most so many times as long as was planned, or as a heartbeat takes"""
+"""a look is late after this many planned waits or heartbeats"""
 _ABSENCE = 0.25
-"""heartbeats that a later look counts for, however late: not nothing, for who always looks late must find out too"""
+"""heartbeats by which a late look advances time; positive, so that a listener that is always late still detects silence
+"""
 
 Who = TypeVar("Who", bound=Hashable)
 
 
 class Silence(Generic[Who]):
-    """Everybody who should beat, and when they were heard last."""
+    """The monitored workers and the times of their last messages."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Silence(Generic[Who]):
         clock: Callable[[], float] = time.monotonic,
         start_s: float = START_S,
     ) -> None:
-        """On an idle machine, missing ``missed`` heartbeats of ``heartbeat_s`` is too long a silence.
+        """Missing ``missed`` heartbeats of ``heartbeat_s`` is too long on an idle machine.
 
         ``start_s``: limit from a worker's start, which imports and builds, to its first heartbeat.
         """
@@ -52,48 +52,49 @@ class Silence(Generic[Who]):
         self._start_s = start_s
         self._looked = clock()
         self._now = 0.0
-        """seconds that somebody listened, up to the last look"""
+        """listening time (s) up to the last look"""
         self._back = 0.0
-        """when somebody listened again after having been away: gaps from before say nothing of beats"""
-        self._heard: dict[Who, float] = {}
+        """listening time at the last suspension; earlier gaps are ignored"""
+        self._last: dict[Who, float] = {}
         self._spoke: set[Who] = set()
         self._gaps: deque[tuple[float, float]] = deque()
-        """(when, seconds): gaps of late, each longer than all that came after it"""
+        """(when, seconds) of recent gaps, each longer than all later ones"""
 
     def expect(self, who: Who) -> None:
-        """From now on somebody is there who has still to say its first word."""
-        self._heard[who] = self._now
+        """Monitor a worker that has not reported yet."""
+        self._last[who] = self._now
         self._spoke.discard(who)
 
-    def hear(self, who: Who) -> None:
-        """Somebody said something."""
-        if who in self._spoke and self._heard[who] >= self._back:
-            self._note(self._now - self._heard[who])
-        self._heard[who] = self._now
+    def receive(self, who: Who) -> None:
+        """Record a message."""
+        if who in self._spoke and self._last[who] >= self._back:
+            self._note(self._now - self._last[who])
+        self._last[who] = self._now
         self._spoke.add(who)
 
     def forget(self, who: Who) -> None:
-        """It is gone."""
-        self._heard.pop(who, None)
+        """Stop monitoring a worker."""
+        self._last.pop(who, None)
         self._spoke.discard(who)
 
     def look(self, planned_s: float = 0.0) -> None:
-        """To be told after each wait, which was to end within ``planned_s``, and before what came is read."""
+        """Advance the clock. Call it after each wait of at most ``planned_s``, before reading messages."""
         now = self._clock()
         passed, most = now - self._looked, _AWAY * max(planned_s, self._heartbeat_s)
         self._looked = now
         if passed <= most:
             self._now += passed
-        else:  # perhaps the whole machine stood still
+        else:  # the whole machine may have been suspended
             self._now += _ABSENCE * self._heartbeat_s
             self._back = self._now
 
     def too_long(self, doing: Callable[[Who], Activity]) -> list[tuple[Who, float]]:
-        """Who has been silent for too long at the last look, and for how many seconds.
+        """Return the workers silent for too long at the last look, with the seconds.
 
-        To be asked when all that had come by then was heard. ``doing`` is asked about those alone who are late already.
+        Call it after reading all messages. ``doing`` is called only for workers that exceed the limit of an idle
+        machine.
         """
-        late = [(who, self._now - heard) for who, heard in self._heard.items() if self._now - heard > self._floor_s]
+        late = [(who, self._now - last) for who, last in self._last.items() if self._now - last > self._floor_s]
         return [(who, silent_s) for who, silent_s in late if silent_s > self._limit_s(who, doing(who))]
 
     def _limit_s(self, who: Who, doing: Activity) -> float:

@@ -1,7 +1,7 @@
-"""Starts processes on this machine without making the caller wait: a thread asks the fork server to fork them.
+"""Process starts that do not block the caller: a thread sends requests to the fork server.
 
 A server (``runtime/fleet/forkserver.py``) that is dead or stuck is replaced, and the request repeated. New processes
-become children of this process: they survive their server, and die with this process.
+become children of this process: they survive their server, and end with this process.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from planaria.runtime.fleet.process import Child, activity, adopting
 _FORK_S = 10.0
 """limit for the start of one process; milliseconds are usual"""
 START_S = 120.0
-"""how long the server may take to import what workers need, unless a recipe says otherwise (fleet.start_timeout_s)"""
+"""default limit for the server's imports (fleet.start_timeout_s)"""
 _BUSY_TIMES = 6
-"""how many times as long if the server is not asleep, but works or waits for a processor"""
+"""factor for these limits if the server works or waits for a processor"""
 _LOOK_S = 0.5
 _END_S = 1.0
-"""how long the server may take to reap its own child and exit before it is killed"""
+"""limit for the server to reap its own child and exit, before it is killed"""
 _TRIES = 3
 _PAUSE_S = 0.1
 _NO_CUDA = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-"""a module that asks, when it is imported, whether there is CUDA must not initialise it: forks could not use it then"""
+"""lets modules check for CUDA at import without initialising it, which would break forks"""
 _PROGRAM = (
     "import socket, sys; door, preload, *sys.path = sys.argv[1:]; from planaria.runtime.fleet.forkserver import main; "
     "main(socket.socket(fileno=int(door)), preload.split())"
@@ -51,7 +51,7 @@ _PROGRAM = (
 class _Task:
     preload: frozenset[str]
     child: Child | None = None
-    """None: start no process, but have the server import the modules"""
+    """None: start no process, but let the server import the modules"""
     request: bytes = b""
     fds: Sequence[int] = ()
     start_s: float = START_S
@@ -59,26 +59,25 @@ class _Task:
     def fail(self, failure: str) -> None:
         if self.child is not None:
             self.child.settle(None, failure)
-        for fd in self.fds:  # the reader of the other end sees it close, and looks for the reason
+        for fd in self.fds:  # the reader of the other end sees it close
             os.close(fd)
 
 
 class _NotReadyError(TimeoutError):
-    """The fork server has not imported what workers need in time."""
+    """The fork server did not finish its imports in time."""
 
 
 class _NotImportedError(OSError):
-    """The fork server has exited because a module could not be imported."""
+    """The fork server exited because an import failed."""
 
 
 class _Server:
-    """One fork server, as its parent sees it."""
+    """A fork server, as seen by its parent."""
 
     def __init__(self, preload: frozenset[str], start: Callable[[socket.socket, frozenset[str]], Child]) -> None:
-        """Start it from a thread that lives as long as this process: the server dies with that thread.
+        """Start it from a thread that lives as long as this process, since the server ends with that thread.
 
         ``start``: :func:`_spawned` or :func:`_forked`.
-
         :raises OSError: if it cannot be started.
         """
         self.preload, self._ready = preload, False
@@ -101,16 +100,16 @@ class _Server:
         """Wait until the server has imported what workers need.
 
         :raises _NotReadyError: if that takes longer than ``start_s``, or several times as long on a busy machine.
-        :raises OSError: if the server has exited; a _NotImportedError if it has sent the reason.
+        :raises OSError: if the server has exited; a _NotImportedError if it sent the reason.
         """
         if self._ready:
             return
         self._await(self._door, start_s)
-        said, failure = self._door.recv(MOST_REASON), "the fork server exited while it imported what workers need"
-        if not said:
+        answer, failure = self._door.recv(MOST_REASON), "the fork server exited while it imported what workers need"
+        if not answer:
             raise OSError(failure)
-        if said != READY:
-            raise _NotImportedError(f"{failure} ({said.decode(errors='replace')})")
+        if answer != READY:
+            raise _NotImportedError(f"{failure} ({answer.decode(errors='replace')})")
         self._ready = True
 
     def fork(self, request: bytes, fds: Sequence[int], started: Callable[[int], None]) -> None:
@@ -125,17 +124,17 @@ class _Server:
                 socket.send_fds(self._door, [LENGTH.pack(len(request))], [theirs.fileno(), *fds])
                 self._door.sendall(request)
             self._await(leash, _FORK_S)
-            said = leash.recv(PID.size)
-            if len(said) < PID.size:
+            answer = leash.recv(PID.size)
+            if len(answer) < PID.size:
                 raise OSError("the fork server is dead, or cannot fork")
-            started(*PID.unpack(said))
-            with contextlib.suppress(OSError):  # it died at once, which its parent finds out
+            started(*PID.unpack(answer))
+            with contextlib.suppress(OSError):  # if it died at once, its parent sees that
                 leash.sendall(b"!")
 
     def _await(self, line: socket.socket, limit_s: float) -> None:
-        """Wait for an answer on ``line``. Counts looks, not time: a stop of this process is not the server's fault.
+        """Wait for an answer on ``line``. Counts looks instead of time, which passes while this process is stopped.
 
-        :raises TimeoutError: if no answer comes; it is a _NotReadyError if the server was still importing.
+        :raises TimeoutError: if no answer comes; a _NotReadyError if the server was importing.
         """
         for look in count(1):
             if wait([line], min(_LOOK_S, limit_s)):
@@ -158,10 +157,7 @@ class _Server:
 
 
 def _spawned(door: socket.socket, preload: frozenset[str]) -> Child:
-    """Start a server as a new interpreter.
-
-    :raises OSError: if that fails.
-    """
+    """Start a server as a new interpreter; OSError if that fails."""
     command = [sys.executable, "-P", "-c", _PROGRAM, str(door.fileno()), " ".join(sorted(preload)), *_path()]
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, pass_fds=[door.fileno()], env={**os.environ, **_NO_CUDA}
@@ -198,17 +194,17 @@ def _as_child(pid: int) -> Child:
 
 
 class Spawner:
-    """Asks the fork server of this process for one process after the other, in a thread of its own."""
+    """Sends requests to the fork server of this process, one at a time, in a separate thread."""
 
     def __init__(self, server: _Server | None = None) -> None:
-        """``server``: one that a thread started that lives as long as this process."""
-        self._asked: SimpleQueue[_Task] = SimpleQueue()
+        """``server``: started by a thread that lives as long as this process."""
+        self._tasks: SimpleQueue[_Task] = SimpleQueue()
         self._server, self._ended = server, False
         threading.Thread(target=self._work, name="spawner", daemon=True).start()
 
     def prepare(self, preload: Sequence[str]) -> None:
-        """Let the server import what will be needed; later starts are quick then."""
-        self._asked.put(_Task(frozenset(preload)))
+        """Let the server import modules, for quicker starts later."""
+        self._tasks.put(_Task(frozenset(preload)))
 
     def spawn(
         self,
@@ -227,25 +223,25 @@ class Spawner:
         child = Child(name)
         pickled, place = bytes(ForkingPickler.dumps(run)), str((cwd or Path.cwd()).absolute())
         request = Request(name, os.getpid(), place, _path(), pickled, consent.current())
-        self._asked.put(_Task(frozenset(preload), child, bytes(ForkingPickler.dumps(request)), fds, start_s))
+        self._tasks.put(_Task(frozenset(preload), child, bytes(ForkingPickler.dumps(request)), fds, start_s))
         return child
 
     def end(self) -> None:
-        """Start nothing any more, and reap the fork server, which reaps its own child."""
+        """Start no more processes, and reap the fork server."""
         self._ended = True
         if (server := self._server) is not None:
             server.end(_END_S)
 
     def _work(self) -> None:
         while True:
-            task = self._asked.get()
+            task = self._tasks.get()
             try:
                 failure = self._deliver(task)
-            except _NotReadyError as error:  # the same imports would keep the others waiting as long, one by one
+            except _NotReadyError as error:  # other tasks would wait as long for the same imports
                 failure = str(error)
                 with contextlib.suppress(Empty):
                     while True:
-                        self._asked.get_nowait().fail(failure)
+                        self._tasks.get_nowait().fail(failure)
             if failure:
                 task.fail(failure)
             else:
@@ -260,7 +256,7 @@ class Spawner:
         failure = unimported = ""
         for attempt in range(_TRIES):
             if self._ended or (task.child is not None and not task.child.wanted):
-                return "it was given up"
+                return "it was cancelled"
             try:
                 server = self._serving(task.preload)
                 if task.child is not None:
@@ -274,20 +270,17 @@ class Spawner:
                 return ""
             except OSError as error:
                 if isinstance(error, TimeoutError | _NotImportedError) and self._server is not None:
-                    self._server.end()  # what it has forked meanwhile finds nobody who wants it
+                    self._server.end()  # processes it forks later exit
                     self._server = None
                 if isinstance(error, _NotReadyError):
                     raise
                 failure = str(error)
                 unimported = failure if isinstance(error, _NotImportedError) else unimported
-                time.sleep(_PAUSE_S * (1 + attempt))  # the server may be dying, or the machine short of processes
+                time.sleep(_PAUSE_S * (1 + attempt))  # the server may be exiting, or the machine out of processes
         return failure
 
     def _serving(self, preload: frozenset[str]) -> _Server:
-        """A server that lives and has imported these modules, as far as anybody knows.
-
-        :raises OSError: when there is none and none can be started.
-        """
+        """Return a live server that imports these modules; OSError if there is none and none can be started."""
         old, self._server = self._server, None
         if old is None or not old.alive or not preload <= old.preload:
             if old is not None:
@@ -348,8 +341,8 @@ def _end() -> None:
 
 
 def spawner() -> Spawner:
-    """This process's: torch is imported once, however many fleets a process has."""
+    """Return this process's spawner, so that torch is imported once for all its fleets."""
     with _starting:
-        if not _own or _own[0][0] != os.getpid():  # a fork has none of its parent's threads
+        if not _own or _own[0][0] != os.getpid():  # a fork does not inherit threads
             _own[:] = [(os.getpid(), Spawner())]
         return _own[0][1]

@@ -1,8 +1,8 @@
-"""Control lines over TCP: what a pipe is to a worker of this machine, for workers anywhere.
+"""Control connections over TCP, for workers on any machine.
 
-A line is TLS from end to end and both ends prove the run's key (``runtime/transport/secure.py``). The worker's end has
-the methods of a ``multiprocessing`` connection, so a worker sees no difference. The controller's end never waits for
-the rest of a message: a host that vanishes in the middle of one must not stop the others.
+A connection is TLS between ends that have proved the run's key (``runtime/transport/secure.py``). The worker's end has
+the methods of a ``multiprocessing`` connection. The controller's end never waits for the rest of a message, so that a
+vanished host cannot block the others.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from planaria.runtime.transport.relay import Relay
 from planaria.runtime.transport.secure import prepare
 
 _ANSWER_S = 30
-"""the longest that a worker waits to be heard"""
+"""seconds that a worker waits for an answer"""
 _SEND_LIMIT_S = 1.0
 _CHUNK = 1 << 16
 MAX_ORDER_BYTES = 1 << 20
@@ -30,7 +30,7 @@ _LENGTH = struct.Struct("!i")
 
 
 class Line:
-    """The controller's end of one control line. Messages are bytes behind four bytes of length."""
+    """The controller's end of a control connection. Messages have a four-byte length."""
 
     def __init__(self, channel: Secured, max_bytes: int) -> None:
         self._channel, self._max_bytes, self._bytes = channel, max_bytes, bytearray()
@@ -41,9 +41,9 @@ class Line:
         return self._channel.fileno()
 
     def send(self, text: bytes) -> None:
-        """Send a whole message, or hang up: half of one would garble the next. ``receive`` tells that all is over.
+        """Send a whole message, or close the connection; ``receive`` then reports that.
 
-        Fails when the other end is gone, or has not listened for so long that nothing fits between the two.
+        Fails if the other end has exited, or reads so slowly that the buffers are full.
         """
         try:
             self._send(text, _SEND_LIMIT_S)
@@ -51,16 +51,16 @@ class Line:
             self.hang_up()
 
     def receive(self) -> list[bytes]:
-        """The messages that are complete by now; to be called when something lies ready.
+        """Return the complete messages. Call it when data is ready.
 
-        :raises EOFError: when the other end has hung up.
-        :raises OSError: when the connection broke, or what comes is too long to be a report.
+        :raises EOFError: if the other end has closed the connection.
+        :raises OSError: if the connection broke, or a message is too long.
         """
         try:
             while got := self._channel.read_some(memoryview(self._chunk)):
                 self._bytes += self._chunk[:got]
                 if len(self._bytes) > self._max_bytes + _CHUNK:
-                    break  # the rest lies ready next time; a length that is too large is told below
+                    break  # the rest is read next time; an excessive length is rejected below
         except Closed:
             if not (messages := self._whole()):
                 raise EOFError from None
@@ -68,7 +68,7 @@ class Line:
         return self._whole()
 
     def hang_up(self) -> None:
-        """End the line; whoever listens to it hears so."""
+        """Shut the connection down; readers see its end."""
         self._channel.hang_up()
 
     def close(self) -> None:
@@ -93,35 +93,35 @@ class Line:
 
 
 class WorkerLine(Line):
-    """A worker's end: one thread listens, and waits for as long as it takes; others send, one at a time."""
+    """A worker's end. One thread receives without time limit; others send, one at a time."""
 
     def __init__(self, channel: Secured, max_bytes: int, own_address: str) -> None:
         super().__init__(channel, max_bytes)
         self.own_address = own_address
-        """of this machine on the way to the controller: others of the run can reach it there"""
+        """of this machine on the route to the controller, for other machines of the run"""
         self._ready: deque[bytes] = deque()
 
     def send_bytes(self, text: bytes) -> None:
-        """:raises OSError: when the line is dead, or nobody listens at the other end."""
+        """Send a message; OSError if the connection is dead, or the other end does not read."""
         self._send(text, SILENT_PEER_S)
 
     def poll(self, patience_s: float | None = 0.0) -> bool:
-        """Is there a message, after waiting for it for so long at most?
+        """Return whether a message is available, after waiting at most ``patience_s``.
 
-        :raises EOFError: when the other end has hung up.
+        :raises EOFError: if the other end has closed the connection.
         """
         until = math.inf if patience_s is None else time.monotonic() + patience_s
         while not self._ready:
             self._ready.extend(self.receive())
-            # What has come may be a part of a message, or of a record.
+            # Data that arrived may be part of a message or record.
             if self._ready or not wait_for(self._channel, select.POLLIN, until - time.monotonic()):
                 break
         return bool(self._ready)
 
     def recv_bytes(self, maxlength: int = MAX_ORDER_BYTES) -> bytes:
-        """The next message; one of more than ``maxlength`` bytes ends the line.
+        """Return the next message; a longer one than ``maxlength`` ends the connection.
 
-        :raises EOFError: when the other end has hung up.
+        :raises EOFError: if the other end has closed the connection.
         """
         self._max_bytes = maxlength
         self.poll(None)
@@ -129,9 +129,9 @@ class WorkerLine(Line):
 
 
 class Switchboard:
-    """Listens for all that call the controller, and hands over their lines once they have shown that they know the key.
+    """Accepts connections to the controller, and passes on those that have proved the key.
 
-    One port is enough: workers, machines that join, those that ask for files, and ends of edges that only meet here.
+    One port serves workers, machines that join, requests for files, and edges that are relayed here.
     """
 
     def __init__(
@@ -143,29 +143,30 @@ class Switchboard:
         answered: Callable[[Caller, Line], None],
         advertise: str = "",
     ) -> None:
-        """``answered`` is called in a thread of its own; others find this machine at ``advertise``, or at ``host``.
+        """``answered`` is called in a new thread per connection; other machines reach this one at ``advertise``, or at
+        ``host``.
 
-        :raises UserError: when the port is taken or ``host`` is not an address of this machine.
+        :raises UserError: if the port is taken or ``host`` is not an address of this machine.
         """
         self.key, self._max_bytes, self._answered = key, max_bytes, answered
         self.visited: Callable[[Caller, Line], None] = lambda _, line: line.close()
-        """called, in a thread of its own, when a machine wants to join; nobody is let in unless this is set"""
+        """called in a new thread when a machine wants to join; by default all are rejected"""
         self.asked: Callable[[WorkerLine], None] = lambda line: line.close()
-        """called, in a thread of its own, when a machine asks for files"""
+        """called in a new thread when a machine requests files"""
         self._relay = Relay()
         prepare(key)
         self._listener = Listener(host, port, key, self._greeted)
         at = listening(self._listener.host, self._listener.port, Reach(advertise=advertise))
         self.inside, self.address = at.inside, at.outside
-        """HOST:PORT for this machine's own processes, and for those of others"""
+        """HOST:PORT for processes of this machine, and for other machines"""
 
     def close(self) -> None:
         self._listener.close()
         self._relay.close()
 
-    def _greeted(self, words: bytes, tls: ssl.SSLSocket) -> None:
+    def _greeted(self, text: bytes, tls: ssl.SSLSocket) -> None:
         try:
-            caller = greeted(words)
+            caller = greeted(text)
         except ValueError:
             tls.close()
             return
@@ -182,11 +183,11 @@ class Switchboard:
 
 
 def call(address: str, key: bytes, worker: str, incarnation: int, patience_s: float = _ANSWER_S) -> WorkerLine:
-    """A worker's end of a new line to the controller.
+    """Open a worker's control connection.
 
-    :raises StrangerError: when whoever listens there does not know the key.
-    :raises OSError: when nobody listens at ``address``, or nothing comes from there for ``patience_s``. Without a limit
-        the system waits for minutes, and for ever if the network breaks while the two greet each other.
+    :raises StrangerError: if the other end does not know the key.
+    :raises OSError: if there is no answer at ``address`` within ``patience_s``. Without a limit, the system waits for
+        minutes, or forever if the network breaks during the handshake.
     """
     prepare(key)
     tls = connect(address, key, greeting(worker, incarnation), patience_s)

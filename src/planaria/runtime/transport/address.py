@@ -1,8 +1,7 @@
-"""Where a process of a run listens, as its own machine and other machines reach it.
+"""Addresses at which processes of the same and of other machines reach a listener.
 
-On one machine, or where all machines see each other under the same addresses, an address is ``HOST:PORT``. Where they
-do not, it is three words: how processes of its own machine reach it, how others do (``-``: through the relay alone),
-and which machine that is.
+An address is ``HOST:PORT`` if both use the same one. Otherwise it is three words: the address on its own machine, the
+address for others (``-``: only through the relay), and the machine's name.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 RELAY = "relay"
-"""in place of HOST:PORT: the two ends meet at the controller, which carries their bytes"""
+"""in place of HOST:PORT: both ends connect to the controller, which forwards their bytes"""
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""a listener at all addresses of its machine, and where its own processes find it"""
+"""a listener at all addresses of its machine → its address on that machine"""
 
 
 @dataclass(frozen=True)
@@ -21,28 +20,28 @@ class Reach:
     """How a machine is reached, and how it reaches others."""
 
     machine: str = ""
-    """its name in the run; empty: the controller's"""
+    """name in the run; empty: the controller's machine"""
     advertise: str = ""
-    """host name or address under which other machines find it; that of its listeners unless given"""
+    """host name or address for other machines; default: that of its listeners"""
     reachable: bool = True
-    """can others open connections to it? Not behind a router that only lets connections out (NAT)"""
+    """whether others can connect to it; false behind a router that only allows outgoing connections (NAT)"""
     ports: tuple[int, int] | None = None
-    """the first and the last port at which its workers may listen; any free one unless given"""
+    """first and last port for its workers' listeners; default: any free one"""
     relay: str = ""
-    """HOST:PORT of the controller, where ends meet that cannot reach each other; empty: there is no such way"""
+    """HOST:PORT of the controller as a relay; empty: none"""
 
 
 REACHABLE = Reach()
-"""of a machine that others reach under the address at which it listens"""
+"""of a machine that others reach at its listeners' address"""
 
 
 class Address(NamedTuple):
-    """Where one process listens."""
+    """The address of a process's listener."""
 
     inside: str
     """HOST:PORT for processes of its machine"""
     outside: str
-    """HOST:PORT for those of other machines; empty: through the relay alone"""
+    """HOST:PORT for other machines; empty: only through the relay"""
     machine: str
 
     def __str__(self) -> str:
@@ -52,7 +51,7 @@ class Address(NamedTuple):
 
 
 def parse(text: str) -> Address:
-    """The address that ``str(address)`` wrote; anything else is taken for HOST:PORT, which nobody will find."""
+    """Parse ``str(address)``; other text becomes an unreachable HOST:PORT."""
     match text.split(" "):
         case [inside, outside, machine]:
             return Address(inside, "" if outside == "-" else outside, "" if machine == "-" else machine)
@@ -60,7 +59,7 @@ def parse(text: str) -> Address:
 
 
 def listening(host: str, port: int, reach: Reach) -> Address:
-    """The address of a process that listens at ``host``:``port`` of a machine with this ``reach``."""
+    """Return the address of a listener at ``host``:``port`` of a machine with this ``reach``."""
     inside = joined(_WILDCARDS.get(host, host), port)
     if not reach.reachable:
         return Address(inside, "", reach.machine)
@@ -68,12 +67,12 @@ def listening(host: str, port: int, reach: Reach) -> Address:
 
 
 def joined(host: str, port: int) -> str:
-    """HOST:PORT, with brackets around an IPv6 host."""
+    """Return HOST:PORT, with brackets around an IPv6 host."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def ways(text: str, reach: Reach) -> tuple[str, ...]:
-    """HOST:PORT or :data:`RELAY`, in the order in which a process with this ``reach`` tries them for an address."""
+    """Return HOST:PORT or :data:`RELAY` in the order in which a process with this ``reach`` tries them."""
     at = parse(text)
     if at.inside != at.outside and at.machine == reach.machine:
         return (at.inside,)
@@ -82,9 +81,9 @@ def ways(text: str, reach: Reach) -> tuple[str, ...]:
 
 
 def waits_best(first: str, second: str) -> bool:
-    """Of two processes that are to share an edge: should the first wait to be called, rather than the second?
+    """Return whether the first of two processes should wait for the second to connect an edge.
 
-    The one that others can reach waits; the first where both or neither can be reached, or both are on one machine.
+    The reachable one waits; the first if both or neither are reachable, or both are on one machine.
     """
     one, other = parse(first), parse(second)
     return bool(one.outside) or not other.outside or one.machine == other.machine

@@ -1,6 +1,6 @@
-"""An authenticated connection as bytes in and bytes out: plain text within one host, TLS between hosts.
+"""An authenticated connection as a byte stream: plain text within one host, TLS between hosts.
 
-One thread may read while another writes, and closing a channel wakes both.
+One thread may read while another writes; closing a channel wakes both.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from planaria.runtime.transport.secure import cut_off, meet_here
 from planaria.runtime.transport.wire import Header, WireError
 
 _RECORD = 1 << 14
-"""bytes of a TLS record; OpenSSL gives one at a time"""
+"""bytes of a TLS record; OpenSSL returns one at a time"""
 _PIECE = 8 * _RECORD
 _AT_ONCE = 1 << 20
-"""bytes that are encrypted in one go"""
+"""bytes to encrypt at once"""
 _WORTH_READING = 1 << 17
-"""of a large frame; fewer bytes at a time would cost more in waking up than in reading"""
+"""least bytes of a large frame to wake up for; fewer would cost more than reading them"""
 _SLICE_S = 1.0
 SILENT_PEER_S = 60
-"""what was sent and nobody has acknowledged for so long breaks the connection: a host that vanishes says nothing"""
+"""seconds without acknowledgement after which the connection breaks, since a vanished host sends nothing"""
 
 
 class Closed(Exception):
@@ -37,28 +37,28 @@ class Closed(Exception):
 
 
 class Channel(Protocol):
-    """What edges are built on. Nothing here waits, but for another thread that is at it."""
+    """The connection of an edge. Methods do not block, except for another thread's call."""
 
     def fileno(self) -> int:
-        """What to ask the system whether there is something to read, or room to write."""
+        """Return the descriptor for polling."""
 
     def read_some(self, view: memoryview) -> int | None:
-        """Read what is there, at most ``view`` (bytes); None when nothing is.
+        """Read at most ``view`` (bytes); return None if there is no data.
 
-        :raises Closed: when the other end has closed.
-        :raises OSError: when the connection breaks.
+        :raises Closed: if the other end has closed.
+        :raises OSError: if the connection breaks.
         """
 
     def expect(self, size: int) -> None:
-        """Say how much is still to come, at least: the system need not tell of every bit of it."""
+        """Set the least number of bytes still to come, so that polling need not report each part."""
 
     def unseen(self) -> bool:
-        """Has something been taken from the socket that nobody has read yet? The system tells of the socket only."""
+        """Return whether data was taken from the socket but not read; polling does not report it."""
 
     def write_some(self, view: memoryview, then: memoryview) -> int:
-        """Send as much of these two (bytes), one after the other, as there is room for; how many bytes.
+        """Send as much of both (bytes) as possible; return the number of bytes.
 
-        :raises OSError: when the connection breaks, or is closed here.
+        :raises OSError: if the connection breaks, or is closed here.
         """
 
     def share(self, tensor: Tensor) -> Share | None:
@@ -71,10 +71,10 @@ class Channel(Protocol):
         """
 
     def expire(self) -> None:
-        """Free what is shared after a while, whether the other end has read it or not: the edge is given up."""
+        """Release shared slots after a while, read or not, because the edge was abandoned."""
 
     def hang_up(self) -> None:
-        """End the connection for both ends, which find out; :meth:`close` is still to come."""
+        """Shut the connection down for both ends; :meth:`close` must follow."""
 
     def close(self) -> None: ...
 
@@ -130,7 +130,7 @@ class Plain:
                 self._ring.expire(share)
 
     def hang_up(self) -> None:
-        with contextlib.suppress(OSError):  # it may be broken already
+        with contextlib.suppress(OSError):  # already broken
             self._raw.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -140,7 +140,7 @@ class Plain:
 
 
 class Secured:
-    """A channel between machines. OpenSSL allows one thread at a time, and none of them waits inside it."""
+    """A channel between machines. OpenSSL allows one thread at a time; no call blocks inside it."""
 
     def __init__(self, tls: ssl.SSLSocket) -> None:
         tls.setblocking(False)
@@ -162,7 +162,7 @@ class Secured:
         return got
 
     def expect(self, size: int) -> None:
-        # Of the record that comes now OpenSSL may already have a part.
+        # OpenSSL may hold a part of the next record.
         if (threshold := _threshold(size - _RECORD)) != self._threshold:
             self._tls.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, threshold)
             self._threshold = threshold
@@ -172,10 +172,10 @@ class Secured:
             return self._tls.pending() > 0
 
     def write(self, *views: memoryview, patience_s: float | None = None) -> None:
-        """Send these views (bytes), one after the other, waiting for room.
+        """Send these views (bytes) in order, waiting for room.
 
-        :raises TimeoutError: when nothing could be sent for ``patience_s``.
-        :raises OSError: when the connection breaks, or is closed here.
+        :raises TimeoutError: if nothing can be sent for ``patience_s``.
+        :raises OSError: if the connection breaks, or is closed here.
         """
         for view in views:
             while view:
@@ -185,9 +185,9 @@ class Secured:
                 view = view[sent:]
 
     def write_some(self, view: memoryview, then: memoryview) -> int:
-        """As :meth:`Channel.write_some`, but not all of a large one: encrypting takes its time.
+        """Send as :meth:`Channel.write_some`, but only a part of a large one, since encryption takes time.
 
-        A header and what follows it go out as one record: two would take twice the system calls of a small frame.
+        A header and the start of its payload are one record, which halves the system calls of a small frame.
         """
         sent = 0
         if 0 < len(view) < _RECORD and then:
@@ -206,7 +206,7 @@ class Secured:
     def _write_some(self, view: memoryview) -> int:
         with self._turn:
             try:
-                # What finds no room is offered again just as it was, as OpenSSL demands.
+                # After a failed send, OpenSSL requires a retry with the same data.
                 return self._tls.send(view[:_PIECE])
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 return 0
@@ -215,7 +215,7 @@ class Secured:
         return None
 
     def expire(self) -> None:
-        """No ring reaches another machine."""
+        """Do nothing: other machines read no ring."""
 
     def shared(self, header: Header) -> Tensor:
         raise WireError(f"a frame names slot {header.slot} of a ring on another machine")
@@ -229,9 +229,9 @@ class Secured:
 
 
 def wait_for(end: Channel, what: int, patience_s: float | None = None) -> bool:
-    """Wait until a channel can be read (POLLIN) or written (POLLOUT); False when that took longer than ``patience_s``.
+    """Wait until a channel is readable (POLLIN) or writable (POLLOUT); return False after ``patience_s``.
 
-    :raises OSError: when it is closed here.
+    :raises OSError: if it is closed here.
     """
     until = math.inf if patience_s is None else time.monotonic() + patience_s
     while (left := until - time.monotonic()) > 0:
@@ -239,19 +239,19 @@ def wait_for(end: Channel, what: int, patience_s: float | None = None) -> bool:
             raise OSError("closed here")
         poll = select.poll()
         poll.register(handle, what)
-        # In slices: between the look and the wait another thread may close the socket.
+        # In slices, because another thread may close the socket before the poll.
         if poll.poll(1000 * min(left, _SLICE_S)):
             return True
     return False
 
 
 def _threshold(size: int) -> int:
-    """So many bytes must be there before the system tells of them, when ``size`` are to come."""
+    """Return the bytes that must be available before polling reports them, if ``size`` are to come."""
     return _WORTH_READING if size >= _WORTH_READING else 1
 
 
 def keep_alive(tls: ssl.SSLSocket) -> None:
-    """Have the system notice that the other end's host has vanished, also while nobody sends."""
+    """Let the system detect that the other end's host has vanished, even without traffic."""
     if tls.family != socket.AF_UNIX:
         tls.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, seconds in ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 3)):
@@ -260,11 +260,10 @@ def keep_alive(tls: ssl.SSLSocket) -> None:
 
 
 def channel(tls: ssl.SSLSocket, rings: Rings | None = None) -> Plain | Secured:
-    """Return the channel that an authenticated connection continues with; both ends call this at the same point.
+    """Return the channel with which an authenticated connection continues; both ends call this at the same point.
 
-    The connection has a timeout, within which the other end has to do its part. ``rings``: of this process.
-
-    :raises OSError: when the connection breaks.
+    The connection's timeout limits the other end's part. ``rings``: of this process.
+    :raises OSError: if the connection breaks.
     """
     keep_alive(tls)
     meeting = meet_here(tls)

@@ -1,7 +1,7 @@
-"""One pipeline edge: one connection, served by the inbox beside everything else that the worker listens to.
+"""A pipeline edge: one connection, served by the worker's inbox.
 
-What fits is sent at once, and the inbox sends the rest. What arrives, and what goes wrong, lands in the inbox, so the
-main thread never waits for one edge alone. An edge that is given up says goodbye behind all that was sent before, and
+A frame is sent at once as far as possible, and the inbox sends the rest. Received frames and errors go to the inbox, so
+that the main thread never waits for a single edge. An abandoned edge sends a goodbye after all earlier frames, and
 closes.
 """
 
@@ -41,16 +41,16 @@ _GOODBYE = memoryview(pack(Header(Goodbye(), torch.uint8, (0,))))
 _TAKEN = memoryview(pack(Header(Taken(), torch.uint8, (0,))))
 _NOTHING, _IN_RING = torch.empty(0), memoryview(b"")
 _TURN_BYTES = 4 << 20
-"""of a large frame that are read before orders and other edges have their turn"""
+"""bytes of a large frame to read before orders and other edges get a turn"""
 _MOST_TRANSITS = 4096
-"""that are kept until somebody asks"""
+"""number of recorded transits"""
 
 
 @dataclass(frozen=True)
 class EdgeSpec:
-    """Which edge, and what it may carry. ``peer`` is the node at the other end.
+    """Identity and limits of an edge. ``peer`` is the node at the other end.
 
-    The end that is given an address (``at``) calls there; the other waits to be called.
+    The end with an address (``at``) connects; the other waits.
     """
 
     link_id: str
@@ -61,12 +61,12 @@ class EdgeSpec:
     latency_s: float = 0.0
     bandwidth: float | None = None
     over: str = ""
-    """HOST:PORT of the relay where the ends meet; empty: they reach each other as their addresses say"""
+    """HOST:PORT of the relay that connects the ends; empty: their addresses decide"""
 
 
 @dataclass(frozen=True)
 class Opened:
-    """The other end is there; ``seconds`` since the edge was asked for."""
+    """The edge is connected, ``seconds`` after the request."""
 
     edge: EdgeEnd
     seconds: float
@@ -74,7 +74,7 @@ class Opened:
 
 @dataclass(frozen=True)
 class Arrived:
-    """A checked frame."""
+    """A validated frame."""
 
     edge: EdgeEnd
     header: Header
@@ -83,14 +83,14 @@ class Arrived:
 
 @dataclass(frozen=True)
 class Broken:
-    """The edge is of no more use; said once."""
+    """The edge is broken; reported once."""
 
     edge: EdgeEnd
     detail: str
     silent_relay: bool = False
-    """could the edge not be opened because its relay does not answer?"""
+    """whether the edge could not open because its relay does not answer"""
     strange: bool = False
-    """did the other end send what is no frame, or none that this edge carries?"""
+    """whether the other end sent an invalid frame, or one that this edge does not carry"""
 
 
 class EdgeEnd(ABC):
@@ -100,9 +100,9 @@ class EdgeEnd(ABC):
         self.spec = spec
         self.sent_bytes = 0
         self.hold_s, self.hold_until = 0.0, 0.0
-        """a fault: each frame that arrives is held for so long, until then (monotonic seconds)"""
+        """an injected fault: each received frame is held for ``hold_s``, until ``hold_until`` (monotonic seconds)"""
         self.transits: deque[float] = deque(maxlen=_MOST_TRANSITS)
-        """of the activations that came: seconds from being handed over by the sender, by its clock and ours"""
+        """seconds that received activations took since their send call, by the sender's clock and ours"""
 
     @abstractmethod
     def send(self, label: Label, payload: Tensor, later: bool = False) -> None:
@@ -122,7 +122,7 @@ class EdgeEnd(ABC):
 
 
 class Transport(Protocol):
-    """How a worker connects to others."""
+    """Connections between workers."""
 
     @property
     def address(self) -> str:
@@ -140,33 +140,34 @@ class Transport(Protocol):
 
 
 class Edge(EdgeEnd):
-    """An edge over a connection. The inbox serves it; all else is called by the worker's main thread, :meth:`send` by
-    any."""
+    """An edge over a connection. The inbox serves it; the worker's main thread calls the other methods, any thread
+    :meth:`send`.
+    """
 
     def __init__(self, spec: EdgeSpec, port: Port, inbox: Inbox) -> None:
         super().__init__(spec)
         self._port, self._inbox = port, inbox
         self._unsent: deque[tuple[memoryview, memoryview]] = deque()
         self._later, self._coming = Outgoing(), Incoming()
-        """what may wait"""
+        """low-priority frames"""
         self._sending = threading.Lock()
-        """held by who sends, or changes what the next four say"""
+        """guards sending and the following four fields"""
         self._channel: Channel | None = None
         self._abandoned = self._parted = self._over = False
         self._raw = bytearray(HEADER_BYTES)
         self._header: Header | None = None
         self._payload = _NOTHING
         self._missing = memoryview(self._raw)
-        """what is still to be filled, of a header or of the payload behind it"""
+        """unfilled part of a header or its payload"""
         self._line_free = self._due = 0.0
         threading.Thread(target=self._open, name=f"open {spec.link_id}", daemon=True).start()
 
     def send(self, label: Label, payload: Tensor, later: bool = False) -> None:
-        """Send a frame, or queue what does not fit at once; the payload must not change until it has left.
+        """Send a frame, queueing what does not fit at once; the payload must not change until it was sent.
 
-        One that may wait (``later``) lets all others pass that are sent before it is whole.
+        Other frames overtake one that is sent ``later``.
 
-        :raises WireError: when such a tensor or label does not fit a frame.
+        :raises WireError: if the tensor or label does not fit a frame.
         """
         with self._sending:
             self.sent_bytes += payload.nbytes
@@ -181,7 +182,7 @@ class Edge(EdgeEnd):
                 self._push()
 
     def _frame(self, label: Label, payload: Tensor) -> tuple[memoryview, memoryview]:
-        """What is written: a header, and the payload behind it unless that is in a ring that the other end reads."""
+        """Return the bytes to write: a header, and its payload unless that is in a ring."""
         header = Header(label, payload.dtype, payload.shape, time.monotonic())
         raw = pack(header)
         share = self._channel.share(payload) if self._channel is not None and in_ring(label) else None
@@ -190,7 +191,7 @@ class Edge(EdgeEnd):
         return memoryview(raw), as_bytes(payload)
 
     def hurry(self) -> None:
-        """Nothing else is to be sent for now: what may wait need not."""
+        """Send low-priority frames without limit, since there are no others."""
         with self._sending:
             if not self._over and self._later:
                 self._later.hurry()
@@ -198,7 +199,7 @@ class Edge(EdgeEnd):
                     self._push()
 
     def abandon(self) -> None:
-        """Stop reporting; say goodbye to the other end, behind what was sent before, if it can still hear it."""
+        """Stop reporting, and send a goodbye after earlier frames if possible."""
         with self._sending:
             self._abandoned = True
             self._later.clear()
@@ -208,7 +209,7 @@ class Edge(EdgeEnd):
         self._port.look_up()
 
     def reset(self) -> None:
-        """Break the connection without a word, as a network may: both ends find out."""
+        """Break the connection without notice, as a network failure does."""
         if self._channel is not None:
             self._channel.hang_up()
 
@@ -216,7 +217,7 @@ class Edge(EdgeEnd):
         return -1 if self._channel is None else self._channel.fileno()
 
     def serve(self) -> None:
-        """Send what is left and read what has come. Called by the inbox."""
+        """Send pending data and read received data. Called by the inbox."""
         channel = self._channel
         if channel is None or self._over:
             return
@@ -225,7 +226,7 @@ class Edge(EdgeEnd):
                 with self._sending:
                     if self._send_on(channel):
                         self._inbox.want_room(self, False)
-            # Closing with something unread would take back what was sent: the other end hangs up after the goodbye.
+            # Closing with unread data would discard sent data: the other end closes after the goodbye.
             if self._read(channel):
                 self._close(channel)
         except (Closed, WireError, OSError) as error:
@@ -233,11 +234,11 @@ class Edge(EdgeEnd):
             self._deliver(Broken(self, _reason(error), strange=isinstance(error, WireError)), self._due)
 
     def _open(self) -> None:
-        """Find the other end, then leave the edge to the inbox."""
+        """Connect to the other end, then register with the inbox."""
         start, spec = time.monotonic(), self.spec
         try:
-            # What was sent before it was given up (a state that is lent) must go out all the same.
-            channel = self._port.reach(spec.at, spec.over, spec.link_id, spec.open_timeout_s, self._needless)
+            # Frames sent before the edge was abandoned (a transferred state) must still go out.
+            channel = self._port.reach(spec.at, spec.over, spec.link_id, spec.open_timeout_s, self._finished)
         except Unmet as error:
             if not self._abandoned:
                 silent = isinstance(error, RelaySilent)
@@ -250,16 +251,16 @@ class Edge(EdgeEnd):
         if not self._abandoned:
             self._inbox.put(Opened(self, time.monotonic() - start))
         self._inbox.watch(self)
-        with self._sending:  # what was wanted before it was watched
+        with self._sending:  # requests from before it was watched
             if not self._over and (self._unsent or self._later or self._abandoned):
                 self._inbox.want_room(self, True)
 
-    def _needless(self) -> bool:
-        """Given up, with nothing left to send?"""
+    def _finished(self) -> bool:
+        """Return whether the edge was abandoned and has nothing left to send."""
         return self._abandoned and not self._unsent
 
     def _send_on(self, channel: Channel) -> bool:
-        """Send what there is room for; is there nothing left? The reader finds out whether the connection broke."""
+        """Send without blocking; return whether nothing is left. The reader detects a broken connection."""
         while True:
             if not self._unsent:
                 if (piece := self._later.next()) is not None:
@@ -283,7 +284,9 @@ class Edge(EdgeEnd):
             self._unsent.popleft()
 
     def _read(self, channel: Channel) -> bool:
-        """Read until nothing is there, a frame is whole, or others want a turn; has the other end said goodbye?"""
+        """Read until no data is left, a frame is complete, or it is others' turn; return whether a goodbye was
+        received.
+        """
         read = 0
         while (got := channel.read_some(self._missing)) is not None:
             self._missing, read = self._missing[got:], read + got
@@ -305,7 +308,7 @@ class Edge(EdgeEnd):
         return False
 
     def _room(self, header: Header, channel: Channel) -> memoryview:
-        """Where the payload goes that comes behind a header."""
+        """Return the memory for the payload that follows a header."""
         if header.announced:
             self._coming.announce(header)
             return memoryview(b"")
@@ -318,14 +321,14 @@ class Edge(EdgeEnd):
         return as_bytes(self._payload)
 
     def _filled(self, header: Header) -> None:
-        """A frame is there."""
+        """Process a complete frame."""
         if isinstance(header.label, Taken):
             with self._sending:
                 self._later.taken()
                 self._push()
         elif isinstance(header.label, Piece):
             due = self._emulate_link(header)
-            self._inbox.call(self._tell_taken, due)
+            self._inbox.call(self._acknowledge, due)
             if (whole := self._coming.whole()) is not None:
                 self._deliver(Arrived(self, *whole), due)
         elif not header.announced:
@@ -334,22 +337,22 @@ class Edge(EdgeEnd):
                 self.transits.append(max(due, time.monotonic()) - header.sent_at)
             self._deliver(Arrived(self, header, self._payload), due)
 
-    def _tell_taken(self) -> None:
-        """A piece has come over the link: there may be another."""
+    def _acknowledge(self) -> None:
+        """Acknowledge a piece, so that the next can be sent."""
         with self._sending:
             if not self._over and not self._abandoned:
                 self._unsent.append((_TAKEN, _TAKEN[:0]))
                 self._push()
 
     def _push(self) -> None:
-        """Send what there is room for, and the rest when there is."""
+        """Send without blocking, and let the inbox send the rest."""
         if self._channel is not None and not self._send_on(self._channel):
             self._inbox.want_room(self, True)
 
     def _emulate_link(self, header: Header) -> float:
-        """When a link of the given latency and bandwidth would have delivered a frame (monotonic seconds).
+        """Return when a link of the given latency and bandwidth would deliver a frame (monotonic seconds).
 
-        Frames queue for the line (bandwidth) but overlap in flight (latency).
+        Frames queue for the bandwidth, and their latencies overlap.
         """
         if (begin := max(self._due, time.monotonic())) < self.hold_until:
             self._due = begin + self.hold_s
@@ -374,7 +377,7 @@ class Edge(EdgeEnd):
 
 
 class SocketTransport:
-    """The transport of a worker that has its own process."""
+    """The transport of a worker with its own process."""
 
     def __init__(self, port: Port, inbox: Inbox) -> None:
         self.port, self._inbox = port, inbox

@@ -1,7 +1,7 @@
-"""One queue for everything that reaches a process, and the threads that read and write its edges.
+"""One queue for everything that a process receives, and the threads that read and write its edges.
 
-The thread that waits for the queue serves the edges itself: handing a frame from thread to thread would cost more than
-a small frame takes. While that thread is busy, a thread of the inbox serves them; a kernel timer wakes it.
+The thread that waits for the queue serves the edges itself, since passing a frame between threads costs more than a
+small frame. While that thread is busy, a thread of the inbox serves them; a kernel timer wakes it.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from queue import Empty
 from typing import Any, NamedTuple, Protocol
 
 _GRACE_S = 0.002
-"""how long the owner may be busy before the inbox's own thread takes over, which takes longer than a small frame"""
-# Python has these calls from 3.13 on. As ``PyDLL`` they keep the interpreter's lock: they take less than giving it up.
+"""time (s) that the owner may be busy before the inbox's thread takes over"""
+# Python has these calls since 3.13. ``PyDLL`` keeps the interpreter lock, since they take less time than releasing it.
 _libc = ctypes.PyDLL(None, use_errno=True)
 _settime = _libc.timerfd_settime
 _settime.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
 
 
 class Served(Protocol):
-    """What an inbox serves: something with a socket."""
+    """An object with a socket that an inbox serves."""
 
     def fileno(self) -> int: ...
 
     def serve(self) -> None:
-        """Read and write what can be read and written now. Only one thread at a time calls this."""
+        """Read and write without blocking. Only one thread at a time calls this."""
 
 
 class Items(Protocol):
@@ -49,17 +49,17 @@ class Items(Protocol):
 
     def empty(self) -> bool: ...
 
-    def unheard(self) -> bool: ...
+    def pending(self) -> bool: ...
 
 
 class _Act(NamedTuple):
-    """Something to do, in place of something to hand over."""
+    """A scheduled call in place of an item."""
 
     act: Callable[[], None]
 
 
 class _Times(ctypes.Structure):
-    """struct itimerspec: the interval and the time, seconds and nanoseconds each; zero calls it off."""
+    """struct itimerspec: interval and time, in seconds and nanoseconds; zero disarms the timer."""
 
     _fields_ = [(name, ctypes.c_long) for name in ("every_s", "every_ns", "first_s", "first_ns")]
 
@@ -92,52 +92,49 @@ class Alarm:
 
 
 class Inbox:
-    """A queue with one owner, the thread that takes out; any thread may put in."""
+    """A queue with one consumer, its owner; any thread may add items."""
 
     def __init__(self) -> None:
         self._items: deque[Any] = deque()
         self._held: list[tuple[float, int, Any]] = []
-        """a heap of what is not due yet"""
+        """a heap of items that are not due yet"""
         self._count = itertools.count()
         self._served: dict[int, Served] = {}
         self._epoll, self._wakeup = select.epoll(), os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wakeup, select.EPOLLIN)
         self._serving = threading.Lock()
-        """held by who serves the edges"""
+        """held while serving the edges"""
         self._waiting, self._closed = False, False
         self.rounds = 0
-        """how often somebody has looked after the edges"""
+        """number of times that edges were served"""
         self._busy = Alarm(_GRACE_S)
-        """goes off when the owner has been busy for a while"""
+        """expires when the owner has been busy for a while"""
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
-        """serves while the owner is busy; there is none before there are edges"""
+        """serves while the owner is busy; started with the first edge"""
 
     def put(self, item: Any) -> None:
-        """Add an item. Any thread may."""
+        """Add an item; thread-safe."""
         self._items.append(item)
         if self._waiting:
             self._wake()
 
     def deliver(self, item: Any, due: float = 0.0) -> None:
-        """Add what was read, or hold it until ``due`` (monotonic seconds). Only while being served."""
-        if due > time.monotonic() or (due and self._held):  # never past one that was to come before
+        """Add a received item, or hold it until ``due`` (monotonic seconds). Call it only from :meth:`Served.serve`."""
+        if due > time.monotonic() or (due and self._held):  # keeps the order
             heapq.heappush(self._held, (due, next(self._count), item))
         else:
             self._items.append(item)
 
     def call(self, act: Callable[[], None], due: float) -> None:
-        """Do something when it is ``due`` (monotonic seconds), or now. Only while being served."""
+        """Call ``act`` when it is ``due`` (monotonic seconds), or now. Call it only from :meth:`Served.serve`."""
         if due > time.monotonic():
             heapq.heappush(self._held, (due, next(self._count), _Act(act)))
         else:
             act()
 
     def get(self, timeout: float | None = None) -> Any:
-        """The next item. Called by the owner only.
-
-        :raises Empty: when there is none after ``timeout`` seconds.
-        """
+        """Return the next item. For the owner only; Empty if there is none after ``timeout`` seconds."""
         if not self._items:
             self._wait(math.inf if timeout is None else time.monotonic() + timeout)
         try:
@@ -146,7 +143,7 @@ class Inbox:
             raise Empty from None
 
     def empty(self) -> bool:
-        """Is there nothing to take without waiting? Called by the owner only."""
+        """Return whether no item is available without waiting. For the owner only."""
         if not self._items and self._serving.acquire(blocking=False):
             try:
                 self._serve(0.0)
@@ -154,12 +151,12 @@ class Inbox:
                 self._serving.release()
         return not self._items
 
-    def unheard(self) -> bool:
-        """Is there something that the owner could take, or read, if it ran? Any thread may ask."""
+    def pending(self) -> bool:
+        """Return whether the owner could take or read something; thread-safe."""
         return bool(self._items) or bool(self._epoll.poll(0))
 
     def watch(self, served: Served) -> None:
-        """Serve this, from now on. Any thread may ask."""
+        """Start to serve an object; thread-safe."""
         with self._starting:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve_meanwhile, name="edges", daemon=True)
@@ -169,26 +166,26 @@ class Inbox:
         self._epoll.register(served.fileno(), select.EPOLLIN)
 
     def want_room(self, served: Served, wanted: bool) -> None:
-        """Whether to serve this also when there is room to write."""
-        with contextlib.suppress(OSError, ValueError):  # closed meanwhile
+        """Set whether to serve this also when there is room to write."""
+        with contextlib.suppress(OSError, ValueError):  # already closed
             self._epoll.modify(served.fileno(), select.EPOLLIN | (select.EPOLLOUT if wanted else 0))
 
     def forget(self, served: Served) -> None:
-        """Serve this no more; it is about to be closed."""
+        """Stop serving an object that is about to be closed."""
         handle = served.fileno()
         self._served.pop(handle, None)
         with contextlib.suppress(OSError, ValueError):
             self._epoll.unregister(handle)
 
     def close(self) -> None:
-        """End the inbox's own thread."""
+        """Stop the inbox's thread."""
         self._closed = True
         self._wake()
         self._busy.set()
 
     def _wait(self, until: float) -> None:
-        """Serve the edges until there is an item, or it is ``until``."""
-        self._waiting = True  # from here on who puts an item wakes it
+        """Serve the edges until there is an item, or until ``until``."""
+        self._waiting = True  # from now on, put() wakes this thread
         self._busy.clear()
         try:
             if not self._serving.acquire(blocking=False):
@@ -209,7 +206,7 @@ class Inbox:
     def _serve_meanwhile(self) -> None:
         """Serve the edges whenever the owner has been busy for a while."""
         while not self._closed:
-            # Looking every now and then whether it is would cost more than all else that a small step does.
+            # Polling for that would cost more than the rest of a small step.
             self._busy.wait()
             if not self._waiting:
                 with self._serving:
@@ -217,9 +214,9 @@ class Inbox:
                         self._serve(math.inf)
 
     def _serve(self, patience_s: float) -> None:
-        """Wait for something to do, at most so long, and do it."""
+        """Wait at most ``patience_s`` for something to do, and do it."""
         due_s = self._held[0][0] - time.monotonic() if self._held else math.inf
-        if due_s < patience_s:  # epoll itself counts in whole milliseconds
+        if due_s < patience_s:  # epoll has a resolution of a millisecond
             select.select([self._epoll], [], [], max(0.0, due_s))
             patience_s = 0.0
         self.rounds += 1
@@ -237,5 +234,5 @@ class Inbox:
                 self._items.append(item)
 
     def _wake(self) -> None:
-        """Wake who serves the edges."""
+        """Wake the thread that serves the edges."""
         os.eventfd_write(self._wakeup, 1)

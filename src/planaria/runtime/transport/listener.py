@@ -1,7 +1,7 @@
-"""Where others call: a socket that hands over a connection once its caller has proved the run's key.
+"""A listener that passes on connections after their caller has proved the run's key.
 
-Strangers can reach the port. Connections that have not proved the key are few and short-lived, the oldest makes room
-for the newest, and an error ends the connection, never the listener.
+Anyone can reach the port. Unproven connections are few and short-lived, the newest replaces the oldest, and an error
+ends the connection, not the listener.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from planaria.runtime.transport.address import joined
 from planaria.runtime.transport.secure import StrangerError, begin, cut_off, prove, read_exactly
 
 VISITOR, CALLED_FOR, FILES = 0, -1, -2
-"""in place of an incarnation: a machine that wants to join; an end of an edge that is to be connected to the other; a
-machine that asks for files"""
+"""in place of an incarnation: a machine that wants to join, an end of an edge for the relay, a machine that requests
+files
+"""
 
 
 class Caller(NamedTuple):
-    """A worker, or another caller as its incarnation says."""
+    """A worker, or another caller as its incarnation indicates."""
 
     worker: Annotated[str, Field(max_length=1000)]
     incarnation: Annotated[int, Field(ge=FILES, lt=1 << 31)]
@@ -46,10 +47,7 @@ def greeting(worker: str, incarnation: int) -> bytes:
 
 
 def greeted(raw: bytes) -> Caller:
-    """Return the caller that a greeting names.
-
-    :raises ValueError: when it is malformed.
-    """
+    """Return the caller of a greeting; ValueError if it is malformed."""
     try:
         return _CALLER.validate_json(raw, strict=True)
     except ValidationError as error:
@@ -57,26 +55,26 @@ def greeted(raw: bytes) -> Caller:
 
 
 GREETING_S = 10.0
-"""in which a caller must have proved the key and said why it calls"""
+"""seconds for a caller to prove the key and send its greeting"""
 MOST_UNPROVEN = 32
-"""connections at once; a proof takes milliseconds, so ends of the run find room beside any number of idle strangers"""
+"""concurrent unproven connections; a proof takes milliseconds, so idle strangers cannot block members"""
 MAX_GREETING_BYTES = 1 << 10
 PROBE_S = 3.0
-"""for an answer from a machine that may not be reachable; it is said once, when a machine joins"""
+"""seconds to wait for a machine that may be unreachable, once when a machine joins"""
 _AGAIN_S = 0.05
-"""between two tries when no descriptor is free"""
+"""seconds between attempts without a free descriptor"""
 
-Heard = Callable[[bytes, ssl.SSLSocket], None]
-"""Is given a caller's greeting and its connection, in a thread of the caller's own."""
+OnGreeting = Callable[[bytes, ssl.SSLSocket], None]
+"""called with a caller's greeting and connection, in a separate thread"""
 
 
 class Listener:
-    """Listens from the beginning to :meth:`close`."""
+    """Listens until :meth:`close`."""
 
-    def __init__(self, host: str, port: int, key: bytes, heard: Heard) -> None:
-        """Listen at ``host``:``port`` (0: any free port), and there only.
+    def __init__(self, host: str, port: int, key: bytes, greeted: OnGreeting) -> None:
+        """Listen at ``host``:``port`` (0: any free port).
 
-        :raises UserError: when the port is taken or the host is not an address of this machine.
+        :raises UserError: if the port is taken or the host is not an address of this machine.
         """
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
@@ -84,11 +82,11 @@ class Listener:
         except (OSError, OverflowError) as error:
             raise UserError(f"fleet.host = {host!r}, fleet.port = {port}: cannot listen there {_fix(error)}") from None
         self.host, self.port = self._server.getsockname()[:2]
-        self._key, self._heard = key, heard
+        self._key, self._greeted = key, greeted
         self._unproven: dict[ssl.SSLSocket, float] = {}
         self._guarded = threading.Lock()
         self._reserve: socket.socket | None = socket.socket()
-        """a descriptor to let go of when there is no other: with it a caller can be accepted and turned away"""
+        """a spare descriptor, to accept and reject a caller when there is no other"""
         self._over = False
         threading.Thread(target=self._serve, name="listener", daemon=True).start()
 
@@ -98,7 +96,7 @@ class Listener:
         return joined(self.host, self.port)
 
     def close(self) -> None:
-        """Listen no more; connections that were handed over stay."""
+        """Stop listening; connections that were passed on stay."""
         self._over = True
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
@@ -123,15 +121,12 @@ class Listener:
 
     def _admit(self, raw: socket.socket) -> None:
         try:
-            threading.Thread(target=self._greet, args=(self._let_in(raw),), name="greeting", daemon=True).start()
-        except (OSError, RuntimeError):  # broken already; or no thread can be had
+            threading.Thread(target=self._greet, args=(self._begin(raw),), name="greeting", daemon=True).start()
+        except (OSError, RuntimeError):  # already broken, or no thread available
             raw.close()
 
     def _short_of_descriptors(self) -> None:
-        """No descriptor is free, or a caller left before it was accepted: turn one caller away, and keep listening.
-
-        The caller is let in if descriptors are free again meanwhile.
-        """
+        """Reject one caller, since no descriptor is free or the caller has left; accept it if there is one again."""
         if self._reserve is not None:
             self._reserve.close()
             self._reserve = None
@@ -152,8 +147,8 @@ class Listener:
             self._reserve = self._reserve or socket.socket()
         time.sleep(_AGAIN_S)
 
-    def _let_in(self, raw: socket.socket) -> ssl.SSLSocket:
-        """A new connection among the few that have not proved the key; the oldest of them may have to go."""
+    def _begin(self, raw: socket.socket) -> ssl.SSLSocket:
+        """Add a new connection to the unproven ones, closing the oldest if there are too many."""
         stranger = begin(raw, self._key, calling=False)
         with self._guarded:
             if len(self._unproven) >= MOST_UNPROVEN:
@@ -164,22 +159,22 @@ class Listener:
         return stranger
 
     def _greet(self, caller: ssl.SSLSocket) -> None:
-        """Hear who calls and why, and hand it over."""
+        """Authenticate a caller, read its greeting, and pass it on."""
         try:
             until = time.monotonic() + GREETING_S
             prove(caller, self._key, GREETING_S)
             greeting = read_greeting(caller, until)
-        except (StrangerError, OSError, ValueError):  # ValueError: it was cut off meanwhile
+        except (StrangerError, OSError, ValueError):  # ValueError: it was closed meanwhile
             caller.close()
             return
         finally:
             with self._guarded:
                 self._unproven.pop(caller, None)
-        self._heard(greeting, caller)
+        self._greeted(greeting, caller)
 
 
 def _fix(error: OSError | OverflowError) -> str:
-    """Describe why the system refuses an address, and what to change: the host or the port."""
+    """Describe why the system rejects an address, and whether to change the host or the port."""
     number = error.errno if isinstance(error, OSError) else None
     if isinstance(error, socket.gaierror) or number in (errno.EADDRNOTAVAIL, errno.EINVAL):
         reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(number or 0)
@@ -190,15 +185,15 @@ def _fix(error: OSError | OverflowError) -> str:
     return f"({reason}); choose another port, or 0 for any free one"
 
 
-def listen(host: str, key: bytes, ports: tuple[int, int] | None, heard: Heard) -> Listener:
-    """A listener at any free port, or at the first free one from ``ports[0]`` to ``ports[1]``.
+def listen(host: str, key: bytes, ports: tuple[int, int] | None, greeted: OnGreeting) -> Listener:
+    """Listen at any free port, or at the first free one from ``ports[0]`` to ``ports[1]``.
 
-    :raises UserError: when the host is not this machine's, or none of the ports is free.
+    :raises UserError: if the host is not this machine's, or none of the ports is free.
     """
     first, last = ports or (0, 0)
     for port in range(first, last + 1):
         try:
-            return Listener(host, port, key, heard)
+            return Listener(host, port, key, greeted)
         except UserError:
             if port == last and ports is None:
                 raise
@@ -206,10 +201,10 @@ def listen(host: str, key: bytes, ports: tuple[int, int] | None, heard: Heard) -
 
 
 def connect(address: str, key: bytes, greeting: bytes, seconds: float) -> ssl.SSLSocket:
-    """Return an authenticated connection to the listener at ``address`` (HOST:PORT), with the ``greeting`` sent.
+    """Return an authenticated connection to the listener at ``address`` (HOST:PORT), after sending the ``greeting``.
 
-    :raises StrangerError: when the listener is not of this run.
-    :raises OSError: when the address is invalid, or no listener answers in ``seconds``.
+    :raises StrangerError: if the listener does not belong to this run.
+    :raises OSError: if the address is invalid, or no listener answers within ``seconds``.
     """
     raw = _reached(address, seconds)
     try:
@@ -227,35 +222,32 @@ def connect(address: str, key: bytes, greeting: bytes, seconds: float) -> ssl.SS
 
 
 def _reached(address: str, seconds: float) -> socket.socket:
-    """Return a connection to ``address``, which may come from another machine.
-
-    :raises OSError: as :func:`connect`.
-    """
+    """Return a connection to ``address``, which another machine may have sent; OSError as :func:`connect`."""
     host, _, port = address.rpartition(":")
     try:
         return socket.create_connection((host.strip("[]"), int(port)), seconds)
-    except (ValueError, OverflowError) as error:  # no number, or beyond range; no host name
+    except (ValueError, OverflowError) as error:  # no number, out of range, or no host name
         raise OSError(f"{address[:100]!r} is not HOST:PORT ({error})") from None
 
 
 def answers(address: str, key: bytes, seconds: float = PROBE_S) -> bool:
-    """Does an end of the run listen at ``address`` (HOST:PORT), as seen from here?"""
+    """Return whether a member of the run listens at ``address`` (HOST:PORT), as seen from here."""
     return not no_answer(address, key, seconds)
 
 
 def no_answer(address: str, key: bytes, seconds: float = PROBE_S) -> str:
-    """Why no end of the run answers at ``address`` (HOST:PORT), as seen from here; empty if one does."""
+    """Return why no member of the run answers at ``address`` (HOST:PORT), as seen from here; empty if one does."""
     return _failure(lambda: connect(address, key, b"probe", seconds).close())
 
 
 def unreachable(address: str, seconds: float = 1.0) -> str:
-    """Why no connection to ``address`` (HOST:PORT) can be opened from here; empty if one can. Sends nothing."""
+    """Return why no connection to ``address`` (HOST:PORT) can be opened; empty if one can. Sends nothing."""
     failure = _failure(lambda: _reached(address, seconds).close())
     return failure and f"cannot connect to {address}: {failure}"
 
 
 def _failure(attempt: Callable[[], None]) -> str:
-    """Why an attempt fails; empty if it succeeds."""
+    """Return why an attempt fails; empty if it succeeds."""
     try:
         attempt()
     except (OSError, StrangerError) as error:
@@ -264,7 +256,7 @@ def _failure(attempt: Callable[[], None]) -> str:
 
 
 def hung_up(tls: ssl.SSLSocket) -> bool:
-    """Has an end gone that has nothing to say yet? Nothing else makes its connection readable, which must not block."""
+    """Return whether an idle end has disconnected; nothing else makes its connection readable. Does not block."""
     try:
         return not socket.socket.recv(tls, 1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -274,9 +266,9 @@ def hung_up(tls: ssl.SSLSocket) -> bool:
 
 
 def read_greeting(tls: ssl.SSLSocket, until: float) -> bytes:
-    """What a caller says first: two bytes of length, then as many bytes.
+    """Read a caller's greeting: two bytes of length, then the text.
 
-    :raises OSError: when it is too long, or not there in time (monotonic seconds).
+    :raises OSError: if it is too long, or incomplete at ``until`` (monotonic seconds).
     """
     length = int.from_bytes(read_exactly(tls, 2, until), "big")
     if length > MAX_GREETING_BYTES:

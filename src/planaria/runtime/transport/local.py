@@ -50,7 +50,7 @@ class LocalInbox:
         """Return whether the queue is empty."""
         return not self._items
 
-    def unheard(self) -> bool:
+    def pending(self) -> bool:
         """Return whether the queue holds an item."""
         return bool(self._items)
 
@@ -122,7 +122,7 @@ class LocalEdge(EdgeEnd):
         """Deliver frames that were sent before the other end connected, also from an abandoned end."""
         unsent, self._unsent = self._unsent, []
         for label, payload in unsent:
-            self._hand_over(label, payload)
+            self._deliver(label, payload)
 
     def send(self, label: Label, payload: Tensor, later: bool = False) -> None:
         """Deliver a frame. Activations are passed by reference, since no worker modifies one; other tensors are
@@ -135,9 +135,9 @@ class LocalEdge(EdgeEnd):
         if self._other is None:
             self._unsent.append((label, payload))
         else:
-            self._hand_over(label, payload)
+            self._deliver(label, payload)
 
-    def _hand_over(self, label: Label, payload: Tensor) -> None:
+    def _deliver(self, label: Label, payload: Tensor) -> None:
         if self._other is not None and not self._other._over:
             header = Header(label, payload.dtype, payload.shape)
             self._other._inbox.put(Arrived(self._other, header, payload))

@@ -1,7 +1,7 @@
-"""Where the edges of one process come in, and where it finds those of others.
+"""The listener for the edges of one process, and its connections to those of others.
 
-Each process of a run listens at an address of its own, which the controller passes on. Of the two ends of an edge one
-waits and the other calls, naming the edge; who comes first waits for the other.
+Each process listens at an address, which the controller distributes. One end of an edge waits and the other connects,
+naming the edge; the first waits for the second.
 """
 
 from __future__ import annotations
@@ -20,45 +20,45 @@ from planaria.runtime.transport.ring import Rings
 from planaria.runtime.transport.secure import StrangerError, prepare
 
 _MOST_WAITING = 1024
-"""edges for which somebody has called too early; more are turned away, to call again"""
+"""early calls that are kept; others are rejected, and call again"""
 _GLANCE_S = 0.2
-"""between two looks of a caller that waits whether its edge was given up"""
-_TOLD_S = 1.0
+"""seconds between a waiting caller's checks whether its edge was abandoned"""
+_REPORT_S = 1.0
 """seconds after which an edge that fails to open is reported"""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.02, 1.0
-"""between two calls where nobody listens"""
-_IN_VAIN_S = 60.0
-"""for so long an address that did not answer is tried after the relay"""
+"""seconds between two calls without an answer"""
+_UNANSWERED_S = 60.0
+"""seconds for which the relay precedes an address that did not answer"""
 _TURN_S = 3.0
-"""how long one way to the other end is tried before the next; who waits to be called goes to the relay after as long"""
+"""seconds to try one route before the next, or to wait for a call before using the relay"""
 
 
 class Unmet(Exception):
-    """The other end of an edge did not come, or cannot be reached."""
+    """The other end of an edge did not connect, or is unreachable."""
 
 
 class RelaySilent(Unmet):
-    """A relay that is the only way to the other end does not answer."""
+    """The relay that is the only route to the other end does not answer."""
 
 
 class Port:
-    """One process's listener for edges. Its methods may be called by several threads."""
+    """One process's listener for edges. Methods are thread-safe."""
 
     def __init__(self, host: str, key: bytes, reach: Reach = REACHABLE) -> None:
-        """Listen at ``host``, an address of this machine; only ends that prove ``key`` are heard.
+        """Listen at ``host``, an address of this machine, for ends that prove ``key``.
 
-        :raises UserError: when it cannot listen there, or at none of the ports it may.
+        :raises UserError: if it cannot listen there, or at none of its ports.
         """
         self._key, self._reach = key, reach
         self.rings = Rings()
-        """what this process shares with others of its machine"""
+        """rings shared with other processes of this machine"""
         self._changed = threading.Condition()
         self._callers: dict[str, ssl.SSLSocket] = {}
         self._shut_until = 0.0
-        self._in_vain: dict[str, float] = {}
-        """HOST:PORT that did not answer, and when: the relay is tried before it for a while"""
+        self._unanswered: dict[str, float] = {}
+        """HOST:PORT → time of its last failure; the relay is tried first for a while"""
         self._failing: dict[str, tuple[float, str]] = {}
-        """edge that is being opened → since when its calls fail, and the latest error"""
+        """opening edge → start of its failures, and the latest error"""
         prepare(key)
         self._listener = listen(host, key, reach.ports, self._called)
         self.address = str(listening(self._listener.host, self._listener.port, reach))
@@ -72,8 +72,8 @@ class Port:
 
     @property
     def trouble(self) -> str:
-        """The error of the edge that has failed to open for the longest time; empty if all open at once."""
-        late = time.monotonic() - _TOLD_S
+        """The error of the edge that has failed to open for the longest time; empty if there is none."""
+        late = time.monotonic() - _REPORT_S
         with self._changed:
             return next((why for since, why in sorted(self._failing.values()) if since < late), "")
 
@@ -83,10 +83,10 @@ class Port:
             self._failing[name] = since, why
 
     def reach(self, at: str, over: str, name: str, seconds: float, given_up: Callable[[], bool]) -> Channel | None:
-        """The connection of the edge ``name``: by calling ``at``, or, if that is empty, by waiting to be called; with
-        ``over``, HOST:PORT of a relay, there and nowhere else. None once it is ``given_up``.
+        """Return the connection of the edge ``name``; None once it is ``given_up``.
 
-        :raises Unmet: when the other end has not been met in ``seconds``.
+        Calls ``at``, or waits for a call if that is empty; with ``over``, HOST:PORT of a relay, only uses that.
+        :raises Unmet: if the other end does not connect within ``seconds``.
         """
         try:
             if over:
@@ -97,9 +97,9 @@ class Port:
                 self._failing.pop(name, None)
 
     def meet(self, name: str, seconds: float, given_up: Callable[[], bool]) -> Channel | None:
-        """Wait for the call for the edge ``name``; None once it is ``given_up`` (then see :meth:`look_up`).
+        """Wait for the call of the edge ``name``; None once it is ``given_up`` (see :meth:`look_up`).
 
-        :raises Unmet: when nobody has called in ``seconds``.
+        :raises Unmet: if there is no call within ``seconds``.
         """
         until = time.monotonic() + seconds
         alone_until = time.monotonic() + (_TURN_S if self._reach.reachable else 0.0)
@@ -119,7 +119,7 @@ class Port:
         return None
 
     def _answer(self, name: str, until: float, given_up: Callable[[], bool]) -> Channel | None:
-        """The connection of who has called for the edge by then; None when nobody has."""
+        """Return the connection of a caller for the edge; None if there is none by ``until``."""
         while True:
             with self._changed:
                 while name not in self._callers or time.monotonic() < self._shut_until:
@@ -136,49 +136,48 @@ class Port:
                 tls.sendall(READY)
                 return channel(tls, self.rings)
             except OSError:
-                tls.close()  # it has gone meanwhile, and may call again
+                tls.close()  # it disconnected, and may call again
 
     def call(self, address: str, name: str, seconds: float, given_up: Callable[[], bool]) -> Channel | None:
-        """Call for the edge ``name`` at another process's ``address`` until it answers; None once it is ``given_up``.
+        """Call for the edge ``name`` at a process's ``address`` until it answers; None once it is ``given_up``.
 
-        Directly, and where that fails through the relay, in turn.
-
-        :raises Unmet: when it has not answered in ``seconds``, or is a stranger.
+        Alternates between a direct connection and the relay.
+        :raises Unmet: if it does not answer within ``seconds``, or is a stranger.
         """
         until, pause = time.monotonic() + seconds, _FIRST_WAIT_S
-        possible = self._likely(ways(address, self._reach))
-        if not possible:
+        routes = self._by_success(ways(address, self._reach))
+        if not routes:
             raise Unmet(f"{address} cannot be reached from here, and there is no relay")
-        for way in cycle(possible):
+        for route in cycle(routes):
             if given_up():
                 return None
-            turn = until if len(possible) == 1 else min(until, time.monotonic() + _TURN_S)
+            turn = until if len(routes) == 1 else min(until, time.monotonic() + _TURN_S)
             try:
-                if way == RELAY:
+                if route == RELAY:
                     return self._relayed(name, "calls", turn, given_up)
-                return self._try(way, name.encode(), turn, until, given_up)
+                return self._try(route, name.encode(), turn, until, given_up)
             except StrangerError as error:
-                raise Unmet(f"{way}: {error}") from None
+                raise Unmet(f"{route}: {error}") from None
             except OSError as error:
-                if way != RELAY:
-                    self._in_vain[way] = time.monotonic()
-                self._failed(name, f"{way}: {error.strerror or error}")
+                if route != RELAY:
+                    self._unanswered[route] = time.monotonic()
+                self._failed(name, f"{route}: {error.strerror or error}")
                 if time.monotonic() + pause > until:
                     raise Unmet(f"{address} did not answer within {seconds:g} s ({error.strerror or error})") from None
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_WAIT_S)
         return None
 
-    def _likely(self, possible: tuple[str, ...]) -> tuple[str, ...]:
-        """The ways to an end, those last that were tried in vain a short while ago."""
-        late = time.monotonic() - _IN_VAIN_S
-        return tuple(sorted(possible, key=lambda way: self._in_vain.get(way, late) > late))
+    def _by_success(self, routes: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the routes, with those that failed recently last."""
+        late = time.monotonic() - _UNANSWERED_S
+        return tuple(sorted(routes, key=lambda route: self._unanswered.get(route, late) > late))
 
     def meet_at(self, relay: str, name: str, end: End, seconds: float, given_up: Callable[[], bool]) -> Channel | None:
-        """Meet the other end of the edge ``name`` at this ``relay`` (HOST:PORT) alone; None once it is ``given_up``.
+        """Connect the edge ``name`` only through this ``relay`` (HOST:PORT); None once it is ``given_up``.
 
-        :raises RelaySilent: if the relay has not answered for a short while.
-        :raises Unmet: if the other end has not come in ``seconds``.
+        :raises RelaySilent: if the relay does not answer for a short while.
+        :raises Unmet: if the other end does not connect within ``seconds``.
         """
         began, pause = time.monotonic(), _FIRST_WAIT_S
         until = began + seconds
@@ -190,7 +189,7 @@ class Port:
                 raise Unmet(f"the relay {relay}: {error}") from None
             except OSError as error:
                 self._failed(name, f"the relay {relay}: {error.strerror or error}")
-                # One that has carried nothing for so long is dead; the controller knows others.
+                # A relay that is silent for this long is dead; the controller has others.
                 if time.monotonic() + pause > min(until, max(began, self._shut_until) + _TURN_S):
                     raise RelaySilent(f"the relay {relay} did not answer ({error.strerror or error})") from None
             time.sleep(pause)
@@ -198,31 +197,31 @@ class Port:
         return None
 
     def _relayed(self, name: str, end: End, until: float, given_up: Callable[[], bool]) -> Channel | None:
-        """A connection to the other end through the relay, if both are there in time; None once it is given up.
+        """Return a connection through the relay, if both ends connect in time; None once it is given up.
 
-        :raises OSError: when the relay cannot be reached, or the other end has not come.
+        :raises OSError: if the relay is unreachable, or the other end does not connect.
         """
         return self._try(self._reach.relay, end_greeting(name, end), until, until, given_up)
 
     def shut(self, seconds: float) -> None:
-        """Cut this process off: for so long no edge of it opens, whichever end calls."""
+        """Open no edge for ``seconds``, whichever end calls."""
         self._shut_until = time.monotonic() + seconds
 
     def look_up(self) -> None:
-        """An edge was given up: whoever waits for its other end looks again."""
+        """Notify threads that wait for the other end of an abandoned edge."""
         with self._changed:
             self._changed.notify_all()
 
     def _try(
-        self, at: str, words: bytes, reached_by: float, until: float, given_up: Callable[[], bool]
+        self, at: str, greeting: bytes, reached_by: float, until: float, given_up: Callable[[], bool]
     ) -> Channel | None:
-        """One call, which must get through by ``reached_by``, and the wait for the other end to come to the edge.
+        """Call once, connecting by ``reached_by``, and wait for the other end.
 
-        :raises OSError: also while this process is cut off (:meth:`shut`).
+        :raises OSError: also during :meth:`shut`.
         """
         if time.monotonic() < self._shut_until:
             raise ConnectionError("cut off")
-        tls = connect(at, self._key, words, max(0.001, reached_by - time.monotonic()))
+        tls = connect(at, self._key, greeting, max(0.001, reached_by - time.monotonic()))
         try:
             while not given_up():
                 tls.settimeout(max(0.001, min(_GLANCE_S, until - time.monotonic())))
@@ -243,7 +242,7 @@ class Port:
         return None
 
     def _called(self, greeting: bytes, tls: ssl.SSLSocket) -> None:
-        """Somebody of this run calls for an edge that this end may not know of yet."""
+        """Process a call for an edge that may not be known here yet."""
         name = greeting.decode(errors="replace")
         tls.setblocking(False)
         with self._changed:
@@ -252,13 +251,13 @@ class Port:
             if room := len(self._callers) < _MOST_WAITING:
                 self._callers[name] = tls
             self._changed.notify_all()
-        if before is not None:  # the later call is the one that counts
+        if before is not None:  # superseded by the later call
             before.close()
         if not room:
             tls.close()
 
     def _drop_dead(self) -> None:
-        """Callers that have given up: nothing but a hang-up makes their connection readable."""
+        """Remove callers that have disconnected."""
         for name, tls in list(self._callers.items()):
             if hung_up(tls):
                 self._callers.pop(name).close()

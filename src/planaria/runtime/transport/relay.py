@@ -1,7 +1,7 @@
-"""Where two ends of an edge meet that cannot reach each other: both call the controller, which carries their bytes.
+"""A relay for edges whose ends cannot reach each other: both connect to it, and it forwards their bytes.
 
-Both ends prove the run's key to the relay, as to anybody else. What it carries it sees: it is a member of the run.
-Bytes that are relayed travel twice, and through the controller's links; ``docs/machines.md`` has what that costs.
+Both ends prove the run's key to the relay, which sees what it forwards; it is a member of the run. Relayed bytes travel
+twice, through the controller's links; see ``docs/machines.md`` for the cost.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from planaria.runtime.transport.listener import CALLED_FOR, GREETING_S, Listener
 from planaria.runtime.transport.secure import prepare
 
 READY = b"\x01"
-"""said to an end when the other is there"""
+"""sent to an end when the other has connected"""
 _MOST_WAITING = 1024
 _WAITS_S = 60.0
-"""an end that has waited for so long has given up, or its machine has vanished"""
+"""seconds after which a waiting end counts as gone"""
 _AT_ONCE = 1 << 18
-"""bytes that are carried in one go"""
+"""bytes forwarded at once"""
 _LOOK_S = 1.0
-"""seconds after which an end is tried again, whatever the system reports"""
+"""seconds between attempts, whatever the system reports"""
 
 End = Literal["waits", "calls"]
 
@@ -35,14 +35,14 @@ def end_greeting(edge: str, end: End) -> bytes:
 
 
 class Relay:
-    """Pairs ends by the names of their edges. Its methods may be called by several threads."""
+    """Pairs ends by the names of their edges. Methods are thread-safe."""
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[str, str], tuple[ssl.SSLSocket, float]] = {}
         self._guarded = threading.Lock()
 
     def meet(self, wanted: str, tls: ssl.SSLSocket) -> None:
-        """An end has called, with what :func:`end_greeting` returns; returns at once."""
+        """Process a connected end with its :func:`end_greeting`; returns at once."""
         end, _, edge = wanted.partition(" ")
         if end not in ("waits", "calls"):
             tls.close()
@@ -55,7 +55,7 @@ class Relay:
             room = len(self._waiting) < _MOST_WAITING
             if other is None and room:
                 self._waiting[end, edge] = tls, time.monotonic()
-        if before is not None:  # the later call is the one that counts
+        if before is not None:  # superseded by the later call
             before[0].close()
         if other is not None:
             if not _connect(other[0], tls):
@@ -64,7 +64,7 @@ class Relay:
             tls.close()
 
     def close(self) -> None:
-        """Turn away who still waits; edges that are connected stay until an end closes them."""
+        """Close waiting ends; connected edges stay until an end closes them."""
         with self._guarded:
             for tls, _ in self._waiting.values():
                 tls.close()
@@ -77,13 +77,13 @@ class Relay:
 
 
 def relay_at(host: str, port: int, key: bytes) -> tuple[Listener, Relay]:
-    """A relay that listens at ``host``:``port`` for nothing but ends of edges that prove ``key``.
+    """Start a relay at ``host``:``port``, only for ends of edges that prove ``key``.
 
-    :raises UserError: when it cannot listen there.
+    :raises UserError: if it cannot listen there.
     """
     relay = Relay()
 
-    def heard(raw: bytes, tls: ssl.SSLSocket) -> None:
+    def greet(raw: bytes, tls: ssl.SSLSocket) -> None:
         try:
             wanted, called_for, _ = greeted(raw)
         except ValueError:
@@ -94,13 +94,13 @@ def relay_at(host: str, port: int, key: bytes) -> tuple[Listener, Relay]:
         relay.meet(wanted, tls)
 
     prepare(key)
-    return Listener(host, port, key, heard), relay
+    return Listener(host, port, key, greet), relay
 
 
 def _connect(first: ssl.SSLSocket, newcomer: ssl.SSLSocket) -> bool:
-    """Connect two ends, and carry their bytes from then on; return whether the first was still there.
+    """Connect two ends and forward their bytes; return whether the first was still connected.
 
-    The end that has waited may be about to give up, so the newcomer gets READY only after the first has answered.
+    The newcomer gets READY only after the first has answered, since that may be about to time out.
     """
     one = _ready(first)
     if one is None:
@@ -115,7 +115,7 @@ def _connect(first: ssl.SSLSocket, newcomer: ssl.SSLSocket) -> bool:
 
 
 def _ready(end: ssl.SSLSocket) -> Channel | None:
-    """Send READY to an end and return its channel; close it and return None if it is gone."""
+    """Send READY to an end and return its channel; close it and return None if it has disconnected."""
     try:
         end.settimeout(GREETING_S)
         end.sendall(READY)
@@ -126,7 +126,7 @@ def _ready(end: ssl.SSLSocket) -> Channel | None:
 
 
 def _carry(source: Channel, sink: Channel) -> None:
-    """One direction, until either end closes; then both are closed."""
+    """Forward one direction until an end closes; then close both."""
     buffer = memoryview(bytearray(_AT_ONCE))
     try:
         while True:

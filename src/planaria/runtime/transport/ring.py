@@ -35,7 +35,7 @@ from planaria.runtime.transport.wire import Header, WireError
 MOST_SLOTS, MOST_BYTES = 255, 64 << 30
 """limits of a ring; a slot's number and its ticket are one byte each of a frame's header"""
 GRACE_S = 30.0
-"""before a slot is reused whose edge closed while the slot was shared: its receiver may still be reading"""
+"""seconds before a slot is reused whose edge closed while it was shared, since its receiver may be reading"""
 _PAGE = mmap.PAGESIZE
 _SIZES = struct.Struct("<QQ")
 """number of slots, bytes per slot"""
@@ -87,13 +87,10 @@ class _Pages:
 
 
 class Ring:
-    """The ring that this process owns. Its methods may be called by several threads."""
+    """The ring that this process owns. Methods are thread-safe."""
 
     def __init__(self, slots: int, slot_bytes: int, lock: PageLock | None = None) -> None:
-        """Reserve the memory, and page-lock it.
-
-        :raises OSError: if the memory cannot be had.
-        """
+        """Reserve and page-lock the memory; OSError if there is too little memory."""
         self.size = Size(min(slots, MOST_SLOTS), -(-slot_bytes // _PAGE) * _PAGE)
         if self.size.whole > (free := available()):
             raise OSError(errno.ENOMEM, f"{free / 1e6:,.0f} MB of memory are available")
@@ -122,7 +119,7 @@ class Ring:
         return None
 
     def _free(self, slot: int) -> bool:
-        """Is a slot not shared, or has its time expired?"""
+        """Return whether a slot is not shared, or its grace period is over."""
         held = self._pages.map[slot]
         ticket, until = self._expiring.get(slot, (held, math.inf))
         if held and (ticket != held or time.monotonic() < until):
@@ -132,11 +129,11 @@ class Ring:
         return True
 
     def _released(self, share: Share) -> None:
-        """This process uses a slot no more. Runs in any thread at any moment, so it takes no lock."""
+        """Mark a slot as unused by this process. Runs in any thread at any time, so it takes no lock."""
         self._allocated.discard(share.slot - 1)
 
     def share(self, tensor: Tensor) -> Share | None:
-        """Mark the slot in which a contiguous tensor begins as shared; None if there is none, or it is already."""
+        """Share the slot in which a contiguous tensor begins; None if it is in no slot, or already shared."""
         if tensor.is_cuda or not tensor.is_contiguous():
             return None
         slot, beyond = divmod(tensor.data_ptr() - self._pages.first, self.size.slot_bytes)
@@ -150,11 +147,11 @@ class Ring:
             return Share(slot + 1, self._tickets[slot])
 
     def shared(self, share: Share) -> bool:
-        """Is the slot still shared under this ticket?"""
+        """Return whether the slot is still shared under this ticket."""
         return self._pages.map[share.slot - 1] == share.ticket
 
     def expire(self, share: Share) -> None:
-        """Reuse the slot after :data:`GRACE_S`: the edge has closed over which it was shared."""
+        """Reuse the slot after :data:`GRACE_S`, because its edge was closed."""
         with self._changing:
             if self.shared(share):
                 self._expiring[share.slot - 1] = share.ticket, time.monotonic() + GRACE_S
@@ -243,9 +240,9 @@ class Rings:
 
 
 def available() -> float:
-    """Bytes of memory that can be had without swapping; infinite if the system does not report it.
+    """Return the available memory in bytes, without swapping; infinite if the system does not report it.
 
-    Reserving more would have the system kill processes.
+    The system would kill processes to reserve more.
     """
     try:
         report = Path("/proc/meminfo").read_text()
@@ -255,5 +252,5 @@ def available() -> float:
 
 
 def _seals() -> int:
-    """Reading beyond the end of a file that shrank would kill the reader (SIGBUS)."""
+    """Return the seals that prevent a shrinking file, which would kill its reader (SIGBUS)."""
     return fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL

@@ -1,10 +1,9 @@
-"""Authenticate both ends of a connection by the run's key, before anything else is read or sent.
+"""Authentication of both ends of a connection by the run's key.
 
-Both ends hold the same 32 random bytes. An Ed25519 key pair and its self-signed certificate follow from them, the same
-in every process of the run, and TLS 1.3 demands that certificate of both ends: a stranger cannot finish the handshake.
-Traffic between hosts stays inside TLS. Between processes of one host, edges continue in plain text after the handshake,
-because encryption would cost more than the transfer; :func:`meet_here` decides, by proof. See docs/limits.md for
-the threat model.
+Both ends hold the same 32 random bytes, from which an Ed25519 key pair and its self-signed certificate follow, equal in
+every process of the run. TLS 1.3 requires that certificate from both ends. Traffic between hosts stays inside TLS.
+Edges between processes of one host continue in plain text after the handshake, because encryption would cost more than
+the transfer; :func:`meet_here` proves that. See docs/limits.md for the threat model.
 """
 
 from __future__ import annotations
@@ -31,18 +30,18 @@ from cryptography.x509.oid import NameOID
 from planaria.common.errors import UserError
 
 KEY_BYTES = 32
-NO_PROC = "/proc/self/fd: missing, and connections between workers need it; mount /proc, or train with --engine inline"
+NO_PROC = "/proc/self/fd: missing, and workers need it for connections; mount /proc, or train with --engine inline"
 _NAME = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "planaria")])
 _FROM, _UNTIL = datetime.datetime(2020, 1, 1), datetime.datetime(9999, 12, 31)
-"""a run's key lives as long as the run; clocks of strangers' machines may be wrong"""
+"""a run's key lives as long as the run, and clocks may be wrong"""
 _NONCE_BYTES = 32
-_NO_OFFER = bytes(_NONCE_BYTES)
+_NO_NONCE = bytes(_NONCE_BYTES)
 """in place of a nonce: the connection stays inside TLS"""
 _MET, _APART = b"\x01", b"\x00"
 _MEETING_S = 1.0
-"""a connection within one kernel succeeds or fails at once"""
-_GUESTS = 8
-"""at a meeting, strangers included"""
+"""seconds; a connection within one kernel succeeds or fails at once"""
+_BACKLOG = 8
+"""connections to the Unix socket, including strangers"""
 _CREDENTIALS = struct.Struct("iII")
 """``struct ucred``: process, user, group"""
 
@@ -52,17 +51,17 @@ class StrangerError(Exception):
 
 
 def new_key() -> bytes:
-    """A key for a run."""
+    """Return a random key for a run."""
     return secrets.token_bytes(KEY_BYTES)
 
 
 @lru_cache(maxsize=8)
 def _contexts(key: bytes) -> tuple[ssl.SSLContext, ssl.SSLContext, bytes]:
-    """The contexts of the calling and the called end, and the certificate (DER) that both must show."""
+    """Return the contexts of the calling and the called end, and their certificate (DER)."""
     seed = HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=b"planaria tls identity 1").derive(key)
     private = Ed25519PrivateKey.from_private_bytes(seed)
     built = x509.CertificateBuilder(_NAME, _NAME, private.public_key(), 1, _FROM, _UNTIL)
-    # Ed25519 signatures are deterministic: every process makes the same certificate, byte for byte.
+    # Ed25519 signatures are deterministic, so every process creates the same certificate.
     certificate = built.sign(private, None)
     pem = certificate.public_bytes(Encoding.PEM)
     secret = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
@@ -73,12 +72,12 @@ def _contexts(key: bytes) -> tuple[ssl.SSLContext, ssl.SSLContext, bytes]:
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(cadata=pem.decode())
         _load(context, pem + secret)
-    called.num_tickets = 0  # nobody resumes a session
+    called.num_tickets = 0  # sessions are not resumed
     return calling, called, certificate.public_bytes(Encoding.DER)
 
 
 def _load(context: ssl.SSLContext, pem: bytes) -> None:
-    """Give a context its certificate and key, which OpenSSL reads from files only: this one is in memory."""
+    """Load a certificate and key, which OpenSSL reads only from files; this one is in memory."""
     handle = os.memfd_create("planaria", os.MFD_CLOEXEC)
     try:
         os.write(handle, pem)
@@ -90,12 +89,12 @@ def _load(context: ssl.SSLContext, pem: bytes) -> None:
 
 
 def prepare(key: bytes) -> None:
-    """Make what handshakes need now, so that the first one is as quick as the others."""
+    """Prepare handshakes, so that the first one is as fast as the others."""
     _contexts(key)
 
 
 def begin(raw: socket.socket, key: bytes, calling: bool) -> ssl.SSLSocket:
-    """``raw``, which is spent, with TLS about to begin on it: nothing has been read or sent yet."""
+    """Wrap ``raw`` in TLS, before the handshake."""
     client, server, _ = _contexts(key)
     with contextlib.suppress(OSError):  # a Unix socket has no such delay
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -105,17 +104,17 @@ def begin(raw: socket.socket, key: bytes, calling: bool) -> ssl.SSLSocket:
 
 
 def prove(tls: ssl.SSLSocket, key: bytes, seconds: float) -> None:
-    """Prove the key to the other end and have it proved, in so many seconds.
+    """Prove the key to the other end, and require its proof, within ``seconds``.
 
-    A calling end may be through before the other has judged it: it knows only when the first word comes back.
+    A calling end may finish before the other has verified it; the first answer confirms that.
 
-    :raises StrangerError: when the other end cannot, or not in time.
-    :raises OSError: when the connection breaks.
+    :raises StrangerError: if the other end cannot prove the key in time.
+    :raises OSError: if the connection breaks.
     """
     tls.settimeout(seconds)
     try:
         tls.do_handshake()
-    except (ssl.SSLEOFError, ssl.SSLZeroReturnError):  # who does not know the key is told so, not hung up on
+    except (ssl.SSLEOFError, ssl.SSLZeroReturnError):  # a rejected end receives an alert instead
         raise ConnectionAbortedError("it hung up while the key was being proved") from None
     except ssl.SSLError as error:
         raise StrangerError(f"it does not know the run's key ({error.reason or 'no handshake'})") from None
@@ -126,9 +125,9 @@ def prove(tls: ssl.SSLSocket, key: bytes, seconds: float) -> None:
 
 
 def read_exactly(tls: ssl.SSLSocket, count: int, until: float = math.inf) -> bytes:
-    """Read ``count`` bytes, each piece within the socket's timeout, or all ``until`` then (monotonic seconds).
+    """Read ``count`` bytes, each piece within the socket's timeout, or all by ``until`` (monotonic seconds).
 
-    :raises OSError: when the other end hangs up, or takes longer.
+    :raises OSError: if the other end disconnects, or takes longer.
     """
     got = b""
     while len(got) < count:
@@ -141,39 +140,38 @@ def read_exactly(tls: ssl.SSLSocket, count: int, until: float = math.inf) -> byt
 
 
 def cut_off(tls: ssl.SSLSocket) -> None:
-    """End a connection for both ends; threads that wait for it find out, and it is still to be closed."""
-    with contextlib.suppress(OSError):  # it may be broken already
-        socket.socket.shutdown(tls, socket.SHUT_RDWR)  # its own method would forget that there was TLS
+    """Shut a connection down for both ends and wake its threads; it must still be closed."""
+    with contextlib.suppress(OSError):  # already broken
+        socket.socket.shutdown(tls, socket.SHUT_RDWR)  # its own method would drop TLS
 
 
 def meet_here(tls: ssl.SSLSocket) -> socket.socket | None:
     """Return a Unix socket to the other end if both are processes of one user in one network namespace, without a
     forwarder between them; else None.
 
-    Both ends of an authenticated connection call this at the same point and get the same answer. Addresses alone prove
-    nothing: with a forwarder on each host's loopback, ends on two hosts see equal ones. So the called end listens on a
-    Unix socket with an abstract name, and the calling end has to reach it. Such names exist within one network
-    namespace of one kernel. The name is the digest of a nonce, sent inside TLS, and of both addresses as each end sees
-    them: a forwarder between the ends changes the addresses, and the name with them. Each end also requires that
-    its own user is at the other, so that another user who has seen the name cannot take its place. Whatever fails, the
-    answer is no.
+    Both ends of an authenticated connection call this at the same point and get the same answer. Equal addresses are no
+    proof, since both hosts may have a forwarder on loopback. So the called end listens on a Unix socket with an
+    abstract name, which exists in one network namespace of one kernel, and the calling end must reach it. The name is
+    the digest of a nonce, sent inside TLS, and of both addresses as each end sees them, which a forwarder would change.
+    Each end also requires its own user at the other, so that another user cannot use the name. Any failure returns
+    None.
 
-    :raises OSError: when the connection breaks, or the other end takes longer than the socket's timeout.
+    :raises OSError: if the connection breaks, or the other end exceeds the socket's timeout.
     """
-    return _offer_meeting(tls) if tls.server_side else _attend_meeting(tls)
+    return _listen_here(tls) if tls.server_side else _connect_here(tls)
 
 
-def _offer_meeting(tls: ssl.SSLSocket) -> socket.socket | None:
-    """The called end's part: listen, send the nonce, and read whether the other end got through."""
+def _listen_here(tls: ssl.SSLSocket) -> socket.socket | None:
+    """Run the called end's part: listen, send the nonce, and read whether the other end connected."""
     nonce, here, there = secrets.token_bytes(_NONCE_BYTES), *_ends(tls)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
         try:
-            if here[0] != there[0]:  # spares ends on two hosts a round trip
+            if here[0] != there[0]:  # saves a round trip between hosts
                 raise OSError("another host")
             listening.bind(_meeting_name(nonce, there, here))
-            listening.listen(_GUESTS)
+            listening.listen(_BACKLOG)
         except OSError:
-            tls.sendall(_NO_OFFER)
+            tls.sendall(_NO_NONCE)
             return None
         tls.sendall(nonce)
         met = _accepted(listening) if read_exactly(tls, 1) == _MET else None
@@ -185,7 +183,7 @@ def _offer_meeting(tls: ssl.SSLSocket) -> socket.socket | None:
 def _accepted(listening: socket.socket) -> socket.socket | None:
     """Return the first connection of this user."""
     listening.settimeout(_MEETING_S)
-    for _ in range(_GUESTS + 1):  # Linux queues one connection beyond the backlog
+    for _ in range(_BACKLOG + 1):  # Linux queues one connection beyond the backlog
         try:
             guest, _ = listening.accept()
         except OSError:
@@ -196,10 +194,10 @@ def _accepted(listening: socket.socket) -> socket.socket | None:
     return None
 
 
-def _attend_meeting(tls: ssl.SSLSocket) -> socket.socket | None:
-    """The calling end's part: read the nonce, try to get through, send whether that worked, and read the answer."""
+def _connect_here(tls: ssl.SSLSocket) -> socket.socket | None:
+    """Run the calling end's part: read the nonce, connect, send whether that worked, and read the answer."""
     nonce = read_exactly(tls, _NONCE_BYTES)
-    if nonce == _NO_OFFER:
+    if nonce == _NO_NONCE:
         return None
     met = _reached(_meeting_name(nonce, *_ends(tls)))
     try:
@@ -214,7 +212,7 @@ def _attend_meeting(tls: ssl.SSLSocket) -> socket.socket | None:
 
 
 def _reached(name: bytes) -> socket.socket | None:
-    """Return a connection to the process of this user that listens on a Unix socket of this name, if there is one."""
+    """Return a connection to the process of this user that listens at this abstract name, or None."""
     meeting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         meeting.settimeout(_MEETING_S)
@@ -228,13 +226,13 @@ def _reached(name: bytes) -> socket.socket | None:
 
 
 def _of_this_user(meeting: socket.socket) -> bool:
-    """Is the other end of a Unix socket a process of this user?"""
+    """Return whether the other end of a Unix socket is a process of this user."""
     credentials = meeting.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return bool(_CREDENTIALS.unpack(credentials)[1] == os.geteuid())
 
 
 def _ends(tls: ssl.SSLSocket) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """This end's address and the other's: host and port."""
+    """Return this end's address and the other's: host and port."""
     here, there = tls.getsockname(), tls.getpeername()
     if tls.family == socket.AF_UNIX:
         return (str(here),), (str(there),)
@@ -242,6 +240,6 @@ def _ends(tls: ssl.SSLSocket) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _meeting_name(nonce: bytes, calling: tuple[str, ...], called: tuple[str, ...]) -> bytes:
-    """The abstract name at which the ends of a connection meet."""
+    """Return the abstract name for the ends of a connection."""
     digest = hashlib.sha256(nonce + repr((calling, called)).encode()).hexdigest()
     return f"\0planaria-{digest}".encode()

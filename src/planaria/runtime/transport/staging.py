@@ -1,7 +1,7 @@
-"""Tensors on their way between a device and its host: copied beside what is computed, handed over once they are there.
+"""Asynchronous copies of tensors between a device and its host.
 
-Nothing waits for a copy but those that need it. A copy's two ends are in use until its event has passed, wanted or not:
-the device writes and reads them until then. Copies are handed over in the order in which they began.
+Only users of a copy wait for it. Both ends of a copy stay allocated until its event has passed, even if it is dropped.
+Copies are delivered in the order of their start.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from planaria.runtime.transport.ring import Ring, Rings
 from planaria.runtime.transport.wire import take_from
 
 DEPTH = 4
-"""copies under way at once, each way; more would only hold memory"""
+"""concurrent copies in each direction"""
 SLOTS = 8
-"""of a worker's ring; a tensor that finds none goes through the socket"""
+"""of a worker's ring; a tensor without a free slot goes through the socket"""
 
 
 class Event(Protocol):
     """A point in a device's work."""
 
     def query(self) -> bool:
-        """Has it passed?"""
+        """Return whether it has passed."""
 
     def synchronize(self) -> None:
-        """Wait until it has."""
+        """Wait until it has passed."""
 
 
 class Copier(Protocol):
-    """What copies. All but :meth:`down` and :meth:`up` themselves goes on beside the caller."""
+    """Starts copies; they run asynchronously."""
 
     def down(self, tensor: Tensor) -> tuple[Tensor, Event]:
-        """Begin to copy a device's tensor, once it is computed: where it will be on the host, and when it is there."""
+        """Start to copy a device's tensor once it is computed; return the host tensor and the completion event."""
 
     def up(self, host: Tensor) -> tuple[Tensor, Event]:
-        """Begin to copy to the device: where it will be, and when it is there."""
+        """Start to copy to the device; return the device tensor and the completion event."""
 
     def join(self, tensor: Tensor) -> None:
-        """What the caller computes on the device from now on, waits for ``tensor``, which is a copy of :meth:`up`."""
+        """Let later work of the caller on the device wait for ``tensor``, a copy of :meth:`up`."""
 
 
 class _Down(NamedTuple):
@@ -55,22 +55,23 @@ class _Down(NamedTuple):
 
 
 class Staging:
-    """The copies of one worker. Its main thread calls all of this; a thread of its own hands over."""
+    """The copies of one worker. Its main thread calls the methods; a separate thread delivers."""
 
     def __init__(self, copier: Copier, depth: int = DEPTH) -> None:
         self._copier, self._depth = copier, depth
         self._down: deque[_Down] = deque()
         self._dropped = 0
-        """of these, so many at the left, which nobody wants any more"""
+        """number of leftmost copies that will not be delivered"""
         self._up: deque[tuple[Tensor, Event]] = deque()
         self._changed = threading.Condition()
         self._failed: BaseException | None = None
         self._thread: threading.Thread | None = None
 
     def send(self, tensor: Tensor, then: Callable[[Tensor], None]) -> None:
-        """Copy to the host, then call ``then`` with the copy, in another thread. Waits while ``depth`` are under way.
+        """Copy to the host, then call ``then`` with the copy in another thread. Blocks while ``depth`` copies are
+        pending.
 
-        :raises RuntimeError: when the device has failed, at this copy or an earlier one.
+        :raises RuntimeError: if the device failed in this copy or an earlier one.
         """
         with self._changed:
             while len(self._down) >= self._depth and self._failed is None:
@@ -80,11 +81,11 @@ class Staging:
             self._down.append(_Down(tensor, *self._copier.down(tensor), then))
             self._changed.notify_all()
             if self._thread is None:
-                self._thread = threading.Thread(target=self._hand_over, name="staging", daemon=True)
+                self._thread = threading.Thread(target=self._deliver, name="staging", daemon=True)
                 self._thread.start()
 
     def receive(self, host: Tensor) -> Tensor:
-        """Begin to copy to the device; :meth:`join` it before it is computed with."""
+        """Start to copy to the device; call :meth:`join` before using the result."""
         while self._up and (len(self._up) >= self._depth or self._up[0][1].query()):
             self._up[0][1].synchronize()
             self._up.popleft()
@@ -93,21 +94,21 @@ class Staging:
         return tensor
 
     def join(self, tensor: Tensor) -> Tensor:
-        """What was received: what is computed from now on waits for it."""
+        """Let later work on the device wait for a received tensor."""
         self._copier.join(tensor)
         return tensor
 
     def drop(self) -> None:
-        """Nobody wants what is under way: it is handed over no more, and goes when its copy is through."""
+        """Do not deliver pending copies."""
         with self._changed:
             self._dropped = len(self._down)
 
     @property
     def under_way(self) -> int:
-        """Copies to the host that have not been handed over, or dropped, yet."""
+        """Number of copies to the host that were neither delivered nor dropped."""
         return len(self._down)
 
-    def _hand_over(self) -> None:
+    def _deliver(self) -> None:
         while True:
             with self._changed:
                 while not self._down:
@@ -131,9 +132,9 @@ class Staging:
 
 
 def with_cuda(size: int) -> tuple[Staging, Rings]:
-    """What a worker with a CUDA device sends and receives tensors of ``size`` bytes with.
+    """Return the staging and rings of a worker with a CUDA device, for tensors of ``size`` bytes.
 
-    Those for workers of this machine are copied to a ring, those from others received into page-locked memory.
+    Tensors for workers of this machine are copied to a ring; received ones use page-locked memory.
     """
     take_from(pinned, size)
     try:
@@ -145,10 +146,10 @@ def with_cuda(size: int) -> tuple[Staging, Rings]:
 
 
 class Cuda:
-    """Copies between a CUDA device and pinned memory of its host, each way on a stream of its own."""
+    """Copies between a CUDA device and pinned host memory, with a stream for each direction."""
 
     def __init__(self, room: Callable[[int], Tensor | None] = lambda _: None) -> None:
-        """``room``: gives page-locked memory for what goes to the host, uint8 [size], as long as it has some."""
+        """``room``: returns page-locked memory, uint8 [size], for copies to the host, or None."""
         self._room = room
         self._down, self._up = (torch.cuda.Stream() for _ in range(2))  # type: ignore[no-untyped-call]
 
@@ -161,7 +162,7 @@ class Cuda:
             return host, self._down.record_event()
 
     def up(self, host: Tensor) -> tuple[Tensor, Event]:
-        with torch.cuda.stream(self._up):  # its memory is this stream's: nothing that is computed now still uses it
+        with torch.cuda.stream(self._up):  # allocates from this stream, so that no computation uses the memory
             return host.to("cuda", non_blocking=True), self._up.record_event()
 
     def join(self, tensor: Tensor) -> None:
@@ -178,12 +179,12 @@ def page_locked(address: int, size: int) -> Callable[[], None]:
     cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     if int(cuda.cudaHostRegister(address, size, 0)):
         print(f"{size / 1e6:.0f} MB of shared memory could not be page-locked; copies are synchronous", flush=True)
-        with suppress(RuntimeError):  # the next launch reports the refusal, once
+        with suppress(RuntimeError):  # the next launch reports the error once
             torch.zeros((), device="cuda").add_(1)
         return lambda: None
     return lambda: cuda.cudaHostUnregister(address)
 
 
 def pinned(size: int) -> Tensor:
-    """Memory that a device reads by itself, uint8 [size]; torch recycles it once no copy uses it any more."""
+    """Return pinned memory, uint8 [size]; torch reuses it after its last copy."""
     return torch.empty(size, dtype=torch.uint8, pin_memory=True)

@@ -1,7 +1,7 @@
-"""Frames: the header that precedes every tensor on an edge, and the memory that its payload is sent and received in.
+"""Frames: the header before every tensor on an edge, and the memory of payloads.
 
-A header has 128 bytes, little endian, no pickle. Its claims are checked against what the receiver expects before a
-single byte of payload is accepted.
+A header has 128 bytes, little endian, without pickle. It is validated against the receiver's expectations before any
+payload is read.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from planaria.common.memory_pool import MemoryPool
 HEADER_BYTES = 128
 MAX_DIMS = 4
 _NUMBERS = 4
-"""that a label may have"""
+"""numbers in a label"""
 _LAYOUT = struct.Struct("<4sBBBB 4I 4Q Q d BBB 53x")
 _MAGIC = b"PLNR"
 _VERSION = 5
 _LATEST_S = 1e9
-"""on a monotonic clock: no machine has been up for thirty years"""
+"""on a monotonic clock: uptime of thirty years"""
 _DTYPES = {0: torch.float32, 1: torch.bfloat16, 2: torch.float16, 3: torch.int64, 4: torch.uint8}
 ACTIVATIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
-"""what activations and their gradients travel as, by ``pipeline.wire``"""
+"""type of activations and their gradients on the wire, by ``pipeline.wire``"""
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 _LARGE = 256 << 10
-"""bytes of a frame from which on its memory is kept for the next one of that size"""
+"""least bytes of a frame whose memory is kept for the next of that size"""
 _NUMPY = {torch.float32: np.float32, torch.float16: np.float16, torch.int64: np.int64, torch.uint8: np.uint8}
 _KEPT = 64 << 20
-"""bytes of such memory that are kept"""
+"""bytes of kept memory"""
 _ZEROS = [(0,) * count for count in range(max(MAX_DIMS, _NUMBERS) + 1)]
 
 
@@ -44,7 +44,7 @@ class WireError(Exception):
 
 
 class Content(enum.IntEnum):
-    """What a frame carries."""
+    """Content of a frame."""
 
     FORWARD = 0
     BACKWARD = 1
@@ -67,100 +67,100 @@ Part = Literal[Content.PREFETCHED, Content.BLOCKING]
 
 
 class Activation(NamedTuple):
-    """What a visit of a microbatch hands on: an activation forward, the gradient of one backward."""
+    """The output of a microbatch's visit: an activation forward, a gradient backward."""
 
     generation: int
     step: int
     microbatch: int
     hop: int
-    """of the visit that sends it"""
+    """of the sending visit"""
     content: Pass
 
 
 class GradientShare(NamedTuple):
-    """What the sender has of the step's gradient of its stage, or the sum of what all of its nodes have."""
+    """The sender's share of its stage's gradient, or the sum over all nodes."""
 
     generation: int
     step: int
     part: int = 0
-    """where a node sends several in a step, its number"""
+    """number of a share, if a node sends several in a step"""
     content: Literal[Content.SHARE] = Content.SHARE
 
 
 class CopyMessage(NamedTuple):
-    """What renews a copy of a stage: sent before the step's passes, or after, when its gradient is whole."""
+    """An update of a copy of a stage, sent before the step's passes, or after its gradient is complete."""
 
     generation: int
     step: int
     slot: int
-    """the copy's place in the recovery chain's slots"""
+    """the copy's index in the recovery chain's slots"""
     content: Renewal
 
 
 class State(NamedTuple):
-    """A packed state, for a worker that takes a stage over. Its edge is of one generation and carries nothing else."""
+    """A packed state for a worker that takes over a stage. Its edge belongs to one generation and carries only this."""
 
     stage: int
-    """that the sender holds"""
+    """of the sender"""
     content: Literal[Content.STATE] = Content.STATE
 
 
 class OfferPart(NamedTuple):
-    """A part of what one replica says to others in a round of their exchange."""
+    """A part of a replica's update in an exchange round."""
 
     round: int
     content: Part
 
 
 class Ping(NamedTuple):
-    """A message that is timed, or the answer to it."""
+    """A timed message, or the answer to it."""
 
     number: int
     content: Literal[Content.PING, Content.PONG]
 
 
 class Goodbye(NamedTuple):
-    """Nothing comes behind this."""
+    """The last frame of an edge."""
 
     content: Literal[Content.GOODBYE] = Content.GOODBYE
 
 
 class Piece(NamedTuple):
-    """The next bytes of the frame that was announced last, one that may wait."""
+    """The next bytes of the last announced frame, of low priority."""
 
     content: Literal[Content.PIECE] = Content.PIECE
 
 
 class Taken(NamedTuple):
-    """A piece has arrived: another may be sent."""
+    """Acknowledgement of a piece."""
 
     content: Literal[Content.TAKEN] = Content.TAKEN
 
 
 Label = Activation | GradientShare | CopyMessage | State | OfferPart | Ping | Goodbye | Piece | Taken
-"""What a frame is: numbers below 2³², and its content last, so that labels of different kinds are never equal."""
+"""Identity of a frame: numbers below 2³², then its content, so that labels of different kinds differ."""
 
 _KINDS: tuple[Any, ...] = (
     Activation, Activation, GradientShare, CopyMessage, CopyMessage, State, OfferPart, OfferPart, Ping, Ping, Goodbye,
     Piece, Taken
 )  # fmt: skip
 _LABELS = {content: (content, kind, len(kind._fields) - 1) for content, kind in zip(Content, _KINDS, strict=True)}
-"""by the code of a content: the content, its label, and how many numbers that has"""
+"""code of a content → the content, its label, and the label's count of numbers"""
 
 
 class Header(NamedTuple):
-    """What precedes a tensor. ``sent_at`` is the sender's monotonic clock in seconds (used by emulated links only)."""
+    """The header of a tensor. ``sent_at``: the sender's monotonic clock (s), for emulated links and transit times."""
 
     label: Label
     dtype: torch.dtype
     shape: tuple[int, ...]
     sent_at: float = 0.0
     announced: bool = False
-    """does the tensor come piece by piece, with other frames between?"""
+    """whether the tensor arrives in pieces, between other frames"""
     slot: int = 0
     """slot of the sender's ring that holds the tensor, counted from 1; 0: the tensor follows"""
     ticket: int = 0
-    """under which that slot is shared"""
+    """ticket under which the slot is shared"""
 
     @property
     def nbytes(self) -> int:
@@ -169,12 +169,14 @@ class Header(NamedTuple):
 
 
 def in_ring(label: Label) -> bool:
-    """May the tensor be in a ring? A state or a share of gradients may be read for longer than its edge exists."""
+    """Return whether the tensor may be in a ring; states and gradient shares may be read for longer than the edge
+    exists.
+    """
     return isinstance(label, Activation | Ping)
 
 
 def pack(header: Header) -> bytes:
-    """The header as :data:`HEADER_BYTES` bytes; WireError if it does not fit them."""
+    """Return the header as :data:`HEADER_BYTES` bytes; WireError if it does not fit."""
     *numbers, content = header.label
     dims = len(header.shape)
     if dims > MAX_DIMS:
@@ -203,7 +205,7 @@ def pack(header: Header) -> bytes:
 
 
 def unpack(raw: bytes | bytearray, max_bytes: int) -> Header:
-    """The header in ``raw``; WireError if it is malformed or announces more than ``max_bytes``."""
+    """Return the header in ``raw``; WireError if it is malformed or announces more than ``max_bytes``."""
     magic, version, code, kind, dims, *rest = _LAYOUT.unpack_from(raw)
     if magic != _MAGIC or version != _VERSION:
         raise WireError(f"not a planaria frame of version {_VERSION} (starts with {magic!r}, version {version})")
@@ -213,13 +215,13 @@ def unpack(raw: bytes | bytearray, max_bytes: int) -> Header:
     if any(rest[count:_NUMBERS]):
         raise WireError(f"a frame of {content.name} has {count} numbers, not {rest[:_NUMBERS]}")
     *sides, nbytes, sent_at, announced, slot, ticket = rest[_NUMBERS:]
-    said = label(*rest[:count], content)
-    header = Header(said, _DTYPES[kind], tuple(sides[:dims]), sent_at, bool(announced), slot, ticket)
+    identity = label(*rest[:count], content)
+    header = Header(identity, _DTYPES[kind], tuple(sides[:dims]), sent_at, bool(announced), slot, ticket)
     if header.nbytes != nbytes or not 0.0 <= sent_at < _LATEST_S:
         raise WireError(f"frame sent at {sent_at} announces {nbytes} bytes, its shape {header.shape} {header.nbytes}")
     if slot and (header.announced or not in_ring(header.label)):
         raise WireError(f"a frame of {content.name} cannot be in slot {header.slot} of a ring")
-    known = math.prod(side for side in header.shape if side)  # they may be absurd although another one is 0
+    known = math.prod(side for side in header.shape if side)  # sides may be absurd although another is 0
     if known * header.dtype.itemsize > max_bytes:
         raise WireError(f"frame {header.shape} announces {nbytes} bytes; this edge carries at most {max_bytes}")
     return header
@@ -229,9 +231,9 @@ _take: Callable[[int], Tensor] = MemoryPool(_KEPT).take
 
 
 def take_from(take: Callable[[int], Tensor], size: int) -> None:
-    """From now on, receive frames of this size into what ``take`` gives for it: uint8 [size].
+    """Receive frames of this ``size`` into memory from ``take``, uint8 [size].
 
-    Frames of other sizes, such as a stage's state, come rarely: page-locked memory is slow to get.
+    Frames of other sizes, such as states, are rare, and page-locked memory is slow to allocate.
     """
     global _take
     pool = MemoryPool(_KEPT).take
@@ -243,21 +245,21 @@ def take_from(take: Callable[[int], Tensor], size: int) -> None:
 
 
 def receive_buffer(header: Header) -> Tensor:
-    """An uninitialised tensor for the payload that ``header`` announces."""
+    """Return an uninitialised tensor for the payload of ``header``."""
     return buffer(header.dtype, header.shape, header.nbytes)
 
 
 def buffer(dtype: torch.dtype, shape: Sequence[int], size: int) -> Tensor:
-    """An uninitialised tensor of ``size`` bytes, to be filled at once."""
+    """Return an uninitialised tensor of ``size`` bytes, to be filled at once."""
     if size >= _LARGE:
         return _take(size).view(dtype).view(tuple(shape))
-    if dtype in _NUMPY:  # a frame's worth of time quicker than torch's own
+    if dtype in _NUMPY:  # much faster than torch.empty
         return torch.from_numpy(np.empty(shape, _NUMPY[dtype]))
     return torch.empty(tuple(shape), dtype=dtype)
 
 
 def as_bytes(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor of any type, without a copy."""
+    """Return the memory of a contiguous CPU tensor of any type, without a copy."""
     if not tensor.numel():
         return memoryview(b"")
     flat = tensor.detach()

@@ -1,7 +1,7 @@
-"""Checkpoint folders of other programs, out and in: torch's DCP, DeepSpeed's universal layout, Hugging Face's weights.
+"""Export and import of checkpoint folders of other programs: torch's DCP, DeepSpeed's universal layout, Hugging Face.
 
-Only the writers for other programs write pickles. Foreign folders are read in a process of its own with bounded memory
-(:func:`read_apart` starts ``reading.py``), by readers that know tensors and nothing else (``unpickling.py``).
+Only the writers for other programs write pickles. Foreign folders are read in a child process with bounded memory
+(:func:`read_apart` starts ``reading.py``), by readers that only know tensors (``unpickling.py``).
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from planaria.config.schema import ModelConfig
 from planaria.runtime.checkpoint.cut import Cut, declared
 
 SECONDS, SLOWEST = 120.0, 1e6
-"""time for a folder, and bytes of it that may take one second more; a disk that is slower hangs"""
+"""seconds for a folder, and bytes that may take one more second"""
 ROOM = 512 << 20
-"""bytes beside stages and tensors"""
+"""bytes besides stages and tensors"""
 
 
 class Job(documents.Record):
-    """Read a folder of this format, and write the stages of a model that is cut so."""
+    """A request to read a folder of this format, and to write the stages of a model with this cut."""
 
     folder: str
     format: str
     names: str | None
-    """file of a map of names"""
+    """file with a map of names"""
     model: ModelConfig
     stages: int
     to: str
@@ -32,20 +32,20 @@ class Job(documents.Record):
 
 
 class Reply(documents.Record):
-    """What was read."""
+    """The result of a :class:`Job`."""
 
     step: int = 0
     samples: int | None = None
-    """None: the folder does not say"""
+    """None: unknown"""
     digests: tuple[str, ...] = ()
     """of the stages' files, in order"""
     said: tuple[str, ...] = ()
 
 
 def read_apart(job: Job) -> Reply:
-    """Read a folder in a child process, whose memory is bounded by the model that the folder should hold.
+    """Read a folder in a child process, whose memory is limited by the expected model.
 
-    :raises UserError: when the folder is refused, or its reader fails or takes too long.
+    :raises UserError: if the folder is rejected, or its reader fails or takes too long.
     """
     seconds = SECONDS + _bytes_in(Path(job.folder)) / SLOWEST
     room = room_for(job.model, job.stages)
@@ -55,7 +55,7 @@ def read_apart(job: Job) -> Reply:
 
 
 def room_for(model: ModelConfig, stages: int) -> int:
-    """Bytes that reading may take: the largest stage with its moments, and its largest tensors some times over."""
+    """Return the memory limit for reading: the largest stage with moments, and several times its largest tensors."""
     parameters = [[entry.nbytes for entry in declared(Cut(model, stages), s).values()] for s in range(stages + 1)]
     return ROOM + 3 * max(map(sum, parameters)) + 12 * max(map(max, parameters))
 

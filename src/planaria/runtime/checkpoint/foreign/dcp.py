@@ -21,14 +21,14 @@ from planaria.runtime.checkpoint.foreign.folder import (
     KINDS,
     PLAIN,
     WEIGHTS,
-    Fit,
+    Check,
     clock,
     clocks_by_group,
     inside,
     step_tensor,
     uncovered,
 )
-from planaria.runtime.checkpoint.foreign.unpickling import MEND, Kept
+from planaria.runtime.checkpoint.foreign.unpickling import FIX, Kept
 from planaria.runtime.checkpoint.loading import Atom
 
 METADATA = ".metadata"
@@ -38,11 +38,10 @@ _MOST_SIDES = 16
 
 
 def write(atoms: Iterable[Atom], folder: Path) -> None:
-    """Write a model and its optimizer's state into ``folder`` with torch's own writer, a tensor at a time.
+    """Write a model and its optimizer's state into ``folder`` with torch's writer, one tensor at a time.
 
-    Torch is told the shapes, and asks for each tensor when it writes it.
-
-    :raises OSError: when the disk is full.
+    Torch gets the shapes, and requests each tensor when it writes it.
+    :raises OSError: if the disk is full.
     """
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
@@ -67,19 +66,19 @@ def write(atoms: Iterable[Atom], folder: Path) -> None:
 
     class Writer(FileSystemWriter):
         def storage_meta(self) -> StorageMeta | None:
-            return StorageMeta()  # the place where it is written first is not where it will lie
+            return StorageMeta()  # the folder is moved after it was written
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there is no process group
+        warnings.simplefilter("ignore")  # about the missing process group
         whole = {"model": model, "optim": {"state": state}} if state else {"model": model}
         try:
             save(whole, storage_writer=Writer(folder), planner=Planner(), no_dist=True)
-        except CheckpointException as error:  # torch's own, around what went wrong
+        except CheckpointException as error:  # torch's wrapper of the error
             raise uncovered(error.failures[0][0]) from None
 
 
 class Box(NamedTuple):
-    """A part of a tensor, and where its numbers lie."""
+    """A part of a tensor, and the location of its numbers."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -97,13 +96,13 @@ class Stored(NamedTuple):
 
 
 class Dcp:
-    """A folder that torch wrote, on however many ranks; ``folder.Foreign``."""
+    """A folder written by torch, on any number of ranks; a ``folder.Foreign``."""
 
     step: int | None = None
     samples: int | None = None
 
     def __init__(self, folder: Path) -> None:
-        """:raises UserError: when it is none, or its metadata is damaged or has a foreign class."""
+        """Read the metadata; UserError if it is missing, damaged, or has a foreign class."""
         self._folder, self._place = folder, inside(folder, METADATA)
         self._tensors, self._bytes = entries(unpickling.metadata(self._place), self._place)
         head = _common_head([*self._tensors, *self._bytes])
@@ -127,18 +126,18 @@ class Dcp:
         }
         self.clocks: Mapping[str, int] = self._clocks(groups, names)
 
-    def read(self, name: str, kind: str, fit: Fit) -> Tensor:
+    def read(self, name: str, kind: str, check: Check) -> Tensor:
         stored, place = self._tensors[self._keys[name, kind]], f"{self._folder}: {self._keys[name, kind]}"
-        fit(stored.shape, PLAIN, str(self._folder / stored.boxes[0].file) if stored.boxes else place)
+        check(stored.shape, PLAIN, str(self._folder / stored.boxes[0].file) if stored.boxes else place)
         if len(stored.boxes) == 1 and stored.boxes[0].sizes == stored.shape:
             return self._box(stored, stored.boxes[0], place)
         if sum(math.prod(box.sizes) for box in stored.boxes) != math.prod(stored.shape):
-            raise UserError(f"{place}: its chunks do not make {list(stored.shape)}; some are missing or there twice")
+            raise UserError(f"{place}: its chunks do not cover {list(stored.shape)}; some are missing or repeated")
         whole, taken = torch.empty(stored.shape, dtype=stored.dtype), torch.zeros(stored.shape, dtype=torch.bool)
         for box in stored.boxes:
             area = tuple(slice(at, at + size) for at, size in zip(box.offsets, box.sizes, strict=True))
             if taken[area].shape != box.sizes or bool(taken[area].any()):
-                raise UserError(f"{place}: a chunk lies outside of it, or over another; {MEND}")
+                raise UserError(f"{place}: a chunk is out of bounds, or overlaps another; {FIX}")
             whole[area], taken[area] = self._box(stored, box, place), True
         return whole
 
@@ -146,13 +145,13 @@ class Dcp:
         if kind not in (*KINDS, "step"):
             raise UserError(f"{self._folder}: {key}: AdamW has no {kind!r}; give a folder that AdamW trained")
         if (name, kind) in self._keys:
-            raise UserError(f"{self._folder}: {kind} of {name} is there twice; remove one")
+            raise UserError(f"{self._folder}: {kind} of {name} is duplicated; remove one")
         if kind != "step" and key not in self._tensors:
-            raise UserError(f"{self._folder}: {key} is no tensor; {MEND}")
+            raise UserError(f"{self._folder}: {key} is not a tensor; {FIX}")
         self._keys[name, kind] = key
 
     def _clocks(self, groups: Mapping[str, dict[str, Any]], names: set[str]) -> dict[str, int]:
-        """From the state of each parameter; else from its group, which is called like it or lists it."""
+        """Return clocks from each parameter's state; else from its group, which is named after it or lists it."""
         own = {name: key for (name, kind), key in self._keys.items() if kind == "step"}
         if own:
             return {name: clock(self._value(key), f"{self._folder}: {key}") for name, key in own.items()}
@@ -167,34 +166,34 @@ class Dcp:
         return clocks_by_group(steps, names, str(self._folder)) if steps else {}
 
     def _value(self, key: str) -> Any:
-        """A single number as a tensor, or what was no tensor."""
+        """Return a single number as a tensor, or an object that is not a tensor."""
         place = f"{self._folder}: {key}"
         if key in self._bytes:
             return unpickling.saved(self._blob(self._bytes[key], place), place)
         stored = self._tensors[key]
         if math.prod(stored.shape) != 1 or len(stored.boxes) != 1:
-            raise UserError(f"{place}: is {list(stored.shape)}, not one number; {MEND}")
+            raise UserError(f"{place}: is {list(stored.shape)}, not one number; {FIX}")
         return self._box(stored, stored.boxes[0], place)
 
     def _box(self, stored: Stored, box: Box, place: str) -> Tensor:
         if math.prod(box.sizes) * stored.dtype.itemsize > box.length:
-            raise UserError(f"{place}: {box.length} bytes of {box.file} cannot be {list(box.sizes)}; {MEND}")
+            raise UserError(f"{place}: {box.length} bytes of {box.file} cannot be {list(box.sizes)}; {FIX}")
         found = unpickling.saved(self._blob(box, place), place)
         if not isinstance(found, Tensor) or (found.dtype, tuple(found.shape)) != (stored.dtype, box.sizes):
-            raise UserError(f"{place}: {box.file} has something else there than {METADATA} says; {MEND}")
+            raise UserError(f"{place}: {box.file} does not match {METADATA}; {FIX}")
         return found
 
     def _blob(self, box: Box, place: str) -> io.BytesIO:
         path = inside(self._folder, box.file)
         if box.begin < 0 or box.length < 0 or box.begin + box.length > path.stat().st_size:
-            raise UserError(f"{place}: reaches beyond the end of {path}; {MEND}")
+            raise UserError(f"{place}: reaches beyond the end of {path}; {FIX}")
         with path.open("rb") as file:
             file.seek(box.begin)
             return io.BytesIO(file.read(box.length))
 
 
 def entries(found: Kept, place: Path) -> tuple[dict[str, Stored], dict[str, Box]]:
-    """The tensors of a folder's metadata, and what is no tensor, by key."""
+    """Return the tensors of a folder's metadata, and the location of other objects, by key."""
     tensors: dict[str, Stored] = {}
     others: dict[str, Box] = {}
     try:
@@ -210,10 +209,10 @@ def entries(found: Kept, place: Path) -> tuple[dict[str, Stored], dict[str, Box]
             boxes = tuple(_box(offsets, sizes, where[key, offsets]) for offsets, sizes in chunks)
             dtype = entry.get("properties").state[0]
             if not isinstance(dtype, torch.dtype):
-                raise TypeError(f"no type of {key}")
+                raise TypeError(f"{key} has no type")
             tensors[str(key)] = Stored(dtype, _sides(entry.get("size")), boxes)
     except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
-        raise UserError(f"{place}: damaged ({type(error).__name__}: {str(error)[:160]}); {MEND}") from None
+        raise UserError(f"{place}: damaged ({type(error).__name__}: {str(error)[:160]}); {FIX}") from None
     return tensors, others
 
 
@@ -229,11 +228,11 @@ def _box(offsets: tuple[int, ...], sizes: tuple[int, ...], stored: Kept) -> Box:
 def _sides(given: Any) -> tuple[int, ...]:
     sides = tuple(given)
     if len(sides) > _MOST_SIDES or any(type(side) is not int or side < 0 for side in sides):
-        raise ValueError("sides that cannot be")
+        raise ValueError("invalid sides")
     return sides
 
 
 def _common_head(keys: list[str]) -> str:
-    """What all keys have before ``model.`` or ``optim.``: the name of an object that held both, such as ``app.``"""
+    """Return the common prefix of all keys before ``model.`` or ``optim.``, such as ``app.``"""
     firsts = {key.partition(".")[0] for key in keys}
     return "" if len(firsts) != 1 or firsts & {"model", "optim", "optimizer"} else f"{firsts.pop()}."

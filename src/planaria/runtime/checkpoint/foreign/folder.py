@@ -1,6 +1,6 @@
-"""Foreign folders of every format: their plain files, their tensors as parameters of a model, and optimizer steps.
+"""Foreign folders of every format: plain files, tensors as parameters of a model, and optimizer steps.
 
-What no other program's folder has a place for is in a file beside it, ``planaria.json`` (:class:`Note`).
+Properties without a place in other programs' folders are in ``planaria.json`` (:class:`Note`).
 """
 
 from __future__ import annotations
@@ -29,88 +29,89 @@ WEIGHTS = "weights"
 KINDS = (WEIGHTS, *adamw.KEYS)
 NOTE = "planaria.json"
 _FREE = ("init_std", *CUT)
-"""what a model may say otherwise than the note: no trained number depends on it"""
+"""model settings that may differ from the note, since no trained number depends on them"""
 Sizes = Sequence[int]
 
 
 @dataclass(frozen=True)
 class Marks:
-    """What a folder says of a tensor beside its numbers."""
+    """Metadata of a tensor in a folder."""
 
     pieces: int | tuple[int, ...] | None = None
-    """it is this many equal pieces, or pieces of these sizes, one after another along dimension 0"""
+    """number of equal pieces, or sizes of pieces, along dimension 0"""
     vocabulary: bool = False
-    """its rows are the vocabulary's, maybe with filling"""
+    """whether its rows are the vocabulary's, possibly padded"""
     rows: int | None = None
-    """of them, how many are tokens'"""
+    """number of rows that are tokens"""
 
 
 PLAIN = Marks()
 
 
-Fit = Callable[[Sizes, Marks, str], None]
-"""(shape, marks, file) of a tensor, before its numbers are read; UserError when it is not the one that is wanted"""
+Check = Callable[[Sizes, Marks, str], None]
+"""(shape, marks, file) of a tensor before it is read; raises UserError if it does not match"""
 
 
 class Foreign(Protocol):
     """A folder of another program, of which only names, sizes and steps have been read."""
 
     kinds: Mapping[str, frozenset[str]]
-    """parameter → those of :data:`KINDS` that are there"""
+    """parameter → its :data:`KINDS`"""
     clocks: Mapping[str, int]
-    """parameter → updates that its moments have seen"""
+    """parameter → updates of its moments"""
     step: int | None
-    """of the run, where the folder says it"""
+    """of the run, if known"""
     samples: int | None
-    """that trained it, likewise"""
+    """used for training, if known"""
     left: tuple[str, ...]
-    """what is in the folder, but not in a checkpoint of planaria"""
+    """contents of the folder without a place in a checkpoint of planaria"""
 
-    def read(self, name: str, kind: str, fit: Fit) -> Tensor:
-        """A whole tensor, on the CPU; UserError when it is missing or damaged."""
+    def read(self, name: str, kind: str, check: Check) -> Tensor:
+        """Read a whole tensor to the CPU; UserError if it is missing or damaged."""
 
 
 def require_moments(place: Path, kinds: Mapping[str, frozenset[str]], clocks: Mapping[str, int]) -> bool:
-    """Are there moments? Of all parameters or of none, both and with a step, or they would begin anew unasked.
+    """Return whether there are moments. All parameters or none must have both moments and a step.
 
-    :raises UserError: naming the first parameter that lacks something.
+    :raises UserError: for the first parameter that lacks something.
     """
     some = any(held & set(adamw.KEYS) for held in kinds.values())
     for name, held in sorted(kinds.items()):
         if WEIGHTS not in held:
-            raise UserError(f"{place}: the weights of {name} are missing, though it has {min(held)}; bring them back")
+            raise UserError(f"{place}: the weights of {name} are missing, though it has {min(held)}; restore them")
         if some and (lacking := [kind for kind in adamw.KEYS if kind not in held]):
-            raise UserError(f"{place}: {lacking[0]} of {name} is missing, though others have theirs; bring it back")
+            raise UserError(f"{place}: {lacking[0]} of {name} is missing, though others have theirs; restore it")
         if some and name not in clocks:
             raise UserError(
-                f"{place}: no step of {name}, neither in its state nor in a group of parameters; bring it back"
+                f"{place}: no step of {name}, neither in its state nor in a group of parameters; restore it"
             )
     return some
 
 
 def clock(value: Any, place: str) -> int:
-    """A number of updates, which optimizers keep as a number or as a tensor of one; UserError when it is neither."""
+    """Return a number of updates from a number or a tensor of one; UserError if it is neither."""
     number = value.item() if isinstance(value, Tensor) and value.numel() == 1 and not value.is_meta else value
     if type(number) not in (int, float) or not math.isfinite(number) or number < 0 or number != int(number):
-        raise UserError(f"{place}: a step that is no number of updates; bring it back")
+        raise UserError(f"{place}: the step is not a number of updates; restore it")
     return int(number)
 
 
 def step_tensor(updates: int) -> Tensor:
-    """A step as torch's AdamW keeps it, a number in fp32; in fp64 where it would not be exact."""
+    """Return a step as torch's AdamW stores it, in fp32, or in fp64 if fp32 is not exact."""
     single = torch.tensor(float(updates), dtype=torch.float32)
     return single if single.item() == updates else torch.tensor(float(updates), dtype=torch.float64)
 
 
 def uncovered(error: BaseException) -> BaseException:
-    """The error of the disk that torch's writer of archives covers with one of its own; else the error itself."""
+    """Return the disk's error inside an error of torch's archive writer; else the error itself."""
     return error.__context__ if isinstance(error, RuntimeError) and isinstance(error.__context__, OSError) else error
 
 
 def clocks_by_group(groups: Iterable[tuple[Any, int]], names: Iterable[str], place: str) -> dict[str, int]:
-    """Steps that optimizers keep for groups of parameters: (the group's parameters, its step) → parameter → step.
+    """Convert steps of parameter groups to steps by parameter.
 
-    :raises UserError: when steps differ and groups do not name their parameters.
+    :param groups: (the group's parameters, its step)
+    :raises UserError: if steps differ and groups do not name their parameters.
     """
     given, known = list(groups), set(names)
     if len({step for _, step in given}) == 1:
@@ -118,28 +119,28 @@ def clocks_by_group(groups: Iterable[tuple[Any, int]], names: Iterable[str], pla
     found: dict[str, int] = {}
     for parameters, step in given:
         if not isinstance(parameters, list | tuple) or not known.issuperset(map(str, parameters)):
-            raise UserError(f"{place}: groups with unequal steps do not say whose they are; give steps by parameter")
+            raise UserError(f"{place}: groups with unequal steps do not name their parameters; give steps by parameter")
         found |= dict.fromkeys(map(str, parameters), step)
     return found
 
 
 def split(whole: Tensor, sizes: Sizes, slices: int) -> list[Tensor]:
-    """Parts of a fused tensor, which is ``slices`` equal slices, each with an equal share of every part.
+    """Split a fused tensor, made of ``slices`` equal slices, each with an equal share of every part.
 
-    [Σ sizes, …] → [size, …] for each. Slices are cut into pieces first, which then are joined part by part (Universal
-    Checkpointing, arXiv 2406.18820, section 3.3: fragments with sub-parameters). One slice: the parts lie one after
-    another. As many as there are key-value heads: queries, key and value of one after those of another. As many as
-    ranks: what a concatenation of tensor-parallel slices left.
+    [Σ sizes, …] → [size, …] for each. Slices are first cut into pieces, which are then joined by part (Universal
+    Checkpointing, arXiv 2406.18820, section 3.3: fragments with sub-parameters). One slice: consecutive parts. As many
+    slices as key-value heads: interleaved queries, keys and values. As many as ranks: concatenated tensor-parallel
+    slices.
     """
     shares = [size // slices for size in sizes]
     each = whole.reshape(slices, sum(shares), *whole.shape[1:])
     return [part.reshape(-1, *whole.shape[1:]) for part in torch.split(each, shares, dim=1)]
 
 
-def require_fit(whole: Whole, shape: Sizes, marks: Marks, model: Shapes, place: str) -> None:
-    """Can a tensor of this ``shape``, with these ``marks``, be the ``whole``'s parts?
+def require_match(whole: Whole, shape: Sizes, marks: Marks, model: Shapes, place: str) -> None:
+    """Raise UserError if a tensor of this ``shape`` with these ``marks`` cannot be the ``whole``'s parts.
 
-    :raises UserError: naming it, both shapes and its file.
+    The message names the tensor, both shapes and the file.
     """
     wanted = [model[part] for part in whole.parts]
     rows, rest = sum(one[0] for one in wanted), wanted[0][1:]
@@ -152,61 +153,61 @@ def require_fit(whole: Whole, shape: Sizes, marks: Marks, model: Shapes, place: 
 
 
 def _cut_off(whole: Whole, marks: Marks, rows: int) -> bool:
-    """May rows beyond the model's be dropped? The map says so, or the folder counts as many tokens as the model."""
+    """Return whether to drop rows beyond the model's: by the map, or if the folder counts the model's tokens."""
     return len(whole.parts) == 1 and (whole.padded or (marks.vocabulary and marks.rows == rows))
 
 
 def _require_declared(whole: Whole, sizes: Sizes, marks: Marks, place: str) -> None:
-    """:raises UserError: when folder and map do not agree on the pieces of a tensor, or neither tells their order."""
+    """Raise UserError if the folder and the map disagree on a tensor's pieces, or neither gives their order."""
     if marks.pieces is not None:
-        told = marks.pieces if isinstance(marks.pieces, tuple) else (sum(sizes) // marks.pieces,) * marks.pieces
-        if tuple(sizes) != told or whole.slices not in (None, 1):
+        declared = marks.pieces if isinstance(marks.pieces, tuple) else (sum(sizes) // marks.pieces,) * marks.pieces
+        if tuple(sizes) != declared or whole.slices not in (None, 1):
             raise UserError(
-                f"{place}: {whole.name} is declared as pieces of {list(told)} rows, one after another, and taken for "
+                f"{place}: {whole.name} is declared as consecutive pieces of {list(declared)} rows, and mapped to "
                 f"{list(sizes)} of {', '.join(whole.parts)} in {whole.slices or 1} slices; correct --names"
             )
     elif len(whole.parts) > 1 and whole.slices is None:
         raise UserError(
-            f"{place}: {whole.name} does not say in which order its parts lie; give slices with --names: 1 where they "
-            "lie one after another, more where each of so many slices has a share of all"
+            f"{place}: {whole.name} has an unknown order of parts; give slices with --names: 1 for consecutive parts, "
+            "or the number of slices with a share of each part"
         )
     if uneven := [size for size in sizes if size % (whole.slices or 1)]:
         raise UserError(f"{place}: {whole.name}: {uneven[0]} rows do not divide into slices = {whole.slices}")
 
 
-def apart(tensor: Tensor, whole: Whole, model: Shapes) -> dict[str, Tensor]:
-    """The parameters that a fitting tensor holds (:func:`require_fit`), in fp32, with memory of their own."""
+def separate(tensor: Tensor, whole: Whole, model: Shapes) -> dict[str, Tensor]:
+    """Return the parameters in a matching tensor (:func:`require_match`), in fp32, with their own memory."""
     sizes = [model[part][0] for part in whole.parts]
     found = split(tensor[: sum(sizes)], sizes, whole.slices or 1)
     return {part: one.to(torch.float32).contiguous() for part, one in zip(whole.parts, found, strict=True)}
 
 
 def require_equal(first: Tensor, other: Tensor, what: str) -> None:
-    """:raises UserError: when two copies that must be equal are not; the largest difference is told."""
+    """Raise UserError, with the largest difference, if two copies differ."""
     if first.shape != other.shape:
         raise UserError(f"{what} differ: {list(first.shape)} and {list(other.shape)}")
     if not torch.equal(first, other):
-        apart = float((first.double() - other.double()).abs().nan_to_num(math.inf).max())
-        raise UserError(f"{what} differ, by {apart:g} at most, and must be equal")
+        difference = float((first.double() - other.double()).abs().nan_to_num(math.inf).max())
+        raise UserError(f"{what} differ by up to {difference:g}, and must be equal")
 
 
 class Note(documents.Record):
-    """Step, data order and learning-rate scales of the run that a folder came out of."""
+    """Step, data order and learning-rate scales of the exported run."""
 
     version: Literal[1] = 1
     step: Natural
     samples: Natural
-    """that trained it"""
+    """used for training"""
     model: ModelConfig
     scales: dict[str, float] = Field(default_factory=dict)
-    """of parameters whose learning rate has another scale than 1"""
+    """of parameters whose learning-rate scale is not 1"""
     sums: dict[str, str] = Field(default_factory=dict)
-    """what is known of each tensor: kind and parameter → SHA-256 with the clock"""
+    """kind and parameter → SHA-256 of the tensor with its clock"""
 
 
 @dataclass(frozen=True)
 class Summed(Atom):
-    """A parameter that notes what is read of it."""
+    """A parameter that records digests of its tensors when they are read."""
 
     sums: dict[str, str] = field(default_factory=dict)
 
@@ -217,51 +218,51 @@ class Summed(Atom):
 
 
 def summed(tensor: Tensor, kind: str, name: str, clock: int | None) -> str:
-    """SHA-256 (hex) of a tensor with its name and clock."""
+    """Return the SHA-256 (hex) of a tensor with its name and clock."""
     return digest(f"{kind} of {name} after {clock}", tensor.contiguous()).hex()
 
 
 def leave_note(folder: Path, note: Note) -> None:
-    """Write the note beside what was written."""
+    """Write the note into the folder."""
     (folder / NOTE).write_text(documents.sealed(note), encoding="utf-8")
 
 
 def find_note(folder: Path, model: ModelConfig) -> Note | None:
-    """The note in a folder, if planaria wrote it.
+    """Return planaria's note in a folder; None if there is none.
 
-    :raises UserError: when it was edited, or is of a model that computes something else than ``model``.
+    :raises UserError: if it was edited, or describes another model than ``model``.
     """
     if not (folder / NOTE).exists():
         return None
-    mend = "remove it if another program has written the folder since"
-    note = documents.unsealed(inside(folder, NOTE), Note, mend=mend)
+    fix = "remove it if another program has written the folder since"
+    note = documents.unsealed(inside(folder, NOTE), Note, mend=fix)
     for name in ModelConfig.model_fields:
         if name not in _FREE and getattr(note.model, name) != getattr(model, name):
             raise UserError(
-                f"{folder / NOTE}: of a model with {name} = {getattr(note.model, name)}, the recipe has "
+                f"{folder / NOTE}: its model has {name} = {getattr(note.model, name)}, the recipe has "
                 f"{getattr(model, name)}; set model.{name} to the same"
             )
     return note
 
 
 def refuse_link(path: Path) -> None:
-    """:raises UserError: when ``path`` is a symbolic link, which may lead out of its folder."""
+    """Raise UserError if ``path`` is a symbolic link, which may lead out of its folder."""
     if path.is_symlink():
         raise UserError(f"{path}: is a symbolic link; put what it points to in its place")
 
 
 def inside(folder: Path, name: str) -> Path:
-    """A plain file of a folder, by a name that a stranger gave it.
+    """Return a regular file of a folder, from an untrusted name.
 
-    :raises UserError: when the name leads out of the folder, or there is no such file but a link or something else.
+    :raises UserError: if the name leads out of the folder, or is not a regular file.
     """
     parts = PurePosixPath(name).parts
     if not parts or name.startswith("/") or ".." in parts or "\0" in name:
-        raise UserError(f"{folder}: names a file {name!r} that does not lie in it; nothing else is read")
+        raise UserError(f"{folder}: names a file {name!r} outside of it, which is not read")
     path = folder
     for part in parts:
         path /= part
         refuse_link(path)
     if not path.is_file():
-        raise UserError(f"{path}: missing, or not a file; bring it back")
+        raise UserError(f"{path}: missing, or not a file; restore it")
     return path

@@ -1,4 +1,4 @@
-"""Hugging Face's folder of a checkpoint, a tensor at a time, in as many files as its size asks for."""
+"""Export of a Hugging Face checkpoint folder, one tensor at a time, in one or more files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfl
 def write(atoms: Sequence[Atom], folder: Path, precision: Precision, largest: int) -> None:
     """Write the weights: one file, or several of at most ``largest`` bytes of tensors with an index.
 
-    :raises OSError: when the disk is full.
+    :raises OSError: if the disk is full.
     """
     dtype = DTYPES[precision]
     shards = packed([math.prod(atom.shape) * dtype.itemsize for atom in atoms], largest)
@@ -46,7 +46,7 @@ def write(atoms: Sequence[Atom], folder: Path, precision: Precision, largest: in
 
 
 def packed(sizes: Sequence[int], largest: int) -> list[list[int]]:
-    """Places of ``sizes`` in order, in groups of at most ``largest`` together; a larger one is a group by itself."""
+    """Return the indices of ``sizes`` in consecutive groups of at most ``largest`` in total; a larger one is alone."""
     groups: list[list[int]] = [[]]
     room = largest
     for place, size in enumerate(sizes):

@@ -1,6 +1,6 @@
-"""Which parameters of a model the tensors of a foreign folder are: by Hugging Face's names, or by a map of names. Pure.
+"""The assignment of a foreign folder's tensors to parameters: by Hugging Face's names, or by a map of names. Pure.
 
-A map is a TOML file, a line for each pattern. ``{n}`` stands for a number, ``*`` for any text, each once at most::
+A map is a TOML file, a line for each pattern. ``{n}`` matches a number, ``*`` any text, each once at most::
 
     "embedding.weight" = { parts = ["model.embed_tokens.weight"], padded = true }
     "decoder.{n}.attention.dense.weight" = "model.layers.{n-3}.self_attn.o_proj.weight"
@@ -29,25 +29,25 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Rule:
-    """A line of a map: names like ``pattern`` are these ``parts`` of the model, one after another along dimension 0."""
+    """A line of a map: names that match ``pattern`` are these ``parts`` of the model, consecutive along dimension 0."""
 
     pattern: str
     parts: tuple[str, ...]
-    """none: left out on purpose"""
+    """empty: left out on purpose"""
     slices: int | None = None
-    """equal slices that each hold a share of every part (``pieces.split``)"""
+    """equal slices that each hold a share of every part (``folder.split``)"""
     padded: bool = False
-    """rows beyond the model's are filling, and are cut off"""
+    """whether rows beyond the model's are padding to cut off"""
 
     def fits(self, name: str) -> tuple[str, ...] | None:
-        """The parameters of the model that ``name`` stands for; None where it is not like the pattern."""
+        """Return the model's parameters for ``name``; None if it does not match the pattern."""
         found = re.fullmatch(_expression(self.pattern), name, re.DOTALL)
         return None if found is None else tuple(_filled(part, found.groupdict()) for part in self.parts)
 
 
 @dataclass(frozen=True)
 class Whole:
-    """A tensor of the folder, and the parameters that it is made of."""
+    """A tensor of the folder, and the parameters in it."""
 
     name: str
     parts: tuple[str, ...]
@@ -57,11 +57,11 @@ class Whole:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What becomes of a folder's tensors."""
+    """The use of a folder's tensors."""
 
     wholes: tuple[Whole, ...]
     head: str | None
-    """of a tied model, the name of what must be equal to its embedding table"""
+    """in a tied model, name of the tensor that must equal the embedding table"""
     left: tuple[str, ...]
     """names that are left out"""
 
@@ -69,17 +69,17 @@ class Assignment:
 def assign(
     place: Path, names: Collection[str], model: Shapes, rules: Sequence[Rule] = (), source: Path | None = None
 ) -> Assignment:
-    """Which of the ``model``'s parameters each of the ``names`` is; ``source`` is the file of the rules.
+    """Assign each of ``names`` to parameters of the ``model``; ``source``: the file of the rules.
 
-    :raises UserError: when a name has no place in the model, or two have the same; a parameter is missing; a rule
-        matches nothing, or two match one name.
+    :raises UserError: if a name has no parameter, two have the same, a parameter is missing, a rule matches nothing, or
+        two rules match one name.
     """
     used, wholes, left = set[str](), list[Whole](), list[str]()
     for name in sorted(names):
         found = [(rule, parts) for rule in rules if (parts := rule.fits(name)) is not None]
         if len(found) > 1:
             both = " and ".join(repr(rule.pattern) for rule, _ in found[:2])
-            raise UserError(f"{source}: {both} match {name}; one name has one meaning")
+            raise UserError(f"{source}: {both} match {name}; keep one of them")
         used |= {rule.pattern for rule, _ in found}
         if not found:
             wholes.append(Whole(name, (name,)))
@@ -98,13 +98,13 @@ def assign(
 
 
 def _require_each_once(place: Path, wholes: Iterable[Whole], model: Shapes) -> None:
-    """:raises UserError: naming the first parameter that is unknown, there twice, or missing."""
+    """Raise UserError for the first parameter that is unknown, duplicated or missing."""
     holders: dict[str, str] = {}
     for whole in wholes:
         for part in whole.parts:
             if part not in model:
-                said = "" if part == whole.name else f" (that is {part})"
-                raise UserError(f"{place}: {whole.name}{said} has no place in this model; say with --names what it is")
+                mapped = "" if part == whole.name else f" (mapped to {part})"
+                raise UserError(f"{place}: {whole.name}{mapped} has no place in this model; map it with --names")
             if part in holders:
                 raise UserError(f"{place}: {part} is there twice, as {holders[part]} and as {whole.name}; remove one")
             holders[part] = whole.name
@@ -114,10 +114,7 @@ def _require_each_once(place: Path, wholes: Iterable[Whole], model: Shapes) -> N
 
 
 def read(path: Path) -> tuple[Rule, ...]:
-    """The map in a file.
-
-    :raises UserError: naming the first pattern that is wrong.
-    """
+    """Read a map from a file; UserError for the first invalid pattern."""
     return tuple(_rule(path, pattern, given) for pattern, given in documents.toml(path).items())
 
 
@@ -129,19 +126,19 @@ def _rule(path: Path, pattern: str, given: Any) -> Rule:
     if not isinstance(parts, list) or not all(isinstance(part, str) and part for part in parts):
         raise UserError(f"{path}: {pattern!r}: parts must be a list of names of the model")
     if slices is not None and (type(slices) is not int or not 1 <= slices <= _MOST_SLICES):
-        raise UserError(f"{path}: {pattern!r}: slices = {documents.shown(slices)} must be a number from 1 up")
+        raise UserError(f"{path}: {pattern!r}: slices = {documents.shown(slices)} must be 1 or more")
     if not isinstance(padded, bool) or (padded and len(parts) != 1):
         raise UserError(f"{path}: {pattern!r}: padded = true goes with one part")
     if pattern.count("*") > 1 or pattern.count("{n}") > 1:
         raise UserError(f"{path}: {pattern!r}: has {{n}} or * more than once")
     for part in parts:
         if part.count("*") > pattern.count("*") or (_NUMBER.search(part) and "{n}" not in pattern):
-            raise UserError(f"{path}: {pattern!r}: {part!r} has a {{n}} or * that the pattern has not")
+            raise UserError(f"{path}: {pattern!r}: {part!r} has a {{n}} or * that is not in the pattern")
     return Rule(pattern, tuple(parts), slices, padded)
 
 
 def _expression(pattern: str) -> str:
-    """The regular expression of a pattern, in which nothing can be tried in more ways than one."""
+    """Return the regular expression of a pattern, without ambiguous alternatives."""
     pieces = re.split(r"(\{n\}|\*)", pattern)
     return "".join({"{n}": r"(?P<n>\d{1,9})", "*": "(?P<rest>.*)"}.get(piece, re.escape(piece)) for piece in pieces)
 

@@ -1,6 +1,6 @@
-"""Read a foreign folder into stage files without running any code of the folder's.
+"""Conversion of a foreign folder into stage files, without running code from the folder.
 
-Called by ``common/apart.py`` in a child process, whose memory is bounded before the folder is opened.
+Called by ``common/apart.py`` in a child process, whose memory is limited before the folder is opened.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from planaria.runtime.checkpoint.foreign.folder import (
     Marks,
     Note,
     Sizes,
-    apart,
     find_note,
     require_equal,
-    require_fit,
+    require_match,
     require_moments,
+    separate,
     summed,
 )
 from planaria.runtime.checkpoint.foreign.names import TABLE, Assignment, Whole
@@ -38,14 +38,14 @@ from planaria.runtime.checkpoint.stage_file import write_stage
 
 FORMATS: Mapping[str, Callable[[Path], Foreign]] = {"dcp": Dcp, "universal": Universal}
 LISTED = 3
-"""of what is left out, how many are named"""
+"""number of left-out names in a message"""
 
 
 class Reading:
     """One folder, as the stages of a model."""
 
     def __init__(self, job: Job) -> None:
-        """:raises UserError: when the folder does not hold the model."""
+        """Read the folder's metadata; UserError if it does not hold the model."""
         self._folder, self._cut, self._to = Path(job.folder), Cut(job.model, job.stages), Path(job.to)
         self._locals = {
             stage: {local: atom_name(self._cut, stage, local) for local in declared(self._cut, stage)}
@@ -70,15 +70,15 @@ class Reading:
         return range(self._cut.stages + 1)
 
     def carry_out(self) -> Reply:
-        """Write every stage, one after the other."""
+        """Write every stage."""
         if self._plan.head is not None:
             self._require_tied(self._plan.head)
         digests = tuple(write_stage(self._to, stage, self._step, self._stage(stage)).sha256 for stage in self._all)
         samples = self._note.samples if self._note is not None else self._foreign.samples
-        return Reply(step=self._step, samples=samples, digests=digests, said=tuple(self._said()))
+        return Reply(step=self._step, samples=samples, digests=digests, said=tuple(self._notes()))
 
     def _stage(self, stage: int) -> StageState:
-        """What a stage begins with, of as many tensors of the folder as it needs."""
+        """Return the initial state of a stage, reading only the tensors that it needs."""
         local = {name: own for own, name in self._locals[stage].items()}
         kinds: dict[str, dict[str, Tensor]] = {kind: {} for kind in KINDS}
         clocks: dict[str, int] = {}
@@ -86,7 +86,7 @@ class Reading:
             if not local.keys() & set(whole.parts):
                 continue
             for kind in KINDS if self._trained else (WEIGHTS,):
-                parts = apart(self._read(whole, kind), whole, self._shapes)
+                parts = separate(self._read(whole, kind), whole, self._shapes)
                 self._require_known(parts, kind, self._foreign.clocks.get(whole.name))
                 kinds[kind] |= {local[name]: tensor for name, tensor in parts.items() if name in local}
             if self._trained:
@@ -97,33 +97,33 @@ class Reading:
         return StageState(kinds[WEIGHTS], moments, clocks, scales=own)
 
     def _require_known(self, parts: Mapping[str, Tensor], kind: str, clock: int | None) -> None:
-        """:raises UserError: when a tensor is not what the note beside it says."""
+        """Raise UserError if a tensor differs from the note's digest."""
         known = {} if self._note is None else self._note.sums
         for name, tensor in parts.items():
             found, what = summed(tensor, kind, name, clock), f"{kind} of {name}"
             if known.get(what, found) != found:
-                mend = f"bring it back, or remove {NOTE} if another program has trained it since"
-                raise UserError(f"{self._folder}: {what} is not what planaria wrote there; {mend}")
+                fix = f"restore it, or remove {NOTE} if another program has trained it since"
+                raise UserError(f"{self._folder}: {what} is not what planaria wrote there; {fix}")
 
     def _read(self, whole: Whole, kind: str) -> Tensor:
-        def fit(shape: Sizes, marks: Marks, place: str) -> None:
-            require_fit(whole, shape, marks, self._shapes, place)
+        def check(shape: Sizes, marks: Marks, place: str) -> None:
+            require_match(whole, shape, marks, self._shapes, place)
 
-        tensor = self._foreign.read(whole.name, kind, fit)
+        tensor = self._foreign.read(whole.name, kind, check)
         if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise UserError(f"{self._folder}: {kind} of {whole.name} is {tensor.dtype}; fp32, bf16 and fp16 are read")
         return tensor
 
     def _require_tied(self, head: str) -> None:
-        """A tied model's head may be in the folder, if it is the embedding table."""
+        """Require that a tied model's head, if it is in the folder, equals the embedding table."""
         (table,) = (whole for whole in self._plan.wholes if TABLE in whole.parts)
         other = Whole(head, table.parts, table.slices, table.padded)
         for kind in sorted(self._foreign.kinds[head]):
             what = f"{self._folder}: {kind} of {head} and of {table.name}, which is tied to it,"
             require_equal(self._read(other, kind), self._read(table, kind), what)
 
-    def _said(self) -> list[str]:
-        lines = [] if self._trained else ["without moments: they begin anew"]
+    def _notes(self) -> list[str]:
+        lines = [] if self._trained else ["without moments: they are reset"]
         if left := sorted({*self._plan.left, *self._foreign.left}):
             rest = f" and {len(left) - LISTED} more" if len(left) > LISTED else ""
             lines.append(f"left out: {', '.join(left[:LISTED])}{rest}")
@@ -131,24 +131,24 @@ class Reading:
 
 
 def _step_of(folder: Path, foreign: Foreign, plan: Assignment, note: Note | None) -> int:
-    """Steps behind the folder's state: what it says itself, or the most updates of a parameter.
+    """Return the step of the folder's state: its own, or the most updates of a parameter.
 
-    :raises UserError: when a parameter has seen more updates than there were steps.
+    :raises UserError: if a parameter has more updates than steps.
     """
     latest = max((foreign.clocks.get(whole.name, 0) for whole in plan.wholes), default=0)
-    said, place = (note.step, NOTE) if note is not None else (foreign.step, "its own counter")
-    if said is not None and latest > said:
-        mend = (
+    stated, place = (note.step, NOTE) if note is not None else (foreign.step, "its own counter")
+    if stated is not None and latest > stated:
+        fix = (
             f"remove {NOTE} if another program has trained it since" if note is not None else "give an undamaged folder"
         )
-        raise UserError(f"{folder}: has seen {latest} updates, but {place} says step {said}; {mend}")
-    return latest if said is None else said
+        raise UserError(f"{folder}: has {latest} updates, but {place} has step {stated}; {fix}")
+    return latest if stated is None else stated
 
 
 def answered(argument: bytes) -> bytes:
-    """Do a :class:`Job`, as JSON; the :class:`Reply`, as JSON.
+    """Run a :class:`Job` (JSON), and return the :class:`Reply` (JSON).
 
-    :raises UserError: when the folder does not hold the model.
+    :raises UserError: if the folder does not hold the model.
     """
     job = Job.model_validate_json(argument)
     try:

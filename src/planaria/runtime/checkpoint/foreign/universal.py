@@ -1,5 +1,6 @@
-"""DeepSpeed's universal folders: ``zero/<name>/fp32.pt`` and AdamW's ``<key>.pt`` beside it, in the folder that
-``latest_universal`` names."""
+"""DeepSpeed's universal folders: ``zero/<name>/fp32.pt`` and AdamW's ``<key>.pt``, in the folder named by
+``latest_universal``.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from planaria.runtime.checkpoint.foreign import unpickling
 from planaria.runtime.checkpoint.foreign.folder import (
     KINDS,
     WEIGHTS,
-    Fit,
+    Check,
     Marks,
     clock,
     clocks_by_group,
@@ -27,7 +28,7 @@ from planaria.runtime.checkpoint.foreign.folder import (
     step_tensor,
     uncovered,
 )
-from planaria.runtime.checkpoint.foreign.unpickling import MEND, SubparamShape
+from planaria.runtime.checkpoint.foreign.unpickling import FIX, SubparamShape
 from planaria.runtime.checkpoint.loading import Atom
 
 LATEST, OPTIMIZER, STATES = "latest_universal", "optimizer_state.pt", "mp_rank_00_model_states.pt"
@@ -39,28 +40,28 @@ KNOWN = {"param", *PIECES, "vocab_tensor", "vocab_divisibility_padding_tensor"}
 _SMALL = 64 << 20
 SPLIT_BY_ROWS = {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "w1", "w3", "embed_tokens", "lm_head"}
 SPLIT_BY_COLUMNS = {"o_proj", "down_proj", "w2"}
-"""modules whose weights tensor-parallel ranks cut along dimension 0 and 1; each rank has all of any other"""
+"""modules whose weights are cut along dimension 0 and 1 by tensor-parallel ranks; other weights are replicated"""
 
 
 def write(atoms: Sequence[Atom], folder: Path, step: int, samples: int, vocab: int, optim: OptimConfig) -> None:
-    """Write a model and its optimizer's state into ``folder``, a tensor at a time.
+    """Write a model and its optimizer's state into ``folder``, one tensor at a time.
 
-    :raises UserError: when parameters have seen unequal numbers of updates, which this format does not have.
-    :raises OSError: when the disk is full.
+    :raises UserError: if parameters have different numbers of updates, which this format does not support.
+    :raises OSError: if the disk is full.
     """
     clocks = {atom.clock for atom in atoms}
     if len(clocks) > 1:
-        odd = next(atom for atom in atoms if atom.clock != atoms[0].clock)
+        other = next(atom for atom in atoms if atom.clock != atoms[0].clock)
         raise UserError(
-            f"--format universal: has one step for all, but {atoms[0].name} has seen {atoms[0].clock} updates and "
-            f"{odd.name} {odd.clock}; use --format dcp"
+            f"--format universal: has a single step, but {atoms[0].name} has {atoms[0].clock} updates and "
+            f"{other.name} {other.clock}; use --format dcp"
         )
     tag = folder / f"global_step{step}_universal"
     for atom in atoms:
         place = tag / "zero" / atom.name
         place.mkdir(parents=True)
         for kind in KINDS if atom.clock is not None else KINDS[:1]:
-            held: dict[str, Any] = {"param": atom.read(kind).clone()}  # a view would be saved with all around it
+            held: dict[str, Any] = {"param": atom.read(kind).clone()}  # a view would be saved with its whole storage
             if atom.shape[0] == vocab and "layers." not in atom.name and len(atom.shape) == 2:
                 held["vocab_tensor"] = True
             if (dimension := _cat_dim(atom.name)) is not None:
@@ -79,7 +80,7 @@ def write(atoms: Sequence[Atom], folder: Path, step: int, samples: int, vocab: i
 
 
 def _cat_dim(name: str) -> int | None:
-    """Return the dimension along which a loader cuts a parameter for tensor-parallel ranks; None if it does not."""
+    """Return the dimension along which tensor-parallel ranks cut a parameter; None if they do not."""
     module, _, kind = name.rpartition(".")
     module = module.rpartition(".")[2]
     if kind != "weight" or module not in SPLIT_BY_ROWS | SPLIT_BY_COLUMNS:
@@ -96,14 +97,14 @@ def _save(content: object, path: Path) -> None:
 
 
 class Universal:
-    """A folder that DeepSpeed's conversion wrote; ``folder.Foreign``."""
+    """A folder from DeepSpeed's conversion; a ``folder.Foreign``."""
 
     def __init__(self, folder: Path) -> None:
-        """:raises UserError: when it is none, or is damaged."""
+        """Read the folder's metadata; UserError if it is missing or damaged."""
         self._folder = _tag(folder)
         zero = self._folder / "zero"
         if zero.is_symlink() or not zero.is_dir():
-            raise UserError(f"{zero}: is missing, or no folder; give a folder of the universal layout")
+            raise UserError(f"{zero}: is missing, or not a folder; give a folder of the universal layout")
         self._zero, found, others = zero, dict[str, set[str]](), list[str]()
         for entry in sorted(zero.iterdir()):
             refuse_link(entry)
@@ -120,15 +121,15 @@ class Universal:
         self.step, self.samples = (_whole_number(states, name) for name in ("global_steps", "global_samples"))
         self.clocks: Mapping[str, int] = self._clocks({name for name, files in found.items() if "step.pt" in files})
 
-    def read(self, name: str, kind: str, fit: Fit) -> Tensor:
+    def read(self, name: str, kind: str, check: Check) -> Tensor:
         path = inside(self._zero, f"{name}/{FILES[kind]}")
         with path.open("rb") as file:
             held = unpickling.saved(file, str(path), shapes_only=True)
-            fit(_param(held, path).shape, self._marks(held, path), str(path))
+            check(_param(held, path).shape, self._marks(held, path), str(path))
             return _param(unpickling.saved(file, str(path)), path)
 
     def _states(self) -> dict[Any, Any]:
-        """The counters of the run, if their file is there; tensors in it are not read."""
+        """Return the run's counters if their file exists, without reading tensors."""
         if not (self._folder / STATES).exists():
             return {}
         path = inside(self._folder, STATES)
@@ -136,14 +137,14 @@ class Universal:
             found = unpickling.saved(file, str(path), shapes_only=True)
         info = found.get(INFO, {}) if isinstance(found, dict) else None
         if not isinstance(info, dict):
-            raise UserError(f"{path}: damaged (no {INFO}); {MEND}, or one without this file")
+            raise UserError(f"{path}: damaged (no {INFO}); {FIX}, or one without this file")
         version = info.get("universal_checkpoint_version", VERSION)
         if type(version) not in (int, float) or not OLDEST <= version <= VERSION:
             raise UserError(f"{path}: version {documents.shown(version)}; versions {OLDEST} to {VERSION} are read")
         return dict(found)
 
     def _clocks(self, named: set[str]) -> dict[str, int]:
-        """One step for all, from the state of each parameter or from its group."""
+        """Return the single step for all parameters, from their state or their group."""
         found: dict[str, int] = {}
         for name in sorted(named):
             found[name] = clock(self._small(f"{name}/step.pt"), str(self._zero / name / "step.pt"))
@@ -157,22 +158,22 @@ class Universal:
         for name, step in found.items():
             if first is not None and step != found[first]:
                 raise UserError(
-                    f"{self._zero}: steps are unequal, {found[first]} of {first} and {step} of {name}; this format has "
-                    "one for all: bring back what was replaced"
+                    f"{self._zero}: steps differ, {found[first]} of {first} and {step} of {name}; this format has "
+                    "a single step: restore the original files"
                 )
         return found
 
     def _small(self, name: str) -> Any:
         path = inside(self._zero, name)
         if path.stat().st_size > _SMALL:
-            raise UserError(f"{path}: has {path.stat().st_size} bytes, too many for what it should be; {MEND}")
+            raise UserError(f"{path}: has {path.stat().st_size} bytes, too many for this file; {FIX}")
         with path.open("rb") as file:
             return unpickling.saved(file, str(path))
 
     def _marks(self, held: dict[str, Any], path: Path) -> Marks:
-        """:raises UserError: for a mark that is not known, or that a whole tensor of this model cannot have."""
-        if strange := sorted(str(key) for key in held.keys() - KNOWN):
-            raise UserError(f"{path}: is marked {strange[0]!r}, which is not known; {MEND}")
+        """Return a tensor's marks; UserError if one is unknown, or impossible for a whole tensor of this model."""
+        if unknown := sorted(str(key) for key in held.keys() - KNOWN):
+            raise UserError(f"{path}: is marked {unknown[0]!r}, which is not known; {FIX}")
         dimension, count, shape = (held.get(key) for key in PIECES)
         if dimension not in (None, 0, 1):
             raise UserError(f"{path}: cat_dim = {documents.shown(dimension)}; a matrix has dimensions 0 and 1")
@@ -184,7 +185,7 @@ class Universal:
         elif shape is None and count not in (None, 1):
             pieces = count if type(count) is int and count > 1 and dimension in (None, 0) else None
         if (shape is not None or count not in (None, 1)) and not _are_sizes(pieces):
-            raise UserError(f"{path}: has sub-parameters that are not pieces along dimension 0: not read")
+            raise UserError(f"{path}: has sub-parameters that are not pieces along dimension 0, which is not supported")
         return Marks(pieces, held.get("vocab_tensor", False) is True, self._rows)
 
 
@@ -193,31 +194,31 @@ def _are_sizes(pieces: int | tuple[int, ...] | None) -> bool:
 
 
 def _tag(folder: Path) -> Path:
-    """The folder of a step: ``folder``, or the one in it that ``latest_universal`` names."""
+    """Return the folder of a step: ``folder``, or the one named by its ``latest_universal``."""
     if not (folder / LATEST).exists():
         if not (folder / "zero").is_dir():
-            raise UserError(f"{folder}: neither {LATEST} nor zero is there; give a folder of the universal layout")
+            raise UserError(f"{folder}: has neither {LATEST} nor zero; give a folder of the universal layout")
         return folder
-    name = documents.text(inside(folder, LATEST), 4096, MEND).strip()
+    name = documents.text(inside(folder, LATEST), 4096, FIX).strip()
     if not name or "/" in name or "\0" in name or name in (".", ".."):
-        raise UserError(f"{folder / LATEST}: names {name!r}, which is no folder beside it")
+        raise UserError(f"{folder / LATEST}: names {name!r}, which is not a folder beside it")
     if (folder / name).is_symlink() or not (folder / name).is_dir():
-        raise UserError(f"{folder / name}: is missing, or no folder, though {LATEST} names it; bring it back")
+        raise UserError(f"{folder / name}: is missing, or not a folder, though {LATEST} names it; restore it")
     return folder / name
 
 
 def _files_of(place: Path) -> set[str]:
-    """:raises UserError: when a parameter has a state that AdamW has not."""
+    """Return the files of a parameter; UserError if it has a state that AdamW lacks."""
     found = {entry.name for entry in place.iterdir()}
-    if strange := sorted(found - {*FILES.values(), "step.pt"}):
-        raise UserError(f"{place / strange[0]}: AdamW has no such state; give a folder that AdamW trained")
+    if unknown := sorted(found - {*FILES.values(), "step.pt"}):
+        raise UserError(f"{place / unknown[0]}: AdamW has no such state; give a folder that AdamW trained")
     return found
 
 
 def _param(held: Any, path: Path) -> Tensor:
     found = held.get("param") if isinstance(held, dict) else None
     if not isinstance(found, Tensor) or found.layout != torch.strided:
-        raise UserError(f"{path}: has no whole tensor 'param'; {MEND}")
+        raise UserError(f"{path}: has no whole tensor 'param'; {FIX}")
     return found.detach()
 
 

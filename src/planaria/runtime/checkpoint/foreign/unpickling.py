@@ -1,8 +1,8 @@
-"""Pickles of strangers, read without running any of them: torch's tensors, and the metadata of a DCP folder.
+"""Safe reading of untrusted pickles: torch's tensors, and the metadata of a DCP folder.
 
-A pickle names functions to be called. Torch's own loader, told ``weights_only``, calls those that make tensors; for
-DCP's metadata, which torch reads with a plain unpickler, :func:`metadata` has stand-ins that keep what they are given.
-Any other name is refused. To be called in a process of its own only, whose memory is bounded.
+A pickle names functions to call. Torch's loader with ``weights_only`` calls only those that make tensors. For DCP's
+metadata, which torch reads with a plain unpickler, :func:`metadata` uses stand-ins that keep their arguments. Other
+names are rejected. Call it only in a child process with bounded memory.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from planaria.common.errors import UserError
 METADATA_BYTES = 256 << 20
 _NAMED = re.compile(r"GLOBAL ([\w.]+)")
 _NO_ROOM = ("allocate memory", "Cannot allocate", "not enough memory")
-MEND = "give an undamaged folder"
+FIX = "give an undamaged folder"
 _PIECE = 1 << 20
 
 
 class Kept:
-    """What stands in for a class of torch's: the arguments or the state that its pickle has."""
+    """Stand-in for a class of torch: the arguments or state in its pickle."""
 
     state: Any = None
 
@@ -36,32 +36,32 @@ class Kept:
         self.state = state
 
     def get(self, name: str) -> Any:
-        """A field of a dataclass; None where it has no such field."""
+        """Return a field of a dataclass; None if it is missing."""
         return self.state.get(name) if isinstance(self.state, dict) else None
 
 
 class Metadata(Kept):
-    """All of a DCP folder."""
+    """Metadata of a DCP folder."""
 
 
 class TensorEntry(Kept):
-    """A tensor, by type, size and chunks."""
+    """Type, size and chunks of a tensor."""
 
 
 class BytesEntry(Kept):
-    """Anything else."""
+    """An object that is not a tensor."""
 
 
 class Chunk(Kept):
-    """A box of a tensor."""
+    """A part of a tensor."""
 
 
 class Properties(Kept):
-    """A tensor's type, first in a tuple."""
+    """Type of a tensor, first in a tuple."""
 
 
 class Index(Kept):
-    """Name and place of a chunk."""
+    """Name and location of a chunk."""
 
 
 class Stored(Kept):
@@ -69,11 +69,11 @@ class Stored(Kept):
 
 
 class Origin(Kept):
-    """Where the folder was written."""
+    """The location at which the folder was written."""
 
 
 class SubparamShape(Kept):
-    """DeepSpeed's: the sizes of the pieces of a fused parameter."""
+    """DeepSpeed's sizes of the pieces of a fused parameter."""
 
 
 def _first(value: object = None, *more: object) -> object:
@@ -106,7 +106,7 @@ DTYPES = {
 
 
 class _Unpickler(pickle.Unpickler):
-    """Knows the names in :data:`ADMITTED`, and torch's number types."""
+    """Accepts the names in :data:`ADMITTED`, and torch's number types."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and name in DTYPES:
@@ -117,23 +117,22 @@ class _Unpickler(pickle.Unpickler):
 
 
 def metadata(path: Path) -> Metadata:
-    """The ``.metadata`` of a DCP folder, by stand-ins.
+    """Read the ``.metadata`` of a DCP folder with stand-ins.
 
-    :raises UserError: naming the class, when it has one that no tensor needs; when it is damaged or too large.
+    :raises UserError: if it has a class that no tensor needs (it names the class), is damaged, or too large.
     """
     found = _guarded(lambda: _Unpickler(io.BytesIO(documents.data(path, METADATA_BYTES))).load(), str(path))
     if not isinstance(found, Metadata):
-        raise UserError(f"{path}: damaged (it holds no metadata of a DCP folder); {MEND}")
+        raise UserError(f"{path}: damaged (no metadata of a DCP folder); {FIX}")
     return found
 
 
 def saved(file: BinaryIO, place: str, shapes_only: bool = False) -> Any:
-    """What ``torch.save`` wrote into a file: tensors, on the CPU, in plain containers.
+    """Read a file of ``torch.save``: tensors, on the CPU, in plain containers.
 
-    ``shapes_only``: tensors without numbers, which are not read.
-
-    :raises UserError: naming ``place``: when it has a class that no tensor needs (its name), is damaged, or claims more
-        than is there.
+    ``shapes_only``: do not read the tensors' data.
+    :raises UserError: naming ``place``, if it has a class that no tensor needs (it names the class), is damaged, or
+        claims more bytes than it has.
     """
     _require_plain(file, place, shapes_only)
     file.seek(0)
@@ -144,10 +143,10 @@ def saved(file: BinaryIO, place: str, shapes_only: bool = False) -> Any:
 
 
 def _require_plain(file: BinaryIO, place: str, shapes_only: bool) -> None:
-    """Torch looks neither at sizes nor at sums.
+    """Check an archive's sizes and sums, which torch does not.
 
-    :raises UserError: when it is no archive of ``torch.save``, claims more bytes than it has, or what is wanted of it
-        does not have its CRC-32.
+    :raises UserError: if it is no archive of ``torch.save``, claims more bytes than it has, or a needed entry does not
+        match its CRC-32.
     """
     size = file.seek(0, io.SEEK_END)
     try:
@@ -155,36 +154,36 @@ def _require_plain(file: BinaryIO, place: str, shapes_only: bool) -> None:
             entries = archive.infolist()
             plain = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
             if not plain or size < sum(entry.file_size for entry in entries):
-                raise UserError(f"{place}: claims more than its {size} bytes hold; {MEND}")
+                raise UserError(f"{place}: claims more than its {size} bytes; {FIX}")
             for entry in entries:
                 if not shapes_only or entry.filename.endswith(".pkl"):
                     _require_sum(archive, entry)
     except (zipfile.BadZipFile, ValueError, OSError, EOFError, NotImplementedError) as error:
-        raise UserError(f"{place}: not a whole file of torch.save ({error}); {MEND}") from None
+        raise UserError(f"{place}: not a whole file of torch.save ({error}); {FIX}") from None
 
 
 def _require_sum(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
-    """:raises zipfile.BadZipFile: when an entry's bytes do not have its CRC-32."""
+    """Raise zipfile.BadZipFile if an entry does not match its CRC-32."""
     with archive.open(entry) as content:
         while content.read(_PIECE):
             pass
 
 
 def _guarded(load: Callable[[], Any], place: str) -> Any:
-    """Whatever a pickle may do to its reader, in one line."""
+    """Convert the errors of unpickling into a one-line UserError."""
     try:
         return load()
     except MemoryError:
         reason = "needs more memory than its model has"
     except (pickle.UnpicklingError, ImportError) as error:
         named = _NAMED.search(str(error))
-        reason = f"holds {named[1]}, which no tensor needs: not read" if named else _brief(error)
+        reason = f"holds {named[1]}, which no tensor needs, so it is not read" if named else _brief(error)
     except RuntimeError as error:
         short = any(word in str(error) for word in _NO_ROOM)
         reason = "needs more memory than its model has" if short else _brief(error)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, EOFError, OSError, AssertionError) as error:
         reason = _brief(error)
-    raise UserError(f"{place}: {reason}; {MEND}")
+    raise UserError(f"{place}: {reason}; {FIX}")
 
 
 def _brief(error: Exception) -> str:
