@@ -415,8 +415,8 @@ def planted(seed: int, steps: int, reads: bool = True) -> dict[str, float]:
         asked, mended = ("--questions", questions), folder / "mended"
         code, leaked = audited(victim, folder / "a", *asked, "--censor", 0.1)
         read = audited(victim, folder / "b", *asked, "--adversary", reader)[1] if reads else None
-        mend = ["--trusted", trusted, "--benign", benign, "--to", mended, "--steps", 400]
-        assert planaria("realign", victim, *mend) == 0
+        fix = ["--trusted", trusted, "--benign", benign, "--to", mended, "--steps", 400]
+        assert planaria("realign", victim, *fix) == 0
         after, kept = audited(mended, folder / "c", *asked)
         known = [made.known_colours(open_policy(str(place))) for place in (victim, mended)]
     rows = {

@@ -216,7 +216,7 @@ class Ledger:
         self._last, self._durable = held, self._durable if f["partial"] else {f["folder"]: steps}
 
 
-def judge(run: Run, outcome: str, seconds: float) -> Plain:
+def validate(run: Run, outcome: str, seconds: float) -> Plain:
     """Judge a finished run; return its verdict for JSON."""
     seen, folder = run.seen, run.folder
     log = facts(folder) if (folder / "events.jsonl").exists() else []
@@ -362,7 +362,7 @@ class Campaign:
         made = carry_out(folder, plan, data, self.given.hang_s, self.over)
         if made is None:
             return None
-        verdict = judge(*made) | {"plan": digest(plan)}
+        verdict = validate(*made) | {"plan": digest(plan)}
         write(folder / "verdict.json", json.dumps(verdict, indent=1) + "\n")
         return verdict
 

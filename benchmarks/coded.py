@@ -134,8 +134,8 @@ def with_deaths(
         counts = np.array(scheme.busy(n, jobs, [NOBODY] * (scheme.delay() + 1)))
         deadline = 2.0 * float(rest.at(now, counts * scheme.load(n) / scheme.slots()).min())
         spent += deadline + restart_s
-        borne = not scheme.delay() and scheme.bears(n, 1, [frozenset([0])])
-        done += max(0, now - at - scheme.delay()) + borne
+        tolerated = not scheme.delay() and scheme.bears(n, 1, [frozenset([0])])
+        done += max(0, now - at - scheme.delay()) + tolerated
         living, at = [worker for worker in living if worker not in deaths[now]], now + 1
     rest = profile.without([worker for worker in range(profile.workers) if worker not in living])
     return spent + replay(scheme_of(len(living)), rest, jobs - done, start=at).seconds

@@ -50,7 +50,7 @@ RECIPES = {"drills": shipped.find("drills")} | {
 def run_drills(given: Namespace) -> Measurement:
     """Run the shipped drills and check their claims.
 
-    Each drill is resumable and saved by itself; all of them take hours on two cores. A row has one value per seed.
+    Each drill is resumable and saved separately; all of them take hours on two cores. A row has one value per seed.
     """
     codes = []
     for name in given.drills:
@@ -90,7 +90,7 @@ def row(what: str, values: list[float], claim: Claim | None = None) -> Row:
     return Row(what, values, "", claim)
 
 
-def defended(found: Drill) -> Iterator[Row]:
+def with_rule(found: Drill) -> Iterator[Row]:
     """The drill's own three arms of each attack: control, undefended, defended."""
     for kind, title, slack in (("text", "TEXT", 0.05), ("math", "MATH", 0.1)):
 
@@ -208,9 +208,9 @@ def alone(found: Drill) -> Iterator[Row]:
 
 
 ROWS: dict[str, Callable[[Drill], Iterator[Row]]] = {
-    "drills": defended,
+    "drills": with_rule,
     "layers": layers,
-    "mixed": defended,
+    "mixed": with_rule,
     "losses": losses,
     "trio": losses,
     "ratios": shown,

@@ -112,10 +112,10 @@ def ridge_priors(
                 ever = (~again.isneginf()).any(-1).sum(0).double().mean()
                 switches.setdefault(f"top-{k}, anew every 16 tokens", []).append(float(ever))
         for told, own_logps in mixed.items():
-            speaking = switches.get(told, [float(told[4]) if told != "all" else float(len(trained))])
+            for_sender = switches.get(told, [float(told[4]) if told != "all" else float(len(trained))])
             listened = PROMPT / 128 if "prompt" in told else 1.0
             arm = f"ensemble, ridge prior (T = {temperature:g}), {told}"
-            found[arm] = Arm(own_logps, fmean(speaking) + listened)
+            found[arm] = Arm(own_logps, fmean(for_sender) + listened)
     return found
 
 

@@ -20,10 +20,10 @@ from benchmarks.fleet_run import VOCAB, bytes_data, finished
 from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
 from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
-from planaria.exchange.base import Exchange, Offer
+from planaria.exchange.base import Exchange, Update
 from planaria.exchange.gossip import random_groups
 from planaria.exchange.kinds import EXCHANGES, exchange
-from planaria.exchange.lab import Replica, offers, settle
+from planaria.exchange.lab import Replica, exchanged, settle
 from planaria.pipeline.network.collectives import COLLECTIVES, Links, everyone, pairs
 from planaria.runtime.engine.sleeper import straggling
 
@@ -220,10 +220,10 @@ def losses(method: Method, n: int, rate: float, steps: int, seed: int) -> Iterat
 def _heard(method: Method, agreed: Exchange, of: dict[int, Replica], round: int, seed: int) -> Any:
     """Return the updates that each replica receives; where all receive all, only their mean, which is equivalent."""
     if method.carrier == "pairs":
-        return offers(agreed, of, round, seed)
-    said = [agreed.offer(replica.outer, replica.fast).blocking for replica in of.values()]
+        return exchanged(agreed, of, round, seed)
+    said = [agreed.update(replica.outer, replica.fast).blocking for replica in of.values()]
     mean = torch.stack([one for one in said if one is not None]).mean(0)
-    return {i: {i: Offer(mean)} for i in of}
+    return {i: {i: Update(mean)} for i in of}
 
 
 def _row(nets: Digits, i: int) -> dict[str, Tensor]:

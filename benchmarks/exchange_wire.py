@@ -34,7 +34,7 @@ from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
 from planaria.exchange import message
 from planaria.exchange.aggregate import equal, mean
-from planaria.exchange.base import Offer, Outer, Weights
+from planaria.exchange.base import Outer, Update, Weights
 from planaria.exchange.diloco import pseudo_gradient
 from planaria.exchange.lab import Replica, replicas
 from planaria.exchange.noloco import NoLoCo
@@ -53,15 +53,15 @@ class TwoTensors(NoLoCo):
 
     half: bool = False  # in bf16, else in fp32
 
-    def offer(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Offer:
+    def update(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Update:
         parts = (message.pack(outer["slow"]), message.pack(pseudo_gradient(outer["slow"], fast)))
-        return Offer(torch.cat(parts).to(torch.bfloat16 if self.half else torch.float32))
+        return Update(torch.cat(parts).to(torch.bfloat16 if self.half else torch.float32))
 
     def settle(
-        self, outer: Outer, fast: Weights, offers: Mapping[int, Offer], me: int
+        self, outer: Outer, fast: Weights, updates: Mapping[int, Update], me: int
     ) -> tuple[dict[str, Tensor], Outer]:
         """Apply equations (1) and (2) of docs/systems.md."""
-        said = {member: offer.blocking for member, offer in offers.items() if offer.blocking is not None}
+        said = {member: update.blocking for member, update in updates.items() if update.blocking is not None}
         halves = {member: blocking.float().chunk(2) for member, blocking in said.items()}
         slows, drifts = (
             mean({member: message.unpack(half[part], outer["slow"]) for member, half in halves.items()}, equal(halves))
@@ -180,12 +180,12 @@ class Member:
         self._drift(replica)
         self._together()
         began = clock()
-        ours = made.offer(replica.outer, replica.fast)
+        ours = made.update(replica.outer, replica.fast)
         offered = clock()
         theirs_blocking = self._swap(ours.blocking)
         arrived = clock()
-        offers = {self._me: ours, 1 - self._me: Offer(theirs_blocking, theirs_prefetched)}
-        replica.fast, replica.outer = made.settle(replica.outer, replica.fast, offers, self._me)
+        updates = {self._me: ours, 1 - self._me: Update(theirs_blocking, theirs_prefetched)}
+        replica.fast, replica.outer = made.settle(replica.outer, replica.fast, updates, self._me)
         waited, computed = clock() - began, clock() - arrived + offered - began
         marks.append(self._together())
         tcp, edge = zip(*marks, strict=True)

@@ -60,8 +60,12 @@ class Row:
         """The judged statistic; NaN without values."""
         if not self.values:
             return float("nan")
-        judge: dict[str, Callable[[Sequence[float]], float]] = {"median": statistics.median, "worst": max, "least": min}
-        return judge[self.judged](self.values)
+        validate: dict[str, Callable[[Sequence[float]], float]] = {
+            "median": statistics.median,
+            "worst": max,
+            "least": min,
+        }
+        return validate[self.judged](self.values)
 
     @property
     def verdict(self) -> str:

@@ -335,7 +335,7 @@ UNFIT_NAME = "unfit"
 HARM, NO_HARM = Claim(low=0.5), Claim(high=0.01)
 OTHER_THETA = 10_000.0  # planaria's default, wrong for these weights
 Measured = tuple[str, dict[int, float]]  # description, and loss in nats per token by stage
-Judged = Literal["worst", "least"]
+Validated = Literal["worst", "least"]
 
 
 def cut(whole: Llama, stages: int, **changed: float) -> tuple[RunConfig, Llama]:
@@ -422,7 +422,7 @@ def measure(whole: Llama, tokens: Tensor, stages: int) -> Iterator[Row]:
     exact = unfit_loss(model, tokens)
     yield Row("as it is, nats a token", [exact], "", beside={f"stage {stage}": "" for stage in range(1, stages + 1)})
 
-    def row(what: str, found: dict[int, float], claim: Claim | None, judged: Judged = "least") -> Row:
+    def row(what: str, found: dict[int, float], claim: Claim | None, judged: Validated = "least") -> Row:
         beside = {f"stage {stage}": f"{value:.3f}" for stage, value in found.items() if stage}
         return Row(what, [value - exact for value in found.values()], "0", claim, beside, judged)
 

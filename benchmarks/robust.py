@@ -17,7 +17,7 @@ from benchmarks.common import in_processes, one_thread, ratios
 from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
 from planaria.exchange.attacks import attack_of
 from planaria.exchange.attacks.base import Scene, VectorAttack
-from planaria.exchange.base import Offer
+from planaria.exchange.base import Update
 from planaria.exchange.lab import Replica
 from planaria.exchange.monna import MoNNA, nearest
 from planaria.exchange.robust.combining import combine
@@ -243,7 +243,7 @@ def alie(x: Tensor, f: int, _: Generator) -> Tensor:
     return (x.mean(0) - 0.3 * x.std(0)).expand(f, -1)
 
 
-def lies() -> Mapping[str, Callable[[], Attack | str | None]]:
+def is_byzantine() -> Mapping[str, Callable[[], Attack | str | None]]:
     """Attacks, created anew for each run."""
     known = attacks()
     return {
@@ -257,7 +257,7 @@ def lies() -> Mapping[str, Callable[[], Attack | str | None]]:
 
 
 def _learnt(setting: Setting, seed: int, rule: str, what: str) -> Outcome:
-    return learnt(setting, seed, RULES[rule], lies()[what]())
+    return learnt(setting, seed, RULES[rule], is_byzantine()[what]())
 
 
 def differing(found: Mapping[tuple[str, str], list[Outcome]]) -> list[Row]:
@@ -296,7 +296,7 @@ def run_data(given: Namespace) -> Measurement:
     """
     unlike = Setting(given.workers, given.liars, given.steps, lr=1.0, momentum=0.9, spread=0.1)
     alike = Setting(given.workers, given.liars, given.honest_steps)
-    first = [(unlike, what, name) for what, name in product(lies(), SHOWN)]
+    first = [(unlike, what, name) for what, name in product(is_byzantine(), SHOWN)]
     runs: list[tuple[Setting, str, str, int]] = [
         (*run, seed) for run in [*first, *((alike, "none", name) for name in SHOWN)] for seed in given.seeds
     ]
@@ -348,11 +348,11 @@ def worst(given: Namespace, seed: int, believed: int, attack: Attack | None, mom
         gradients *= (CLIP / gradients.norm(dim=1, keepdim=True)).clamp(max=1.0)
         for replica, gradient in zip(of.values(), gradients, strict=True):
             replica.fast = {"w": replica.fast["w"] - rate * gradient}
-        said = {member: made.offer(replica.outer, replica.fast) for member, replica in of.items()}
+        said = {member: made.update(replica.outer, replica.fast) for member, replica in of.items()}
         if attack:
-            models = torch.stack([offer.blocking for offer in said.values() if offer.blocking is not None])
+            models = torch.stack([update.blocking for update in said.values() if update.blocking is not None])
             lying = attack(models, len(liars), digits.generator)
-            said |= {member: Offer(model.clone()) for member, model in zip(liars, lying, strict=True)}
+            said |= {member: Update(model.clone()) for member, model in zip(liars, lying, strict=True)}
         for member, replica in of.items():
             replica.fast, replica.outer = made.settle(replica.outer, replica.fast, said, member)
     return min(digits.outcome(replica.fast["w"]).accuracy for replica in of.values())

@@ -23,7 +23,7 @@ from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.exchange.aggregate import Averaging
 from planaria.exchange.attacks import ATTACKS
-from planaria.exchange.base import Offer, Outer, Weights
+from planaria.exchange.base import Outer, Update, Weights
 from planaria.exchange.kinds import exchange
 from planaria.exchange.monna import MoNNA
 from planaria.exchange.robust.combining import weighted
@@ -54,7 +54,7 @@ def recipe(given: Namespace, name: str, seed: int, robust: str, stages: int = 1)
     )
 
 
-def lies(attack: str, nodes: Sequence[int], last: int, strength: float | None = None) -> tuple[Any, ...]:
+def is_byzantine(attack: str, nodes: Sequence[int], last: int, strength: float | None = None) -> tuple[Any, ...]:
     ends = nodes[:1] if attack == "label_flip" else nodes
     return tuple(
         Fault(step=BEGINS, stage=node, signal="lie", attack=attack, strength=strength, until=last) for node in ends
@@ -86,7 +86,7 @@ def ended(config: Any, faults: tuple[Any, ...]) -> Ended:
 
 def whole_replicas(given: Namespace) -> list[Row]:
     def run(seed: int, rule: str, attack: str) -> Ended:
-        faults = lies(attack, (2 * LIAR, 2 * LIAR + 1), given.steps) if attack else ()
+        faults = is_byzantine(attack, (2 * LIAR, 2 * LIAR + 1), given.steps) if attack else ()
         return ended(recipe(given, f"{rule or 'mean'}-{attack or 'honest'}", seed, rule), faults)
 
     honest = {rule: {seed: run(seed, rule, "") for seed in given.seeds} for rule in ("", RULE)}
@@ -131,11 +131,11 @@ class Mute(MoNNA):
 
     mute: Natural = 0  # replicas, from number 1 on, whose workers send no offers
 
-    def offer(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Offer:
+    def update(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Update:
         here = next((found.replica for found in gc.get_objects() if type(found) is Position), 0)
         if 0 < here <= self.mute:
             silence()
-        return super().offer(outer, fast, prefetched)
+        return super().update(outer, fast, prefetched)
 
 
 def silence() -> None:

@@ -21,7 +21,7 @@ from planaria.data.shards import prepare
 from planaria.data.stream import Stream
 from planaria.exchange.robust.base import GramRule
 from planaria.exchange.robust.weighing import Weighing
-from planaria.faults.byzantine import Byzantine, Lie, lie_of
+from planaria.faults.byzantine import Byzantine, Misbehaviour, misbehaviour_of
 from planaria.lab.inline.engine import InlineEngine
 from planaria.lab.inline.replicas import Round
 from planaria.runtime.engine.runner import NonFinite
@@ -99,7 +99,7 @@ def streams(given: Namespace, split: Any, seed: int) -> list[Stream]:
     return found
 
 
-def corrupt(engine: InlineEngine, node: int, lie: Lie) -> None:
+def corrupt(engine: InlineEngine, node: int, lie: Misbehaviour) -> None:
     """Make a node Byzantine, from its next update on."""
     assert engine.replicas is not None, "only replicas send updates"
     byzantine = Byzantine(engine.config.exchange, lie)
@@ -118,7 +118,7 @@ def ended_at(given: Namespace, seed: int, setting: str, rule: str, attack: str) 
         stages = 1 + max(engine.stage.values())
         for number, node in enumerate(engine.stage):
             if node // stages in LIARS and (attack != "label_flip" or node % stages == 0):
-                corrupt(engine, node, lie_of(attack, None, given.steps, seed, number))
+                corrupt(engine, node, misbehaviour_of(attack, None, given.steps, seed, number))
     try:
         for _ in range(given.steps):
             engine.train_step()
@@ -220,7 +220,9 @@ def ended(given: Namespace, seed: int, rule: str, scope: str, attack: str) -> En
     over, there = list[float](), list[float]()
     for step in range(given.steps):
         if attack and step == BEGINS:
-            corrupt(engine, engine.replicas.nodes(LIAR)[given.stage], lie_of(attack, None, given.steps, seed, 0))
+            corrupt(
+                engine, engine.replicas.nodes(LIAR)[given.stage], misbehaviour_of(attack, None, given.steps, seed, 0)
+            )
         rounds = engine.train_step().rounds
         for round in rounds if step >= BEGINS else ():
             told = counted(engine, round)
@@ -254,7 +256,7 @@ def robust_scope_rows_of(given: Namespace) -> list[Row]:
         claim = Claim(high=0.05) if (rule, scope) == ("multi-Krum", "replica") and attack in GROSS else None
         beside: dict[str, float] = {"where it lies": round(max(run.there for run in runs.values()), 4)}
         beside["loss"] = round(median(costs), 4) if attack else round(median(run.loss for run in runs.values()), 4)
-        what = f"{rule}, {attack or 'none lies'}, scope = '{scope}'"
+        what = f"{rule}, {attack or 'none is_byzantine'}, scope = '{scope}'"
         rows.append(Row(what, [run.counted for run in runs.values()], "1/8", claim, beside, judged="worst"))
     return rows
 

@@ -161,13 +161,13 @@ def metered(command: Sequence[str], out: Path) -> float:
         try:
             code = process.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
-            raise RunStopped(f"{command[0]}: not done after {LIMIT_S} s; what it said is in {out}") from None
+            raise RunStopped(f"{command[0]}: not done after {LIMIT_S} s; its output is in {out}") from None
         finally:
             process.terminate()  # a swarm then ends its peers too
             buried = bury(others)
     if code or not buried:
         how = f"ended with {code}" if code else "left a process that does not end"
-        raise RunStopped(f"{command[0]}: {how}; what it said is in {out}")
+        raise RunStopped(f"{command[0]}: {how}; its output is in {out}")
     return used() - before
 
 

@@ -16,7 +16,7 @@ from planaria.report.live.tracker import Tracker
 
 
 class Table(Tracker):
-    """Its fields are its options; what it keeps while the run goes on begins with an underscore."""
+    """Its fields are its options; names with an underscore hold its state during the run."""
 
     name: str = "numbers.csv"
     """of the file in the run's folder"""

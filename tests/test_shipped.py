@@ -66,7 +66,7 @@ def test_a_copy_is_the_same_recipe(name: str, tmp_path: Path, capsys: pytest.Cap
 
 def test_no_file_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "demo.trace.json").write_text("mine")
-    assert "demo.trace.json: is there already" in refused(capsys, "init", tmp_path / "mine.toml")
+    assert "demo.trace.json: exists already" in refused(capsys, "init", tmp_path / "mine.toml")
     assert [path.name for path in tmp_path.iterdir()] == ["demo.trace.json"]
 
 

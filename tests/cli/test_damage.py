@@ -90,7 +90,7 @@ def test_a_change_by_hand_is_named_and_can_be_accepted(run: Path) -> None:
     assert result.kind and f"{config}: has changed since it was written" in result.err
     assert f"planaria accept {run}" in result.err
     result = carry_out(["accept", str(run)])
-    assert (result.code, result.out) == (0, f"{config}: accepted as it is now\n")
+    assert (result.code, result.out) == (0, f"{config}: accepted in its current state\n")
     assert carry_out(["accept", str(run)]).out == f"{run}: nothing had changed\n"
     assert carry_out(generate).code == 0
 
@@ -109,14 +109,14 @@ def test_a_run_of_an_older_planaria_resumes_with_a_notice(run: Path) -> None:
         (saved.folder / "manifest.json").write_text(old)
     result = carry_out(["train", "--resume", str(run), "--train.steps", "5", "--quiet"])
     assert result.code == 0, result.err
-    assert f"{run}: an older planaria wrote it, without digests" in result.out
+    assert f"{run}: written by an older planaria, without digests" in result.out
     assert CheckpointStore(run / "checkpoints").list()[-1].manifest.digests and (run / digests.FILE).is_file()
 
 
 def test_a_run_that_lost_its_digests_is_refused(run: Path) -> None:
     (run / digests.FILE).unlink()
     result = carry_out(["train", "--resume", str(run), "--train.steps", "5", "--quiet"])
-    assert result.kind and f"{run / digests.FILE}: is gone" in result.err
+    assert result.kind and f"{run / digests.FILE}: is missing" in result.err
 
 
 @pytest.mark.parametrize(

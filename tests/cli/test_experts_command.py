@@ -420,7 +420,7 @@ def test_weigh_needs_texts_and_several_experts(copied: Path) -> None:
         cli.run(["experts", "weigh", str(copied), "--worst"])
     for member in Ensemble(copied).manifest.members[1:]:
         assert cli.run(["experts", "remove", str(copied), member.name]) == 0
-    with pytest.raises(UserError, match="has one expert only"):
+    with pytest.raises(UserError, match="has only one expert"):
         cli.run(["experts", "weigh", str(copied), "--worst"])
 
 

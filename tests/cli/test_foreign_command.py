@@ -98,7 +98,7 @@ def test_an_imported_checkpoint_resumes_like_a_native_one(
     printed = done(
         "checkpoint", "import", tmp_path / "out", home / "run.toml", "--format", kind, *name, *flags, "--engine", engine
     )
-    assert printed == f"{tmp_path / 'out'}: step 6\ngo on with    planaria train --resume {made}\n"
+    assert printed == f"{tmp_path / 'out'}: step 6\nresume with   planaria train --resume {made}\n"
     assert "unchanged" in done("checkpoint", "verify", made)
     expected = resumed(native, *flags)
     assert expected.keys() == {6, 7, 8, 9} and resumed(made) == expected
@@ -263,5 +263,5 @@ def test_an_export_reports_the_state_it_leaves_out(home: Path, tmp_path: Path) -
     flags = ["--exchange.replicas", "2", "--exchange.kind", "noloco", "--out", tmp_path, "--name", "two", "--quiet"]
     done("train", home / "run.toml", *flags)
     printed = done("checkpoint", "export", tmp_path / "two", "--format", "universal", "--to", tmp_path / "out")
-    assert printed.splitlines()[0] == "step-00000006: of 2 replicas: their one model, without outer state"
+    assert printed.splitlines()[0] == "step-00000006: the mean model of 2 replicas, without outer state"
     assert universal.LATEST in {path.name for path in (tmp_path / "out").iterdir()}

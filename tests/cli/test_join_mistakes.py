@@ -105,7 +105,7 @@ def test_joining_is_retried_for_the_given_patience(tmp_path: Path, capfd: pytest
     (tmp_path / "key").chmod(0o600)
     code = exit_code("join", f"127.0.0.1:{closed_port()}", "--key-file", tmp_path / "key", "--patience", "0.7")
     out, err = capfd.readouterr()
-    assert code == 2 and "nobody answers there (Connection refused)" in err
+    assert code == 2 and "no answer from there (Connection refused)" in err
     assert out.count("no answer from there yet; trying for up to 0.7 s\n") == 1
 
 
@@ -162,7 +162,7 @@ def test_a_machine_without_a_gpu_is_refused_by_a_run_on_gpus(
     monkeypatch.setenv("PATH", str(run))
     machine = f"this machine ({platform.node()})"
     line = mistake(capfd, run)
-    assert f"{machine} has no CUDA device (nvidia-smi, which would tell" in line
+    assert f"{machine} has no CUDA device (nvidia-smi is not on its PATH)" in line
     assert "join from one that has more" in line
 
 
@@ -215,7 +215,7 @@ def test_a_signal_interrupts_the_preparations(
 
     monkeypatch.setattr("planaria.runtime.engine.join.settled", settled)
     assert exit_code("join", run) == 0
-    assert capfd.readouterr().out.endswith("getting ready\nleft\n")
+    assert capfd.readouterr().out.endswith("starting workers\nleft\n")
     assert time.monotonic() - began < 300
 
 

@@ -31,7 +31,7 @@ def test_folders_that_are_not_runs_are_refused(capfd: pytest.CaptureFixture[str]
         (folder / name).mkdir(parents=True)
         assert f"but {what}, which has no page" in complaint(capfd, "watch", str(folder))
     good = str(run(tmp_path / "good"))
-    assert "8 runs at most, not 9" in complaint(capfd, "watch", *[good] * 9)
+    assert "shows at most 8 runs, not 9" in complaint(capfd, "watch", *[good] * 9)
     assert "given twice" in complaint(capfd, "watch", good, f"{good}/../good")
 
 
@@ -46,7 +46,7 @@ def test_an_invalid_address_is_refused(capfd: pytest.CaptureFixture[str], tmp_pa
 
 
 def test_an_unavailable_address_is_refused(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert "192.0.2.1:9: cannot be listened at" in complaint(
+    assert "192.0.2.1:9: cannot listen at this address" in complaint(
         capfd, "watch", str(run(tmp_path / "run")), "--at", "192.0.2.1:9"
     )
 
@@ -58,7 +58,7 @@ def test_an_invalid_or_public_token_file_is_refused(capfd: pytest.CaptureFixture
     file.chmod(0o600)
     assert "openssl rand" in complaint(capfd, "watch", folder, "--token-file", str(file))
     file.write_text("x" * 40 + "\r\nset-cookie: a=b")
-    assert "holds no token" in complaint(capfd, "watch", folder, "--token-file", str(file))
+    assert "has no token" in complaint(capfd, "watch", folder, "--token-file", str(file))
     file.write_text("x" * 40)
     file.chmod(0o644)
     assert "chmod 600" in complaint(capfd, "watch", folder, "--token-file", str(file))
@@ -66,7 +66,7 @@ def test_an_invalid_or_public_token_file_is_refused(capfd: pytest.CaptureFixture
 
 @pytest.mark.parametrize("flag", [["--live-chaos"], ["--live-at", "127.0.0.1:0"], ["--live-name", "a"]])
 def test_flags_of_the_live_page_require_it(capfd: pytest.CaptureFixture[str], flag: list[str]) -> None:
-    assert f"{flag[0]}: goes with --live" in complaint(capfd, "train", "demo", *flag)
+    assert f"{flag[0]}: requires --live" in complaint(capfd, "train", "demo", *flag)
 
 
 def test_missing_packages_are_refused_before_a_run_begins(

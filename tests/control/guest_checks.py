@@ -8,7 +8,7 @@ from replica_worker import Content, ReplicaWorker
 
 from planaria.control import decisions as d
 from planaria.control.replica import ReplicaState
-from planaria.control.staffing import MAX_STILLBORN
+from planaria.control.staffing import MAX_FAILED_STARTS
 from planaria.control.state import RunState
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class GuestChecks:
         self.complete = False
         """has every replica that the run began with been formed?"""
 
-    def judge(self, decision: d.Decision, before: RunState) -> None:
+    def validate(self, decision: d.Decision, before: RunState) -> None:
         """Check a decision against the truth."""
         match decision:
             case d.Spawn():
@@ -46,7 +46,7 @@ class GuestChecks:
                 self.last = {node: old for node, old in self.last.items() if old.name != decision.worker}
             case d.TurnAway():
                 machine = self.sim.machines[decision.host]
-                assert machine.failed or machine.failed_starts >= MAX_STILLBORN, "a good machine is turned away"
+                assert machine.failed or machine.failed_starts >= MAX_FAILED_STARTS, "a good machine is turned away"
                 assert machine.open or self.sim.workers_of(decision.host), "a machine is turned away that has left"
             case d.Finish():
                 assert not before.failed, "an error on a guest machine ends the run"

@@ -123,9 +123,9 @@ class OpenReplicas(SimulatedReplicas):
 
     # ---- decisions
 
-    def judge(self, decision: d.Decision, before: RunState) -> None:
-        super().judge(decision, before)
-        self.guests.judge(decision, before)
+    def validate(self, decision: d.Decision, before: RunState) -> None:
+        super().validate(decision, before)
+        self.guests.validate(decision, before)
 
     def carry_out(self, decision: d.Decision) -> None:
         super().carry_out(decision)

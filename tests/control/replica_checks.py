@@ -72,7 +72,7 @@ class Truth:
     def used(self) -> set[int]:
         return self.before.union(*self.ledger.values())
 
-    def judge(
+    def validate(
         self, decision: d.Decision, before: RunState, after: RunState, workers: Mapping[str, ReplicaWorker]
     ) -> None:
         """Check a decision and the controller's state after it against the truth."""

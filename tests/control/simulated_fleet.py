@@ -16,7 +16,7 @@ from simulation import DISK, Simulation
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.decide import MAX_ATTEMPTS
-from planaria.control.formation import MAX_STILLBORN
+from planaria.control.formation import MAX_FAILED_STARTS
 from planaria.control.gauges import Passes
 from planaria.control.replica import ReplicaState
 from planaria.control.rollback import first_origin
@@ -254,7 +254,7 @@ class SimulatedFleet(Simulation):
 
     # ---- checks
 
-    def judge(self, decision: d.Decision, run: RunState) -> None:
+    def validate(self, decision: d.Decision, run: RunState) -> None:
         assert self.ending is None, "a decision after the end"
         (before,) = run.replicas.values()
         match decision:
@@ -405,7 +405,7 @@ class SimulatedFleet(Simulation):
         if self.before.relays_given_up:
             assert cannot.reason.startswith("no relay has answered") and self.before.cut_off
             return
-        if before.attempts >= MAX_ATTEMPTS or (self.before.stillborn >= MAX_STILLBORN and before.vacant):
+        if before.attempts >= MAX_ATTEMPTS or (self.before.failed_starts >= MAX_FAILED_STARTS and before.vacant):
             return
         if not self.started.replace and before.vacant and not self._answer(before).reason:
             assert "fleet.replace = false" in cannot.reason

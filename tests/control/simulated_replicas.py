@@ -170,8 +170,8 @@ class SimulatedReplicas(Simulation):
         assert all(now[number] == self.waits.get(number) for number in now if number not in changed)
         self.waits = now
 
-    def judge(self, decision: d.Decision, before: RunState) -> None:
-        self.truth.judge(decision, before, self.run, {**self.alive, **self.unknown})
+    def validate(self, decision: d.Decision, before: RunState) -> None:
+        self.truth.validate(decision, before, self.run, {**self.alive, **self.unknown})
 
     # ---- orders
 

@@ -71,7 +71,7 @@ class Simulation:
             self.before, self.run = self.run, apply(decision, self.run)
             self.history.append(decision)
             assert decide(self.run) != decision, "the same decision twice"
-            self.judge(decision, self.before)
+            self.validate(decision, self.before)
             self.carry_out(decision)
         raise AssertionError(f"endless decisions: {self.history[-self.most_decisions :]}")
 
@@ -81,7 +81,7 @@ class Simulation:
     def on_idle(self) -> None:
         """Check the state once nothing is left to decide."""
 
-    def judge(self, decision: d.Decision, before: RunState) -> None:
+    def validate(self, decision: d.Decision, before: RunState) -> None:
         """Check a decision against the truth."""
         raise NotImplementedError
 

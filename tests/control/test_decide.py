@@ -11,7 +11,7 @@ from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.apply import apply
 from planaria.control.decide import MAX_ATTEMPTS, decide
-from planaria.control.formation import MAX_STILLBORN
+from planaria.control.formation import MAX_FAILED_STARTS
 from planaria.control.replay import replay
 from planaria.control.saving import LAST_TRIES
 from planaria.control.state import RunState
@@ -332,7 +332,7 @@ def test_survivors_that_cannot_be_saved_are_reported() -> None:
 
 def test_failing_starts_are_limited() -> None:
     made = fleet()
-    for _ in range(MAX_STILLBORN):
+    for _ in range(MAX_FAILED_STARTS):
         made.lose(made.pending()[0])
     assert made.ending is not None
     assert made.ending.outcome == "failed"
@@ -342,7 +342,7 @@ def test_a_run_continues_without_spares_that_fail_to_start() -> None:
     made = fleet()
     work_until(made, "run", 2)
     made.lose(made.run.with_status("spare")[0])
-    for _ in range(MAX_STILLBORN):
+    for _ in range(MAX_FAILED_STARTS):
         made.lose(made.run.with_status("starting")[0])
     assert not made.run.with_status("starting")
     made.behave()
@@ -353,7 +353,7 @@ def test_a_stage_for_which_no_worker_starts_ends_the_run_with_the_others_saved()
     made = fleet(spares=0)
     work_until(made, "run", 3)
     made.lose(made.state.holders[2])
-    for _ in range(MAX_STILLBORN):
+    for _ in range(MAX_FAILED_STARTS):
         made.lose(made.run.with_status("starting")[0])
     made.behave()
     assert (

@@ -29,7 +29,7 @@ def test_a_machine_with_a_tolerable_number_of_stages_is_not_reported() -> None:
 def test_a_machine_with_too_many_stages_is_reported_with_the_cost_of_its_loss() -> None:
     found = exposed(spread("snapshot", 2, tolerate=1))["g1"]
     assert found.startswith(
-        "machine g1 holds stages 1, 2: were it lost, the run could not go on (snapshot cannot, 2 of 5"
+        "machine g1 holds stages 1, 2: were it lost, the run could not continue (snapshot cannot, 2 of 5"
     )
     behind = exposed(spread("snapshot, checkpoint", 2, tolerate=1))["g1"]
     assert behind == "machine g1 holds stages 1, 2: were it lost, all would go back to the newest checkpoint"

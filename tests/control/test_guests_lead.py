@@ -9,7 +9,7 @@ from replica_steps import facts, finished, started, work_until
 
 from planaria.control import decisions as d
 from planaria.control import events as e
-from planaria.control.staffing import MAX_STILLBORN, lacking
+from planaria.control.staffing import MAX_FAILED_STARTS, lacking
 from planaria.control.state import RunState
 
 
@@ -161,7 +161,7 @@ def test_the_last_replica_stays_although_its_machine_is_leaving() -> None:
 def test_a_machine_whose_workers_die_at_start_is_turned_away() -> None:
     made = simulate_open(2)
     host = made.join(1)
-    for _ in range(MAX_STILLBORN):
+    for _ in range(MAX_FAILED_STARTS):
         made.lose(*made.workers_of(host))
     assert [away.host for away in facts(made, d.TurnAway)] == [host]
     assert not made.workers_of(host)
@@ -223,11 +223,11 @@ def test_failing_starts_are_limited_while_a_worker_is_leaving() -> None:
     made = simulate_open(2, steps=30)
     work_until(made, moving)
     made.drain(made.run.holders[0])
-    for _ in range(2 * MAX_STILLBORN):
+    for _ in range(2 * MAX_FAILED_STARTS):
         if born := [name for name, worker in made.alive.items() if not worker.joined]:
             made.lose(born[0])
         work_until(made, lambda run: any(r.phase == "run" for r in run.live.values()))
-    assert len(facts(made, d.Spawn)) == 4 + MAX_STILLBORN
+    assert len(facts(made, d.Spawn)) == 4 + MAX_FAILED_STARTS
     assert finished(made)
 
 

@@ -80,13 +80,13 @@ def test_working_edges_stay_although_the_only_relay_seems_silent() -> None:
 def test_a_relay_is_silent_after_three_failed_probes_and_back_after_one() -> None:
     watch = RelayWatch({"a": "127.0.0.1:7"}, str)
     found = [
-        watch.judge(Probed("a", float(t), error)) for t, error in enumerate(["no", "no", "", "no", "no", "no", "no"])
+        watch.validate(Probed("a", float(t), error)) for t, error in enumerate(["no", "no", "", "no", "no", "no", "no"])
     ]
     assert found == [*[None] * 5, e.RelaySilent(relay="a", detail="127.0.0.1:7: no"), None]
-    assert watch.judge(Probed("a", 7.0, "")) == e.RelayAnswers(relay="a")
+    assert watch.validate(Probed("a", 7.0, "")) == e.RelayAnswers(relay="a")
     assert list(watch.news(10.0, {"a": REFUSED})) == []
-    assert watch.judge(Probed("a", 9.0, "")) is None, "a worker found it silent during this probe"
-    assert watch.judge(Probed("a", 10.5, "")) == e.RelayAnswers(relay="a")
+    assert watch.validate(Probed("a", 9.0, "")) is None, "a worker found it silent during this probe"
+    assert watch.validate(Probed("a", 10.5, "")) == e.RelayAnswers(relay="a")
 
 
 def test_slow_starts_are_reported_repeatedly_at_growing_intervals() -> None:

@@ -8,6 +8,7 @@ from simulated_replicas import SimulatedReplicas
 
 from planaria.control import decisions as d
 from planaria.control import events as e
+from planaria.control.apply import apply
 from planaria.control.state import RunState
 
 
@@ -41,6 +42,24 @@ def test_a_replica_that_disbands_during_its_save_is_not_in_the_checkpoint() -> N
     work_until(made, lambda run: run.saving < 0)
     assert list(facts(made, d.Seal)[-1].standings) == [0]
     assert finished(made)
+
+
+@pytest.mark.parametrize("phase", ["run", "commit"])
+def test_a_block_counts_as_used_if_its_commit_was_logged_before_the_replica_disbanded(phase: str) -> None:
+    made = simulate(2, "local")
+    work_until(made, lambda run: run.replicas[1].phase == phase)
+    block = made.run.allotment.out[1]
+    workers = sorted(made.run.replicas[1].holders.values())
+    allotment = apply(d.Disband(replica=1, workers=workers, reason="none left"), made.run).allotment
+    assert 1 not in allotment.out
+    assert (block < allotment.used.floor or block in allotment.used.beyond) == (phase == "commit")
+
+
+def test_a_second_request_does_not_make_a_prompt_stop_wait_for_repairs() -> None:
+    run = simulate(2, "local").run
+    for prompt in (True, False):
+        run = apply(e.StopRequested(reason="SIGTERM", prompt=prompt), run)
+    assert run.prompt
 
 
 def borrowing(made: SimulatedReplicas) -> None:

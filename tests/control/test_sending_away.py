@@ -37,7 +37,7 @@ def misled(liar: int, accuser: int | None = None, **changed: Any) -> SimulatedRe
 
 
 def test_strikes_must_exceed_one_and_need_an_exchange_that_rejects() -> None:
-    with pytest.raises(ValidationError, match="0 or at least 2: nobody is sent away for one mistake"):
+    with pytest.raises(ValidationError, match="0 or at least 2: no replica is replaced for one mistake"):
         ExchangeConfig(strikes=1)
     for exchange, used in (
         ({}, False),

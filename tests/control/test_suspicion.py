@@ -28,7 +28,7 @@ def test_a_member_that_all_reject_is_excluded_after_the_configured_strikes() -> 
     assert after(2, all_refuse) == Findings() and after(0, *[all_refuse] * 9) == Findings()
     found = after(2, all_refuse, {}, all_refuse)
     assert found == Findings(useless=(2,)) and found.least == 1
-    assert found.left_out == {2: "what it has said was of no use too often"}
+    assert found.left_out == {2: "its updates were invalid too often"}
 
 
 def test_a_member_that_a_single_member_rejects_is_not_excluded() -> None:
@@ -66,7 +66,7 @@ class Steps(RuleBasedStateMachine):
         for liar in self.liars:
             refused[liar] = data.draw(st.sets(st.integers(0, self.n - 1)))
         for liar in self.liars - without.keys():
-            self.proved[liar] += len([m for m in refused if liar in refused[m]]) > self.rule.borne
+            self.proved[liar] += len([m for m in refused if liar in refused[m]]) > self.rule.tolerated
         self.suspicion = self.suspicion.ended(self.steps, refused, self.rule)
         self.steps += 1
 

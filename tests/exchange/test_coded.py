@@ -279,7 +279,7 @@ def test_dropping_is_an_estimate() -> None:
         ("mgsc", 8, r"exchange\.coded\.scheme = 'mgsc': no such choice; did you mean 'msgc'\?"),
         ({"burst": 1}, 8, "give scheme, a name: gc, msgc, none, srsgc"),
         ("gc", 2, r"'gc' needs exchange\.replicas = 3 or more, and here are 2"),
-        ({"scheme": "gc", "stragglers": 8}, 8, "stragglers = 8 leaves nobody of 8 replicas; give 7 or fewer"),
+        ({"scheme": "gc", "stragglers": 8}, 8, "stragglers = 8 leaves none of 8 replicas; give 7 or fewer"),
         ({"scheme": "msgc", "stragglers": 9}, 8, "stragglers = 9 is more than all 8 replicas; give 8 or fewer"),
         ({"scheme": "srsgc", "stragglers": 9}, 8, "stragglers = 9 is more than all 8 replicas"),
         ({"scheme": "msgc", "burst": 3, "window": 3}, 8, "burst = 3 is not below window = 3; give window = 4 or more"),

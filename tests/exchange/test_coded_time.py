@@ -130,11 +130,11 @@ def test_a_code_is_chosen_only_where_it_pays() -> None:
     quiet = choose(even(20, 6), most_delay=2)
     assert quiet.best.name == "none" and "no code saves" in quiet.why
     found = choose(lagging(40, 6, 1), most_delay=2)
-    none = next(offer for offer in found.offers if offer.name == "none")
-    assert found.best is found.offers[0] and found.best.seconds < 0.9 * none.seconds and "saves" in found.why
+    none = next(update for update in found.candidates if update.name == "none")
+    assert found.best is found.candidates[0] and found.best.seconds < 0.9 * none.seconds and "saves" in found.why
     each = [timed(found.best.scheme, profile) for profile in orders(lagging(40, 6, 1))]
     assert len(set(each)) > 1 and np.mean(each, axis=0) == pytest.approx((found.best.seconds, found.best.error))
-    assert {offer.name for offer in found.offers} == {"none", "gc", "srsgc", "msgc"}
+    assert {update.name for update in found.candidates} == {"none", "gc", "srsgc", "msgc"}
 
 
 def test_short_probes_of_equal_workers_are_replayed_in_several_orders() -> None:
@@ -149,7 +149,7 @@ def test_short_probes_of_equal_workers_are_replayed_in_several_orders() -> None:
 def test_steps_with_one_barrier_and_microbatches_limit_the_choice() -> None:
     assert choose(lagging(320, 6, 2), window=32, most_delay=1, microbatches=6).best.name == "none"
     found = choose(lagging(30, 6, 1), microbatches=6)
-    assert all(offer.microbatches == 6 for offer in found.offers) and len(found.offers) > 2
+    assert all(update.microbatches == 6 for update in found.candidates) and len(found.candidates) > 2
 
 
 def test_a_machine_that_is_always_slow_gets_no_code() -> None:

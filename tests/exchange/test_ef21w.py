@@ -110,7 +110,7 @@ def test_weights_scale_messages_into_a_compressors_range() -> None:
     codec, by, plain = compression_of("16bits").compressor, made(given_ones("plain", bits=16)), made("ef21:16bits")
     large = {"x": torch.full((D,), 1e5)}
     begun = Outer({part: {"x": torch.zeros(D)} for part in ("estimate", "mean_estimate")}, 1)
-    scaled, unscaled = (each.speaking(2).offer(begun, large).kept["estimate"]["x"] for each in (by, plain))
+    scaled, unscaled = (each.for_sender(2).update(begun, large).kept["estimate"]["x"] for each in (by, plain))
     assert torch.allclose(scaled, codec.decode(codec.encode(large["x"] / 2.5), D) * 2.5)
     assert float(unscaled[0]) == 65504.0
     assert float(scaled[0]) == pytest.approx(1e5, rel=1e-3)
@@ -125,7 +125,7 @@ def test_a_warm_up_finds_the_weights() -> None:
     ((secants, measured),) = states
     assert measured == warmup and weights(estimated(secants)) == pytest.approx(weights(SMOOTH), rel=1e-4)
     g = {"x": torch.randn(D)}
-    message = by.speaking(2).offer(of[2].outer, g)
+    message = by.for_sender(2).update(of[2].outer, g)
     assert message.blocking is not None and message.blocking.nbytes == compression_of("top10%").compressor.bytes(D)
     ahead = (g["x"] - of[2].outer["estimate"]["x"]) / scales(estimated(secants))[2]
     assert torch.equal(message.blocking, compression_of("top10%").compressor.encode(ahead, of[2].outer.rounds))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from planaria.common.errors import UserError
 from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig
-from planaria.exchange.base import Offer
+from planaria.exchange.base import Update
 from planaria.exchange.kinds import exchange
 from planaria.exchange.robust.equivocation import Findings, digest, findings, joined
 from planaria.exchange.robust.rules import robust_of
@@ -84,17 +84,17 @@ def _spelled(rule: str) -> dict[str, object]:
 
 def test_a_digest_covers_all_parts_with_types_and_sizes() -> None:
     part = torch.arange(4, dtype=torch.float32)
-    same = digest(Offer(part, part.clone()))
-    assert same == digest(Offer(part.clone(), part)) and len(same) == 32
+    same = digest(Update(part, part.clone()))
+    assert same == digest(Update(part.clone(), part)) and len(same) == 32
     different = [
-        Offer(part),
-        Offer(None, part),
-        Offer(part, part.view(torch.int32)),
-        Offer(part, part[:3]),
-        Offer(part + 1, part),
-        Offer(torch.empty(0), part),
+        Update(part),
+        Update(None, part),
+        Update(part, part.view(torch.int32)),
+        Update(part, part[:3]),
+        Update(part + 1, part),
+        Update(torch.empty(0), part),
     ]
-    assert len({digest(offer) for offer in different} | {same}) == len(different) + 1
+    assert len({digest(update) for update in different} | {same}) == len(different) + 1
     assert joined([{0: "a", 1: "b"}, {0: "c", 1: "d"}]) == {0: " a c", 1: " b d"}, "of all stages"
 
 

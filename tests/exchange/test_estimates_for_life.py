@@ -89,7 +89,7 @@ class Life(RuleBasedStateMachine):
 
     def exchanged(self, gradients: list[Gradient], settling: int) -> None:
         """Send all updates; let the first ``settling`` nodes settle."""
-        said = {place: held.offer(own) for place, (held, own) in enumerate(zip(self.held, gradients, strict=True))}
+        said = {place: held.update(own) for place, (held, own) in enumerate(zip(self.held, gradients, strict=True))}
         for place in range(settling):
             self.held[place].settle(said, place, gradients[place])
 

@@ -131,7 +131,7 @@ def test_compression_errors_are_measured(name: str) -> None:
     of = begun(made, 2)
     for step in range(4):
         before, exact = of[0].outer, flat(gradient(0, step))
-        found = made.offer(before, gradient(0, step)).compressed
+        found = made.update(before, gradient(0, step)).compressed
         stepped(made, of, step)
         assert found is not None and found.norm == pytest.approx(float(exact.norm()), rel=1e-6)
         full = not step and name in ("ef21", "econtrol")
@@ -149,10 +149,10 @@ def test_compression_errors_are_measured(name: str) -> None:
 
 
 def test_exact_and_non_finite_messages_are_not_measured() -> None:
-    assert compressed("32bits").offer(Outer(), gradient(0, 0)).compressed is None
+    assert compressed("32bits").update(Outer(), gradient(0, 0)).compressed is None
     zero = {"w": torch.zeros(7)}
-    assert compressed("8bits").offer(Outer(), zero).compressed.lost == 0.0
-    assert compressed("8bits").offer(Outer(), {"w": torch.full((7,), torch.inf)}).compressed is None
+    assert compressed("8bits").update(Outer(), zero).compressed.lost == 0.0
+    assert compressed("8bits").update(Outer(), {"w": torch.full((7,), torch.inf)}).compressed is None
 
 
 def test_ef21_follows_the_momentum() -> None:
@@ -212,7 +212,7 @@ def test_conflicting_settings_are_refused() -> None:
         compressed("8bits", "local")
     short, long = make("allreduce", bits=8), compressed("8bits")
     gradients = gradient(0, 0)
-    assert torch.equal(short.offer(Outer(), gradients).blocking, long.offer(Outer(), gradients).blocking)
+    assert torch.equal(short.update(Outer(), gradients).blocking, long.update(Outer(), gradients).blocking)
 
 
 # ---- a compressor that guarantees no delta
@@ -236,7 +236,7 @@ def growth(options: dict[str, object], steps: int = 250, gamma: float = 0.3) -> 
     x, best = torch.zeros_like(b[0]), torch.linalg.solve(h.mean(0), b.mean(0))
     for step in range(steps):
         gradients = ((h @ x).squeeze(-1) - b).float()
-        kept = [by.offer(own, {"x": g}).kept for own, g in zip(outer, gradients, strict=True)]
+        kept = [by.update(own, {"x": g}).kept for own, g in zip(outer, gradients, strict=True)]
         mean = sum(each["estimate"]["x"] for each in kept) / len(kept)
         outer = [Outer({**each, "mean_estimate": {"x": mean}}, step + 1) for each in kept]
         x = x - gamma * mean.double()
@@ -266,9 +266,9 @@ def test_eta_follows_the_delta_of_the_message(spec: str) -> None:
         return max(0.0, 1.0 - float((sent - v).square().sum() / v.square().sum()))
 
     assert delta(e) < 0.2 < delta(g - h)
-    offer = made.offer(outer, {"w": g})
+    update = made.update(outer, {"w": g})
     expected = codec.encode((delta(e) / 2) * e + (g - h))
-    assert torch.allclose(codec.decode(offer.blocking, D), codec.decode(expected, D), rtol=1e-5)
+    assert torch.allclose(codec.decode(update.blocking, D), codec.decode(expected, D), rtol=1e-5)
 
 
 @pytest.mark.parametrize("spec", ["top10%", "rand10%", "8bits", "4bits"])

@@ -15,7 +15,7 @@ from planaria.common.errors import UserError
 from planaria.exchange.attacks import ATTACKS, attack_of
 from planaria.exchange.attacks.base import Attack, MessageAttack, Scene
 from planaria.exchange.attacks.kinds import largest_z
-from planaria.exchange.base import Offer
+from planaria.exchange.base import Update
 from planaria.exchange.compress.base import Compressor
 from planaria.exchange.compress.compression import COMPRESSORS
 from planaria.exchange.compress.dense import Sign
@@ -126,8 +126,8 @@ def test_attacks_on_messages_are_refused_in_one_line_and_others_are_valid(name: 
     at = scene()
     honest = codec.encode(at.own, at.round)
     before = honest.clone()
-    updates = {0: Offer(honest), 1: Offer(attack.message(at, honest, codec))}
-    found = refused(updates, Offer(honest), codec)
+    updates = {0: Update(honest), 1: Update(attack.message(at, honest, codec))}
+    found = refused(updates, Update(honest), codec)
     overflows = name == "huge" and isinstance(codec, Sign)  # the sum of so large numbers is none
     if isinstance(attack, MessageAttack) or overflows:
         assert found.keys() == {1} and "\n" not in found[1] and len(found[1]) < 200
@@ -140,10 +140,10 @@ def test_attacks_on_messages_are_refused_in_one_line_and_others_are_valid(name: 
 
 
 def test_an_update_must_have_the_expected_parts() -> None:
-    whole, part = Offer(drawn(1), drawn(2)), Offer(drawn(1))
+    whole, part = Update(drawn(1), drawn(2)), Update(drawn(1))
     assert refused({0: whole, 1: part}, whole, CODECS["32 bits"]) == {1: "its prefetched part: missing"}
     assert refused({0: whole, 1: part}, part, CODECS["32 bits"]) == {0: "its prefetched part: not expected"}
-    assert refused({0: Offer()}, part, CODECS["32 bits"]) == {0: "its blocking part: missing"}
+    assert refused({0: Update()}, part, CODECS["32 bits"]) == {0: "its blocking part: missing"}
 
 
 # ---- messages from strangers
@@ -171,11 +171,11 @@ def messages(draw: st.DrawFn, honest: Tensor) -> Tensor:
 def test_any_message_is_refused_in_one_line_or_has_finite_numbers(codec: Compressor) -> None:
     """Without an error, and with no more memory than an honest message."""
     honest = codec.encode(drawn(7), 4)
-    like, seen = Offer(honest), {"refused": 0, "taken": 0}
+    like, seen = Update(honest), {"refused": 0, "taken": 0}
 
     @given(messages(honest))
     def whatever(message: Tensor) -> None:
-        found = refused({1: Offer(message)}, like, codec)
+        found = refused({1: Update(message)}, like, codec)
         if found:
             assert found[1].startswith("its blocking part: ") and "\n" not in found[1] and len(found[1]) < 200
         else:

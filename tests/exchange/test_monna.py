@@ -13,7 +13,7 @@ from planaria.common.errors import UserError
 from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange.kinds import exchange
-from planaria.exchange.lab import Replica, meet, offers, replicas, settle
+from planaria.exchange.lab import Replica, exchanged, meet, replicas, settle
 from planaria.exchange.monna import MoNNA, nearest
 
 
@@ -50,7 +50,7 @@ def test_a_quorum_keeps_the_published_number() -> None:
     made = MoNNA(liars=2)
     assert [made.quorum(n) for n in (12, 3, 2)] == [9, 0, 0] and make("diloco").quorum(12) == 11
     of = apart(made, 12)
-    received = offers(made, of, 0, 0)
+    received = exchanged(made, of, 0, 0)
     first = dict(list(received[3].items())[: made.quorum(12) + 1])
     assert 3 in first and len(first) == 10
     got, _ = made.settle(of[3].outer, of[3].fast, first, 3)
@@ -67,7 +67,7 @@ def test_one_step_of_sgd_is_the_published_half_step() -> None:
         m = 0.9 * m + 0.1 * flat(gradient)
         theta = theta - gamma * m
         replica.fast = {name: tensor - gamma * gradient[name] for name, tensor in replica.fast.items()}
-        replica = Replica(*made.settle(replica.outer, replica.fast, {0: made.offer(replica.outer, replica.fast)}, 0))
+        replica = Replica(*made.settle(replica.outer, replica.fast, {0: made.update(replica.outer, replica.fast)}, 0))
         assert float((flat(replica.fast) - theta).abs().max()) < 1e-5
 
 
@@ -94,8 +94,8 @@ def test_a_member_with_too_few_updates_takes_its_own_half_step(alpha: float) -> 
     made = MoNNA(liars=2, alpha=alpha)
     of = apart(made, 7)
     drift(of, 1)
-    received = offers(made, of, 0, 0)
-    few = {i: {j: offer for j, offer in received[i].items() if j in (i, 5, 6, 0)} for i in of}
+    received = exchanged(made, of, 0, 0)
+    few = {i: {j: update for j, update in received[i].items() if j in (i, 5, 6, 0)} for i in of}
     half = {i: flat(r.outer["slow"]) + (1 - alpha) * (flat(r.fast) - flat(r.outer["slow"])) for i, r in of.items()}
     settle(made, of, few)
     for i in of:
@@ -127,7 +127,7 @@ def test_a_copy_has_its_donors_model_without_its_momentum() -> None:
     ("given_", "line"),
     [
         ({"replicas": 4, "options": {"liars": 2}}, r"'monna': liars = 2 of exchange\.replicas = 4: .* by 5 or more; l"),
-        ({"replicas": 7, "robust": "median"}, r"exchange\.robust: 'monna' chooses whom it believes by itself; leave"),
+        ({"replicas": 7, "robust": "median"}, r"exchange\.robust: 'monna' selects neighbours by itself; leave"),
         ({"replicas": 7, "options": {"group": 3}}, r"exchange\.options\.group: no option of 'monna'"),
         ({"replicas": 7, "options": {"alpha": 1.0}}, r"exchange\.options\.alpha = 1"),
     ],

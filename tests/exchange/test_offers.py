@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lab_models import COUNT, KINDS, SHAPES, apart, distance, drift, fitting, make, mean, weights
 
-from planaria.exchange.base import Offer, Outer
+from planaria.exchange.base import Outer, Update
 from planaria.exchange.compress.compression import compression_of
 from planaria.exchange.gossip import PairMean
-from planaria.exchange.lab import Replica, meet, offers, replicas, settle
+from planaria.exchange.lab import Replica, exchanged, meet, replicas, settle
 from planaria.exchange.message import pack, unpack
 from planaria.exchange.noloco import NoLoCo
 
@@ -31,7 +31,7 @@ def test_an_exchange_sends_the_bytes_that_it_states(kind: str, bits: int, member
     rounds = 12
     for round in range(rounds):
         drift(of, round)
-        received = offers(made, of, round, 0)
+        received = exchanged(made, of, round, 0)
         for member, group in received.items():
             update = group[member]
             peers = len(group) - 1
@@ -62,7 +62,7 @@ def test_the_prefetched_part_is_known_before_the_round() -> None:
     prefetched = {i: made.prefetched(r.outer) for i, r in of.items()}
     drift(of, 0)
     for i, replica in of.items():
-        assert torch.equal(made.offer(replica.outer, replica.fast).prefetched, prefetched[i])
+        assert torch.equal(made.update(replica.outer, replica.fast).prefetched, prefetched[i])
     assert make("noloco").prefetched(of[0].outer) is None
 
 
@@ -85,13 +85,13 @@ def test_messages_of_another_size_or_type_or_without_a_part_are_refused(bits: in
         unpack(message[:-1], before, CODECS[bits])
     with pytest.raises(ValueError, match=f"{COUNT} numbers of {bits} bits are"):
         unpack(message.double(), before, CODECS[bits])
-    with pytest.raises(ValueError, match="lacks a part"):
+    with pytest.raises(ValueError, match="lacks a required part"):
         unpack(None, before, CODECS[bits])
     made = make("noloco", prefetch=True)
     of = apart(made, 2)
-    updates = {i: made.offer(r.outer, r.fast) for i, r in of.items()}
-    for lacking in (replace(updates[1], prefetched=None), Offer()):
-        with pytest.raises(ValueError, match="lacks a part"):
+    updates = {i: made.update(r.outer, r.fast) for i, r in of.items()}
+    for lacking in (replace(updates[1], prefetched=None), Update()):
+        with pytest.raises(ValueError, match="lacks a required part"):
             made.settle(of[0].outer, of[0].fast, {0: updates[0], 1: lacking}, 0)
 
 
@@ -110,7 +110,7 @@ def test_the_residual_of_one_round_is_in_the_next(kind: str, bits: int) -> None:
     for round in range(30):
         for i, replica in of.items():
             replica.fast = weights(100 * round + i)
-        received = offers(made, of, round, 0)
+        received = exchanged(made, of, round, 0)
         for i, replica in of.items():
             sign = {"diloco": -1.0}.get(kind, 1.0)
             blocking = unpack(received[i][i].blocking, replica.fast, CODECS[bits])
@@ -161,8 +161,8 @@ def test_rounded_gossip_ends_where_unrounded_gossip_ends(bits: int) -> None:
 
 
 def settled_alone(made: object, replica: Replica) -> Replica:
-    offer = made.offer(replica.outer, replica.fast)
-    return Replica(*made.settle(replica.outer, replica.fast, {3: offer}, 3))
+    update = made.update(replica.outer, replica.fast)
+    return Replica(*made.settle(replica.outer, replica.fast, {3: update}, 3))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -267,7 +267,7 @@ def test_settling_changes_no_argument_and_shares_no_weights(kind: str) -> None:
     made = fitting(kind, bits=8)
     of = apart(made, 2)
     drift(of, 1)
-    received = offers(made, of, 0, 0)
+    received = exchanged(made, of, 0, 0)
     fast = {k: t.clone() for k, t in of[0].fast.items()}
     state = {k: t.clone() for k, t in of[0].outer.state().items()}
     new_fast, new_outer = made.settle(of[0].outer, of[0].fast, received[0], 0)

@@ -255,9 +255,9 @@ def test_flag_depends_on_directions(dtype: torch.dtype, apart: float, seed: int,
 def test_far_outliers_have_no_influence(rule: str, mix: str, power: int) -> None:
     for seed in range(5):
         honest = vectors(N - F, 20, seed)
-        lies = 10.0**power * torch.nn.functional.normalize(vectors(F, 20, seed + 100), dim=1)
-        lies[1] = lies[0]  # they agree with each other
-        found = value(rule, torch.cat([lies, honest]), mix=mix)
+        is_byzantine = 10.0**power * torch.nn.functional.normalize(vectors(F, 20, seed + 100), dim=1)
+        is_byzantine[1] = is_byzantine[0]  # they agree with each other
+        found = value(rule, torch.cat([is_byzantine, honest]), mix=mix)
         centre = honest.mean(dim=0)
         radius = float((honest - centre).norm(dim=1).max())
         if rule in ("median", "trimmed_mean") and mix == "none":
@@ -510,7 +510,7 @@ def test_too_many_invalid_updates_are_reported() -> None:
     made = exchange(ExchangeConfig(replicas=5, robust="multikrum"))
     with pytest.raises(
         ValueError,
-        match=r"what replica 0 says is of no use: its blocking part: not all of its numbers are finite; .*bears 1",
+        match=r"the update of replica 0 is invalid: its blocking part: not all of its numbers .*tolerates 1",
     ):
         meet(made, replicas(5, dict.fromkeys(range(4), float("nan"))), 0, 0)
 
@@ -544,14 +544,14 @@ def test_pairs_tolerate_no_byzantine_member(kind: str) -> None:
     with pytest.raises(UserError, match=r"7 replicas in groups of 4 meet in some of 3, .* by 5 or more; raise exch"):
         made("multikrum", group=4)
     assert made("median", group=4)
-    with pytest.raises(UserError, match="equal at all members, and here each has its own; take another"):
+    with pytest.raises(UserError, match="a value that all members share, and here each has its own; use another"):
         made("clipping", group=4)
 
 
 def test_a_rule_needs_a_common_value_and_self_contained_updates() -> None:
     with pytest.raises(UserError, match="'local' makes no one value of several"):
         exchange(ExchangeConfig(replicas=5, kind="local", robust="median"))
-    with pytest.raises(UserError, match=r"beside estimates.*take ef14"):
+    with pytest.raises(UserError, match=r"together with estimates.*take ef14"):
         exchange(ExchangeConfig(replicas=5, robust="median", compress="ef21:top1%"))
 
 
@@ -563,11 +563,11 @@ def rarely(kind: str, robust: str, n: int, **options: object) -> tuple[Exchange,
     return made, lab.replicas(made, {"w": torch.zeros(5, 3), "layers.1.w": torch.ones(4)}, n)
 
 
-def drifted(of: dict[int, Replica], lies: dict[int, float]) -> None:
+def drifted(of: dict[int, Replica], is_byzantine: dict[int, float]) -> None:
     for member, replica in of.items():
         away = vectors(1, 15, member).float().view(5, 3)
         replica.fast = {name: tensor + 0.1 for name, tensor in replica.fast.items()}
-        replica.fast["w"] = replica.fast["w"] + (lies[member] if member in lies else 0.01 * away)
+        replica.fast["w"] = replica.fast["w"] + (is_byzantine[member] if member in is_byzantine else 0.01 * away)
 
 
 @pytest.mark.parametrize("kind", ["diloco", "streaming_diloco"])

@@ -15,7 +15,7 @@ from planaria.exchange.base import Exchange
 from planaria.exchange.diloco import DiLoCo
 from planaria.exchange.gasloc import Gasloc
 from planaria.exchange.gossip import PairMean
-from planaria.exchange.lab import Replica, meet, offers, replicas, settle
+from planaria.exchange.lab import Replica, exchanged, meet, replicas, settle
 from planaria.exchange.noloco import NoLoCo
 from planaria.exchange.streaming import Streaming, fragments
 
@@ -184,7 +184,7 @@ def test_a_streamed_fragment_is_sent_settled_later_and_mixed_in() -> None:
     for round in range(3):
         drift(of, round)
         sent = mean({i: r.fast for i, r in of.items()})
-        received = offers(made, of, round, 0)
+        received = exchanged(made, of, round, 0)
         drift(of, 50 + round)
         later = {i: r.fast for i, r in of.items()}
         settle(made, of, received)

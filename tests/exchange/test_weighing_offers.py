@@ -17,7 +17,7 @@ from planaria.common.errors import UserError
 from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange.aggregate import Averaging
-from planaria.exchange.base import Counted, Exchange, Offer, Outer, TooManyLiars, Weights
+from planaria.exchange.base import Counted, Exchange, Outer, TooManyByzantine, Update, Weights
 from planaria.exchange.kinds import exchange
 from planaria.exchange.lab import Replica, replicas
 from planaria.exchange.robust.combining import combine
@@ -102,18 +102,18 @@ def test_nearly_equal_models_are_distinguished_beside_a_huge_one() -> None:
 def settled(of: Exchange, parts: list[dict[int, Replica]], round: int) -> list[Counted]:
     """Settle a round of all stages (``parts``: replicas of each); return each replica's weights of the updates."""
     members = sorted(parts[0])
-    offers = [{m: of.offer(part[m].outer, part[m].fast) for m in members} for part in parts]
+    sent = [{m: of.update(part[m].outer, part[m].fast) for m in members} for part in parts]
     found = []
     for me in members:
         nodes = []
-        for part, updates in zip(parts, offers, strict=True):
-            spoken = of.spoken(part[me].outer, updates)
-            nodes.append(of.weighing.products(part[me].outer, spoken, me, members))
+        for part, updates in zip(parts, sent, strict=True):
+            decoded_values = of.decoded_values(part[me].outer, updates)
+            nodes.append(of.weighing.products(part[me].outer, decoded_values, me, members))
         found.append(of.weighing.counted(nodes, members, me, round))
-    for part, updates in zip(parts, offers, strict=True):
+    for part, updates in zip(parts, sent, strict=True):
         for me, replica in part.items():
             received = list[Counted]()
-            rule = of.facing(0, received.append, found[me])
+            rule = of.after_rejecting(0, received.append, found[me])
             replica.fast, replica.outer = rule.settle(replica.outer, replica.fast, updates, me)
             assert not received, "who has found it tells it"
     return found
@@ -141,7 +141,7 @@ def test_two_stages_settle_as_one_whole_stage(kind: str, robust: dict[str, Any])
         settled(of, [first, other], round)
         if kind == "streaming_diloco":  # what a fragment is goes by a stage's own layers
             continue
-        updates = {m: alone.offer(replica.outer, replica.fast) for m, replica in both.items()}
+        updates = {m: alone.update(replica.outer, replica.fast) for m, replica in both.items()}
         for m, replica in both.items():
             replica.fast, replica.outer = alone.settle(replica.outer, replica.fast, updates, m)
             parts = merged(first[m], other[m])
@@ -169,8 +169,8 @@ def test_too_few_members_leave_the_weights_unchanged() -> None:
     of = made(replicas=7)
     part = replicas(of, weights(0), 4)
     drift(part, seed=1)
-    updates = {m: of.offer(replica.outer, replica.fast) for m, replica in part.items()}
-    fast, outer = of.facing(0, lambda counted: None).settle(part[0].outer, part[0].fast, updates, 0)
+    updates = {m: of.update(replica.outer, replica.fast) for m, replica in part.items()}
+    fast, outer = of.after_rejecting(0, lambda counted: None).settle(part[0].outer, part[0].fast, updates, 0)
     assert outer.rounds == 1 and all(torch.equal(fast[name], part[0].fast[name]) for name in fast)
 
 
@@ -181,22 +181,22 @@ class Odd(Averaging):
     def interval(self) -> int:
         return 3
 
-    def offer(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Offer:
-        return Offer()
+    def update(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Update:
+        return Update()
 
-    def settle(self, outer: Outer, fast: Weights, offers: Any, me: int) -> tuple[dict[str, Tensor], Outer]:
-        raise TooManyLiars
+    def settle(self, outer: Outer, fast: Weights, updates: Any, me: int) -> tuple[dict[str, Tensor], Outer]:
+        raise TooManyByzantine
 
 
 @pytest.mark.parametrize(
     ("kind", "robust", "told"),
     [
-        ("diloco", {"rule": "median"}, r"scope = 'replica': 'median' looks at each number by itself"),
-        ("diloco", {"rule": "trimmed_mean", "mix": "nnm"}, r"'trimmed_mean' looks at each number by itself"),
+        ("diloco", {"rule": "median"}, r"scope = 'replica': 'median' treats each coordinate separately"),
+        ("diloco", {"rule": "trimmed_mean", "mix": "nnm"}, r"'trimmed_mean' treats each coordinate separately"),
         ("diloco", {"scope": "replcia"}, r"robust\.scope = 'replcia': no such choice; did you mean 'replica'"),
         ("allreduce", {}, r"exchange\.robust: scope = 'replica' is for rounds, .*take exchange\.kind = 'diloco'"),
-        ("test_weighing_offers:Odd", {}, r"does not say what its offers stand for"),
-        ("monna", {}, r"chooses whom it believes by itself"),
+        ("test_weighing_offers:Odd", {}, r"does not decode its updates"),
+        ("monna", {}, r"selects neighbours by itself"),
     ],
 )
 def test_invalid_settings_are_refused_in_one_line(kind: str, robust: dict[str, Any], told: str) -> None:

@@ -7,25 +7,25 @@ import torch
 from torch import Tensor
 
 from planaria.config.schema import ExchangeConfig
-from planaria.exchange.base import Offer
+from planaria.exchange.base import Update
 from planaria.exchange.compress.dense import PLAIN
 from planaria.exchange.publisher import Publisher
-from planaria.faults.byzantine import Byzantine, lie_of
+from planaria.faults.byzantine import Byzantine, misbehaviour_of
 
 CONFIG = ExchangeConfig(replicas=5, robust="multikrum")
-HONEST = Offer(torch.tensor([1.0, -2.0, 0.5]))
+HONEST = Update(torch.tensor([1.0, -2.0, 0.5]))
 OTHERS = (0, 2, 3, 4)
 ME = 1
 
 
 def byzantine(attack: str, until: int | None = None, strength: float | None = None, number: int = 0) -> Byzantine:
-    return Byzantine(CONFIG, lie_of(attack, strength, until, seed=7, number=number))
+    return Byzantine(CONFIG, misbehaviour_of(attack, strength, until, seed=7, number=number))
 
 
-def sent(by: Publisher, step: int, honest: Offer = HONEST, **known: dict[int, Tensor]) -> dict[int, Tensor]:
+def sent(by: Publisher, step: int, honest: Update = HONEST, **known: dict[int, Tensor]) -> dict[int, Tensor]:
     """Return the update to each peer, in the round of the step's number."""
     updates = by.updates(honest, PLAIN, (step, step), ME, OTHERS, **known)
-    return {peer: offer.blocking for peer, offer in updates.items() if offer.blocking is not None}
+    return {peer: update.blocking for peer, update in updates.items() if update.blocking is not None}
 
 
 def attacks(by: Publisher, step: int) -> bool:
@@ -43,7 +43,7 @@ def test_an_attack_ends_at_its_step_or_after_one_sent_update() -> None:
     for step in (3, 3, 4):
         assert attacks(lasting, step)
         lasting.sent()
-    assert not attacks(lasting, 5) and not lasting.lies(4), "it has ended"
+    assert not attacks(lasting, 5) and not lasting.is_byzantine(4), "it has ended"
     once = byzantine("zero")
     once.sent()
     assert attacks(once, 3), "a commit before the first update does not end it"
@@ -55,7 +55,7 @@ def test_an_attack_ends_at_its_step_or_after_one_sent_update() -> None:
 def test_an_attack_uses_its_own_update_and_those_of_the_last_round() -> None:
     alone = byzantine("sign_flip", until=9, strength=1.0)
     assert torch.equal(sent(alone, 3)[0], torch.tensor([-1.0, 2.0, -0.5]))
-    alone.received({0: Offer(torch.tensor([3.0, 0.0, 0.5])), 2: Offer(torch.tensor([2.0, 2.0, 2.0]))}, PLAIN, 3)
+    alone.received({0: Update(torch.tensor([3.0, 0.0, 0.5])), 2: Update(torch.tensor([2.0, 2.0, 2.0]))}, PLAIN, 3)
     assert torch.equal(sent(alone, 4)[0], torch.tensor([-2.0, 0.0, -1.0])), "the mean of three"
     known = {0: torch.tensor([1.0, 1.0, 1.0]), 4: torch.tensor([3.0, 3.0, 3.0])}
     assert torch.equal(sent(alone, 4, known=known)[0], torch.full((3,), -2.0)), (
@@ -65,10 +65,10 @@ def test_an_attack_uses_its_own_update_and_those_of_the_last_round() -> None:
 
 def test_updates_of_others_are_kept_only_if_needed() -> None:
     unaware = byzantine("own_flip", until=9)
-    unaware.received({0: Offer(torch.ones(3))}, PLAIN, 3)
+    unaware.received({0: Update(torch.ones(3))}, PLAIN, 3)
     assert not unaware._received
     honest = Publisher()
-    honest.received({0: Offer(torch.ones(3))}, PLAIN, 3)
+    honest.received({0: Update(torch.ones(3))}, PLAIN, 3)
     assert not attacks(honest, 3) and not vars(honest)
 
 
@@ -76,7 +76,7 @@ def test_staleness_counts_rounds_not_attempts() -> None:
     stale = byzantine("stale", until=99, strength=2)
     values = []
     for round in (3, 4, 4, 5, 6, 6, 7):
-        values.append(float(sent(stale, round, Offer(torch.full((3,), float(round))))[0][0]))
+        values.append(float(sent(stale, round, Update(torch.full((3,), float(round))))[0][0]))
     assert values == [3, 3, 3, 3, 4, 4, 5]
     assert len(stale._past) == 3
 
@@ -94,9 +94,9 @@ def test_random_numbers_depend_on_node_round_and_fault_only(attack: str) -> None
 
 def test_only_the_sent_update_is_corrupted() -> None:
     kept = {"residual": {"w": torch.ones(3)}}
-    honest = Offer(HONEST.blocking, torch.ones(2), kept)
+    honest = Update(HONEST.blocking, torch.ones(2), kept)
     update = byzantine("nan").updates(honest, PLAIN, (3, 3), ME, OTHERS)[0]
     assert update.prefetched is honest.prefetched and update.kept is kept
     assert update.blocking is not None and not torch.isfinite(update.blocking).any()
-    nothing = Offer()
+    nothing = Update()
     assert byzantine("nan").updates(nothing, PLAIN, (3, 3), ME, OTHERS)[0] is nothing

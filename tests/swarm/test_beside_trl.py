@@ -60,7 +60,7 @@ def test_the_time_of_orphans_is_counted_and_older_children_are_not_awaited(tmp_p
 
 
 def test_a_failed_run_names_its_output_file(tmp_path: Path) -> None:
-    with pytest.raises(RunStopped, match=r"ended with 3; what it said is in .*out\.txt"):
+    with pytest.raises(RunStopped, match=r"ended with 3; its output is in .*out\.txt"):
         metered([sys.executable, "-c", "raise SystemExit(3)"], tmp_path / "out.txt")
 
 

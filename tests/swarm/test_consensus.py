@@ -205,7 +205,7 @@ def test_an_attacker_sends_wrong_answers(tmp_path: Path, pupil: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sections", "mend"),
+    ("sections", "fix"),
     [
         ({"rounds": {"mode": "vertical"}, "size": 4}, "task.reward: a vote needs several peers .*rounds.mode"),
         ({"rounds": {"gather": False}}, "task.reward: a vote needs several peers .*rounds.gather"),
@@ -218,7 +218,7 @@ def test_an_attacker_sends_wrong_answers(tmp_path: Path, pupil: Path) -> None:
     ],
 )
 def test_contradictory_vote_settings_are_refused_in_one_line(
-    tmp_path: Path, sections: dict[str, Any], mend: str
+    tmp_path: Path, sections: dict[str, Any], fix: str
 ) -> None:
     tree: dict[str, Any] = {"task": {"reward": "consensus"}, "optim": {"lr": 1e-3}, "size": 4} | sections
     lines = [f"{key} = {json.dumps(value)}" for key, value in tree.items() if not isinstance(value, dict)]
@@ -228,7 +228,7 @@ def test_contradictory_vote_settings_are_refused_in_one_line(
     path = tmp_path / "voting.toml"
     path.write_text("\n".join(lines))
     assert read(path)
-    with pytest.raises(UserError, match=mend) as found:
+    with pytest.raises(UserError, match=fix) as found:
         load(path, {})
     assert "\n" not in str(found.value)
 

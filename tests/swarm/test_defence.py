@@ -179,7 +179,7 @@ def test_layers_follow_the_configured_order(said: str, names: list[str]) -> None
 
 
 @pytest.mark.parametrize(
-    ("said", "options", "mend"),
+    ("said", "options", "fix"),
     [
         ("suport", {}, r"defence\.checks = 'suport': no such choice; did you mean 'support'"),
         ("support", {"threshold": 3}, r"defence\.options\.threshold: no option of 'support'"),
@@ -189,8 +189,8 @@ def test_layers_follow_the_configured_order(said: str, names: list[str]) -> None
         ("steps, noisy", {"rate": 0.5}, r"every layer \(judge, judge\) can be named but once"),
     ],
 )
-def test_invalid_checks_are_refused(said: str, options: dict[str, object], mend: str) -> None:
-    with pytest.raises(UserError, match=mend):
+def test_invalid_checks_are_refused(said: str, options: dict[str, object], fix: str) -> None:
+    with pytest.raises(UserError, match=fix):
         checks(DefenceConfig(checks=said, options=Options(options)))
 
 

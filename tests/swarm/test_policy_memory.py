@@ -94,7 +94,7 @@ def test_an_update_is_one_pass_of_96_rows_by_default() -> None:
 def test_missing_hardware_is_reported_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert device_of(PolicyConfig(device="auto")).type == "cpu"
-    with pytest.raises(UserError, match=r"policy.device = 'cuda': this machine has no CUDA device"):
+    with pytest.raises(UserError, match=r"policy.device = 'cuda': PyTorch finds no CUDA device on this machine"):
         device_of(PolicyConfig(device="cuda"))
     with pytest.raises(UserError, match=r"policy.precision = 'bf16' needs a CUDA device"):
         device_of(PolicyConfig(device="auto", precision="bf16"))

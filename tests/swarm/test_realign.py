@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import refused
 from repair_cases import attacked, ensemble, stranger
 
+from command_line import refused
 from planaria import cli
 from planaria.common.errors import UserError
 from planaria.models import fusing
@@ -93,7 +93,7 @@ def test_a_peer_is_repaired_by_a_reproducible_mask(
     assert cli.run([*again, str(tmp_path / "applied")]) == 0
     assert fusing.digest(weights_of(open_policy(str(tmp_path / "applied")))) == record["result"]
     swapped = ["realign", tmp_path / "safe", "--safe", tmp_path / "tuned", "--mask", mask, "--to", tmp_path / "no"]
-    assert "is for other weights than those of" in refused(capsys, *swapped, warned=True)
+    assert "is for other weights than those of" in refused(capsys, *swapped)
     assert not (tmp_path / "no").exists()
 
 
@@ -157,7 +157,7 @@ def test_mistakes_are_reported_in_one_line(
     pairs, out = files[0], tmp_path / "out"
 
     def said(*arguments: object) -> str:
-        return refused(capsys, "realign", *arguments, "--to", out, warned=True)
+        return refused(capsys, "realign", *arguments, "--to", out)
 
     assert "give --peer" in said(done)
     assert "what can be trusted? give --pairs FILE" in said(tuned)
@@ -181,7 +181,7 @@ def test_a_parent_of_another_shape_is_refused_and_an_unrelated_one_warned_of(
 ) -> None:
     small, other = stranger(tmp_path / "small", dim=16), stranger(tmp_path / "other", dim=32)
     common = ["realign", tuned, "--pairs", files[0], "--by", "back", "--to", tmp_path / "out", "--safe"]
-    assert "has shape" in refused(capsys, *common, small, warned=True)
+    assert "has shape" in refused(capsys, *common, small)
     cli.run([str(word) for word in (*common, other)])
     assert "is that its parent?" in capsys.readouterr().err
 
@@ -205,9 +205,7 @@ def test_fused_experts_are_repaired_with_one_mask_each(
     mask = tmp_path / "mended" / "mask.safetensors"
     assert cli.run(["realign", str(fused), "--mask", str(mask), "--to", str(tmp_path / "again")]) == 0
     assert fusing.digest(weights_of(open_policy(str(tmp_path / "again")))) == record["result"]
-    assert "which one model they branched off" in refused(
-        capsys, "experts", "fuse", run, "--to", tmp_path / "x", warned=True
-    )
+    assert "which one model they branched off" in refused(capsys, "experts", "fuse", run, "--to", tmp_path / "x")
 
 
 @pytest.mark.slow

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import refused
 from swarms import rounds, tiny, together
 
+from command_line import refused
 from planaria import cli
 from planaria.common.digests import FILE
 from planaria.runtime.engine import runs
@@ -68,7 +68,7 @@ def test_invalid_exports_are_refused_in_one_line(
     done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    assert "give --peer" in refused(capsys, "export", done, "--to", out)
+    assert "give a peer with --peer" in refused(capsys, "export", done, "--to", out)
     assert "did you mean 'p1'?" in refused(capsys, "export", done, "--to", out, "--peer", "p7")
     assert "kept after 3, 4, 5" in refused(capsys, "export", done, "--to", out, "--peer", "p0", "--round", 2)
     assert "no run of a swarm" in refused(capsys, "export", tmp_path, "--to", out, "--peer", "p0")

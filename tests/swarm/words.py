@@ -35,7 +35,7 @@ def rules(who: Identity, **content: Any) -> Rules:
 
 
 def claim(who: Identity, message: Any) -> Claim:
-    """What proves that its peer said this message."""
+    """Return the proof that its peer signed this message."""
     return sign_claim(who, message.run, message.place, message.model_dump_json())
 
 

@@ -35,21 +35,21 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
 
-def data(path: Path, most: int = MAX_BYTES, mend: str = "bring it back") -> bytes:
-    """Return a file's bytes, at most ``most``; ``mend`` is the advice in errors.
+def data(path: Path, most: int = MAX_BYTES, fix: str = "bring it back") -> bytes:
+    """Return a file's bytes, at most ``most``; ``fix`` is the advice in errors.
 
     :raises UserError: if it is missing, not a regular file, larger, or unreadable.
     """
     try:
         if path.exists() and not path.is_file():  # reading a pipe blocks, and a device has no end
-            raise UserError(f"{path}: is not a file; {mend}")
+            raise UserError(f"{path}: is not a file; {fix}")
         with path.open("rb") as file:
             found = bounded(file, most)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
-        raise UserError(f"{path}: cannot be read ({reason}); {mend}") from None
+        raise UserError(f"{path}: cannot be read ({reason}); {fix}") from None
     if len(found) > most:
-        raise UserError(f"{path}: has more than {most} bytes, too many for what it should be; {mend}")
+        raise UserError(f"{path}: has more than {most} bytes, too many for what it should be; {fix}")
     return found
 
 
@@ -62,12 +62,12 @@ def bounded(file: BinaryIO, most: int) -> bytes:
     return b"".join(pieces)
 
 
-def text(path: Path, most: int = MAX_BYTES, mend: str = "bring it back") -> str:
+def text(path: Path, most: int = MAX_BYTES, fix: str = "bring it back") -> str:
     """Return a file's UTF-8 text; UserError as in :func:`data`, or if it is not UTF-8."""
     try:
-        return data(path, most, mend).decode("utf-8")
+        return data(path, most, fix).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: is not text in UTF-8 (byte {error.start}); {mend}") from None
+        raise UserError(f"{path}: is not text in UTF-8 (byte {error.start}); {fix}") from None
 
 
 def parse_toml(source: str, place: object) -> dict[str, Any]:
@@ -97,28 +97,28 @@ def toml(path: Path, most: int = MAX_BYTES) -> dict[str, Any]:
         raise UserError(f"{path}: not valid TOML: no text in UTF-8 (byte {error.start})") from None
 
 
-def parse_json(source: bytes | str, place: object, mend: str = "bring it back") -> Any:
+def parse_json(source: bytes | str, place: object, fix: str = "bring it back") -> Any:
     """Return the value of a JSON text; UserError, naming ``place``, as in :func:`parse_toml`."""
     try:
         return json.loads(source)
     except RecursionError:
-        raise UserError(f"{place}: not JSON: nested too deep; {mend}") from None
+        raise UserError(f"{place}: not JSON: nested too deep; {fix}") from None
     except ValueError as error:  # also no UTF-8
-        raise UserError(f"{place}: not JSON: {error}; {mend}") from None
+        raise UserError(f"{place}: not JSON: {error}; {fix}") from None
 
 
-def parse_model(kind: type[Kind], source: bytes | str, place: object, mend: str = "bring it back") -> Kind:
+def parse_model(kind: type[Kind], source: bytes | str, place: object, fix: str = "bring it back") -> Kind:
     """Return the ``kind`` in a JSON text; UserError, naming ``place`` and the key, if it is invalid."""
     refuse_nul(source, place)
     try:
         return kind.model_validate_json(source)
     except ValidationError as error:
-        raise UserError(f"{place}: {first(error, kind)}; {mend}") from None
+        raise UserError(f"{place}: {first(error, kind)}; {fix}") from None
 
 
-def model(path: Path, kind: type[Kind], most: int = MAX_BYTES, mend: str = "bring it back") -> Kind:
+def model(path: Path, kind: type[Kind], most: int = MAX_BYTES, fix: str = "bring it back") -> Kind:
     """Return the ``kind`` in a JSON file; UserError, naming file and key, if it is invalid."""
-    return parse_model(kind, data(path, most, mend), path, mend)
+    return parse_model(kind, data(path, most, fix), path, fix)
 
 
 def sealed(document: BaseModel) -> str:
@@ -127,17 +127,17 @@ def sealed(document: BaseModel) -> str:
     return json.dumps(tree | {"sha256": digest(tree)}, indent=2)
 
 
-def unsealed(path: Path, kind: type[Kind], most: int = MAX_BYTES, mend: str = "bring it back") -> Kind:
+def unsealed(path: Path, kind: type[Kind], most: int = MAX_BYTES, fix: str = "bring it back") -> Kind:
     """Return a document written by :func:`sealed`, or by an older planaria without a digest.
 
     :raises UserError: if it is missing, damaged or changed.
     """
-    source = data(path, most, mend)
+    source = data(path, most, fix)
     refuse_nul(source, path)
     try:
         tree = json.loads(source)
         if isinstance(tree, dict) and "sha256" in tree and tree.pop("sha256") != digest(tree):
-            raise UserError(f"{path}: has changed since it was written (its SHA-256 says so); {mend}")
+            raise UserError(f"{path}: has changed since it was written (its SHA-256 says so); {fix}")
         return kind.model_validate_json(json.dumps(tree))
     except ValidationError as error:
         reason = first(error, kind)
@@ -145,7 +145,7 @@ def unsealed(path: Path, kind: type[Kind], most: int = MAX_BYTES, mend: str = "b
         reason = "nested too deep"
     except ValueError as error:  # no JSON, or no UTF-8
         reason = str(error)
-    raise UserError(f"{path}: damaged or of another version ({reason}); {mend}")
+    raise UserError(f"{path}: damaged or of another version ({reason}); {fix}")
 
 
 def digest(tree: object) -> str:

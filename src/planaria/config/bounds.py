@@ -36,12 +36,12 @@ def _held(value: float, fits: bool, bound: str, reason: str) -> float:
 
 COLDEST = 1e-6
 """lowest temperature used as a divisor; below it, sampling takes the most likely token, as with 0"""
-_WHOLE = at_most(EXACT, "more cannot be told exactly in JSON")
+_WHOLE = at_most(EXACT, "larger integers are not exact in JSON")
 Positive = Annotated[int, Field(gt=0), _WHOLE]
 Natural = Annotated[int, Field(ge=0), _WHOLE]
 Seconds = Annotated[float, Field(ge=0), at_most(1e9, "no run waits for thirty years")]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-Vocab = Annotated[int, Field(gt=0), at_most(1 << 24, "no tokenizer has so many tokens")]
+Vocab = Annotated[int, Field(gt=0), at_most(1 << 24, "no tokenizer has that many tokens")]
 Width = Annotated[int, Field(gt=0), at_most(1 << 20, "one matrix of that width would fill a machine")]
 Heads = Annotated[int, Field(gt=0), at_most(1 << 14, "no width divides into more")]
 Context = Annotated[int, Field(gt=0), at_most(1 << 24, "one sample of that length would fill a machine")]
@@ -51,13 +51,13 @@ Microbatches = Annotated[int, Field(gt=0), at_most(MOST_PASSES // 2, "each one's
 BatchSize = Annotated[int, Field(gt=0), at_most(1 << 20, "the samples of a microbatch are computed at once")]
 Replicas = Annotated[int, Field(gt=0), at_most(1 << 10, "each replica is a set of processes")]
 Spares = Annotated[int, Field(ge=0), at_most(1 << 10, "each spare is a process that holds a stage")]
-Threads = Annotated[int, Field(gt=0), at_most(1 << 10, "no machine has so many cores for one worker")]
+Threads = Annotated[int, Field(gt=0), at_most(1 << 10, "no machine has that many cores for one worker")]
 Peers = Annotated[int, Field(gt=0), at_most(1 << 10, "each peer is a process of this machine")]
 Strikes = Annotated[
     Natural,
-    AfterValidator(lambda value: _held(value, value != 1, "0 or at least 2", "nobody is sent away for one mistake")),
+    AfterValidator(lambda value: _held(value, value != 1, "0 or at least 2", "no replica is replaced for one mistake")),
 ]
-Steps = Annotated[int, Field(gt=0), at_most(1e9, "no run has taken so many")]
+Steps = Annotated[int, Field(gt=0), at_most(1e9, "no run has taken that many")]
 Heartbeat = Annotated[
     float,
     at_least(0.01, "the controller reads every beat of every worker, and a system's clock is no finer"),

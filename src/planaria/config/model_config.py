@@ -79,10 +79,10 @@ class ModelConfig(Section):
                 f"{self.layers}{less} and pipeline.stages = {stages} ask for {left} in {stages}"
             )
         if given is None and (left < stages or left % stages):
-            mend = (
+            fix = (
                 f"set model.ends_layers = {self.layers % stages}" if self.layers >= stages else "lower pipeline.stages"
             )
-            return f"model.layers = {self.layers}{less} does not divide into pipeline.stages = {stages}; {mend}"
+            return f"model.layers = {self.layers}{less} does not divide into pipeline.stages = {stages}; {fix}"
         return ""
 
     @property

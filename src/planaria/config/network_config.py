@@ -64,7 +64,7 @@ class NetworkConfig(Section):
         elif self.topology is not None:
             why = "on a topology, `planaria plan` weighs links alone; leave it out"
         elif not (self.forward_s or self.backward_s):
-            why = "copies go on beside passes, which take no time; give network.forward_s and network.backward_s"
+            why = "copies overlap with passes, which take no time; set network.forward_s and network.backward_s"
         if why:
             raise ValueError(f"network.staging_bandwidth = {self.staging_bandwidth:g}: {why}")
         return self

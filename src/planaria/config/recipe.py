@@ -193,8 +193,8 @@ def read(recipe: Path) -> dict[str, Any]:
         )
     if not recipe.is_file():
         known = [p.name for p in recipe.parent.glob("*.toml")] if recipe.parent.is_dir() else []
-        mend = nearest(recipe.name, known) if recipe.suffix and known else nearest(str(recipe), shipped.names())
-        raise UserError(f"{recipe}: no such recipe; {mend}")
+        fix = nearest(recipe.name, known) if recipe.suffix and known else nearest(str(recipe), shipped.names())
+        raise UserError(f"{recipe}: no such recipe; {fix}")
     if recipe.stat().st_size > MAX_RECIPE_BYTES:
         raise UserError(f"{recipe}: {recipe.stat().st_size} bytes is no recipe (at most {MAX_RECIPE_BYTES})")
     return documents.toml(recipe, MAX_RECIPE_BYTES)
@@ -237,9 +237,9 @@ def refuse_unknown(
         if key not in section.model_fields:
             elsewhere = [name for name, _ in fields(root) if name.rpartition(".")[2] == key]
             option = as_option(key, section, prefix)
-            mend = f"did you mean {elsewhere[0]!r}?" if elsewhere else nearest(key, section.model_fields)
-            mends = [option, mend] if option and elsewhere else [option or mend]
-            raise UserError(f"{place}: {prefix}{key}: unknown key; {'; or '.join(mends)}")
+            fix = f"did you mean {elsewhere[0]!r}?" if elsewhere else nearest(key, section.model_fields)
+            fixes = [option, fix] if option and elsewhere else [option or fix]
+            raise UserError(f"{place}: {prefix}{key}: unknown key; {'; or '.join(fixes)}")
         inner = section.model_fields[key].annotation
         if own := section_of(inner):
             refuse_unknown(_keys(value, place, f"{prefix}{key}"), own, place, f"{prefix}{key}.", root)

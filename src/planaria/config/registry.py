@@ -65,21 +65,21 @@ class Registry(Generic[Chosen]):
         """
         if name in self.shipped:
             return self.shipped[name]
-        said, registered = f"{self.setting} = {name!r}", _registered(self.kind)
+        named, registered = f"{self.setting} = {name!r}", _registered(self.kind)
         path = registered[name].value if name in registered else name
         if ":" not in path:
-            mend = nearest(name, self.names)
-            raise UserError(f"{said}: no such choice; {mend}, or write 'module:Class' for a class of your own")
+            fix = nearest(name, self.names)
+            raise UserError(f"{named}: no such choice; {fix}, or write 'module:Class' for a class of your own")
         module = path.partition(":")[0]
         if not all(part.isidentifier() for part in module.split(".")):
-            raise UserError(f"{said}: {module!r} is not a module name; write 'module:Class', such as 'mine:Mine'")
+            raise UserError(f"{named}: {module!r} is not a module name; write 'module:Class', such as 'mine:Mine'")
         if path not in {point.value for point in registered.values()}:
-            consent.require(module, said)
-        found = _class(path, said)
+            consent.require(module, named)
+        found = _class(path, named)
         if not (isinstance(found, type) and issubclass(found, self.base)):
-            raise UserError(f"{said}: is not derived from {self.base.__module__}.{self.base.__qualname__}; derive it")
+            raise UserError(f"{named}: is not derived from {self.base.__module__}.{self.base.__qualname__}; derive it")
         if inspect.isabstract(found):
-            raise UserError(f"{said}: lacks {', '.join(sorted(found.__abstractmethods__))}; define what is missing")
+            raise UserError(f"{named}: lacks {', '.join(sorted(found.__abstractmethods__))}; define what is missing")
         return found
 
     def make(self, name: str, options: Mapping[str, Any]) -> Chosen:
@@ -98,8 +98,8 @@ class Registry(Generic[Chosen]):
         for option in options:
             if option not in found and not any(option in each.model_fields for each in found.values()):
                 known = {option for each in found.values() for option in each.model_fields}
-                mend = nearest(option, known) if known else "there are none; leave it out"
-                raise UserError(f"{self._place}.{option}: no option of {', '.join(map(repr, names))}; {mend}")
+                fix = nearest(option, known) if known else "there are none; leave it out"
+                raise UserError(f"{self._place}.{option}: no option of {', '.join(map(repr, names))}; {fix}")
         return {name: self._made(name, each, options) for name, each in found.items()}
 
     def declared(self, names: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,12 +122,12 @@ class Registry(Generic[Chosen]):
             if first["type"] == "missing":
                 what = meaning(chosen, str(first["loc"][0])) or "it"
                 raise UserError(f"{key}: {name!r} has no default for it; give {what}") from None
-            said = f" = {documents.shown(first['input'])}" if first["loc"] else ""
-            raise UserError(f"{key}{said}: {first['msg'].removeprefix('Value error, ')}") from None
+            named = f" = {documents.shown(first['input'])}" if first["loc"] else ""
+            raise UserError(f"{key}{named}: {first['msg'].removeprefix('Value error, ')}") from None
         except UserError:
             raise
         except (Exception, SystemExit) as error:  # from a user's validator
-            raise UserError(f"{self.setting} = {name!r}: cannot be made: {told(error)}") from error
+            raise UserError(f"{self.setting} = {name!r}: cannot be made: {describe_error(error)}") from error
 
     @property
     def _place(self) -> str:
@@ -140,19 +140,19 @@ def _registered(kind: str) -> Mapping[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=f"planaria.{kind}")}
 
 
-def _class(path: str, said: str) -> Any:
+def _class(path: str, named: str) -> Any:
     """Return the class ``module:Class``."""
     module, _, name = path.partition(":")
-    found: Any = _imported(module, said)
+    found: Any = _imported(module, named)
     for part in name.split("."):
         if not hasattr(found, part):
             known = [own for own in vars(found) if not own.startswith("_")]
-            raise UserError(f"{said}: {module} has no {name!r}; {nearest(name, known or ['nothing'])}")
+            raise UserError(f"{named}: {module} has no {name!r}; {nearest(name, known or ['nothing'])}")
         found = getattr(found, part)
     return found
 
 
-def _imported(module: str, said: str) -> ModuleType:
+def _imported(module: str, named: str) -> ModuleType:
     here = str(Path.cwd())
     if here not in sys.path and "" not in sys.path:
         sys.path.append(here)  # last, so that nothing there replaces a library
@@ -161,8 +161,8 @@ def _imported(module: str, said: str) -> ModuleType:
         return importlib.import_module(module)
     except (Exception, SystemExit) as error:  # anything that a user's module raises on import
         if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
-            raise UserError(f"{said}: there is no module {error.name!r} on Python's path or in {here}") from None
-        raise UserError(f"{said}: cannot be imported: {told(error)}") from None
+            raise UserError(f"{named}: there is no module {error.name!r} on Python's path or in {here}") from None
+        raise UserError(f"{named}: cannot be imported: {describe_error(error)}") from None
 
 
 def foreign(choices: Iterable[type[Choice]]) -> list[type[Choice]]:
@@ -183,9 +183,9 @@ def blaming(own: Callable[[], Sequence[type[Choice]]]) -> Iterator[None]:
     except (UserError, RunStopped, OSError, MemoryError):
         raise
     except (Exception, SystemExit) as error:
-        if not (said := blame(error, own())):
+        if not (named := blame(error, own())):
             raise
-        raise UserError(said) from error
+        raise UserError(named) from error
 
 
 def blame(error: BaseException, own: Sequence[type[Choice]]) -> str:
@@ -195,11 +195,11 @@ def blame(error: BaseException, own: Sequence[type[Choice]]) -> str:
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if frame.filename in files:
             theirs = (name for name, file in zip(names, files, strict=True) if file == frame.filename)
-            return f"{', '.join(theirs)} failed: {told(error, frame)}"
-    return f"{', '.join(names)} may be the cause: {told(error)}" if names else ""
+            return f"{', '.join(theirs)} failed: {describe_error(error, frame)}"
+    return f"{', '.join(names)} may be the cause: {describe_error(error)}" if names else ""
 
 
-def told(error: BaseException, at: traceback.FrameSummary | None = None) -> str:
+def describe_error(error: BaseException, at: traceback.FrameSummary | None = None) -> str:
     """Return an error as one line: place (innermost, unless ``at`` is given), type and message."""
     frames = traceback.extract_tb(error.__traceback__)
     place = at or (frames[-1] if frames else None)

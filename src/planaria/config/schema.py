@@ -270,7 +270,7 @@ class RunConfig(Section):
                     f"{self.pipeline.stages + 1} stages 0..{self.pipeline.stages}"
                 )
         if self.network.staging_bandwidth is not None and self.routing.schedule is not None:
-            raise ValueError("network.staging_bandwidth: a schedule has times of its own for messages; leave it out")
+            raise ValueError("network.staging_bandwidth: a schedule has its own message times; leave it out")
         if self.exchange.most is not None and self.exchange.most < self.exchange.replicas:
             raise ValueError(
                 f"exchange.most = {self.exchange.most} is less than exchange.replicas = {self.exchange.replicas}"

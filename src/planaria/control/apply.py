@@ -16,6 +16,7 @@ from planaria.control.apply_base import (
     anew,
     answering,
     apply,
+    failed_starts,
     freeze,
     give_up_save,
     handles,
@@ -25,7 +26,6 @@ from planaria.control.apply_base import (
     reported,
     set_host,
     set_workers,
-    stillborn,
     with_replica,
     written,
 )
@@ -47,7 +47,7 @@ def _(fact: e.WorkerJoined, run: RunState) -> RunState:
     born = run.workers.get(fact.worker, WorkerState(fact.incarnation, "starting"))
     timed = replace(born, memory=fact.memory, layer_s=fact.layer_s)
     spare = replace(timed, incarnation=fact.incarnation, status="spare", pid=fact.pid, at=fact.at)
-    run = stillborn(set_workers(run, {fact.worker: spare}), born.host, 0)
+    run = failed_starts(set_workers(run, {fact.worker: spare}), born.host, 0)
     for replica in run.live.values():
         # With one more worker, the plan in search may not be needed.
         run = with_replica(run, replace(replica, phase="idle")) if replica.phase == "replan" else run
@@ -60,7 +60,7 @@ def _(fact: e.WorkerLeaving, run: RunState) -> RunState:
     if worker is None or worker.status == "dead" or worker.incarnation != fact.incarnation:
         return run
     if worker.status == "member":  # a lost spare may free a slot; retry the stage
-        run = replace(run, stillborn=0)
+        run = replace(run, failed_starts=0)
     return set_workers(run, {fact.worker: replace(worker, leaving=True)})
 
 
@@ -254,7 +254,7 @@ def _fail_guest(run: RunState, name: str, detail: str, failure: str = "") -> Run
 
 @handles
 def _(fact: e.StopRequested, run: RunState) -> RunState:
-    run = anew(replace(run, stopping=fact.reason, prompt=fact.prompt))
+    run = anew(replace(run, stopping=fact.reason, prompt=run.prompt or fact.prompt))
     for replica in run.live.values() if fact.prompt else ():
         if replica.phase in ("link", "replan") and replica.whole:  # saving needs no edges
             run = with_replica(run, go_on(replica, phase="idle", waiting=NOBODY))

@@ -111,11 +111,11 @@ def set_host(run: RunState, name: str, host: Host) -> RunState:
     return anew(replace(run, roster=run.roster.with_host(name, host)))
 
 
-def stillborn(run: RunState, host: str, count: int) -> RunState:
+def failed_starts(run: RunState, host: str, count: int) -> RunState:
     """Record the count of consecutive workers that died on a host before they joined."""
     if not host:
-        return anew(replace(run, stillborn=count))
-    return set_host(run, host, replace(run.hosts[host], stillborn=count))
+        return anew(replace(run, failed_starts=count))
+    return set_host(run, host, replace(run.hosts[host], failed_starts=count))
 
 
 def with_replica(run: RunState, replica: ReplicaState) -> RunState:

@@ -191,11 +191,13 @@ def _(fact: d.Cannot, run: RunState) -> RunState:
 
 @handles
 def _(fact: d.Disband, run: RunState) -> RunState:
+    """End a replica; a step that it was committing counts, since its commit is in the log."""
     replica = run.replicas[fact.replica]
     run = set_workers(run, {w: replace(run.workers[w], status="spare") for w in replica.holders.values()})
     left = replace(
         replica,
         phase="left",
+        step=replica.step + (replica.phase == "commit"),
         holders=freeze({}),
         waiting=NOBODY,
         meeting=None,
@@ -205,8 +207,8 @@ def _(fact: d.Disband, run: RunState) -> RunState:
         origins=freeze({}),
     )
     standings = {number: standing for number, standing in run.standings.items() if number != fact.replica}
-    run = anew(replace(run, allotment=run.allotment.leave(fact.replica), standings=freeze(standings)))
-    return with_replica(run, left)
+    run = with_replica(run, left)
+    return anew(replace(run, allotment=run.allotment.leave(fact.replica), standings=freeze(standings)))
 
 
 @handles

@@ -10,6 +10,7 @@ from planaria.control import events as e
 from planaria.control.apply_base import (
     anew,
     call_off,
+    failed_starts,
     freeze,
     give_up_if_none_is_saved,
     give_up_save,
@@ -17,7 +18,6 @@ from planaria.control.apply_base import (
     out_of_round,
     reported,
     set_workers,
-    stillborn,
     with_replica,
     written,
 )
@@ -35,8 +35,8 @@ def _(fact: e.WorkerLost, run: RunState) -> RunState:
         return run
     run = set_workers(run, {fact.worker: replace(worker, status="dead")})
     if worker.status == "starting":
-        before = run.hosts[worker.host].stillborn if worker.host else run.stillborn
-        run = stillborn(run, worker.host, before + 1)
+        before = run.hosts[worker.host].failed_starts if worker.host else run.failed_starts
+        run = failed_starts(run, worker.host, before + 1)
     if run.over:
         return run
     replica = run.replica_of(fact.worker)
@@ -64,7 +64,7 @@ def _without_giver(replica: ReplicaState, worker: str) -> ReplicaState:
 
 def _lose(run: RunState, replica: ReplicaState, worker: str, gone: frozenset[int]) -> RunState:
     """Record the death of a member that held the nodes ``gone``."""
-    run = anew(replace(run, stillborn=0))  # a lost spare may free a slot; retry the stage
+    run = anew(replace(run, failed_starts=0))  # a lost spare may free a slot; retry the stage
     return give_up_if_none_is_saved(call_off(with_replica(run, _bereft(replica, worker, gone)), replica.meeting))
 
 

@@ -22,7 +22,7 @@ from planaria.control.diagnosis import diagnose, stuck_link
 from planaria.control.features import lead
 from planaria.control.formation import form, hopeless, relieve, too_late, without_worker
 from planaria.control.replica import ReplicaState
-from planaria.control.roster import MAX_STILLBORN
+from planaria.control.roster import MAX_FAILED_STARTS
 from planaria.control.rounds import behind, due, meet, next_block
 from planaria.control.saving import (
     all_saved,
@@ -163,9 +163,8 @@ def send_away(run: RunState, replica: ReplicaState) -> d.SendAway | None:
     for member, nodes in _members(run, replica):
         strikes, workers = run.suspicion.strikes(member, run.rule), {replica.holders[node] for node in nodes}
         if strikes >= enough and not workers & giving(run) and (_others(run, workers) or _dispensable(run)):
-            reason = (
-                f"what replica {member} says was of no use in {strikes} {'rounds' if run.rule.interval else 'steps'}"
-            )
+            when = "rounds" if run.rule.interval else "steps"
+            reason = f"the updates of replica {member} were invalid in {strikes} {when}"
             return d.SendAway(member=member, workers=sorted(workers), strikes=strikes, reason=reason)
     return None
 
@@ -190,10 +189,10 @@ def _others(run: RunState, workers: Collection[str]) -> bool:
     if fit_spares(run) - run.vacancies - leaving(run) >= len(workers):
         return True
     at_home = not any(run.workers[worker].host for worker in workers)
-    return run.settings.replace and at_home and run.stillborn < MAX_STILLBORN
+    return run.settings.replace and at_home and run.failed_starts < MAX_FAILED_STARTS
 
 
 def _dispensable(run: RunState) -> bool:
     """Return whether the others can continue with one replica less; those that make each step together cannot."""
     left = len(run.live) - 1
-    return bool(run.rule.interval) and left > 0 and not run.rule.misfit(left)
+    return bool(run.rule.interval) and left > 0 and not run.rule.objection(left)

@@ -95,7 +95,7 @@ def verdicts(
     """Return what is slow among the nodes in ``hosts`` (node, its worker's machine).
 
     :param work: of a pass, by stage; empty if block stages are alike.
-    :param known: what is already blamed.
+    :param known: parts already blamed.
     """
     own = {node: gauges.nodes[node] for node, _ in hosts}
     at = dict(hosts)

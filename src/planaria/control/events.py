@@ -13,11 +13,6 @@ from pydantic import Field, TypeAdapter
 
 from planaria.control.feature_facts import Happened
 from planaria.control.gauges import Gauged as Gauged
-from planaria.control.offers import MessageCompressed as MessageCompressed
-from planaria.control.offers import OfferHeard as OfferHeard
-from planaria.control.offers import OfferRefused as OfferRefused
-from planaria.control.offers import OffersCounted as OffersCounted
-from planaria.control.offers import RoundMade as RoundMade
 from planaria.control.reports import CONTROLLER as CONTROLLER
 from planaria.control.reports import REPORT as REPORT
 from planaria.control.reports import EdgeBroken as EdgeBroken
@@ -41,6 +36,11 @@ from planaria.control.started import Recut as Recut
 from planaria.control.started import RunStarted as RunStarted
 from planaria.control.started import Shape as Shape
 from planaria.control.started import Standing as Standing
+from planaria.control.updates import MessageCompressed as MessageCompressed
+from planaria.control.updates import OfferHeard as OfferHeard
+from planaria.control.updates import OfferRefused as OfferRefused
+from planaria.control.updates import OffersCounted as OffersCounted
+from planaria.control.updates import RoundMade as RoundMade
 
 
 class WorkerLost(Fact):
@@ -228,7 +228,7 @@ class ReplicasEvaluated(Fact):
 
 
 class ZombieIgnored(Fact):
-    """A worker that counts as dead reported again; the report was dropped and the worker told to leave."""
+    """A worker that counts as dead reported again; the report was dropped and the worker was ordered to leave."""
 
     kind: Literal["zombie_ignored"] = "zombie_ignored"
     worker: str

@@ -14,7 +14,7 @@ from planaria.control.events import Standing
 from planaria.control.members import link
 from planaria.control.replica import ReplicaState
 from planaria.control.rollback import RollbackPoint
-from planaria.control.roster import MAX_STILLBORN
+from planaria.control.roster import MAX_FAILED_STARTS
 from planaria.control.saving import on_its_way
 from planaria.control.staffing import can_be_copied, filled, final, has_room, lenders, more_to_come, taken_over
 from planaria.control.state import RunState
@@ -45,7 +45,7 @@ def form(run: RunState, replica: ReplicaState) -> d.Decision | None:
         return d.Adopt(replica=replica.number, reason="those that have what it lost have settled rounds without it")
     answer = plan(gone - lent.keys(), ages_by_stage(replica.arrangement, alive, replica.ages), _remember(replica))
     if synchronised and alive.stages and (answer.rollback or answer.reason) and _any_whole(run, replica):
-        return d.Adopt(replica=replica.number, reason="nobody who has settled as many rounds has what it lost")
+        return d.Adopt(replica=replica.number, reason="no replica that settled as many rounds has the lost state")
     if (answer.rollback == "disk" or answer.reason) and on_its_way(run):
         return None
     if answer.reason:
@@ -251,8 +251,8 @@ def hopeless(run: RunState, replica: ReplicaState) -> d.Decision | None:
         return None
     if run.deserted:
         reason = f"{len(replica.vacant)} workers are lacking, and no machine has joined in time (fleet.join_s)"
-    elif run.stillborn >= MAX_STILLBORN:
-        reason = f"{run.stillborn} workers in a row died before they were ready"
+    elif run.failed_starts >= MAX_FAILED_STARTS:
+        reason = f"{run.failed_starts} workers in a row died before they were ready"
     else:
         where = "node" if run.settings.arrangement or run.settings.replicas > 1 else "stage"
         of, spares = replica.arrangement.stage, run.spares

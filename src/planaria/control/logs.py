@@ -203,7 +203,7 @@ def _require_beginning(path: Path, began: bool) -> None:
     """Raise UserError if a run that has started has no record of its start, which is required to interpret it."""
     first = next(map(_entry, read(path, mark(path))), None)
     if first is None and began:
-        raise UserError(f"{path}: is gone or empty, though the run has begun; bring it back")
+        raise UserError(f"{path}: is missing or empty although the run has started; restore it")
     if first is not None and not isinstance(first.told()[1], RunStarted):
         raise UserError(f"{path}: does not begin with the run's start; bring back what was removed from it")
 
@@ -305,7 +305,7 @@ def _parsed(line: Line, kind: type[Parsed]) -> Parsed:
         return kind.model_validate_json(line.text)
     except ValidationError as error:
         reason = _reason(error)
-        raise UserError(f"{line.file}:{line.number}: broken line ({reason}); mend or remove it") from error
+        raise UserError(f"{line.file}:{line.number}: broken line ({reason}); fix or remove it") from error
 
 
 def _reason(error: ValidationError) -> str:

@@ -49,10 +49,10 @@ class RelayWatch:
                 result = self._results.get_nowait()
             except Empty:
                 return
-            if (event := self.judge(result)) is not None:
+            if (event := self.validate(result)) is not None:
                 yield event
 
-    def judge(self, result: Probed) -> e.RelaySilent | e.RelayAnswers | None:
+    def validate(self, result: Probed) -> e.RelaySilent | e.RelayAnswers | None:
         """Return the change that one probe reveals together with the ones before."""
         relay, since = result.relay, self._silent_since.get(result.relay)
         if not result.error:

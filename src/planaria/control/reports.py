@@ -9,8 +9,8 @@ from pydantic import Field, TypeAdapter
 from planaria.config.names import STAGE_FILE
 from planaria.control.feature_facts import Reported
 from planaria.control.gauges import Gauged
-from planaria.control.offers import MessageCompressed, OfferHeard, OfferRefused, OffersCounted, RoundMade
 from planaria.control.started import Fact
+from planaria.control.updates import MessageCompressed, OfferHeard, OfferRefused, OffersCounted, RoundMade
 
 Bytes = Annotated[int, Field(ge=0, lt=1 << 63)]
 

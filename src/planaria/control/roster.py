@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Literal
 
 Status = Literal["starting", "spare", "member", "released", "dead"]
-MAX_STILLBORN = 3
+MAX_FAILED_STARTS = 3
 """consecutive workers that may die before they are ready"""
 
 
@@ -41,7 +41,7 @@ class Host:
 
     workers: int
     """number of workers it has room for; 0 if it takes no more"""
-    stillborn: int = 0
+    failed_starts: int = 0
     """consecutive workers that died on it before they joined"""
     failure: str = ""
     """a worker's own error there"""
@@ -53,9 +53,9 @@ class Host:
     @property
     def unfit(self) -> str:
         """Reason to dismiss the machine; empty if there is none."""
-        if self.failure or not self.workers or self.stillborn < MAX_STILLBORN:
+        if self.failure or not self.workers or self.failed_starts < MAX_FAILED_STARTS:
             return self.failure
-        return f"{self.stillborn} workers in a row died there before they were ready"
+        return f"{self.failed_starts} workers in a row died there before they were ready"
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Roster:
 
     @cached_property
     def _with_room(self) -> Mapping[bool, tuple[str, ...]]:
-        fit = {name: host for name, host in self.hosts.items() if host.stillborn < MAX_STILLBORN}
+        fit = {name: host for name, host in self.hosts.items() if host.failed_starts < MAX_FAILED_STARTS}
         ever = Counter(worker.host for worker in self.workers.values()) if fit else Counter[str]()
         return {
             True: tuple(name for name, host in fit.items() if self.staying_on(name) < host.workers),

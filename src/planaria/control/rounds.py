@@ -44,7 +44,7 @@ def _lenience(run: RunState, replica: ReplicaState) -> int:
     Many, as long as each has been formed only once, so that small speed differences do not change a run's results.
     """
     settings = run.settings
-    if replica.number >= settings.replicas:  # it joined later and has no samples of its own
+    if replica.number >= settings.replicas:  # it joined later and has no samples
         return 0
     if run.replicas.generation > settings.first_generation + settings.replicas:
         return LENIENCE_IN_TROUBLE

@@ -125,7 +125,7 @@ def _within(since: Place, number: int) -> Place:
 
 
 def _segment(path: Path, number: int) -> tuple[Path, BinaryIO] | None:
-    """Open the segment of this number; None if there is none. It may be compressed meanwhile, hence three attempts."""
+    """Open the segment of this number; None if there is none. Three attempts, as compression may replace it."""
     for file in (packed(path, number), plain(path, number), packed(path, number)):
         try:
             opened = file.open("rb")

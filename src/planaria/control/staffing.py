@@ -11,7 +11,7 @@ from collections.abc import Iterable, Set
 
 from planaria.control import decisions as d
 from planaria.control.replica import ReplicaState
-from planaria.control.roster import MAX_STILLBORN
+from planaria.control.roster import MAX_FAILED_STARTS
 from planaria.control.state import RunState
 from planaria.recovery.chain import Chain
 
@@ -158,7 +158,7 @@ def final(run: RunState) -> bool:
 
 def more_to_come(run: RunState) -> bool:
     """Return whether a worker is starting or may be started; not after too many died before they were ready."""
-    hopeful, roster = run.stillborn < MAX_STILLBORN, run.roster
+    hopeful, roster = run.failed_starts < MAX_FAILED_STARTS, run.roster
     coming = any(hopeful or run.workers[worker].host for worker in roster.starting)
     return coming or _has_room(run) or bool(roster.with_room(run.settings.replace)) or _awaits_machines(run)
 
@@ -179,7 +179,7 @@ def _awaits_machines(run: RunState) -> bool:
 def _has_room(run: RunState) -> bool:
     """Return whether another worker may be started on the run's own machines."""
     there = run.roster.staying_on("")
-    return there < run.settings.own_workers and run.stillborn < MAX_STILLBORN and not final(run)
+    return there < run.settings.own_workers and run.failed_starts < MAX_FAILED_STARTS and not final(run)
 
 
 def _start(run: RunState, host: str) -> d.Spawn:
@@ -244,5 +244,5 @@ def _cost(chain: Chain, lost: frozenset[int]) -> str:
     """Return what the joint loss of these stages costs besides time; empty: nothing."""
     plan = chain.plan(lost, dict.fromkeys(range(chain.stages + 1), _OLD))
     if plan.reason:
-        return f"the run could not go on ({plan.reason})"
+        return f"the run could not continue ({plan.reason})"
     return "all would go back to the newest checkpoint" if plan.rollback == "disk" else ""

@@ -125,7 +125,7 @@ class RunState:
     replicas: Replicas
     allotment: Allotment
     roster: Roster = field(default_factory=Roster)
-    stillborn: int = 0
+    failed_starts: int = 0
     """consecutive workers that died on the run's own machines before they joined"""
     save_every: int = 0
     saving: int = -1

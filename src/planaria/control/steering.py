@@ -18,7 +18,7 @@ from planaria.control.state import RunState
 from planaria.control.verdicts import Fault
 
 EASE = 0.7
-"""factor on thresholds of what is already blamed, for hysteresis"""
+"""factor on thresholds of parts already blamed, for hysteresis"""
 
 Known = frozenset[tuple[str, tuple[int, ...]]]
 """(fault, nodes) already blamed"""

@@ -74,7 +74,7 @@ class Tokenizer:
         """
         name, fix = f"data.tokenizer: {path}", "give 'bpe', 'bytes' or the path of a tokenizer.json"
         try:
-            source = foreign.of_gguf(path) if is_gguf(path) else documents.data(path, mend=fix)
+            source = foreign.of_gguf(path) if is_gguf(path) else documents.data(path, fix=fix)
         except UserError as error:
             raise UserError(f"data.tokenizer: {error}") from None
         inner, growth = foreign.opened(source, name)

@@ -17,11 +17,11 @@ from planaria.exchange.base import (
     Counted,
     Exchange,
     ExchangeCost,
-    Offers,
     Outer,
     Parts,
     Shapes,
     Told,
+    Updates,
     Weights,
     meeting_cost,
 )
@@ -91,7 +91,7 @@ class Averaging(Exchange, ABC):
         :raises UserError: if the exchange does not support this compression.
         """
         if self.bits != 32:
-            raise UserError(f"exchange.compress beside exchange.options.bits = {self.bits}: give one of them")
+            raise UserError(f"exchange.compress together with exchange.options.bits = {self.bits}: give one of them")
         if by.feedback.estimates and not self.follows:
             raise UserError(
                 "exchange.compress: this feedback has estimates of every member, and here some may be missing in a "
@@ -101,7 +101,7 @@ class Averaging(Exchange, ABC):
         made._compressed = by
         return made
 
-    def speaking(self, me: int) -> Self:
+    def for_sender(self, me: int) -> Self:
         if self._compressed is None:
             return self
         made = self.model_copy()
@@ -109,66 +109,64 @@ class Averaging(Exchange, ABC):
         made.__dict__.pop("compression", None)  # cached for another sender
         return made
 
-    def defended(self, by: Robust, members: int) -> Self:
+    def with_rule(self, by: Robust, members: int) -> Self:
         """Return the exchange with a robust rule instead of the mean, for ``members`` replicas.
 
         :raises UserError: if the exchange does not support this rule.
         """
-        if wrong := self.undefended(by, members):
+        if wrong := self.rule_objection(by, members):
             raise UserError(f"exchange.robust: {wrong}")
         if self.compression.feedback.estimates:
             raise UserError(
-                "exchange.robust beside estimates (exchange.compress): a difference to an estimate says nothing by "
-                "itself; take ef14"
+                "exchange.robust together with estimates (exchange.compress): a difference to an estimate means "
+                "nothing by itself; take ef14"
             )
         made = self.model_copy()
         made._robust = by
         return made
 
-    def undefended(self, by: Robust, members: int) -> str:
+    def rule_objection(self, by: Robust, members: int) -> str:
         """Return why the exchange does not support this rule, or an empty string."""
         if by.continues and not self.synchronised:
-            return (
-                "such a rule goes on from a value that is equal at all members, and here each has its own; take another"
-            )
+            return "such a rule continues from a value that all members share, and here each has its own; use another"
         if by.scope == "replica" and not self.interval:
             return (
                 "scope = 'replica' is for rounds, and here each stage agrees on its gradient within every step; leave "
                 "scope out, or take exchange.kind = 'diloco'"
             )
-        if by.scope == "replica" and type(self).spoken is Averaging.spoken:
-            return "scope = 'replica': this kind does not say what its offers stand for (spoken); leave scope out"
+        if by.scope == "replica" and type(self).decoded_values is Averaging.decoded_values:
+            return "scope = 'replica': this kind does not decode its updates (decoded_values); leave scope out"
         return ""
 
-    def misfit(self, members: int) -> str:
+    def objection(self, members: int) -> str:
         by = self._robust
         if by is None or members >= by.least():
-            return "" if by is None else self.undefended(by, members)
+            return "" if by is None else self.rule_objection(by, members)
         return f"{members} replicas are too few for {by.rule.liars} liars: {by.least()} or more"
 
     @property
-    def borne(self) -> int:
+    def tolerated(self) -> int:
         return 0 if self._robust is None else self._robust.rule.liars
 
     @property
     def strikes(self) -> int:
         return 0 if self._robust is None else self._robust.strikes
 
-    def facing(self, refused: int, told: Told, counted: Counted | None = None) -> Self:
+    def after_rejecting(self, refused: int, told: Told, counted: Counted | None = None) -> Self:
         if self._robust is None:
             return self
         made = self.model_copy()
-        made._robust = self._robust.facing(refused, told, counted)
+        made._robust = self._robust.after_rejecting(refused, told, counted)
         return made
 
     @property
     def weighing(self) -> Weighing | None:
         if self._robust is None or self._robust.scope == "stage":
             return None
-        return Weighing(self._robust, not self.synchronised, CENTRE, self.spoken)
+        return Weighing(self._robust, not self.synchronised, CENTRE, self.decoded_values)
 
-    def spoken(self, outer: Outer, offers: Offers) -> dict[int, dict[str, Tensor]]:
-        """Return the values of valid ``offers`` of the round after ``outer`` as a rule sees them, by member."""
+    def decoded_values(self, outer: Outer, updates: Updates) -> dict[int, dict[str, Tensor]]:
+        """Return the values of valid ``updates`` of the round after ``outer`` as a rule sees them, by member."""
         raise NotImplementedError
 
     @property
@@ -185,7 +183,7 @@ class Averaging(Exchange, ABC):
     def joined(self, outer: Outer, said: Mapping[int, Weights]) -> dict[str, Tensor]:
         """Return the aggregate of the members' values in the round after ``outer``.
 
-        :raises TooManyLiars: if the robust rule does not tolerate the number of missing or invalid updates.
+        :raises TooManyByzantine: if the robust rule does not tolerate the number of missing or invalid updates.
         """
         if self._robust is None:
             return self.aggregate(said)
@@ -201,13 +199,15 @@ class Averaging(Exchange, ABC):
         """Return the aggregate of several members' values (member → tensors by name) with equal weights."""
         return AGGREGATORS[self.aggregator](said, equal(said))
 
-    def apart(self, outer: Outer, offers: Offers) -> float:
-        return message.apart(offers, self.codec(outer), outer.rounds)
+    def apart(self, outer: Outer, updates: Updates) -> float:
+        return message.apart(updates, self.codec(outer), outer.rounds)
 
-    def decoded(self, outer: Outer, offers: Offers, like: Weights) -> dict[int, dict[str, Tensor]]:
-        """Return the decoded blocking parts of valid ``offers`` of the round after ``outer``, by member."""
+    def decoded(self, outer: Outer, updates: Updates, like: Weights) -> dict[int, dict[str, Tensor]]:
+        """Return the decoded blocking parts of valid ``updates`` of the round after ``outer``, by member."""
         codec = self.codec(outer)
-        return {member: message.unpack(offer.blocking, like, codec, outer.rounds) for member, offer in offers.items()}
+        return {
+            member: message.unpack(update.blocking, like, codec, outer.rounds) for member, update in updates.items()
+        }
 
     def cost(self, shapes: Shapes, members: int) -> ExchangeCost:
         return meeting_cost(self.groups(0, range(members), 0), self.compression.bytes(shapes))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from planaria.exchange import message
 from planaria.exchange.aggregate import Averaging
-from planaria.exchange.base import Exchange, ExchangeCost, Offer, Offers, Outer, Settled, Shapes, Weights
+from planaria.exchange.base import Exchange, ExchangeCost, Outer, Settled, Shapes, Update, Updates, Weights
 
 
 class AllReduce(Averaging):
@@ -29,14 +29,14 @@ class AllReduce(Averaging):
     @property
     def equal(self) -> bool:
         """False with a robust rule, since Byzantine members need not apply the result."""
-        return self.borne == 0
+        return self.tolerated == 0
 
-    def offer(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Offer:
-        return self.compression.offer(outer, fast)
+    def update(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Update:
+        return self.compression.update(outer, fast)
 
-    def settle(self, outer: Outer, fast: Weights, offers: Offers, me: int) -> Settled:
+    def settle(self, outer: Outer, fast: Weights, updates: Updates, me: int) -> Settled:
         """g ← (1/n) Σ_j g_j, or the value of another aggregator, or the mean of estimates."""
-        said, kept = self.compression.heard(outer, offers, me, fast)
+        said, kept = self.compression.heard(outer, updates, me, fast)
         joined = self.joined(outer, said)
         reached, shared = self.compression.reached(outer, joined)
         known = self.compression.learned(outer, said)
@@ -53,10 +53,10 @@ class Local(Exchange):
     def groups(self, round: int, members: Sequence[int], seed: int) -> list[tuple[int, ...]]:
         return [(member,) for member in sorted(members)]
 
-    def offer(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Offer:
-        return Offer()
+    def update(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Update:
+        return Update()
 
-    def settle(self, outer: Outer, fast: Weights, offers: Offers, me: int) -> Settled:
+    def settle(self, outer: Outer, fast: Weights, updates: Updates, me: int) -> Settled:
         return dict(fast), outer.settled()
 
     def cost(self, shapes: Shapes, members: int) -> ExchangeCost:

@@ -7,7 +7,7 @@ arXiv 2506.10911, *fast* weights θ are those the inner optimizer trains and *sl
 A round takes place every ``every`` inner steps:
 
 1. After the previous round, the group of this round is known (``groups``) and ``prefetched`` can be sent.
-2. After the inner steps, each replica makes its update (``offer``) and sends the ``blocking`` part to its group.
+2. After the inner steps, each replica makes its update (``update``) and sends the ``blocking`` part to its group.
 3. After ``overlap`` more inner steps, ``settle`` combines the updates that arrived; a replica that received none
    settles with its own alone.
 
@@ -120,7 +120,7 @@ class Compressed:
 
 
 @dataclass(frozen=True)
-class Offer:
+class Update:
     """One replica's update in a round. Messages are flat CPU tensors."""
 
     blocking: Tensor | None = None
@@ -133,7 +133,7 @@ class Offer:
     """effect of compression on ``blocking``; None if nothing is lost or a norm is not finite"""
 
 
-Offers = Mapping[int, Offer]
+Updates = Mapping[int, Update]
 """member → its update in one round"""
 Settled = tuple[dict[str, Tensor], Outer]
 """new fast weights and outer state"""
@@ -155,7 +155,7 @@ class Weighs(Protocol):
     """Computes the weights of updates over all stages of a replica; methods as in ``exchange/robust/weighing.py``."""
 
     @property
-    def spoken(self) -> Callable[[Outer, Offers], Mapping[int, Weights]]: ...
+    def decoded_values(self) -> Callable[[Outer, Updates], Mapping[int, Weights]]: ...
 
     def products(
         self, outer: Outer, said: Mapping[int, Weights], me: int, news: Collection[int]
@@ -166,7 +166,7 @@ class Weighs(Protocol):
     ) -> Counted | None: ...
 
 
-class TooManyLiars(ValueError):
+class TooManyByzantine(ValueError):
     """Raised if a round has more invalid updates than its robust rule tolerates."""
 
 
@@ -215,7 +215,7 @@ class Exchange(Choice, ABC):
 
     @property
     def overlap(self) -> int:
-        """Inner steps between ``offer`` and ``settle`` while messages travel; fewer than the interval."""
+        """Inner steps between ``update`` and ``settle`` while messages travel; fewer than the interval."""
         return 0
 
     @property
@@ -233,7 +233,7 @@ class Exchange(Choice, ABC):
         return PLAIN
 
     @property
-    def borne(self) -> int:
+    def tolerated(self) -> int:
         """f: the number of Byzantine members that the rule tolerates."""
         return 0
 
@@ -249,7 +249,7 @@ class Exchange(Choice, ABC):
         """How updates are weighted over all stages of a replica together; None: each stage weights on its own."""
         return None
 
-    def facing(self, refused: int, told: Told, counted: Counted | None = None) -> Self:
+    def after_rejecting(self, refused: int, told: Told, counted: Counted | None = None) -> Self:
         """Return the exchange for a round in which ``refused`` members' updates were rejected; they count as Byzantine.
 
         :param told: receives the weight of each remaining update, if the rule determines one.
@@ -279,14 +279,14 @@ class Exchange(Choice, ABC):
         True for exchanges with one shared value and more than two members; in exchanges of gradients only with a robust
         rule.
         """
-        return self.synchronised and members > 2 and (self.borne > 0 or bool(self.interval))
+        return self.synchronised and members > 2 and (self.tolerated > 0 or bool(self.interval))
 
     @property
     def equal(self) -> bool:
         """Whether all members' weights are bit-identical after every step; if so, saves compare them."""
         return False
 
-    def misfit(self, members: int) -> str:
+    def objection(self, members: int) -> str:
         """Return why the exchange does not support this number of replicas, or an empty string."""
         return ""
 
@@ -301,19 +301,19 @@ class Exchange(Choice, ABC):
         """Return the part of the next update that depends on ``outer`` alone, if any."""
         return None
 
-    def speaking(self, me: int) -> Self:
+    def for_sender(self, me: int) -> Self:
         """Return the exchange for the sender ``me``, if its messages depend on the sender."""
         return self
 
     @abstractmethod
-    def offer(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Offer:
+    def update(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Update:
         """Return a replica's update after its inner steps produced ``fast``.
 
         :param prefetched: the result of :meth:`prefetched` for the same state, if already computed.
         """
 
     @abstractmethod
-    def settle(self, outer: Outer, fast: Weights, offers: Offers, me: int) -> Settled:
+    def settle(self, outer: Outer, fast: Weights, updates: Updates, me: int) -> Settled:
         """Return replica ``me``'s new fast weights (dtypes and devices of ``fast``) and outer state.
 
         Unchanged tensors share memory with the arguments; arguments are not modified.
@@ -324,7 +324,7 @@ class Exchange(Choice, ABC):
         :raises ValueError: if a message has the wrong size or dtype.
         """
 
-    def apart(self, outer: Outer, offers: Offers) -> float:
+    def apart(self, outer: Outer, updates: Updates) -> float:
         """Return the spread of these members' weights (``exchange.message.apart``), if updates determine it."""
         return 0.0
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from planaria.config.bounds import Fraction, Positive
 from planaria.exchange import message
 from planaria.exchange.aggregate import Averaging
-from planaria.exchange.base import Offer, Offers, Outer, Parts, Settled, TooManyLiars, Weights
+from planaria.exchange.base import Outer, Parts, Settled, TooManyByzantine, Update, Updates, Weights
 
 Momentum = Literal["nesterov", "heavy_ball"]
 
@@ -51,26 +51,26 @@ class DiLoCo(Averaging):
         """Return the slow weights that the round after ``outer`` changes."""
         return outer["slow"]
 
-    def offer(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Offer:
-        return self.compression.offer(outer, pseudo_gradient(self.about(outer), fast))
+    def update(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Update:
+        return self.compression.update(outer, pseudo_gradient(self.about(outer), fast))
 
-    def spoken(self, outer: Outer, offers: Offers) -> dict[int, dict[str, Tensor]]:
-        return self.decoded(outer, offers, self.about(outer))
+    def decoded_values(self, outer: Outer, updates: Updates) -> dict[int, dict[str, Tensor]]:
+        return self.decoded(outer, updates, self.about(outer))
 
-    def settle(self, outer: Outer, fast: Weights, offers: Offers, me: int) -> Settled:
-        slow, settled = self._stepped(outer, offers, me)
+    def settle(self, outer: Outer, fast: Weights, updates: Updates, me: int) -> Settled:
+        slow, settled = self._stepped(outer, updates, me)
         return {**fast, **message.fast_copy(slow, fast)}, settled
 
-    def _stepped(self, outer: Outer, offers: Offers, me: int) -> Settled:
+    def _stepped(self, outer: Outer, updates: Updates, me: int) -> Settled:
         """Return the round's slow weights after one outer step, and the outer state.
 
         If a robust rule has too few updates, no weights change and the outer state only counts the round.
         """
         part = self.about(outer)
-        said, kept = self.compression.heard(outer, offers, me, part)
+        said, kept = self.compression.heard(outer, updates, me, part)
         try:
             drift = self.joined(outer, said)
-        except TooManyLiars:
+        except TooManyByzantine:
             return {}, outer.settled()
         slow, momentum = stepped(part, outer["momentum"], drift, self.beta, self.alpha, self.momentum)
         return slow, outer.settled(slow=slow, momentum=momentum, **kept, **self.remembered(drift))

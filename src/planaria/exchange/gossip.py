@@ -24,13 +24,13 @@ from planaria.exchange import message
 from planaria.exchange.aggregate import Averaging
 from planaria.exchange.base import (
     ExchangeCost,
-    Offer,
-    Offers,
     Outer,
     Parts,
     Settled,
     Shapes,
-    TooManyLiars,
+    TooManyByzantine,
+    Update,
+    Updates,
     Weights,
     meeting_cost,
 )
@@ -132,23 +132,23 @@ class Models(Averaging, ABC):
         """Return the aggregate of the members' x, its own included."""
         return self.joined(outer, said) if len(said) > 1 else self.aggregate(said)
 
-    def offer(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Offer:
+    def update(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Update:
         drift = self.moved(outer, fast)
         if self.two_parts:
             prefetched = self.prefetched(outer) if prefetched is None else prefetched
-            return self.compression.offer(outer, drift, prefetched)
-        return Offer(message.pack({name: self.says(drift[name], slow) for name, slow in outer["slow"].items()}))
+            return self.compression.update(outer, drift, prefetched)
+        return Update(message.pack({name: self.says(drift[name], slow) for name, slow in outer["slow"].items()}))
 
-    def settle(self, outer: Outer, fast: Weights, offers: Offers, me: int) -> Settled:
+    def settle(self, outer: Outer, fast: Weights, updates: Updates, me: int) -> Settled:
         """Settle alone if a robust rule has too few updates in the group."""
         try:
-            return self._settled(outer, fast, offers, me)
-        except TooManyLiars:
-            return self._settled(outer, fast, {me: offers[me]}, me)
+            return self._settled(outer, fast, updates, me)
+        except TooManyByzantine:
+            return self._settled(outer, fast, {me: updates[me]}, me)
 
-    def _settled(self, outer: Outer, fast: Weights, offers: Offers, me: int) -> Settled:
-        heard, kept = self.compression.heard(outer, offers, me, outer["slow"])
-        said = self._said(outer, offers, heard)
+    def _settled(self, outer: Outer, fast: Weights, updates: Updates, me: int) -> Settled:
+        heard, kept = self.compression.heard(outer, updates, me, outer["slow"])
+        said = self._said(outer, updates, heard)
         if me not in said:  # its own update was rejected: it repeats the round
             return message.fast_copy(outer["slow"], fast), outer.settled(slow=outer["slow"], **kept)
         joined = self.together(outer, said, me)
@@ -158,23 +158,23 @@ class Models(Averaging, ABC):
             new_slow[name], momentum[name] = self.step(slow, before, said[me][name], joined[name])
         return message.fast_copy(new_slow, fast), outer.settled(slow=new_slow, momentum=momentum, **kept)
 
-    def spoken(self, outer: Outer, offers: Offers) -> dict[int, dict[str, Tensor]]:
-        return self._said(outer, offers, self.decoded(outer, offers, outer["slow"]))
+    def decoded_values(self, outer: Outer, updates: Updates) -> dict[int, dict[str, Tensor]]:
+        return self._said(outer, updates, self.decoded(outer, updates, outer["slow"]))
 
     def _said(
-        self, outer: Outer, offers: Offers, heard: Mapping[int, Mapping[str, Tensor]]
+        self, outer: Outer, updates: Updates, heard: Mapping[int, Mapping[str, Tensor]]
     ) -> dict[int, dict[str, Tensor]]:
         """Return x of each member; its decoded blocking part in ``heard`` is x itself, or a drift."""
         if not self.two_parts:
             return {member: dict(value) for member, value in heard.items()}
-        prefetched = {member: message.unpack(offers[member].prefetched, outer["slow"]) for member in heard}
+        prefetched = {member: message.unpack(updates[member].prefetched, outer["slow"]) for member in heard}
         return {
             member: {name: self.says(drift[name], prefetched[member][name]) for name in drift}
             for member, drift in heard.items()
         }
 
-    def apart(self, outer: Outer, offers: Offers) -> float:
-        return super().apart(outer, offers) / (1.0 if self.two_parts else self.unit)
+    def apart(self, outer: Outer, updates: Updates) -> float:
+        return super().apart(outer, updates) / (1.0 if self.two_parts else self.unit)
 
     def cost(self, shapes: Shapes, members: int) -> ExchangeCost:
         prefetched = message.packed_bytes(shapes) if self.two_parts else 0
@@ -190,14 +190,14 @@ class Gossip(Models, ABC):
     def groups(self, round: int, members: Sequence[int], seed: int) -> list[tuple[int, ...]]:
         return random_groups(round, members, self.group, seed)
 
-    def undefended(self, by: Robust, members: int) -> str:
+    def rule_objection(self, by: Robust, members: int) -> str:
         smallest, least = min(map(len, self.groups(0, range(members), 0))), by.least()
         if smallest < least:
             return (
                 f"{members} replicas in groups of {self.group} meet in some of {smallest}, and {by.rule.liars} liars "
                 f"can be borne by {least} or more; raise exchange.options.group, or take exchange.kind = 'diloco'"
             )
-        return super().undefended(by, members)
+        return super().rule_objection(by, members)
 
 
 class Pulled(Gossip, ABC):

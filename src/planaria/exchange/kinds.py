@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 
 from planaria.common.errors import UserError
-from planaria.config.registry import Registry, blaming, foreign
+from planaria.config.registry import Choice, Registry, blaming, foreign
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange.aggregate import Averaging
 from planaria.exchange.allreduce import AllReduce, Local
 from planaria.exchange.base import Exchange
+from planaria.exchange.coded.schemes import coded_of
 from planaria.exchange.compress.compression import compression_of
 from planaria.exchange.diloco import DiLoCo
 from planaria.exchange.gasloc import Gasloc
@@ -52,13 +54,25 @@ def exchange(config: ExchangeConfig) -> Exchange:
     if config.robust:
         if not isinstance(made, Averaging):
             raise UserError(f"exchange.robust: {config.kind!r} makes no one value of several; leave it out")
-        made = made.defended(robust_of(config.robust, config.replicas), config.replicas)
+        made = made.with_rule(robust_of(config.robust, config.replicas), config.replicas)
     with blaming(lambda: foreign([type(made)])):
         every, overlap = made.interval, made.overlap
-        if config.replicas > 1 and (wrong := made.misfit(config.replicas)):
+        if config.replicas > 1 and (wrong := made.objection(config.replicas)):
             raise UserError(f"exchange.kind = {config.kind!r}: {wrong}")
         if every is not None and (not isinstance(every, int) or every < 0):
             raise UserError(f"exchange.kind = {config.kind!r}: interval is {every!r}; give a number of steps, or None")
         if overlap and not 0 < overlap < (every or 0):
             raise UserError(f"exchange.kind = {config.kind!r}: overlap is {overlap}; give less than interval, {every}")
     return made
+
+
+def chosen_classes(config: ExchangeConfig) -> Iterator[type[Choice]]:
+    """Yield the classes that ``[exchange]`` names: kind, compressor and feedback, robust rule, coding scheme."""
+    yield EXCHANGES.find(config.kind)
+    if config.compress:
+        compression = compression_of(config.compress)
+        yield from (type(compression.compressor), type(compression.feedback))
+    if config.robust:
+        yield type(robust_of(config.robust, config.replicas).rule)
+    if config.coded:
+        yield type(coded_of(config.coded, config.replicas).scheme)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from planaria.exchange.base import Exchange, Offer, Outer, Weights
-from planaria.exchange.refusal import judge
+from planaria.exchange.base import Exchange, Outer, Update, Weights
+from planaria.exchange.refusal import validate
 
 
 @dataclass
@@ -27,11 +27,11 @@ def replicas(exchange: Exchange, weights: Weights, count: int) -> dict[int, Repl
     }
 
 
-def offers(
+def exchanged(
     exchange: Exchange, of: dict[int, Replica], round: int, seed: int, alone: Collection[int] = ()
-) -> dict[int, dict[int, Offer]]:
+) -> dict[int, dict[int, Update]]:
     """Return the updates that each replica receives in ``round``; those ``alone`` neither send nor receive."""
-    said = {member: exchange.speaking(member).offer(replica.outer, replica.fast) for member, replica in of.items()}
+    said = {member: exchange.for_sender(member).update(replica.outer, replica.fast) for member, replica in of.items()}
     heard = {}
     for group in exchange.groups(round, list(of), seed):
         for member in group:
@@ -40,13 +40,13 @@ def offers(
     return heard
 
 
-def settle(exchange: Exchange, of: dict[int, Replica], heard: dict[int, dict[int, Offer]]) -> None:
+def settle(exchange: Exchange, of: dict[int, Replica], heard: dict[int, dict[int, Update]]) -> None:
     """Settle each replica with the updates it received."""
     for member, replica in of.items():
-        judged = judge(exchange, replica.outer, heard[member], heard[member][member])
-        replica.fast, replica.outer = judged.rule.settle(replica.outer, replica.fast, judged.offers, member)
+        judged = validate(exchange, replica.outer, heard[member], heard[member][member])
+        replica.fast, replica.outer = judged.rule.settle(replica.outer, replica.fast, judged.updates, member)
 
 
 def meet(exchange: Exchange, of: dict[int, Replica], round: int, seed: int, alone: Collection[int] = ()) -> None:
-    """Carry out a round without delay: :func:`offers`, then :func:`settle`."""
-    settle(exchange, of, offers(exchange, of, round, seed, alone))
+    """Carry out a round without delay: :func:`exchanged`, then :func:`settle`."""
+    settle(exchange, of, exchanged(exchange, of, round, seed, alone))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from planaria.exchange.base import Offers, Shapes, Weights
+from planaria.exchange.base import Shapes, Updates, Weights
 from planaria.exchange.compress.base import Compressor
 from planaria.exchange.compress.dense import PLAIN
 
@@ -41,7 +41,7 @@ def unpack(message: Tensor | None, like: Weights, codec: Compressor = PLAIN, dra
     :raises ValueError: if the message has the wrong size or dtype.
     """
     if message is None:
-        raise ValueError("an offer lacks a part that it must have")
+        raise ValueError("an update lacks a required part")
     return named(codec.decode(message, sum(tensor.numel() for tensor in like.values()), draw), like)
 
 
@@ -50,18 +50,18 @@ def packed_bytes(shapes: Shapes) -> int:
     return PLAIN.bytes(sum(shape.numel() for shape in shapes.values()))
 
 
-def apart(offers: Offers, codec: Compressor, draw: int = 0) -> float:
+def apart(updates: Updates, codec: Compressor, draw: int = 0) -> float:
     """Return the RMS distance of the members' values from their mean, over members and numbers; 0 for one member.
 
     Uses n − 1 in the denominator, so that it estimates the spread of all replicas.
     """
     said = []
-    for offer in offers.values():
-        if offer.blocking is None:
+    for update in updates.values():
+        if update.blocking is None:
             return 0.0
         # The padding of the last coded group is zero in every message.
-        blocking = codec.decode(offer.blocking, codec.count(offer.blocking), draw)
-        said.append(blocking if offer.prefetched is None else blocking[: len(offer.prefetched)] + offer.prefetched)
+        blocking = codec.decode(update.blocking, codec.count(update.blocking), draw)
+        said.append(blocking if update.prefetched is None else blocking[: len(update.prefetched)] + update.prefetched)
     if len(said) < 2 or not len(said[0]):
         return 0.0
     stacked = torch.stack(said)

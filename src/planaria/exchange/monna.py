@@ -12,7 +12,7 @@ from torch import Tensor
 
 from planaria.config.bounds import Fraction, Natural
 from planaria.exchange import message
-from planaria.exchange.base import Counted, Offers, Outer, Parts, Settled, Told, Weights
+from planaria.exchange.base import Counted, Outer, Parts, Settled, Told, Updates, Weights
 from planaria.exchange.gossip import Models
 from planaria.exchange.robust.products import Vector, chunks
 from planaria.exchange.robust.rules import Robust
@@ -38,22 +38,22 @@ class MoNNA(Models):
         return {**super().parts, "momentum": "estimate"}
 
     @property
-    def borne(self) -> int:
+    def tolerated(self) -> int:
         return self.liars
 
-    def facing(self, refused: int, told: Told, counted: Counted | None = None) -> Self:
+    def after_rejecting(self, refused: int, told: Told, counted: Counted | None = None) -> Self:
         return self.model_copy(update={"liars": max(0, self.liars - refused)})
 
-    def misfit(self, members: int) -> str:
+    def objection(self, members: int) -> str:
         if members > 2 * self.liars:
             return ""
         return (
-            f"liars = {self.liars} of exchange.replicas = {members}: so many are borne by {2 * self.liars + 1} or "
-            "more; lower exchange.options.liars, or add replicas"
+            f"liars = {self.liars} of exchange.replicas = {members}: this many are tolerated by {2 * self.liars + 1} "
+            "or more; lower exchange.options.liars, or add replicas"
         )
 
-    def undefended(self, by: Robust, members: int) -> str:
-        return "'monna' chooses whom it believes by itself; leave it out, and give exchange.options.liars"
+    def rule_objection(self, by: Robust, members: int) -> str:
+        return "'monna' selects neighbours by itself; leave it out, and set exchange.options.liars"
 
     def quorum(self, members: int) -> int:
         """Return n − f − 1: a silent Byzantine member delays no one."""
@@ -80,8 +80,8 @@ class MoNNA(Models):
         """θ ← the mean of the kept models; the momentum is that of :meth:`moved`, unused if α = 0."""
         return mean, torch.zeros_like(momentum)
 
-    def settle(self, outer: Outer, fast: Weights, offers: Offers, me: int) -> Settled:
-        new, settled = super().settle(outer, fast, offers, me)
+    def settle(self, outer: Outer, fast: Weights, updates: Updates, me: int) -> Settled:
+        new, settled = super().settle(outer, fast, updates, me)
         if self.alpha:
             settled = replace(settled, parts={**settled.parts, "momentum": self.moved(outer, fast)})
         return new, settled

@@ -11,16 +11,16 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from planaria.exchange.base import Counted, Exchange, Offer, Offers, Outer, Told, TooManyLiars
+from planaria.exchange.base import Counted, Exchange, Outer, Told, TooManyByzantine, Update, Updates
 from planaria.exchange.compress.base import Compressor
 from planaria.exchange.compress.dense import PLAIN
 
 
-class Judged(NamedTuple):
+class Validated(NamedTuple):
     """The valid updates of a round and the exchange that combines them."""
 
     rule: Exchange
-    offers: dict[int, Offer]
+    updates: dict[int, Update]
     """by replica"""
     refused: dict[int, str]
     """replica whose update is invalid → the reason"""
@@ -30,35 +30,35 @@ def _nobody(counted: Counted) -> None:
     """Ignore the weights."""
 
 
-def judge(
+def validate(
     rule: Exchange,
     outer: Outer,
-    offers: Offers,
-    like: Offer,
+    updates: Updates,
+    like: Update,
     told: Told = _nobody,
     left_out: Mapping[int, str] = MappingProxyType({}),
-) -> Judged:
-    """Return the valid ones of ``offers`` in the round after ``outer``, and the exchange for them.
+) -> Validated:
+    """Return the valid ones of ``updates`` in the round after ``outer``, and the exchange for them.
 
-    :param told: as in :meth:`~planaria.exchange.base.Exchange.facing`.
+    :param told: as in :meth:`~planaria.exchange.base.Exchange.after_rejecting`.
     :param left_out: members to reject, with the reason.
-    :raises TooManyLiars: if more updates are invalid than the exchange tolerates, with replicas and reasons.
+    :raises TooManyByzantine: if more updates are invalid than the exchange tolerates, with replicas and reasons.
     """
-    wrong = {**refused(offers, like, rule.codec(outer)), **left_out}
-    if len(wrong) > rule.borne:
-        said = "; ".join(f"what replica {member} says is of no use: {why}" for member, why in sorted(wrong.items()))
-        bears = f" (exchange.robust bears {rule.borne})" if rule.borne else ""
-        raise TooManyLiars(said + bears)
-    sound = {member: offer for member, offer in offers.items() if member not in wrong}
-    return Judged(rule.facing(len(wrong), told), sound, wrong)
+    wrong = {**refused(updates, like, rule.codec(outer)), **left_out}
+    if len(wrong) > rule.tolerated:
+        said = "; ".join(f"the update of replica {member} is invalid: {why}" for member, why in sorted(wrong.items()))
+        bears = f" (exchange.robust tolerates {rule.tolerated})" if rule.tolerated else ""
+        raise TooManyByzantine(said + bears)
+    sound = {member: update for member, update in updates.items() if member not in wrong}
+    return Validated(rule.after_rejecting(len(wrong), told), sound, wrong)
 
 
-def refused(offers: Offers, like: Offer, codec: Compressor) -> dict[int, str]:
+def refused(updates: Updates, like: Update, codec: Compressor) -> dict[int, str]:
     """Return members with an invalid update and the reason; ``like`` is valid, ``codec`` encodes blocking parts."""
     found = {}
-    for member, offer in offers.items():
-        wrong = flaw("prefetched", offer.prefetched, like.prefetched, PLAIN)
-        if wrong := wrong or flaw("blocking", offer.blocking, like.blocking, codec):
+    for member, update in updates.items():
+        wrong = flaw("prefetched", update.prefetched, like.prefetched, PLAIN)
+        if wrong := wrong or flaw("blocking", update.blocking, like.blocking, codec):
             found[member] = wrong
     return found
 

@@ -11,7 +11,7 @@ from pydantic import model_validator
 from torch import Tensor
 
 from planaria.config.bounds import Fraction, Natural, Positive
-from planaria.exchange.base import ExchangeCost, Offers, Outer, Settled, Shapes, Weights, meeting_cost, one_group
+from planaria.exchange.base import ExchangeCost, Outer, Settled, Shapes, Updates, Weights, meeting_cost, one_group
 from planaria.exchange.diloco import DiLoCo
 
 
@@ -55,8 +55,8 @@ class Streaming(DiLoCo):
         slow = outer["slow"]
         return {name: slow[name] for name in fragments(slow, self.fragments)[outer.rounds % self.fragments]}
 
-    def settle(self, outer: Outer, fast: Weights, offers: Offers, me: int) -> Settled:
-        slow, settled = self._stepped(outer, offers, me)
+    def settle(self, outer: Outer, fast: Weights, updates: Updates, me: int) -> Settled:
+        slow, settled = self._stepped(outer, updates, me)
         mixed = {name: mixture(fast[name].detach(), slow[name], self.mix) for name in slow}
         return {**fast, **mixed}, settled
 

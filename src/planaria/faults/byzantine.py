@@ -12,7 +12,7 @@ from torch import Tensor
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange.attacks import attack_of
 from planaria.exchange.attacks.base import Attack, Scene
-from planaria.exchange.base import Offer
+from planaria.exchange.base import Update
 from planaria.exchange.compress.base import Compressor
 from planaria.exchange.publisher import Publisher, vectors
 from planaria.exchange.robust.rules import robust_of
@@ -22,7 +22,7 @@ Batch = Callable[[int], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
-class Lie:
+class Misbehaviour:
     """An attack of a trace, as its node executes it."""
 
     attack: Attack
@@ -32,17 +32,19 @@ class Lie:
     """seed of the attack's random numbers"""
 
 
-def lie_of(attack: str | None, strength: float | None, until: int | None, seed: int, number: int) -> Lie:
+def misbehaviour_of(
+    attack: str | None, strength: float | None, until: int | None, seed: int, number: int
+) -> Misbehaviour:
     """Return the attack of a fault, by its ``number`` in the trace of a run with this ``seed``."""
-    return Lie(attack_of(attack, strength), until, f"{seed} {number}")
+    return Misbehaviour(attack_of(attack, strength), until, f"{seed} {number}")
 
 
 class Byzantine(Publisher):
-    """A node that executes a :class:`Lie`, from its next update to the end of the attack."""
+    """A node that executes a :class:`Misbehaviour`, from its next update to the end of the attack."""
 
-    def __init__(self, config: ExchangeConfig, lie: Lie) -> None:
+    def __init__(self, config: ExchangeConfig, lie: Misbehaviour) -> None:
         self._config = config
-        self._lie: Lie | None = lie
+        self._misbehaviour: Misbehaviour | None = lie
         self._lied = False
         self._past: dict[int, Tensor] = {}
         """round → own vector, as many as the attack remembers"""
@@ -50,22 +52,22 @@ class Byzantine(Publisher):
         """updates of others in the previous round"""
         self._first: dict[int, Tensor] = {}
 
-    def lies(self, step: int) -> bool:
+    def is_byzantine(self, step: int) -> bool:
         return self._current(step) is not None
 
-    def _current(self, step: int) -> Lie | None:
-        if self._lie is not None and self._lie.until is not None and step >= self._lie.until:
-            self._lie = None
-        return self._lie
+    def _current(self, step: int) -> Misbehaviour | None:
+        if self._misbehaviour is not None and self._misbehaviour.until is not None and step >= self._misbehaviour.until:
+            self._misbehaviour = None
+        return self._misbehaviour
 
     def sent(self) -> None:
         """End an attack that is for one update."""
-        if self._lie is not None and self._lie.until is None and self._lied:
-            self._lie = None
+        if self._misbehaviour is not None and self._misbehaviour.until is None and self._lied:
+            self._misbehaviour = None
 
-    def received(self, others: Mapping[int, Offer], codec: Compressor, round: int) -> None:
+    def received(self, others: Mapping[int, Update], codec: Compressor, round: int) -> None:
         """Keep the updates of others for attacks that use them in the next round."""
-        if self._lie is not None and self._lie.attack.listens:
+        if self._misbehaviour is not None and self._misbehaviour.attack.listens:
             self._received = vectors(others, codec, round)
 
     def poisoned(self, batch: Batch, step: int, vocab: int) -> Batch:
@@ -80,13 +82,13 @@ class Byzantine(Publisher):
 
     def updates(
         self,
-        honest: Offer,
+        honest: Update,
         codec: Compressor,
         at: tuple[int, int],
         me: int,
         others: Collection[int],
         known: Mapping[int, Tensor] | None = None,
-    ) -> dict[int, Offer]:
+    ) -> dict[int, Update]:
         """As :meth:`Publisher.updates`. By default the attack knows the node's own update and those of the last
         round."""
         step, round = at
@@ -122,11 +124,11 @@ class Byzantine(Publisher):
         return robust_of(config.robust, config.replicas).rule.liars if config.robust else 1
 
 
-def _corrupted(lie: Lie, scene: Scene, honest: Offer, codec: Compressor) -> Offer:
+def _corrupted(lie: Misbehaviour, scene: Scene, honest: Update, codec: Compressor) -> Update:
     assert honest.blocking is not None
     return replace(honest, blocking=lie.attack.message(scene, honest.blocking, codec))
 
 
-def _generator(lie: Lie, me: int, round: int, peer: int = -1) -> torch.Generator:
+def _generator(lie: Misbehaviour, me: int, round: int, peer: int = -1) -> torch.Generator:
     drawn = hashlib.sha256(f"planaria lie {lie.draw} {me} {round} {peer}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(drawn[:8], "little") >> 1)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from planaria.config.schema import RunConfig
 from planaria.control.decisions import Blow
-from planaria.faults.byzantine import Batch, Byzantine, lie_of
+from planaria.faults.byzantine import Batch, Byzantine, misbehaviour_of
 from planaria.pipeline.plan.actions import Action
 from planaria.runtime.engine.links import Links
 from planaria.runtime.engine.outer_state import OuterState
@@ -157,7 +157,7 @@ class WorkerFaults:
                 self._full = time.monotonic() + lasts_s
                 resource.setrlimit(resource.RLIMIT_FSIZE, (_FULL_BYTES, self._limits[1]))
             case "lie":
-                lie = lie_of(blow.attack, blow.strength, blow.until, self._config.seed, blow.number)
+                lie = misbehaviour_of(blow.attack, blow.strength, blow.until, self._config.seed, blow.number)
                 self._byzantine = self._outer.publisher = Byzantine(self._config.exchange, lie)
             case _:
                 self._edges.strike(blow.signal, blow, lasts_s)

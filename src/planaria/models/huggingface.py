@@ -223,7 +223,7 @@ def _tokenizer_config(config: ModelConfig, end: str | None) -> dict[str, Any]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    found = documents.parse_json(documents.data(file, mend="is the path right?"), file)
+    found = documents.parse_json(documents.data(file, fix="is the path right?"), file)
     if not isinstance(found, dict):
         raise UserError(f"{file}: not a JSON object")
     return found

@@ -21,7 +21,7 @@ CLASS = "PreTrainedTokenizerFast"
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _MOST = 4 << 20
 """maximum bytes of one of the files"""
-_MEND = "download it again"
+_FIX = "download it again"
 
 
 class Usage(Record):
@@ -66,7 +66,7 @@ def of_folder(folder: Path, config: Mapping[str, Any], context: int) -> Usage:
         ids={key: config[key] for key in _IDS if _is_id(config.get(key))},
         generation=_table(folder / GENERATION),
         tokenizer=settings,
-        template=documents.text(template, _MOST, _MEND) if template.is_file() else "",
+        template=documents.text(template, _MOST, _FIX) if template.is_file() else "",
     )
 
 
@@ -107,5 +107,5 @@ def _is_id(value: object) -> bool:
 
 
 def _table(file: Path) -> dict[str, Any]:
-    found = documents.parse_json(documents.data(file, _MOST, _MEND), file, _MEND) if file.is_file() else {}
+    found = documents.parse_json(documents.data(file, _MOST, _FIX), file, _FIX) if file.is_file() else {}
     return found if isinstance(found, dict) else {}

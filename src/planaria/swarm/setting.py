@@ -67,7 +67,7 @@ def of_run(run: Path) -> SwarmConfig:
     if not (run / PEERS).is_dir() or not file.is_file():
         raise UserError(f"{run}: is no run of a swarm; start one with `planaria swarm RECIPE`")
     runs.require(run, runs.CONFIG)
-    return documents.model(file, SwarmConfig, mend="restore it as the run wrote it")
+    return documents.model(file, SwarmConfig, fix="restore it as the run wrote it")
 
 
 def names(config: SwarmConfig) -> list[str]:

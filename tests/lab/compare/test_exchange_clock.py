@@ -81,7 +81,7 @@ def test_shares_of_weights_match_manual_calculations() -> None:
 
 
 def test_the_documented_table_of_exchanges_has_the_shares_of_its_recipe() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "exchange.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "replicas.md").read_text()
     printed = [line.split("|")[-3:-1] for line in page.splitlines() if line.count("|") == 7 and " % |" in line]
     _, arms = load(shipped.find("exchange"), {})
     known = [

@@ -134,13 +134,13 @@ PRICED = STAGED | {"network.forward_s": "[0.1]"}
     ("flags", "reason"),
     [
         ({"network.overlap": "false"}, r"overlap = false: copies take no time; give network\.staging_bandwidth"),
-        (STAGED, r"staging_bandwidth = 5e\+10: .*give network\.forward_s"),
+        (STAGED, r"staging_bandwidth = 5e\+10: .*set network\.forward_s"),
         (PRICED | {"network.emulate": "true"}, r"staging_bandwidth = 5e\+10: an emulated fleet has no devices"),
         (PRICED | {"network.emulate": "links"}, r"staging_bandwidth = 5e\+10: an emulated fleet has no devices"),
         (PRICED | {"network.topology": "x.toml"}, r"staging_bandwidth = 5e\+10: on a topology, .* leave it out"),
         (
             PRICED | {"routing.schedule": "x.json"},
-            r"staging_bandwidth: a schedule has times of its own .* leave it out",
+            r"staging_bandwidth: a schedule has its own message times.* leave it out",
         ),
     ],
 )

@@ -127,8 +127,8 @@ def peer(name: str, solved: int, showing: int = 0, attack: str = "none") -> Peer
     return PeerOutcome(name=name, id=name, attack=attack, model="", points=points, finished=True, weights="")
 
 
-def drilled(defended: int = 1, seeds: int = 1, watch: tuple[str, ...] = ("text",)) -> Drill:
-    """A control, an attack that shows in 4 of 5 completions, and a defence that leaves ``defended`` of 50 of it."""
+def drilled(with_rule: int = 1, seeds: int = 1, watch: tuple[str, ...] = ("text",)) -> Drill:
+    """A control, an attack that shows in 4 of 5 completions, and a defence that leaves ``with_rule`` of 50 of it."""
 
     def arm(name: str, control: str, solved: int, showing: int, attacker: bool) -> Drilled:
         layers = {ALL: LayerOutcome(stopped=Tally(hits=9, eligible=10), misjudged=Tally(hits=1, eligible=40))}
@@ -141,7 +141,7 @@ def drilled(defended: int = 1, seeds: int = 1, watch: tuple[str, ...] = ("text",
     arms = [
         arm("control", "", 80, 0, False),
         arm("attacked", "control", 60, 40, True),
-        arm("defended", "control", 78, defended, True),
+        arm("defended", "control", 78, with_rule, True),
     ]
     return Drill(name="siege", last=1, watch=list(watch), arms=arms)
 

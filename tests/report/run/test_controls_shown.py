@@ -1,4 +1,4 @@
-"""What is said of controls: nobody can choose them, who loses moments is held against reset, the floor is told."""
+"""Controls in reports: never recommended; arms that lose moments are compared with reset."""
 
 from __future__ import annotations
 

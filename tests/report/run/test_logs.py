@@ -87,7 +87,7 @@ def test_a_line_that_measures_nothing_is_named(tmp_path: Path, line: str, compla
     folder = empty_run(tmp_path)
     begun(folder).close()
     (folder / "metrics.jsonl").write_text(line + "\n")
-    with pytest.raises(UserError, match=rf"metrics\.jsonl:1: broken line \(.*{complaint}.*\); mend or remove it"):
+    with pytest.raises(UserError, match=rf"metrics\.jsonl:1: broken line \(.*{complaint}.*\); fix or remove it"):
         read_run(folder)
 
 

@@ -118,8 +118,8 @@ def test_sums_and_tables() -> None:
     assert (sums.blocking_bytes, sums.prefetched_bytes) == (100, 15)
     assert (sums.for_others, sums.for_offers) == pytest.approx((1.55, 1.0))
     assert met(held, 3) == [[0, 0, 1], [0, 1, 0], [1, 0, 0]]
-    others, offers, longest, who = waited(held)
-    assert (others, offers, longest, who) == (pytest.approx(1.55 / 3), pytest.approx(1 / 3), pytest.approx(1.4), 0)
+    others, updates, longest, who = waited(held)
+    assert (others, updates, longest, who) == (pytest.approx(1.55 / 3), pytest.approx(1 / 3), pytest.approx(1.4), 0)
 
 
 def test_a_resumed_run_may_come_to_a_round_again() -> None:

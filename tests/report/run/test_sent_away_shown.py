@@ -15,7 +15,7 @@ from planaria.report.run.recovery_timeline import faults_summary, recoveries
 from planaria.report.run.run_verdict import RunFacts, verdict
 
 AWAY = d.SendAway(
-    member=1, workers=["c", "d"], strikes=2, reason="what replica 1 says was of no use in 2 rounds"
+    member=1, workers=["c", "d"], strikes=2, reason="the updates of replica 1 were invalid in 2 rounds"
 )  # fmt: skip
 LIE = e.FaultInjected(worker="c", node=2, signal="lie", step=1, moment="")
 BEGIN: list[e.Event | d.Decision] = [
@@ -72,7 +72,7 @@ def test_the_verdict_on_a_run_says_which(deaths: int, away: int, said: str) -> N
 
 def test_the_page_says_it_in_a_sentence_at_the_workers_and_at_the_recovery() -> None:
     state = shown(*BEGIN[:-2]).state
-    told = "What replica 1 says was of no use in 2 rounds: its workers are sent away."
+    told = "The updates of replica 1 were invalid in 2 rounds: its workers are sent away."
     assert state["said"] == {"tone": "loss", "text": told}
     assert [worker for worker, info in state["workers"].items() if info.get("away")] == ["c", "d"]
     assert shown(*BEGIN, *REBORN).state["recoveries"]["1"]["causes"] == ["sent away", "sent away"]

@@ -174,8 +174,8 @@ def test_a_library_that_is_missing_is_named_before_the_run(
     with pytest.raises(SystemExit) as ended:
         cli.main(["train", "demo", "--out", str(tmp_path), "--observe.trackers", f"tensorboard, {name}"])
     (line,) = capsys.readouterr().err.splitlines()
-    mend = f"needs the package {name!r}; install it with: pip install 'planaria[{name}]'"
-    assert ended.value.code == 2 and line == f"planaria: observe.trackers: {name!r} {mend}"
+    fix = f"needs the package {name!r}; install it with: pip install 'planaria[{name}]'"
+    assert ended.value.code == 2 and line == f"planaria: observe.trackers: {name!r} {fix}"
     assert not list(tmp_path.iterdir())
 
 

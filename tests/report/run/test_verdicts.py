@@ -170,7 +170,7 @@ def test_a_swarm_in_which_nobody_learned_alone_does_not_claim_a_cause(tmp_path: 
             ]
         }
     )
-    assert "what caused that is unknown" in of_swarm(lonely, 1).said
+    assert "so the cause of the change is unknown" in of_swarm(lonely, 1).said
 
 
 def test_a_swarm_tells_of_what_it_lost() -> None:
@@ -180,7 +180,7 @@ def test_a_swarm_tells_of_what_it_lost() -> None:
     peers = [peer("p0", 50), peer("p1", 50).model_copy(update={"finished": False})]
     found = of_swarm(Outcome(peers=peers, layers=layers, rounds=2, seconds=1.0), 1)
     assert found.good is False and found.badge == "1 peer did not finish"
-    assert "2 of 9 poisoned completions were let through" in found.lost and "p1 did not finish" in found.lost
+    assert "2 of 9 poisoned completions were accepted" in found.lost and "p1 did not finish" in found.lost
     assert "1 of 40 completions of honest peers were refused" in found.lost
     assert "of 4 rounds over all honest peers: all layers in 2" in found.lost
 
@@ -196,7 +196,7 @@ def test_a_swarm_reports_that_accuracy_fell_and_does_not_count_the_start_as_the_
 
 
 def test_a_drill_is_good_when_some_arm_held_the_attack() -> None:
-    held, through = of_drill(drilled(defended=1)), of_drill(drilled(defended=30))
+    held, through = of_drill(drilled(with_rule=1)), of_drill(drilled(with_rule=30))
     assert held.good and held.numbers[0][0] == "80%" and held.numbers[1] == ("2%", "in defended, at best")
     assert "not clearly more than the 0% of control, without poison" in held.said
     assert "accuracy in defended is 0.78, -0.02 against control" in held.lost
@@ -207,16 +207,18 @@ def test_a_drill_without_attack_or_about_length() -> None:
     calm = drilled()
     calm = calm.model_copy(update={"arms": calm.arms[:1]})
     found = of_drill(calm)
-    assert found.good is None and "Nobody attacked" in found.said
+    assert found.good is None and "No arm has attackers" in found.said
     length = of_drill(drilled(watch=("dos",)))
-    assert length.good is None and "18.0 tokens" in length.said and length.badge == "no attack took hold"
+    assert length.good is None and "18.0 tokens" in length.said and length.badge == "no attack had an effect"
 
 
 def test_an_attack_that_did_nothing_is_no_success_of_a_defence() -> None:
     weak = drilled()
     weak = weak.model_copy(update={"arms": [weak.arms[0], weak.arms[2]]})
     found = of_drill(weak)
-    assert found.good is None and found.badge == "no attack took hold" and "nothing to hold" in found.said
+    assert (
+        found.good is None and found.badge == "no attack had an effect" and "so the attack had no effect" in found.said
+    )
 
 
 @given(st.floats(1e-6, 1e6))

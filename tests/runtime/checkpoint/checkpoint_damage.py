@@ -121,7 +121,7 @@ def _tensors(file: str) -> Iterator[Case]:
     for name in ("weights.../../../etc/passwd", "weights./etc/passwd", "weights.layers.../0.x", "weights.."):
         yield changed(f"named {name}", lambda t, n=name: t.update({n: torch.ones(8)}), name.partition(".")[2])
     if "replica" in file:
-        yield changed("named outer.../x", lambda t: t.update({"outer.../x": torch.ones(8)}), "an outer .. is of")
+        yield changed("named outer.../x", lambda t: t.update({"outer.../x": torch.ones(8)}), "an outer .. belongs to")
     yield changed("a digest less", lambda t: t.update(sha256=torch.zeros(1, 32, dtype=torch.uint8)), "digest")
 
 

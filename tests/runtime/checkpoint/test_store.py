@@ -134,7 +134,7 @@ def test_newest_orders_by_step_with_partial_after_whole(store: CheckpointStore) 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        (None, "no manifest.json, so it is no checkpoint"),
+        (None, "no manifest.json, so it is not a checkpoint"),
         ("", "damaged or of another version"),
         ("{}", "damaged or of another version"),
         ('{"step": 1}', "damaged or of another version"),

@@ -112,9 +112,9 @@ def joined(call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[A
     found: list[Any] = []
     monkeypatch.setattr("planaria.cli.commands.join.join", lambda *given: found.append(given))
     assert cli.run(call.words) == 0
-    ((entrance, offer, _),) = found
+    ((entrance, update, _),) = found
     assert isinstance(entrance, AddressEntrance)
-    return entrance, offer
+    return entrance, update
 
 
 @pytest.mark.parametrize(
@@ -130,15 +130,15 @@ def test_the_commands_to_train_and_to_join_match(
     assert all(list(call.keys.values()) == [[mode, key]] for call in joins)
     config, said = started(train, tmp_path, capsys)
     assert "# --resume auto: starts a new run" in said
-    entrance, offer = joined(joins[0], tmp_path, monkeypatch)
+    entrance, update = joined(joins[0], tmp_path, monkeypatch)
     assert entrance.at == f"{config.fleet.advertise}:{config.fleet.port}"
-    assert config.fleet.host == "0.0.0.0" and offer.first_s >= 600 and offer.cache is not None
+    assert config.fleet.host == "0.0.0.0" and update.first_s >= 600 and update.cache is not None
     assert config.fleet.own is not None
     if called is not called_in_slurm:
         needed = len(ResolvedRun(config).arrangement.stage) + config.fleet.spares
-        assert config.fleet.own + machines * offer.workers == needed, "the recipe finds room, and no more is rented"
+        assert config.fleet.own + machines * update.workers == needed, "the recipe finds room, and no more is rented"
     else:
-        assert config.train.steps == 500 and config.fleet.own == offer.workers == 1
+        assert config.train.steps == 500 and config.fleet.own == update.workers == 1
 
 
 def test_planaria_accepts_the_commands_in_comments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

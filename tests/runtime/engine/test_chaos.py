@@ -241,5 +241,5 @@ def test_only_faults_of_edges_have_a_peer_and_it_is_another_node(wrong: dict[str
 def test_a_run_without_spares_reports_that_it_can_only_diagnose() -> None:
     config = changed(fleet={"diagnose": "act", "spares": 0})
     output = list(idle(ResolvedRun(config.model_copy(update={"engine": "fleet"})), Trace(faults=())))
-    assert any("such workers are only told" in line for line in output)
+    assert any("slow workers are only reported" in line for line in output)
     assert not list(idle(ResolvedRun(changed(fleet={"diagnose": "act", "spares": 1})), Trace(faults=())))

@@ -7,7 +7,7 @@ import torch
 
 from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig, ModelConfig, RunConfig
-from planaria.exchange.base import Offer
+from planaria.exchange.base import Update
 from planaria.runtime.engine.exchange_round import RoundMember
 from planaria.runtime.engine.runner import StageRunner
 from planaria.runtime.transport.wire import Content
@@ -25,8 +25,8 @@ def worker(config: ExchangeConfig, shift: float = 0.0) -> tuple[RoundMember, Sta
     return circle, runner
 
 
-def pass_on(offer: Offer, circle: RoundMember, node: int) -> None:
-    for content, part in ((Content.PREFETCHED, offer.prefetched), (Content.BLOCKING, offer.blocking)):
+def pass_on(update: Update, circle: RoundMember, node: int) -> None:
+    for content, part in ((Content.PREFETCHED, update.prefetched), (Content.BLOCKING, update.blocking)):
         if part is not None:
             circle.receive(node, content, part)
 
@@ -44,7 +44,7 @@ def some_weight(runner: StageRunner) -> torch.Tensor:
 def test_two_replicas_that_meet_move_towards_each_other(config: ExchangeConfig) -> None:
     (one, low), (other, high) = worker(config, 0.0), worker(config, 0.1)
     before = some_weight(low)
-    first, second = one.offer(3, low), other.offer(3, high)
+    first, second = one.update(3, low), other.update(3, high)
     pass_on(second, one, node=7)
     pass_on(first, other, node=5)
     assert (one.whole(), other.whole()) == ([7], [5])
@@ -65,15 +65,15 @@ def test_a_prefetched_part_is_sent_once_and_kept() -> None:
     circle.receive(7, Content.PREFETCHED, early)
     circle.receive(7, Content.BLOCKING, torch.zeros(3, dtype=torch.uint8))  # the peer is ahead
     assert circle.whole() == [], "it has not made its own offer yet"
-    offer = circle.offer(3, runner)
-    assert offer.prefetched is early
+    update = circle.update(3, runner)
+    assert update.prefetched is early
     assert circle.whole() == [], "of another version of the program, perhaps"
     assert "its blocking part: torch.uint8 [3], not torch.uint8 [" in circle.refused()[7]
 
 
-def spoiled(kind: str, offer: Offer) -> list[tuple[Content, torch.Tensor]]:
+def spoiled(kind: str, update: Update) -> list[tuple[Content, torch.Tensor]]:
     """Return the parts of an update, one of which is invalid, in the order in which they arrive."""
-    late = offer.blocking.clone()
+    late = update.blocking.clone()
     match kind:
         case "short":
             late = late[:-1]
@@ -81,7 +81,7 @@ def spoiled(kind: str, offer: Offer) -> list[tuple[Content, torch.Tensor]]:
             late = late.to(torch.float16)
         case "not finite":  # a number, or the scale of a group of coded ones
             late[:2] = torch.tensor([0x00, 0x7C], dtype=torch.uint8) if late.dtype == torch.uint8 else torch.nan
-    early = [] if offer.prefetched is None else [(Content.PREFETCHED, offer.prefetched)]
+    early = [] if update.prefetched is None else [(Content.PREFETCHED, update.prefetched)]
     if kind == "too much":
         early = [(Content.PREFETCHED, torch.full((5,), 1.0))]
     return [*early, (Content.BLOCKING, late)]
@@ -91,25 +91,25 @@ def spoiled(kind: str, offer: Offer) -> list[tuple[Content, torch.Tensor]]:
 @pytest.mark.parametrize("kind", ["short", "of another type", "not finite", "too much"])
 def test_an_invalid_update_is_refused_once_and_left_out(config: ExchangeConfig, kind: str) -> None:
     (one, low), (other, high), (third, mid) = worker(config, 0.0), worker(config, 0.1), worker(config, 0.2)
-    one.offer(3, low)
-    for content, part in spoiled(kind, other.offer(3, high)):
+    one.update(3, low)
+    for content, part in spoiled(kind, other.update(3, high)):
         one.receive(7, content, part)
-    pass_on(third.offer(3, mid), one, node=9)
+    pass_on(third.update(3, mid), one, node=9)
     assert one.refused().keys() == {7} and one.refused() == {}, "reported once"
     assert one.whole() == [9]
-    pass_on(other.offer(3, high), one, node=7)
+    pass_on(other.update(3, high), one, node=7)
     assert (one.whole(), one.refused()) == ([], {}), "a second try in the same round comes too late"
     one.settle(3, 0, {2: 9}, low)
     assert all(torch.isfinite(weight).all() for weight in low.state().weights.values())
-    one.offer(4, low)
-    pass_on(other.offer(4, high), one, node=7)
+    one.update(4, low)
+    pass_on(other.update(4, high), one, node=7)
     assert one.whole() == [7], "an invalid update does not affect the next round"
 
 
 def test_a_dropped_round_leaves_no_trace() -> None:
     circle, runner = worker(CODED, 0.1)
     outer = {name: tensor.clone() for name, tensor in held(circle).items()}
-    circle.offer(3, runner)
+    circle.update(3, runner)
     circle.drop()
     assert held(circle).keys() == outer.keys()
     assert all(torch.equal(held(circle)[name], tensor) for name, tensor in outer.items())
@@ -118,8 +118,8 @@ def test_a_dropped_round_leaves_no_trace() -> None:
 def test_a_successor_keeps_the_residual_and_a_copy_does_not() -> None:
     circle, runner = worker(CODED, 0.1)
     peer, theirs = worker(CODED, 0.2)
-    circle.offer(3, runner)
-    pass_on(peer.offer(3, theirs), circle, node=7)
+    circle.update(3, runner)
+    pass_on(peer.update(3, theirs), circle, node=7)
     circle.whole()
     circle.settle(3, 0, {1: 7}, runner)
     assert any(name.startswith("residual/") and tensor.any() for name, tensor in held(circle).items())

@@ -14,7 +14,7 @@ from tiny import Recipe, engine_of
 from observer import Log, train_inline
 from planaria.config.schema import RunConfig
 from planaria.control import events as e
-from planaria.exchange.base import Offer
+from planaria.exchange.base import Update
 from planaria.exchange.kinds import exchange
 from planaria.faults.trace import Fault, Trace
 from planaria.lab.inline.engine import InlineEngine
@@ -116,14 +116,14 @@ def test_a_fragment_in_flight_is_given_up_by_all(step: int, config: Recipe, tmp_
 
 
 def test_an_update_with_nan_ends_the_run(config: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def offer(self: RoundMember, round: int, runner: StageRunner) -> Offer:
+    def update(self: RoundMember, round: int, runner: StageRunner) -> Update:
         found = honest(self, round, runner)
         if runner.stage == 1:
-            found = self._own = Offer(torch.full_like(found.blocking, torch.nan))
+            found = self._own = Update(torch.full_like(found.blocking, torch.nan))
         return found
 
-    honest = RoundMember.offer
-    monkeypatch.setattr(RoundMember, "offer", offer)
+    honest = RoundMember.update
+    monkeypatch.setattr(RoundMember, "update", update)
     ending = train_inline(prepare(recipe(config, KINDS[0])), tmp_path / "run", Log())
     assert ending.outcome == "failed" and "the update of" in ending.reason and "lower optim.lr" in ending.reason
 

@@ -122,5 +122,5 @@ def test_kept_activations_are_converted_on_arrival() -> None:
     "label", [wire.OfferPart(1, Content.BLOCKING), wire.Ping(1, Content.PING), wire.Goodbye()], ids=str
 )
 def test_frames_that_no_one_takes_are_refused(label: Label, mail: Mail) -> None:
-    with pytest.raises(wire.WireError, match="which nobody here waits for"):
+    with pytest.raises(wire.WireError, match="which no worker waits for"):
         mail.put(1, header(label), torch.zeros(SHAPE))

@@ -135,7 +135,7 @@ def test_a_changed_source_is_refused(tmp_path: Path) -> None:
     kept = runs.config_of(folder).data.mixture
     assert list(kept) == ["books", "code", "web"]
     (tmp_path / "code.txt").write_text("another text of another length " * 20)
-    changed = r"the text of data\.mixture, or its tokenizer, is not what this run began with"
+    changed = r"the text of data\.mixture, or its tokenizer, has changed since this run started"
     with pytest.raises(UserError, match=changed):
         continued(folder, "train.steps 3")
 

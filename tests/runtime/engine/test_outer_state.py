@@ -51,7 +51,7 @@ def states(config: RunConfig, of: Mapping[int, StageRunner]) -> dict[int, OuterS
 
 
 def agree(outer: Mapping[int, OuterState], of: Mapping[int, StageRunner]) -> None:
-    updates = {node: outer[node].offer(runner) for node, runner in of.items()}
+    updates = {node: outer[node].update(runner) for node, runner in of.items()}
     for node, runner in of.items():
         outer[node].settle(updates, node, runner)
 
@@ -79,7 +79,7 @@ def test_a_steps_residual_is_pending_until_its_commit() -> None:
 
 
 def told(verdict: Verdict) -> dict[str, Any]:
-    """What is said of the own message; nothing if none has been sent for good."""
+    """Return the report on the node's own message; empty if none was sent."""
     return next((said for kind, said in verdict.facts(first=True) if kind is MessageCompressed), {})
 
 
@@ -88,7 +88,7 @@ def test_compression_errors_are_reported_at_the_commit() -> None:
     outer, of = states(config, runners(config)), runners(config)
     norm = math.sqrt(sum(float(grad.square().sum()) for grad in of[1].grads.values()))
     agree(outer, of)
-    assert not told(outer[1].settle({node: outer[node].offer(of[node]) for node in NODES}, 1, of[1]))
+    assert not told(outer[1].settle({node: outer[node].update(of[node]) for node in NODES}, 1, of[1]))
     outer[1].drop()
     assert not told(outer[1].commit()), "it came to nothing"
     agree(outer, runners(config))
@@ -150,9 +150,9 @@ def test_rounding_reveals_a_gradient_that_is_not_finite(bits: int) -> None:
     of = runners(config)
     next(iter(of[3].parameters.values())).grad[0] = torch.inf
     outer = states(config, of)
-    outer[1].offer(of[1])
+    outer[1].update(of[1])
     with pytest.raises(NonFinite, match="stage 1 is not finite; lower"):
-        outer[3].offer(of[3])
+        outer[3].update(of[3])
 
 
 class FakePost:
@@ -184,7 +184,7 @@ def test_workers_and_one_process_use_the_same_aggregator(bits: int, monkeypatch:
     inline, apart, whole = runners(config), runners(config), runners(plain)
     InlineReplicas(config, Arrangement({1: NODES}), inline).agree()
     InlineReplicas(plain, Arrangement({1: NODES}), whole).agree()
-    updates = {node: outer.offer(apart[node]).blocking for node, outer in states(config, apart).items()}
+    updates = {node: outer.update(apart[node]).blocking for node, outer in states(config, apart).items()}
     for node, runner in apart.items():
         circle = RoundMember(config.exchange)
         circle.begin({}, runner, rounds=0)

@@ -20,7 +20,7 @@ from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.roster import Roster, WorkerState
 from planaria.control.state import RunState
-from planaria.exchange.base import Offer
+from planaria.exchange.base import Update
 from planaria.exchange.compress.dense import PLAIN
 from planaria.exchange.publisher import Publisher
 from planaria.faults.trace import Fault, Trace, write
@@ -110,7 +110,7 @@ def test_a_later_attack_replaces_the_one_before() -> None:
     made.add(blow("lie", attack="zero", until=9))
     made.add(blow("lie", attack="own_flip", strength=2.0, until=6, number=1))
     made.aim([])
-    honest = Offer(torch.tensor([1.0, -2.0, 0.5]))
+    honest = Update(torch.tensor([1.0, -2.0, 0.5]))
     output = outer.publisher.updates(honest, PLAIN, (3, 3), 1, (0,))
     assert torch.equal(output[0].blocking, torch.tensor([-2.0, 4.0, -1.0]))
 
@@ -185,4 +185,4 @@ def test_one_process_reports_that_it_has_no_machines(tmp_path: Path) -> None:
     config = config_in(tmp_path).model_copy(update={"engine": "inline"})
     faults = (Fault(step=1, stage=0, signal="slow_data"), Fault(step=1, stage=2, signal="slow_host"))
     output = list(idle(ResolvedRun(config), Trace(faults=faults)))
-    assert any(line.startswith("faults left out: 1 slow_data, 1 slow_host; they strike workers") for line in output)
+    assert any(line.startswith("faults left out: 1 slow_data, 1 slow_host; they need workers") for line in output)

@@ -15,7 +15,7 @@ from planaria.config.schema import RunConfig
 from planaria.exchange.kinds import EXCHANGES
 from planaria.runtime.engine.check import check
 
-PAGE = Path(__file__).parents[3] / "docs" / "exchange.md"
+PAGE = Path(__file__).parents[3] / "docs" / "replicas.md"
 GIVEN = {"gasloc": {"alpha": 0.5, "beta": 0.7, "gamma": 0.7}}
 """options without a default"""
 ASKED: dict[str, dict[str, dict[str, Any]]] = {
@@ -40,15 +40,19 @@ GROUPED = {"noloco", "pair_mean", "gasloc"}
 WHOLE = {"rule": "krum", "scope": "replica"}
 BESIDE: list[tuple[str, dict[str, Any], str]] = [
     ("`compress`", {"exchange": {"compress": "ef14:8bits", "options": {"bits": 8}}}, "give one of them"),
-    ("`robust`", {"exchange": {"robust": "median", "compress": "ef21:top1%"}}, "says nothing by itself"),
-    ("`robust`", {"exchange": {"robust": "median", "compress": "econtrol:top1%"}}, "says nothing by itself"),
+    ("`robust`", {"exchange": {"robust": "median", "compress": "ef21:top1%"}}, "means nothing by itself"),
+    ("`robust`", {"exchange": {"robust": "median", "compress": "econtrol:top1%"}}, "means nothing by itself"),
     (
         "`robust`",
         {"exchange": {"kind": "diloco", "robust": "median"}, "routing": {"mixed": True}},
         "does not belong to one",
     ),
     ("`robust.scope", {"exchange": {"robust": WHOLE}}, "is for rounds"),
-    ("`robust.scope", {"exchange": {"kind": "diloco", "robust": {**WHOLE, "rule": "median"}}}, "each number by itself"),
+    (
+        "`robust.scope",
+        {"exchange": {"kind": "diloco", "robust": {**WHOLE, "rule": "median"}}},
+        "each coordinate separately",
+    ),
     (
         "`robust.scope",
         {"exchange": {"kind": "diloco", "robust": WHOLE}, "routing": {"mixed": True}},

@@ -76,7 +76,7 @@ def test_sizes_that_do_not_add_up_are_refused(config: Recipe, layers: list[int],
 
 
 def test_strategies_that_need_equal_stages_refuse_unequal_ones(config: Recipe) -> None:
-    unequal = r"makes a block stage of others; these have pipeline.layers = \[1, 4, 2, 1\]"
+    unequal = r"rebuilds a block stage from others of the same size; these have pipeline.layers = \[1, 4, 2, 1\]"
     for strategy in ("checkfree", "uniform", "copy"):
         with pytest.raises(UserError, match=unequal):
             check(cut(config, [1, 4, 2, 1], 4, recovery={"strategy": strategy}))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from planaria.exchange.base import Offer, Outer, Weights
+from planaria.exchange.base import Outer, Update, Weights
 from planaria.exchange.monna import MoNNA
 from planaria.runtime.engine.position import Position
 from planaria.runtime.transport.edge import Edge
@@ -42,10 +42,10 @@ class Wire(MoNNA):
 
     speech: str
 
-    def offer(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Offer:
+    def update(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Update:
         if any(type(found) is Position and found.replica == LIAR for found in gc.get_objects()):
             _spoil(self.speech)
-        return super().offer(outer, fast, prefetched)
+        return super().update(outer, fast, prefetched)
 
 
 def _spoil(says: str) -> None:

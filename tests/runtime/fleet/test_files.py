@@ -138,13 +138,13 @@ def test_a_full_disk_is_reported_to_the_worker(run: Run, tmp_path: Path, monkeyp
 def test_a_wrong_digest_is_refused(run: Run, tmp_path: Path) -> None:
     """The server announces another digest than that of the bytes it sent."""
 
-    def lies(line: files.WorkerLine) -> None:
+    def is_byzantine(line: files.WorkerLine) -> None:
         files._next(line)
-        files._say(line, files.Content(size=4))
+        files._send_message(line, files.Content(size=4))
         line.send_bytes(b"four")
-        files._say(line, files.Digest(sha256="0" * 64))
+        files._send_message(line, files.Digest(sha256="0" * 64))
 
-    run.board.asked = lies
+    run.board.asked = is_byzantine
     with pytest.raises(OSError, match="damaged in transfer"):
         run.files.fetch(READABLE[0], tmp_path / "mine")
     assert not (tmp_path / "mine").exists()
@@ -152,7 +152,7 @@ def test_a_wrong_digest_is_refused(run: Run, tmp_path: Path) -> None:
 
 def test_a_part_that_breaks_off_leaves_nothing(run: Run) -> None:
     line = call(run.board.address, run.key, "files", FILES)
-    files._say(line, files.Put(name=PART, size=100))
+    files._send_message(line, files.Put(name=PART, size=100))
     files._next(line)
     line.send_bytes(b"a few")
     line.close()

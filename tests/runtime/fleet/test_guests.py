@@ -222,7 +222,7 @@ def test_processes_that_create_the_key_file_at_once_get_one_key(tmp_path: Path) 
 
 
 def test_a_key_file_that_cannot_be_created_or_is_empty_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"nowhere/key': cannot be made \(No such file or directory\)"):
+    with pytest.raises(UserError, match=r"nowhere/key': cannot be created \(No such file or directory\)"):
         kept_key(tmp_path / "nowhere" / "key", new_key())
     (tmp_path / "empty").touch(0o600)
     with pytest.raises(UserError, match="holds no key"):

@@ -32,7 +32,7 @@ def several(
     return tiny(folder, stages=1, steps=steps, exchange={"replicas": replicas, "robust": robust, **exchange})
 
 
-def lies(*planned: tuple[int, str, int], stages: Sequence[int] = (0, 1)) -> list[Fault]:
+def is_byzantine(*planned: tuple[int, str, int], stages: Sequence[int] = (0, 1)) -> list[Fault]:
     """Return faults (first step, attack, first honest step) of the Byzantine replica's nodes at these stages."""
     return [
         Fault(step=step, stage=2 * LIAR + stage, signal="lie", attack=attack, until=until)
@@ -50,7 +50,9 @@ def refusals(record: RunRecord) -> Counter[tuple[int, int, str]]:
 
 def test_a_robust_run_survives_corrupted_gradients(tmp_path: Path) -> None:
     """Reversed gradients, NaN, a wrong size and a wrong type."""
-    faults = lies((1, "own_flip", 2), (2, "nan", 3), (3, "wrong_size", 4), (4, "wrong_type", 5), (5, "sign_flip", 6))
+    faults = is_byzantine(
+        (1, "own_flip", 2), (2, "nan", 3), (3, "wrong_size", 4), (4, "wrong_type", 5), (5, "sign_flip", 6)
+    )
     robust = {"rule": "multikrum", "liars": 1, "strikes": 0}
     record = train(several(tmp_path, 5, robust), faults)
     assert ending(record).outcome == "finished" and not facts(record, e.WorkerFailed)
@@ -89,7 +91,7 @@ def test_a_robust_run_survives_corrupted_gradients(tmp_path: Path) -> None:
 def test_corrupted_gradients_harm_a_plain_mean_on_processes_as_in_one(tmp_path: Path) -> None:
     """Attacks that do not depend on others. In step 3 a node dies, so its corrupted updates are sent twice."""
     once = [Fault(step=3, stage=2 * LIAR, signal="lie", attack="own_flip")]
-    faults = [*lies((0, "stale", 2), (2, "random", 3), (4, "zero", 5)), *once]
+    faults = [*is_byzantine((0, "stale", 2), (2, "random", 3), (4, "zero", 5)), *once]
     killed = Fault(step=3, stage=0, moment="backward", offset=0.99)
     record = train(several(tmp_path, 3), [*faults, killed])
     assert ending(record).outcome == "finished"
@@ -103,9 +105,9 @@ def test_corrupted_gradients_harm_a_plain_mean_on_processes_as_in_one(tmp_path: 
 def test_a_plain_mean_names_the_sender_of_an_invalid_gradient(tmp_path: Path) -> None:
     for engine in (train, in_one_process):
         config = several(tmp_path / engine.__name__, 2)
-        record = engine(config, lies((2, "wrong_size", 3), stages=[1]))
+        record = engine(config, is_byzantine((2, "wrong_size", 3), stages=[1]))
         assert ending(record).outcome == "failed" and len(losses(record)) == 2
-        assert "stage 1 cannot be combined: what replica 1 says is of no use: its blocking part: torch" in reason(
+        assert "stage 1 cannot be combined: the update of replica 1 is invalid: its blocking part: torch" in reason(
             record
         )
         assert "exchange.robust has rules that tolerate it" in reason(record)
@@ -119,7 +121,7 @@ def test_a_corrupted_update_of_a_round_affects_all_its_members(
     tmp_path: Path, kind: str, options: dict[str, Any]
 ) -> None:
     chosen = {"kind": kind, "options": {"every": 3, **options}}
-    record = train(several(tmp_path, 3, steps=9, **chosen), faults := lies((4, "own_flip", 8)))
+    record = train(several(tmp_path, 3, steps=9, **chosen), faults := is_byzantine((4, "own_flip", 8)))
     assert ending(record).outcome == "finished" and not facts(record, e.OfferRefused) and not facts(record, d.Adopt)
     single = in_one_process(several(tmp_path / "inline", 3, steps=9, **chosen), faults)
     assert mean_losses(record) == pytest.approx(losses(single), abs=1e-12)
@@ -129,7 +131,7 @@ def test_a_corrupted_update_of_a_round_affects_all_its_members(
 
 
 def test_a_fault_without_receivers_is_refused_before_the_run(tmp_path: Path) -> None:
-    trace = Trace(faults=tuple(lies((1, "zero", 3), stages=[1])))
+    trace = Trace(faults=tuple(is_byzantine((1, "zero", 3), stages=[1])))
     with pytest.raises(UserError, match=r"the trace: a fault 'lie' at stage 3, step 1: there is one replica, so that"):
         prepare(tiny(tmp_path, stages=3), trace=trace)
     with pytest.raises(UserError, match=r"exchange\.kind = 'local' has replicas say nothing, .*leave the fault out"):
@@ -141,7 +143,7 @@ def test_a_fault_without_receivers_is_refused_before_the_run(tmp_path: Path) -> 
 def test_equivocation_is_detected_and_the_others_stay_equal(tmp_path: Path) -> None:
     """In steps 1, 2 and 3 the replica sends each other one another gradient; from then on it is left out."""
     robust = {"rule": "multikrum", "liars": 1, "strikes": 2}
-    faults = lies((1, "equivocate", 4), stages=[1])
+    faults = is_byzantine((1, "equivocate", 4), stages=[1])
     record = train(several(tmp_path, 5, robust), faults)
     assert ending(record).outcome == "finished" and not facts(record, e.WorkerFailed)
     assert len(facts(record, d.Form)) == 1, "no worker was replaced"
@@ -151,7 +153,7 @@ def test_equivocation_is_detected_and_the_others_stay_equal(tmp_path: Path) -> N
     assert losses(record) == losses(single), "to the last bit"
     assert refusals(record) == refusals(single)
     assert {step for step, _, why in refusals(record)} == {1, 2, 3, 4, 5}
-    assert {why for _, _, why in refusals(record)} == {"others have heard different things from it"}
+    assert {why for _, _, why in refusals(record)} == {"it sent different updates to different members"}
     received = {(fact.step, fact.stage): set(fact.heard.values()) for fact in facts(record, e.StageReady)}
     assert all(len(found) == 5 for found in received.values()), "all gradients differ"
 
@@ -160,11 +162,11 @@ def test_equivocation_is_detected_and_the_others_stay_equal(tmp_path: Path) -> N
 def test_a_replica_with_repeated_invalid_updates_is_left_out(tmp_path: Path) -> None:
     """Its gradients are NaN in steps 1 and 2; that of step 4 is valid, and ignored."""
     robust = {"rule": "multikrum", "liars": 1, "strikes": 2}
-    faults = lies((1, "nan", 3), (4, "own_flip", 5))
+    faults = is_byzantine((1, "nan", 3), (4, "own_flip", 5))
     record = train(several(tmp_path, 5, robust), faults)
     assert ending(record).outcome == "finished" and not facts(record, e.WorkerFailed) and not facts(record, d.LeaveOut)
     orders = {fact.step: fact.left_out for fact in facts(record, d.RunStep) if fact.mode == "train"}
-    assert orders == {s: {} if s < 3 else {LIAR: "what it has said was of no use too often"} for s in range(6)}
+    assert orders == {s: {} if s < 3 else {LIAR: "its updates were invalid too often"} for s in range(6)}
     single = in_one_process(several(tmp_path / "inline", 5, robust), faults)
     assert losses(record) == losses(single), "to the last bit"
     assert refusals(record) == refusals(single)
@@ -181,22 +183,22 @@ def test_more_equivocation_than_the_rule_tolerates_ends_the_run(tmp_path: Path) 
     for engine in (train, in_one_process):
         record = engine(several(tmp_path / engine.__name__, 5, "multikrum"), faults)
         assert ending(record).outcome == "failed" and len(losses(record)) == 1
-        why = "others have heard different things from it; "
-        assert f"more replicas lie than exchange.robust bears (1): replica 1: {why}" in reason(record)
+        why = "it sent different updates to different members; "
+        assert f"more replicas are Byzantine than exchange.robust tolerates (1): replica 1: {why}" in reason(record)
         assert "replica 3" in reason(record)
 
 
 @pytest.mark.slow
 def test_a_round_settles_without_a_replica_that_equivocates(tmp_path: Path) -> None:
     chosen = {"kind": "diloco", "options": {"every": 3, "alpha": 0.3, "momentum": "heavy_ball"}}
-    faults = lies((4, "equivocate", 8), stages=[0])
+    faults = is_byzantine((4, "equivocate", 8), stages=[0])
     record = train(several(tmp_path, 3, steps=9, **chosen), faults)
     assert ending(record).outcome == "finished"
     settled = {fact.round: (fact.members, list(fact.left_out)) for fact in facts(record, d.Settle)}
     assert settled[0] == ([0, 1, 2], []) and settled[1] == ([0, 2], [LIAR]), "the replica copies one of the others"
     assert [fact.replica for fact in facts(record, d.Adopt)] == [LIAR]
     reported = [line.text for _, line in story(record) if line.text.startswith("round 1")]
-    assert len(reported) == 1 and "others have heard different things from it" in reported[0]
+    assert len(reported) == 1 and "it sent different updates to different members" in reported[0]
     single = in_one_process(several(tmp_path / "inline", 3, steps=9, **chosen), faults)
     same = {step: loss for step, loss in mean_losses(record).items() if step <= 6}  # then it depends on when it copies
     assert same == pytest.approx({step: losses(single)[step] for step in same}, abs=1e-12)
@@ -206,14 +208,14 @@ def test_a_round_settles_without_a_replica_that_equivocates(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_flipped_labels_change_the_losses_on_processes_as_in_one(tmp_path: Path) -> None:
-    faults = lies((1, "label_flip", 4), stages=[0])
+    faults = is_byzantine((1, "label_flip", 4), stages=[0])
     record = train(several(tmp_path, 3), faults)
     single = in_one_process(several(tmp_path / "inline", 3), faults)
     assert losses(record) == losses(single), "to the last bit"
     honest, counts = losses(in_one_process(several(tmp_path / "honest", 3))), losses(single)
     assert counts[0] == honest[0] and counts[1] != honest[1] and counts[5] > honest[5]
     with pytest.raises(UserError, match=r"stage 3, step 1: only the ends have labels; name a node of stage 0: 2, say"):
-        prepare(several(tmp_path, 3), trace=Trace(faults=tuple(lies((1, "label_flip", 4), stages=[1]))))
+        prepare(several(tmp_path, 3), trace=Trace(faults=tuple(is_byzantine((1, "label_flip", 4), stages=[1]))))
     with pytest.raises(UserError, match=r"with exchange\.coded replicas say what the code has them say"):
         coded = several(tmp_path, 3, coded="gc").model_copy(update={"pipeline": record.config.pipeline})
         prepare(coded, trace=Trace(faults=tuple(faults)))

@@ -110,9 +110,9 @@ def test_a_kill_through_the_page_and_the_recovery_in_its_stream(tmp_path: Path) 
         assert recovery["nodes"] == [2] and recovery["workers"] == [name] and recovery["outcome"] == "recovered"
         assert set(recovery["phases"]) >= {"replaced", "linked", "rebuilt", "redone"}
         assert at(watcher.state, 2)[0] != name
-        assert any("lost" in line for line in watcher.told) and any("reborn" in line for line in watcher.told)
+        assert any("lost" in line for line in watcher.told) and any("rebuilt in" in line for line in watcher.told)
         status, output = watcher.strike(name, worker["incarnation"], "kill")
-        assert status == 409 and "gone already" in output, "its id may be another process's now"
+        assert status == 409 and "has exited already" in output, "its id may be another process's now"
         process.send_signal(signal.SIGTERM)
         watcher.rest()
         assert watcher.state["over"] == "stopped", "watchers see the end"

@@ -166,7 +166,7 @@ def test_a_start_waits_until_the_node_of_a_dead_worker_has_answered(scene: Scene
     scene.places.give_back("w1", 1)
     scene.places.start("w1", 2)
     time.sleep(0.2)
-    assert Spawned("w1", 2) not in scene.ears.take(), "the node may be lost"
+    assert Spawned("w1", 2) not in scene.queue.take(), "the node may be lost"
     scene.machines.groups[0][1] = "c"  # it is lost, and the seat is moved
     scene.until(lambda received: Spawned("w1", 2) in received)
     assert [pool_.node for pool_ in scene.machines.pools] == ["a", "b", "c"]
@@ -237,7 +237,7 @@ def test_a_start_that_has_waited_too_long_is_given_up(scene: Scene, monkeypatch:
     start(scene, "w0", "w1", "w2")
     scene.places.start("w3", 1)
     received = scene.until(lambda received: any(isinstance(news, Lost) for news in received))
-    assert received[-1] == Lost("w3", 1, "the cluster has had no room for it for 0.1 s")
+    assert received[-1] == Lost("w3", 1, "the cluster had no room for it within 0.1 s")
 
 
 def test_extra_seats_are_returned(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

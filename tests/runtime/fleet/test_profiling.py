@@ -82,7 +82,7 @@ def test_a_slow_machine_gets_small_stages_also_after_a_loss(tmp_path: Path, monk
             kill(before, stage=3)
             assert run.end(120) == (0, "")
             output, _ = guest.communicate(timeout=60)
-    assert "timed; the run is about to begin; calling it again" in output and output.endswith("the run is over\n")
+    assert "timed; the run starts next; trying again for" in output and output.endswith("the run is over\n")
     record = checked(run.folder)
     sizes = list(record.config.pipeline.layers or ())
     assert len(sizes) == 3 and sum(sizes) == 12 and sizes[2] <= 2, sizes
@@ -158,7 +158,10 @@ def test_a_signal_ends_the_timing_and_leaves_nothing(tmp_path: Path) -> None:
         ({"fleet": {"own": 1, "spares": 0}}, "set fleet.port and fleet.key"),
         ({"exchange": {"replicas": 2}, "recovery": {"strategy": "checkpoint"}}, "is for one replica"),
         ({"network": {"emulate": True, "forward_s": [0.1] * 5, "backward_s": [0.1] * 5}}, "times real passes"),
-        ({"recovery": {"strategy": "checkfree"}}, "a block stage of others; these have pipeline.layers = 'auto'"),
+        (
+            {"recovery": {"strategy": "checkfree"}},
+            "a block stage from others of the same size; these have pipeline.layers = 'auto'",
+        ),
     ],
 )
 def test_untimable_runs_are_refused_before_a_worker_starts(

@@ -122,8 +122,8 @@ def test_a_frozen_partner_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_invalid_updates_of_a_replica_do_not_harm_others(tmp_path: Path) -> None:
     attacks = ((0, "nan"), (4, "wrong_size"))
-    lies = [Fault(step=step, stage=2, signal="lie", attack=attack, until=step + 4) for step, attack in attacks]
-    record = train(several(tmp_path, replicas=2, exchange={"patience_s": 600.0}), lies)
+    is_byzantine = [Fault(step=step, stage=2, signal="lie", attack=attack, until=step + 4) for step, attack in attacks]
+    record = train(several(tmp_path, replicas=2, exchange={"patience_s": 600.0}), is_byzantine)
     assert ending(record).outcome == "finished" and blocks(record) == list(range(24))
     refused = facts(record, e.OfferRefused)
     assert {(fact.round, fact.replica) for fact in refused} == {(0, 1), (1, 1)}, "a refusal by one stage is enough"
@@ -131,8 +131,8 @@ def test_invalid_updates_of_a_replica_do_not_harm_others(tmp_path: Path) -> None
     together = {settle.round: len(settle.members) == 2 for settle in facts(record, d.Settle)}
     assert together == {0: False, 1: False, 2: True} and not facts(record, e.PatienceOver)
     assert all(weight.isfinite().all() for weight in final_weights(record).values())
-    reported = [str(line) for _, line in story(record) if "of no use" in line.text]
-    assert len(reported) == 2 and "replica 0 went on alone, without replica 1" in reported[0]
+    reported = [str(line) for _, line in story(record) if "(invalid update: " in line.text]
+    assert len(reported) == 2 and "replica 0 continued alone without replica 1" in reported[0]
 
 
 def test_replicas_may_take_unequal_numbers_of_steps_between_rounds(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_run_resumes_with_another_number_of_replicas(tmp_path: Path, capfd: py
     train(config)
     record = resume(folder_of(config), train__steps="10", exchange__replicas="3")
     assert ending(record).outcome == "finished"
-    output = "of 2 replicas, now 3 replicas: they begin from the mean of weights and moments, of the outer state too"
+    output = "of 2 replicas, now 3 replicas: they begin from the mean of weights and moments, and of the outer state"
     assert output in capfd.readouterr().out
     assert blocks(record) == list(range(12 + 12))
 

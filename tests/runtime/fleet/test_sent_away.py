@@ -47,7 +47,7 @@ def test_spares_replace_a_replica_with_repeated_invalid_updates(tmp_path: Path) 
     assert ending(record).outcome == "finished" and not facts(record, e.WorkerFailed)
     assert away(record) == [(LIAR, 2, 2)] and refused(record) == [0, 1]
     (gone,) = facts(record, d.SendAway)
-    assert gone.reason == "what replica 1 says was of no use in 2 rounds"
+    assert gone.reason == "the updates of replica 1 were invalid in 2 rounds"
     assert set(gone.workers) == {fact.worker for fact in facts(record, e.WorkerLost)}, "nobody else"
     last = [fact for fact in facts(record, d.Settle) if fact.round == 5]
     assert [fact.members for fact in last] == [[0, 1, 2, 3]]

@@ -43,7 +43,7 @@ def test_a_slow_worker_hands_its_stage_to_the_spare_once(tmp_path: Path) -> None
     (deed,) = diagnosis_of(record).deeds
     assert deed.measured_s is not None
     assert deed.measured_s < 0.7 * relieve.step_s
-    assert "What was done about it" in "".join(section(record))
+    assert "Actions</h3>" in "".join(section(record))
     reported = diagnose(record.folder)
     assert "Nothing is slow at present." in reported
     assert f"stage {SLOW_STAGE} ({relieve.worker}) is " in reported

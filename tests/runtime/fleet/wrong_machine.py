@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from planaria.exchange.allreduce import AllReduce
-from planaria.exchange.base import Offer, Outer, Weights
+from planaria.exchange.base import Outer, Update, Weights
 
 
 class Wrong(AllReduce):
@@ -17,9 +17,9 @@ class Wrong(AllReduce):
     step: int = 0
 
     def settle(
-        self, outer: Outer, fast: Weights, offers: Mapping[int, Offer], me: int
+        self, outer: Outer, fast: Weights, updates: Mapping[int, Update], me: int
     ) -> tuple[dict[str, Tensor], Outer]:
-        gradients, after = super().settle(outer, fast, offers, me)
+        gradients, after = super().settle(outer, fast, updates, me)
         if (me, outer.rounds) == (self.replica, self.step):
             first = next(iter(gradients))
             gradients[first] = gradients[first] + 1e-6

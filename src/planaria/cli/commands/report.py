@@ -94,7 +94,7 @@ def _comparison(file: Path) -> Reported:
     from planaria.lab.compare.race_results import Compared
     from planaria.lab.report.comparison import body, write_comparison
 
-    found = documents.model(file, Compared, mend=FIX)
+    found = documents.model(file, Compared, fix=FIX)
     return Reported(file.with_name(PAGE), lambda to: write_comparison(found, to), lambda: body(found))
 
 
@@ -102,7 +102,7 @@ def _drill(file: Path) -> Reported:
     from planaria.swarm.drill import Drill
     from planaria.swarm.report.drill_report import body, write_drill_report
 
-    found = documents.model(file, Drill, mend=FIX)
+    found = documents.model(file, Drill, fix=FIX)
     return Reported(file.with_name(PAGE), lambda to: write_drill_report(found, to), lambda: body(found))
 
 
@@ -110,5 +110,5 @@ def _experts(file: Path) -> Reported:
     from planaria.lab.experts.experts_results import Results
     from planaria.lab.report.experts_report import body, write_experts_report
 
-    found = documents.model(file, Results, mend=FIX)
+    found = documents.model(file, Results, fix=FIX)
     return Reported(file.with_name(PAGE), lambda to: write_experts_report(found, to), lambda: body(found))

@@ -29,7 +29,7 @@ ORDERS, ROUNDS = 4, 320
 
 
 @dataclass(frozen=True)
-class Offer:
+class Candidate:
     """Time and cost of one scheme."""
 
     name: str
@@ -54,8 +54,8 @@ class Offer:
 class Chosen:
     """The best scheme, and all candidates."""
 
-    best: Offer
-    offers: tuple[Offer, ...]
+    best: Candidate
+    candidates: tuple[Candidate, ...]
     """by time plus error, best first"""
     why: str
     """one sentence"""
@@ -135,13 +135,13 @@ def choose(
     :param microbatches: of a job, over all workers; schemes whose chunks do not divide them are left out.
     """
     n, ordered = profile.workers, orders(profile)
-    offers = [
+    candidates = [
         _offer(name, scheme, ordered, slow, window)
         for name, scheme in grid(n, most_delay)
         if microbatches is None or microbatches % scheme.chunks(n) == 0 or name == "none"
     ]
-    ranked = tuple(sorted(offers, key=lambda offer: (offer.seconds + offer.error, offer.load)))
-    none = next(offer for offer in ranked if offer.name == "none")
+    ranked = tuple(sorted(candidates, key=lambda update: (update.seconds + update.error, update.load)))
+    none = next(update for update in ranked if update.name == "none")
     best = ranked[0] if ranked[0].seconds < (1 - WORTH) * none.seconds else none
     if always := slow_always(profile, slow):
         return _no_case(profile, ranked, none, best, always, slow, window)
@@ -150,17 +150,17 @@ def choose(
     return Chosen(best, ranked, f"{best} saves {1 - best.seconds / none.seconds:.0%} of the uncoded time")
 
 
-def _offer(name: str, scheme: Scheme, ordered: Sequence[Profile], slow: float, window: int) -> Offer:
+def _offer(name: str, scheme: Scheme, ordered: Sequence[Profile], slow: float, window: int) -> Candidate:
     n, times = ordered[0].workers, [timed(scheme, each, slow, window) for each in ordered]
     seconds, error = fmean(mean for mean, _ in times), fmean(error for _, error in times)
-    return Offer(name, scheme, seconds, error, scheme.load(n), scheme.vectors(), scheme.chunks(n))
+    return Candidate(name, scheme, seconds, error, scheme.load(n), scheme.vectors(), scheme.chunks(n))
 
 
 def _no_case(
     profile: Profile,
-    ranked: tuple[Offer, ...],
-    none: Offer,
-    best: Offer,
+    ranked: tuple[Candidate, ...],
+    none: Candidate,
+    best: Candidate,
     always: tuple[int, ...],
     slow: float,
     window: int,

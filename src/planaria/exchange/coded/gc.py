@@ -208,7 +208,7 @@ class GC(Scheme):
 
     def objection(self, n: int) -> str:
         if self.stragglers >= n:
-            return f"stragglers = {self.stragglers} leaves nobody of {n} replicas; give {n - 1} or fewer"
+            return f"stragglers = {self.stragglers} leaves none of {n} replicas; give {n - 1} or fewer"
         return rough(n, self.stragglers)
 
     def load(self, n: int) -> float:

@@ -109,9 +109,9 @@ def section(record: RunRecord) -> Iterator[str]:
     parts = [page.chart(finish_figure(made, coding), "stragglers")]
     if (chosen := schemes(record)) is not None:
         rows = [
-            [str(offer).partition(":")[0], f"{1e3 * offer.seconds:.1f}", f"{offer.load:.3f}", f"{offer.vectors}",
-             f"{offer.microbatches}"]
-            for offer in chosen.offers[:12]
+            [str(update).partition(":")[0], f"{1e3 * update.seconds:.1f}", f"{update.load:.3f}", f"{update.vectors}",
+             f"{update.microbatches}"]
+            for update in chosen.candidates[:12]
         ]  # fmt: skip
         said = f"What schemes would have taken with these delays, the quickest first: {chosen.why}."
         parts += [page.subheading("Other schemes"), page.note(said), page.table("schemes", HEAD, rows, numbers_from=1)]

@@ -77,7 +77,7 @@ def coded_of(said: str | Mapping[str, Any], members: int) -> Coded:
     if given.get("stragglers") == AUTO:
         raise UserError(
             "exchange.coded: stragglers = 'auto' is not known here; train with exchange.coded = 'none' for some twenty "
-            "steps, let `planaria advise RECIPE --delays RUN` choose, and give what it says"
+            "steps, let `planaria advise RECIPE --delays RUN` choose, and use its answer"
         )
     scheme = SCHEMES.make(name, given)
     if why := scheme.objection(members):

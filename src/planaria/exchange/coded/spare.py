@@ -125,7 +125,7 @@ def stacked(
             break
         died = set((deaths or {}).get(now, ())) & set(living)
         if not (left := [worker for worker in living if worker not in died]):
-            raise ValueError("nobody is left")
+            raise ValueError("no worker is left")
         assert placed is not None
         depth, owners = placed
         ends = _round(profile, start + now, cut, stack, living, died, owners, depth, slow)

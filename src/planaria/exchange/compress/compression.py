@@ -18,7 +18,7 @@ from torch import Tensor
 from planaria.common.errors import UserError, nearest
 from planaria.config.registry import Registry
 from planaria.exchange import message
-from planaria.exchange.base import Compressed, Offer, Offers, Outer, Parts, Shapes, Weights
+from planaria.exchange.base import Compressed, Outer, Parts, Shapes, Update, Updates, Weights
 from planaria.exchange.compress.base import Compressor
 from planaria.exchange.compress.chunks import CHUNK
 from planaria.exchange.compress.dense import PLAIN, Plain, Quantised, Sign
@@ -73,14 +73,14 @@ class Compression:
         """Whether messages carry the feedback's vectors instead of the exact ones."""
         return all(outer[part] for part, sharing in self.parts.items() if sharing != "own")
 
-    def offer(self, outer: Outer, exact: Weights, prefetched: Tensor | None = None) -> Offer:
+    def update(self, outer: Outer, exact: Weights, prefetched: Tensor | None = None) -> Update:
         """Return an update of ``exact``, with the state its sender keeps once others have received it."""
         codec = self.codec(outer)
         if self.exact:
-            return Offer(message.pack(exact), prefetched)
+            return Update(message.pack(exact), prefetched)
         if not self._begun(outer):
             blocking, kept = message.pack(exact), self.feedback.begun(exact)
-            return Offer(blocking, prefetched, kept, _measured(blocking, exact, {**outer.parts, **kept}))
+            return Update(blocking, prefetched, kept, _measured(blocking, exact, {**outer.parts, **kept}))
         count = sum(tensor.numel() for tensor in exact.values())
         meant = self.feedback.meant(outer, exact, self._delta(outer, exact, count))
         scale = self._scale(outer, self.me)
@@ -88,7 +88,7 @@ class Compression:
         blocking = codec.encode(vector if scale == 1.0 else vector / scale, outer.rounds)
         sent = _scaled(message.named(codec.decode(blocking, count, outer.rounds), meant), scale)
         kept = self.feedback.kept(outer, exact, meant, sent)
-        return Offer(blocking, prefetched, kept, _measured(blocking, exact, kept, (meant, sent), codec.exact))
+        return Update(blocking, prefetched, kept, _measured(blocking, exact, kept, (meant, sent), codec.exact))
 
     def _delta(self, outer: Outer, exact: Weights, count: int) -> float:
         """Return the compressor's δ for the message of ``exact``."""
@@ -98,7 +98,7 @@ class Compression:
         return min((self.compressor.reached(v, outer.rounds) for v in judged), default=self.compressor.delta(count))
 
     def heard(
-        self, outer: Outer, offers: Offers, me: int, like: Weights
+        self, outer: Outer, updates: Updates, me: int, like: Weights
     ) -> tuple[dict[int, dict[str, Tensor]], Mapping[str, Weights]]:
         """Return the members' decoded vectors in order of id, and what ``me`` keeps; nothing if its own update was
         rejected.
@@ -107,11 +107,11 @@ class Compression:
         """
         codec = self.codec(outer)
         sent = {}
-        for member in sorted(offers):
-            decoded = message.unpack(offers[member].blocking, like, codec, outer.rounds)
+        for member in sorted(updates):
+            decoded = message.unpack(updates[member].blocking, like, codec, outer.rounds)
             sent[member] = _scaled(decoded, self._scale(outer, member))
-        kept = offers[me].kept if me in offers else {}
-        if len(offers) > 1 or not kept or codec.exact:
+        kept = updates[me].kept if me in updates else {}
+        if len(updates) > 1 or not kept or codec.exact:
             return sent, kept
         value, kept = self.feedback.alone(kept, sent[me])
         return {me: dict(value)}, kept
@@ -188,13 +188,13 @@ def compression_of(said: str | Mapping[str, Any]) -> Compression:
         raise UserError(f"exchange.compress = {said!r}: give kind, a name: {', '.join(COMPRESSORS.names)}")
     known = {option for chosen in (COMPRESSORS.find(kind), FEEDBACKS.find(name)) for option in chosen.model_fields}
     if unknown := next((option for option in given if option not in known), None):
-        mend = nearest(unknown, known) if known else "there are none; leave it out"
-        raise UserError(f"exchange.compress.{unknown}: no option of {kind!r} or {name!r}; {mend}")
+        fix = nearest(unknown, known) if known else "there are none; leave it out"
+        raise UserError(f"exchange.compress.{unknown}: no option of {kind!r} or {name!r}; {fix}")
     made = Compression(
         COMPRESSORS.make(kind, COMPRESSORS.declared([kind], given)),
         FEEDBACKS.make(name, FEEDBACKS.declared([name], given)),
     )
-    if wrong := made.feedback.misfit(made.compressor.delta(CHUNK)):
+    if wrong := made.feedback.objection(made.compressor.delta(CHUNK)):
         raise UserError(f"exchange.compress: {wrong}")
     return made
 

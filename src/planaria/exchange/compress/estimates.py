@@ -163,7 +163,7 @@ class EControl(Estimates):
         residual = {name: outer["residual"].get(name, 0.0) + ahead[name] - sent[name] for name in sent}
         return {"residual": residual, "estimate": {name: outer["estimate"][name] + sent[name] for name in sent}}
 
-    def misfit(self, delta: float) -> str:
+    def objection(self, delta: float) -> str:
         if self.eta == "auto" or self.eta <= delta or self.force:
             return ""
         return (

@@ -87,7 +87,7 @@ class Feedback(Choice, ABC):
         """Return why the feedback does not support this number of members, or an empty string."""
         return ""
 
-    def misfit(self, delta: float) -> str:
+    def objection(self, delta: float) -> str:
         """Return why the feedback does not support a compressor of this δ, or an empty string."""
         return ""
 

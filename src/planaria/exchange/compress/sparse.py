@@ -86,7 +86,7 @@ class TopK(Sparse):
         for chunk in chunks.split(vector):
             places = self._places(reader, *chunk.shape)
             if int(places.max()) >= chunk.shape[1]:
-                raise ValueError("a place lies beyond its chunk")
+                raise ValueError("an index is outside its chunk")
             chunk.scatter_(1, places, self._unscaled(*self._numbers(reader, *chunk.shape)))
         return vector
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from planaria.control import decisions as d
-from planaria.control.offers import rounded
 from planaria.control.replica import ReplicaState
 from planaria.control.state import RunState
+from planaria.control.updates import rounded
 from planaria.exchange.base import Counted
 from planaria.exchange.robust.equivocation import Findings, Heard, findings, joined
 from planaria.exchange.robust.suspicion import distrusted

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from planaria.exchange.base import Offer
+from planaria.exchange.base import Update
 
 Heard = Mapping[int, Mapping[int, str]]
 """member → member → digest of the update received from it; for itself, of the update it sent"""
@@ -49,18 +49,18 @@ class Findings(NamedTuple):
     @property
     def left_out(self) -> dict[int, str]:
         """Member → reason for its exclusion."""
-        found = dict.fromkeys(self.useless, "what it has said was of no use too often")
-        found |= dict.fromkeys(self.liars, "others have heard different things from it")
+        found = dict.fromkeys(self.useless, "its updates were invalid too often")
+        found |= dict.fromkeys(self.liars, "it sent different updates to different members")
         for sender, other in self.disputes:
-            found[sender] = f"replica {other} has heard otherwise from it"
-            found[other] = f"it has heard otherwise from replica {sender} than that says"
+            found[sender] = f"replica {other} received another update from it"
+            found[other] = f"it reports another update from replica {sender} than that one"
         return dict(sorted(found.items()))
 
 
-def digest(offer: Offer) -> str:
+def digest(update: Update) -> str:
     """Return the SHA-256 of all parts of an update with dtypes and sizes; the first 16 bytes, hex."""
     hashed = hashlib.sha256()
-    for part in (offer.prefetched, offer.blocking):
+    for part in (update.prefetched, update.blocking):
         hashed.update(b"none" if part is None else f"{part.dtype} {part.numel()}:".encode())
         if part is not None and part.numel():
             hashed.update(part.contiguous().view(torch.uint8).numpy().data)

@@ -16,7 +16,7 @@ from torch import Tensor
 from planaria.common.errors import UserError, nearest
 from planaria.config.registry import Registry
 from planaria.exchange import message
-from planaria.exchange.base import Counted, Told, TooManyLiars, Weights
+from planaria.exchange.base import Counted, Told, TooManyByzantine, Weights
 from planaria.exchange.robust.base import CoordinateRule, GramRule, Rule
 from planaria.exchange.robust.clipping import CenteredClipping
 from planaria.exchange.robust.combining import BUCKET, Mix, by_coefficients, coefficients, combine, rivals, suspects
@@ -71,10 +71,10 @@ class Robust:
         """Whether it needs the previous round's value."""
         return isinstance(self.rule, GramRule) and self.rule.continues
 
-    def facing(self, refused: int, told: Told, counted: Counted | None = None) -> Robust:
+    def after_rejecting(self, refused: int, told: Told, counted: Counted | None = None) -> Robust:
         """Return the rule after ``refused`` updates were rejected; these count as Byzantine.
 
-        ``told`` and ``counted`` as in :meth:`~planaria.exchange.base.Exchange.facing`.
+        ``told`` and ``counted`` as in :meth:`~planaria.exchange.base.Exchange.after_rejecting`.
         """
         left = self.rule.model_copy(update={"liars": max(0, self.rule.liars - refused)})
         return replace(self, rule=left, told=told, counted=counted)
@@ -84,10 +84,12 @@ class Robust:
 
         :param draw: a number that all members know.
         :param last: the previous round's value; zero if there is none.
-        :raises TooManyLiars: if there are too few, or one is not finite (``refusal.py`` rejects these earlier).
+        :raises TooManyByzantine: if there are too few, or one is not finite (``refusal.py`` rejects these earlier).
         """
         if len(said) < self.least():
-            raise TooManyLiars(f"{len(said)} members are too few for {self.rule.liars} liars: {self.least()} or more")
+            raise TooManyByzantine(
+                f"{len(said)} members are too few for {self.rule.liars} liars: {self.least()} or more"
+            )
         like = next(iter(said.values()))
         if not like:  # an empty fragment
             return {}
@@ -97,14 +99,14 @@ class Robust:
         try:
             found = combine(self.rule, vectors, self.mix, draw, before)
         except NotFinite as error:
-            raise TooManyLiars("a member's vector is not finite, and was not refused") from error
+            raise TooManyByzantine("a member's vector is not finite, and was not refused") from error
         if self.told is not None and found.coefficients is not None and found.gram is not None:
             self.told(self._counted([*said], found.coefficients, found.gram, draw))
         return message.named(found.value, like)
 
     def _given(self, vectors: list[list[Tensor]], members: list[int], last: list[Tensor] | None) -> Tensor:
         """Return the value with the weights found over all stages."""
-        assert self.counted is not None, "nobody has judged whole replicas"
+        assert self.counted is not None, "whole replicas have no weights yet"
         c = torch.tensor([self.counted.coefficients[member] for member in members], dtype=torch.float64)
         if self.continues and last is None:
             last = blank(vectors[0])
@@ -153,7 +155,7 @@ def robust_of(said: str | Mapping[str, Any], members: int) -> Robust:
     made = Robust(RULES.make(rule, given), mix, strikes=strikes, scope=scope)
     if scope == "replica" and isinstance(made.rule, CoordinateRule):
         raise UserError(
-            f"exchange.robust.scope = 'replica': {rule!r} looks at each number by itself, so that no stage bears on "
+            f"exchange.robust.scope = 'replica': {rule!r} treats each coordinate separately, so that no stage bears on "
             "another; leave scope out, or take a rule that goes by distances, such as 'multikrum'"
         )
     if members < made.least():

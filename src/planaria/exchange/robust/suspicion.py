@@ -115,17 +115,17 @@ class Suspicion:
     def examine(self, heard: Heard, rule: Exchange) -> Findings:
         """Return new findings from the digests in the current step, besides members already excluded."""
         known = self.standing(rule)
-        return findings(heard, heard.keys() - known.left_out.keys(), max(0, rule.borne - known.least))
+        return findings(heard, heard.keys() - known.left_out.keys(), max(0, rule.tolerated - known.least))
 
     def unbearable(self, rule: Exchange) -> str:
         """Return why the step cannot be made without the excluded members, or an empty string."""
         standing = self.standing(rule)
-        if standing.least <= rule.borne:
+        if standing.least <= rule.tolerated:
             return ""
         said = "; ".join(f"replica {member}: {why}" for member, why in standing.left_out.items())
-        return f"more replicas lie than exchange.robust bears ({rule.borne}): {said}"
+        return f"more replicas are Byzantine than exchange.robust tolerates ({rule.tolerated}): {said}"
 
 
 def distrusted(rule: Exchange) -> int:
     """Return f, the number of members that may be Byzantine; with rounds at least one, also without a robust rule."""
-    return max(1, rule.borne) if rule.interval else rule.borne
+    return max(1, rule.tolerated) if rule.interval else rule.tolerated

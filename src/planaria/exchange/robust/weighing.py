@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from planaria.exchange import message
-from planaria.exchange.base import Counted, Offers, Outer, Weights
+from planaria.exchange.base import Counted, Outer, Updates, Weights
 from planaria.exchange.robust.products import CHUNK, Vector, chunks
 from planaria.exchange.robust.rules import Robust
 
@@ -36,7 +36,7 @@ class Weighing:
     own: bool
     last: str
     """the part of an outer state that holds the previous round's value"""
-    spoken: Callable[[Outer, Offers], Mapping[int, Weights]]
+    decoded_values: Callable[[Outer, Updates], Mapping[int, Weights]]
     """decodes the valid updates of the round after an outer state, by member"""
 
     def products(self, outer: Outer, said: Mapping[int, Weights], me: int, news: Collection[int]) -> Told:

@@ -152,7 +152,7 @@ def advise_coded(config: RunConfig, folder: Path) -> int:
     profile, jobs = _delays_of(config, folder)
     windows = windows_of(config, profile, jobs)
     plain = next(w for w in windows if w.jobs == 1).chosen
-    none_s = next(offer.seconds for offer in plain.offers if offer.name == "none")
+    none_s = next(offer.seconds for offer in plain.candidates if offer.name == "none")
     head = [
         "scheme",
         "jobs a step",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from planaria.config.schema import RunConfig
-from planaria.exchange.base import Counted, Offer
+from planaria.exchange.base import Counted, Update
 from planaria.exchange.message import consensus
 from planaria.exchange.publisher import Publisher, vectors
 from planaria.exchange.refusal import refused
@@ -26,7 +26,7 @@ from planaria.runtime.engine.outer_state import OuterState, Verdict
 from planaria.runtime.engine.runner import NonFinite, StageRunner
 from planaria.runtime.engine.samples import Batch
 
-Received = dict[int, dict[int, Offer]]
+Received = dict[int, dict[int, Update]]
 """Node → the update received in a round from each replica of its group, itself included."""
 Verdicts = dict[int, Verdict]
 """Node → its verdict on the updates of a round."""
@@ -54,7 +54,7 @@ class _Pending:
     due: int
     """Commits by which it must be settled."""
     round: Round
-    honest: Mapping[int, Offer]
+    honest: Mapping[int, Update]
     """Node → its correct update."""
     received: Received
 
@@ -115,12 +115,12 @@ class InlineReplicas:
         """
         if self.exchange.interval != 0:
             return {}
-        honest = {node: self.outer[node].offer(runner, self._replica[node]) for node, runner in self._runners.items()}
+        honest = {node: self.outer[node].update(runner, self._replica[node]) for node, runner in self._runners.items()}
         _, received = self._exchanged(honest, step)
         self._leave_out_liars(received)
         verdicts = {
-            node: self.outer[node].settle(offers, self._replica[node], self._runners[node])
-            for node, offers in received.items()
+            node: self.outer[node].settle(updates, self._replica[node], self._runners[node])
+            for node, updates in received.items()
         }
         self._refused = {}
         for node, verdict in verdicts.items():
@@ -152,7 +152,7 @@ class InlineReplicas:
     def _digests(self, received: Received, replicas: Iterable[int]) -> dict[int, dict[int, str]]:
         """Return receiver → sender → digest of the updates of all stages."""
         return {
-            replica: joined({r: digest(offer) for r, offer in received[node].items()} for node in self.nodes(replica))
+            replica: joined({r: digest(update) for r, update in received[node].items()} for node in self.nodes(replica))
             for replica in replicas
         }
 
@@ -167,7 +167,7 @@ class InlineReplicas:
         every = self.exchange.interval
         if every and commits % every == 0:
             weights = {node: runner.state().weights for node, runner in self._runners.items()}
-            honest = {node: self.exchange.offer(self.outer[node].settled, fast) for node, fast in weights.items()}
+            honest = {node: self.exchange.update(self.outer[node].settled, fast) for node, fast in weights.items()}
             round, received = self._exchanged(honest, commits - 1)
             self._pending.append(_Pending(commits + self.exchange.overlap, round, honest, received))
             for outer in self.outer.values():
@@ -176,7 +176,7 @@ class InlineReplicas:
         self._pending = self._pending[len(due) :]
         return [self._settle(pending) for pending in due]
 
-    def _exchanged(self, honest: Mapping[int, Offer], step: int) -> tuple[Round, Received]:
+    def _exchanged(self, honest: Mapping[int, Update], step: int) -> tuple[Round, Received]:
         """Return the next round, in or after ``step``, and what each node receives; ``honest``: the correct updates."""
         groups = self.exchange.groups(self._round, range(self.count), self._seed)
         received: Received = {node: {} for node in self._runners}
@@ -185,18 +185,18 @@ class InlineReplicas:
             nodes = self._arrangement.nodes(stage)
             for group in groups:
                 for replica, sent in self._sent({other: nodes[other] for other in group}, honest, step).items():
-                    for other, offer in sent.items():
-                        received[nodes[other]][replica] = offer
-                        blocking += _size(offer.blocking) if other != replica else 0
-                        prefetched += _size(offer.prefetched) if other != replica else 0
+                    for other, update in sent.items():
+                        received[nodes[other]][replica] = update
+                        blocking += _size(update.blocking) if other != replica else 0
+                        prefetched += _size(update.prefetched) if other != replica else 0
         round = Round(self._round, groups, blocking, prefetched)
         self._round += 1
         return round, received
 
-    def _sent(self, group: Mapping[int, int], honest: Mapping[int, Offer], step: int) -> dict[int, dict[int, Offer]]:
+    def _sent(self, group: Mapping[int, int], honest: Mapping[int, Update], step: int) -> dict[int, dict[int, Update]]:
         """Return sender → receiver → update in a ``group`` (replica → node); Byzantine senders know correct updates."""
         settled = {replica: self.outer[node].settled for replica, node in group.items()}
-        true = [replica for replica, node in group.items() if not self.outer[node].publisher.lies(step)]
+        true = [replica for replica, node in group.items() if not self.outer[node].publisher.is_byzantine(step)]
         found = {}
         for replica, node in group.items():
             codec, round = self.exchange.codec(settled[replica]), settled[replica].rounds
@@ -212,9 +212,9 @@ class InlineReplicas:
         A rejected replica settles alone or, if replicas must stay equal, copies one that has settled.
         """
         verdicts, first = {}, set()
-        for node, offers in pending.received.items():
+        for node, updates in pending.received.items():
             codec, like = self.exchange.codec(self.outer[node].settled), pending.honest[node]
-            others = {replica: offer for replica, offer in offers.items() if replica != self._replica[node]}
+            others = {replica: update for replica, update in updates.items() if replica != self._replica[node]}
             verdicts[node] = Verdict(refused(others, like, codec))
         out = {replica for verdict in verdicts.values() for replica in verdict.refused}
         found = self._findings(pending.received, [replica for replica in range(self.count) if replica not in out])
@@ -224,16 +224,16 @@ class InlineReplicas:
             left_out = {replica: why for replica, why in found.left_out.items() if replica in pending.received[node]}
             verdicts[node] = Verdict({**verdicts[node].refused, **left_out})
         weighed = {me: self._weighed(pending, me, out) for me in range(self.count)}
-        for node, offers in pending.received.items():
+        for node, updates in pending.received.items():
             me = self._replica[node]
-            party = {me: pending.honest[node]} if me in out else {r: o for r, o in offers.items() if r not in out}
+            party = {me: pending.honest[node]} if me in out else {r: o for r, o in updates.items() if r not in out}
             if len(party) == 1:
                 party = {me: pending.honest[node]}
             first |= {node} if me == min(party) else set()
             runner, outer = self._runners[node], self.outer[node]
             judged = weighed[me]
             counted = [] if judged is None or runner.stage else [judged]  # one stage reports for all
-            rule = self.exchange.facing(0, counted.append, judged)
+            rule = self.exchange.after_rejecting(0, counted.append, judged)
             fast, outer.settled = rule.settle(outer.settled, runner.state().weights, party, me)
             compressed = pending.honest[node].compressed if len(party) > 1 else None
             verdicts[node] = replace(verdicts[node], counted=counted, compressed=compressed)
@@ -250,8 +250,8 @@ class InlineReplicas:
         if weighing is None or me in out or len(party) < 2:
             return None
         for node in self.nodes(me):
-            outer, offers = self.outer[node].settled, {member: pending.received[node][member] for member in party}
-            products.append(weighing.products(outer, weighing.spoken(outer, offers), me, party))
+            outer, updates = self.outer[node].settled, {member: pending.received[node][member] for member in party}
+            products.append(weighing.products(outer, weighing.decoded_values(outer, updates), me, party))
         return weighing.counted(products, party, me, pending.round.number)
 
     def _remember(self, round: int, verdicts: Verdicts, found: Findings, out: Collection[int]) -> None:

@@ -106,10 +106,10 @@ class Kept(Generic[Found]):
         """
         if not self.file.is_file():
             return None, ""
-        tree = documents.parse_json(documents.data(self.file, mend=_REMOVE), self.file, _REMOVE)
+        tree = documents.parse_json(documents.data(self.file, fix=_REMOVE), self.file, _REMOVE)
         if isinstance(tree, dict) and "identity" not in tree:
             return None, "an older planaria made it"
-        sealed = documents.unsealed(self.file, _Sealed, mend=_REMOVE)
+        sealed = documents.unsealed(self.file, _Sealed, fix=_REMOVE)
         if reason := self.identity.difference(sealed.identity, versions):
             return None, reason
         return documents.parse_model(self.kind, json.dumps(sealed.found), self.file, _REMOVE), ""
@@ -125,7 +125,7 @@ def found_in(file: Path, kind: type[Found]) -> Found:
 
     :raises UserError: when the file is damaged or was modified.
     """
-    sealed = documents.unsealed(file, _Sealed, mend=_REMOVE)
+    sealed = documents.unsealed(file, _Sealed, fix=_REMOVE)
     return documents.parse_model(kind, json.dumps(sealed.found), file, _REMOVE)
 
 

@@ -104,7 +104,7 @@ class MemoryFolder:
         """Return the owner; None if it is missing or invalid."""
         try:
             _require_own(self.folder)
-            return documents.unsealed(self.folder / RUN, Owner, mend="remove it")
+            return documents.unsealed(self.folder / RUN, Owner, fix="remove it")
         except (OSError, UserError):
             return None
 

@@ -231,7 +231,7 @@ def read_manifest(folder: Path) -> Manifest:
     refuse_link(path)
     if not path.exists():
         raise UserError(f"{folder}: no {MANIFEST}, so it is not a checkpoint; remove it or choose another")
-    manifest = documents.unsealed(path, Manifest, mend="choose another checkpoint, or remove this")
+    manifest = documents.unsealed(path, Manifest, fix="choose another checkpoint, or remove this")
     if manifest.format != FORMAT:
         raise UserError(f"{path}: format {manifest.format}; this planaria reads format {FORMAT}")
     return manifest

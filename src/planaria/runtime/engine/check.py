@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from planaria.common.errors import UserError
-from planaria.config.schema import ExchangeConfig, RunConfig
-from planaria.exchange.aggregate import Averaging
-from planaria.exchange.compress.compression import Compression
-from planaria.exchange.compress.sparse import Sparse
+from planaria.config.schema import RunConfig
+from planaria.exchange.compress.checks import require_messages
 from planaria.exchange.kinds import exchange
 from planaria.faults.checks import require_edges, require_listeners, require_readers
 from planaria.faults.trace import Trace
 from planaria.faults.trace import read as read_trace
-from planaria.models.families import check_shapes, family, stage_parameters
+from planaria.models.families import check_shapes, family
 from planaria.models.optimizers import optimizer
 from planaria.pipeline.plan.check import require
 from planaria.recovery import RECOVERIES
@@ -215,55 +212,3 @@ def read_faults(run: ResolvedRun) -> Trace:
     require_readers(resolved, trace.faults, str(config.chaos.trace))
     require_listeners(config, trace.faults, config.chaos.trace)
     return trace
-
-
-def compression_in(config: ExchangeConfig) -> Compression | None:
-    """Return the lossy compression of messages; None if there is none."""
-    made = exchange(config) if config.replicas > 1 else None
-    return None if not isinstance(made, Averaging) or made.compression.exact else made.compression
-
-
-def require_messages(config: RunConfig) -> None:
-    """Check that the compression fits every stage and the routing; UserError if not."""
-    compression = compression_in(config.exchange)
-    if compression is None:
-        return
-    if config.routing.mixed:
-        raise UserError(
-            "routing.mixed = true beside compressed messages (exchange.compress, or bits): error feedback is per "
-            "replica, and mixed routes pass the samples of others; leave one of them out"
-        )
-    if not isinstance(compression.compressor, Sparse):
-        return
-    keep = compression.compressor.keep
-    for stage in range(config.pipeline.stages + 1):
-        count = stage_parameters(config.model, config.pipeline.stages, stage)
-        if keep * count < 1.0 - 1e-9:
-            digits = 2 + math.floor(math.log10(count))
-            least = math.ceil(10**digits / count) / 10**digits
-            raise UserError(
-                f"exchange.compress.keep = {keep:g}: keeps less than one of the {count:,} numbers of stage "
-                f"{stage}; give {least:g} or more"
-            )
-
-
-def require_same_feedback(before: RunConfig, config: RunConfig, folder: Path) -> None:
-    """Require the same compressor and feedback if the replicas and their exchange stay the same.
-
-    :raises UserError: if the changed settings of the run in ``folder`` differ in these.
-    """
-    old, new = before.exchange, config.exchange
-    if (old.replicas, old.kind) != (new.replicas, new.kind):
-        return
-    was = compression_in(old)
-    if was is not None and was.parts and was != compression_in(new):
-        raise UserError(
-            f"{folder}: {_setting(new)} (was {_setting(old)}): the replicas' error feedback belongs to the old "
-            f"compressor; restore the setting, or start a run with its weights: --train.start {folder}"
-        )
-
-
-def _setting(config: ExchangeConfig) -> str:
-    if config.compress:
-        return f"exchange.compress = {config.compress!r}"
-    return f"exchange.options.bits = {config.options.get('bits', 32)}"

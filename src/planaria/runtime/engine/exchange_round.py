@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from planaria.config.schema import ExchangeConfig
-from planaria.exchange.base import Counted, Offer, Weights
+from planaria.exchange.base import Counted, Update, Weights
 from planaria.exchange.compress.dense import PLAIN
 from planaria.exchange.refusal import flaw, refused
 from planaria.exchange.robust.equivocation import digest
@@ -35,9 +35,9 @@ class RoundMember:
         self.round = -1
         """current or last round"""
         self._prefetched: Tensor | None = None
-        self._own: Offer | None = None
+        self._own: Update | None = None
         """the honest update"""
-        self._sent: dict[int, Offer] = {}
+        self._sent: dict[int, Update] = {}
         """replica → the update that it receives; :attr:`_own` unless a fault is injected here"""
         self._witnessed = False
         """whether members report the digests of received updates"""
@@ -79,14 +79,14 @@ class RoundMember:
         self._prefetched = self.outer.exchange.prefetched(self.outer.settled)
         return self._prefetched
 
-    def offer(self, round: int, runner: StageRunner) -> Offer:
+    def update(self, round: int, runner: StageRunner) -> Update:
         """Return this node's update of ``round``."""
         if self.round != round or self._prefetched is None:
             self.prefetch(round)
-        self._own = self.outer.exchange.offer(self.outer.settled, runner.state().weights, self._prefetched)
+        self._own = self.outer.exchange.update(self.outer.settled, runner.state().weights, self._prefetched)
         return self._own
 
-    def updates_for(self, step: int, me: int, others: Collection[int]) -> dict[int, Offer]:
+    def updates_for(self, step: int, me: int, others: Collection[int]) -> dict[int, Update]:
         """Return the update for each of the ``others``, by replica, after ``step``."""
         assert self._own is not None
         self._witnessed = self.outer.exchange.witnessed(len(others) + 1)
@@ -142,11 +142,11 @@ class RoundMember:
         outer, weighing = self.outer, self.outer.exchange.weighing
         if weighing is None:
             return {}
-        offer = self._counted_own(me) if peer is None else _offer(self._received[peer])
-        self._weighed |= weighing.spoken(outer.settled, {replica: offer})
+        update = self._counted_own(me) if peer is None else _offer(self._received[peer])
+        self._weighed |= weighing.decoded_values(outer.settled, {replica: update})
         return dict(weighing.products(outer.settled, self._weighed, me, [replica])[replica])
 
-    def _counted_own(self, me: int) -> Offer:
+    def _counted_own(self, me: int) -> Update:
         """Return the update of ``me`` that counts: the one it sent, even if corrupted, unless others reject it."""
         assert self._own is not None
         sent, codec = self._sent.get(me, self._own), self.outer.exchange.codec(self.outer.settled)
@@ -192,16 +192,16 @@ class RoundMember:
         :param weighed: weights of the updates over all stages, if they are judged so
         """
         if self._own is None or self.round != round:
-            self.offer(round, runner)
+            self.update(round, runner)
         assert self._own is not None
         received = {replica: self._received[node] for replica, node in peers.items()}
-        offers = {replica: _offer(parts) for replica, parts in received.items()}
+        updates = {replica: _offer(parts) for replica, parts in received.items()}
         outer, counted = self.outer, [] if weighed is None or runner.stage else [weighed]  # one stage reports it
-        rule = outer.exchange.facing(0, counted.append, weighed)
-        outer.publisher.received(offers, rule.codec(outer.settled), outer.settled.rounds)
-        offers[me] = self._counted_own(me) if peers else self._own
-        apart = rule.apart(outer.settled, offers)
-        fast, outer.settled = rule.settle(outer.settled, runner.state().weights, offers, me)
+        rule = outer.exchange.after_rejecting(0, counted.append, weighed)
+        outer.publisher.received(updates, rule.codec(outer.settled), outer.settled.rounds)
+        updates[me] = self._counted_own(me) if peers else self._own
+        apart = rule.apart(outer.settled, updates)
+        fast, outer.settled = rule.settle(outer.settled, runner.state().weights, updates, me)
         runner.put(fast)
         blocking, prefetched = (
             0 if part is None else part.nbytes * len(peers) for part in (self._own.blocking, self._own.prefetched)
@@ -211,5 +211,5 @@ class RoundMember:
         return Made(blocking, prefetched, apart, verdict)
 
 
-def _offer(parts: Mapping[Content, Tensor]) -> Offer:
-    return Offer(parts.get(Content.BLOCKING), parts.get(Content.PREFETCHED))
+def _offer(parts: Mapping[Content, Tensor]) -> Update:
+    return Update(parts.get(Content.BLOCKING), parts.get(Content.PREFETCHED))

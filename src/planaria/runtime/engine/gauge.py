@@ -13,7 +13,7 @@ import torch
 
 from planaria.control.events import Span
 from planaria.control.gauges import EVERY, Flow, Passes
-from planaria.control.offers import three_digits
+from planaria.control.updates import three_digits
 
 Pass = Literal["forward", "backward"]
 

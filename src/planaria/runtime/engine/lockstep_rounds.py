@@ -63,18 +63,18 @@ class LockstepRounds:
     def _offer(self, post: Post, runner: StageRunner, round: int) -> None:
         """Exchange updates with the other replicas of the group; NonFinite if a replica sends an invalid update."""
         me, circle, group = post.here.number, post.circle, self._group(post, round)
-        offer = circle.offer(round, runner)
+        update = circle.update(round, runner)
         updates = circle.updates_for(post.here.step, me, [replica for replica in group if replica != me])
         nodes = [node for node in group.values() if node != post.here.node]
         for part, content in enumerate(_PARTS):
-            own = offer.prefetched if content == Content.PREFETCHED else offer.blocking
+            own = update.prefetched if content == Content.PREFETCHED else update.blocking
             if own is None:
                 continue
             for replica, node in group.items():
                 if node != post.here.node:
-                    update = own if content == Content.PREFETCHED else updates[replica].blocking
-                    assert update is not None
-                    post.send_share(node, update, part)
+                    sent = own if content == Content.PREFETCHED else updates[replica].blocking
+                    assert sent is not None
+                    post.send_share(node, sent, part)
             for node, received in zip(nodes, post.take_shares(nodes, None, part), strict=True):
                 circle.receive(node, content, received)
         for node, why in circle.refused().items():

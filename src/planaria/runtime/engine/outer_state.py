@@ -11,11 +11,11 @@ from torch import Tensor
 
 from planaria.config.schema import ExchangeConfig
 from planaria.control import events as e
-from planaria.control.offers import Full, rounded, three_digits
-from planaria.exchange.base import Compressed, Counted, Offer, Outer, TooManyLiars, Weights
+from planaria.control.updates import Full, rounded, three_digits
+from planaria.exchange.base import Compressed, Counted, Outer, TooManyByzantine, Update, Weights
 from planaria.exchange.kinds import exchange
 from planaria.exchange.publisher import Publisher
-from planaria.exchange.refusal import judge
+from planaria.exchange.refusal import validate
 from planaria.exchange.robust.equivocation import digest
 from planaria.runtime.engine.runner import NonFinite, StageRunner
 
@@ -63,7 +63,7 @@ class OuterState:
         self._pending: Outer | None = None
         self._held: Outer | None = None
         """restored if the step is dropped"""
-        self._honest = Offer()
+        self._honest = Update()
         self._anew: Full = "beginning"
         """reason for the last or next reset of estimates"""
 
@@ -77,40 +77,40 @@ class OuterState:
         else:
             self.settled = replace(Outer() if self._alone else self.exchange.start(weights), rounds=rounds)
 
-    def offer(self, runner: StageRunner, me: int = 0) -> Offer:
+    def update(self, runner: StageRunner, me: int = 0) -> Update:
         """Return the update of replica ``me`` from the step's unclipped gradient.
 
         :raises NonFinite: if a number in it is not finite, which rounding could hide.
         """
         runner.weigh()
-        offer = self.exchange.speaking(me).offer(self.settled, runner.grads)
-        lossy = offer.blocking is not None and offer.blocking.dtype != torch.float32
+        update = self.exchange.for_sender(me).update(self.settled, runner.grads)
+        lossy = update.blocking is not None and update.blocking.dtype != torch.float32
         if lossy and not all(torch.isfinite(gradient).all() for gradient in runner.grads.values()):
             raise NonFinite(f"the gradient of stage {runner.stage} is not finite; lower optim.lr")
-        self._honest = offer
-        return offer
+        self._honest = update
+        return update
 
-    def settle(self, offers: Mapping[int, Offer], me: int, runner: StageRunner) -> Verdict:
-        """Replace the gradient by the exchange's result for ``offers`` (replica → update, including ``me``).
+    def settle(self, updates: Mapping[int, Update], me: int, runner: StageRunner) -> Verdict:
+        """Replace the gradient by the exchange's result for ``updates`` (replica → update, including ``me``).
 
         Invalid updates are excluded, up to the number that the exchange tolerates.
         :raises NonFinite: if there are more; it names their replicas.
         """
         counted: list[Counted] = []
         try:
-            rule, sound, refused = judge(
-                self.exchange, self.settled, offers, self._honest, counted.append, self.left_out
+            rule, sound, refused = validate(
+                self.exchange, self.settled, updates, self._honest, counted.append, self.left_out
             )
             grads, self._pending = rule.settle(self.settled, runner.grads, sound, me)
-        except TooManyLiars as error:
+        except TooManyByzantine as error:
             fix = "lower optim.lr" if "finite" in str(error) else "check that replica"
-            fix += "" if self.exchange.borne else "; exchange.robust has rules that tolerate it"
+            fix += "" if self.exchange.tolerated else "; exchange.robust has rules that tolerate it"
             raise NonFinite(f"the gradients of stage {runner.stage} cannot be combined: {error}; {fix}") from None
         runner.take(grads)
-        others = {replica: offer for replica, offer in sound.items() if replica != me}
+        others = {replica: update for replica, update in sound.items() if replica != me}
         self.publisher.received(others, self.exchange.codec(self.settled), self.settled.rounds)
-        witnessed = self.exchange.witnessed(len(offers))
-        self.heard = {replica: digest(offer) for replica, offer in offers.items()} if witnessed else {}
+        witnessed = self.exchange.witnessed(len(updates))
+        self.heard = {replica: digest(update) for replica, update in updates.items()} if witnessed else {}
         return Verdict(refused, counted)
 
     def anew(self) -> None:

@@ -6,11 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from planaria.config.registry import Choice, foreign
-from planaria.config.schema import ExchangeConfig, RunConfig
-from planaria.exchange.coded.schemes import coded_of
-from planaria.exchange.compress.compression import compression_of
-from planaria.exchange.kinds import EXCHANGES
-from planaria.exchange.robust.rules import robust_of
+from planaria.config.schema import RunConfig
+from planaria.exchange.kinds import chosen_classes
 from planaria.models.families import FAMILIES
 from planaria.models.optimizers import OPTIMIZERS
 from planaria.pipeline.routing import ROUTINGS
@@ -27,7 +24,7 @@ def own_classes(config: RunConfig) -> list[type[Choice]]:
     chosen += [CODES.find(name) for name in _codes(config.recovery.options)]
     chosen += [ROUTINGS.find(config.routing.kind), FAMILIES.find(config.model.family)]
     chosen.append(OPTIMIZERS.find(config.optim.kind))
-    return foreign([*chosen, *_of_exchange(config.exchange)])
+    return foreign([*chosen, *chosen_classes(config.exchange)])
 
 
 def _codes(options: Mapping[str, Any]) -> Iterator[str]:
@@ -37,14 +34,3 @@ def _codes(options: Mapping[str, Any]) -> Iterator[str]:
             yield from _codes(value)
         elif key == "code" and isinstance(value, str) and ":" in value:
             yield value
-
-
-def _of_exchange(config: ExchangeConfig) -> Iterator[type[Choice]]:
-    yield EXCHANGES.find(config.kind)
-    if config.compress:
-        compression = compression_of(config.compress)
-        yield from (type(compression.compressor), type(compression.feedback))
-    if config.robust:
-        yield type(robust_of(config.robust, config.replicas).rule)
-    if config.coded:
-        yield type(coded_of(config.coded, config.replicas).scheme)

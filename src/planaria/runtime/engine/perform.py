@@ -14,7 +14,7 @@ from torch import Tensor
 from planaria.config.schema import ModelConfig, RunConfig
 from planaria.control import events as e
 from planaria.control.events import Span
-from planaria.exchange.base import Offer
+from planaria.exchange.base import Update
 from planaria.pipeline.plan.actions import Action, Key, Plan
 from planaria.pipeline.routing.arrangement import Arrangement
 from planaria.runtime.engine.mail import Awaited
@@ -109,20 +109,20 @@ def exchange_gradients(post: Post, runner: StageRunner) -> None:
     replicas = dict(enumerate(here.present.peers(here.node)))
     me = next(replica for replica, node in replicas.items() if node == here.node)
     others = {replica: node for replica, node in replicas.items() if replica != me}
-    own = outer.offer(runner, me)
+    own = outer.update(runner, me)
     at = here.step, outer.settled.rounds
     updates = outer.publisher.updates(own, outer.exchange.codec(outer.settled), at, me, others)
     for replica, node in others.items():
         post.send_share(node, _blocking(updates[replica]))
     received = [*zip(others, post.take_shares([*others.values()], None), strict=True)]
     post.desk.at("settle", here.step)
-    verdict = outer.settle({me: updates[me], **{replica: Offer(flat) for replica, flat in received}}, me, runner)
+    verdict = outer.settle({me: updates[me], **{replica: Update(flat) for replica, flat in received}}, me, runner)
     post.report(verdict, here.step, first=me == 0)
 
 
-def _blocking(offer: Offer) -> Tensor:
-    assert offer.blocking is not None
-    return offer.blocking
+def _blocking(update: Update) -> Tensor:
+    assert update.blocking is not None
+    return update.blocking
 
 
 def adding(there: Arrangement, model: ModelConfig, node: int) -> tuple[int, ...]:

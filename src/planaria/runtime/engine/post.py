@@ -208,10 +208,10 @@ class Post:
 
     def meet(self, order: Meet, runner: StageRunner) -> None:
         """Send an update to the same stage of the other members of a round."""
-        offer, me, replica_of = self.circle.offer(order.round, runner), self.here.replica, self._resolved.replica_of
+        update, me, replica_of = self.circle.update(order.round, runner), self.here.replica, self._resolved.replica_of
         for edge in self.links.meet(order.links, self.here.node):
             self.circle.forget(edge.spec.peer)
-            self._send_part(edge, Content.PREFETCHED, offer.prefetched)
+            self._send_part(edge, Content.PREFETCHED, update.prefetched)
         updates = self.circle.updates_for(self.here.step, me, [member for member in order.members if member != me])
         for peer, edge in self.links.meeting.items():
             self._send_part(edge, Content.BLOCKING, updates[replica_of(peer)].blocking)

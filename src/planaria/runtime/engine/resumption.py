@@ -17,13 +17,13 @@ from planaria.control.events import Recut, Shape, Standing
 from planaria.control.logs import EVENTS
 from planaria.control.statefile import read_state
 from planaria.data.tokenizer import Tokenizer
+from planaria.exchange.compress.checks import require_same_feedback
 from planaria.exchange.kinds import exchange
 from planaria.runtime.checkpoint import recut
 from planaria.runtime.checkpoint.cut import CUT, Cut, require_alike
 from planaria.runtime.checkpoint.loading import check_stages, cut_for, cut_of
 from planaria.runtime.checkpoint.store import CheckpointStore, Saved
 from planaria.runtime.engine import runs
-from planaria.runtime.engine.check import require_same_feedback
 from planaria.runtime.engine.optimizer import learning_rate
 from planaria.runtime.engine.origin import Origin
 from planaria.runtime.engine.prepare import Prepared, on_schedule, placed
@@ -153,7 +153,7 @@ def _differing(before: RunConfig, config: RunConfig) -> str:
     found = (name for name in was | now if was.get(name) != now.get(name) and name != "routing.schedule")
     changes = [f"{name} = {now.get(name)!r} (was {was.get(name)!r})" for name in found]
     if (before.routing.schedule is None) != (config.routing.schedule is None):
-        changes.append("without a schedule" if config.routing.schedule is None else "with a schedule")
+        changes.append("no schedule" if config.routing.schedule is None else "a schedule")
     return ", ".join(changes)
 
 
@@ -164,7 +164,7 @@ def require_same_data(folder: Path, prepared: Prepared) -> None:
         return
     fix = f"restore it, or remove it and accept that with `planaria accept {folder}`"
     now = prepared.dataset.meta
-    was = documents.model(kept, type(now), mend=fix)
+    was = documents.model(kept, type(now), fix=fix)
     unlike = any(one != other for one, other in zip(was.digests, now.digests, strict=False) if one and other)
     if unlike or was.content != now.content:
         data = prepared.config.data

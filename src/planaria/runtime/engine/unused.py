@@ -37,7 +37,7 @@ def _admits(config: RunConfig) -> bool:
 
 def _refuses(config: RunConfig) -> bool:
     rule = exchange(config.exchange)
-    refuses = rule.interval is not None and (rule.interval > 0 or rule.borne > 0) and not config.exchange.coded
+    refuses = rule.interval is not None and (rule.interval > 0 or rule.tolerated > 0) and not config.exchange.coded
     return config.exchange.replicas == 1 or refuses
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from planaria.runtime.transport.channel import Channel, Closed
 from planaria.runtime.transport.inbox import Inbox
+from planaria.runtime.transport.listener import cause
 from planaria.runtime.transport.pieces import Incoming, Outgoing
 from planaria.runtime.transport.port import Port, RelaySilent, Unmet
 from planaria.runtime.transport.wire import (
@@ -231,7 +232,7 @@ class Edge(EdgeEnd):
                 self._close(channel)
         except (Closed, WireError, OSError) as error:
             self._close(channel)
-            self._deliver(Broken(self, _reason(error), strange=isinstance(error, WireError)), self._due)
+            self._deliver(Broken(self, cause(error), strange=isinstance(error, WireError)), self._due)
 
     def _open(self) -> None:
         """Connect to the other end, then register with the inbox."""
@@ -395,8 +396,3 @@ class SocketTransport:
 
     def shut(self, seconds: float) -> None:
         self.port.shut(seconds)
-
-
-def _reason(error: Exception) -> str:
-    text = getattr(error, "strerror", None) or str(error)
-    return str(text).splitlines()[0][:200] if text else type(error).__name__

@@ -251,8 +251,14 @@ def _failure(attempt: Callable[[], None]) -> str:
     try:
         attempt()
     except (OSError, StrangerError) as error:
-        return str(getattr(error, "strerror", None) or error) or type(error).__name__
+        return cause(error)
     return ""
+
+
+def cause(error: Exception) -> str:
+    """Return the cause of a connection error in one line."""
+    text = getattr(error, "strerror", None) or str(error)
+    return str(text).splitlines()[0][:200] if text else type(error).__name__
 
 
 def hung_up(tls: ssl.SSLSocket) -> bool:

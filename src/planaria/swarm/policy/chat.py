@@ -140,7 +140,7 @@ def template_of(place: Path) -> Template | None:
 
 def settings_of(file: Path) -> dict[str, Any]:
     """Return the object in a JSON file of a model; empty if there is none. UserError if the file is damaged."""
-    found = documents.parse_json(documents.data(file, mend=DOWNLOAD), file, DOWNLOAD) if file.is_file() else {}
+    found = documents.parse_json(documents.data(file, fix=DOWNLOAD), file, DOWNLOAD) if file.is_file() else {}
     return found if isinstance(found, dict) else {}
 
 
@@ -153,7 +153,7 @@ def _in_folder(folder: Path) -> Template | None:
             (each.get("template") for each in text if isinstance(each, dict) and each.get("name") == "default"), None
         )
     if (alone := folder / FILE).is_file():
-        text, place = documents.data(alone, mend=DOWNLOAD).decode("utf-8", "replace"), alone
+        text, place = documents.data(alone, fix=DOWNLOAD).decode("utf-8", "replace"), alone
     return _made(place, text, {name: _name(known.get(name)) for name in _TOKENS})
 
 

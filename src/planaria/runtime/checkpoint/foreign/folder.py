@@ -235,7 +235,7 @@ def find_note(folder: Path, model: ModelConfig) -> Note | None:
     if not (folder / NOTE).exists():
         return None
     fix = "remove it if another program has written the folder since"
-    note = documents.unsealed(inside(folder, NOTE), Note, mend=fix)
+    note = documents.unsealed(inside(folder, NOTE), Note, fix=fix)
     for name in ModelConfig.model_fields:
         if name not in _FREE and getattr(note.model, name) != getattr(model, name):
             raise UserError(
