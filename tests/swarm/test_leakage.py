@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 from benchmarks.audit import QUESTION, planted, refusals
-from command_line import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from command_line import refused
 from planaria.common.errors import UserError
 from planaria.swarm.audit.leakage import Channel, estimate, exact, leak, most, sampled, silence, silenced
 from planaria.swarm.audit.measuring import Counter, Said, named_value

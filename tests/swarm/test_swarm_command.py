@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import refused
 from swarms import until
 
+from command_line import refused
 from planaria import __version__, cli
 from planaria.lab.trials import kept
 from planaria.swarm.commands import drill as module
