@@ -8,7 +8,9 @@ import os
 import statistics
 import time
 from argparse import Namespace
+from collections.abc import Mapping
 from functools import partial
+from types import MappingProxyType
 from unittest.mock import patch
 
 import torch
@@ -167,17 +169,20 @@ def kernels(engine: InlineEngine | PlainGpuLoop) -> int:
     return sum(not name.startswith(("Memcpy", "Memset")) for name in on_device)
 
 
-def preset(name: str, microbatches: int | None, stages: int | None = None) -> RunConfig:
-    """Return a shipped recipe with its vocabulary over the synthetic byte corpus."""
+def preset(
+    name: str, microbatches: int | None, stages: int | None = None, settings: Mapping[str, str] = MappingProxyType({})
+) -> RunConfig:
+    """Return a shipped recipe, with ``settings``, with its vocabulary over the synthetic byte corpus."""
     data = bytes_data()
     flags = {
         f"data.{key}": str(value) for key, value in data.model_dump(include={"source", "tokenizer", "cache"}).items()
     }
-    flags |= {"train.eval_every": "0", "train.compile": "true"}
+    flags |= {"train.eval_every": "0", "train.compile": "true", "train.recompute": "auto"}
+    flags |= {"network.forward_s": "[]", "network.backward_s": "[]", **settings}  # not the costs of its own stages
     if microbatches is not None:
         flags["pipeline.microbatches"] = str(microbatches)
-    if stages is not None:  # drop the costs of the recipe's own stages
-        flags |= {"pipeline.stages": str(stages), "network.forward_s": "[]", "network.backward_s": "[]"}
+    if stages is not None:
+        flags |= {"pipeline.stages": str(stages)}
     return recipe.load(shipped.find(name), flags)
 
 

@@ -55,5 +55,5 @@ def test_a_chunk_has_as_many_rows_as_device_memory_allows(
     """A sixteenth of 80 GB, with a vocabulary of 32,000 in bf16."""
     monkeypatch.setattr(chunked_loss, "_device_bytes", lambda _: 16 * 32_000 * 160_000)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiled)
-    assert chunked_loss.chunk_rows(32_000, torch.device("cuda"), 2) == rows
-    assert chunked_loss.chunk_rows(32_000, torch.device("cpu"), 2) == 262
+    assert chunked_loss.rows_on(torch.device("cuda"), 32_000, 2) == rows
+    assert chunked_loss.rows_on(torch.device("cpu"), 32_000, 2) == 262

@@ -52,11 +52,13 @@ def test_rotate_rotates_each_pair_by_position_times_frequency() -> None:
         torch.testing.assert_close(rotation(x, cos, sin), torch.cat((turned.real, turned.imag), -1))
 
 
-def test_one_product_equals_all_projections_and_their_gradients() -> None:
-    matrices = [torch.randn(rows, 6, requires_grad=True) for rows in (3, 1, 4)]
+@pytest.mark.parametrize("channels", [1, 2])
+def test_one_product_equals_all_projections_and_their_gradients(channels: int) -> None:
+    matrices = [torch.randn(rows, 6, requires_grad=True) for rows in (6, 2, 4)]
     x = torch.randn(2, 5, 6)
-    for found, matrix in zip(one_product(x, matrices), matrices, strict=True):
-        torch.testing.assert_close(found, x @ matrix.T)
+    for found, matrix in zip(one_product(x, matrices, channels), matrices, strict=True):
+        expected = x @ matrix.T if channels == 1 else (x @ matrix.T).view(2, 5, -1, channels)
+        torch.testing.assert_close(found, expected)
         (gradient,) = torch.autograd.grad(found.square().sum(), matrix, retain_graph=True)
         torch.testing.assert_close(gradient, torch.autograd.grad((x @ matrix.T).square().sum(), matrix)[0])
 

@@ -76,6 +76,8 @@ class ToyStage:
         self.shadowed: list[int] = []
         self.dropped = 0
 
+    device = "cpu"
+
     def twin(self) -> ToyStage:
         return ToyStage(0, self.shapes)
 

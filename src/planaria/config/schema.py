@@ -130,8 +130,9 @@ class TrainConfig(Section):
     """bf16: matrix products under autocast; weights and moments stay fp32"""
     compile: bool = False
     """compile each stage with torch.compile"""
-    recompute: bool = False
-    """recompute activations within layers in the backward pass: less memory, more time"""
+    recompute: bool | Literal["auto"] = False
+    """recompute activations within layers in the backward pass: less memory, more time; auto: on CUDA devices, if they
+    have too little memory otherwise"""
 
 
 class RecoveryConfig(Section):

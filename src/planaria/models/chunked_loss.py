@@ -21,7 +21,9 @@ CPU_BYTES = 32 << 20
 DEVICE_SHARE = 1 / 16
 """share of a CUDA device's memory for one chunk"""
 _EAGER_BYTES = 14
-"""extra bytes per logit in a chunk that is not compiled: an fp32 copy, log-softmax, softmax, and a mask"""
+"""extra bytes per logit that limit a chunk that is not compiled: an fp32 copy, log-softmax, softmax, and a mask"""
+EAGER_BYTES = 12
+"""bytes per logit that such a chunk takes at its peak"""
 
 
 def head_loss(x: Tensor, head: Tensor, targets: Tensor) -> Tensor:
@@ -30,21 +32,26 @@ def head_loss(x: Tensor, head: Tensor, targets: Tensor) -> Tensor:
 
     If one chunk holds all rows, the logits are computed as a whole.
     """
-    rows = chunk_rows(len(head), x.device, _product(x).itemsize)
+    rows = rows_on(x.device, len(head), _product(x).itemsize)
     if len(x) <= rows:
         return F.cross_entropy(F.linear(x, head).float(), targets)
     return cast(Tensor, _ChunkedLoss.apply(x, head, targets, rows))  # type: ignore[no-untyped-call]
 
 
-def chunk_rows(vocab: int, device: torch.device, itemsize: int) -> int:
-    """Return the number of rows in a chunk of logits of ``itemsize`` bytes.
-
-    On a GPU it depends on total, not free, memory: sums must not depend on other processes.
-    """
+def rows_on(device: torch.device, vocab: int, itemsize: int) -> int:
+    """Return the number of rows in a chunk of logits of ``itemsize`` bytes on a device."""
     if device.type != "cuda":
         return max(1, CPU_BYTES // (4 * vocab))
-    each = 2 * itemsize + (0 if torch.compiler.is_compiling() else _EAGER_BYTES)
-    return max(1, int(DEVICE_SHARE * _device_bytes(device.index or 0)) // (each * vocab))
+    return chunk_rows(vocab, itemsize, _device_bytes(device.index or 0), torch.compiler.is_compiling())
+
+
+def chunk_rows(vocab: int, itemsize: int, device_bytes: int, compiled: bool) -> int:
+    """Return the number of rows in a chunk on a GPU of ``device_bytes``.
+
+    It depends on total, not free, memory: sums must not depend on other processes.
+    """
+    each = 2 * itemsize + (0 if compiled else _EAGER_BYTES)
+    return max(1, int(DEVICE_SHARE * device_bytes) // (each * vocab))
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from planaria.config.registry import Choice
 from planaria.config.schema import ModelConfig
+from planaria.models.activations import PassBytes, Passes
 
 
 class EndsStage(Protocol):
@@ -42,6 +43,10 @@ class Family(Choice, ABC):
         Draw random weights from PyTorch's global generator, which is seeded per stage. On the device "meta" nothing may
         be computed from weights.
         """
+
+    def pass_bytes(self, config: ModelConfig, stages: int, stage: int, passes: Passes) -> PassBytes | None:
+        """Return the CUDA memory of a stage's passes, or None if it is unknown: then none is predicted."""
+        return None
 
     def initialise(self, built: nn.Module, config: ModelConfig, stages: int, stage: int, seed: int) -> None:
         """Initialise a stage's weights, unless ``build_stage`` has."""

@@ -89,20 +89,31 @@ def document_mask(tokens: Tensor, separator: int) -> Tensor:
     return (document[:, None, :, None] == document[:, None, None, :]).tril()
 
 
-def beside(x: Tensor, *projections: nn.Module) -> Sequence[Tensor]:
-    """Apply each projection to x [..., D]; in training on a GPU as one product."""
+def beside(x: Tensor, *projections: nn.Module, channels: int = 1) -> Sequence[Tensor]:
+    """Apply each projection to x [..., D] → [..., N / ``channels``, ``channels``]; in training on a GPU as one product.
+
+    With one channel the last axis is dropped.
+    """
     matrices = [one.weight for one in projections if type(one) is Linear]
     if x.is_cuda and torch.is_grad_enabled() and len(matrices) == len(projections):
-        return one_product(x, matrices)
-    return [one(x) for one in projections]
+        return one_product(x, matrices, channels)
+    return [in_heads(one(x), channels) for one in projections]
 
 
-def one_product(x: Tensor, matrices: Sequence[Tensor]) -> Sequence[Tensor]:
+def in_heads(x: Tensor, channels: int) -> Tensor:
+    """Return x [..., N] as [..., N / ``channels``, ``channels``]; unchanged with one channel."""
+    return x if channels == 1 else x.view(*x.shape[:-1], -1, channels)
+
+
+def one_product(x: Tensor, matrices: Sequence[Tensor], channels: int = 1) -> Sequence[Tensor]:
     """Return x [..., D] times each of the matrices [N, D], as one product, because small ones leave a GPU partly idle.
 
-    The matrices stay separate parameters. Concatenating them takes one pass, which their cast to bf16 takes anyway.
+    Results are as in :func:`beside`. The product is cut between whole heads, not between numbers: the compiler then
+    writes the gradients of all heads straight into the gradient of the product. The matrices stay separate parameters;
+    concatenating them takes one pass, which their cast to bf16 takes anyway.
     """
-    return torch.split(F.linear(x, torch.cat(list(matrices))), [len(matrix) for matrix in matrices], -1)
+    product = in_heads(F.linear(x, torch.cat(list(matrices))), channels)
+    return torch.split(product, [len(matrix) // channels for matrix in matrices], -1 if channels == 1 else -2)
 
 
 class Past(NamedTuple):
@@ -149,11 +160,8 @@ class Attention(nn.Module):
         ``mask`` [B, 1, T, T] is true where a token attends to another; by default attention is causal.
         """
         batch, length, _ = x.shape
-        q, k, v = beside(x, self.q_proj, self.k_proj, self.v_proj)
-        q = rotate(q.view(batch, length, self.heads, self.head_dim), cos, sin)
-        k = rotate(k.view(batch, length, self.kv, self.head_dim), cos, sin)
-        v = v.view(batch, length, self.kv, self.head_dim)
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        q, k, v = beside(x, self.q_proj, self.k_proj, self.v_proj, channels=self.head_dim)
+        q, k, v = rotate(q, cos, sin).transpose(1, 2), rotate(k, cos, sin).transpose(1, 2), v.transpose(1, 2)
         if past is not None:
             past.keys[:, :, -length:] = k
             past.values[:, :, -length:] = v

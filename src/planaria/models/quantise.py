@@ -42,7 +42,7 @@ def steps(grouped: Tensor, count: int, bits: int) -> Tensor:
     if bits > 2:
         low, high = grouped.amin(1), grouped.amax(1)  # many times as fast as aminmax
         return torch.where(high > -low, -high, -low) / (1 << (bits - 1))
-    filled = torch.full((len(grouped),), GROUP)
+    filled = torch.full((len(grouped),), GROUP, device=grouped.device)
     filled[-1:] -= -count % GROUP  # padding would shrink the step of the last group
     return grouped.square().sum(1).div(filled).sqrt() * NORMAL_STEP
 

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
+from planaria.models.activations import PassBytes, Passes, block_bytes, ends_bytes
 from planaria.models.chunked_loss import head_loss
 from planaria.models.family import Family
 from planaria.models.llama import Linear, matrix_numbers, rotary_tables, through
@@ -153,6 +154,11 @@ class LlamaFamily(Family):
         if not 0 <= stage <= stages or config.uncut(stages):
             raise ValueError(f"no stage {stage} of {stages} in a model of {config.layers} layers")
         return Ends(config) if stage == 0 else BlockStage(config, stage_layers(config, stages, stage))
+
+    def pass_bytes(self, config: ModelConfig, stages: int, stage: int, passes: Passes) -> PassBytes:
+        if stage == 0:
+            return ends_bytes(config, passes)
+        return block_bytes(config, len(stage_layers(config, stages, stage)), passes)
 
     def initialise(self, built: nn.Module, config: ModelConfig, stages: int, stage: int, seed: int) -> None:
         """Set norm gains to 1, and draw all else from N(0, init_std²)."""

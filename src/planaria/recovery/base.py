@@ -316,6 +316,11 @@ class Original(Protocol):
         """The stage's parameters by local name."""
         ...
 
+    @property
+    def device(self) -> str:
+        """The device that trains, 'cpu' or 'cuda'."""
+        ...
+
     def twin(self) -> Twin:
         """Return a second runner of the stage; its state must be loaded before use."""
         ...

@@ -4,8 +4,8 @@ The stages form a ring 0, 1, …, S; stage s is echoed ``distance`` stages ahead
 cut into ``every`` slices; step t sends slice t mod ``every``, so a round takes ``every`` steps of equal size.
 
 A message holds the difference between the weights and the host's copy, in 8, 4 or 2 bits per weight. The rounding error
-of a message is part of the next difference (error feedback), so it shrinks. Both sides keep the copy in bfloat16; the
-sender needs it to know the host's state.
+of a message is part of the next difference (error feedback), so it shrinks. Both sides keep the copy in bfloat16 on the
+device that trains, where messages are coded; the sender needs it to know the host's state.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Echo(Hosted):
 
     def holder(self, copy: Copy, originals: Mapping[int, Original]) -> Holder:
         (original,) = originals.values()
-        return EchoHolder(self.bits, self.every, original.shapes)
+        return EchoHolder(self.bits, self.every, original.shapes, original.device)
 
     def cost(self, copy: Copy, shapes: Mapping[int, Shapes]) -> CopyCost:
         (own,) = shapes.values()
@@ -76,9 +76,10 @@ class _Round:
 
     length: int
     every: int
+    device: torch.device | str = "cpu"
 
     def __post_init__(self) -> None:
-        self.kept = torch.zeros(self.length, dtype=KEPT)
+        self.kept = torch.zeros(self.length, dtype=KEPT, device=self.device)
         self.built: set[int] = set()
         self._pending: tuple[int, Tensor] | None = None
 
@@ -90,7 +91,7 @@ class _Round:
     def known(self, index: int) -> Tensor:
         """Return a slice as both sides have it; zeros if they may disagree."""
         start, stop = self.bounds(index)
-        return self.kept[start:stop].float() if index in self.built else torch.zeros(stop - start)
+        return self.kept[start:stop].float() if index in self.built else self.kept.new_zeros(stop - start).float()
 
     def propose(self, index: int, difference: Tensor) -> None:
         self._pending = (index, (self.known(index) + difference).to(KEPT))
@@ -123,12 +124,12 @@ class EchoSender(Sender):
 
     def before(self, step: int, state: StageState) -> Tensor | None:
         if self._round is None:
-            self._round = _Round(_length(state.weights), self._every)
+            self._round = _Round(_length(state.weights), self._every, next(iter(state.weights.values())).device)
         index = step % self._every
         exact = _slice(state.weights, *self._round.bounds(index))
         coded = encode(exact - self._round.known(index), self._bits)
         self._round.propose(index, decode(coded, len(exact), self._bits))
-        return coded
+        return coded.cpu()
 
     def commit(self, step: int) -> None:
         if self._round is not None:
@@ -142,10 +143,10 @@ class EchoSender(Sender):
 class EchoHolder(Holder):
     """Holds the copy. Slices from an earlier worker of the stage stay until the new one has sent its own."""
 
-    def __init__(self, bits: int, every: int, shapes: Mapping[str, torch.Size]) -> None:
+    def __init__(self, bits: int, every: int, shapes: Mapping[str, torch.Size], device: str = "cpu") -> None:
         self._bits, self._every = bits, every
         self._shapes = dict(sorted(shapes.items()))
-        self._round = _Round(numel(shapes), every)
+        self._round = _Round(numel(shapes), every, device)
 
     @property
     def nbytes(self) -> int:
@@ -160,7 +161,7 @@ class EchoHolder(Holder):
     def take(self, step: int, source: int, moment: Moment, message: Tensor) -> None:
         index = step % self._every
         start, stop = self._round.bounds(index)
-        self._round.propose(index, decode(message, stop - start, self._bits))
+        self._round.propose(index, decode(message.to(self._round.device), stop - start, self._bits))
 
     def commit(self, step: int) -> None:
         self._round.commit()
@@ -180,8 +181,9 @@ def _length(weights: Mapping[str, Tensor]) -> int:
 
 
 def _slice(weights: Mapping[str, Tensor], start: int, stop: int) -> Tensor:
-    """Return elements ``start``..``stop`` of all weights, concatenated by name, in fp32 on the CPU."""
-    return torch.cat([*_overlaps(weights, start, stop), torch.empty(0)])
+    """Return elements ``start``..``stop`` of all weights, concatenated by name, in fp32."""
+    pieces = list(_overlaps(weights, start, stop))
+    return torch.cat(pieces) if pieces else torch.empty(0)
 
 
 def _overlaps(weights: Mapping[str, Tensor], start: int, stop: int) -> Iterator[Tensor]:
@@ -190,5 +192,5 @@ def _overlaps(weights: Mapping[str, Tensor], start: int, stop: int) -> Iterator[
         flat = weights[name].detach().reshape(-1)
         low, high = max(start - begin, 0), min(stop - begin, len(flat))
         if low < high:
-            yield flat[low:high].float().cpu()
+            yield flat[low:high].float()
         begin += len(flat)

@@ -38,6 +38,7 @@ from planaria.runtime.complete import complete
 from planaria.runtime.configuration import Recipe, Settings, configure, named
 from planaria.runtime.engine import fleet, runs
 from planaria.runtime.engine.branch import branch_off, starting_weights
+from planaria.runtime.engine.memory import fitted_here
 from planaria.runtime.engine.origin import START, Origin
 from planaria.runtime.engine.own_classes import own_classes
 from planaria.runtime.engine.prepare import Prepared, on_schedule, prepare
@@ -149,6 +150,9 @@ def _begin(config: RunConfig, callbacks: Callbacks, again: bool) -> Run:
     for line in prepared.notes:
         callbacks.say(line)
     config = sized(config, prepared.dataset, callbacks.say, callbacks.stopped)
+    if config is not prepared.config:  # sized, so its memory is known only now
+        config, note = fitted_here(config)
+        callbacks.say(note)
     prepared = prepared.with_config(config)
     folder, origin = _created(config, prepared.parent)
     mirror = None

@@ -56,13 +56,17 @@ def visits(routes: Sequence[Route]) -> Iterator[tuple[Action, Action]]:
 
 
 def plan_for(config: PipelineConfig, routes: Sequence[Route], backward: bool = True) -> Plan:
-    """Return the plan of a recipe's pipeline section over these routes.
+    """Return the plan of a recipe's pipeline section over these routes."""
+    return build(routes, config.order, in_flight(config, len(routes)), backward)
 
-    By default 1F1B has two microbatches in flight per worker: with one, slow links or an expensive stage 0 leave the
-    pipeline half empty.
+
+def in_flight(config: PipelineConfig, microbatches: int) -> int:
+    """Return how many of a step's microbatches may be in flight at once.
+
+    By default 1F1B has two per worker: with one, slow links or an expensive stage 0 leave the pipeline half empty.
     """
-    default = 2 * (config.stages + 1) if config.order == "1f1b" else len(routes)
-    return build(routes, config.order, min(config.in_flight or default, len(routes)), backward)
+    default = 2 * (config.stages + 1) if config.order == "1f1b" else microbatches
+    return min(config.in_flight or default, microbatches)
 
 
 def _heavy(action: Action) -> bool:

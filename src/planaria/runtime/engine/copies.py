@@ -63,6 +63,10 @@ class _Original:
         shapes = {name: parameter.shape for name, parameter in meta.named_parameters()}
         return Shapes(shapes, optimizer(self.config.optim).keys)
 
+    @property
+    def device(self) -> str:
+        return self.config.train.device
+
     def twin(self) -> StageRunner:
         runner = self.make(self.config, self.stage, False)
         runner.begin(None, train=True, microbatches=self.config.pipeline.microbatches, masks=self.masks)

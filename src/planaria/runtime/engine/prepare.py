@@ -23,6 +23,7 @@ from planaria.planner.schedule import read as read_schedule
 from planaria.runtime.engine.branch import require_tokenizer, starting_weights, weight_warnings
 from planaria.runtime.engine.check import check, read_faults
 from planaria.runtime.engine.copy_costs import settle
+from planaria.runtime.engine.memory import fitted_here
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.unused import idle, require_used
 
@@ -67,6 +68,9 @@ def prepare(
         raise UserError("engine = 'simulate': a simulation trains no model; use 'inline' or 'fleet'")
     if begins:
         require_used(config)
+    fits = ""
+    if begins and config.pipeline.layers != "auto":
+        config, fits = fitted_here(config)
     run = check(config)
     if trace is not None:
         require_listeners(config, trace.faults, config.chaos.trace or "the trace")
@@ -77,7 +81,7 @@ def prepare(
     read = epochs(config, train, config.train.steps * config.samples if samples is None else samples)
     if parent is not None:
         require_tokenizer(parent, config, dataset)
-    warned = (*idle(run, faults), *weight_warnings(run, parent)) if begins else ()
+    warned = (*filter(None, (fits,)), *idle(run, faults), *weight_warnings(run, parent)) if begins else ()
     return Prepared(run, dataset, faults, parent, (*warned, *read))
 
 

@@ -35,7 +35,7 @@ class StageRunner:
         self.module: Any = build_stage(
             config.model, config.pipeline.stages, stage, config.seed, config.train.device, initialise
         )
-        if config.train.recompute:
+        if config.train.recompute is True:
             self.module.recompute = True  # type: ignore[assignment]
         if config.train.compile:
             _compile(self.module, stage)
