@@ -95,6 +95,16 @@ def test_what_is_chosen_fits_the_fullest_device() -> None:
         assert sum(one.peak for one in stage_memory(found, size * GB)) <= USABLE * size * GB
 
 
+def test_stages_of_all_replicas_count() -> None:
+    alone = preset("llama_124m")
+    exchange = alone.exchange.model_copy(update={"replicas": 2})
+    two = alone.model_copy(update={"exchange": exchange})
+    chosen = [
+        fitted(config, devices(160), workers)[0].pipeline.in_flight for config, workers in ((alone, 5), (two, 10))
+    ]
+    assert chosen == [None, 6]
+
+
 def test_given_settings_stay_and_are_refused_with_the_fix_if_they_do_not_fit() -> None:
     given = preset("llama_124m", pipeline__in_flight=3)
     assert fitted(given, devices(80), 5)[0] == given

@@ -100,12 +100,12 @@ def fitted(config: RunConfig, found: Inventory, workers: int) -> tuple[RunConfig
     if not found.devices:
         return _settled(config, False), ""
     room = min(device.memory for device in found.devices)
-    crowd = _most_workers(found, workers)
+    crowd, replicas = _most_workers(found, workers), config.exchange.most or config.exchange.replicas
     for choice in _choices(config, len(found.devices)):
         memory = stage_memory(choice, room)
-        if not memory or _together(memory, crowd) <= USABLE * room:
+        if not memory or _together(memory, crowd, replicas) <= USABLE * room:
             return choice, _line(choice, config, memory)
-    raise UserError(_refusal(config, choice, room, crowd))
+    raise UserError(_refusal(config, room, crowd, _together(memory, crowd, replicas)))
 
 
 def _choices(config: RunConfig, devices: int) -> Iterator[RunConfig]:
@@ -135,9 +135,9 @@ def _most_workers(found: Inventory, workers: int) -> int:
     return max(Counter(homes.values()).values())
 
 
-def _together(memory: Sequence[StageMemory], crowd: int) -> int:
-    """Return the peak of ``crowd`` workers on one device: the largest stages, and spares if there are more workers."""
-    peaks = sorted((one.peak for one in memory), reverse=True)
+def _together(memory: Sequence[StageMemory], crowd: int, replicas: int) -> int:
+    """Return the peak of ``crowd`` workers on one device: the largest stages of all replicas, then spares."""
+    peaks = sorted((one.peak for one in memory for _ in range(replicas)), reverse=True)
     return sum(peaks[:crowd]) + max(0, crowd - len(peaks)) * (memory[0].start + CONTEXT)
 
 
@@ -155,17 +155,15 @@ def _line(choice: RunConfig, config: RunConfig, memory: Sequence[StageMemory]) -
     return f"memory        predicted: ends {memory[0].peak / 1e9:.1f} GB, block stage {block / 1e9:.1f} GB{so}"
 
 
-def _refusal(config: RunConfig, smallest: RunConfig, room: int, crowd: int) -> str:
-    """Return why even the ``smallest`` choice does not fit, with a fix."""
-    memory = stage_memory(smallest, room)
-    given = config.pipeline.in_flight
-    wanted, fix = _together(memory, crowd) / 1e9, "lower pipeline.microbatch_size, or use more pipeline.stages"
+def _refusal(config: RunConfig, room: int, crowd: int, wanted: int) -> str:
+    """Return why even the smallest choice, of ``wanted`` bytes, does not fit, with a fix."""
+    given, fix = config.pipeline.in_flight, "lower pipeline.microbatch_size, or use more pipeline.stages"
     if given and given > 1:
         fix = f"lower pipeline.in_flight = {given}, or leave it out"
     elif not config.train.recompute:
         fix = 'set train.recompute = "auto"'
     many = f"{crowd} workers" if crowd > 1 else "a worker"
     return (
-        f"train.device = 'cuda': {many} on one device of {room / 1e9:.1f} GB would take {wanted:.1f} GB with "
+        f"train.device = 'cuda': {many} on one device of {room / 1e9:.1f} GB would take {wanted / 1e9:.1f} GB with "
         f"activations: {fix}"
     )
