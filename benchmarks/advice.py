@@ -21,7 +21,7 @@ from planaria.common.errors import UserError
 from planaria.config import recipe, shipped
 from planaria.config.schema import RunConfig
 from planaria.data.shards import prepare
-from planaria.faults.generating import per_step_probability
+from planaria.faults.trace_generation import per_step_probability
 from planaria.lab.commands.advise import experience
 from planaria.lab.compare.advice import Failures, Prediction, doubt, far, may_be_as_good, predict, ways
 from planaria.lab.compare.clock import Clock, clock_of

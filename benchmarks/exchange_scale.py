@@ -25,7 +25,7 @@ from planaria.exchange.gossip import random_groups
 from planaria.exchange.kinds import EXCHANGES, exchange
 from planaria.exchange.lab import Replica, exchanged, settle
 from planaria.pipeline.network.collectives import COLLECTIVES, Links, everyone, pairs
-from planaria.runtime.engine.sleeper import straggling
+from planaria.runtime.engine.sleeping_runner import straggling
 
 ARMS = {"all": "diloco", "pairs": "noloco"}
 

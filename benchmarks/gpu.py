@@ -32,7 +32,7 @@ from planaria.models.stages import flops_per_token, parameter_count, stage_layer
 from planaria.pipeline.network.costs import Prices, message_bytes
 from planaria.pipeline.plan.clock import Clock
 from planaria.report.run.recovery_timeline import recoveries
-from planaria.runtime.engine.needs import needs
+from planaria.runtime.engine.requirements import needs
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.runner import StageRunner
 from planaria.runtime.fleet.devices import VISIBLE, inventory

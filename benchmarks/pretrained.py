@@ -34,9 +34,9 @@ from planaria.recovery import RECOVERIES
 from planaria.recovery.base import Recovery, Replica
 from planaria.recovery.echo import KEPT, Echo, EchoHolder, EchoSender
 from planaria.report.run.recovery_timeline import recoveries
+from planaria.runtime.engine.clipping import clip_gradients, total_norms
 from planaria.runtime.engine.copies import workshop
-from planaria.runtime.engine.optimizer import clip_gradients, total_norms
-from planaria.runtime.engine.weights import open_model
+from planaria.runtime.engine.weight_sources import open_model
 
 OUTLIERS_NAME = "outliers"
 NORMAL_STEPS = {8: 0.0308, 4: 0.3352, 2: 0.9957}

@@ -15,7 +15,7 @@ from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benc
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.data.shards import prepare
-from planaria.faults.generating import generate, per_step_probability
+from planaria.faults.trace_generation import generate, per_step_probability
 from planaria.lab.compare.race import race
 from planaria.recovery.checkpoint import Rollback, best_steps, rollback, rollback_mean
 

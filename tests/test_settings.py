@@ -14,7 +14,7 @@ from planaria.config.schema import RunConfig
 from planaria.faults.trace import Fault, Trace
 from planaria.runtime.engine.check import check
 from planaria.runtime.engine.resolved import ResolvedRun
-from planaria.runtime.engine.unused import RULES, idle, require_used
+from planaria.runtime.engine.unused_settings import RULES, idle, require_used
 
 SOURCE = Path(__file__).parents[1] / "src" / "planaria"
 

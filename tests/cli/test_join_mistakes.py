@@ -23,12 +23,12 @@ from planaria.config.schema import RunConfig
 from planaria.runtime.engine import runs
 from planaria.runtime.engine.setup import SETUP, Setup
 from planaria.runtime.fleet.base import Joined, Workplace
-from planaria.runtime.fleet.guest import Ending, Visit
-from planaria.runtime.fleet.guests import Guests
+from planaria.runtime.fleet.control_connections import Switchboard
+from planaria.runtime.fleet.joined_machine import Ending, Visit
 from planaria.runtime.fleet.joining import Door, Goodbye, open_door
+from planaria.runtime.fleet.open_fleet import Guests
 from planaria.runtime.fleet.process_pool import ProcessPool
 from planaria.runtime.fleet.remote import NewsQueue, RemoteFleet
-from planaria.runtime.fleet.switchboard import Switchboard
 from planaria.runtime.transport.secure import new_key
 
 
@@ -139,7 +139,7 @@ def test_the_door_of_another_run_is_refused(run: Path, door: Path, capfd: pytest
 def test_another_version_of_planaria_is_refused(
     run: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("planaria.runtime.fleet.guest.planaria", SimpleNamespace(__version__="0.0.1"))
+    monkeypatch.setattr("planaria.runtime.fleet.joined_machine.planaria", SimpleNamespace(__version__="0.0.1"))
     err = mistake(capfd, run)
     assert f"has planaria 0.0.1, the run {__version__}: install the same on both" in err
 

@@ -19,7 +19,7 @@ from planaria.lab.experts import manifest
 from planaria.lab.experts.fused import Fused
 from planaria.models.huggingface import export_model, import_model
 from planaria.models.stages import Llama
-from planaria.runtime.engine.weights import open_model
+from planaria.runtime.engine.weight_sources import open_model
 
 THREE = ("digits", "lower", "upper")
 TOKENS = torch.randint(0, 256, (2, 32), generator=torch.Generator().manual_seed(0))

@@ -14,7 +14,7 @@ from planaria.control.events import StageReady
 from planaria.control.logs import read_run
 from planaria.runtime.checkpoint.loading import load_model
 from planaria.runtime.checkpoint.store import CheckpointStore
-from planaria.runtime.engine.weights import open_model
+from planaria.runtime.engine.weight_sources import open_model
 
 TEXT = "the quick brown fox jumps over the lazy dog and runs away from it again and again\n" * 200
 RECIPE = """

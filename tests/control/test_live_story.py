@@ -15,7 +15,7 @@ from planaria.control.apply import apply
 from planaria.control.state import RunState
 from planaria.report.live_page.frames import Frames, Json, patched
 from planaria.report.live_page.limits import MOST_LOST
-from planaria.report.live_page.story import Story
+from planaria.report.live_page.log_fold import Story
 
 SEEDS = range(24)
 

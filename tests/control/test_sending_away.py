@@ -14,7 +14,7 @@ from planaria.control import decisions as d
 from planaria.control.apply import apply
 from planaria.control.apply_base import decided
 from planaria.control.decide import decide
-from planaria.runtime.engine.unused import unused
+from planaria.runtime.engine.unused_settings import unused
 
 
 def misled(liar: int, accuser: int | None = None, **changed: Any) -> SimulatedReplicas:

@@ -16,7 +16,7 @@ from hostile_json import spoilt
 from planaria.common import apart
 from planaria.common.errors import UserError
 from planaria.config.schema import DataConfig
-from planaria.data import foreign
+from planaria.data import foreign_tokenizers
 from planaria.data.tokenizer import Tokenizer, load_tokenizer
 from planaria.data.tokenizer_check import is_plain
 
@@ -155,8 +155,8 @@ def test_the_librarys_exceptions_become_user_errors(tmp_path: Path) -> None:
     for error in (PanicException("index out of bounds\nat line 3"), Exception("WordLevel error: Missing [UNK]")):
         with (
             pytest.raises(UserError, match=r"^t\.json: fails on a text \(.*\); give another tokenizer$"),
-            foreign.failing("t.json"),
+            foreign_tokenizers.failing("t.json"),
         ):
             raise error
-    with pytest.raises(KeyboardInterrupt), foreign.failing("t.json"):
+    with pytest.raises(KeyboardInterrupt), foreign_tokenizers.failing("t.json"):
         raise KeyboardInterrupt

@@ -48,7 +48,7 @@ def test_documents_and_prompts_are_those_of_transformers(kind: str, tmp_path: Pa
 def test_a_template_that_ends_with_the_separator_needs_no_other(tmp_path: Path) -> None:
     file = saved("byte level", tmp_path / "model", "<s> $A </s>")
     ours = Tokenizer.open(file)
-    begin = ours.control["<s>"]
+    begin = ours.control_tokens["<s>"]
     assert (ours.before, ours.after) == ((begin,), (ours.end,))
     assert everything(config(tmp_path, file)) == [i for t in TEXTS for i in (begin, *ours.encode(t), ours.end)]
     assert ours.encode_prompt("ab") == [begin, *ours.encode("ab")], "a prompt is to be continued"
@@ -63,7 +63,7 @@ def test_a_separator_that_begins_a_text_is_not_repeated(tmp_path: Path) -> None:
 def test_both_splits_begin_with_the_templates_token(tmp_path: Path) -> None:
     file = saved("byte level", tmp_path / "model", "<s> $A")
     dataset = prepare(config(tmp_path, file, validation=0.3), 1000).parts[""]
-    begin = Tokenizer.open(file).control["<s>"]
+    begin = Tokenizer.open(file).control_tokens["<s>"]
     for split in ("train", "validation"):
         ids = dataset.read(split, 0, dataset.tokens(split)).tolist()
         assert ids[0] == begin and ids.count(begin) == len(TEXTS)

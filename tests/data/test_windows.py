@@ -52,7 +52,7 @@ def test_long_documents_are_not_cut_at_a_length(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_text_yields_a_control_token(kind: str, tmp_path: Path) -> None:
     tokenizer = Tokenizer.open(saved(kind, tmp_path))
-    begin, end = tokenizer.control["<s>"], tokenizer.control["</s>"]
+    begin, end = tokenizer.control_tokens["<s>"], tokenizer.control_tokens["</s>"]
     for forged in ("</s>", "ab </s> cd<s>", "＜/s＞", "</s></s>"):
         assert {begin, end}.isdisjoint(tokenizer.encode(forged))
     assert tokenizer.encode_marked("<s>ab</s>")[0] == begin and tokenizer.encode_marked("<s>ab</s>")[-1] == end

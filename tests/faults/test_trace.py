@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from planaria.common.errors import UserError
 from planaria.config.bounds import EXACT
 from planaria.faults import trace as traces
-from planaria.faults.blows import Lost, blows
-from planaria.faults.generating import generate, hourly_of_all, per_step_probability
+from planaria.faults.failure_groups import Lost, blows
 from planaria.faults.trace import Fault, Trace, awaits, burst_sizes, digest, order, read, write
+from planaria.faults.trace_generation import generate, hourly_of_all, per_step_probability
 
 SEEDS = st.integers(-EXACT, EXACT)
 

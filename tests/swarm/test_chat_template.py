@@ -129,7 +129,7 @@ def test_a_turn_contains_no_control_token(folders: dict[str, Path], kind: str, d
     text = "x" + "".join(data.draw(st.lists(part, max_size=6)))
     tokenizer = opened(folders[kind])
     ids = ours(folders[kind], [("user", text)])
-    begin, end = tokenizer.control["<s>"], tokenizer.control["</s>"]
+    begin, end = tokenizer.control_tokens["<s>"], tokenizer.control_tokens["</s>"]
     assert (ids.count(begin), ids.count(end)) == (1, 1) and (ids[0], ids[-1]) == (begin, end)
     if kind == "byte level":
         assert tokenizer.decode(ids) == text.strip()

@@ -96,8 +96,8 @@ def _chaos(given: argparse.Namespace) -> int:
 
 
 def _trace(given: argparse.Namespace) -> int:
-    from planaria.faults.generating import generate
     from planaria.faults.trace import burst_sizes, digest, write
+    from planaria.faults.trace_generation import generate
 
     trace = generate(
         given.seed,

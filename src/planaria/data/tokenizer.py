@@ -17,8 +17,8 @@ from planaria.common import atomic, documents
 from planaria.common.errors import UserError
 from planaria.config.names import expanded
 from planaria.config.schema import DataConfig
-from planaria.data import control, foreign, windows
-from planaria.data.control import Disguised
+from planaria.data import control_tokens, foreign_tokenizers, windows
+from planaria.data.control_tokens import Disguised
 from planaria.data.corpus import documents as texts_of
 from planaria.data.corpus import fingerprint, of_source
 from planaria.data.mixture import quotas
@@ -61,7 +61,7 @@ class Tokenizer:
         self._inner, self._place, self._growth = inner, place, growth
         self.end = end
         self.vocab = max(inner.get_vocab(with_added_tokens=True).values()) + 1
-        with foreign.failing(place):
+        with foreign_tokenizers.failing(place):
             self.before, self.after = _around(inner, place)
 
     @classmethod
@@ -74,10 +74,10 @@ class Tokenizer:
         """
         name, fix = f"data.tokenizer: {path}", "give 'bpe', 'bytes' or the path of a tokenizer.json"
         try:
-            source = foreign.of_gguf(path) if is_gguf(path) else documents.data(path, fix=fix)
+            source = foreign_tokenizers.of_gguf(path) if is_gguf(path) else documents.data(path, fix=fix)
         except UserError as error:
             raise UserError(f"data.tokenizer: {error}") from None
-        inner, growth = foreign.opened(source, name)
+        inner, growth = foreign_tokenizers.opened(source, name)
         if bare:
             inner.post_processor = None
         if end is not None:
@@ -90,9 +90,9 @@ class Tokenizer:
         raise UserError(f"{name} has no document separator; add one of the tokens {', '.join(ENDS)}")
 
     @functools.cached_property
-    def control(self) -> Mapping[str, int]:
+    def control_tokens(self) -> Mapping[str, int]:
         """Control tokens by name. No text yields them, except the one for unknown characters."""
-        return control.names(self._inner)
+        return control_tokens.names(self._inner)
 
     @property
     def added(self) -> list[str]:
@@ -112,14 +112,14 @@ class Tokenizer:
 
         A name after the character ``mark``, or with it inside, is plain text. ``mark`` itself is removed.
         """
-        with foreign.failing(self._place):
+        with foreign_tokenizers.failing(self._place):
             self._require_bounded(text)
             ids: list[int] = self._disguised.encode(text, mark)
             return ids
 
     def is_control(self, token: int) -> bool:
         """Whether an id is a control token."""
-        return token in self.control.values()
+        return token in self.control_tokens.values()
 
     def encode_all(self, texts: Iterable[str], legacy: bool = False) -> Iterator[npt.NDArray[np.uint32]]:
         """Yield the ids of each text, computed on all cores, holding at most one batch and one text's ids.
@@ -131,7 +131,7 @@ class Tokenizer:
         """
         for batch in _batches(texts):
             short = [text for text in batch if len(text) <= PIECE]
-            with foreign.failing(self._place):
+            with foreign_tokenizers.failing(self._place):
                 for text in batch:
                     self._require_bounded(text)
                 found = iter(self._inner.encode_batch_fast(short, add_special_tokens=False))
@@ -141,7 +141,7 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids. Separators and ids beyond ``vocab`` are skipped; invalid UTF-8 becomes U+FFFD."""
-        with foreign.failing(self._place):
+        with foreign_tokenizers.failing(self._place):
             return self._inner.decode([i for i in ids if 0 <= i < self.vocab], skip_special_tokens=True)
 
     def to_json(self) -> str:
@@ -159,7 +159,7 @@ class Tokenizer:
     @functools.cached_property
     def _barred(self) -> list[int]:
         """The ids that no text may yield."""
-        return sorted({*self.control.values()} - {control.unknown(self._inner)})
+        return sorted({*self.control_tokens.values()} - {control_tokens.unknown(self._inner)})
 
     def _as_text(self, text: str, ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
         """Return ``ids``; re-encode ``text`` if the model's own vocabulary yielded control tokens."""

@@ -14,7 +14,7 @@ from planaria.common import atomic, documents
 from planaria.common.errors import UserError, nearest
 from planaria.config.bounds import EXACT, Fraction, Natural, Stages, Steps
 from planaria.config.schema import Section
-from planaria.faults.blows import Lost
+from planaria.faults.failure_groups import Lost
 
 MAX_BYTES = 64 * 2**20
 """maximum size of a trace file, about half a million faults"""

@@ -18,9 +18,9 @@ from planaria.config import recipe
 from planaria.config.registry import blaming
 from planaria.config.schema import RunConfig
 from planaria.data.shards import Data, prepare
-from planaria.faults.blows import blows, share
-from planaria.faults.generating import hourly_of_all
+from planaria.faults.failure_groups import blows, share
 from planaria.faults.trace import Trace, digest, write
+from planaria.faults.trace_generation import hourly_of_all
 from planaria.lab.compare.clock import Clock, activation_bytes, clock_of, exchanged_bytes, of_weights
 from planaria.lab.compare.race import Course
 from planaria.lab.compare.race_job import Race, run_races
@@ -37,7 +37,7 @@ from planaria.report.live.jobs_progress import JobsProgress
 from planaria.runtime.engine import runs
 from planaria.runtime.engine.check import check
 from planaria.runtime.engine.copy_costs import settle, step_bytes_and_memory
-from planaria.runtime.engine.own_classes import own_classes
+from planaria.runtime.engine.custom_classes import own_classes
 from planaria.runtime.engine.prepare import epochs, streams
 from planaria.runtime.engine.resolved import ResolvedRun
 

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from planaria.config.consent import allowing
 from planaria.config.shipped import find
-from planaria.faults.blows import Lost
+from planaria.faults.failure_groups import Lost
 from planaria.lab.compare.race_results import Compared
 from planaria.lab.comparing import NUMBERS, REPORT, Asked, raced
 from planaria.lab.report.comparison import body

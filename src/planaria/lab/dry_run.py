@@ -22,7 +22,7 @@ from planaria.lab.inline.engine import InlineEngine
 from planaria.lab.trials.spread import seeds_shown
 from planaria.report.tables import Table, show
 from planaria.report.words import counted
-from planaria.runtime.engine.own_classes import own_classes
+from planaria.runtime.engine.custom_classes import own_classes
 
 
 def dry_run(asked: Asked, say: Callable[[str], None] | None) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from planaria.common.errors import UserError, missing_package
 from planaria.config.schema import ModelConfig
 from planaria.models import usage
-from planaria.models.foreign import Weights, checked_config
+from planaria.models.foreign_weights import Weights, checked_config
 from planaria.models.gguf_file import GgufFile, look
 from planaria.models.llama import to_rotate_half
 from planaria.models.stages import Llama

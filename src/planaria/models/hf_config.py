@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from planaria.common import documents
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
-from planaria.models.foreign import checked_config
+from planaria.models.foreign_weights import checked_config
 from planaria.models.routed import Routing, to_keys
 
 ARCHITECTURES = {

@@ -17,7 +17,7 @@ from planaria.common import digests, documents
 from planaria.common.atomic import new_folder, refused
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
-from planaria.models.foreign import Weights
+from planaria.models.foreign_weights import Weights
 from planaria.models.hf_config import from_config, to_config
 from planaria.models.lora import merged
 from planaria.models.routed import Routing, from_file, from_keys, to_file

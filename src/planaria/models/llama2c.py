@@ -17,7 +17,7 @@ from torch import Tensor
 
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
-from planaria.models.foreign import Weights, checked_config
+from planaria.models.foreign_weights import Weights, checked_config
 from planaria.models.llama import to_rotate_half
 from planaria.models.stages import Llama, parameter_count
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from planaria.common.errors import UserError
 from planaria.models.generate import generate, texts
-from planaria.runtime.engine.weights import open_model
+from planaria.runtime.engine.weight_sources import open_model
 
 
 def complete(

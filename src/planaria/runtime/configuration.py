@@ -14,7 +14,7 @@ from planaria.data.shards import prepare
 from planaria.data.stream import Stream
 from planaria.runtime.engine.prepare import placed
 from planaria.runtime.engine.prepare import streams as streams_of
-from planaria.runtime.engine.weights import inherited
+from planaria.runtime.engine.weight_sources import inherited
 
 Recipe = str | Path | RunConfig
 """a name from ``planaria recipes``, a TOML file, or a configuration"""

@@ -25,7 +25,7 @@ from planaria.runtime.checkpoint.store import CheckpointStore, Manifest, Saved
 from planaria.runtime.engine import runs
 from planaria.runtime.engine.check import check, read_faults
 from planaria.runtime.engine.resolved import ResolvedRun
-from planaria.runtime.engine.weights import open_weights
+from planaria.runtime.engine.weight_sources import open_weights
 
 Kind = Literal["dcp", "universal"]
 

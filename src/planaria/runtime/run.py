@@ -21,7 +21,7 @@ from planaria.report.run.run_verdict import outcome
 from planaria.report.run.summary import measured, summary
 from planaria.runtime.complete import complete
 from planaria.runtime.engine import runs
-from planaria.runtime.engine.own_classes import own_classes
+from planaria.runtime.engine.custom_classes import own_classes
 from planaria.runtime.foreign import export_run
 
 Table = Any

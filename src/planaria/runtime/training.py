@@ -23,7 +23,7 @@ from planaria.control.logs import EVENTS, ID, identity, read_run
 from planaria.control.segments import Reserve
 from planaria.control.statefile import STATE
 from planaria.models.families import family
-from planaria.models.foreign import Weights
+from planaria.models.foreign_weights import Weights
 from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
 from planaria.report.live.listener import Listener, Step
 from planaria.report.live.progress import Progress, Quiet
@@ -37,14 +37,14 @@ from planaria.runtime.checkpoint.mirror import Mirror, mirrored
 from planaria.runtime.complete import complete
 from planaria.runtime.configuration import Recipe, Settings, configure, named
 from planaria.runtime.engine import fleet, runs
-from planaria.runtime.engine.branch import branch_off, starting_weights
-from planaria.runtime.engine.memory import fitted_here
+from planaria.runtime.engine.custom_classes import own_classes
+from planaria.runtime.engine.device_memory import fitted_here
 from planaria.runtime.engine.origin import START, Origin
-from planaria.runtime.engine.own_classes import own_classes
 from planaria.runtime.engine.prepare import Prepared, on_schedule, prepare
 from planaria.runtime.engine.profiling import resized, sized
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.resumption import require_same_data, take_up
+from planaria.runtime.engine.starting_weights import branch_off, starting_weights
 from planaria.runtime.engine.stopping import REQUEST
 from planaria.runtime.engine.worker_log import last_error
 from planaria.runtime.foreign import export_run

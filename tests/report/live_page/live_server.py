@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from planaria.report.live_page.following import Telling
 from planaria.report.live_page.server import Page, Strike
 from planaria.report.live_page.serving import Address, Server, serve
-from planaria.report.live_page.telling import Telling
 
 TOKEN = "a-token-of-a-test-and-of-nothing-else"
 

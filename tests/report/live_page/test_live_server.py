@@ -354,9 +354,9 @@ def test_a_process_that_is_not_the_worker_is_never_struck(tmp_path: Path) -> Non
 def test_whoever_started_the_server_ends_it_by_closing_a_pipe(tmp_path: Path) -> None:
     import threading
 
+    from planaria.report.live_page.following import Telling
     from planaria.report.live_page.server import Page
     from planaria.report.live_page.serving import Address, Server, serve
-    from planaria.report.live_page.telling import Telling
 
     read, write = os.pipe()
     announced: list[str] = []

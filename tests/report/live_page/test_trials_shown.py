@@ -11,9 +11,9 @@ from live_server import served
 from trials_made import EVERY, IDS, STEPS, comparison_in, losses, round_of, swarm_in, write_numbers, write_race
 
 from planaria.common.errors import UserError
+from planaria.report.live_page.following import source_of
 from planaria.report.live_page.frames import Frame, Json, patched
 from planaria.report.live_page.source import Source
-from planaria.report.live_page.telling import source_of
 from planaria.swarm.records.lines import LOG, PEERS, Log
 from planaria.swarm.records.outcome import read_outcome
 

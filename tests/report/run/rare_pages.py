@@ -8,7 +8,7 @@ from pathlib import Path
 import every_page
 import synthetic_replicas as r
 import test_compression
-import test_stays
+import test_stage_holders
 import test_trust
 from synthetic_comparison import HELD, Manner, compared
 
@@ -63,7 +63,7 @@ def resumed() -> RunRecord:
     facts = [
         begin, *r.joined("abcdef"),
         *(r.form(replica, "abcdef"[2 * replica : 2 * replica + 2]) for replica in range(3)),
-        *(fact for _, fact in test_stays.HERE[-5:]), *test_compression.FACTS, gauged(8), blamed,
+        *(fact for _, fact in test_stage_holders.HERE[-5:]), *test_compression.FACTS, gauged(8), blamed,
         d.Relieve(replica=0, step=9, node=1, worker="b", step_s=0.5, predicted_s=0.2, cost_s=1.0), gauged(12),
     ]  # fmt: skip
     every = every_page.replicated()

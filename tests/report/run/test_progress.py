@@ -38,7 +38,7 @@ from planaria.control.logs import RunRecord, read_run
 from planaria.control.run_record import ValidationMetric
 from planaria.report.live.progress import Progress, Quiet
 from planaria.report.live.tally import Tally
-from planaria.report.run.narrate import Line, Narrator, story
+from planaria.report.run.event_lines import Line, Narrator, story
 
 
 class Terminal(io.StringIO):

@@ -20,7 +20,7 @@ from planaria.control.events import (
 )
 from planaria.control.logs import RunRecord, read_run
 from planaria.report.run.recovery_timeline import faults_summary, recoveries
-from planaria.report.run.stays import Holding, holdings
+from planaria.report.run.stage_holders import Holding, holdings
 
 
 def record(*history: tuple[float, Event | Decision], works: list[Worked] | None = None) -> RunRecord:

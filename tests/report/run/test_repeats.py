@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.report.run.narrate import Repeats
+from planaria.report.run.event_lines import Repeats
 
 
 def shown(repeats: Repeats, times: list[float], subject: str = "link") -> list[str]:

@@ -12,11 +12,11 @@ from planaria.control.decisions import Decision
 from planaria.control.events import Event
 from planaria.control.run_record import StepMetric
 from planaria.report.live.progress import Progress
+from planaria.report.run.event_lines import Narrator
 from planaria.report.run.gantt import death_figure, ordinary_step
 from planaria.report.run.naming import Naming
-from planaria.report.run.narrate import Narrator
 from planaria.report.run.recovery_timeline import faults_summary, recoveries
-from planaria.report.run.stays import holdings
+from planaria.report.run.stage_holders import holdings
 
 BEGIN: list[Event | Decision] = [
     r.started(3), *r.joined("abcdefg"), r.form(0, "ab"), r.form(1, "cd"), r.form(2, "ef"),

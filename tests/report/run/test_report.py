@@ -16,9 +16,9 @@ from planaria.control.events import RunStarted
 from planaria.control.logs import RunRecord, read_run
 from planaria.report import page
 from planaria.report.run import diagnosis, report
+from planaria.report.run.event_lines import SIGNS, Narrator, story
 from planaria.report.run.figures import bytes_figure, loss_figure, recovery_figure
 from planaria.report.run.gantt import death_figure, idle_fraction, ordinary_step, step_figure
-from planaria.report.run.narrate import SIGNS, Narrator, story
 from planaria.report.run.recovery_timeline import recoveries
 from planaria.report.run.report import wall_time, write_report
 from planaria.runtime.engine.origin import provenance

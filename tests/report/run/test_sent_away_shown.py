@@ -10,7 +10,7 @@ from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.report.live_page.captions import Captions
 from planaria.report.live_page.frames import patched
-from planaria.report.live_page.story import Story
+from planaria.report.live_page.log_fold import Story
 from planaria.report.run.recovery_timeline import faults_summary, recoveries
 from planaria.report.run.run_verdict import RunFacts, verdict
 

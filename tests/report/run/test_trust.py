@@ -13,7 +13,7 @@ from planaria.control.logs import RunRecord
 from planaria.control.updates import rounded
 from planaria.exchange.robust import report as trust
 from planaria.report import page
-from planaria.report.run.narrate import Narrator
+from planaria.report.run.event_lines import Narrator
 
 
 def counted(round: int, stage: int, of: dict[int, float]) -> e.OffersCounted:

@@ -22,7 +22,7 @@ from planaria.faults.injector import TraceChaos
 from planaria.faults.trace import Fault, Trace, write
 from planaria.runtime.engine.check import read_faults
 from planaria.runtime.engine.resolved import ResolvedRun
-from planaria.runtime.engine.unused import idle
+from planaria.runtime.engine.unused_settings import idle
 
 STARTED = e.RunStarted(name="run", seed=1, stages=4, steps=9, first_step=0, samples_per_step=1, wall_time=0.0)
 HOLDERS = {stage: f"w{stage}" for stage in range(5)}

@@ -15,7 +15,7 @@ from tiny import config_in
 from torch._dynamo.utils import counters
 
 from planaria.runtime.engine.runner import StageRunner
-from planaria.runtime.engine.sleeper import warm_runner
+from planaria.runtime.engine.sleeping_runner import warm_runner
 
 PROGRAM = """
 import json, sys, torch

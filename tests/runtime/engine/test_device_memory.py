@@ -10,7 +10,7 @@ from planaria.common.errors import UserError
 from planaria.config import recipe, shipped
 from planaria.config.schema import RunConfig
 from planaria.models.activations import Passes, block_bytes, ends_bytes
-from planaria.runtime.engine.memory import USABLE, fitted, fitted_here, stage_memory
+from planaria.runtime.engine.device_memory import USABLE, fitted, fitted_here, stage_memory
 from planaria.runtime.fleet.devices import Device, Inventory
 
 GB = 10**9

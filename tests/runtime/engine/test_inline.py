@@ -16,7 +16,7 @@ from planaria.models.stages import Llama, global_name
 from planaria.pipeline.routing import routes
 from planaria.recovery.chain import Plan
 from planaria.recovery.merging import merge
-from planaria.runtime.engine.optimizer import learning_rate
+from planaria.runtime.engine.clipping import learning_rate
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.runner import NonFinite, StageRunner
 from schedules import on_schedule, shape

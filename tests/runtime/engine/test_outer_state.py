@@ -20,7 +20,7 @@ from planaria.models.packing import pack, unpack
 from planaria.pipeline.routing.arrangement import Arrangement
 from planaria.runtime.engine.exchange_round import RoundMember
 from planaria.runtime.engine.outer_state import OuterState, Verdict
-from planaria.runtime.engine.perform import exchange_gradients
+from planaria.runtime.engine.plan_execution import exchange_gradients
 from planaria.runtime.engine.runner import NonFinite, StageRunner
 
 MODEL = ModelConfig(vocab=64, dim=16, layers=4, heads=2, hidden=32, context=8)
@@ -161,7 +161,7 @@ class FakePost:
     def __init__(self, node: int, circle: RoundMember, updates: Mapping[int, torch.Tensor]) -> None:
         self.circle, self._said = circle, updates
         self.here = SimpleNamespace(node=node, step=0, present=SimpleNamespace(peers=lambda _: NODES))
-        self.desk = SimpleNamespace(at=lambda *_: None)
+        self.control_link = SimpleNamespace(at=lambda *_: None)
         self.sent: dict[int, torch.Tensor] = {}
 
     def send_share(self, node: int, flat: torch.Tensor) -> None:
@@ -188,10 +188,10 @@ def test_workers_and_one_process_use_the_same_aggregator(bits: int, monkeypatch:
     for node, runner in apart.items():
         circle = RoundMember(config.exchange)
         circle.begin({}, runner, rounds=0)
-        post = FakePost(node, circle, updates)
-        exchange_gradients(post, runner)
-        assert post.sent.keys() == {*NODES} - {node}
-        assert all(torch.equal(flat, updates[node]) for flat in post.sent.values())
+        messages = FakePost(node, circle, updates)
+        exchange_gradients(messages, runner)
+        assert messages.sent.keys() == {*NODES} - {node}
+        assert all(torch.equal(flat, updates[node]) for flat in messages.sent.values())
     for node in NODES:
         for name, gradient in inline[node].grads.items():
             assert torch.equal(apart[node].grads[name], gradient)

@@ -28,7 +28,7 @@ from planaria.faults.worker import WorkerFaults
 from planaria.runtime.engine.check import read_faults
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.samples import Batch, Reading, batches
-from planaria.runtime.engine.unused import idle
+from planaria.runtime.engine.unused_settings import idle
 
 LATE_S = 0.02
 

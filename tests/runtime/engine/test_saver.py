@@ -24,7 +24,7 @@ FILES = StageFiles(Setup(RunConfig(), Path("run"), Path("data"), "127.0.0.1"), "
 """of a worker that sees the run's folder"""
 
 
-class Desk:
+class ControlLink:
     """Records a saver's reports."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ def spoil(of: StageState) -> None:
 
 
 def test_the_copy_is_whole_and_of_the_time_of_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    desk, own, go = Desk(), state(), threading.Event()
+    control_link, own, go = ControlLink(), state(), threading.Event()
     write = saver.write_stage
 
     def slow(*given: Any) -> object:
@@ -81,15 +81,15 @@ def test_the_copy_is_whole_and_of_the_time_of_the_order(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(saver, "write_stage", slow)
     expected = pack(own).numpy().tobytes()
-    span = Saver(desk, FILES).save_beside(part(tmp_path), own)
-    assert span.action == "save" and desk.writing is not None and desk.writing[0] == 8
-    assert [type(fact).__name__ for fact in desk.said] == ["StageCopied"], "the file is not written yet"
+    span = Saver(control_link, FILES).save_beside(part(tmp_path), own)
+    assert span.action == "save" and control_link.writing is not None and control_link.writing[0] == 8
+    assert [type(fact).__name__ for fact in control_link.said] == ["StageCopied"], "the file is not written yet"
     spoil(own)
     go.set()
-    assert desk.wait(3) == ["StageCopied", "StageSaved", "Worked"]
-    assert desk.places == [("copy", True), ("write", False)]
+    assert control_link.wait(3) == ["StageCopied", "StageSaved", "Worked"]
+    assert control_link.places == [("copy", True), ("write", False)]
     assert pack(read_stage(tmp_path, 2, 8)).numpy().tobytes() == expected
-    saved, worked = desk.said[1:]
+    saved, worked = control_link.said[1:]
     assert isinstance(saved, e.StageSaved) and isinstance(worked, e.Worked)
     assert (saved.worker, saved.stage, saved.generation, saved.step) == ("w3", 2, 5, 8)
     assert saved.file == "stage-0002.safetensors" and saved.seconds > 0 and worked.spans[0].action == "write"
@@ -107,7 +107,7 @@ def test_memory_is_reused_unless_the_state_has_another_shape() -> None:
 
 
 def test_a_part_waits_until_the_last_one_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    desk, running = Desk(), []
+    control_link, running = ControlLink(), []
     write = saver.write_stage
 
     def slow(folder: Path, *given: Any) -> object:
@@ -118,7 +118,7 @@ def test_a_part_waits_until_the_last_one_is_written(tmp_path: Path, monkeypatch:
         return write(folder, *given)
 
     monkeypatch.setattr(saver, "write_stage", slow)
-    one = Saver(desk, FILES)
+    one = Saver(control_link, FILES)
     one.save_beside(part(tmp_path / "a"), state(1))
     one.save_beside(part(tmp_path / "b", 9), state(2))
     one.save(part(tmp_path / "c", 10), state(3))
@@ -133,19 +133,19 @@ def test_an_error_of_the_thread_is_reported(
     def fail(*given: Any) -> object:
         raise error
 
-    desk = Desk()
+    control_link = ControlLink()
     monkeypatch.setattr(saver, "write_stage", fail)
-    Saver(desk, FILES).save_beside(part(tmp_path), state())
-    assert desk.wait(2)[1] == reported
+    Saver(control_link, FILES).save_beside(part(tmp_path), state())
+    assert control_link.wait(2)[1] == reported
 
 
 def test_too_little_memory_for_a_copy_costs_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*given: Any, **options: Any) -> torch.Tensor:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
-    desk, one = Desk(), state()
+    control_link, one = ControlLink(), state()
     monkeypatch.setattr(saver.torch, "empty", none)
-    Saver(desk, FILES).save_beside(part(tmp_path), one)
-    (failed,) = desk.said
+    Saver(control_link, FILES).save_beside(part(tmp_path), one)
+    (failed,) = control_link.said
     assert isinstance(failed, e.SaveFailed) and "no memory for a copy of stage 2" in failed.detail
-    assert desk.writing is None and not list(tmp_path.iterdir())
+    assert control_link.writing is None and not list(tmp_path.iterdir())

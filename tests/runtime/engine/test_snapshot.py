@@ -22,7 +22,7 @@ from planaria.runtime.checkpoint.memory import MemoryFolder
 from planaria.runtime.engine.check import check
 from planaria.runtime.engine.prepare import prepare
 from planaria.runtime.engine.resolved import ResolvedRun
-from planaria.runtime.engine.unused import idle
+from planaria.runtime.engine.unused_settings import idle
 from waiting import until
 
 STAGES = 4

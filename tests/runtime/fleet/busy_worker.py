@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 import torch
 
 from planaria.control.events import Span, Worked
-from planaria.runtime.engine.desk import Desk
+from planaria.runtime.engine.control_link import ControlLink
 
 HEARTBEAT_S, BUSY_S = 0.25, 2.0
 
@@ -16,8 +16,8 @@ HEARTBEAT_S, BUSY_S = 0.25, 2.0
 def main(connection: Connection, worker: str, incarnation: int) -> None:
     """Beat, and compute without a pause for at least ``BUSY_S`` seconds; report when that was."""
     torch.set_num_threads(1)
-    desk = Desk(connection, HEARTBEAT_S)
-    desk.open()
+    control_link = ControlLink(connection, HEARTBEAT_S)
+    control_link.open()
     width, span = 64, Span(action="forward", start=0.0, end=0.0)
     while span.end - span.start < BUSY_S:  # the machine's speed is unknown
         points = torch.ones(1000, width)
@@ -25,5 +25,5 @@ def main(connection: Connection, worker: str, incarnation: int) -> None:
         torch.cdist(points, points, p=3.0)
         span = Span(action="forward", start=start, end=time.monotonic())
         width = int(width * max(1.5, 1.2 * BUSY_S / (span.end - span.start)))
-    desk.report(Worked(worker=worker, node=1, stage=1, generation=1, step=0, spans=[span], sent_bytes={}))
-    desk.next()
+    control_link.report(Worked(worker=worker, node=1, stage=1, generation=1, step=0, spans=[span], sent_bytes={}))
+    control_link.next()

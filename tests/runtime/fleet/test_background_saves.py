@@ -23,7 +23,7 @@ from planaria.control.statefile import read_state
 from planaria.faults import trace as traces
 from planaria.faults.trace import Fault, Trace
 from planaria.recovery.checkpoint import best_steps
-from planaria.report.run.saves import saves as measured
+from planaria.report.run.checkpoint_times import saves as measured
 from planaria.runtime.checkpoint.store import CheckpointStore
 
 STEPS = 12

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.models.families import stage_parameters
-from planaria.runtime.engine.needs import needs
+from planaria.runtime.engine.requirements import needs
 from planaria.runtime.fleet.devices import Device, Inventory, Name, Needs, device_of, lacking, require_devices
 
 GB = 10**9

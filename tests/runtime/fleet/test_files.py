@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from planaria.runtime.fleet import files
+from planaria.runtime.fleet.control_connections import Switchboard, call
 from planaria.runtime.fleet.files import Files, FileServer
-from planaria.runtime.fleet.switchboard import Switchboard, call
 from planaria.runtime.transport.listener import FILES
 from planaria.runtime.transport.secure import new_key
 

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.control.decisions import ORDER, Form, Load, Member
-from planaria.runtime.engine import provision
+from planaria.runtime.engine import run_files
 from planaria.runtime.engine.saver import StageFiles
 from planaria.runtime.engine.setup import SETUP, Setup
 from planaria.runtime.fleet import files, joining
@@ -112,7 +112,7 @@ def test_nothing_is_written_outside_the_cache(home: Path, monkeypatch: pytest.Mo
     drawn = [data.draw(plain | hostile) for _ in range(3)]
     with untouched(home) as cache, contextlib.suppress(UserError, ValidationError):
         setup, host = welcome(*drawn)
-        provision.provide(setup, "controller:1", host, cache, lambda _: None)
+        run_files.provide(setup, "controller:1", host, cache, lambda _: None)
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -22,9 +22,9 @@ from harness import ending, facts, tiny, train
 from planaria.control.decisions import Form, Keep, Link, Meet, Member, Settle
 from planaria.control.events import REPORT, OfferHeard, OfferRefused, StageReady, WorkerFailed
 from planaria.control.logs import RunRecord
-from planaria.runtime.engine.desk import Desk
+from planaria.runtime.engine.control_link import ControlLink
+from planaria.runtime.engine.messages import Messages
 from planaria.runtime.engine.position import Position
-from planaria.runtime.engine.post import Post
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.runner import StageRunner
 from planaria.runtime.engine.setup import Setup
@@ -57,29 +57,29 @@ class Victim:
         config = tiny(folder, stages=1, exchange={"replicas": 2, "kind": "noloco", "options": {"every": 2}})
         setup = Setup(config, folder, folder, "127.0.0.1", new_key())
         self.port, self.stranger = Port("127.0.0.1", setup.key), Port("127.0.0.1", setup.key)
-        resolved, self.desk = ResolvedRun(config), Desk(line, heartbeat_s=1.0)
-        here = Position("w1", resolved, self.desk.report)
-        transport = SocketTransport(self.port, self.desk.inbox)
-        self.post = Post(setup, resolved, here, self.desk, transport, lambda order: None)
+        resolved, self.control_link = ResolvedRun(config), ControlLink(line, heartbeat_s=1.0)
+        here = Position("w1", resolved, self.control_link.report)
+        transport = SocketTransport(self.port, self.control_link.inbox)
+        self.messages = Messages(setup, resolved, here, self.control_link, transport, lambda order: None)
         nodes = resolved.arrangement.nodes(1)
         self.low, self.high = nodes[0], nodes[1]
         column = resolved.column(0)
         members = [Member(node=n, stage=column.stage[n], worker=f"w{n}", source=Keep()) for n in column.stage]
-        self.post.move(self.low, Form(generation=1, step=7, outcome="started", members=members, links=[]))
+        self.messages.move(self.low, Form(generation=1, step=7, outcome="started", members=members, links=[]))
         self.runner, self.controller, self.round = StageRunner(config, 1), controller, 0
-        self.post.circle.begin({}, self.runner, 0)
+        self.messages.circle.begin({}, self.runner, 0)
 
     def meet(self) -> OfferPart:
         """Begin the next round; the label of what is sound in it."""
         self.round += 1
         link = Link(low=self.low, high=self.high, id=f"r{self.round}", at="")
-        self.post.meet(Meet(round=self.round, members=[0, 1], generations=[1, 1], links=[link]), self.runner)
+        self.messages.meet(Meet(round=self.round, members=[0, 1], generations=[1, 1], links=[link]), self.runner)
         return OfferPart(self.round, Content.BLOCKING)
 
     def hears(self, frames: Frames) -> list[OfferHeard | OfferRefused]:
         """What the node tells of these frames, until their sender has hung up."""
         channel = self.stranger.call(self.port.address, f"r{self.round}", SOON_S, lambda: False)
-        edge, reported = self.post.links.meeting[self.high], list[OfferHeard | OfferRefused]()
+        edge, reported = self.messages.links.meeting[self.high], list[OfferHeard | OfferRefused]()
         left = memoryview(b"".join(part for frame in frames for part in frame))
         while left:
             left = left[channel.write_some(left, left[:0]) :]
@@ -89,11 +89,11 @@ class Victim:
         deadline = time.monotonic() + SOON_S
         while not edge._over:
             assert time.monotonic() < deadline, "stands still"
-            if (item := self.desk.next(time.monotonic() + 0.01)) is not None:
-                self.post.hear(item)
+            if (item := self.control_link.next(time.monotonic() + 0.01)) is not None:
+                self.messages.hear(item)
         channel.close()
-        while (item := self.desk.next(time.monotonic())) is not None:  # waits for a thread that serves the edge
-            self.post.hear(item)
+        while (item := self.control_link.next(time.monotonic())) is not None:  # waits for a thread that serves the edge
+            self.messages.hear(item)
         while self.controller.poll():
             fact = REPORT.validate_json(self.controller.recv_bytes())
             assert isinstance(fact, OfferHeard | OfferRefused), fact
@@ -106,7 +106,7 @@ def victim(tmp_path: Path) -> Iterator[Victim]:
     controller, line = Pipe()
     made = Victim(tmp_path, controller, line)
     yield made
-    made.post.links.close()
+    made.messages.links.close()
     made.port.close()
     made.stranger.close()
 
@@ -121,7 +121,7 @@ def first_pass() -> Activation:
 
 def sound(victim: Victim, label: OfferPart) -> tuple[bytes, bytes]:
     """What an honest peer would say."""
-    own = victim.post.circle._own
+    own = victim.messages.circle._own
     assert own is not None and own.blocking is not None
     return framed(label, own.blocking + 0.25)
 
@@ -158,7 +158,7 @@ def test_each_invalid_frame_is_rejected_with_one_line_that_names_it(victim: Vict
     assert victim.hears([]) == [], "who hangs up is accused of nothing"
     (received,) = victim.hears([sound(victim, victim.meet())])
     assert isinstance(received, OfferHeard), "what was wrong is not held against the next round"
-    assert victim.post.circle.settle(victim.round, 0, {1: victim.high}, victim.runner).apart > 0
+    assert victim.messages.circle.settle(victim.round, 0, {1: victim.high}, victim.runner).apart > 0
 
 
 def fuzzed(rng: random.Random, label: OfferPart, good: tuple[bytes, bytes]) -> Frames:
@@ -202,7 +202,7 @@ def test_fuzzed_frames_are_rejected_with_one_line_or_ignored(victim: Victim, cas
             assert len(received) == 1, "the first word counts; the second may be lost as its sender hangs up"
         outcomes["refused" if refused else "heard" if received else "silent"] += 1
         if received:  # it uses an honest update, except for meaningless bits of a header
-            (update,) = victim.post.circle._received[victim.high].values()
+            (update,) = victim.messages.circle._received[victim.high].values()
             assert bytes(as_bytes(update)) == good[1]
     assert outcomes["refused"] > 0.8 * cases, outcomes
 

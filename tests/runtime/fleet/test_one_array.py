@@ -16,9 +16,9 @@ from planaria.control import events as e
 from planaria.faults.trace import Fault
 from planaria.runtime.checkpoint.loading import load_model, stage_for
 from planaria.runtime.engine import runs
-from planaria.runtime.engine.branch import starting_weights
 from planaria.runtime.engine.check import check
-from planaria.runtime.engine.weights import open_model
+from planaria.runtime.engine.starting_weights import starting_weights
+from planaria.runtime.engine.weight_sources import open_model
 from planaria.runtime.foreign import export_run, export_state
 
 ONE: dict[str, Any] = {"model": {"share": 4, "share_over": "model"}, "recovery": {"strategy": "survivor"}}

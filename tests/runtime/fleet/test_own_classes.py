@@ -16,7 +16,7 @@ from planaria.config.schema import FleetConfig, RunConfig
 from planaria.control import decisions as d
 from planaria.faults.trace import Fault
 from planaria.runtime.engine.check import check
-from planaria.runtime.engine.own_classes import own_classes
+from planaria.runtime.engine.custom_classes import own_classes
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 KILLS = [Fault(step=5, stage=2), Fault(step=9, stage=3)]

@@ -19,7 +19,7 @@ from harness import LiveWorkers, ending, facts, folder_of, inline, losses, outco
 from planaria.common.errors import UserError
 from planaria.control import decisions as d
 from planaria.control import events as e
-from planaria.report.run.narrate import story
+from planaria.report.run.event_lines import story
 
 
 @contextmanager

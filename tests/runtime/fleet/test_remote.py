@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from planaria.runtime.fleet.base import Gone, Said
+from planaria.runtime.fleet.control_connections import Switchboard, WorkerLine, call
 from planaria.runtime.fleet.remote import Lost, NewsQueue, RemoteFleet, Spawned
-from planaria.runtime.fleet.switchboard import Switchboard, WorkerLine, call
 from planaria.runtime.transport.secure import new_key
 from waiting import until
 

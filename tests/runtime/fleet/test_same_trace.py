@@ -12,8 +12,8 @@ from harness import digests, ending, facts, in_one_process, outcomes, tiny, trai
 from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
-from planaria.faults.generating import generate
 from planaria.faults.trace import Fault
+from planaria.faults.trace_generation import generate
 
 STEPS = 12
 FAULTS = [

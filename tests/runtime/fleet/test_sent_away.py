@@ -13,7 +13,7 @@ from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.logs import RunRecord
 from planaria.faults.trace import Fault
-from planaria.report.run.narrate import story
+from planaria.report.run.event_lines import story
 
 LIAR = 1
 """the replica"""

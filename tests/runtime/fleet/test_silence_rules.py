@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planaria.runtime.fleet.heartbeats import Silence
 from planaria.runtime.fleet.process import Activity, activity
-from planaria.runtime.fleet.silence import Silence
 from waiting import until
 
 BEAT_S, MISSED = 0.25, 4

@@ -21,11 +21,11 @@ from harness import tiny
 from planaria.control.decisions import Form, Keep, Link, Member, Rebuild, Source
 from planaria.control.events import REPORT, EdgeBroken
 from planaria.pipeline.plan.actions import Action
-from planaria.runtime.engine import post as post_office
-from planaria.runtime.engine.desk import Desk
-from planaria.runtime.engine.mail import Awaited, Mail
+from planaria.runtime.engine import messages as post_office
+from planaria.runtime.engine.control_link import ControlLink
+from planaria.runtime.engine.messages import Messages, Patience
 from planaria.runtime.engine.position import Position
-from planaria.runtime.engine.post import Patience, Post
+from planaria.runtime.engine.received_frames import Awaited, ReceivedFrames
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.setup import Setup
 from planaria.runtime.transport import edge as edges
@@ -61,29 +61,29 @@ places = st.tuples(st.integers(0, 3), st.integers(0, 3))
 
 @given(st.lists(st.one_of(places.map(lambda p: ("turn", *p)), places.map(lambda p: ("frame", *p)))))
 def test_mail_delivers_messages_of_this_generation_and_step_alone(story: list[tuple[str, int, int]]) -> None:
-    mail, sent = Mail(SHAPE, torch.float32), set[tuple[int, int]]()
+    frames_in, sent = ReceivedFrames(SHAPE, torch.float32), set[tuple[int, int]]()
     now = (0, 0)
     for what, generation, step in story:
         if what == "turn":
             if (generation, step) < now:
                 continue  # a worker never goes back; after a rollback the generation is higher
             now = (generation, step)
-            mail.turn(*now)
+            frames_in.turn(*now)
             sent = {place for place in sent if place >= now}
         else:
-            mail.put(1, *frame(first_visit(generation, step), value=10.0 * generation + step))
+            frames_in.put(1, *frame(first_visit(generation, step), value=10.0 * generation + step))
             if (generation, step) >= now:
                 sent.add((generation, step))
-        assert (Awaited(1, first_visit(*now)) in mail) == (now in sent)
+        assert (Awaited(1, first_visit(*now)) in frames_in) == (now in sent)
     if now in sent:
-        taken = mail.take(Awaited(1, first_visit(*now)))
+        taken = frames_in.take(Awaited(1, first_visit(*now)))
         assert torch.equal(taken, torch.full(SHAPE, 10.0 * now[0] + now[1]))
-        assert Awaited(1, first_visit(*now)) not in mail, "a message is used once"
+        assert Awaited(1, first_visit(*now)) not in frames_in, "a message is used once"
 
 
 # ---- a post whose edges lead nowhere
 
-Office = tuple[Post, Connection]
+Office = tuple[Messages, Connection]
 
 
 @dataclass(eq=False)
@@ -122,84 +122,86 @@ def office(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str) -> Iter
     ours, theirs = Pipe()
     setup = Setup(tiny(tmp_path, train={"device": device}), tmp_path, tmp_path, "127.0.0.1", new_key())
     port = Port("127.0.0.1", setup.key)
-    resolved, desk = ResolvedRun(setup.config), Desk(theirs, heartbeat_s=1.0)
-    here = Position("w2", resolved, desk.report)
-    transport = SocketTransport(port, desk.inbox)
-    post = Post(setup, resolved, here, desk, transport, lambda order: pytest.fail(f"a copy without an order: {order}"))
-    post.move(2, form(1, {(1, 2): "g1:1-2", (2, 3): "g1:2-3", (0, 1): "g1:0-1"}))
-    yield post, ours
+    resolved, control_link = ResolvedRun(setup.config), ControlLink(theirs, heartbeat_s=1.0)
+    here = Position("w2", resolved, control_link.report)
+    transport = SocketTransport(port, control_link.inbox)
+    messages = Messages(
+        setup, resolved, here, control_link, transport, lambda order: pytest.fail(f"a copy without an order: {order}")
+    )
+    messages.move(2, form(1, {(1, 2): "g1:1-2", (2, 3): "g1:2-3", (0, 1): "g1:0-1"}))
+    yield messages, ours
     port.close()
 
 
 def test_links_keep_an_edge_while_its_id_stays(office: Office) -> None:
-    post, _ = office
-    before, replaced = post.links.edges[1], post.links.edges[3]
-    assert set(post.links.edges) == {1, 3}, "stage 2 has no part in the edge 0-1"
-    post.hear(Opened(before, 0.0))
-    post.move(2, form(2, {(1, 2): "g1:1-2", (2, 3): "g2:2-3"}))
-    assert post.links.edges[1] is before and not before.abandoned
-    assert post.links.edges[3] is not replaced and replaced.abandoned
-    assert post.links.unopened == [3]
-    called = {peer: edge.spec.at for peer, edge in post.links.edges.items()}
+    messages, _ = office
+    before, replaced = messages.links.edges[1], messages.links.edges[3]
+    assert set(messages.links.edges) == {1, 3}, "stage 2 has no part in the edge 0-1"
+    messages.hear(Opened(before, 0.0))
+    messages.move(2, form(2, {(1, 2): "g1:1-2", (2, 3): "g2:2-3"}))
+    assert messages.links.edges[1] is before and not before.abandoned
+    assert messages.links.edges[3] is not replaced and replaced.abandoned
+    assert messages.links.unopened == [3]
+    called = {peer: edge.spec.at for peer, edge in messages.links.edges.items()}
     assert called == {1: "w1's:1", 3: ""}, "the high end of an edge calls the low one"
 
 
 def test_both_ends_of_a_rebuild_have_an_edge_until_it_ends(office: Office) -> None:
-    post, _ = office
-    post.move(2, form(2, {(1, 2): "g1:1-2"}, {3: Rebuild(by="checkfree", donors=[2, 4])}))
-    (gift,) = post.links.transfers.values()
+    messages, _ = office
+    messages.move(2, form(2, {(1, 2): "g1:1-2"}, {3: Rebuild(by="checkfree", donors=[2, 4])}))
+    (gift,) = messages.links.transfers.values()
     assert (gift.spec.link_id, gift.spec.peer, gift.spec.at) == ("g2:state:2>3", 3, "w3's:1"), "donors call"
-    post.move(2, form(3, {(1, 2): "g1:1-2"}, {2: Rebuild(by="checkfree", donors=[1, 3])}))
+    messages.move(2, form(3, {(1, 2): "g1:1-2"}, {2: Rebuild(by="checkfree", donors=[1, 3])}))
     assert gift.abandoned
-    assert {edge.spec.link_id for edge in post.links.transfers.values()} == {"g3:state:1>2", "g3:state:3>2"}
-    assert {edge.spec.at for edge in post.links.transfers.values()} == {""}
-    post.links.end_transfers()
-    assert not post.links.transfers
+    assert {edge.spec.link_id for edge in messages.links.transfers.values()} == {"g3:state:1>2", "g3:state:3>2"}
+    assert {edge.spec.at for edge in messages.links.transfers.values()} == {""}
+    messages.links.end_transfers()
+    assert not messages.links.transfers
 
 
 @pytest.mark.parametrize("kind", ["frame", "state", "broken", "opened"])
 def test_items_of_an_edge_of_an_older_generation_are_ignored(office: Office, kind: str) -> None:
-    post, controller = office
-    old: Any = post.links.edges[3]
-    post.move(2, form(2, {(1, 2): "g1:1-2", (2, 3): "g2:2-3"}))
+    messages, controller = office
+    old: Any = messages.links.edges[3]
+    messages.move(2, form(2, {(1, 2): "g1:1-2", (2, 3): "g2:2-3"}))
     item = {
         "frame": Arrived(old, *frame(first_visit(2, 7))),
         "state": Arrived(old, *frame(State(3))),
         "broken": Broken(old, "connection reset"),
         "opened": Opened(old, 0.1),
     }[kind]
-    post.hear(item)
+    messages.hear(item)
     waiting = [Awaited(old.spec.peer, label) for label in (first_visit(2, 7), State(3))]
-    assert not [frame for frame in waiting if frame in post.mail] and old not in post.links.opened
+    assert not [frame for frame in waiting if frame in messages.frames_in] and old not in messages.links.opened
     assert not controller.poll(), "a false alarm would cost a generation"
 
 
 def test_a_frame_of_a_wrong_shape_is_reported(office: Office) -> None:
-    post, controller = office
-    post.hear(Arrived(post.links.edges[1], *frame(first_visit(1, 7), shape=(2, 32, 31))))
+    messages, controller = office
+    messages.hear(Arrived(messages.links.edges[1], *frame(first_visit(1, 7), shape=(2, 32, 31))))
     report = REPORT.validate_json(controller.recv_bytes())
     assert isinstance(report, EdgeBroken)
     assert (report.node, report.peer, report.generation) == (2, 1, 1)
     for part in ("worker w2 (stage 2) and stage 1", "[2, 32, 31]", "step 7", "generation 1"):
         assert part in report.detail
-    assert Awaited(1, first_visit(1, 7)) not in post.mail
+    assert Awaited(1, first_visit(1, 7)) not in messages.frames_in
 
 
 def test_a_frame_of_the_present_generation_is_accepted(office: Office) -> None:
-    post, _ = office
-    post.hear(Arrived(post.links.edges[1], *frame(first_visit(1, 7))))
-    assert post.input_of(SECOND_VISIT) == Awaited(1, first_visit(1, 7))
-    assert post.input_of(SECOND_VISIT) in post.mail
+    messages, _ = office
+    messages.hear(Arrived(messages.links.edges[1], *frame(first_visit(1, 7))))
+    assert messages.input_of(SECOND_VISIT) == Awaited(1, first_visit(1, 7))
+    assert messages.input_of(SECOND_VISIT) in messages.frames_in
     own_data = Action("forward", 4, 0, node=0, source=None, target=1)
-    assert post.input_of(own_data) is None, "it waits for no message"
+    assert messages.input_of(own_data) is None, "it waits for no message"
 
 
 def test_a_wait_beyond_the_timeout_is_reported_once_and_continues(office: Office) -> None:
-    post, controller = office
-    post.patience = Patience(0.01)
-    gradient = Arrived(post.links.edges[3], *frame(GradientShare(1, 7), shape=(4,), value=2.0))
-    threading.Timer(0.2, lambda: post.desk.inbox.put(gradient)).start()
-    (taken,) = post.take_shares([3], torch.zeros(4))
+    messages, controller = office
+    messages.patience = Patience(0.01)
+    gradient = Arrived(messages.links.edges[3], *frame(GradientShare(1, 7), shape=(4,), value=2.0))
+    threading.Timer(0.2, lambda: messages.control_link.inbox.put(gradient)).start()
+    (taken,) = messages.take_shares([3], torch.zeros(4))
     assert torch.equal(taken, torch.full((4,), 2.0))
     report = REPORT.validate_json(controller.recv_bytes())
     assert isinstance(report, EdgeBroken) and report.peer == 3
@@ -208,11 +210,11 @@ def test_a_wait_beyond_the_timeout_is_reported_once_and_continues(office: Office
 
 
 def test_a_gradient_of_a_wrong_shape_is_rejected_and_waited_for_again(office: Office) -> None:
-    post, controller = office
-    post.hear(Arrived(post.links.edges[3], *frame(GradientShare(1, 7), shape=(3,))))
-    gradient = Arrived(post.links.edges[3], *frame(GradientShare(1, 7), shape=(4,)))
-    threading.Timer(0.2, lambda: post.desk.inbox.put(gradient)).start()
-    (taken,) = post.take_shares([3], torch.zeros(4))
+    messages, controller = office
+    messages.hear(Arrived(messages.links.edges[3], *frame(GradientShare(1, 7), shape=(3,))))
+    gradient = Arrived(messages.links.edges[3], *frame(GradientShare(1, 7), shape=(4,)))
+    threading.Timer(0.2, lambda: messages.control_link.inbox.put(gradient)).start()
+    (taken,) = messages.take_shares([3], torch.zeros(4))
     assert taken.shape == (4,)
     report = REPORT.validate_json(controller.recv_bytes())
     assert isinstance(report, EdgeBroken) and "its gradient is not [4] numbers" in report.detail
@@ -229,30 +231,30 @@ class OnDevice(Tensor):
 
 @pytest.mark.parametrize("device", ["cuda"], indirect=True)
 def test_results_are_sent_once_on_the_host_unless_a_generation_has_begun(office: Office) -> None:
-    post, _ = office
-    copier, sent = cast(FakeCopier, post.staging._copier), list[tuple[Label, float]]()
-    edge: Any = post.links.edges[3]
+    messages, _ = office
+    copier, sent = cast(FakeCopier, messages.staging._copier), list[tuple[Label, float]]()
+    edge: Any = messages.links.edges[3]
     edge.send = lambda label, payload: sent.append((label, payload.sum().item()))
     first = Action("forward", 0, 2, node=2, source=1, target=3)
     for number, generation in ((1.0, 1), (2.0, 2)):
-        post.send(first, torch.full((3,), number).as_subclass(OnDevice))
+        messages.send(first, torch.full((3,), number).as_subclass(OnDevice))
         assert not sent, "it is being copied"
         if generation == 1:  # a neighbour is killed; this edge stays
-            post.move(2, form(2, {(1, 2): "g1:1-2", (2, 3): "g1:2-3"}))
+            messages.move(2, form(2, {(1, 2): "g1:1-2", (2, 3): "g1:2-3"}))
     for event in copier.events:
         event.happen()
-    until(lambda: not post.staging.under_way)
+    until(lambda: not messages.staging.under_way)
     assert sent == [(first_visit(2, 7)._replace(hop=2), 6.0)]
 
 
 @pytest.mark.parametrize("device", ["cuda"], indirect=True)
 def test_arrivals_are_copied_to_the_device_at_once_and_joined_when_taken(office: Office) -> None:
-    post, _ = office
-    copier, (header, payload) = cast(FakeCopier, post.staging._copier), frame(first_visit(1, 7))
-    post.hear(Arrived(post.links.edges[1], header, payload.as_subclass(OnDevice)))
+    messages, _ = office
+    copier, (header, payload) = cast(FakeCopier, messages.staging._copier), frame(first_visit(1, 7))
+    messages.hear(Arrived(messages.links.edges[1], header, payload.as_subclass(OnDevice)))
     (event,) = copier.events
     assert not copier.joined
-    taken = post.take(Awaited(1, first_visit(1, 7)))
+    taken = messages.take(Awaited(1, first_visit(1, 7)))
     assert len(copier.joined) == 1 and copier.joined[0] is taken
     event.happen()
     assert torch.equal(taken.as_subclass(Tensor), payload)

@@ -13,7 +13,7 @@ from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.logs import RunRecord
-from planaria.report.run.narrate import story
+from planaria.report.run.event_lines import story
 from planaria.report.run.run_verdict import facts_of, verdict
 from planaria.runtime.checkpoint.store import CheckpointStore
 

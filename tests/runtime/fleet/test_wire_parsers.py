@@ -27,14 +27,14 @@ from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.faults.trace import Fault
-from planaria.runtime.engine import surveyor
+from planaria.runtime.engine import link_survey_node
 from planaria.runtime.engine.join import _setup
-from planaria.runtime.engine.needs import needs
+from planaria.runtime.engine.requirements import needs
 from planaria.runtime.engine.setup import SETUP, Setup
-from planaria.runtime.fleet import files, guest, joining
+from planaria.runtime.fleet import files, joined_machine, joining
+from planaria.runtime.fleet.control_connections import Switchboard, call
 from planaria.runtime.fleet.files import FileServer
 from planaria.runtime.fleet.joining import Door, read_door
-from planaria.runtime.fleet.switchboard import Switchboard, call
 from planaria.runtime.transport import wire
 from planaria.runtime.transport.edge import Edge, EdgeSpec
 from planaria.runtime.transport.listener import CALLED_FOR, FILES, VISITOR, Caller, answers, connect, greeted, greeting
@@ -91,8 +91,12 @@ PARSERS: dict[str, tuple[Callable[[bytes], object], type[Exception], list[Any]]]
     "files, answered": (files._ANSWER.validate_json, ValidationError, plain(ANSWERS)),
     "order": (d.ORDER.validate_json, ValidationError, plain(ORDERS)),
     "report": (e.REPORT.validate_json, ValidationError, plain(REPORTS)),
-    "survey, order": (surveyor.ORDER.validate_json, ValidationError, plain([surveyor.Probe()])),
-    "survey, report": (surveyor.REPORT.validate_json, ValidationError, plain([surveyor.Failed(link="x", detail="y")])),
+    "survey, order": (link_survey_node.ORDER.validate_json, ValidationError, plain([link_survey_node.Probe()])),
+    "survey, report": (
+        link_survey_node.REPORT.validate_json,
+        ValidationError,
+        plain([link_survey_node.Failed(link="x", detail="y")]),
+    ),
 }
 
 
@@ -209,7 +213,7 @@ def test_a_file_server_closes_the_line_whatever_comes(words: list[bytes]) -> Non
 def visiting(line: Recorded) -> Iterator[None]:
     """Machines that join call this line."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(guest, "call", lambda *_: line)
+        patch.setattr(joined_machine, "call", lambda *_: line)
         yield
 
 
@@ -218,7 +222,7 @@ def test_a_machine_that_joins_reports_unreadable_answers_in_one_line(answer: byt
     line = Recorded(answer)
     with visiting(line):
         try:
-            guest.Visit(Door(at="127.0.0.1:1", key="00" * 32), 1)
+            joined_machine.Visit(Door(at="127.0.0.1:1", key="00" * 32), 1)
         except (UserError, OSError) as error:
             assert "\n" not in str(error)
 
@@ -241,7 +245,7 @@ class Pool:
 def test_a_joined_machine_leaves_at_an_unreadable_message(words: list[bytes]) -> None:
     line = Recorded(TO_GUEST[0].model_dump_json().encode(), *words)
     with visiting(line):
-        stay = guest.Visit(Door(at="127.0.0.1:1", key="00" * 32), 1)
+        stay = joined_machine.Visit(Door(at="127.0.0.1:1", key="00" * 32), 1)
         line.closed = True  # no beats
         pool: Any = Pool()
         assert stay.stay(pool, 60.0, lambda: "", lambda _: None).how in ("lost", "over", "unwelcome", "again")

@@ -19,8 +19,8 @@ from planaria.faults.checks import require_edges, require_listeners, require_rea
 from planaria.faults.trace import Fault
 from planaria.runtime.engine import runs
 from planaria.runtime.engine.resolved import ResolvedRun
+from planaria.runtime.fleet.control_connections import call
 from planaria.runtime.fleet.joining import Strike, read_door
-from planaria.runtime.fleet.switchboard import call
 from planaria.runtime.transport.listener import VISITOR
 from planaria.runtime.transport.secure import StrangerError
 

@@ -15,7 +15,7 @@ from planaria.pipeline.network.measuring import Link, Pair, Spread, between_site
 from planaria.pipeline.network.topology import Node, NodeGroup, Topology
 from planaria.report.live.bars import SurveyProgress
 from planaria.report.tables import Table, show
-from planaria.runtime.engine.survey import survey
+from planaria.runtime.engine.link_survey import survey
 
 MOST_NODES = 128
 """each runs as a process of this machine"""

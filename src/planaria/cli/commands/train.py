@@ -16,11 +16,11 @@ from planaria.config.schema import RunConfig
 from planaria.report.live.trackers import trackers
 from planaria.runtime.configuration import configure
 from planaria.runtime.engine import runs
-from planaria.runtime.engine.branch import starting_weights, weight_warnings
 from planaria.runtime.engine.check import check, read_faults
 from planaria.runtime.engine.copy_costs import copies_stated
 from planaria.runtime.engine.fleet import PRELOAD
-from planaria.runtime.engine.unused import require_used
+from planaria.runtime.engine.starting_weights import starting_weights, weight_warnings
+from planaria.runtime.engine.unused_settings import require_used
 from planaria.runtime.fleet.spawner import fork_server
 from planaria.runtime.training import existing_run, train
 

@@ -35,11 +35,11 @@ def watch(folders: Sequence[Path], address: Address, token_file: Path | None, ch
     :raises UserError: before serving, if a folder is not a run, or another argument is invalid.
     """
     require_server("watch")
+    from planaria.report.live_page.following import Telling
     from planaria.report.live_page.guard import new_token
     from planaria.report.live_page.limits import MOST_RUNS
     from planaria.report.live_page.server import Page
     from planaria.report.live_page.serving import Server, serve
-    from planaria.report.live_page.telling import Telling
 
     if len(folders) > MOST_RUNS:
         raise UserError(f"watch: shows at most {MOST_RUNS} runs, not {len(folders)}")

@@ -22,9 +22,9 @@ from planaria.exchange.coded.base import Task
 from planaria.exchange.coded.coding import Coding, Counted, Sent, coding_of
 from planaria.exchange.coded.facts import CloseRound, ResultsSent
 from planaria.pipeline.plan.actions import Plan
-from planaria.runtime.engine.desk import Interrupted
-from planaria.runtime.engine.perform import perform
-from planaria.runtime.engine.post import Post
+from planaria.runtime.engine.control_link import Interrupted
+from planaria.runtime.engine.messages import Messages
+from planaria.runtime.engine.plan_execution import perform
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.runner import StageRunner
 from planaria.runtime.engine.samples import Data
@@ -65,10 +65,10 @@ class CodedSteps:
         return next(self.work(step, (), number)).plan
 
     def run(
-        self, post: Post, runner: StageRunner, data: Data, spans: list[e.Span], begun: Callable[[int], None]
+        self, messages: Messages, runner: StageRunner, data: Data, spans: list[e.Span], begun: Callable[[int], None]
     ) -> None:
         """Run a step (``StepWork.run``)."""
-        CodedRounds(self, post, runner, data, spans).run(begun)
+        CodedRounds(self, messages, runner, data, spans).run(begun)
 
     def work(self, step: int, counted: Counted, replica: int) -> Iterator[Work]:
         """Yield ``replica``'s tasks in the round after those in ``counted``."""
@@ -159,11 +159,13 @@ def _of(given: Callable[[int], T] | None, places: Sequence[int]) -> Callable[[in
 class CodedRounds:
     """A worker's part in the rounds of one coded step."""
 
-    def __init__(self, steps: CodedSteps, post: Post, runner: StageRunner, data: Data, spans: list[e.Span]) -> None:
+    def __init__(
+        self, steps: CodedSteps, messages: Messages, runner: StageRunner, data: Data, spans: list[e.Span]
+    ) -> None:
         """Each action's span is appended to ``spans``."""
-        self._steps, self._post, self._runner, self._data, self._spans = steps, post, runner, data, spans
-        nodes = post.here.present.peers(post.here.node)
-        self._others = {replica: node for replica, node in enumerate(nodes) if node != post.here.node}
+        self._steps, self._messages, self._runner, self._data, self._spans = steps, messages, runner, data, spans
+        nodes = messages.here.present.peers(messages.here.node)
+        self._others = {replica: node for replica, node in enumerate(nodes) if node != messages.here.node}
         self._counted: Counted = ()
         self._sums = Sums()
 
@@ -173,34 +175,34 @@ class CodedRounds:
         :param begun: called with the number of each round.
         :raises Interrupted: when the controller cancels the step.
         """
-        here = self._post.here
+        here = self._messages.here
         while len(self._counted) < self._steps.coding.rounds:
             begun(len(self._counted))
             counted = frozenset(self._round().counted)
             self._sums.close(here.number in counted)
             self._counted = (*self._counted, counted)
         start = time.monotonic()
-        self._post.desk.at("exchange", here.step)
+        self._messages.control_link.at("exchange", here.step)
         self._steps.absorb(self._runner, self._counted, self._vector)
         self._spans.append(e.Span(action="exchange", start=start, end=time.monotonic()))
 
     def _round(self) -> CloseRound:
         """Work until the controller ends the round."""
-        here = self._post.here
+        here = self._messages.here
         try:
             for work in self._steps.work(here.step, self._counted, here.number):
-                self._post.first_pass = work.number * self._steps.microbatches
+                self._messages.first_pass = work.number * self._steps.microbatches
                 self._steps.begin(self._runner, work, self._data)
-                perform(work.plan, self._post, self._runner, self._spans)
+                perform(work.plan, self._messages, self._runner, self._spans)
                 round, share = len(self._counted), self._runner.share()
                 if (vector := self._sums.add(work.task, here.number, round, share)) is not None:
                     part = self._steps.part(Sent(here.number, round, work.task.job, work.task.vector))
                     for node in self._others.values():
-                        self._post.send_share(node, vector, part)
+                        self._messages.send_share(node, vector, part)
             here.report(ResultsSent, round=len(self._counted))
-            self._post.desk.at("exchange", here.step)
+            self._messages.control_link.at("exchange", here.step)
             while True:
-                self._post.hear(self._post.desk.next())
+                self._messages.hear(self._messages.control_link.next())
         except Interrupted as interrupted:
             order = interrupted.order
             if isinstance(order, CloseRound) and (order.generation, order.step) == (here.generation, here.step):
@@ -209,7 +211,7 @@ class CodedRounds:
 
     def _vector(self, sent: Sent) -> Tensor:
         """Return the vector of a node of this stage in a counted round, waiting for other nodes' vectors."""
-        if sent.replica == self._post.here.number:
+        if sent.replica == self._messages.here.number:
             return self._sums.sent[sent]
         like, node = self._runner.share(), self._others[sent.replica]
-        return self._post.take_shares([node], like, self._steps.part(sent))[0]
+        return self._messages.take_shares([node], like, self._steps.part(sent))[0]

@@ -135,7 +135,7 @@ def _add_weigh(commands: Any) -> None:
 
 
 def _compare(given: argparse.Namespace) -> int:
-    from planaria.faults.blows import lost_of
+    from planaria.faults.failure_groups import lost_of
     from planaria.lab.comparing import Asked
     from planaria.lab.comparison import compare, trace_laid
     from planaria.lab.dry_run import dry_run

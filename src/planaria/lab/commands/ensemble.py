@@ -34,7 +34,7 @@ from planaria.report.live.bars import CountProgress
 from planaria.report.tables import Table, show
 from planaria.runtime.complete import note_context
 from planaria.runtime.engine import runs
-from planaria.runtime.engine.weights import open_model
+from planaria.runtime.engine.weight_sources import open_model
 from planaria.runtime.foreign import export_run
 
 MOST_WINDOWS = 500

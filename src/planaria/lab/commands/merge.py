@@ -27,7 +27,7 @@ from planaria.lab.experts.manifest import TOKENIZER, Manifest
 from planaria.lab.experts.reading import domain_samples, kept_sums, windows
 from planaria.models import fusing
 from planaria.models.stages import Llama
-from planaria.runtime.engine.weights import open_model
+from planaria.runtime.engine.weight_sources import open_model
 from planaria.swarm.commands.realign import write
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy, usage_of

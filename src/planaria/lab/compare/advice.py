@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from planaria.common.errors import UserError
 from planaria.config.options import Options
 from planaria.config.schema import RunConfig
-from planaria.faults.generating import per_step_probability
+from planaria.faults.trace_generation import per_step_probability
 from planaria.lab.compare.clock import Clock, clock_of
 from planaria.lab.compare.experience import Curve, Experience, Range, Swapped, way_of
 from planaria.models.families import parameters

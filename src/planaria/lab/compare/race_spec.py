@@ -13,9 +13,9 @@ from pydantic import Field
 from planaria.common.errors import UserError, nearest
 from planaria.config.bounds import EXACT, Fraction, Natural, Stages
 from planaria.config.schema import RunConfig, Section
-from planaria.faults.blows import Lost
-from planaria.faults.generating import generate
+from planaria.faults.failure_groups import Lost
 from planaria.faults.trace import Trace
+from planaria.faults.trace_generation import generate
 from planaria.lab.trials.arms import Armed, Rules, file_name, table_of
 from planaria.lab.trials.jobs import Processes
 from planaria.recovery import RECOVERIES

@@ -26,7 +26,7 @@ from planaria.recovery.chain import Plan as RecoveryPlan
 from planaria.recovery.chain import ages_by_stage
 from planaria.runtime.engine.check import require_device, require_sound
 from planaria.runtime.engine.copies import Keeping, workshop
-from planaria.runtime.engine.perform import adding
+from planaria.runtime.engine.plan_execution import adding
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.runner import StageRunner, added
 from planaria.runtime.engine.samples import Data, batches, masks

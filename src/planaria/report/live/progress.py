@@ -13,7 +13,7 @@ from planaria.control.decisions import Decision, Form
 from planaria.control.events import Event
 from planaria.control.run_record import Metric, StepMetric
 from planaria.report.live.bars import columns
-from planaria.report.run.narrate import Line, Narrator, Tone
+from planaria.report.run.event_lines import Line, Narrator, Tone
 
 STYLES: dict[Tone, str] = {
     "fault": "yellow", "slow": "yellow", "loss": "red", "rebirth": "green", "rollback": "magenta",

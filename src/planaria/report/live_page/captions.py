@@ -8,8 +8,8 @@ from typing import NamedTuple
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.report.membership import Membership
+from planaria.report.run.event_lines import SLOWNESS
 from planaria.report.run.naming import Naming, replicas, stages
-from planaria.report.run.narrate import SLOWNESS
 from planaria.report.run.verdict_lines import line
 
 

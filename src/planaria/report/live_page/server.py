@@ -24,9 +24,9 @@ from planaria.common.request_body import read_body
 from planaria.report.live import prometheus
 from planaria.report.live.prometheus import CONTENT_TYPE, Sample
 from planaria.report.live.tally import Tally
+from planaria.report.live_page.following import Telling
 from planaria.report.live_page.frames import SCHEMA
 from planaria.report.live_page.limits import ASK_S, LARGEST_BODY, LEAVE_S, MOST_STREAMS
-from planaria.report.live_page.telling import Telling
 
 Strike = Callable[[Path, str, int, str], str]
 """Injects a fault: (run's folder, worker, incarnation, fault) → result. Raises UserError without such a worker."""

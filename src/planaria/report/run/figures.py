@@ -10,10 +10,10 @@ import plotly.graph_objects as go
 
 from planaria.control.run_record import Metric, RunRecord, StepMetric
 from planaria.report import theme
+from planaria.report.run.event_lines import SIGNS, Line
 from planaria.report.run.naming import naming_of
-from planaria.report.run.narrate import SIGNS, Line
 from planaria.report.run.recovery_timeline import RecoveryTiming
-from planaria.report.run.stays import Holding
+from planaria.report.run.stage_holders import Holding
 from planaria.report.theme import BLUE, GREEN, GREY, INK, ORANGE, PAPER, RED, TEAL, VIOLET, figure, label, lanes
 
 ROW = 30

@@ -14,6 +14,8 @@ from planaria.control.events import RunStarted
 from planaria.control.logs import RunRecord, read_run
 from planaria.report import page
 from planaria.report.run import diagnosis, features, snapshots, stage_peaks
+from planaria.report.run.checkpoint_times import saves
+from planaria.report.run.event_lines import story
 from planaria.report.run.figures import (
     RECOVERIES_DRAWN,
     bytes_figure,
@@ -26,13 +28,11 @@ from planaria.report.run.figures import (
 from planaria.report.run.gantt import death_figure, idle_fraction, ordinary_step, step_figure
 from planaria.report.run.ledger import prove_exactly_once, sample_ledger
 from planaria.report.run.naming import naming_of
-from planaria.report.run.narrate import story
 from planaria.report.run.recovery_timeline import RecoveryTiming, faults_summary, recoveries
 from planaria.report.run.replica_report import replica_section
 from planaria.report.run.round_history import gatherings, totals
 from planaria.report.run.run_verdict import facts_of, verdict
-from planaria.report.run.saves import saves
-from planaria.report.run.stays import holdings, machine_section
+from planaria.report.run.stage_holders import holdings, machine_section
 from planaria.report.run.summary import measured
 from planaria.report.words import counted
 

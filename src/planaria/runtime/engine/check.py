@@ -18,8 +18,8 @@ from planaria.models.families import check_shapes, family
 from planaria.models.optimizers import optimizer
 from planaria.pipeline.plan.check import require
 from planaria.recovery import RECOVERIES
-from planaria.runtime.engine.needs import needs, require_network
 from planaria.runtime.engine.origin import START, run_started
+from planaria.runtime.engine.requirements import needs, require_network
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.step_work import step_work
 from planaria.runtime.fleet.local import devices_here

@@ -24,25 +24,25 @@ from planaria.faults.injector import TraceChaos
 from planaria.planner.problem import Problem, Solution
 from planaria.planner.replan import measured, replan
 from planaria.planner.schedule import Schedule
-from planaria.runtime.engine import surveyor, worker
-from planaria.runtime.engine.needs import needs, require_answers
+from planaria.runtime.engine import link_survey_node, worker
 from planaria.runtime.engine.one_process import inline_config, one_process, peak_report
 from planaria.runtime.engine.origin import START, Origin, run_started
 from planaria.runtime.engine.prepare import Prepared
-from planaria.runtime.engine.provision import settled
+from planaria.runtime.engine.requirements import needs, require_answers
+from planaria.runtime.engine.run_files import settled
 from planaria.runtime.engine.runs import SCHEDULE
 from planaria.runtime.engine.setup import CHECKPOINTS, DATA, RUN, SETUP, Setup
 from planaria.runtime.engine.snapshots import prepare_memory
 from planaria.runtime.engine.stopping import stop_asked
 from planaria.runtime.fleet.base import Elastic, Fleet, Ground, Work
-from planaria.runtime.fleet.guests import OpenFleet, Terms
 from planaria.runtime.fleet.joining import kept_key
 from planaria.runtime.fleet.local import ground
+from planaria.runtime.fleet.open_fleet import OpenFleet, Terms
 from planaria.runtime.transport.address import Reach
 from planaria.runtime.transport.listener import no_answer
 from planaria.runtime.transport.secure import new_key
 
-PRELOAD = [worker.__name__, surveyor.__name__, "torch._dynamo"]
+PRELOAD = [worker.__name__, link_survey_node.__name__, "torch._dynamo"]
 """modules that workers are forked with; an optimizer's first step would import torch._dynamo, a CPU-second in each"""
 
 

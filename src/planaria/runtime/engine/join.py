@@ -16,12 +16,12 @@ from planaria.common.documents import first, refuse_nul
 from planaria.common.errors import RunStopped, UserError
 from planaria.common.signals import interrupted
 from planaria.runtime.engine.fleet import PRELOAD
-from planaria.runtime.engine.needs import needs
-from planaria.runtime.engine.provision import settled
+from planaria.runtime.engine.requirements import needs
+from planaria.runtime.engine.run_files import settled
 from planaria.runtime.engine.setup import SETUP, Setup
 from planaria.runtime.engine.stopping import stop_asked
 from planaria.runtime.fleet.devices import require_devices
-from planaria.runtime.fleet.guest import Ending, Visit
+from planaria.runtime.fleet.joined_machine import Ending, Visit
 from planaria.runtime.fleet.joining import DOOR, Door, read_door, read_key
 from planaria.runtime.fleet.process_pool import Orders, ProcessPool
 from planaria.runtime.transport.address import REACHABLE, Reach

@@ -1,7 +1,7 @@
 """Exchange rounds of replicas that train in lockstep because their microbatches cross replicas (``routing.mixed``).
 
 A round is part of the training step after which it starts or settles. Its result becomes permanent when that step
-commits, and is discarded with the step. In all other runs the controller starts rounds (``Post.meet``).
+commits, and is discarded with the step. In all other runs the controller starts rounds (``Messages.meet``).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from planaria.exchange.base import Exchange
 from planaria.runtime.engine.exchange_round import Made
-from planaria.runtime.engine.post import Post
+from planaria.runtime.engine.messages import Messages
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.runner import NonFinite, StageRunner
 from planaria.runtime.transport.wire import Content
@@ -33,7 +33,7 @@ class LockstepRounds:
         self._made: tuple[int, Made] | None = None
         """number and result of the round that the current step settles"""
 
-    def run(self, post: Post, runner: StageRunner) -> None:
+    def run(self, messages: Messages, runner: StageRunner) -> None:
         """After a step's passes, start and settle the rounds that belong to it.
 
         Applies the step's update revocably first, since a round exchanges the updated weights.
@@ -41,49 +41,51 @@ class LockstepRounds:
         :raises Interrupted: if the controller cancels the step.
         :raises NonFinite: if a replica sends an invalid update.
         """
-        commits, before = post.here.step + 1, rounds_by(self._exchange, post.here.step)
+        commits, before = messages.here.step + 1, rounds_by(self._exchange, messages.here.step)
         every, settles = self._exchange.interval, rounds_by(self._exchange, commits) > before
         begins = bool(every) and commits % (every or 1) == 0
         self._made = None
         if not begins and not settles:
             return
-        runner.prepare(post.here.step)
+        runner.prepare(messages.here.step)
         if begins:
-            self._offer(post, runner, commits // (every or 1) - 1)
-        if settles and post.circle.pending(before):  # a new generation drops pending rounds
-            post.circle.outer.hold()
-            peers = {replica: node for replica, node in self._group(post, before).items() if node != post.here.node}
-            self._made = before, post.circle.settle(before, post.here.number, peers, runner)
+            self._offer(messages, runner, commits // (every or 1) - 1)
+        if settles and messages.circle.pending(before):  # a new generation drops pending rounds
+            messages.circle.outer.hold()
+            peers = {
+                replica: node for replica, node in self._group(messages, before).items() if node != messages.here.node
+            }
+            self._made = before, messages.circle.settle(before, messages.here.number, peers, runner)
 
     def committed(self) -> tuple[int, Made] | None:
         """Return and clear the round that the committed step settled."""
         made, self._made = self._made, None
         return made
 
-    def _offer(self, post: Post, runner: StageRunner, round: int) -> None:
+    def _offer(self, messages: Messages, runner: StageRunner, round: int) -> None:
         """Exchange updates with the other replicas of the group; NonFinite if a replica sends an invalid update."""
-        me, circle, group = post.here.number, post.circle, self._group(post, round)
+        me, circle, group = messages.here.number, messages.circle, self._group(messages, round)
         update = circle.update(round, runner)
-        updates = circle.updates_for(post.here.step, me, [replica for replica in group if replica != me])
-        nodes = [node for node in group.values() if node != post.here.node]
+        updates = circle.updates_for(messages.here.step, me, [replica for replica in group if replica != me])
+        nodes = [node for node in group.values() if node != messages.here.node]
         for part, content in enumerate(_PARTS):
             own = update.prefetched if content == Content.PREFETCHED else update.blocking
             if own is None:
                 continue
             for replica, node in group.items():
-                if node != post.here.node:
+                if node != messages.here.node:
                     sent = own if content == Content.PREFETCHED else updates[replica].blocking
                     assert sent is not None
-                    post.send_share(node, sent, part)
-            for node, received in zip(nodes, post.take_shares(nodes, None, part), strict=True):
+                    messages.send_share(node, sent, part)
+            for node, received in zip(nodes, messages.take_shares(nodes, None, part), strict=True):
                 circle.receive(node, content, received)
         for node, why in circle.refused().items():
-            raise NonFinite(f"round {round}: the update of {post.here.name_of(node)} {why}; lower optim.lr")
+            raise NonFinite(f"round {round}: the update of {messages.here.name_of(node)} {why}; lower optim.lr")
 
-    def _group(self, post: Post, round: int) -> Mapping[int, int]:
+    def _group(self, messages: Messages, round: int) -> Mapping[int, int]:
         """Return the live members of this worker's group in ``round``, replica → node of this stage."""
-        nodes = post.here.present.peers(post.here.node)
-        everywhere = post.nodes_of_stage
+        nodes = messages.here.present.peers(messages.here.node)
+        everywhere = messages.nodes_of_stage
         groups = self._exchange.groups(round, self._replicas, self._seed)
-        own = next(group for group in groups if post.here.number in group)
+        own = next(group for group in groups if messages.here.number in group)
         return {replica: everywhere[replica] for replica in own if everywhere[replica] in nodes}

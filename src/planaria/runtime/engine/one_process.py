@@ -19,12 +19,12 @@ from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.data.shards import Data
 from planaria.faults.trace import FATAL, LAGGING
-from planaria.runtime.engine.desk import Desk
+from planaria.runtime.engine.control_link import ControlLink
 from planaria.runtime.engine.gauge import peaks
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.runner import StageRunner
 from planaria.runtime.engine.setup import Setup
-from planaria.runtime.engine.sleeper import new_runner
+from planaria.runtime.engine.sleeping_runner import new_runner
 from planaria.runtime.engine.step_work import step_work
 from planaria.runtime.engine.worker import Worker
 from planaria.runtime.fleet.cooperative import CooperativeFleet, Slot
@@ -57,15 +57,17 @@ def one_process(
 
     def work(slot: Slot) -> None:
         first = new_runner(run.config, 1, initialise=False)
-        desk = InProcessDesk(slot, run)
-        worker = Worker(setup, run, slot.worker, desk, LocalTransport(rendezvous, slot.inbox), first, last_runners)
+        control_link = InProcessControlLink(slot, run)
+        worker = Worker(
+            setup, run, slot.worker, control_link, LocalTransport(rendezvous, slot.inbox), first, last_runners
+        )
         try:
             worker.run(slot.incarnation)
         finally:
             rendezvous.leave(slot.inbox)
             worker.close()
             if run.recovery.control and worker.here.node >= 0:
-                if desk.doing == "commit":  # the other workers apply this step
+                if control_link.doing == "commit":  # the other workers apply this step
                     worker.runner.commit(worker.here.step)
                 worker.runner.drop()
                 last_runners[worker.here.node] = worker.runner
@@ -87,7 +89,7 @@ def peak_report(step: int) -> e.Worked:
     )
 
 
-class InProcessDesk(Desk):
+class InProcessControlLink(ControlLink):
     """The control channel of a worker that shares its process.
 
     The injected faults ``stop`` and ``stuck`` kill the worker, like ``kill``. ``slow`` makes it run after all others

@@ -22,7 +22,7 @@ from planaria.control.saving import PROBE
 from planaria.control.started import Provenance, SnapshotLabel
 from planaria.pipeline.network.costs import MBIT
 from planaria.pipeline.routing import change, routes
-from planaria.runtime.engine.needs import needs, work
+from planaria.runtime.engine.requirements import needs, work
 from planaria.runtime.engine.resolved import ResolvedRun
 
 

@@ -17,15 +17,15 @@ from planaria.data.shards import prepare as prepare_data
 from planaria.data.stream import Stream
 from planaria.faults.checks import require_listeners
 from planaria.faults.trace import Trace
-from planaria.models.foreign import Weights
+from planaria.models.foreign_weights import Weights
 from planaria.planner.guidelines import broken
 from planaria.planner.schedule import read as read_schedule
-from planaria.runtime.engine.branch import require_tokenizer, starting_weights, weight_warnings
 from planaria.runtime.engine.check import check, read_faults
 from planaria.runtime.engine.copy_costs import settle
-from planaria.runtime.engine.memory import fitted_here
+from planaria.runtime.engine.device_memory import fitted_here
 from planaria.runtime.engine.resolved import ResolvedRun
-from planaria.runtime.engine.unused import idle, require_used
+from planaria.runtime.engine.starting_weights import require_tokenizer, starting_weights, weight_warnings
+from planaria.runtime.engine.unused_settings import idle, require_used
 
 
 @dataclass(frozen=True)

@@ -27,13 +27,13 @@ from planaria.data.shards import Data, prepare
 from planaria.runtime.engine import runs
 from planaria.runtime.engine.check import check
 from planaria.runtime.engine.fleet import opened
-from planaria.runtime.engine.needs import least, needs, work
 from planaria.runtime.engine.origin import START, run_started
+from planaria.runtime.engine.requirements import least, needs, work
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.resumption import changed
 from planaria.runtime.engine.stopping import stop_asked
 from planaria.runtime.fleet.base import Gone, Joined, Said
-from planaria.runtime.fleet.guests import OpenFleet
+from planaria.runtime.fleet.open_fleet import OpenFleet
 
 Say = Callable[[str], None]
 Timed = tuple[str, WorkerJoined]

@@ -24,7 +24,7 @@ from planaria.runtime.checkpoint.cut import CUT, Cut, require_alike
 from planaria.runtime.checkpoint.loading import check_stages, cut_for, cut_of
 from planaria.runtime.checkpoint.store import CheckpointStore, Saved
 from planaria.runtime.engine import runs
-from planaria.runtime.engine.optimizer import learning_rate
+from planaria.runtime.engine.clipping import learning_rate
 from planaria.runtime.engine.origin import Origin
 from planaria.runtime.engine.prepare import Prepared, on_schedule, placed
 from planaria.runtime.engine.resolved import ResolvedRun

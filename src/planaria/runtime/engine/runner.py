@@ -17,7 +17,7 @@ from planaria.config.schema import RunConfig
 from planaria.models.families import build_stage
 from planaria.models.optimizers import optimizer
 from planaria.models.state import StageState
-from planaria.runtime.engine.optimizer import clip_gradients, learning_rate, total_norms
+from planaria.runtime.engine.clipping import clip_gradients, learning_rate, total_norms
 from planaria.runtime.engine.samples import Batch, Masks, placed
 from planaria.runtime.transport.wire import ACTIVATIONS
 

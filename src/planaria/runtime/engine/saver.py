@@ -22,7 +22,7 @@ from planaria.models.state import StageState
 from planaria.runtime.checkpoint.loading import files_for, stage_for
 from planaria.runtime.checkpoint.stage_file import Written, stage_file, write_stage
 from planaria.runtime.checkpoint.store import MANIFEST
-from planaria.runtime.engine.desk import Desk
+from planaria.runtime.engine.control_link import ControlLink
 from planaria.runtime.engine.setup import CHECKPOINTS, Setup
 from planaria.runtime.fleet.files import Files
 
@@ -97,9 +97,11 @@ class Part:
     """index among the nodes of the stage, if only the node's own state is written"""
     keeps: Keeps = "stage"
 
-    def report(self, desk: Desk, kind: type[e.Fact], **fields: Any) -> None:
+    def report(self, control_link: ControlLink, kind: type[e.Fact], **fields: Any) -> None:
         """Report an event of this ``kind`` with these ``fields`` and the matching ones of the part."""
-        desk.report(kind.model_validate({k: v for k, v in vars(self).items() if k in kind.model_fields} | fields))
+        control_link.report(
+            kind.model_validate({k: v for k, v in vars(self).items() if k in kind.model_fields} | fields)
+        )
 
 
 def keeps_for(order: d.Save, node: int) -> Keeps:
@@ -157,13 +159,13 @@ class Buffer:
 class Saver:
     """Writes a worker's parts of checkpoints, one at a time."""
 
-    def __init__(self, desk: Desk, files: StageFiles) -> None:
-        self._desk, self._files, self._buffer = desk, files, Buffer()
+    def __init__(self, control_link: ControlLink, files: StageFiles) -> None:
+        self._control_link, self._files, self._buffer = control_link, files, Buffer()
         self._thread: threading.Thread | None = None
 
     def save(self, part: Part, state: StageState) -> e.Span:
         """Write and report the part; return the span of that work."""
-        self._desk.at("write", part.step)
+        self._control_link.at("write", part.step)
         self._finish_last()
         return self._write(part, state, "save")
 
@@ -172,16 +174,16 @@ class Saver:
 
         ``state`` may change after the return. Both the copy and the write are reported.
         """
-        self._desk.at("copy", part.step)
+        self._control_link.at("copy", part.step)
         self._finish_last()
         start = time.monotonic()
         try:
             copied = self._buffer.copy(state)
         except MemoryError as error:
-            part.report(self._desk, e.SaveFailed, detail=f"no memory for a copy of stage {part.stage}: {error}")
+            part.report(self._control_link, e.SaveFailed, detail=f"no memory for a copy of stage {part.stage}: {error}")
         else:
-            part.report(self._desk, e.StageCopied, seconds=time.monotonic() - start)
-            self._desk.writing = part.step, time.monotonic()
+            part.report(self._control_link, e.StageCopied, seconds=time.monotonic() - start)
+            self._control_link.writing = part.step, time.monotonic()
             self._thread = threading.Thread(target=self._beside, args=(part, copied), name="checkpoint", daemon=True)
             self._thread.start()
         return e.Span(action="save", start=start, end=time.monotonic())
@@ -194,23 +196,24 @@ class Saver:
 
     def _beside(self, part: Part, state: StageState) -> None:
         try:
-            self._desk.beside("write")
-            part.report(self._desk, e.Worked, spans=[self._write(part, state, "write")], sent_bytes={})
+            self._control_link.beside("write")
+            part.report(self._control_link, e.Worked, spans=[self._write(part, state, "write")], sent_bytes={})
         except Exception as error:  # a thread's exception would be lost
-            part.report(self._desk, e.WorkerFailed, detail=f"{type(error).__name__}: {error}".splitlines()[0][:400])
+            detail = f"{type(error).__name__}: {error}".splitlines()[0][:400]
+            part.report(self._control_link, e.WorkerFailed, detail=detail)
         finally:
-            self._desk.writing = None
+            self._control_link.writing = None
 
     def _write(self, part: Part, state: StageState, kind: e.SpanKind) -> e.Span:
         start = time.monotonic()
         try:
             written = self._put(part, state)
         except OSError as error:
-            part.report(self._desk, e.SaveFailed, detail=str(error))
+            part.report(self._control_link, e.SaveFailed, detail=str(error))
         else:
             file = "" if part.keeps == "nothing" else stage_file(part.folder, part.stage, part.place).name
             took = time.monotonic() - start
-            part.report(self._desk, e.StageSaved, **written._asdict(), file=file, seconds=took)
+            part.report(self._control_link, e.StageSaved, **written._asdict(), file=file, seconds=took)
         return e.Span(action=kind, start=start, end=time.monotonic())
 
     def _put(self, part: Part, state: StageState) -> Written:

@@ -8,7 +8,7 @@ from typing import Protocol
 from planaria.control.events import Span
 from planaria.exchange.coded.worker import coded_steps
 from planaria.pipeline.plan.actions import Plan
-from planaria.runtime.engine.post import Post
+from planaria.runtime.engine.messages import Messages
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.runner import StageRunner
 from planaria.runtime.engine.samples import Data
@@ -24,7 +24,9 @@ class StepWork(Protocol):
     def plan(self, step: int, number: int) -> Plan:
         """Return the plan with which the ``number``-th node of a stage starts a step."""
 
-    def run(self, post: Post, runner: StageRunner, data: Data, spans: list[Span], begun: Callable[[int], None]) -> None:
+    def run(
+        self, messages: Messages, runner: StageRunner, data: Data, spans: list[Span], begun: Callable[[int], None]
+    ) -> None:
         """Run a step and leave its gradient in ``runner``; call ``begun`` with the number of each round.
 
         :raises Interrupted: if the controller cancels the step.

@@ -17,13 +17,13 @@ from planaria.models.stages import stage_layers
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint.memory import MemoryFolder
 from planaria.runtime.engine.copies import Keeping, Remembered, workshop
-from planaria.runtime.engine.mail import Awaited
-from planaria.runtime.engine.post import Post
+from planaria.runtime.engine.messages import Messages
+from planaria.runtime.engine.received_frames import Awaited
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.runner import StageRunner
 from planaria.runtime.engine.saver import StageFiles
 from planaria.runtime.engine.setup import Setup
-from planaria.runtime.engine.sleeper import new_runner
+from planaria.runtime.engine.sleeping_runner import new_runner
 from planaria.runtime.transport.wire import State
 
 
@@ -70,29 +70,29 @@ def _require_intact(keeping: Keeping) -> None:
         raise MemoryDamaged("retained state does not match its checksum; the worker's memory is faulty")
 
 
-def donate(run: ResolvedRun, post: Post, form: d.Form, runner: StageRunner, keeping: Keeping) -> None:
+def donate(run: ResolvedRun, messages: Messages, form: d.Form, runner: StageRunner, keeping: Keeping) -> None:
     """Send this worker's contribution to each worker that rebuilds a lost stage.
 
     :raises MemoryDamaged: if a retained copy has changed.
     """
     for member in form.members:
         source = member.source
-        if isinstance(source, d.Rebuild) and post.here.node in source.donors:
-            post.desk.at("give", post.here.step)
+        if isinstance(source, d.Rebuild) and messages.here.node in source.donors:
+            messages.control_link.at("give", messages.here.step)
             given = runner.state()
             if source.by == d.PEER:
                 given = given.trained
-                given.outer = post.circle.outer.given(to_successor=False)
+                given.outer = messages.circle.outer.given(to_successor=False)
             else:
                 _require_intact(keeping)
                 given = run.recovery.give(source.by, member.stage, given, keeping.kept(source.by, member.stage))
-            post.links.transfers[member.node].send(State(post.here.stage), pack(given))
+            messages.links.transfers[member.node].send(State(messages.here.stage), pack(given))
 
 
 def take_state(
     setup: Setup,
     run: ResolvedRun,
-    post: Post,
+    messages: Messages,
     source: d.Source,
     runner: StageRunner,
     keeping: Keeping | None,
@@ -108,46 +108,46 @@ def take_state(
     :raises MemoryDamaged: if a retained snapshot has changed.
     """
     start = time.monotonic()
-    here, outer = post.here, dict[str, Tensor]()
+    here, outer = messages.here, dict[str, Tensor]()
     match source:
         case d.Keep():
             return Taken(runner)
         case d.Fresh():
             runner = new_runner(setup.config, here.stage, initialise=True)
         case d.Load(folder=folder):
-            post.desk.at("read", here.step)
+            messages.control_link.at("read", here.step)
             runner = _runner_for(setup.config, runner, here.stage)
             state = StageFiles(setup, here.worker).read(folder, here.stage, here.number)
             runner.load(state)
             outer = state.outer
         case d.Recall():
-            post.desk.at("read", here.step)
+            messages.control_link.at("read", here.step)
             runner = _runner_for(setup.config, runner, here.stage)
             part = _part(setup, keeping, here.node, here.stage, source)
             runner.load(part.state)
             return Taken(runner, Timing(rebuild_s=time.monotonic() - start), part=part)
         case d.Rebuild() | d.Handover():
             runner = _runner_for(setup.config, runner, here.stage)
-            timing, outer, given = _receive(run, post, source, runner, lost)
-            post.circle.begin(outer, runner, rounds)
+            timing, outer, given = _receive(run, messages, source, runner, lost)
+            messages.circle.begin(outer, runner, rounds)
             return Taken(runner, timing, given)
-    post.circle.begin(outer, runner, rounds)
+    messages.circle.begin(outer, runner, rounds)
     return Taken(runner, Timing(rebuild_s=time.monotonic() - start))
 
 
 def _receive(
-    run: ResolvedRun, post: Post, source: d.Rebuild | d.Handover, runner: StageRunner, lost: StageRunner | None
+    run: ResolvedRun, messages: Messages, source: d.Rebuild | d.Handover, runner: StageRunner, lost: StageRunner | None
 ) -> tuple[Timing, dict[str, Tensor], Mapping[int, StageState]]:
     """Wait for the donors' states, and load the state or let the recovery strategy rebuild it.
 
     Returns timing, outer state, and the states that a strategy used, by stage.
     """
-    start, here = time.monotonic(), post.here
-    post.desk.at("take", here.step)
+    start, here = time.monotonic(), messages.here
+    messages.control_link.at("take", here.step)
     stages = {n: here.stage_of(n) for n in (source.donors if isinstance(source, d.Rebuild) else [d.BEFORE])}
-    flats = post.collect([Awaited(node, State(stage)) for node, stage in stages.items()], "the state of {}")
+    flats = messages.collect([Awaited(node, State(stage)) for node, stage in stages.items()], "the state of {}")
     arrived = time.monotonic()
-    post.desk.at("rebuild", here.step)
+    messages.control_link.at("rebuild", here.step)
     given = {stage: unpack(flat) for stage, flat in zip(stages.values(), flats, strict=True)}
     size = sum(flat.nbytes for flat in flats)
     outer: dict[str, Tensor] = {}
@@ -159,7 +159,7 @@ def _receive(
         if lost is not None:
             at = replace(at, before=lost.state())
         runner.load(run.recovery.rebuild(source.by, here.stage, given, at))
-    post.links.end_transfers()
+    messages.links.end_transfers()
     return Timing(arrived - start, size, time.monotonic() - arrived), outer, given
 
 

@@ -20,21 +20,21 @@ from planaria.exchange.base import Counted
 from planaria.models.packing import pack
 from planaria.pipeline.plan.actions import Plan
 from planaria.runtime.checkpoint.store import CheckpointStore
+from planaria.runtime.engine.control_link import ControlLink, Faults, Interrupted
 from planaria.runtime.engine.copies import Keeping, Parcel
-from planaria.runtime.engine.desk import Desk, Faults, Interrupted
+from planaria.runtime.engine.custom_classes import own_classes
 from planaria.runtime.engine.exchange_round import Made
 from planaria.runtime.engine.gauge import Gauge, peaks
 from planaria.runtime.engine.lockstep_rounds import LockstepRounds, rounds_by
-from planaria.runtime.engine.own_classes import own_classes
-from planaria.runtime.engine.perform import agree, perform
+from planaria.runtime.engine.messages import Messages
+from planaria.runtime.engine.plan_execution import agree, perform
 from planaria.runtime.engine.position import Position
-from planaria.runtime.engine.post import Post
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.runner import NonFinite, StageRunner
 from planaria.runtime.engine.samples import Data, Samples
 from planaria.runtime.engine.saver import Part, Saver, StageFiles, keeps_for, selected
 from planaria.runtime.engine.setup import Setup
-from planaria.runtime.engine.sleeper import (
+from planaria.runtime.engine.sleeping_runner import (
     SleepingRunner,
     Slowness,
     device_memory,
@@ -48,8 +48,8 @@ from planaria.runtime.engine.step_work import step_work
 from planaria.runtime.engine.takeover import MemoryDamaged, donate, take_state
 from planaria.runtime.engine.worker_log import WORKERS, log_to
 from planaria.runtime.fleet.base import ControlLine
+from planaria.runtime.fleet.control_connections import WorkerLine
 from planaria.runtime.fleet.devices import VISIBLE
-from planaria.runtime.fleet.switchboard import WorkerLine
 from planaria.runtime.transport.edge import SocketTransport, Transport
 from planaria.runtime.transport.inbox import Inbox
 from planaria.runtime.transport.port import Port
@@ -61,14 +61,14 @@ def main(setup: Setup, connection: ControlLine, worker: str, incarnation: int) -
     torch.set_num_threads(setup.config.fleet.threads)
     keep_freed()
     inbox = Inbox()
-    desk = Desk(connection, setup.config.fleet.heartbeat_s, inbox=inbox)
+    control_link = ControlLink(connection, setup.config.fleet.heartbeat_s, inbox=inbox)
     host = connection.own_address if isinstance(connection, WorkerLine) else setup.host
     transport = SocketTransport(Port(host, setup.key, setup.reach), inbox)
-    desk.trouble = lambda: transport.trouble
+    control_link.trouble = lambda: transport.trouble
     began = time.monotonic()
     runner = warm_runner(setup.config)
-    made = Worker(setup, ResolvedRun(setup.config), worker, desk, transport, runner)
-    made.post.patience.warm_s = time.monotonic() - began
+    made = Worker(setup, ResolvedRun(setup.config), worker, control_link, transport, runner)
+    made.messages.patience.warm_s = time.monotonic() - began
     layer_s = layer_seconds(setup.config, runner) if setup.config.pipeline.unlike else 0.0
     made.run(incarnation, layer_s)
 
@@ -81,7 +81,7 @@ class Worker:
         setup: Setup,
         resolved: ResolvedRun,
         worker: str,
-        desk: Desk,
+        control_link: ControlLink,
         transport: Transport,
         runner: StageRunner,
         last_runners: Mapping[int, StageRunner] | None = None,
@@ -90,20 +90,20 @@ class Worker:
         for controls such as the oracle.
         """
         self.setup, self.config, self.resolved = setup, setup.config, resolved
-        self.desk, self.transport, self.runner, self._last_runners = (
-            desk,
+        self.control_link, self.transport, self.runner, self._last_runners = (
+            control_link,
             transport,
             runner,
             {} if last_runners is None else last_runners,
         )
-        self.here = Position(worker, resolved, desk.report)
-        self.post = Post(setup, resolved, self.here, desk, transport, self._transfer)
-        self.desk.injector, self.desk.struck = self._injector, self._struck
-        self._samples = Samples(setup, resolved, desk.reading)
+        self.here = Position(worker, resolved, control_link.report)
+        self.messages = Messages(setup, resolved, self.here, control_link, transport, self._transfer)
+        self.control_link.injector, self.control_link.struck = self._injector, self._struck
+        self._samples = Samples(setup, resolved, control_link.reading)
         self.keeping: Keeping | None = None
         """None until this worker has a stage"""
         self.snapshots = snapshot_writer(setup, resolved)
-        self._saver = Saver(desk, StageFiles(setup, worker))
+        self._saver = Saver(control_link, StageFiles(setup, worker))
         self.gauge = Gauge()
         self.step_work = step_work(resolved)
         self._lockstep = LockstepRounds(resolved) if resolved.lockstep else None
@@ -111,7 +111,7 @@ class Worker:
 
     def run(self, incarnation: int, layer_s: float = 0.0) -> NoReturn:
         """Report to the controller, with the seconds that a layer takes here, then follow orders until it exits."""
-        self.desk.open()
+        self.control_link.open()
         device = os.environ.get(VISIBLE, "") if self.config.train.device == "cuda" else ""
         at, memory = self.transport.address, device_memory(self.config)
         self.here.report(
@@ -122,13 +122,13 @@ class Worker:
         while True:
             try:
                 now, order = order, None
-                self.desk.at("orders")
-                self._take(self.desk.next() if now is None else now)
+                self.control_link.at("orders")
+                self._take(self.control_link.next() if now is None else now)
             except Interrupted as interrupted:
                 order = interrupted.order
             except MemoryDamaged as damaged:  # treat it as lost
                 self.here.report(e.WorkerFailed, detail=str(damaged), leaves=True)
-                self.desk.leave(1)
+                self.control_link.leave(1)
             except (NonFinite, UserError, OSError, MemoryError, torch.OutOfMemoryError) as error:
                 detail = str(error).splitlines()[0][:400] if str(error) else type(error).__name__
                 self.here.report(e.WorkerFailed, detail=detail)
@@ -154,38 +154,38 @@ class Worker:
             case d.Commit() if item.generation == self.here.generation:
                 self._commit(item)
             case d.Meet() if self.here.is_ours(item):
-                self.post.meet(item, self.runner)
+                self.messages.meet(item, self.runner)
             case d.Settle() if self.here.is_ours(item):
                 self._settle(item)
             case d.Save():
                 self._save(item)
             case d.Disband():
                 self._drop()
-                self.post.leave()
+                self.messages.leave()
             case d.Leave():
-                self.desk.leave()
+                self.control_link.leave()
             case _:
-                self.post.hear(item)
+                self.messages.hear(item)
 
     def _form(self, form: d.Form) -> None:
         """Drop the current step, take the stage and edges of ``form``, and report when all are ready."""
         start = time.monotonic()
-        self.desk.at("link", form.step)
+        self.control_link.at("link", form.step)
         me = next(member for member in form.members if member.worker == self.here.worker)
         self._drop()
         self._detour = form.routes
-        self.post.move(me.node, form)
+        self.messages.move(me.node, form)
         rounds = form.rounds
         if self.resolved.at_once > 1:  # a round in every step, or every few
             rounds = rounds_by(self.resolved.exchange, form.step) if self._lockstep else form.step
         # A donor may itself be new in its stage; donors are never rebuilt, so this cannot deadlock.
         lost = self._last_runners.get(me.node)
-        taken = take_state(self.setup, self.resolved, self.post, me.source, self.runner, self.keeping, rounds, lost)
+        taken = take_state(self.setup, self.resolved, self.messages, me.source, self.runner, self.keeping, rounds, lost)
         self.runner, timing = taken.runner, taken.timing
         if not isinstance(me.source, d.Keep):
             self.gauge.drop()
         if any(m.node in self.here.present.peers(me.node) for m in form.members if isinstance(m.source, d.Rebuild)):
-            self.post.circle.outer.anew()
+            self.messages.circle.outer.anew()
         if self.keeping is None or not isinstance(me.source, d.Keep):
             self.keeping = Keeping(self.resolved, me.node, self.resolved.column(form.replica), new_runner)
         if taken.given and isinstance(me.source, d.Rebuild):
@@ -198,22 +198,22 @@ class Worker:
             self.snapshots.rolled_back()
         replaced = {m.node for m in form.members if not isinstance(m.source, d.Keep)}
         self.keeping.formed(replaced, self.here.absent)
-        donate(self.resolved, self.post, form, self.runner, self.keeping)
-        links = self.post.links
-        self.post.wait_for(lambda: links.unopened, "the edge to {}")
+        donate(self.resolved, self.messages, form, self.runner, self.keeping)
+        links = self.messages.links
+        self.messages.wait_for(lambda: links.unopened, "the edge to {}")
         link_s = time.monotonic() - start - timing.transfer_s - timing.rebuild_s
         self.here.report(e.Linked, link_s=link_s, **asdict(timing))
 
     def _run_step(self, order: d.RunStep) -> None:
         """Carry out this node's actions of the step's plan, then report that the gradient is ready."""
-        self.desk.at("step", order.step)
+        self.control_link.at("step", order.step)
         began = time.monotonic()
-        self.post.links.end_transfers()
-        self.post.advance(order.step)
+        self.messages.links.end_transfers()
+        self.messages.advance(order.step)
         plan, train = self._plan(order), order.mode == "train"
-        self.post.circle.outer.left_out = order.left_out
-        self.post.patience.expect(sum(map(len, plan.actions.values())))
-        faults = self.desk.faults
+        self.messages.circle.outer.left_out = order.left_out
+        self.messages.patience.expect(sum(map(len, plan.actions.values())))
+        faults = self.control_link.faults
         if train and faults is not None:
             faults.aim(plan.actions.get(self.here.node, ()))
         data = self._samples.of(order, self.here.stage, None if faults is None else faults.source)
@@ -229,17 +229,17 @@ class Worker:
         except (Interrupted, NonFinite):
             self._report_work(spans, dropped=True)
             raise
-        heard = self.post.circle.outer.heard if train else {}
+        heard = self.messages.circle.outer.heard if train else {}
         self.here.report(e.StageReady, mode=order.mode, loss=self.runner.loss, grad_norm=norm, heard=heard)
-        self.post.patience.learn(time.monotonic() - began)
+        self.messages.patience.learn(time.monotonic() - began)
         self._report_work(spans)
         if train and self.config.fleet.diagnose != "off":
             self._measure(time.monotonic() - began, spans)
 
     def _measure(self, seconds: float, spans: Iterable[e.Span]) -> None:
         """Measure a step, and report when a report is due."""
-        arrived = self.post.links.newly_arrived()
-        waited, read = self.post.waited, self.desk.reading.step_s
+        arrived = self.messages.links.newly_arrived()
+        waited, read = self.messages.waited, self.control_link.reading.step_s
         if measured := self.gauge.stepped(self.here.step, seconds, spans, waited, arrived, read):
             self.here.report(e.Gauged, **measured)
 
@@ -247,7 +247,7 @@ class Worker:
         """Apply the emulated slowdown drawn for this node's replica in a round of a step."""
         if not isinstance(self.runner, SleepingRunner):
             return
-        lasts_s, replica, number = self.config.network.straggle_s, self.here.replica, self.post.circle.rounds
+        lasts_s, replica, number = self.config.network.straggle_s, self.here.replica, self.messages.circle.rounds
         if self.resolved.at_once > 1:
             replica = self.here.number
             number = self.here.step * (self.step_work.rounds if self.step_work else 1) + round
@@ -262,45 +262,45 @@ class Worker:
         assert keeping is not None
         self._send_copies(keeping.before(step, self.runner), spans)
         if self.step_work is not None:
-            self.step_work.run(self.post, self.runner, data, spans, self._straggle)
+            self.step_work.run(self.messages, self.runner, data, spans, self._straggle)
         else:
-            perform(plan, self.post, self.runner, spans, keeping.passed)
-            agree(self.config, self.post, self.runner, spans)
+            perform(plan, self.messages, self.runner, spans, keeping.passed)
+            agree(self.config, self.messages, self.runner, spans)
         norm = self.runner.finish()
         self._send_copies(keeping.after(step, self.runner), spans)
-        self.post.take_parcels(keeping)
+        self.messages.take_parcels(keeping)
         if self._lockstep is not None:
-            self._lockstep.run(self.post, self.runner)
+            self._lockstep.run(self.messages, self.runner)
         return norm
 
     def _send_copies(self, parcels: Iterable[tuple[int, Parcel, Tensor]], spans: list[e.Span]) -> None:
         """Send copies of this stage to the nodes that keep them."""
         start, sent = time.monotonic(), 0
         for parcel in parcels:
-            self.post.send_parcel(*parcel)
+            self.messages.send_parcel(*parcel)
             sent += 1
         if sent:
             spans.append(e.Span(action="copy", start=start, end=time.monotonic()))
 
     def _validate(self, plan: Plan, spans: list[e.Span]) -> float | None:
-        perform(plan, self.post, self.runner, spans)
+        perform(plan, self.messages, self.runner, spans)
         return self.runner.finish()
 
     def _drop(self) -> None:
         """Discard the current step."""
         self.runner.drop()
-        self.post.circle.outer.drop()
+        self.messages.circle.outer.drop()
         if self.keeping is not None:
             self.keeping.drop()
 
     def _commit(self, order: d.Commit) -> None:
-        self.desk.at("commit", order.step)
+        self.control_link.at("commit", order.step)
         start = time.monotonic()
         assert self.keeping is not None
         self.runner.commit(order.progress)
         self.keeping.commit(order.step)
         first = self.here.node == min(self.here.present.peers(self.here.node))
-        self.post.report(self.post.circle.outer.commit(), order.step, first)
+        self.messages.report(self.messages.circle.outer.commit(), order.step, first)
         if self._lockstep is not None and (settled := self._lockstep.committed()) is not None:
             self._report_round(*settled, first)
         self.here.report(e.StageCommitted, step=order.step)
@@ -310,30 +310,30 @@ class Worker:
 
     def _settle(self, order: d.Settle) -> None:
         """Apply the result of an exchange round."""
-        self.desk.at("settle", self.here.step)
+        self.control_link.at("settle", self.here.step)
         start, replica = time.monotonic(), self.here.replica
         nodes = self.resolved.arrangement.nodes(self.here.stage)
         peers = {other: nodes[other] for other in order.members if other != replica}
         weighed = Counted(order.counted[replica], lambda: order.rivals) if replica in order.counted else None
-        made = self.post.circle.settle(order.round, replica, peers, self.runner, weighed)
-        self.post.links.part()
+        made = self.messages.circle.settle(order.round, replica, peers, self.runner, weighed)
+        self.messages.links.part()
         made = replace(made, verdict=replace(made.verdict, refused=order.left_out))
         self._report_round(order.round, made, first=replica == order.members[0])
         self._report_work([e.Span(action="exchange", start=start, end=time.monotonic())])
 
     def _report_round(self, round: int, made: Made, first: bool) -> None:
-        self.post.report(made.verdict, round, first)
+        self.messages.report(made.verdict, round, first)
         sizes = {"blocking_bytes": made.blocking_bytes, "prefetched_bytes": made.prefetched_bytes, "apart": made.apart}
         self.here.report(e.RoundMade, round=round, **sizes)
 
     def _transfer(self, order: d.Donate) -> None:
         """Send another replica, or a successor, a copy of this stage as of the last commit."""
-        self.desk.at("give", self.here.step)
+        self.control_link.at("give", self.here.step)
         succeeded, state = order.donor == d.BEFORE, self.runner.state()
         if not succeeded:  # a copy has its own random generators
             state = state.trained
-        state.outer = self.post.circle.outer.given(to_successor=succeeded)
-        self.post.links.transfer(order, pack(state))
+        state.outer = self.messages.circle.outer.given(to_successor=succeeded)
+        self.messages.links.transfer(order, pack(state))
 
     def _save(self, order: d.Save) -> None:
         self._drop()
@@ -343,7 +343,7 @@ class Worker:
         folder = store.part(order.step, column[1], column[0], order.generation)
         state, keeps = self.runner.state(), keeps_for(order, here.node)
         if self.config.exchange.replicas > 1:
-            state.outer = self.post.circle.outer.settled.state()
+            state.outer = self.messages.circle.outer.settled.state()
         state = selected(state, keeps, here.node in order.compared)
         place = here.number if keeps == "outer" else 0
         part = Part(folder, here.stage, here.worker, here.node, order.generation, order.step, place, keeps)
@@ -354,17 +354,19 @@ class Worker:
         """Return this worker's faults; without any, it does not import ``faults/``."""
         from planaria.faults.worker import WorkerFaults
 
-        return WorkerFaults(self.config, self.post.links, self.post.circle.outer, self._struck, self.desk.end)
+        return WorkerFaults(
+            self.config, self.messages.links, self.messages.circle.outer, self._struck, self.control_link.end
+        )
 
     def _struck(self, signal: str, blow: d.Blow) -> None:
         self.here.report(e.FaultInjected, signal=signal, moment=blow.moment, number=blow.number)
 
     def _report_work(self, spans: list[e.Span], dropped: bool = False) -> None:
         """Report work and bytes sent since the last such report, and peak memory."""
-        if not self.desk.reports_timings:
+        if not self.control_link.reports_timings:
             return
         own = peaks()._asdict()
-        self.here.report(e.Worked, dropped=dropped, spans=spans, sent_bytes=self.post.links.newly_sent(), **own)
+        self.here.report(e.Worked, dropped=dropped, spans=spans, sent_bytes=self.messages.links.newly_sent(), **own)
 
     def _plan(self, order: d.RunStep) -> Plan:
         if order.mode == "evaluate":

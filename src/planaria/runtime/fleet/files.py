@@ -21,7 +21,7 @@ from planaria.common.atomic import replacing
 from planaria.common.documents import first
 from planaria.config.names import STAGE_FILE, FileName
 from planaria.runtime.fleet.base import Message
-from planaria.runtime.fleet.switchboard import WorkerLine, call
+from planaria.runtime.fleet.control_connections import WorkerLine, call
 from planaria.runtime.transport.listener import FILES
 from planaria.runtime.transport.secure import StrangerError
 

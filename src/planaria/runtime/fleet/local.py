@@ -30,8 +30,8 @@ from planaria.runtime.fleet.devices import (
     require_devices,
     see_only,
 )
+from planaria.runtime.fleet.heartbeats import Silence
 from planaria.runtime.fleet.process import Child, activity
-from planaria.runtime.fleet.silence import Silence
 from planaria.runtime.fleet.spawner import START_S, spawner
 
 

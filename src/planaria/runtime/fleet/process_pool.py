@@ -19,10 +19,10 @@ from planaria.common.errors import UserError
 from planaria.config import consent
 from planaria.config.consent import NO_CONSENT, Consent
 from planaria.runtime.fleet.base import Entry, Settle, Workplace
+from planaria.runtime.fleet.control_connections import call
 from planaria.runtime.fleet.devices import NO_INVENTORY, ON_CPUS, Inventory, Name, Needs, device_of, inventory, see_only
 from planaria.runtime.fleet.process import Child
 from planaria.runtime.fleet.spawner import START_S, spawner
-from planaria.runtime.fleet.switchboard import call
 from planaria.runtime.transport.secure import StrangerError
 
 

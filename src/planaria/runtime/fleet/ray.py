@@ -2,7 +2,7 @@
 
 Ray places workers (placement groups, spread over the nodes) and assigns GPUs, holds an actor on every used node (its
 process pool, which forks the workers), and reports nodes that come, drain and die. No step waits for Ray: orders and
-reports use control connections (``runtime/fleet/switchboard.py``), tensors use edges.
+reports use control connections (``runtime/fleet/control_connections.py``), tensors use edges.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from planaria.config import consent
 from planaria.config.schema import FleetConfig
 from planaria.runtime.fleet.base import Work
 from planaria.runtime.fleet.cluster_errors import explain, no_room, reach
+from planaria.runtime.fleet.control_connections import Switchboard
 from planaria.runtime.fleet.devices import VISIBLE
 from planaria.runtime.fleet.files import FileServer
 from planaria.runtime.fleet.placement import LOOK_S, Placement
@@ -32,7 +33,6 @@ from planaria.runtime.fleet.process import die_with_parent
 from planaria.runtime.fleet.process_pool import Orders, ProcessPool
 from planaria.runtime.fleet.remote import NewsQueue, RemoteFleet
 from planaria.runtime.fleet.seats import Seat
-from planaria.runtime.fleet.switchboard import Switchboard
 
 try:
     import ray

@@ -13,9 +13,9 @@ from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 from planaria.runtime.fleet.base import MAX_REPORT_BYTES, THAW_LIMIT_S, Asked, Gone, Joined, Leaving, Left, Notice, Said
-from planaria.runtime.fleet.silence import Silence
+from planaria.runtime.fleet.control_connections import Line, Switchboard
+from planaria.runtime.fleet.heartbeats import Silence
 from planaria.runtime.fleet.spawner import START_S
-from planaria.runtime.fleet.switchboard import Line, Switchboard
 from planaria.runtime.transport.listener import Caller
 
 

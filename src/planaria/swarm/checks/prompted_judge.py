@@ -26,7 +26,7 @@ from planaria.common.errors import UserError, missing_package
 from planaria.config.bounds import Positive
 from planaria.config.names import expanded
 from planaria.data.tokenizer import Tokenizer
-from planaria.runtime.engine.weights import HUB, downloaded
+from planaria.runtime.engine.weight_sources import HUB, downloaded
 from planaria.swarm.checks.base import Context
 from planaria.swarm.checks.judge import Judge
 from planaria.swarm.draws import derived

@@ -18,7 +18,7 @@ import torch
 from planaria.cli.serving import require_server, token_in
 from planaria.common.errors import UserError
 from planaria.models.huggingface import is_exported
-from planaria.runtime.engine.weights import located
+from planaria.runtime.engine.weight_sources import located
 from planaria.runtime.foreign import export_run
 from planaria.swarm.audit.censor import Censor, Ledger
 from planaria.swarm.audit.questions import read

@@ -49,7 +49,7 @@ class Template:
         :raises UserError: if the template fails or omits a turn.
         """
         self._parts(tuple(role for role, _ in turns))  # checks that the template renders every turn
-        mark, names = _unused("".join([*(content for _, content in turns), reply])), tuple(tokenizer.control)
+        mark, names = _unused("".join([*(content for _, content in turns), reply])), tuple(tokenizer.control_tokens)
         guarded = [(role, _guarded(content, names, mark)) for role, content in turns]
         return tokenizer.encode_marked(self._rendered(guarded) + _guarded(reply, names, mark), mark)
 

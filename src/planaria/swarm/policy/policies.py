@@ -20,7 +20,7 @@ from planaria.models.usage import Usage, of_folder, of_gguf
 from planaria.runtime.checkpoint.loading import load_model
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.engine import runs
-from planaria.runtime.engine.weights import located, open_weights
+from planaria.runtime.engine.weight_sources import located, open_weights
 from planaria.swarm.policy.base import Drawn, Policy
 from planaria.swarm.policy.chat import Template, settings_of, template_of
 from planaria.swarm.policy.huggingface import HuggingFacePolicy, open_model

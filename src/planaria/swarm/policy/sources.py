@@ -25,7 +25,7 @@ from planaria.config.schema import DataConfig, OptimConfig
 from planaria.data.tokenizer import Tokenizer, load_tokenizer, train_bpe
 from planaria.models.optimizers.adamw import adamw
 from planaria.models.stages import Llama
-from planaria.runtime.engine.optimizer import learning_rate
+from planaria.runtime.engine.clipping import learning_rate
 from planaria.swarm.config import PolicyConfig, SchoolConfig, SwarmConfig
 from planaria.swarm.draws import derived
 from planaria.swarm.policy.base import Policy

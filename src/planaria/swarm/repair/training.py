@@ -17,7 +17,7 @@ from planaria.models import fusing, masking
 from planaria.models.fusing import Named
 from planaria.models.masking import Mask, Note, begun, hard, straight_through
 from planaria.models.stages import Llama
-from planaria.runtime.engine.optimizer import learning_rate
+from planaria.runtime.engine.clipping import learning_rate
 from planaria.swarm.draws import derived
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.reading import Padded, pad, token_logps

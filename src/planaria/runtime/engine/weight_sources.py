@@ -11,7 +11,7 @@ from planaria.common.errors import UserError, missing_package
 from planaria.config.names import expanded
 from planaria.config.schema import ModelConfig
 from planaria.data.tokenizer import Tokenizer
-from planaria.models.foreign import Weights
+from planaria.models.foreign_weights import Weights
 from planaria.models.gguf import open_gguf
 from planaria.models.gguf_file import is_gguf
 from planaria.models.huggingface import is_huggingface, open_folder

@@ -14,11 +14,11 @@ import planaria
 from planaria.common.errors import UserError
 from planaria.runtime.fleet import joining
 from planaria.runtime.fleet.base import Gone, Joined, Leaving, Left, Notice
-from planaria.runtime.fleet.guest import Visit
-from planaria.runtime.fleet.guests import Guests
+from planaria.runtime.fleet.control_connections import WorkerLine, call
+from planaria.runtime.fleet.joined_machine import Visit
 from planaria.runtime.fleet.joining import Door, kept_key
+from planaria.runtime.fleet.open_fleet import Guests
 from planaria.runtime.fleet.remote import RemoteFleet
-from planaria.runtime.fleet.switchboard import WorkerLine, call
 from planaria.runtime.transport.listener import VISITOR
 from planaria.runtime.transport.secure import new_key
 from waiting import until

@@ -15,7 +15,7 @@ from pydantic import Field, TypeAdapter
 from planaria.control.decisions import Leave
 from planaria.control.events import Fact, Heartbeat
 from planaria.pipeline.network.measuring import FIRST_BYTES, MOST_BYTES, SMALL_SHARE, Samples, next_size
-from planaria.runtime.engine.desk import Desk, Interrupted
+from planaria.runtime.engine.control_link import ControlLink, Interrupted
 from planaria.runtime.fleet.base import ControlLine
 from planaria.runtime.transport.edge import Arrived, Broken, Edge, EdgeSpec, Opened
 from planaria.runtime.transport.inbox import Inbox
@@ -112,7 +112,7 @@ class Surveyor:
     def __init__(self, setup: NodeSetup, connection: ControlLine) -> None:
         self._setup = setup
         self._inbox = Inbox()
-        self._desk = Desk(connection, setup.heartbeat_s, ORDER, self._inbox)
+        self._control_link = ControlLink(connection, setup.heartbeat_s, ORDER, self._inbox)
         self._port = Port(setup.host, setup.key)
         self._edge: Edge | None = None
         self._number = 0
@@ -120,28 +120,28 @@ class Surveyor:
 
     def run(self) -> NoReturn:
         """Report the address, then follow orders until the leader sends :class:`Leave`."""
-        self._desk.open()
-        self._desk.report(Ready(at=self._port.address))
+        self._control_link.open()
+        self._control_link.report(Ready(at=self._port.address))
         while True:
             try:
-                self._take(self._desk.next())
+                self._take(self._control_link.next())
             except Interrupted:
                 os._exit(0)
             except _Lost as lost:
                 assert self._edge is not None
-                self._desk.report(Failed(link=self._edge.spec.link_id, detail=str(lost)[:400]))
+                self._control_link.report(Failed(link=self._edge.spec.link_id, detail=str(lost)[:400]))
 
     def _take(self, item: Any) -> None:
         match item:
             case Meet():
                 self._edge = Edge(self._spec(item), self._port, self._inbox)
             case Probe() if self._edge is not None:
-                self._desk.report(Probed(link=self._edge.spec.link_id, samples=self._probe(self._edge)))
+                self._control_link.report(Probed(link=self._edge.spec.link_id, samples=self._probe(self._edge)))
             case Part() if self._edge is not None:
                 self._edge.abandon()
                 self._edge = None
             case Opened(edge=edge) if edge is self._edge:
-                self._desk.report(Met(link=edge.spec.link_id))
+                self._control_link.report(Met(link=edge.spec.link_id))
             case Broken(edge=edge, detail=detail) if edge is self._edge:
                 raise _Lost(detail)
             case Arrived(edge=edge, header=Header(label=Ping(number, Content.PING))) if edge is self._edge:
@@ -177,7 +177,7 @@ class Surveyor:
         start = time.monotonic()
         edge.send(Ping(self._number, Content.PING), self._noise[:size])
         while True:
-            item = self._desk.next(start + self._setup.timeout_s)
+            item = self._control_link.next(start + self._setup.timeout_s)
             match item:
                 case None:
                     raise _Lost(f"no answer to a message of {size} bytes within {self._setup.timeout_s:g} s")

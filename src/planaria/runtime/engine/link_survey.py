@@ -14,9 +14,20 @@ from planaria.config.schema import FleetConfig
 from planaria.control.decisions import Leave
 from planaria.control.events import Fact, Heartbeat
 from planaria.pipeline.network.measuring import CAPACITY, Link, Pair, Samples, batches, estimate
-from planaria.runtime.engine import surveyor
+from planaria.runtime.engine import link_survey_node
 from planaria.runtime.engine.fleet import PRELOAD
-from planaria.runtime.engine.surveyor import REPORT, Failed, Meet, Met, NodeSetup, Part, Probe, Probed, Ready, Report
+from planaria.runtime.engine.link_survey_node import (
+    REPORT,
+    Failed,
+    Meet,
+    Met,
+    NodeSetup,
+    Part,
+    Probe,
+    Probed,
+    Ready,
+    Report,
+)
 from planaria.runtime.fleet.base import Fleet, Gone, Said
 from planaria.runtime.fleet.local import LocalFleet
 from planaria.runtime.transport.secure import new_key
@@ -40,7 +51,7 @@ def survey(config: FleetConfig, names: Sequence[str], lines: Lines, on_pair: OnP
     """
     demand = {(a, b): max(_capacity(lines[a, b]), _capacity(lines[b, a])) for a, b in lines}
     setup = NodeSetup(config.host, new_key(), config.heartbeat_s, config.timeout_s)
-    entry = partial(surveyor.main, setup)
+    entry = partial(link_survey_node.main, setup)
     fleet = LocalFleet(entry, PRELOAD, config.heartbeat_s, config.missed, start_s=config.start_timeout_s)
     try:
         leader = Leader(fleet, names, lines, on_pair)

@@ -60,7 +60,7 @@ class Faults(Protocol):
     def meet(self, doing: str) -> None: ...
 
 
-class Desk:
+class ControlLink:
     """Inbox and reports of one worker."""
 
     reports_timings = True

@@ -17,8 +17,8 @@ from planaria.control.run_record import REPORTS
 from planaria.report.live.tally import Tally
 from planaria.report.live_page.frames import Frame, Frames, Json
 from planaria.report.live_page.limits import BATCH, POLL_S, QUIET_S, READY_S
+from planaria.report.live_page.log_fold import Story
 from planaria.report.live_page.source import Source, age_s
-from planaria.report.live_page.story import Story
 
 AT_ONCE = 2_000
 """facts folded before watchers are notified"""

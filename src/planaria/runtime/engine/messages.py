@@ -15,13 +15,13 @@ from planaria.control import events as e
 from planaria.control.decisions import Donate, Form, Introduce, Meet
 from planaria.pipeline.plan.actions import Action, Key, Kind
 from planaria.recovery.base import Moment
+from planaria.runtime.engine.control_link import ControlLink
 from planaria.runtime.engine.copies import Keeping, Parcel
-from planaria.runtime.engine.desk import Desk
 from planaria.runtime.engine.exchange_round import RoundMember
 from planaria.runtime.engine.links import Links
-from planaria.runtime.engine.mail import Awaited, Mail
 from planaria.runtime.engine.outer_state import Verdict
 from planaria.runtime.engine.position import Position
+from planaria.runtime.engine.received_frames import Awaited, ReceivedFrames
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.runner import StageRunner
 from planaria.runtime.engine.setup import Setup
@@ -68,7 +68,7 @@ _PASSES: dict[Kind, wire.Pass] = {"forward": Content.FORWARD, "backward": Conten
 _MOMENTS: dict[Moment, wire.Renewal] = {"before": Content.COPY_BEFORE, "after": Content.COPY_AFTER}
 
 
-class Post:
+class Messages:
     """Messages of a worker to and from its neighbours."""
 
     def __init__(
@@ -76,12 +76,12 @@ class Post:
         setup: Setup,
         resolved: ResolvedRun,
         here: Position,
-        desk: Desk,
+        control_link: ControlLink,
         transport: Transport,
         transfer: Callable[[Donate], None],
     ) -> None:
         """``transfer``: called when another replica, or a successor, requests a copy of this stage."""
-        self.here, self.desk, self.transfer = here, desk, transfer
+        self.here, self.control_link, self.transfer = here, control_link, transfer
         self.circle = RoundMember(setup.config.exchange)
         self.links = Links(setup, resolved, transport)
         model, pipeline = setup.config.model, setup.config.pipeline
@@ -91,7 +91,7 @@ class Post:
         if setup.config.train.device == "cuda" and isinstance(transport, SocketTransport):
             self.staging, transport.port.rings = with_cuda(math.prod(shape) * wire.ACTIVATIONS[pipeline.wire].itemsize)
         land = None if self.staging is None else self.staging.receive
-        self.mail = Mail(shape, wire.ACTIVATIONS[pipeline.wire], land)
+        self.frames_in = ReceivedFrames(shape, wire.ACTIVATIONS[pipeline.wire], land)
         self.patience = Patience(setup.config.fleet.timeout_s)
         self.first_pass = 0
         """number of the first activation; in a coded step, activations of cancelled rounds are never taken"""
@@ -118,7 +118,7 @@ class Post:
         """Advance to ``step``."""
         self.here.step, self.first_pass, self._step_began = step, 0, time.monotonic()
         self.waited = {}
-        self.mail.turn(self.here.generation, step)
+        self.frames_in.turn(self.here.generation, step)
 
     def leave(self) -> None:
         """Give up the position."""
@@ -150,7 +150,7 @@ class Post:
                 self._receive_update(edge, header, payload)
             case Arrived(edge=edge, header=header, payload=payload):
                 try:
-                    self.mail.put(edge.spec.peer, header, payload)
+                    self.frames_in.put(edge.spec.peer, header, payload)
                 except WireError as error:
                     self.here.report_broken(edge.spec.peer, str(error))
             case Opened(edge=edge):
@@ -170,8 +170,8 @@ class Post:
 
     def hear_all(self) -> None:
         """Process all items in the inbox."""
-        while not self.desk.inbox.empty():
-            self.hear(self.desk.next())
+        while not self.control_link.inbox.empty():
+            self.hear(self.control_link.next())
 
     def wait_for(self, late: Callable[[], Sequence[int]], what: str) -> None:
         """Process the inbox until ``late`` returns no nodes.
@@ -184,7 +184,7 @@ class Post:
         deadline: float | None = began + patience_s
         while nodes:
             since = time.monotonic()
-            item = self.desk.next(deadline)
+            item = self.control_link.next(deadline)
             self.waited[nodes[0]] = self.waited.get(nodes[0], 0.0) + time.monotonic() - since
             if item is not None:
                 self.hear(item)
@@ -196,8 +196,8 @@ class Post:
 
     def collect(self, frames: Sequence[Awaited], what: str) -> list[Tensor]:
         """Wait for these frames, and return them in this order."""
-        self.wait_for(lambda: self.mail.missing(frames), what)
-        return [self.mail.take(frame) for frame in frames]
+        self.wait_for(lambda: self.frames_in.missing(frames), what)
+        return [self.frames_in.take(frame) for frame in frames]
 
     def introduce(self, order: Introduce) -> None:
         """Send the next round's prefetched part to the same stage of the other members."""
@@ -268,7 +268,7 @@ class Post:
 
     def take(self, frame: Awaited) -> Tensor:
         """Take an action's received input."""
-        payload = self.mail.take(frame)
+        payload = self.frames_in.take(frame)
         return self.staging.join(payload) if self.staging is not None and payload.is_cuda else payload
 
     def _activation(self, key: Key) -> wire.Activation:

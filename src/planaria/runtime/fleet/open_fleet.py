@@ -1,6 +1,6 @@
 """A fleet that machines can join: the run's own workers, and those of its guests.
 
-A guest is a joined machine as the controller sees it; it runs ``runtime/fleet/guest.py``.
+A guest is a joined machine as the controller sees it; it runs ``runtime/fleet/joined_machine.py``.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from planaria.common.errors import UserError
 from planaria.config.schema import FleetConfig
 from planaria.runtime.fleet import joining
 from planaria.runtime.fleet.base import Asked, Fleet, Joined, Leaving, Left, Notice
+from planaria.runtime.fleet.control_connections import Line, Switchboard
 from planaria.runtime.fleet.files import FileServer
+from planaria.runtime.fleet.heartbeats import Silence
 from planaria.runtime.fleet.joining import Goodbye, open_door
 from planaria.runtime.fleet.remote import Lost, NewsQueue, RemoteFleet, Spawned
-from planaria.runtime.fleet.silence import Silence
 from planaria.runtime.fleet.spawner import START_S
-from planaria.runtime.fleet.switchboard import Line, Switchboard
 from planaria.runtime.transport.listener import Caller, answers
 
 _MANY = 64

@@ -7,7 +7,7 @@ import random
 from pydantic import ValidationError
 
 from planaria.common.errors import UserError
-from planaria.faults.blows import Lost, blows, share
+from planaria.faults.failure_groups import Lost, blows, share
 from planaria.faults.trace import Fault, Generated, Trace, first_complaint
 
 
@@ -52,8 +52,8 @@ def generate(
     perhaps the one after. A burst ends at a stage that never fails or already fails in this step, so bursts only add
     failures.
 
-    ``lost`` is the kind of failure, and ``machine`` the number of stages per machine (:mod:`planaria.faults.blows`);
-    each failure group then has its own stream of random numbers.
+    ``lost`` is the kind of failure, and ``machine`` the number of stages per machine
+    (:mod:`planaria.faults.failure_groups`); each failure group then has its own stream of random numbers.
 
     :raises UserError: naming the argument that is out of range.
     """

@@ -17,8 +17,8 @@ from planaria.control.events import Span
 from planaria.exchange.base import Update
 from planaria.pipeline.plan.actions import Action, Key, Plan
 from planaria.pipeline.routing.arrangement import Arrangement
-from planaria.runtime.engine.mail import Awaited
-from planaria.runtime.engine.post import Post
+from planaria.runtime.engine.messages import Messages
+from planaria.runtime.engine.received_frames import Awaited
 from planaria.runtime.engine.runner import StageRunner, added
 
 Passed = Callable[[Action, Tensor], None]
@@ -32,22 +32,24 @@ class Task(NamedTuple):
     input: Awaited | None
 
 
-def perform(plan: Plan, post: Post, runner: StageRunner, spans: list[Span], passed: Passed | None = None) -> None:
+def perform(
+    plan: Plan, messages: Messages, runner: StageRunner, spans: list[Span], passed: Passed | None = None
+) -> None:
     """Run the actions of this worker's node, and append a span for each to ``spans``.
 
     :raises Interrupted: if the controller sends another order.
     """
-    todo, done = [Task(a, post.input_of(a)) for a in plan.actions.get(post.here.node, ())], set[Key]()
+    todo, done = [Task(a, messages.input_of(a)) for a in plan.actions.get(messages.here.node, ())], set[Key]()
     while todo:
-        task = _first_ready(todo, done, post)
-        _act(task, post, runner, spans, passed)
+        task = _first_ready(todo, done, messages)
+        _act(task, messages, runner, spans, passed)
         done.add(task.action.key)
         todo.remove(task)
 
 
-def _first_ready(todo: list[Task], done: set[Key], post: Post) -> Task:
+def _first_ready(todo: list[Task], done: set[Key], messages: Messages) -> Task:
     """Return the first action that can start; wait for one if there is none."""
-    post.hear_all()
+    messages.hear_all()
     found: list[Task] = []
 
     def late() -> list[int]:
@@ -55,57 +57,57 @@ def _first_ready(todo: list[Task], done: set[Key], post: Post) -> Task:
         for task in todo:
             if not done.issuperset(task.action.after):
                 continue
-            if task.input is None or task.input in post.mail:
+            if task.input is None or task.input in messages.frames_in:
                 found.append(task)
                 return []
             senders = senders or [task.input.sender]
         return senders
 
     first = todo[0].action
-    post.wait_for(late, f"the {first.kind} of microbatch {first.microbatch} from {{}}")
+    messages.wait_for(late, f"the {first.kind} of microbatch {first.microbatch} from {{}}")
     return found[0]
 
 
-def _act(task: Task, post: Post, runner: StageRunner, spans: list[Span], passed: Passed | None) -> None:
-    action, desk = task.action, post.desk
-    desk.at(action.kind, post.here.step, action.microbatch, action.hop)
-    desk.reading.newly()
+def _act(task: Task, messages: Messages, runner: StageRunner, spans: list[Span], passed: Passed | None) -> None:
+    action, control_link = task.action, messages.control_link
+    control_link.at(action.kind, messages.here.step, action.microbatch, action.hop)
+    control_link.reading.newly()
     start = time.monotonic()
     work = runner.forward if action.kind == "forward" else runner.backward
-    out = work(action.microbatch, action.hop, None if task.input is None else post.take(task.input))
-    start += desk.reading.newly()  # exclude the time spent reading the batch
-    desk.lag()  # delays the output too
+    out = work(action.microbatch, action.hop, None if task.input is None else messages.take(task.input))
+    start += control_link.reading.newly()  # exclude the time spent reading the batch
+    control_link.lag()  # delays the output too
     if action.target is not None:
         assert out is not None
-        post.send(action, out)
+        messages.send(action, out)
         if passed is not None:
             passed(action, out)
-    if desk.reports_timings:
+    if control_link.reports_timings:
         end = time.monotonic()
         spans.append(Span(action=action.kind, microbatch=action.microbatch, hop=action.hop, start=start, end=end))
 
 
-def agree(config: RunConfig, post: Post, runner: StageRunner, spans: list[e.Span]) -> None:
+def agree(config: RunConfig, messages: Messages, runner: StageRunner, spans: list[e.Span]) -> None:
     """Combine the gradients of the nodes with the same parameters, and append a span for it to ``spans``."""
-    nodes = adding(post.here.present, config.model, post.here.node)
-    rule = post.circle.outer.exchange
+    nodes = adding(messages.here.present, config.model, messages.here.node)
+    rule = messages.circle.outer.exchange
     if len(nodes) == 1 or (config.exchange.replicas > 1 and rule.interval != 0):
         return
-    post.desk.at("exchange", post.here.step)
+    messages.control_link.at("exchange", messages.here.step)
     start = time.monotonic()
     if config.exchange.replicas > 1:
-        exchange_gradients(post, runner)
+        exchange_gradients(messages, runner)
     else:
-        add_shards(post, runner, nodes)
+        add_shards(messages, runner, nodes)
     spans.append(e.Span(action="exchange", start=start, end=time.monotonic()))
 
 
-def exchange_gradients(post: Post, runner: StageRunner) -> None:
+def exchange_gradients(messages: Messages, runner: StageRunner) -> None:
     """Exchange gradients with the other replicas, and apply the result.
 
     Reports invalid updates; the first replica also reports the weights of all.
     """
-    outer, here = post.circle.outer, post.here
+    outer, here = messages.circle.outer, messages.here
     replicas = dict(enumerate(here.present.peers(here.node)))
     me = next(replica for replica, node in replicas.items() if node == here.node)
     others = {replica: node for replica, node in replicas.items() if replica != me}
@@ -113,11 +115,11 @@ def exchange_gradients(post: Post, runner: StageRunner) -> None:
     at = here.step, outer.settled.rounds
     updates = outer.publisher.updates(own, outer.exchange.codec(outer.settled), at, me, others)
     for replica, node in others.items():
-        post.send_share(node, _blocking(updates[replica]))
-    received = [*zip(others, post.take_shares([*others.values()], None), strict=True)]
-    post.desk.at("settle", here.step)
+        messages.send_share(node, _blocking(updates[replica]))
+    received = [*zip(others, messages.take_shares([*others.values()], None), strict=True)]
+    messages.control_link.at("settle", here.step)
     verdict = outer.settle({me: updates[me], **{replica: Update(flat) for replica, flat in received}}, me, runner)
-    post.report(verdict, here.step, first=me == 0)
+    messages.report(verdict, here.step, first=me == 0)
 
 
 def _blocking(update: Update) -> Tensor:
@@ -130,15 +132,15 @@ def adding(there: Arrangement, model: ModelConfig, node: int) -> tuple[int, ...]
     return tuple(there.stage) if model.one_array else there.peers(node)
 
 
-def add_shards(post: Post, runner: StageRunner, nodes: Sequence[int]) -> None:
+def add_shards(messages: Messages, runner: StageRunner, nodes: Sequence[int]) -> None:
     """Add up the shares of ``nodes``, in their order, at the first of them."""
     first, *others = nodes
     own = runner.share()
-    if post.here.node == first:
-        own = added([own, *post.take_shares(others, own)])
+    if messages.here.node == first:
+        own = added([own, *messages.take_shares(others, own)])
         for node in others:
-            post.send_share(node, own)
+            messages.send_share(node, own)
     else:
-        post.send_share(first, own)
-        (own,) = post.take_shares([first], own)
+        messages.send_share(first, own)
+        (own,) = messages.take_shares([first], own)
     runner.absorb(own)

@@ -13,7 +13,7 @@ from planaria.config.schema import RunConfig
 from planaria.control.saving import folder_name
 from planaria.data.shards import Data
 from planaria.data.tokenizer import Tokenizer
-from planaria.models.foreign import Weights
+from planaria.models.foreign_weights import Weights
 from planaria.pipeline.routing import ROUTINGS
 from planaria.runtime.checkpoint.cut import atom_name, declared
 from planaria.runtime.checkpoint.loading import cut_for
@@ -22,7 +22,7 @@ from planaria.runtime.checkpoint.store import CheckpointStore, Manifest, stage_n
 from planaria.runtime.engine import runs
 from planaria.runtime.engine.origin import Origin
 from planaria.runtime.engine.resolved import ResolvedRun
-from planaria.runtime.engine.weights import FIXED, open_weights, require_dense, require_same
+from planaria.runtime.engine.weight_sources import FIXED, open_weights, require_dense, require_same
 
 
 def starting_weights(config: RunConfig) -> Weights | None:

@@ -6,9 +6,9 @@ import synthetic_replicas as r
 
 from planaria.control import decisions as d
 from planaria.control import events as e
+from planaria.report.run.event_lines import Narrator
 from planaria.report.run.naming import naming_of
-from planaria.report.run.narrate import Narrator
-from planaria.report.run.stays import Machine, machine_section, machines
+from planaria.report.run.stage_holders import Machine, machine_section, machines
 
 HERE: r.Facts = [
     (10.0, r.started(columns=[[2 * n, 2 * n + 1] for n in range(4)])),

@@ -17,7 +17,7 @@ from planaria.common.cache import cache_folder, locked
 from planaria.common.errors import UserError
 from planaria.data.dataset import CorruptDataset, open_data, parts_of
 from planaria.runtime.engine import runs, worker
-from planaria.runtime.engine.own_classes import own_classes
+from planaria.runtime.engine.custom_classes import own_classes
 from planaria.runtime.engine.setup import DATA, RUN, Setup
 from planaria.runtime.fleet.base import Workplace
 from planaria.runtime.fleet.files import Files

@@ -18,7 +18,7 @@ class Awaited(NamedTuple):
     label: Label
 
 
-class Mail:
+class ReceivedFrames:
     """Received frames, kept until taken.
 
     A neighbour may be a generation or a step ahead of this worker; its frames are kept until this worker follows. Stale

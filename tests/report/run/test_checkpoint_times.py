@@ -9,7 +9,7 @@ from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.run_record import RunRecord
-from planaria.report.run.saves import Saves, saves
+from planaria.report.run.checkpoint_times import Saves, saves
 
 
 def record(*facts: Any) -> RunRecord:

@@ -18,8 +18,8 @@ from planaria.control.events import Fact
 from planaria.pipeline.network.costs import MBIT
 from planaria.pipeline.network.topology import read
 from planaria.report.live.bars import SurveyProgress
-from planaria.runtime.engine.survey import Leader
-from planaria.runtime.engine.surveyor import Failed
+from planaria.runtime.engine.link_survey import Leader
+from planaria.runtime.engine.link_survey_node import Failed
 from planaria.runtime.fleet.base import Gone, Said
 
 # Links are long and slow, so that the milliseconds a busy machine adds per thread matter little.

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planaria.runtime.fleet.switchboard import Line, Switchboard, call
+from planaria.runtime.fleet.control_connections import Line, Switchboard, call
 from planaria.runtime.transport.channel import Secured
 from planaria.runtime.transport.listener import Caller
 from planaria.runtime.transport.secure import StrangerError, begin, new_key, prove
@@ -144,7 +144,7 @@ def test_an_invalid_length_breaks_the_line(length: int) -> None:
 
 
 def test_a_blocked_line_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planaria.runtime.fleet.switchboard._SEND_LIMIT_S", 0.05)
+    monkeypatch.setattr("planaria.runtime.fleet.control_connections._SEND_LIMIT_S", 0.05)
     theirs, line = ends()
     for _ in range(200):
         line.send(b"x" * 10_000)

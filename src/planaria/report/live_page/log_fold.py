@@ -33,10 +33,10 @@ from planaria.pipeline.routing import ROUTINGS, change, routes, without
 from planaria.report.live.tally import Standing, Tally, Verdicts
 from planaria.report.live_page.captions import Captions
 from planaria.report.live_page.frames import SCHEMA, Frame, Json, difference, patched
-from planaria.report.live_page.scene import Scene
+from planaria.report.live_page.page_state import Scene
 from planaria.report.membership import Membership
+from planaria.report.run.event_lines import Narrator
 from planaria.report.run.naming import Naming
-from planaria.report.run.narrate import Narrator
 from planaria.report.run.recovery_timing import RecoveryTiming
 from planaria.report.run.verdict_lines import line as verdict_line
 

@@ -18,10 +18,10 @@ from planaria.common.documents import first
 from planaria.common.errors import UserError
 from planaria.runtime.fleet import joining
 from planaria.runtime.fleet.base import Message
+from planaria.runtime.fleet.control_connections import call
+from planaria.runtime.fleet.heartbeats import Silence
 from planaria.runtime.fleet.joining import Door
 from planaria.runtime.fleet.process_pool import ProcessPool
-from planaria.runtime.fleet.silence import Silence
-from planaria.runtime.fleet.switchboard import call
 from planaria.runtime.transport.address import REACHABLE, Reach, listening
 from planaria.runtime.transport.listener import VISITOR, listen
 from planaria.runtime.transport.secure import StrangerError
