@@ -18,7 +18,7 @@ from planaria.faults.trace import Trace
 from planaria.lab.inline.engine import InlineEngine
 from planaria.recovery.base import Replica
 from planaria.recovery.snapshot import Snapshot
-from planaria.runtime.checkpoint.memory import MemoryFolder
+from planaria.runtime.checkpoint.memory import MemoryFolder, sweep
 from planaria.runtime.engine.check import check
 from planaria.runtime.engine.prepare import prepare
 from planaria.runtime.engine.resolved import ResolvedRun
@@ -175,6 +175,7 @@ def test_snapshots_of_one_process_outlive_it_until_the_run_is_saved(config: Reci
         def on_decision(self, t: float, decision: d.Decision) -> None:
             super().on_decision(t, decision)
             if isinstance(decision, d.RunStep) and decision.step == 8:
+                sweep()  # as another run does when it starts
                 until(lambda: [*memory.folder.rglob("*.safetensors")])
 
     assert train_inline(prepare(made), tmp_path / "run", Looks()).outcome == "finished"

@@ -63,9 +63,12 @@ class MemoryFolder:
     def begin(self, config: RunConfig, started: RunStarted) -> None:
         """Prepare for a new part of the run: keep only the snapshot from which it starts.
 
+        The run's folder is created if missing, since :func:`sweep` removes snapshots of runs without one.
+
         :raises UserError: if the folder cannot be created, or belongs to another user.
         """
         try:
+            self.run.mkdir(parents=True, exist_ok=True)
             self.folder.mkdir(mode=0o700, exist_ok=True)
             _require_own(self.folder)
             for label, old in self._snapshots():
