@@ -19,6 +19,7 @@ from planaria import __version__
 from planaria.cli import completion
 from planaria.cli.flags import SET, Parser, take_options
 from planaria.common.errors import LedgerError, RunStopped, UserError, nearest
+from planaria.common.logs import command_logs
 from planaria.common.outlet import ensure, lasting
 from planaria.common.signals import interrupted
 from planaria.config import consent, recipe
@@ -121,7 +122,8 @@ def run(arguments: list[str], may_fork: bool = False) -> int:
         from planaria.runtime.fleet import spawner
 
         spawner.expect_fork()
-    with consent.allowing(given.allow_code), lasting() if given.lasting else nullcontext():
+    outlet = lasting() if given.lasting else nullcontext()
+    with command_logs(given.log_level, given.log_json), consent.allowing(given.allow_code), outlet:
         code: int = given.action(given)
     return code
 

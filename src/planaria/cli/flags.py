@@ -7,6 +7,7 @@ import sys
 from functools import partial
 from typing import Any, NoReturn, get_args
 
+from planaria.common import logs
 from planaria.common.errors import UserError
 from planaria.config import consent, options, recipe
 from planaria.config.durations import seconds
@@ -74,18 +75,28 @@ def command(
 
     :param name: one word, or two, such as ``checkpoint show``.
     :param code: the command reads recipes or runs, which may name classes of modules to import.
-    :param lasting: the command continues when its output is closed.
+    :param lasting: the command continues when its output is closed, and has the flags of :func:`add_logs`.
     :param forks: the command forks its workers from its own process.
     """
     parser: argparse.ArgumentParser = commands.add_parser(name, help=what, description=what, allow_abbrev=False)
     parser.set_defaults(action=action, parser=parser, root=None, allow_code=False, lasting=lasting, forks=forks)
+    parser.set_defaults(log_level=None, log_json=False)
     if code:
         parser.add_argument(
             consent.FLAG,
             action="store_true",
             help="import the modules of classes that the recipe or run names as module:Class; this runs their code",
         )
+    if lasting:
+        add_logs(parser)
     return parser
+
+
+def add_logs(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of logs."""
+    levels = f"{', '.join(logs.LEVELS[:-1])} or {logs.LEVELS[-1]} (default: warning here, info in workers' files)"
+    parser.add_argument("--log-level", choices=logs.LEVELS, metavar="LEVEL", help=levels)
+    parser.add_argument("--log-json", action="store_true", help="write logs as JSON lines")
 
 
 def add_recipe(parser: argparse.ArgumentParser, what: str = "", needed: bool = True) -> None:

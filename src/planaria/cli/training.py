@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from planaria.cli.flags import add_fields, add_recipe, command, duration, flagged
+from planaria.cli.flags import add_fields, add_logs, add_recipe, command, duration, flagged
 from planaria.cli.watching import add_live, live_of
 from planaria.common.errors import UserError
 from planaria.config import recipe
@@ -82,6 +82,7 @@ def _add_relay(commands: Any) -> None:
     )
     relay.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     relay.add_argument("--port", type=int, default=0, metavar="N", help="port to listen on (default: any free one)")
+    add_logs(relay)
 
 
 def _train(given: argparse.Namespace) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import signal
 import time
@@ -22,6 +23,7 @@ from planaria.control.apply_base import decided
 from planaria.control.decide import decide
 from planaria.control.decisions import state_link
 from planaria.control.feature_facts import Ordered
+from planaria.control.log_lines import log_fact
 from planaria.control.protocols import FaultSource, Observer, Planner
 from planaria.control.relay_watch import RelayWatch
 from planaria.control.saving import Cadence
@@ -32,6 +34,7 @@ from planaria.control.waits import BrokenEdges, Deadlines, Waits, underlying
 from planaria.runtime.checkpoint.store import MANIFEST, CheckpointStore, Manifest, named
 from planaria.runtime.fleet.base import Asked, Elastic, Gone, Joined, Leaving, Left, Notice, Said
 
+log = logging.getLogger(__name__)
 PLANNING_S = 0.02
 """seconds between two checks for new routes"""
 
@@ -181,6 +184,7 @@ class Controller:
         """Apply an event, then decide and carry out decisions until there are none."""
         t = time.monotonic()
         self._observer.on_event(t, event)
+        log_fact(log, event)
         self.state = apply(event, self.state)
         if isinstance(event, e.EdgeBroken):
             self._broken_edges.heard(t, event, self.state)
@@ -190,6 +194,7 @@ class Controller:
             t = time.monotonic()
             self.state = apply(decision, self.state)
             self._observer.on_decision(t, decision)
+            log_fact(log, decision)
             further += self._chaos.on_decision(decision, self.state)
             self._carry_out(decision)
             if isinstance(decision, d.Form) and self.state.hosts:

@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Event
 from typing import Literal
 
-from planaria.common import digests, documents
+from planaria.common import digests, documents, logs
 from planaria.common.errors import LedgerError, RunStopped, UserError
 from planaria.common.filesystems import is_url
 from planaria.config.consent import allowing
@@ -311,7 +311,8 @@ def _engine(prepared: Prepared, folder: Path, watch: Watch, origin: Origin, aske
     """
     config = prepared.config
     try:
-        return fleet.train(prepared, folder, watch, origin, asked)
+        with logs.about(lambda: {"run": folder.name}):
+            return fleet.train(prepared, folder, watch, origin, asked)
     except (OSError, MemoryError, UserError):
         raise
     except (Exception, SystemExit) as error:

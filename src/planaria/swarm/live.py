@@ -14,6 +14,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from planaria.common.errors import RunStopped, UserError
+from planaria.common.logs import DEFAULT, LogSettings, configure, from_environment
 from planaria.common.signals import ending, interrupted
 from planaria.config.registry import blaming
 from planaria.runtime.fleet.process import Child
@@ -62,7 +63,7 @@ class LiveSwarm:
     def start(self, name: str) -> None:
         """Start or restart a peer; it catches up from the board."""
         config = of_peer(self.config, name)
-        target = partial(_be, config.model_dump_json(), name, self.folder)
+        target = partial(_be, config.model_dump_json(), name, self.folder, from_environment())
         self.processes[name] = self._spawner.spawn(name, target, PRELOAD)
 
     def run(self, on_record: OnRecord, on_exit: OnExit) -> dict[str, int]:
@@ -108,10 +109,11 @@ def failures(codes: Mapping[str, int]) -> list[str]:
     return [f"{name} {ending(code)}" for name, code in sorted(codes.items()) if code]
 
 
-def _be(config_json: str, name: str, folder: Path) -> None:
+def _be(config_json: str, name: str, folder: Path, logs: LogSettings = DEFAULT) -> None:
     """Run a peer in its process."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the swarm stops peers with SIGTERM
     config = SwarmConfig.model_validate_json(config_json)
+    configure(logs.level or "warning", logs.json, run=config.name, peer=name)
     torch.set_num_threads(config.policy.threads)
     try:
         identities = {peer: own_identity(config, peer, folder) for peer in names(config)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,8 @@ from planaria.swarm.records.noting import agreed, round_record, sample_records
 from planaria.swarm.rollout import Asked, Rollout, ask
 from planaria.swarm.serving.served import Server
 from planaria.swarm.tasks.base import Task
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -98,6 +101,7 @@ class Peer:
         rounds, every = self.config.rounds, self.config.evaluate.every
         start = self.keeping.resume(self.first)
         self.log.note(self._started())
+        log.info("starts with round %d of %d", start, rounds.count)
         if start == self.first:
             self._evaluate(self.first)
         self.keeping.brake(start)
@@ -147,6 +151,8 @@ class Peer:
             self.shadow.round(number, problems, self.count)
         watch.lap("learn")
         self._note(number, watch, found, turned, report, taken, learned, bool(closed))
+        received = len(found.found)
+        log.debug("round %d: messages of %d peers, %d completions rejected unread", number, received, len(turned))
 
     def _problems(self, number: int) -> list[int]:
         rounds, training = self.config.rounds, self.task.training

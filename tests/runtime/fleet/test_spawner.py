@@ -223,8 +223,10 @@ BREAKING = """
     import sys
     from functools import partial
     from types import SimpleNamespace
+    from planaria.common import logs
     from planaria.runtime.fleet import spawner
 
+    logs.configure("warning")
     spawner.expect_fork()
     sys.modules["torch"] = SimpleNamespace(_C=SimpleNamespace(_cuda_isInBadFork=lambda: False))
     spawner.fork_server(["breaks"])
@@ -248,7 +250,8 @@ def test_a_server_that_cannot_import_a_module_sends_the_reason(often: str, tmp_p
     done = subprocess.run(command, input="", capture_output=True, text=True, timeout=100, env=environ)
     why = "the fork server exited while it imported what workers need (breaks: RuntimeError: no licence)"
     if often == "once":
-        assert (done.stdout, done.stderr) == ("0\n", f"planaria: {why}; another one was started\n")
+        line = f" WARNING planaria.runtime.fleet.spawner: {why}; another one was started\n"
+        assert done.stdout == "0\n" and done.stderr.endswith(line) and done.stderr.count("\n") == 1
     else:
         assert (done.stdout, done.stderr) == (f"newborn could not be started: {why}\n", "")
 

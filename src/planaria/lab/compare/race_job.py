@@ -13,6 +13,7 @@ from pydantic import Field
 from planaria.common import atomic
 from planaria.common.documents import Record
 from planaria.common.errors import RunStopped
+from planaria.common.logs import command_logs
 from planaria.config import consent
 from planaria.config.schema import RunConfig
 from planaria.data.dataset import open_data
@@ -144,5 +145,5 @@ def _stopped(job: Job, how: str) -> None:
 
 
 if __name__ == "__main__":
-    with consent.allowing(consent.FLAG in sys.argv[2:]):
+    with command_logs(), consent.allowing(consent.FLAG in sys.argv[2:]):
         _Work.model_validate_json(Path(sys.argv[1]).read_bytes()).run()

@@ -6,6 +6,7 @@ or drop.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,7 @@ from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.runner import StageRunner
 from planaria.runtime.engine.samples import Masks
 
+log = logging.getLogger(__name__)
 MakeRunner = Callable[[RunConfig, int, bool], StageRunner]
 """(config, stage, whether to draw initial weights) → a runner of the kind that the engine uses"""
 
@@ -208,6 +210,7 @@ class Keeping:
             }
             if kept:
                 cast(RestoredHolder, self._all_holders[number]).load(StageState(kept), given.step)
+                log.info("restored copy %d from the snapshot of step %d", number, given.step)
 
     def restore(self, by: str, state: StageState, given: Mapping[int, StageState], step: int) -> None:
         """Restore the copies for the strategy ``by`` after this stage was rebuilt as ``state`` of ``step``, if
@@ -217,6 +220,7 @@ class Keeping:
             kept = state if copy.own else self._chain.strategies[by].restored(copy, given)
             if kept is not None:
                 cast(RestoredHolder, self._all_holders[number]).load(kept, step)
+                log.info("restored copy %d for %s, of step %d", number, by, step)
 
     def _kept_by(self, by: str) -> list[tuple[int, Copy]]:
         slots = ((number, self._chain.slots[number]) for number in self._all_holders)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 import time
@@ -12,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
+from planaria.common.logs import from_environment
 from planaria.config.schema import RunConfig
 from planaria.control.controller import Controller
 from planaria.control.decisions import Finish, Replan
@@ -42,6 +44,7 @@ from planaria.runtime.transport.address import Reach
 from planaria.runtime.transport.listener import no_answer
 from planaria.runtime.transport.secure import new_key
 
+log = logging.getLogger(__name__)
 PRELOAD = [worker.__name__, link_survey_node.__name__, "torch._dynamo"]
 """modules that workers are forked with; an optimizer's first step would import torch._dynamo, a CPU-second in each"""
 
@@ -105,7 +108,8 @@ def opened(
         reach = Reach(advertise=config.fleet.advertise, ports=config.fleet.ports)
         key, sign = _key(config), secrets.token_hex(16)
         require_answers(config.fleet, key)
-        setup = Setup(config, folder, data.folder, place.host, key, offset, reach, part=part, sign=sign)
+        logs = from_environment()
+        setup = Setup(config, folder, data.folder, place.host, key, offset, reach, part=part, sign=sign, log=logs)
         with closing(_open(place, setup, data.folders, workers)) as fleet:
             yield fleet
 
@@ -129,12 +133,16 @@ def _open(place: Ground, setup: Setup, data: Sequence[Path], workers: int) -> Op
 
     def home(relay: str) -> Fleet:
         entry = partial(worker.main, replace(setup, reach=replace(setup.reach, relay=relay)))
-        settle = partial(settled, remote, Path.cwd(), None, print)  # no relay: all nodes of a cluster reach each other
+        settle = partial(settled, remote, Path.cwd(), None, _note)  # no relay: all nodes of a cluster reach each other
         return place.fleet(Work(entry, PRELOAD, workers, settle, files, setup.key, needs(config)))
 
     plain = SETUP.dump_json(replace(remote, reach=Reach())).decode()
     terms = Terms(plain, config.pipeline.stages + 1, setup.sign, files)
     return OpenFleet(home, config.fleet, place.host, setup.key, terms, setup.folder)
+
+
+def _note(line: str) -> None:
+    log.info("%s", line)
 
 
 class Replanner:

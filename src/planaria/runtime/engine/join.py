@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from pydantic import ValidationError
 
 from planaria.common.documents import first, refuse_nul
 from planaria.common.errors import RunStopped, UserError
+from planaria.common.logs import from_environment
 from planaria.common.signals import interrupted
 from planaria.runtime.engine.fleet import PRELOAD
 from planaria.runtime.engine.requirements import needs
@@ -26,6 +28,7 @@ from planaria.runtime.fleet.joining import DOOR, Door, read_door, read_key
 from planaria.runtime.fleet.process_pool import Orders, ProcessPool
 from planaria.runtime.transport.address import REACHABLE, Reach
 
+log = logging.getLogger(__name__)
 _AGAIN_S = 0.5
 """seconds between attempts to reach the controller"""
 _TIMES, _LEAST_S = 2, 10.0
@@ -168,6 +171,7 @@ def _visit(entrance: Entrance, terms: JoinTerms, say: Say, lost: bool = False) -
         try:
             return Visit(entrance.door(), terms.workers, terms.reach)
         except OSError as error:
+            log.debug("%s: no answer: %s", entrance, error)
             if time.monotonic() >= until:
                 stopped = RunStopped(f"{entrance}: the run has not answered for {patience_s:g} s")
                 raise stopped if lost else entrance.unanswered(error) from None
@@ -186,7 +190,7 @@ class _Stay:
         :raises UserError: if the machine lacks something that the run's workers need.
         """
         self._visit, self._say = visit, say
-        setup = replace(_setup(visit), host=visit.own_address, reach=visit.reach)
+        setup = replace(_setup(visit), host=visit.own_address, reach=visit.reach, log=from_environment())
         if not shared:
             setup = replace(setup, sign="")
         settle = partial(settled, setup, Path(visit.welcome.cwd), terms.cache, say)

@@ -13,6 +13,7 @@ from typing import NoReturn
 import torch
 from greenlet import GreenletExit
 
+from planaria.common import logs
 from planaria.common.memory_pool import keep_freed
 from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
@@ -62,7 +63,8 @@ def one_process(
             setup, run, slot.worker, control_link, LocalTransport(rendezvous, slot.inbox), first, last_runners
         )
         try:
-            worker.run(slot.incarnation)
+            with logs.about(worker.log_fields):
+                worker.run(slot.incarnation)
         finally:
             rendezvous.leave(slot.inbox)
             worker.close()

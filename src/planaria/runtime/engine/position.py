@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from planaria.control.decisions import BEFORE, Form, Introduce, Meet, Settle
 from planaria.control.events import Fact
 from planaria.runtime.engine.resolved import ResolvedRun
 
+log = logging.getLogger(__name__)
 _COMMON_FIELDS = ("worker", "node", "stage", "replica", "generation", "step")
 
 
@@ -56,6 +58,13 @@ class Position:
             return f"stage {stage} of replica {self._resolved.replica_of(node)}"
         return f"stage {stage}" if stage == node else f"node {node} of stage {stage}"
 
+    def log_fields(self) -> dict[str, object]:
+        """Return the assignment as context of log messages."""
+        own: dict[str, object] = {"worker": self.worker}
+        if self.node >= 0:
+            own |= {name: getattr(self, name) for name in ("replica", "stage", "generation", "step")}
+        return own
+
     def report(self, kind: type[Fact], **fields: Any) -> None:
         """Send an event of this ``kind`` with these ``fields`` and the assignment."""
         own = {name: getattr(self, name) for name in _COMMON_FIELDS if name in kind.model_fields}
@@ -72,4 +81,5 @@ class Position:
         when = f"at step {self.step}, generation {self.generation}"
         ends = f"worker {self.worker} ({self.name_of(self.node)}) and {self.name_of(peer)}"
         fields = {"cause": detail, "waited_s": waited_s, "since_s": since_s, "relay": relay}
+        log.info("edge to %s broken%s: %s", self.name_of(peer), f" (relay {relay})" if relay else "", detail)
         self.report(e.EdgeBroken, peer=peer, detail=f"{ends}: {detail} {when}", **fields)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter
 
+from planaria.common.logs import DEFAULT, LogSettings
 from planaria.config.bounds import Natural
 from planaria.config.names import NamedPath
 from planaria.config.schema import RunConfig
@@ -44,6 +45,8 @@ class Setup:
     """``Door.sign`` of the run (``runtime/fleet/joining.py``), which identifies its ``folder``; empty: do not use the
     folder
     """
+    log: Annotated[LogSettings, Field(exclude=True)] = DEFAULT
+    """logs of the workers; not sent, since a machine that joins has its own settings"""
 
     @property
     def checkpoints(self) -> Path:

@@ -5,6 +5,7 @@ A worker's thread writes its part to files that outlive the worker.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,6 +23,8 @@ from planaria.runtime.engine.copy_costs import costs_of_copies
 from planaria.runtime.engine.origin import Origin
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.setup import Setup
+
+log = logging.getLogger(__name__)
 
 
 def memory_of(run: ResolvedRun, folder: Path) -> MemoryFolder | None:
@@ -98,7 +101,7 @@ class SnapshotWriter:
             try:
                 self._folder.write(part.stage, label, part.state, part.parities)
             except OSError as error:
-                print(f"snapshot of step {label.step}: {error}", flush=True)
+                log.warning("snapshot of step %d not written: %s", label.step, error)
 
 
 SAME = ("seed", "model", "data", "pipeline", "routing", "recovery", "exchange")

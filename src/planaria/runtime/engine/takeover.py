@@ -35,6 +35,15 @@ class Timing:
     transfer_bytes: int = 0
     rebuild_s: float = 0.0
 
+    def __str__(self) -> str:
+        return f"transfer {self.transfer_s:.3f} s ({self.transfer_bytes} bytes), rebuild {self.rebuild_s:.3f} s"
+
+
+def described(source: d.Source) -> str:
+    """Return the source of a state for logs, such as ``rebuild by=checkfree donors=[1, 3]``."""
+    fields = dict(source)
+    return " ".join([fields.pop("origin"), *(f"{name}={value}" for name, value in fields.items())])
+
 
 class MemoryDamaged(Exception):
     """The state retained in this worker's memory has changed, so its memory is unreliable."""

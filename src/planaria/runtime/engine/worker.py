@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Iterable, Mapping
@@ -11,6 +12,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from planaria.common import logs
 from planaria.common.errors import UserError
 from planaria.common.memory_pool import keep_freed
 from planaria.config.registry import blame
@@ -45,8 +47,8 @@ from planaria.runtime.engine.sleeping_runner import (
 )
 from planaria.runtime.engine.snapshots import snapshot_writer
 from planaria.runtime.engine.step_work import step_work
-from planaria.runtime.engine.takeover import MemoryDamaged, donate, take_state
-from planaria.runtime.engine.worker_log import WORKERS, log_to
+from planaria.runtime.engine.takeover import MemoryDamaged, described, donate, take_state
+from planaria.runtime.engine.worker_log import begin_log
 from planaria.runtime.fleet.base import ControlLine
 from planaria.runtime.fleet.control_connections import WorkerLine
 from planaria.runtime.fleet.devices import VISIBLE
@@ -54,10 +56,12 @@ from planaria.runtime.transport.edge import SocketTransport, Transport
 from planaria.runtime.transport.inbox import Inbox
 from planaria.runtime.transport.port import Port
 
+log = logging.getLogger(__name__)
+
 
 def main(setup: Setup, connection: ControlLine, worker: str, incarnation: int) -> NoReturn:
     """Entry point of a worker process."""
-    log_to(setup.folder / WORKERS / f"{worker}.log")
+    begin_log(setup.folder, setup.config.name, worker, setup.log)
     torch.set_num_threads(setup.config.fleet.threads)
     keep_freed()
     inbox = Inbox()
@@ -70,7 +74,8 @@ def main(setup: Setup, connection: ControlLine, worker: str, incarnation: int) -
     made = Worker(setup, ResolvedRun(setup.config), worker, control_link, transport, runner)
     made.messages.patience.warm_s = time.monotonic() - began
     layer_s = layer_seconds(setup.config, runner) if setup.config.pipeline.unlike else 0.0
-    made.run(incarnation, layer_s)
+    with logs.about(made.log_fields):
+        made.run(incarnation, layer_s)
 
 
 class Worker:
@@ -109,6 +114,10 @@ class Worker:
         self._lockstep = LockstepRounds(resolved) if resolved.lockstep else None
         self._detour: list[list[int]] = []
 
+    def log_fields(self) -> Mapping[str, object]:
+        """Return the run and the current assignment, as context of log messages."""
+        return {"run": self.config.name} | self.here.log_fields()
+
     def run(self, incarnation: int, layer_s: float = 0.0) -> NoReturn:
         """Report to the controller, with the seconds that a layer takes here, then follow orders until it exits."""
         self.control_link.open()
@@ -118,6 +127,7 @@ class Worker:
             e.WorkerJoined,
             incarnation=incarnation, pid=os.getpid(), at=at, device=device, memory=memory, layer_s=layer_s,
         )  # fmt: skip
+        log.info("started as incarnation %d (pid %d), listening at %s", incarnation, os.getpid(), at)
         order: d.Order | None = None
         while True:
             try:
@@ -126,16 +136,21 @@ class Worker:
                 self._take(self.control_link.next() if now is None else now)
             except Interrupted as interrupted:
                 order = interrupted.order
+                log.debug("interrupted by the order %s", order.kind)
             except MemoryDamaged as damaged:  # treat it as lost
-                self.here.report(e.WorkerFailed, detail=str(damaged), leaves=True)
+                self._fail(str(damaged), leaves=True)
                 self.control_link.leave(1)
             except (NonFinite, UserError, OSError, MemoryError, torch.OutOfMemoryError) as error:
-                detail = str(error).splitlines()[0][:400] if str(error) else type(error).__name__
-                self.here.report(e.WorkerFailed, detail=detail)
+                self._fail(str(error).splitlines()[0] if str(error) else type(error).__name__)
             except (Exception, SystemExit) as error:
                 if not (detail := blame(error, own_classes(self.config))):
                     raise
-                self.here.report(e.WorkerFailed, detail=detail[:400])
+                self._fail(detail)
+
+    def _fail(self, detail: str, leaves: bool = False) -> None:
+        """Report that this worker cannot follow an order; ``leaves``: it exits."""
+        log.info("failed: %s", detail, exc_info=log.isEnabledFor(logging.DEBUG))
+        self.here.report(e.WorkerFailed, detail=detail[:400], leaves=leaves)
 
     def close(self) -> None:
         """Stop background threads."""
@@ -203,6 +218,8 @@ class Worker:
         self.messages.wait_for(lambda: links.unopened, "the edge to {}")
         link_s = time.monotonic() - start - timing.transfer_s - timing.rebuild_s
         self.here.report(e.Linked, link_s=link_s, **asdict(timing))
+        formed = form.generation, form.outcome, described(me.source), timing, link_s
+        log.info("formed generation %d (%s), state: %s; %s, edges %.3f s", *formed)
 
     def _run_step(self, order: d.RunStep) -> None:
         """Carry out this node's actions of the step's plan, then report that the gradient is ready."""
@@ -232,6 +249,7 @@ class Worker:
         heard = self.messages.circle.outer.heard if train else {}
         self.here.report(e.StageReady, mode=order.mode, loss=self.runner.loss, grad_norm=norm, heard=heard)
         self.messages.patience.learn(time.monotonic() - began)
+        log.debug("ready to commit after %.3f s (%s)", time.monotonic() - began, order.mode)
         self._report_work(spans)
         if train and self.config.fleet.diagnose != "off":
             self._measure(time.monotonic() - began, spans)
@@ -304,6 +322,7 @@ class Worker:
         if self._lockstep is not None and (settled := self._lockstep.committed()) is not None:
             self._report_round(*settled, first)
         self.here.report(e.StageCommitted, step=order.step)
+        log.debug("committed")
         if self.snapshots is not None:
             self.snapshots.write_new(self.keeping, order.generation)
         self._report_work([e.Span(action="optimizer", start=start, end=time.monotonic())])
@@ -334,6 +353,7 @@ class Worker:
             state = state.trained
         state.outer = self.messages.circle.outer.given(to_successor=succeeded)
         self.messages.links.transfer(order, pack(state))
+        log.info("sent the state of stage %d to %s", order.stage, "its successor" if succeeded else order.to)
 
     def _save(self, order: d.Save) -> None:
         self._drop()
@@ -347,6 +367,7 @@ class Worker:
         state = selected(state, keeps, here.node in order.compared)
         place = here.number if keeps == "outer" else 0
         part = Part(folder, here.stage, here.worker, here.node, order.generation, order.step, place, keeps)
+        log.info("saving %s for the checkpoint of step %d", keeps, order.step)
         span = (self._saver.save_beside if order.background else self._saver.save)(part, state)
         self._report_work([span])
 

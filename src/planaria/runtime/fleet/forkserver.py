@@ -16,7 +16,6 @@ import socket
 import struct
 import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.reduction import ForkingPickler
@@ -145,8 +144,8 @@ def _live(request: Request, fds: list[int]) -> NoReturn:
         code = 0
     except SystemExit as end:
         code = end.code or 0
-    except BaseException:  # no caller would report it
-        traceback.print_exc()
+    except BaseException as error:  # no caller would report it
+        sys.excepthook(type(error), error, error.__traceback__)
     with suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()

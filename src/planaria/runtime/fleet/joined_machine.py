@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import threading
@@ -26,6 +27,7 @@ from planaria.runtime.transport.address import REACHABLE, Reach, listening
 from planaria.runtime.transport.listener import VISITOR, listen
 from planaria.runtime.transport.secure import StrangerError
 
+log = logging.getLogger(__name__)
 _MAX_MESSAGE_BYTES = 1 << 20
 _CALL_S = 3
 """seconds for each message of the handshake; a lost packet would wait for TCP, while a new call may succeed"""
@@ -135,6 +137,7 @@ class Visit:
             case joining.Start() if not leaving:
                 threading.Thread(target=self._start, args=(message, pool, say), name="start", daemon=True).start()
             case joining.Signal():
+                log.debug("worker %s gets signal %d", message.worker, message.number)
                 pool.signal(message.worker, message.incarnation, message.number)
 
     def _start(self, order: joining.Start, pool: ProcessPool, say: Say) -> None:
@@ -143,6 +146,7 @@ class Visit:
             pid = pool.start(order.worker, order.incarnation)
         except OSError as error:
             say(str(error))
+            log.info("worker %s did not start: %s", order.worker, error)
             self._send(joining.Failed(worker=order.worker, incarnation=order.incarnation, detail=str(error)[:200]))
             return
         say(f"started worker {order.worker} (pid {pid})")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -28,6 +29,7 @@ from planaria.config import consent
 from planaria.runtime.fleet.forkserver import LENGTH, MOST_REASON, PID, READY, Request, main
 from planaria.runtime.fleet.process import Child, activity, adopting
 
+log = logging.getLogger(__name__)
 _FORK_S = 10.0
 """limit for the start of one process; milliseconds are usual"""
 START_S = 120.0
@@ -262,7 +264,7 @@ class Spawner:
                 if task.child is not None:
                     server.get_ready(task.start_s)
                 if unimported:
-                    print(f"planaria: {unimported}; another one was started", file=sys.stderr)
+                    log.warning("%s; another one was started", unimported)
                     unimported = ""
                 if task.child is not None:
                     with adopting():
@@ -291,6 +293,7 @@ class Spawner:
                     old.end()
                 preload |= old.preload
             old = _Server(preload, _spawned)
+            log.debug("started a fork server")
         self._server = old
         return old
 

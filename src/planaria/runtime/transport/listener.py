@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import os
 import socket
 import ssl
@@ -24,6 +25,7 @@ from planaria.common.errors import UserError
 from planaria.runtime.transport.address import joined
 from planaria.runtime.transport.secure import StrangerError, begin, cut_off, prove, read_exactly
 
+log = logging.getLogger(__name__)
 VISITOR, CALLED_FOR, FILES = 0, -1, -2
 """in place of an incarnation: a machine that wants to join, an end of an edge for the relay, a machine that requests
 files
@@ -164,7 +166,8 @@ class Listener:
             until = time.monotonic() + GREETING_S
             prove(caller, self._key, GREETING_S)
             greeting = read_greeting(caller, until)
-        except (StrangerError, OSError, ValueError):  # ValueError: it was closed meanwhile
+        except (StrangerError, OSError, ValueError) as error:  # ValueError: it was closed meanwhile
+            log.debug("rejected a connection to port %d: %s", self.port, cause(error))
             caller.close()
             return
         finally:

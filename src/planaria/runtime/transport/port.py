@@ -6,6 +6,7 @@ naming the edge; the first waits for the second.
 
 from __future__ import annotations
 
+import logging
 import ssl
 import threading
 import time
@@ -19,6 +20,7 @@ from planaria.runtime.transport.relay import READY, End, end_greeting
 from planaria.runtime.transport.ring import Rings
 from planaria.runtime.transport.secure import StrangerError, prepare
 
+log = logging.getLogger(__name__)
 _MOST_WAITING = 1024
 """early calls that are kept; others are rejected, and call again"""
 _GLANCE_S = 0.2
@@ -78,6 +80,7 @@ class Port:
             return next((why for since, why in sorted(self._failing.values()) if since < late), "")
 
     def _failed(self, name: str, why: str) -> None:
+        log.debug("edge %s: no connection yet: %s", name, why)
         with self._changed:
             since, _ = self._failing.get(name, (time.monotonic(), ""))
             self._failing[name] = since, why
@@ -88,13 +91,20 @@ class Port:
         Calls ``at``, or waits for a call if that is empty; with ``over``, HOST:PORT of a relay, only uses that.
         :raises Unmet: if the other end does not connect within ``seconds``.
         """
+        start = time.monotonic()
         try:
             if over:
-                return self.meet_at(over, name, "calls" if at else "waits", seconds, given_up)
-            return self.call(at, name, seconds, given_up) if at else self.meet(name, seconds, given_up)
+                found = self.meet_at(over, name, "calls" if at else "waits", seconds, given_up)
+            else:
+                found = self.call(at, name, seconds, given_up) if at else self.meet(name, seconds, given_up)
+        except Unmet as error:
+            log.debug("edge %s could not be opened: %s", name, error)
+            raise
         finally:
             with self._changed:
                 self._failing.pop(name, None)
+        log.debug("edge %s %s after %.3f s", name, "opened" if found else "abandoned", time.monotonic() - start)
+        return found
 
     def meet(self, name: str, seconds: float, given_up: Callable[[], bool]) -> Channel | None:
         """Wait for the call of the edge ``name``; None once it is ``given_up`` (see :meth:`look_up`).

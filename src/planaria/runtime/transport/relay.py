@@ -6,6 +6,7 @@ twice, through the controller's links; see ``docs/machines.md`` for the cost.
 
 from __future__ import annotations
 
+import logging
 import select
 import ssl
 import threading
@@ -16,6 +17,7 @@ from planaria.runtime.transport.channel import Channel, Closed, channel, wait_fo
 from planaria.runtime.transport.listener import CALLED_FOR, GREETING_S, Listener, greeted, greeting, hung_up
 from planaria.runtime.transport.secure import prepare
 
+log = logging.getLogger(__name__)
 READY = b"\x01"
 """sent to an end when the other has connected"""
 _MOST_WAITING = 1024
@@ -58,10 +60,15 @@ class Relay:
         if before is not None:  # superseded by the later call
             before[0].close()
         if other is not None:
-            if not _connect(other[0], tls):
+            if _connect(other[0], tls):
+                log.info("connected both ends of edge %s", edge)
+            else:
                 self.meet(wanted, tls)
         elif not room:
+            log.warning("rejected an end of edge %s: %d ends wait already", edge, _MOST_WAITING)
             tls.close()
+        else:
+            log.debug("an end of edge %s waits for the other", edge)
 
     def close(self) -> None:
         """Close waiting ends; connected edges stay until an end closes them."""

@@ -6,6 +6,7 @@ Copies are delivered in the order of their start.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from torch import Tensor
 from planaria.runtime.transport.ring import Ring, Rings
 from planaria.runtime.transport.wire import take_from
 
+log = logging.getLogger(__name__)
 DEPTH = 4
 """concurrent copies in each direction"""
 SLOTS = 8
@@ -140,7 +142,7 @@ def with_cuda(size: int) -> tuple[Staging, Rings]:
     try:
         ring = Ring(SLOTS, size, page_locked)
     except OSError as error:
-        print(f"{SLOTS * size / 1e6:,.0f} MB of shared memory: {error}; activations go through sockets", flush=True)
+        log.warning("%.0f MB of shared memory: %s; activations go through sockets", SLOTS * size / 1e6, error)
         return Staging(Cuda()), Rings(None, page_locked)
     return Staging(Cuda(ring.allocate)), Rings(ring, page_locked)
 
@@ -178,7 +180,7 @@ def page_locked(address: int, size: int) -> Callable[[], None]:
     """
     cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     if int(cuda.cudaHostRegister(address, size, 0)):
-        print(f"{size / 1e6:.0f} MB of shared memory could not be page-locked; copies are synchronous", flush=True)
+        log.warning("%.0f MB of shared memory could not be page-locked; copies are synchronous", size / 1e6)
         with suppress(RuntimeError):  # the next launch reports the error once
             torch.zeros((), device="cuda").add_(1)
         return lambda: None
