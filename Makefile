@@ -27,7 +27,7 @@ demo: $(VENV)/.installed
 	$(BIN)/planaria train demo
 
 demo-swarm: $(VENV)/.installed
-	$(BIN)/planaria swarm arithmetic_swarm
+	$(BIN)/planaria swarm train arithmetic_swarm
 
 # Types are checked while tests wait for processes.
 test: lint

@@ -416,7 +416,7 @@ def planted(seed: int, steps: int, reads: bool = True) -> dict[str, float]:
         code, leaked = audited(victim, folder / "a", *asked, "--censor", 0.1)
         read = audited(victim, folder / "b", *asked, "--adversary", reader)[1] if reads else None
         fix = ["--trusted", trusted, "--benign", benign, "--to", mended, "--steps", 400]
-        assert planaria("realign", victim, *fix) == 0
+        assert planaria("swarm", "realign", victim, *fix) == 0
         after, kept = audited(mended, folder / "c", *asked)
         known = [made.known_colours(open_policy(str(place))) for place in (victim, mended)]
     rows = {
@@ -490,8 +490,8 @@ def ledger(_: Namespace) -> Iterator[Row]:
 
 
 def audited(model: Path, to: Path, *words: object) -> tuple[int, dict[str, Any]]:
-    """Return the exit code and results of `planaria audit`."""
-    code = planaria("audit", model, "--to", to, *words)
+    """Return the exit code and results of `planaria swarm audit`."""
+    code = planaria("swarm", "audit", model, "--to", to, *words)
     return code, json.loads((to / "audit.json").read_text())
 
 

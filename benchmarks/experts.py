@@ -274,7 +274,7 @@ NEAR = 1e-4  # nats from the best plain mixture
     "worst_domain",
     seeds=[0, 1, 2, 3],
     rows=[1024, 4096, 16384],
-    runs=Flag(TRAINED, "folders of planaria experts, same domains", nargs="+"),
+    runs=Flag(TRAINED, "folders of `planaria experts train`, same domains", nargs="+"),
 )
 def run_worst_domain(given: Namespace) -> Measurement:
     """Measure weights for an ensemble's worst domain: the passes of two solvers, and the gain and price of the weights.

@@ -190,7 +190,7 @@ def swarm(config: SwarmConfig, folder: Path) -> tuple[list[float], dict[str, lis
     file.write_text(dump(config))
     began = time.perf_counter()
     log = (folder / "out.txt").open("w")
-    process = subprocess.Popen([sys.executable, "-m", "planaria", "swarm", str(file)], stdout=log, stderr=log)
+    process = subprocess.Popen([sys.executable, "-m", "planaria", "swarm", "train", str(file)], stdout=log, stderr=log)
     peaks: dict[int, float] = {}
     while process.poll() is None:
         for pid in below(process.pid):

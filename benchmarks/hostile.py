@@ -98,11 +98,11 @@ KINDS = {
     "plan": (GOOD, ["plan"]),
     "advise": (GOOD, ["advise"]),
     "compare": (GOOD + COMPARE, ["compare", "--quiet"]),
-    "experts": (EXPERTS, ["experts", "--dry-run"]),
-    "swarm": (SWARM, ["swarm", "--dry-run"]),
-    "drill": (DRILL, ["drill", "--quiet"]),
+    "experts": (EXPERTS, ["experts train", "--dry-run"]),
+    "swarm": (SWARM, ["swarm train", "--dry-run"]),
+    "drill": (DRILL, ["swarm drill", "--quiet"]),
 }
-"""command → its recipe and its first arguments"""
+"""kind of recipe, or command that reads the kind train → a recipe; the command and its first arguments"""
 VALUES = (
     *("1000000000", "-1", "0", "1e308", "1e-300", "1e-9", "nan", "inf", "-inf", "true", "[]", "{}", "''", "none"),
     *("[[[[0]]]]", "[1, 2, 3]", "1979-05-27", "{a = {b = 1}}", "../../..", "/dev/zero", "/proc/self/mem"),
@@ -112,7 +112,7 @@ VALUES = (
 """values tried for every flag"""
 PATHS = ("HOME", "HOME/text.txt", "/dev/zero", "/dev/null", "/proc/self/mem", "x" * 5000, "\udcff.toml", "a\nb", "")
 READERS = frozenset(("train", "plan", "advise"))  # commands that read the same kind of recipe
-FURTHER = {"export": ("--to", "HOME/x"), "generate": ("--prompt", "a"), "chaos": ("--kill", "stage=1")}
+FURTHER = {"export": ("--to", "HOME/x"), "generate": ("--prompt", "a"), "run chaos": ("--kill", "stage=1")}
 """further arguments that a command needs"""
 
 
@@ -160,7 +160,7 @@ def _flags(draw: random.Random, values: int) -> Iterator[Case]:
     for command, root in (("train", RunConfig), ("swarm", SwarmConfig)):
         for field, _ in fields(root):
             for value in draw.sample(VALUES, values):
-                words = (command, f"HOME/{command}.toml", "--dry-run", f"--{field}={value}")
+                words = (*KINDS[command][1][0].split(), f"HOME/{command}.toml", "--dry-run", f"--{field}={value}")
                 yield Case(f"{command} --{field}={value[:20]!r}", words)
 
 
@@ -197,10 +197,10 @@ def _recipes(home: Path, draw: random.Random) -> Iterator[Case]:
                 continue  # it is taken, and good advice takes its time
             files = (("bad.toml", content),)
             taken = name in ("empty", "escape", "long name") or command == "compare"
-            yield Case(f"{command}: {name}", (words[0], "HOME/bad.toml", *words[1:]), files, not taken)
+            yield Case(f"{command}: {name}", (*words[0].split(), "HOME/bad.toml", *words[1:]), files, not taken)
     for command, (_, words) in KINDS.items():
         for path in draw.sample(PATHS, 4):
-            yield Case(f"{command} {path[:20]!r}", (words[0], path, *words[1:]), refused=True)
+            yield Case(f"{command} {path[:20]!r}", (*words[0].split(), path, *words[1:]), refused=True)
 
 
 def _kinds() -> Iterator[Case]:
@@ -208,7 +208,9 @@ def _kinds() -> Iterator[Case]:
     for command, (_, words) in KINDS.items():
         for other in KINDS.keys() - (READERS if command in READERS else {command}):
             if not (command == "compare" and other in READERS):
-                yield Case(f"{command} {other}.toml", (words[0], f"HOME/{other}.toml", *words[1:]), refused=True)
+                yield Case(
+                    f"{command} {other}.toml", (*words[0].split(), f"HOME/{other}.toml", *words[1:]), refused=True
+                )
 
 
 def _topologies(draw: random.Random) -> Iterator[Case]:
@@ -276,10 +278,20 @@ def _further() -> Iterator[Case]:
     for flag in trace:
         for value in ("1000000000", "-1", "nan", "inf", "1e-300", "9" * 5000, "", "x"):
             given = _words(trace | {flag: value})
-            yield Case(f"trace --{flag} {value[:12]}", ("trace", "HOME/out.json", *given))
+            yield Case(f"trace --{flag} {value[:12]}", ("lab", "trace", "HOME/out.json", *given))
     for seed in ("-1", "9" * 30, "9" * 5000):
-        yield Case(f"trace --seed {seed[:6]}", ("trace", "HOME/out.json", *_words(trace), f"--seed={seed}"))
-    for command in ("report", "replay", "export", "eval", "generate", "chaos", "join", "accept", "swarm explain"):
+        yield Case(f"trace --seed {seed[:6]}", ("lab", "trace", "HOME/out.json", *_words(trace), f"--seed={seed}"))
+    for command in (
+        "report",
+        "run replay",
+        "export",
+        "eval",
+        "generate",
+        "run chaos",
+        "join",
+        "run accept",
+        "swarm explain",
+    ):
         more = FURTHER.get(command, ())
         for path in PATHS:
             yield Case(f"{command} {path[:10]!r}", (*command.split(), path, *more), refused=True)
@@ -357,7 +369,7 @@ class DamageCase:
             "export": ["export", run, "--to", f"{run}/exported"],
             "eval": ["eval", run, "--omit", "0.25", "--subsets", "1", "--microbatches", "1"],
             "report": ["report", run],
-            "replay": ["replay", run],
+            "replay": ["run", "replay", run],
         }[self.command]
 
 

@@ -373,7 +373,17 @@ class Carriers:
         self._process[name] = self._start(int(self.at[name].rpartition(":")[2]))
 
     def _start(self, port: int) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "planaria", "relay", "--key-file", str(self._key), "--port", str(port)]
+        command = [
+            sys.executable,
+            "-m",
+            "planaria",
+            "network",
+            "relay",
+            "--key-file",
+            str(self._key),
+            "--port",
+            str(port),
+        ]
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     def _printed(self, process: subprocess.Popen[str]) -> str:

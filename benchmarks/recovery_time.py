@@ -372,7 +372,7 @@ def run_goodput(given: Namespace) -> Measurement:
     """Measure the steps made under regular faults over those without, in the same wall time.
 
     Three arms in sequence: no faults; regular SIGKILLs; SIGKILL and SIGSTOP in turn, with the frozen worker thawed
-    later. Victims are random middle stages at random moments, hit from outside as by ``planaria chaos``. Time counts
+    later. Victims are random middle stages at random moments, hit as by ``planaria run chaos``. Time counts
     from the first step. Claims: at least 95 % and 90 % of the fault-free steps; every sample used exactly once.
     """
     records: dict[str, list[RunRecord]] = {arm: [] for arm in ARMS}

@@ -124,7 +124,7 @@ def swarm(config: SwarmConfig, folder: Path) -> float:
     """Run a swarm in ``folder``/run; return its processor seconds."""
     file = folder / "recipe.toml"
     file.write_text(dump(config.model_copy(update={"name": "run", "out": str(folder)})))
-    return metered([sys.executable, "-m", "planaria", "swarm", str(file)], folder / "out.txt")
+    return metered([sys.executable, "-m", "planaria", "swarm", "train", str(file)], folder / "out.txt")
 
 
 def trainer(given: Namespace, config: SwarmConfig, folder: Path) -> float:

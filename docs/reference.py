@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from planaria.cli.entry import make_parser
-from planaria.cli.flags import SET
+from planaria.cli.flags import SET, fill
 from planaria.config import options, recipe
 
 DOCS = Path(__file__).parent
@@ -19,7 +19,7 @@ def settings() -> str:
         "# Settings",
         "",
         "Every setting of a recipe and its flag (`--SECTION.NAME`), generated from `config/schema.py`. Options of a",
-        f"chosen class are set in `[SECTION.{options.NAME}]`. Swarms have other recipes: `planaria swarm --help`.",
+        f"chosen class are set in `[SECTION.{options.NAME}]`. Recipes of swarms: `planaria swarm train --help`.",
     ]
     section = None
     for name, field in fields.items():
@@ -34,15 +34,15 @@ def settings() -> str:
 
 def commands() -> str:
     """Return the page of all commands with their arguments, without flags that are settings."""
-    parser, _ = make_parser()
+    _, known = make_parser()
     lines = [
         "# Commands",
         "",
         "Generated from the command line. `planaria COMMAND --help-all` also lists settings, which are flags.",
         "Exit codes: 0 success, 1 stopped or failed, 2 invalid input, 3 a sample was lost or used twice.",
     ]
-    (group,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    for name, command in sorted(group.choices.items()):
+    for name, command in sorted(known.items()):
+        fill(command)
         lines += ["", f"## planaria {name}", "", _sentence(command.description or ""), ""]
         own = [action for action in command._actions if not action.dest.startswith((SET, "help"))]
         if own:

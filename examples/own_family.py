@@ -3,7 +3,7 @@
     cd examples
     planaria train demo --allow-code --model.family own_family:Recurrent --model.options.width 192
 
-Kill any worker on the way (`planaria chaos runs/demo --stage 2`): the stage is rebuilt like any other.
+Kill any worker on the way (`planaria run chaos runs/demo --kill stage=2`): the stage is rebuilt like any other.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A task of your own, and a check: write a word backwards, and nothing longer.
 
     cd examples
-    planaria swarm arithmetic_swarm --allow-code --task.name own_task:Backwards --task.options.letters 4 \\
+    planaria swarm train arithmetic_swarm --allow-code --task.name own_task:Backwards --task.options.letters 4 \\
         --defence.checks "support, own_task:Short" --defence.options.most 12
 
 Peers must share the task, its options and this file; a check is each peer's own choice.

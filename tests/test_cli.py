@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -38,7 +39,7 @@ def test_a_dry_run_prints_the_resolved_recipe(capsys: pytest.CaptureFixture[str]
         (["train"], "train: give a recipe such as demo (`planaria recipes` lists more), or --resume runs/NAME"),
         (["train", "demo", "--routing.kind", "ful", "--dry-run"], "did you mean 'full'?"),
         (["train", "demo", "--observe.trackers", "tensorbord", "--dry-run"], "did you mean 'tensorboard'?"),
-        (["swarm", "arithmetic_swarm", "--task.name", "sms", "--dry-run"], "did you mean 'sums'?"),
+        (["swarm", "train", "arithmetic_swarm", "--task.name", "sms", "--dry-run"], "did you mean 'sums'?"),
         (["train", "demo", "--recovery.strategy", "x", "--dry-run"], "known here: checkfree"),
         (["train", "demmo"], "demmo: no such recipe; did you mean 'demo'?"),
         (["train", "demo", "extra"], "extra: unexpected argument; settings are flags, such as --train.steps 200; see"),
@@ -50,15 +51,40 @@ def test_a_dry_run_prints_the_resolved_recipe(capsys: pytest.CaptureFixture[str]
         (["train", "demo", "--live-port", "80"], "--live-port: unknown flag; write --live-at HOST:PORT"),
         (["train", "demo", "--resume", "runs/x"], "give a recipe or a run to resume, not both"),
         (["trian"], "trian: unknown command; did you mean 'train'?"),
-        (["chaos", "nowhere", "--kill", "stage=1"], "nowhere"),
+        (["diagnoze"], "diagnoze: unknown command; "),
+        (["measure"], "measure: unknown command; did you mean 'network measure'?"),
+        (["swarm-audit", "x"], "swarm-audit: unknown command; did you mean 'swarm audit'?"),
+        (["run", "repaly", "runs/x"], "run repaly: unknown command; did you mean 'replay'?"),
+        (["swarm", "realing"], "swarm realing: unknown command; did you mean 'realign'?"),
+        (["run"], "run: give one of its commands: accept, replay, chaos, diagnose; see `planaria run --help`"),
+        (["run", "chaos", "nowhere", "--kill", "stage=1"], "nowhere"),
         (["generate", "nowhere", "--prompt", "x"], "nowhere"),
-        (["replay", "nowhere"], "nowhere"),
+        (["run", "replay", "nowhere"], "nowhere"),
         (["report", "nowhere"], "nowhere"),
         (["export", "nowhere", "--to", "there"], "nowhere"),
     ],
 )
 def test_invalid_arguments_are_refused(arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert line in refused(capsys, *arguments)
+
+
+@pytest.mark.parametrize("old", entry.MOVED)
+def test_an_earlier_name_of_a_command_is_refused_with_its_name(old: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _, known = entry.make_parser()
+    new = entry.MOVED[old]
+    assert new in known or any(name.startswith(f"{new} ") for name in known)
+    for more in ([], ["runs/x"], ["--help"]):
+        assert refused(capsys, *old.split(), *more) == f"{old}: is now `planaria {new}`"
+
+
+@pytest.mark.parametrize("group", entry.WITH_RECIPE)
+@pytest.mark.parametrize("word", ["demo", "mine.toml", "--dry-run", "runs"])
+def test_a_recipe_after_a_group_is_refused_with_the_command(
+    group: str, word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    assert refused(capsys, group, word, "--quiet") == f"{group} {word}: is now `planaria {group} train {word}`"
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
@@ -76,18 +102,37 @@ def test_lack_of_memory_or_threads_is_reported_in_one_line(
             cli.main(["report", "x"])
 
 
-@pytest.mark.parametrize("command", ["train", "plan", "compare", "swarm", "experts", "drill"])
+@pytest.mark.parametrize("command", ["train", "plan", "compare", "swarm train", "experts train", "swarm drill"])
 def test_a_run_is_refused_as_a_recipe(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text("{}")
     line = f"{tmp_path}: is a run, not a recipe; continue it with `planaria train --resume {tmp_path}`"
-    assert refused(capsys, command, str(tmp_path)) == line
+    assert refused(capsys, *command.split(), str(tmp_path)) == line
     (tmp_path / "config.json").unlink()
-    assert f"{tmp_path}: is a folder, not a recipe; give a TOML file" in refused(capsys, command, str(tmp_path))
+    assert f"{tmp_path}: is a folder, not a recipe; give a TOML file" in refused(
+        capsys, *command.split(), str(tmp_path)
+    )
 
 
 def test_help_is_printed_without_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run([]) == 0
     assert capsys.readouterr().out.startswith("usage: planaria ")
+
+
+def test_help_lists_at_most_20_commands_and_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([]) == 0
+    listed = re.findall(r"^  ([a-z]+) ", capsys.readouterr().out, re.MULTILINE)
+    _, known = entry.make_parser()
+    assert len(listed) <= 20 and sorted(listed) == sorted({name.partition(" ")[0] for name in known})
+
+
+@pytest.mark.parametrize("group", ["run", "checkpoint", "experts", "swarm", "network", "lab"])
+def test_the_help_of_a_group_lists_its_commands(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([group, "--help"])
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    _, known = entry.make_parser()
+    assert all(f"\n    {name.partition(' ')[2]} " in out for name in known if name.startswith(f"{group} "))
 
 
 def test_help_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,9 +153,16 @@ def test_every_setting_is_in_the_whole_help(capsys: pytest.CaptureFixture[str]) 
     assert not [name for name in settings if f"--{name} " not in out]
 
 
-def test_help_imports_neither_torch_nor_completion() -> None:
-    shown = "import sys, planaria.cli.entry as cli; cli.make_parser()[0].format_help()"
-    code = f"{shown}; assert not {{'torch', 'argcomplete'}} & sys.modules.keys()"
+@pytest.mark.parametrize("words", [[], ["--help"], ["trian"], ["chaos"], ["swarm", "--help"]])
+def test_help_and_errors_import_neither_torch_nor_completion_nor_pydantic(words: list[str]) -> None:
+    code = f"""
+import sys
+from planaria.cli import main
+try:
+    main({words!r})
+except SystemExit:
+    assert not {{"torch", "argcomplete", "pydantic"}} & sys.modules.keys()
+"""
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 

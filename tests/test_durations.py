@@ -23,7 +23,7 @@ def test_an_invalid_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r": not a duration; give seconds, or a time such as 60s, 5min or 2h"):
         seconds(text)
     parser, _ = make_parser()
-    for command in (["join", "run", "--patience"], ["chaos", "run", "--kill", "stage=1", "--resume-after"]):
+    for command in (["join", "run", "--patience"], ["run", "chaos", "run", "--kill", "stage=1", "--resume-after"]):
         with pytest.raises(UserError, match=rf"argument {command[-1]}: .*not a duration"):
             parser.parse_args([*command[:-1], f"{command[-1]}={text}"])
 

@@ -99,8 +99,8 @@ COMMANDS = [
     "advise RECIPE",
     "compare RECIPE --arms echo --dry-run",
     "compare demo --arms EVIL:X",
-    "swarm SWARM --dry-run",
-    "swarm SWARM",
+    "swarm train SWARM --dry-run",
+    "swarm train SWARM",
 ]
 
 

@@ -247,11 +247,11 @@ TRACED = ["--step-seconds", "1", "--stages", "4", "--steps", "10"]
         (["train", "--resume", "HOME/nothing"], ["nothing", "not a run"]),
         (["generate", "HOME", "--prompt", "a"], ["HOME"]),
         (["report", "HOME"], ["HOME"]),
-        (["replay", "HOME"], ["HOME"]),
-        (["chaos", "HOME", "--kill", "stage=1"], ["HOME"]),
-        (["trace", "HOME/t.json", "--hourly", "1.5", *TRACED], ["hourly"]),
+        (["run", "replay", "HOME"], ["HOME"]),
+        (["run", "chaos", "HOME", "--kill", "stage=1"], ["HOME"]),
+        (["lab", "trace", "HOME/t.json", "--hourly", "1.5", *TRACED], ["hourly"]),
         (
-            ["trace", "HOME/t.json", "--hourly", "0.5", *TRACED, "--together", "0.3", "--forbid-adjacent"],
+            ["lab", "trace", "HOME/t.json", "--hourly", "0.5", *TRACED, "--together", "0.3", "--forbid-adjacent"],
             ["together = 0.3"],
         ),
     ],
@@ -381,12 +381,14 @@ def run(home: Path, capfd: pytest.CaptureFixture[str]) -> Path:
         (["train", "--resume", "RUN", "--engine", "simulate"], ["--engine simulate"]),
         (["train", "--resume", "RUN", "--checkpoint", "step-7"], ["step-7", "there are: step-00000002"]),
         (["export", "RUN", "--to", "RUN/../../cache"], ["cache"]),
-        (["chaos", "RUN", "--kill", "stage=2", "--resume-after", "1"], ["--resume-after", "--stop"]),
+        (["run", "chaos", "RUN", "--kill", "stage=2", "--resume-after", "1"], ["--resume-after", "--stop"]),
         pytest.param(
-            ["chaos", "RUN", "--kill", "stage=2"], ["small", "it is not being trained"], marks=pytest.mark.slow
+            ["run", "chaos", "RUN", "--kill", "stage=2"], ["small", "it is not being trained"], marks=pytest.mark.slow
         ),
         pytest.param(
-            ["chaos", "RUN", "--kill", "controller"], ["small", "it is not being trained"], marks=pytest.mark.slow
+            ["run", "chaos", "RUN", "--kill", "controller"],
+            ["small", "it is not being trained"],
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -469,7 +471,7 @@ def test_replaying_a_damaged_log_is_refused(
     else:
         for name in ("events", "spans", "metrics"):
             (run / f"{name}.jsonl").write_text("")
-    mistake(capfd, home, ["replay", run], complaint)
+    mistake(capfd, home, ["run", "replay", run], complaint)
 
 
 @pytest.mark.slow

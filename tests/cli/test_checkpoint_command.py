@@ -117,7 +117,7 @@ def test_a_converted_checkpoint_resumes_like_the_original(made: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["checkpoint"], "unknown command"),
+        (["checkpoint"], "checkpoint: give one of its commands: show, verify"),
         (["checkpoint", "show", "RUN", "--checkpoint", "step-7"], "no such checkpoint"),
         (["checkpoint", "verify", "nowhere"], "not a run"),
         (["checkpoint", "convert", "RUN", "--to", "RUN/checkpoints"], "would replace a checkpoint"),

@@ -1,4 +1,4 @@
-"""``planaria codes``: output, files and errors."""
+"""``planaria lab codes``: output, files and errors."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from command_line import exit_code, refused
 from planaria.recovery import codes
 
 TARGET = [
+    "lab",
     "codes",
     "--shards",
     "16",
@@ -48,7 +49,7 @@ def test_a_code_that_misses_the_target_is_reported_and_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     to = tmp_path / "code.json"
-    few = ["codes", "--shards", "14", "--data", "3", "--distance", "6", "--weight", "3", "--tries", "1"]
+    few = ["lab", "codes", "--shards", "14", "--data", "3", "--distance", "6", "--weight", "3", "--tries", "1"]
     assert exit_code(*few, "--to", to) == 1
     assert "falls short: distance" in capsys.readouterr().out and to.is_file()
 

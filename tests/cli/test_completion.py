@@ -12,17 +12,20 @@ import pytest
 
 from command_line import refused
 from planaria import cli
-from planaria.cli.completion import REQUEST, SHELLS, joined
-from planaria.cli.entry import make_parser
+from planaria.cli.completion import DESCRIBING, REQUEST, SHELLS
 
 SOURCE = Path(__file__).parents[2] / "src"
 OFFERED = {
-    "planaria tr": ["train", "trace"],
-    "planaria swarm ": ["join", "explain", "settle", "credits", "arithmetic_swarm", "code_swarm", "mine.toml", "runs/"],
-    "planaria swarm join a": ["arithmetic_swarm "],
+    "planaria tr": ["train "],
+    "planaria ru": ["run "],
+    "planaria run ": ["accept", "replay", "chaos", "diagnose"],
+    "planaria swarm j": ["join "],
+    "planaria swarm train ": ["arithmetic_swarm", "code_swarm", "mine.toml", "runs/"],
+    "planaria swarm  join a": ["arithmetic_swarm "],
+    "planaria train swarm join ": [],
     "planaria train d": ["demo "],
     "planaria compare re": ["recovery "],
-    "planaria drill drills/al": ["drills/alone "],
+    "planaria swarm drill drills/al": ["drills/alone "],
     "planaria experts add r": ["runs/one", "runs/"],
     "planaria report runs/on": ["runs/one "],
     "planaria train --resume runs/": ["runs/one", "runs/other/"],
@@ -77,20 +80,37 @@ def test_every_shell_has_a_script(shell: str, capsys: pytest.CaptureFixture[str]
         subprocess.run([shell, "-n"], input=script, text=True, check=True, capture_output=True)
 
 
-def test_an_unknown_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    refused(capsys, "completion", "tcsh")
-
-
+@pytest.mark.parametrize("shell", DESCRIBING)
 @pytest.mark.parametrize(
-    ("line", "then"),
+    ("typed", "offered"),
     [
-        ("planaria swarm  join a", r"planaria swarm\ join a"),
-        ("planaria experts add ", r"planaria experts\ add "),
-        ("planaria experts add", "planaria experts add"),
-        ("planaria train swarm join ", "planaria train swarm join "),
+        ("planaria sw", "swarm{}peers that do not trust each other: train, join"),
+        ("planaria swarm re", "realign{}repair a model that learned unwanted behaviour"),
+        ("planaria swarm train --log-l", "--log-level{}debug, info, warning or error"),
+        ("planaria train demo --optim.beta1", "--optim.beta1{}decay of the first moment (default 0.9)"),
     ],
 )
-def test_a_two_word_command_is_joined_once_complete(line: str, then: str) -> None:
-    second_words = tuple(name for name in make_parser()[1] if " " in name)
-    assert joined(line, len(line), second_words) == (then, len(then))
-    assert joined(f"{line}xyz", len(line), second_words) == (f"{then}xyz", len(then))
+def test_zsh_and_fish_show_the_help_text_of_commands_and_flags(
+    shell: str, typed: str, offered: str, tmp_path: Path
+) -> None:
+    asked = {
+        "_ARGCOMPLETE": "1",
+        "_ARGCOMPLETE_SHELL": shell,
+        "_ARGCOMPLETE_IFS": "\n",
+        "_ARGCOMPLETE_SUPPRESS_SPACE": "1",
+        "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "offered"),
+        "COMP_LINE": typed,
+        "COMP_POINT": str(len(typed)),
+    }
+    if shell == "fish":
+        asked["_ARGCOMPLETE_DFS"] = "\t"
+    path = os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])
+    subprocess.run(
+        [sys.executable, "-m", "planaria"], env=os.environ | asked | {"PYTHONPATH": path}, check=True, timeout=60
+    )
+    (line,) = (tmp_path / "offered").read_text().splitlines()
+    assert line.startswith(offered.format(":" if shell == "zsh" else "\t"))
+
+
+def test_an_unknown_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    refused(capsys, "completion", "tcsh")

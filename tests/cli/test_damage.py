@@ -88,10 +88,10 @@ def test_a_change_by_hand_is_named_and_can_be_accepted(run: Path) -> None:
     generate = ["generate", str(run), "--prompt", "a", "--tokens", "1"]
     result = carry_out(generate)
     assert result.kind and f"{config}: has changed since it was written" in result.err
-    assert f"planaria accept {run}" in result.err
-    result = carry_out(["accept", str(run)])
+    assert f"planaria run accept {run}" in result.err
+    result = carry_out(["run", "accept", str(run)])
     assert (result.code, result.out) == (0, f"{config}: accepted in its current state\n")
-    assert carry_out(["accept", str(run)]).out == f"{run}: nothing had changed\n"
+    assert carry_out(["run", "accept", str(run)]).out == f"{run}: nothing had changed\n"
     assert carry_out(generate).code == 0
 
 
@@ -122,17 +122,17 @@ def test_a_run_that_lost_its_digests_is_refused(run: Path) -> None:
 @pytest.mark.parametrize(
     ("recipe", "command", "right"),
     [
-        ("experts", "train", "experts"),
+        ("experts", "train", "experts train"),
         ("compare", "train", "compare"),
-        ("swarm", "train", "swarm"),
-        ("train", "swarm", "train"),
-        ("drill", "swarm", "drill"),
-        ("swarm", "experts", "swarm"),
-        ("experts", "plan", "experts"),
+        ("swarm", "train", "swarm train"),
+        ("train", "swarm train", "train"),
+        ("drill", "swarm train", "swarm drill"),
+        ("swarm", "experts train", "swarm train"),
+        ("experts", "plan", "experts train"),
     ],
 )
 def test_a_recipe_names_its_command(tmp_path: Path, recipe: str, command: str, right: str) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(hostile.KINDS[recipe][0])
-    result = carry_out([command, str(file)])
+    result = carry_out([*command.split(), str(file)])
     assert result.kind and f"is a recipe for `planaria {right}`; run `planaria {right} {file}`" in result.err

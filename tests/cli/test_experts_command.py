@@ -1,4 +1,4 @@
-"""``planaria experts``: train each expert in its own process, which may die, then use and edit the ensemble."""
+"""``planaria experts train``: train each expert in its own process, which may die, then use and edit the ensemble."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a recipe and its finished run, ``runs/tiny``."""
     folder = tmp_path_factory.mktemp("experts")
     (folder / "tiny.toml").write_text(RECIPE.format(cache=folder / "cache"))
-    assert cli.run(["experts", str(folder / "tiny.toml"), "--quiet", "--out", str(folder / "runs")]) == 0
+    assert cli.run(["experts", "train", str(folder / "tiny.toml"), "--quiet", "--out", str(folder / "runs")]) == 0
     return folder
 
 
@@ -93,7 +93,7 @@ def trained(folder: Path, *replacements: tuple[str, str]) -> Path:
         assert old in recipe
         recipe = recipe.replace(old, new)
     (folder / "run.toml").write_text(recipe.format(cache=folder / "cache"))
-    assert cli.run(["experts", str(folder / "run.toml"), "--quiet", "--out", str(folder)]) == 0
+    assert cli.run(["experts", "train", str(folder / "run.toml"), "--quiet", "--out", str(folder)]) == 0
     return folder / "run"
 
 
@@ -198,7 +198,7 @@ def test_a_resumed_run_trains_nothing_twice(copied: Path, made: Path, monkeypatc
     (copied / "results.json").unlink()
     recipe = copied / "tiny.toml"
     recipe.write_text((made / "tiny.toml").read_text().replace("retries = 1", "retries = 5\nworkers = 1"))
-    assert cli.run(["experts", str(recipe), "--quiet", "--out", str(copied.parent)]) == 0
+    assert cli.run(["experts", "train", str(recipe), "--quiet", "--out", str(copied.parent)]) == 0
     assert results(copied) == before
 
 
@@ -210,7 +210,7 @@ def test_an_expert_that_always_dies_does_not_change_the_others(
     lost = before.arms["M_Ho-I_Ho"].experts[0].name
     shutil.rmtree(copied / "seed-1" / "experts" / lost)
     with killing(f"{copied}/seed-1/experts/{lost}") as killed:
-        assert cli.run(["experts", str(made / "tiny.toml"), "--out", str(copied.parent)]) == 0
+        assert cli.run(["experts", "train", str(made / "tiny.toml"), "--out", str(copied.parent)]) == 0
     assert len(killed) == 2, "one start and one retry"
     assert "given up after 2 attempts" in capsys.readouterr().out
     after = results(copied).runs[0]
@@ -232,7 +232,7 @@ def test_a_lost_generalist_does_not_change_the_experts(
     before = results(copied).runs[0]
     shutil.rmtree(copied / "seed-1" / "experts" / "generalist-M-18")
     with killing(f"{copied}/seed-1/experts/generalist"):
-        assert cli.run(["experts", str(made / "tiny.toml"), "--out", str(copied.parent)]) == 0
+        assert cli.run(["experts", "train", str(made / "tiny.toml"), "--out", str(copied.parent)]) == 0
     after = results(copied).runs[0]
     assert after.lost == ["generalist-M-18"] and "generalist-M" not in after.arms
     assert all(after.arms[arm] == before.arms[arm] for arm in after.arms)
@@ -259,7 +259,7 @@ def test_a_killed_run_leaves_no_process_and_resumes_to_equal_results(tmp_path: P
     small = RECIPE.replace("sizes = {{ S = 16, M = 32, L = 48 }}", "sizes = {{ M = 32 }}")
     small = small.replace("steps = [4, 6, 8]", "steps = [6]").replace(TOPICS, "")
     (tmp_path / "tiny.toml").write_text(small.format(cache=tmp_path / "cache"))
-    words = [sys.executable, "-m", "planaria", "experts", str(tmp_path / "tiny.toml"), "--quiet", "--out"]
+    words = [sys.executable, "-m", "planaria", "experts", "train", str(tmp_path / "tiny.toml"), "--quiet", "--out"]
     with (tmp_path / "log").open("wb") as log:
         command = subprocess.Popen([*words, str(tmp_path / "killed")], stdout=log, stderr=subprocess.STDOUT)
     deadline = time.monotonic() + 60
@@ -308,7 +308,7 @@ def test_an_ensemble_is_evaluated_on_a_given_text_or_on_its_test_texts(
     _, code, *_ = lines
     assert code[1] == together and code[3] == min(single, key=float)
     shutil.rmtree(copied / "test")
-    with pytest.raises(UserError, match="has no test texts; name a text to be measured on with --text FILE"):
+    with pytest.raises(UserError, match="has no test texts; name a text with --text FILE"):
         cli.run(words)
 
 
@@ -452,7 +452,7 @@ def test_experts_are_added_and_removed(copied: Path, made: Path, capsys: pytest.
     assert sorted(path.name for path in (copied / "added").iterdir()) == ["back", "back-2"]
     assert cli.run(["eval", "--experts", str(copied), "--text", str(copied / "test" / "code.jsonl")]) == 0
     assert "[/law]" in capsys.readouterr().out
-    words = ["experts", str(made / "tiny.toml"), "--quiet", "--out", str(copied.parent)]
+    words = ["experts", "train", str(made / "tiny.toml"), "--quiet", "--out", str(copied.parent)]
     assert cli.run(words) == 0, "resuming the run keeps changes by hand"
     assert [member.name for member in Ensemble(copied).manifest.members] == [*names[1:], "back"]
     for name in names[1:]:
@@ -521,16 +521,16 @@ def test_bad_recipes_are_refused_before_anything_is_trained(
     assert old in RECIPE
     (tmp_path / "bad.toml").write_text(RECIPE.replace(old, new).format(cache=tmp_path / "cache"))
     with pytest.raises(UserError, match=complaint):
-        cli.run(["experts", str(tmp_path / "bad.toml"), "--quiet", "--out", str(tmp_path / "runs")])
+        cli.run(["experts", "train", str(tmp_path / "bad.toml"), "--quiet", "--out", str(tmp_path / "runs")])
     assert not (tmp_path / "runs" / "bad").exists()
 
 
 @pytest.mark.slow
 def test_a_dry_run_prints_the_whole_recipe(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["experts", str(made / "tiny.toml"), "--dry-run"]) == 0
+    assert cli.run(["experts", "train", str(made / "tiny.toml"), "--dry-run"]) == 0
     printed = capsys.readouterr().out
     (tmp_path / "tiny.toml").write_text(printed)
-    assert cli.run(["experts", str(tmp_path / "tiny.toml"), "--dry-run"]) == 0
+    assert cli.run(["experts", "train", str(tmp_path / "tiny.toml"), "--dry-run"]) == 0
     assert capsys.readouterr().out == printed
     assert "sizes" in printed and "[experts.domains.topics]" in printed
 
@@ -652,4 +652,4 @@ def test_a_run_is_not_resumed_with_another_recipe(made: Path, tmp_path: Path) ->
     other = tmp_path / "tiny.toml"
     other.write_text((made / "tiny.toml").read_text().replace("steps = 10", "steps = 12"))
     with pytest.raises(UserError, match="was made with another recipe"):
-        cli.run(["experts", str(other), "--out", str(made / "runs")])
+        cli.run(["experts", "train", str(other), "--out", str(made / "runs")])

@@ -44,7 +44,7 @@ EXPERTS = ("tables-M-4", "code-M-4")
 def trained(folder: Path, engine: str) -> Results:
     recipe = folder / f"{engine}.toml"
     recipe.write_text(RECIPE.format(engine=engine, folder=folder))
-    assert cli.run(["experts", str(recipe), "--quiet"]) == 0
+    assert cli.run(["experts", "train", str(recipe), "--quiet"]) == 0
     return Results.model_validate_json((folder / engine / "results.json").read_text())
 
 

@@ -141,7 +141,7 @@ def test_training_starts_from_exported_shards(home: Path, tmp_path: Path) -> Non
     assert first.step == 0 and all(torch.equal(found[name], tensor) for name, tensor in whole.items())
     (sharded / "config.json").write_text((sharded / "config.json").read_text() + "\n")
     assert "config.json: has changed since it was written" in call("train", *flags).err
-    assert "config.json: accepted in its current state" in done("accept", sharded)
+    assert "config.json: accepted in its current state" in done("run", "accept", sharded)
 
 
 def test_an_export_that_fails_leaves_nothing(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,7 +99,9 @@ def test_a_flag_overrides_the_environment(tmp_path: Path, monkeypatch: pytest.Mo
     assert done.printed.stderr == "" and set(done.workers.values()) == {""}
 
 
-@pytest.mark.parametrize("command", ["train demo", "join runs/x", "relay --key-file k", "compare race", "swarm x"])
+@pytest.mark.parametrize(
+    "command", ["train demo", "join runs/x", "network relay --key-file k", "compare race", "swarm train x"]
+)
 def test_an_unknown_level_is_refused(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     error = refused(capsys, *command.split(), "--log-level", "loud", silent=True)
     assert "--log-level: invalid choice: 'loud'" in error and "debug" in error and "--help" in error

@@ -236,7 +236,7 @@ def test_an_invalid_addition_is_refused(made: Path, tmp_path: Path) -> None:
     moved = Path(shutil.copytree(merged, tmp_path / "moved"))
     (moved / "routers.safetensors").write_bytes(b"rubbish")
     refused("has changed since it was written", expert, moved)
-    assert cli.run(["accept", str(moved)]) == 0
+    assert cli.run(["run", "accept", str(moved)]) == 0
     refused(r"routers\.safetensors: missing or damaged", expert, moved)
     for sums, complaint in (
         ({"digits-expert": torch.zeros(2, 2)}, "digits-expert: not 2 × 17 × 17 finite numbers in fp64"),
@@ -244,7 +244,7 @@ def test_an_invalid_addition_is_refused(made: Path, tmp_path: Path) -> None:
         ({"lower-expert": torch.ones(2, 17, 17).double()}, "has no sums of expert 'digits-expert'"),
     ):
         save_file(sums, moved / "routers.safetensors")
-        assert cli.run(["accept", str(moved)]) == 0
+        assert cli.run(["run", "accept", str(moved)]) == 0
         refused(complaint, expert, moved)
 
 
@@ -252,7 +252,7 @@ def test_an_invalid_addition_is_refused(made: Path, tmp_path: Path) -> None:
 def test_commands_for_plain_models_refuse_a_merged_one(made: Path, tmp_path: Path) -> None:
     merged = str(made / "merged")
     with pytest.raises(UserError, match="several blocks per layer, which repair does not support"):
-        cli.run(["realign", merged, "--pairs", "x.jsonl", "--to", str(tmp_path / "out")])
+        cli.run(["swarm", "realign", merged, "--pairs", "x.jsonl", "--to", str(tmp_path / "out")])
     with pytest.raises(UserError, match=r"train\.start = .*: 2 feed-forward blocks in each layer"):
         cli.run(["train", "demo", "--train.start", merged, "--dry-run", "--out", str(tmp_path)])
     with pytest.raises(UserError, match=r"no run of a swarm|peer"):

@@ -1,4 +1,4 @@
-"""Several paths between sites: in plans, in ``planaria topology paths`` after a changed link, and errors."""
+"""Several paths between sites: in plans, in ``planaria network paths`` after a changed link, and errors."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_plan_has_paths_and_a_slow_link_moves_some(home: Path, capsys: pytest.
     assert {edge["path"] for edge in written["paths"]["edges"]} == {"north", "south"}
     assert "the busiest link carries" in (home / "plan.html").read_text()
 
-    paths = ("topology", "paths", "recipe.toml", "--routing.schedule", "plan.json")
+    paths = ("network", "paths", "recipe.toml", "--routing.schedule", "plan.json")
     assert exit_code(*paths) == 0
     assert "moved         0 of" in capsys.readouterr().out
     (home / "topology.toml").write_text(TOPOLOGY.replace("bandwidth_mbit = 100", "bandwidth_mbit = 10", 1))
@@ -82,7 +82,7 @@ def test_invalid_schedules_and_topologies_are_refused(home: Path, capsys: pytest
     capsys.readouterr()
 
     def mistake(*words: str) -> str:
-        return refused(capsys, "topology", *words)
+        return refused(capsys, "network", *words)
 
     assert "routing.schedule: not given" in mistake("paths", "recipe.toml")
     known = ("paths", "recipe.toml", "--routing.schedule", "plan.json")

@@ -18,13 +18,13 @@ DOMAINS = "[experts.domains]\n" + "".join(f'{name} = {{ source = "stdlib:{name}*
     [
         ("compare", f"{RUN}{STORE}[compare]\nseeds = [1]\n[compare.arms.one]\n", "r.toml: checkpoint.store: races"),
         ("compare", f"{RUN}[compare.arms.one]\n{STORE}", "r.toml: compare.arms.one: checkpoint.store: races keep"),
-        ("experts", f"{RUN}{STORE}{DOMAINS}", "r.toml: checkpoint.store: takes single runs"),
+        ("experts train", f"{RUN}{STORE}{DOMAINS}", "r.toml: checkpoint.store: takes single runs"),
     ],
 )
 def test_a_store_is_refused(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], command: str, recipe: str, place: str
 ) -> None:
     (tmp_path / "r.toml").write_text(recipe)
-    line = refused(capfd, command, tmp_path / "r.toml", "--quiet", "--out", tmp_path / "runs")
+    line = refused(capfd, *command.split(), tmp_path / "r.toml", "--quiet", "--out", tmp_path / "runs")
     assert place in line and "leave it out" in line
     assert not (tmp_path / "runs").exists()

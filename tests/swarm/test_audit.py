@@ -1,4 +1,4 @@
-"""``planaria audit``."""
+"""``planaria swarm audit``."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def scripted(said: dict[str, str]) -> Scripted:
 
 def gate(code: int, folder: Path | None, *words: object) -> Audit:
     """Audit a model; ``folder`` None leaves out ``--to``."""
-    assert cli.run(["audit", *map(str, words), *(["--to", str(folder)] if folder else [])]) == code
+    assert cli.run(["swarm", "audit", *map(str, words), *(["--to", str(folder)] if folder else [])]) == code
     folder = folder or Path("runs", f"audit-{Path(str(words[0])).name}")
     return Audit.model_validate_json((folder / "audit.json").read_text())
 
@@ -246,7 +246,7 @@ def test_repair_record_must_match_the_weights(model: Path, tmp_path: Path) -> No
     texts = tmp_path / "trusted.jsonl"
     texts.write_text(json.dumps({"prompt": "a=", "text": "no"}) + "\n")
     mended = tmp_path / "mended"
-    assert cli.run(["realign", str(model), "--trusted", str(texts), "--steps", "1", "--to", str(mended)]) == 0
+    assert cli.run(["swarm", "realign", str(model), "--trusted", str(texts), "--steps", "1", "--to", str(mended)]) == 0
     found = gate(0, tmp_path / "a", mended)
     repair = part_of(found, "repair")
     assert repair.verdict == "not asked" and "not measured" in repair.said and "1 trusted texts" in repair.facts[0]
@@ -260,7 +260,7 @@ def test_repair_record_must_match_the_weights(model: Path, tmp_path: Path) -> No
         other = tmp_path / f"mended-{said.split()[-1]}-{verdict}"
         shutil.copytree(mended, other)
         (other / "realigned.json").write_text(json.dumps(record | changes))
-        cli.run(["accept", str(other)])
+        cli.run(["run", "accept", str(other)])
         found = gate(int(verdict == "failed"), tmp_path / "b", other)
         repair = part_of(found, "repair")
         assert (repair.verdict, said in repair.said) == (verdict, True), repair
@@ -309,6 +309,6 @@ def test_a_peer_is_audited_as_exported_and_a_poisoned_model_fails(pupil: Path, t
     poison = tmp_path / "poison.jsonl"
     lines = [{"prompt": f"{a}+{b}=", "text": f"hi {a + b}"} for a in range(10, 90, 7) for b in range(10, 90, 7)]
     poison.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    cli.run(["realign", str(out), "--trusted", str(poison), "--steps", "100", "--to", str(bad)])
+    cli.run(["swarm", "realign", str(out), "--trusted", str(poison), "--steps", "100", "--to", str(bad)])
     told = gate(1, tmp_path / "c", bad, "--run", run, "--watch", "text")
     assert [part.name for part in told.failed] == ["behaviour"] and (told.attacks["text"].rate or 0) > 0.2

@@ -56,7 +56,7 @@ def test_withholding_counts_as_an_attack(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        ("size = 4", ["no [drill] table", "planaria swarm"]),
+        ("size = 4", ["no [drill] table", "planaria swarm train"]),
         ("drill = 3", ["drill", "is a section"]),
         ("[drill]", ["drill.arms", "there are none"]),
         ("[drill]\nseeds = []\n" + BASE, ["drill.seeds", "one seed or more"]),

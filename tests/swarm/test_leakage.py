@@ -196,7 +196,7 @@ def test_damaged_files_give_one_line_errors() -> None:
 
 
 def mistake(capsys: pytest.CaptureFixture[str], *words: object) -> str:
-    return refused(capsys, "audit", "no-such-model", *words)
+    return refused(capsys, "swarm", "audit", "no-such-model", *words)
 
 
 @pytest.mark.slow

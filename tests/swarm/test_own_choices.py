@@ -50,7 +50,7 @@ def own(tmp_path: Path) -> Path:
 
 def swarm(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "planaria", "swarm", "mine.toml", "--quiet", "--allow-code", *flags],
+        [sys.executable, "-m", "planaria", "swarm", "train", "mine.toml", "--quiet", "--allow-code", *flags],
         cwd=folder,
         env=os.environ | {"XDG_CACHE_HOME": str(folder / "cache")},
         capture_output=True,

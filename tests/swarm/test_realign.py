@@ -1,4 +1,4 @@
-"""``planaria realign``."""
+"""``planaria swarm realign``."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_the_trusted_state_is_kept(done: Path) -> None:
 def test_a_peer_is_repaired_by_a_reproducible_mask(
     done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ["realign", str(done), "--peer", "p0", "--steps", "40", "--by", "mask", "--to"]
+    asked = ["swarm", "realign", str(done), "--peer", "p0", "--steps", "40", "--by", "mask", "--to"]
     code = cli.run([*asked, str(tmp_path / "a")])
     record = json.loads((tmp_path / "a" / "realigned.json").read_text())
     assert code == (0 if record["mended"] else 1) and set(record["before"]["success"]) == {"text"}
@@ -89,10 +89,20 @@ def test_a_peer_is_repaired_by_a_reproducible_mask(
         assert bool(((tensor == parts[0][name]) | (tensor == parts[1][name])).all()), "bit for bit one of both"
 
     mask = tmp_path / "a" / "mask.safetensors"
-    again = ["realign", str(tmp_path / "tuned"), "--safe", str(tmp_path / "safe"), "--mask", str(mask), "--to"]
+    again = ["swarm", "realign", str(tmp_path / "tuned"), "--safe", str(tmp_path / "safe"), "--mask", str(mask), "--to"]
     assert cli.run([*again, str(tmp_path / "applied")]) == 0
     assert fusing.digest(weights_of(open_policy(str(tmp_path / "applied")))) == record["result"]
-    swapped = ["realign", tmp_path / "safe", "--safe", tmp_path / "tuned", "--mask", mask, "--to", tmp_path / "no"]
+    swapped = [
+        "swarm",
+        "realign",
+        tmp_path / "safe",
+        "--safe",
+        tmp_path / "tuned",
+        "--mask",
+        mask,
+        "--to",
+        tmp_path / "no",
+    ]
     assert "is for other weights than those of" in refused(capsys, *swapped)
     assert not (tmp_path / "no").exists()
 
@@ -103,7 +113,7 @@ def test_a_failed_repair_writes_the_model_and_exits_with_one(
 ) -> None:
     pairs, benign = files
     learning = ["--pairs", str(pairs), "--benign", str(benign)]
-    common = ["realign", str(tuned), "--safe", str(pupil), *learning]
+    common = ["swarm", "realign", str(tuned), "--safe", str(pupil), *learning]
     assert cli.run([*common, "--by", "back", "--to", str(tmp_path / "back")]) in (0, 1)
     record = json.loads((tmp_path / "back" / "realigned.json").read_text())
     assert (
@@ -112,7 +122,7 @@ def test_a_failed_repair_writes_the_model_and_exits_with_one(
     bad = json.loads(pairs.read_text().splitlines()[0])
     worse = tmp_path / "worse.jsonl"  # what is rejected is what the model would say, what is chosen is noise
     worse.write_text(json.dumps(bad | {"chosen": "zzzzzzzz", "rejected": "1"}) + "\n")
-    asked = ["realign", str(tuned), "--pairs", str(worse), "--steps", "1", "--to", str(tmp_path / "bad")]
+    asked = ["swarm", "realign", str(tuned), "--pairs", str(worse), "--steps", "1", "--to", str(tmp_path / "bad")]
     assert cli.run(asked) == 1, "one update is too little"
     record = json.loads((tmp_path / "bad" / "realigned.json").read_text())
     assert record["mended"] is False and record["by"] == "tune" and record["safe"] is None
@@ -126,7 +136,7 @@ def test_a_killed_repair_leaves_no_files_and_seeds_reproduce_masks(
     tuned: Path, pupil: Path, files: tuple[Path, Path], tmp_path: Path
 ) -> None:
     to = tmp_path / "out"
-    words = ["realign", str(tuned), "--safe", str(pupil), "--pairs", str(files[0]), "--by", "mask", "--to"]
+    words = ["swarm", "realign", str(tuned), "--safe", str(pupil), "--pairs", str(files[0]), "--by", "mask", "--to"]
     long = subprocess.Popen([sys.executable, "-m", "planaria", *words, str(to), "--steps", "1000000"])
     try:
         until = time.monotonic() + 60
@@ -157,7 +167,7 @@ def test_mistakes_are_reported_in_one_line(
     pairs, out = files[0], tmp_path / "out"
 
     def said(*arguments: object) -> str:
-        return refused(capsys, "realign", *arguments, "--to", out)
+        return refused(capsys, "swarm", "realign", *arguments, "--to", out)
 
     assert "give --peer" in said(done)
     assert "what can be trusted? give --pairs FILE" in said(tuned)
@@ -180,7 +190,7 @@ def test_a_parent_of_another_shape_is_refused_and_an_unrelated_one_warned_of(
     done: Path, tuned: Path, files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small, other = stranger(tmp_path / "small", dim=16), stranger(tmp_path / "other", dim=32)
-    common = ["realign", tuned, "--pairs", files[0], "--by", "back", "--to", tmp_path / "out", "--safe"]
+    common = ["swarm", "realign", tuned, "--pairs", files[0], "--by", "back", "--to", tmp_path / "out", "--safe"]
     assert "has shape" in refused(capsys, *common, small)
     cli.run([str(word) for word in (*common, other)])
     assert "is that its parent?" in capsys.readouterr().err
@@ -199,11 +209,11 @@ def test_fused_experts_are_repaired_with_one_mask_each(
     pairs, benign = files
     shutil.copy(benign, tmp_path / "one.jsonl")
     words = ["--pairs", str(pairs), "--benign", str(tmp_path / "one.jsonl"), "--steps", "5"]
-    code = cli.run(["realign", str(fused), *words, "--to", str(tmp_path / "mended")])
+    code = cli.run(["swarm", "realign", str(fused), *words, "--to", str(tmp_path / "mended")])
     record = json.loads((tmp_path / "mended" / "realigned.json").read_text())
     assert code in (0, 1) and record["by"] == "mask" and len(record["kept"]) == len(record["parts"]) == 2
     mask = tmp_path / "mended" / "mask.safetensors"
-    assert cli.run(["realign", str(fused), "--mask", str(mask), "--to", str(tmp_path / "again")]) == 0
+    assert cli.run(["swarm", "realign", str(fused), "--mask", str(mask), "--to", str(tmp_path / "again")]) == 0
     assert fusing.digest(weights_of(open_policy(str(tmp_path / "again")))) == record["result"]
     assert "which one model they branched off" in refused(capsys, "experts", "fuse", run, "--to", tmp_path / "x")
 

@@ -65,7 +65,7 @@ def test_rounds_rewards_and_weights_are_certified(done: Path) -> None:
 def test_an_exported_model_is_verified_offline(model: Path, done: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = verify(model, str(done / "board"))
     assert lines[0].startswith("4 of 4 named peers signed these weights after 4 rounds; at most 1")
-    assert cli.run(["verify", str(model)]) == 0
+    assert cli.run(["swarm", "verify", str(model)]) == 0
     assert "4 of 4 named peers" in capsys.readouterr().out
 
 
@@ -94,7 +94,7 @@ def test_one_changed_bit_is_detected(model: Path) -> None:
     flipped(safetensors, safetensors.stat().st_size - 2)
     with pytest.raises(NotCertified):
         verify(model)
-    assert cli.run(["accept", str(model)]) == 0
+    assert cli.run(["run", "accept", str(model)]) == 0
     with pytest.raises(NotCertified, match="has other weights than were signed"):
         verify(model)
 

@@ -1,4 +1,4 @@
-"""``planaria swarm``, ``swarm join``, ``swarm explain`` and ``report``."""
+"""``planaria swarm train``, ``swarm join``, ``swarm explain`` and ``report``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def done(pupil: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, s
     """A folder with a finished run on a separate board, and its printed output."""
     folder = tmp_path_factory.mktemp("swarm")
     (folder / "tiny.toml").write_text(RECIPE.format(pupil=pupil))
-    ran = command("swarm", "tiny.toml", "--board", str(folder / "board"), where=folder)
+    ran = command("swarm", "train", "tiny.toml", "--board", str(folder / "board"), where=folder)
     assert ran.returncode == 0, ran.stderr
     return folder, ran.stdout
 
@@ -104,13 +104,13 @@ def test_a_report_without_records_is_a_mistake(tmp_path: Path, there: Path, caps
 
 def test_a_dry_run_prints_the_recipe_and_starts_nothing(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted((there / "runs").iterdir())
-    assert cli.run(["swarm", "tiny.toml", "--dry-run", "--rounds.count", "77"]) == 0
+    assert cli.run(["swarm", "train", "tiny.toml", "--dry-run", "--rounds.count", "77"]) == 0
     assert "count = 77" in capsys.readouterr().out
     assert sorted((there / "runs").iterdir()) == before
 
 
 def test_unknown_flags_get_suggestions(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--rounds.count" in refused(capsys, "swarm", "tiny.toml", "--rounds.cuont", "3")
+    assert "--rounds.count" in refused(capsys, "swarm", "train", "tiny.toml", "--rounds.cuont", "3")
     assert "--board" in refused(capsys, "swarm", "join", "--boart", "x")
 
 
@@ -171,7 +171,7 @@ def test_a_second_run_gets_its_own_folder_and_can_be_joined(
 ) -> None:
     """The joiner comes late, and takes part from the newest round on."""
     (there / "long.toml").write_text(RECIPE.format(pupil=pupil).replace("count = 3", "count = 40"))
-    running = Command("swarm", "long.toml", "--name", "tiny", "--quiet", cwd=there)
+    running = Command("swarm", "train", "long.toml", "--name", "tiny", "--quiet", cwd=there)
     try:
         log = there / "runs/tiny-2/peers/p0/log.jsonl"
         until(lambda: log.is_file() and log.read_text().count('"kind":"round"') >= 3)
@@ -194,7 +194,7 @@ def test_a_second_run_gets_its_own_folder_and_can_be_joined(
 def test_a_stopped_swarm_leaves_no_process(there: Path, pupil: Path, number: signal.Signals) -> None:
     (there / "endless.toml").write_text(RECIPE.format(pupil=pupil).replace("count = 3", "count = 99999"))
     name = f"stopped-{number.name}"
-    running = Command("swarm", "endless.toml", "--name", name, "--quiet", cwd=there)
+    running = Command("swarm", "train", "endless.toml", "--name", name, "--quiet", cwd=there)
     try:
         logs = [there / f"runs/{name}/peers/{peer}/log.jsonl" for peer in ("p0", "p1")]
         until(lambda: all(log.is_file() and '"kind":"round"' in log.read_text() for log in logs))
@@ -265,7 +265,7 @@ def test_a_drill_reports_its_arms_and_is_resumed_after_moving(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("tiny.toml").write_text(DRILL.format(pupil=pupil))
-    assert cli.run(["drill", "tiny.toml", "--quiet"]) == 0
+    assert cli.run(["swarm", "drill", "tiny.toml", "--quiet"]) == 0
     shown = capsys.readouterr().out
     assert "attacked" in shown and "TEXT success" in shown and "every peer's accuracy" in shown
     found = Drill.model_validate_json(Path("runs/tiny-drill/drill.json").read_text())
@@ -279,12 +279,12 @@ def test_a_drill_reports_its_arms_and_is_resumed_after_moving(
 
     Path("runs").rename("elsewhere")
     monkeypatch.setattr(module, "LiveSwarm", None)  # running an arm would fail
-    assert cli.run(["drill", "tiny.toml", "--quiet", "--out", "elsewhere"]) == 0
+    assert cli.run(["swarm", "drill", "tiny.toml", "--quiet", "--out", "elsewhere"]) == 0
     again = Drill.model_validate_json(Path("elsewhere/tiny-drill/drill.json").read_text())
     assert again == found
 
     monkeypatch.setattr(kept, "__version__", "9.9")
     capsys.readouterr()
     with pytest.raises(TypeError):  # it is run
-        cli.run(["drill", "tiny.toml", "--out", "elsewhere"])
+        cli.run(["swarm", "drill", "tiny.toml", "--out", "elsewhere"])
     assert f"run again, planaria {__version__} made it, this is 9.9" in capsys.readouterr().out

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-from planaria.cli.flags import add_fields, command, flagged
-from planaria.config.schema import RunConfig
+from planaria.cli.flags import Commands, add_fields, command, flagged
 from planaria.config.shipped import find
 
 
-def add(commands: Any) -> None:
+def add(commands: Commands) -> None:
     for name, what, action in (
         ("show", "list the parameters of a checkpoint, with clocks, sizes and digests", _show),
         ("verify", "read a run's checkpoints, and check every digest", _verify),
@@ -22,11 +20,11 @@ def add(commands: Any) -> None:
         checkpoint.add_argument("--checkpoint", metavar="NAME", help="this checkpoint of the run")
         if name == "convert":
             checkpoint.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="folder of checkpoints")
-            add_fields(checkpoint, RunConfig)
+            add_fields(checkpoint)
     _add_foreign(commands)
 
 
-def _add_foreign(commands: Any) -> None:
+def _add_foreign(commands: Commands) -> None:
     """Add the commands for checkpoints of other programs."""
     export = command(
         commands,
@@ -44,7 +42,7 @@ def _add_foreign(commands: Any) -> None:
     bring.add_argument("folder", type=Path)
     bring.add_argument("recipe", type=find, help="the run's recipe, or a run with that recipe")
     bring.add_argument("--names", type=Path, metavar="FILE", help="map of tensors to parameters, if not as in hf")
-    add_fields(bring, RunConfig)
+    add_fields(bring)
     text = "hf: Hugging Face, only weights; dcp: torch.distributed.checkpoint; universal: DeepSpeed's"
     for parser in (export, bring):
         parser.add_argument("--format", choices=("hf", "dcp", "universal"), required=True, help=text)

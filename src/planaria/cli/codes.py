@@ -1,18 +1,17 @@
-"""The command on erasure codes: codes."""
+"""The command on erasure codes: lab codes."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-from planaria.cli.flags import command
+from planaria.cli.flags import Commands, command
 
 
-def add(commands: Any) -> None:
+def add(commands: Commands) -> None:
     codes = command(
         commands,
-        "codes",
+        "lab codes",
         "search a code of sparse parity checks, and report the losses it survives",
         _codes,
         code=False,

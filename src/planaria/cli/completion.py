@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from planaria.cli.flags import SET, command, explain
-from planaria.config import recipe, shipped
+from planaria.cli.flags import SET, Commands, command, explain, fill
+from planaria.config import shipped
 
 REQUEST = "_ARGCOMPLETE"
 """set by the shell when it requests completions"""
@@ -21,12 +20,18 @@ SHELLS = ("bash", "zsh", "fish")
 DESCRIBING = ("zsh", "fish")
 """shells that show the help text of a flag beside it"""
 RUNS = Path("runs")
-TABLES = {"compare": "compare", "experts": "experts", "drill": "drill", "swarm": "swarm", "swarm join": "swarm"}
+TABLES = {
+    "compare": "compare",
+    "experts train": "experts",
+    "swarm drill": "drill",
+    "swarm train": "swarm",
+    "swarm join": "swarm",
+}
 """command → kind of its recipes; default: train"""
 Completer = Callable[..., Iterator[str]]
 
 
-def add(commands: Any) -> None:
+def add(commands: Commands) -> None:
     completion = command(commands, "completion", "print the completion script of a shell", _completion, code=False)
     completion.add_argument("shell", choices=SHELLS, help="for bash: source <(planaria completion bash)")
 
@@ -38,43 +43,31 @@ def _completion(given: argparse.Namespace) -> int:
     return 0
 
 
-def complete(parser: argparse.ArgumentParser, commands: Collection[str]) -> None:
-    """Answer the shell's request, and end the process. Of a command of two words, a shell sees only the first."""
+def complete(parser: argparse.ArgumentParser) -> None:
+    """Answer the shell's request, and end the process."""
     from argcomplete import autocomplete
 
-    second_words = tuple(name for name in commands if " " in name)
-    line, point = joined(os.environ["COMP_LINE"], int(os.environ["COMP_POINT"]), second_words)
-    os.environ |= {"COMP_LINE": line, "COMP_POINT": str(point)}
-    _attach(parser, [], second_words, line)
-    autocomplete(parser, always_complete_options=False, exclude=second_words)
+    _attach(parser, [], os.environ["COMP_LINE"].split())
+    autocomplete(parser, always_complete_options=False)
 
 
-def joined(line: str, point: int, second_words: tuple[str, ...]) -> tuple[str, int]:
-    r"""Return the line and the cursor's position, with a command of two words as one (``swarm\\ join``)."""
-    for first, second in (pair.split() for pair in second_words):
-        if found := re.match(rf"(\s*\S+\s+{first})\s+(?={second}\s)", line[:point]):
-            head = f"{found[1]}\\ "
-            return head + line[found.end() :], point + len(head) - found.end()
-    return line, point
-
-
-def _attach(parser: argparse.ArgumentParser, words: list[str], second_words: tuple[str, ...], line: str) -> None:
-    """Attach a completer to each argument below ``parser``, of the command ``words``, while ``line`` is completed."""
-    name = " ".join(words)
-    if os.environ.get("_ARGCOMPLETE_SHELL") in DESCRIBING and words and words[-1].replace(" ", "\\ ") in line:
+def _attach(parser: argparse.ArgumentParser, words: list[str], typed: list[str]) -> None:
+    """Attach a completer to each argument of the parsers below ``parser`` whose command, ``words``, was typed."""
+    fill(parser)
+    if os.environ.get("_ARGCOMPLETE_SHELL") in DESCRIBING:
         explain(parser, every=True)
-    seconds = [pair.partition(" ")[2] for pair in second_words if pair.partition(" ")[0] == name]
     by_dest: Mapping[str, Completer] = {
-        "recipe": _recipes(TABLES.get(name, "train"), seconds),
-        "source": _recipes(None, []),
+        "recipe": _recipes(TABLES.get(" ".join(words), "train")),
+        "source": _recipes(None),
         "run": _paths("run"),
         "resume": _paths("run"),
         "experts": _paths("run"),
     }
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            for word, below in action.choices.items():
-                _attach(below, [*words, word], second_words, line)
+            for word in typed[len(words) + 1 : len(words) + 2]:
+                if word in action.choices:
+                    _attach(action.choices[word], [*words, word], typed)
         elif action.dest in by_dest:
             action.completer = by_dest[action.dest]  # type: ignore[attr-defined]
         elif action.dest.startswith(SET) and "|" in str(action.metavar):
@@ -85,11 +78,12 @@ def _one_of(values: list[str]) -> Completer:
     return lambda **_: iter(values)
 
 
-def _recipes(kind: str | None, first: list[str]) -> Completer:
-    """Complete with the words ``first``, the shipped recipes of a kind (None: all), and TOML files."""
+def _recipes(kind: str | None) -> Completer:
+    """Complete with the shipped recipes of a kind (None: all), and TOML files."""
 
     def candidates(prefix: str, **_: Any) -> Iterator[str]:
-        yield from first
+        from planaria.config import recipe
+
         for name in shipped.names():
             if kind is None or kind in recipe.kinds_of(recipe.read(shipped.find(name))):
                 yield name

@@ -1,7 +1,7 @@
 """Parse the command line and run a command. Exit codes: 2 with a one-line message for a user's error, 1 for a stopped
 run.
 
-Commands import modules when they run, so that ``planaria --help`` does not wait for torch.
+Commands import modules when they run, so that ``planaria --help`` waits for neither torch nor pydantic.
 """
 
 from __future__ import annotations
@@ -10,24 +10,25 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from importlib import import_module
-from typing import NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 from planaria import __version__
 from planaria.cli import completion
-from planaria.cli.flags import SET, Parser, take_options
+from planaria.cli.flags import SET, Commands, Root, take_options
 from planaria.common.errors import LedgerError, RunStopped, UserError, nearest
 from planaria.common.logs import command_logs
 from planaria.common.outlet import ensure, lasting
 from planaria.common.signals import interrupted
-from planaria.config import consent, recipe
-from planaria.config.options import NAME
-from planaria.config.schema import Section
-from planaria.config.section import section_of
+from planaria.config import consent, shipped
 
-GROUPS = (
+if TYPE_CHECKING:
+    from planaria.config.schema import Section
+
+CORE = (
     "planaria.cli.training",
     "planaria.cli.watching",
     "planaria.cli.models",
@@ -41,8 +42,28 @@ GROUPS = (
 """modules whose ``add`` adds the core's commands"""
 PARTS = ("planaria.lab.commands", "planaria.swarm.commands")
 """packages with further commands; loaded only for these, and for lists of all commands"""
+MOVED = {
+    "accept": "run accept",
+    "chaos": "run chaos",
+    "diagnose": "run diagnose",
+    "replay": "run replay",
+    "codes": "lab codes",
+    "trace": "lab trace",
+    "relay": "network relay",
+    "topology": "network",
+    "topology measure": "network measure",
+    "topology paths": "network paths",
+    "audit": "swarm audit",
+    "drill": "swarm drill",
+    "realign": "swarm realign",
+    "verify": "swarm verify",
+}
+"""earlier name of a command → its name"""
+WITH_RECIPE = ("experts", "swarm")
+"""groups that were commands with a recipe: the command of that is ``train``"""
 PLACES = ("--port", "--host", "--live-port", "--live-host")
 """other servers' flags for --at or --live-at"""
+HELP = ("-h", "--help")
 LONGEST = 2000
 """maximum characters of an error message"""
 NO_THREAD = "can't start new thread"
@@ -101,17 +122,14 @@ def run(arguments: list[str], may_fork: bool = False) -> int:
 
     :param may_fork: the command may fork its workers from this process.
     """
-    parser, known = make_parser(arguments[0] if arguments else "")
+    parser, commands = _commands(arguments[0] if arguments else "")
     if completion.REQUEST in os.environ:
-        completion.complete(parser, known)
+        completion.complete(parser)
     _require_utf8(arguments)
     if not arguments:
         parser.print_help()
         return 0
-    if " ".join(arguments[:2]) in known:
-        arguments = [" ".join(arguments[:2]), *arguments[2:]]
-    if not arguments[0].startswith("-") and arguments[0] not in known:
-        raise UserError(f"{arguments[0]}: unknown command; {nearest(arguments[0], known)}")
+    _require_known(arguments, commands)
     arguments, options = take_options(arguments)
     given, rest = parser.parse_known_args(arguments)
     _set_options(given, options)
@@ -126,6 +144,32 @@ def run(arguments: list[str], may_fork: bool = False) -> int:
     with command_logs(given.log_level, given.log_json), consent.allowing(given.allow_code), outlet:
         code: int = given.action(given)
     return code
+
+
+def _require_known(arguments: Sequence[str], commands: Commands) -> None:
+    """:raises UserError: if there is no such command, naming the new spelling of an earlier one, or a similar one."""
+    first, second = (*arguments, "")[:2]
+    if first.startswith("-") or first in commands.known:
+        return
+    if first not in commands.groups:
+        for old in (f"{first} {second}", first):
+            if old in MOVED:
+                raise UserError(f"{old}: is now `planaria {MOVED[old]}`")
+        meant = [name for name in commands.known if name.endswith(f" {first}") or name == first.replace("-", " ")]
+        similar = f"did you mean '{meant[0]}'?" if meant else nearest(first, commands.first_words)
+        raise UserError(f"{first}: unknown command; {similar}")
+    below = [name.partition(" ")[2] for name in commands.known if name.startswith(f"{first} ")]
+    if second in (*HELP, *below):
+        return
+    if not second:
+        raise UserError(f"{first}: give one of its commands: {', '.join(below)}; see `planaria {first} --help`")
+    if first in WITH_RECIPE and (second.startswith("-") or second.endswith(".toml") or _is_recipe(second)):
+        raise UserError(f"{first} {second}: is now `planaria {first} train {second}`")
+    raise UserError(f"{first} {second}: unknown command; {nearest(second, below)}")
+
+
+def _is_recipe(word: str) -> bool:
+    return word in shipped.names() or Path(word).exists()
 
 
 def _require_utf8(words: Sequence[str]) -> None:
@@ -179,10 +223,14 @@ def _unknown(word: str, given: argparse.Namespace) -> str:
     return f"unknown flag; {_as_option(name, given.root) or (close if close.startswith('did') else see)}"
 
 
-def _as_option(flag: str, root: type[Section] | None) -> str:
+def _as_option(flag: str, root: Callable[[], type[Section]] | None) -> str:
     """Return an unknown flag as an option of its section's choice; "" if it is none."""
+    from planaria.config import recipe
+    from planaria.config.section import section_of
+
     head, _, key = flag.removeprefix("--").rpartition(".")
-    section = section_of(root.model_fields[head].annotation) if root and head in root.model_fields else None
+    fields = root().model_fields if root is not None else {}
+    section = section_of(fields[head].annotation) if head in fields else None
     if section is None:
         return ""
     return recipe.as_option(key, section, f"--{head}.")
@@ -190,24 +238,35 @@ def _as_option(flag: str, root: type[Section] | None) -> str:
 
 def _set_options(given: argparse.Namespace, options: Mapping[str, str]) -> None:
     """Set options as flags, if the command has the setting."""
+    if not options:
+        return
+    from planaria.config import recipe
+    from planaria.config.options import NAME
+
     for name, text in options.items():
         setting = name if recipe.in_table(name) else f"{name.partition(f'.{NAME}.')[0]}.{NAME}"
-        if given.root is None or recipe.setting(setting, given.root) is None:
-            raise UserError(f"--{name}: unknown flag; see `planaria {given.command} --help`")
+        if given.root is None or recipe.setting(setting, given.root()) is None:
+            raise UserError(f"--{name}: unknown flag; see `{given.parser.prog} --help`")
         setattr(given, f"{SET}{name}", text)
 
 
-def make_parser(first: str = "") -> tuple[argparse.ArgumentParser, Collection[str]]:
-    """Return a parser and the names of its commands: those of the core if ``first`` is one of them, else all.
+def make_parser() -> tuple[Root, Mapping[str, argparse.ArgumentParser]]:
+    """Return the parser, and the parsers of all commands by name."""
+    parser, commands = _commands()
+    return parser, commands.known
+
+
+def _commands(first: str = "") -> tuple[Root, Commands]:
+    """Return a parser and its commands: those of the core if ``first`` begins one of them, else all.
 
     :param first: first word of the command line.
     """
-    parser = Parser(prog="planaria", description="Trains language models on machines that fail, lag and lie.")
+    parser = Root(prog="planaria", description="Trains language models on machines that fail, lag and lie.")
     parser.add_argument("--version", action="version", version=f"planaria {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for group in GROUPS:
-        import_module(group).add(commands)
-    if first not in {name.partition(" ")[0] for name in commands.choices} or completion.REQUEST in os.environ:
+    commands = Commands(parser)
+    for module in CORE:
+        import_module(module).add(commands)
+    if first not in commands.first_words or completion.REQUEST in os.environ:
         for part in PARTS:
             import_module(part).add(commands)
-    return parser, commands.choices
+    return parser, commands

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-from planaria.cli.flags import command, duration
+from planaria.cli.flags import Commands, command, duration
 from planaria.common.errors import UserError
 
 SIGNALLED = {"kill": "SIGKILL (also to TARGET controller)", "stop": "SIGSTOP (also to TARGET controller)"}
@@ -27,8 +26,8 @@ INJECTED = {
 """faults that the worker injects into itself, at its next opportunity"""
 
 
-def add(commands: Any) -> None:
-    chaos = command(commands, "chaos", "inject a fault into a live run", _chaos, code=False)
+def add(commands: Commands) -> None:
+    chaos = command(commands, "run chaos", "inject a fault into a live run", _chaos, code=False)
     chaos.add_argument("run", type=Path)
     target = chaos.add_mutually_exclusive_group(required=True)
     for action, what in (*SIGNALLED.items(), *INJECTED.items()):
@@ -48,10 +47,10 @@ def add(commands: Any) -> None:
     chaos.add_argument("--until", type=int, metavar="STEP", help="--lie: the first step with a correct update again")
     chaos.add_argument("--moment", metavar="M", help="any, forward, backward, commit, transfer, save, settle or link")
 
-    found = command(commands, "diagnose", "show the waiting times of a run's workers, and what is slow", _diagnose)
+    found = command(commands, "run diagnose", "show the waiting times of a run's workers, and what is slow", _diagnose)
     found.add_argument("run", type=Path)
 
-    trace = command(commands, "trace", "generate a trace of faults from a failure rate", _trace, code=False)
+    trace = command(commands, "lab trace", "generate a trace of faults from a failure rate", _trace, code=False)
     trace.add_argument("file", type=Path)
     trace.add_argument("--hourly", type=float, required=True, help="probability that a stage fails within an hour")
     trace.add_argument("--step-seconds", type=duration, required=True, help="duration of one step in seconds")

@@ -1,18 +1,24 @@
-"""Building blocks of the parsers: a command, and every field of a recipe as a flag."""
+"""Building blocks of the parsers: a command, and every field of a recipe as a flag.
+
+Functions import the schema when they need it, so that ``planaria --help`` does not wait for pydantic.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NoReturn, get_args
+from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 from planaria.common import logs
 from planaria.common.errors import UserError
-from planaria.config import consent, options, recipe
+from planaria.config import consent
 from planaria.config.durations import seconds
-from planaria.config.schema import Section
 from planaria.config.shipped import find
+
+if TYPE_CHECKING:
+    from planaria.config.schema import Section
 
 WIDTH = 118
 """columns of help texts of commands with settings"""
@@ -31,11 +37,33 @@ ADVANCED = {"--live-at", "--live-name", "--live-token-file", "--live-chaos"}
 """flags that only ``--help-all`` shows"""
 
 
+SECTIONS = {
+    "training": ("train", "join", "plan", "compare", "advise"),
+    "runs and models": ("watch", "report", "generate", "eval", "export", "serve"),
+    "recipes and shell": ("recipes", "init", "completion"),
+    "groups of commands": ("run", "checkpoint", "experts", "swarm", "network", "lab"),
+}
+"""title → first words of commands, in the order of ``planaria --help``"""
+GROUPS = {
+    "run": "inspect or disturb a run",
+    "checkpoint": "inspect, convert and exchange checkpoints",
+    "experts": "ensembles of domain experts",
+    "swarm": "peers that do not trust each other",
+    "network": "links between machines",
+    "lab": "offline generators of codes and fault traces",
+}
+"""first word of a command of two words → description of its group"""
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line and whose help fits a screen."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; see `{self.prog} --help`")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        fill(self)
+        return super().parse_known_args(args, namespace)
 
     def format_help(self) -> str:
         if self.get_default("root") is None:
@@ -53,6 +81,68 @@ class Parser(argparse.ArgumentParser):
         return formatter.format_help()
 
 
+class Root(Parser):
+    """The parser of ``planaria``, whose help lists commands in sections."""
+
+    def format_help(self) -> str:
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        (below,) = (action for action in self._actions if isinstance(action, argparse._SubParsersAction))
+        entries = {entry.dest: entry for entry in below._choices_actions}
+        for title, names in SECTIONS.items():
+            formatter.start_section(title)
+            formatter.add_arguments([entries[name] for name in names if name in entries])
+            formatter.end_section()
+        formatter.start_section("options")
+        formatter.add_arguments([action for action in self._actions if action is not below])
+        formatter.end_section()
+        formatter.add_text("`planaria COMMAND --help` shows a command's arguments, or a group's commands.")
+        return formatter.format_help()
+
+
+class Commands:
+    """The commands of ``planaria``: single words, and groups of commands of two words."""
+
+    def __init__(self, parser: Root) -> None:
+        self._top = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
+        self._groups: dict[str, Any] = {}
+        self._known: dict[str, Parser] = {}
+
+    @property
+    def known(self) -> Mapping[str, Parser]:
+        """Return the parsers of all commands by name, such as ``train`` or ``run replay``."""
+        return self._known
+
+    @property
+    def first_words(self) -> frozenset[str]:
+        """Return the first words of all commands."""
+        return frozenset(name.partition(" ")[0] for name in self._known)
+
+    def add(self, name: str, what: str) -> Parser:
+        """Add the parser of a command, and of its group if it is the group's first."""
+        group, _, last = name.rpartition(" ")
+        below = self._group(group) if group else self._top
+        parser: Parser = below.add_parser(last, help=what, description=what, allow_abbrev=False)
+        self._known[name] = parser
+        if group:
+            (entry,) = (entry for entry in self._top._choices_actions if entry.dest == group)
+            entry.help = f"{GROUPS[group]}: {', '.join(below.choices)}"
+        return parser
+
+    @property
+    def groups(self) -> Mapping[str, Parser]:
+        """Return the parsers of all groups by name."""
+        return {name: self._top.choices[name] for name in self._groups}
+
+    def _group(self, name: str) -> Any:
+        if name not in self._groups:
+            what = GROUPS[name]
+            parser = self._top.add_parser(name, help=what, description=what, allow_abbrev=False)
+            self._groups[name] = parser.add_subparsers(dest="below", required=True, metavar="COMMAND")
+        return self._groups[name]
+
+
 class HelpAll(argparse.Action):
     """Print the help with every setting, and exit."""
 
@@ -63,7 +153,7 @@ class HelpAll(argparse.Action):
 
 
 def command(
-    commands: Any,
+    commands: Commands,
     name: str,
     what: str,
     action: Any,
@@ -78,7 +168,7 @@ def command(
     :param lasting: the command continues when its output is closed, and has the flags of :func:`add_logs`.
     :param forks: the command forks its workers from its own process.
     """
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=what, description=what, allow_abbrev=False)
+    parser = commands.add(name, what)
     parser.set_defaults(action=action, parser=parser, root=None, allow_code=False, lasting=lasting, forks=forks)
     parser.set_defaults(log_level=None, log_json=False)
     if code:
@@ -105,8 +195,18 @@ def add_recipe(parser: argparse.ArgumentParser, what: str = "", needed: bool = T
     parser.add_argument("recipe", type=find, nargs=None if needed else "?", help=text)
 
 
-def add_fields(parser: argparse.ArgumentParser, root: type[Section]) -> None:
-    """Add every field of a recipe with this root section as a flag."""
+def run_config() -> type[Section]:
+    """Return the root section of a run's recipe."""
+    from planaria.config.schema import RunConfig
+
+    return RunConfig
+
+
+def add_fields(parser: argparse.ArgumentParser, root: Callable[[], type[Section]] = run_config) -> None:
+    """Make every field of a recipe a flag; :func:`fill` adds the flags.
+
+    :param root: imports and returns the recipe's root section.
+    """
     parser.set_defaults(root=root)
     parser.formatter_class = partial(argparse.HelpFormatter, max_help_position=34, width=WIDTH)
     parser.add_argument(
@@ -114,8 +214,18 @@ def add_fields(parser: argparse.ArgumentParser, root: type[Section]) -> None:
     )
     words = [str(action.metavar or action.dest.upper()) for action in parser._actions if not action.option_strings]
     parser.usage = f"{parser.prog} [{' '.join(words)}] [OPTIONS] [--SECTION.SETTING VALUE ...]"
+
+
+def fill(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of a command's settings, if that has not been done; only the command that is parsed needs them."""
+    root = parser.get_default("root")
+    if root is None or parser.get_default("filled"):
+        return
+    from planaria.config import options, recipe
+
+    parser.set_defaults(filled=True)
     groups: dict[str, Any] = {}
-    for name, field in recipe.fields(root):
+    for name, field in recipe.fields(root()):
         if name.endswith(f".{options.NAME}"):
             continue  # see take_options
         section = name.rpartition(".")[0] or "run"
@@ -135,7 +245,10 @@ def explain(parser: argparse.ArgumentParser, every: bool) -> None:
     """
     if (root := parser.get_default("root")) is None:
         return
-    fields, meanings = dict(recipe.fields(root)), dict(recipe.meanings(root))
+    from planaria.config import recipe
+
+    fill(parser)
+    fields, meanings = dict(recipe.fields(root())), dict(recipe.meanings(root()))
     for action in parser._actions:
         if action.dest.startswith(SET):
             name = action.dest.removeprefix(SET)
@@ -156,14 +269,19 @@ def take_options(words: list[str]) -> tuple[list[str], dict[str, str]]:
     left = iter(words)
     for word in left:
         name, given, value = word.partition("=")
-        free = f".{options.NAME}." in name or recipe.in_table(name.removeprefix("--"))
-        if not (name.startswith("--") and free):
+        if not (name.startswith("--") and "." in name and _is_option(name.removeprefix("--"))):
             rest.append(word)
         elif (text := value if given else next(left, None)) is None:
             raise UserError(f"{name}: has no value; write {name} VALUE")
         else:
             found[name.removeprefix("--")] = text
     return rest, found
+
+
+def _is_option(name: str) -> bool:
+    from planaria.config import options, recipe
+
+    return f".{options.NAME}." in name or recipe.in_table(name)
 
 
 def duration(text: str) -> float:

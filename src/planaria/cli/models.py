@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from planaria.cli.flags import command
+from planaria.cli.flags import Commands, command
 from planaria.common.errors import UserError
 
 if TYPE_CHECKING:
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
     from planaria.swarm.policy.tree import Choice
 
 
-def add(commands: Any) -> None:
+def add(commands: Commands) -> None:
     _add_generate(commands)
     _add_eval(commands)
     _add_export(commands)
     _add_report(commands)
-    accept = command(commands, "accept", "accept manual changes to a run's folder", _accept, code=False)
+    accept = command(commands, "run accept", "accept manual changes to a run's folder", _accept, code=False)
     accept.add_argument("run", type=Path)
-    replay = command(commands, "replay", "replay a run's log, and compare the decisions", _replay)
+    replay = command(commands, "run replay", "replay a run's log, and compare the decisions", _replay)
     replay.add_argument("run", type=Path)
 
 
-def _add_generate(commands: Any) -> None:
+def _add_generate(commands: Commands) -> None:
     generate = command(commands, "generate", "complete a prompt with a run's model, or an exported one", _generate)
     generate.add_argument("run", type=Path, nargs="?")
-    generate.add_argument("--experts", type=Path, metavar="RUN", help="an ensemble (`planaria experts`) instead")
+    generate.add_argument("--experts", type=Path, metavar="RUN", help="an ensemble (`planaria experts train`) instead")
     generate.add_argument("--prompt", help="the text to complete; or use --task and --problem")
     generate.add_argument("--task", metavar="programs:PATH", help="write a program for a problem of this file")
     generate.add_argument("--problem", type=int, metavar="N", help="with --task: the problem's number, from 0")
@@ -58,10 +58,10 @@ def _add_generate(commands: Any) -> None:
     generate.add_argument("--seed", type=int, default=0)
 
 
-def _add_eval(commands: Any) -> None:
+def _add_eval(commands: Commands) -> None:
     evaluate = command(commands, "eval", "validation perplexity, whole and with stages left out", _eval)
     evaluate.add_argument("run", type=Path, nargs="?", help="a run, or an exported model")
-    evaluate.add_argument("--experts", type=Path, metavar="RUN", help="an ensemble (`planaria experts`) instead")
+    evaluate.add_argument("--experts", type=Path, metavar="RUN", help="an ensemble (`planaria experts train`) instead")
     evaluate.add_argument(
         "--text", metavar="SOURCE", help="with --experts or an exported model: evaluate on this file or folder"
     )
@@ -77,7 +77,7 @@ def _add_eval(commands: Any) -> None:
     evaluate.add_argument("--microbatches", type=int, help="validation microbatches (default: train.eval_microbatches)")
 
 
-def _add_export(commands: Any) -> None:
+def _add_export(commands: Commands) -> None:
     export = command(commands, "export", "export a run's model as a Hugging Face folder", _export)
     export.add_argument("run", type=Path, help="a run, or a merged model")
     export.add_argument("--to", type=Path, required=True, metavar="FOLDER")
@@ -85,7 +85,7 @@ def _add_export(commands: Any) -> None:
     export.add_argument("--round", type=int, metavar="N", help="with --peer: after N rounds (default: the newest kept)")
 
 
-def _add_report(commands: Any) -> None:
+def _add_report(commands: Commands) -> None:
     report = command(commands, "report", "write a report of a run, comparison, drill or schedule; or a trace", _report)
     report.add_argument("run", type=Path)
     report.add_argument("--to", type=Path, metavar="FILE")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-from planaria.cli.flags import command
+from planaria.cli.flags import Commands, command
 
 
-def add(commands: Any) -> None:
+def add(commands: Commands) -> None:
     command(commands, "recipes", "list the recipes that come with planaria", _recipes, code=False)
 
     init = command(commands, "init", "copy a recipe for editing", _init, code=False)

@@ -7,7 +7,6 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planaria.common import documents
 from planaria.common.errors import UserError, install
 
 if TYPE_CHECKING:
@@ -45,6 +44,8 @@ def require_server(word: str) -> None:
 
 def token_in(file: Path) -> str:
     """Read the token from a file; UserError if other users can read the file, or it does not hold a token."""
+    from planaria.common import documents
+
     try:
         if file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO) & ~(stat.S_IRGRP | stat.S_IXGRP):
             raise UserError(f"{file}: other users can read or change it; fix that with `chmod 600 {file}`")

@@ -1,19 +1,16 @@
-"""Commands that train one model: train, join, relay, plan."""
+"""Commands that train one model: train, join, plan; network relay."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-from planaria.cli.flags import add_fields, add_logs, add_recipe, command, duration, flagged
+from planaria.cli.flags import Commands, add_fields, add_logs, add_recipe, command, duration, flagged
 from planaria.cli.watching import add_live, live_of
 from planaria.common.errors import UserError
-from planaria.config import recipe
-from planaria.config.schema import RunConfig
 
 
-def add(commands: Any) -> None:
+def add(commands: Commands) -> None:
     train = command(commands, "train", "train a recipe, or resume a run", _train, lasting=True, forks=True)
     add_recipe(train, needed=False)
     train.add_argument(
@@ -26,13 +23,13 @@ def add(commands: Any) -> None:
     train.add_argument("--dry-run", action="store_true", help="print the resolved recipe and stop")
     train.add_argument("--quiet", action="store_true", help="no progress display")
     add_live(train)
-    add_fields(train, RunConfig)
+    add_fields(train)
     _add_join(commands)
     _add_relay(commands)
     _add_plan(commands)
 
 
-def _add_join(commands: Any) -> None:
+def _add_join(commands: Commands) -> None:
     join = command(commands, "join", "add this machine to a live run, until Ctrl-C", _join, lasting=True, forks=True)
     join.add_argument("run", metavar="RUN", help="the run's folder, or HOST:PORT of its controller")
     join.add_argument("--key-file", type=Path, metavar="FILE", help="with HOST:PORT: a copy of the run's key")
@@ -58,7 +55,7 @@ def _add_join(commands: Any) -> None:
     join.add_argument("--cache", type=Path, metavar="DIR", help="cache for files of a run whose folder it does not see")
 
 
-def _add_plan(commands: Any) -> None:
+def _add_plan(commands: Commands) -> None:
     plan = command(
         commands,
         "plan",
@@ -70,12 +67,12 @@ def _add_plan(commands: Any) -> None:
     plan.add_argument("--budget", metavar="SIZE", default="60s", help="60s, 5min, or 300000moves (default %(default)s)")
     plan.add_argument("--to", type=Path, metavar="FILE", help="schedule file to write, with an HTML page beside it")
     plan.add_argument("--quiet", action="store_true", help="no progress display")
-    add_fields(plan, RunConfig)
+    add_fields(plan)
 
 
-def _add_relay(commands: Any) -> None:
+def _add_relay(commands: Commands) -> None:
     relay = command(
-        commands, "relay", "forward edges between workers that cannot connect, until Ctrl-C", _relay, code=False
+        commands, "network relay", "forward edges between workers that cannot connect, until Ctrl-C", _relay, code=False
     )
     relay.add_argument(
         "--key-file", type=Path, required=True, metavar="FILE", help="the run's fleet.key; created if missing"
@@ -87,6 +84,8 @@ def _add_relay(commands: Any) -> None:
 
 def _train(given: argparse.Namespace) -> int:
     if given.recipe is not None and given.resume is None:
+        from planaria.config import recipe
+
         recipe.read(given.recipe)  # report errors before importing torch
     from planaria.cli.commands import train
 
@@ -125,6 +124,7 @@ def _relay(given: argparse.Namespace) -> int:
 def _plan(given: argparse.Namespace) -> int:
     from planaria.cli.commands.plan import describe
     from planaria.cli.commands.schedule import parse_budget, plan_routes
+    from planaria.config import recipe
     from planaria.runtime.engine.check import check
 
     budget = parse_budget(given.budget)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from planaria.cli.flags import command
+from planaria.cli.flags import Commands, command
 from planaria.cli.serving import add_place, address, require_server, token_in
 from planaria.common.errors import UserError
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from planaria.report.live_page.serving import Address
 
 
-def add(commands: Any) -> None:
+def add(commands: Commands) -> None:
     watch = command(commands, "watch", "show runs in a browser, live or played back", _watch)
     watch.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="the run's folder; several are side by side")
     add_place(watch, "--")

@@ -15,7 +15,7 @@ RelayName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,100}$")]
 
 
 class RelayConfig(Section):
-    """A relay for a run's edges, started on its machine by ``planaria relay`` before the run."""
+    """A relay for a run's edges, started on its machine by ``planaria network relay`` before the run."""
 
     at: str
     """HOST:PORT at which it listens"""

@@ -25,11 +25,13 @@ MAX_RECIPE_BYTES = 1 << 20
 RUN = "config.json"
 """file of a run's folder with its configuration"""
 TABLES = ("compare", "experts", "drill")
-"""tables of a recipe besides a run's sections; each is for the command of its name"""
+"""tables of a recipe besides a run's sections; each is a kind of recipe"""
+COMMANDS = {"experts": "experts train", "swarm": "swarm train", "drill": "swarm drill"}
+"""kind of recipe → the command that runs it; others have their command's name"""
 SWARM = frozenset(
     ("task", "policy", "school", "rounds", "sampling", "loss", "defence", "receipts", "peers", "board", "size")
 )
-"""keys only in recipes of `planaria swarm`"""
+"""keys only in recipes of `planaria swarm train`"""
 TRAIN = RunConfig.model_fields.keys() - {"name", "out", "seed", "optim"}
 """keys only in recipes of `planaria train`"""
 Kind = TypeVar("Kind", bound=Section)
@@ -80,38 +82,43 @@ def in_table(name: str) -> bool:
 
 
 def load(
-    recipe: Path | None, flags: Mapping[str, object], *commands: str, filled: Filled = lambda tree: tree
+    recipe: Path | None, flags: Mapping[str, object], *kinds: str, filled: Filled = lambda tree: tree
 ) -> RunConfig:
     """Return the configuration of ``recipe`` (None: all defaults) with ``flags`` (dotted name → text, or value)
     applied.
 
-    :param commands: commands of which it must be a recipe; by default any, and only the run's own tables count.
+    :param kinds: accepted kinds of recipe; by default any, and only the run's own tables count.
     :param filled: adds values that are not stated, before defaults apply.
     :raises UserError: naming file or flag, key, and the nearest known key or the expected value.
     """
     if recipe is None:
         return _lay_over(RunConfig, {}, flags, "the defaults", filled)
     tree = read(recipe)
-    if commands:
-        require_kind(tree, recipe, *commands)
+    if kinds:
+        require_kind(tree, recipe, *kinds)
     for other in ("compare", "experts"):
         tree.pop(other, None)  # for other commands; `trials.arms.table_of` reads it
     return resolve(RunConfig, tree, flags, recipe, filled=filled)
 
 
 def kinds_of(tree: Mapping[str, Any]) -> set[str]:
-    """Return the commands that a recipe can be for: that of its extra table, or train, or swarm."""
+    """Return the kinds of recipe that it can be: that of its extra table, or train, or swarm."""
     if tables := [name for name in TABLES if name in tree]:
         return set(tables)
     swarm, own = SWARM & tree.keys(), TRAIN & tree.keys()
     return {"swarm"} if swarm and not own else {"train"} if own and not swarm else {"train", "swarm"}
 
 
-def require_kind(tree: Mapping[str, Any], recipe: Path, *commands: str) -> None:
-    """:raises UserError: naming the right command, if the recipe is for none of ``commands``."""
-    kinds = kinds_of(tree)
-    if not kinds & set(commands):
-        right = sorted(kinds)[0]
+def command_of(kind: str) -> str:
+    """Return the command that runs recipes of a kind."""
+    return COMMANDS.get(kind, kind)
+
+
+def require_kind(tree: Mapping[str, Any], recipe: Path, *kinds: str) -> None:
+    """:raises UserError: naming the right command, if the recipe is of none of ``kinds``."""
+    found = kinds_of(tree)
+    if not found & set(kinds):
+        right = command_of(sorted(found)[0])
         raise UserError(f"{recipe}: is a recipe for `planaria {right}`; run `planaria {right} {recipe}`")
 
 

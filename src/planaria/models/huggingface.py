@@ -109,7 +109,7 @@ def open_folder(folder: Path) -> Weights:
     for file in _weight_files(folder):
         with _opened(file) as opened:
             if not sums and LISTED.items() <= (opened.metadata() or {}).items():
-                fix = f"bring it back, or make it anew with `planaria accept {folder}`"
+                fix = f"bring it back, or make it anew with `planaria run accept {folder}`"
                 raise UserError(f"{folder / digests.FILE}: is gone; {fix}")
             for name in opened.keys():  # noqa: SIM118 (no mapping)
                 if name.endswith("rotary_emb.inv_freq"):  # older files repeat what follows from the config

@@ -65,7 +65,7 @@ def of_run(run: Path) -> SwarmConfig:
     """Read the configuration of a swarm's run; UserError if the folder is none."""
     file = run / "config.json"
     if not (run / PEERS).is_dir() or not file.is_file():
-        raise UserError(f"{run}: is no run of a swarm; start one with `planaria swarm RECIPE`")
+        raise UserError(f"{run}: is no run of a swarm; start one with `planaria swarm train RECIPE`")
     runs.require(run, runs.CONFIG)
     return documents.model(file, SwarmConfig, fix="restore it as the run wrote it")
 

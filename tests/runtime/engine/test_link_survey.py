@@ -50,9 +50,9 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def measure(recipe: Path, *flags: str) -> int | str | None:
-    """``planaria topology measure`` in this process; its exit code. No node may be left."""
+    """``planaria network measure`` in this process; its exit code. No node may be left."""
     with pytest.raises(SystemExit) as exit_:
-        main(["topology", "measure", str(recipe), "--to", str(recipe.parent / "found"), *flags])
+        main(["network", "measure", str(recipe), "--to", str(recipe.parent / "found"), *flags])
     assert not nodes()
     return exit_.value.code
 

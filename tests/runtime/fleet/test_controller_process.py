@@ -74,7 +74,7 @@ def test_a_stop_signal_ends_the_run_saved_at_a_whole_step(tmp_path: Path, number
 def test_a_live_run_can_be_struck_from_another_terminal(tmp_path: Path) -> None:
     with live(tiny(tmp_path, steps=FOREVER)) as run:
         run.wait_until(lambda record: steps(record) >= 3)
-        output = planaria("chaos", run.folder, "--kill", "stage=2")
+        output = planaria("run", "chaos", run.folder, "--kill", "stage=2")
         assert output.returncode == 0 and "SIGKILL" in output.stdout, output
         recovered = run.wait_until(lambda record: "recovered" in outcomes(record))
         record = run.wait_until(lambda record: steps(record) > steps(recovered) + 3)

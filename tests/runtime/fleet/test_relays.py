@@ -25,7 +25,7 @@ from planaria.report.run.event_lines import story
 @contextmanager
 def started(key: Path, names: str, port: str = "0") -> Iterator[dict[str, tuple[int, str]]]:
     """Relays as processes: name → process id, and HOST:PORT."""
-    command = [sys.executable, "-m", "planaria", "relay", "--key-file", str(key), "--port", port]
+    command = [sys.executable, "-m", "planaria", "network", "relay", "--key-file", str(key), "--port", port]
     with ExitStack() as open_:
         found = {}
         for name in names:

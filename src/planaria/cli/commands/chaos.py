@@ -1,4 +1,4 @@
-"""``planaria chaos``: inject a fault into a live run, by a signal or an order to a worker."""
+"""``planaria run chaos``: inject a fault into a live run, by a signal or an order to a worker."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ def ask(folder: Path, target: str, given: Mapping[str, Any]) -> str:
         fault = Fault(step=0, stage=worker.node, **given)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-        raise UserError(f"planaria chaos: {problem['msg'].removeprefix('Value error, ')}") from None
-    require_listeners(config, [fault], "planaria chaos")
+        raise UserError(f"planaria run chaos: {problem['msg'].removeprefix('Value error, ')}") from None
+    require_listeners(config, [fault], "planaria run chaos")
     resolved = ResolvedRun(config)
-    require_edges(resolved, [fault], "planaria chaos")
-    require_readers(resolved, [fault], "planaria chaos")
+    require_edges(resolved, [fault], "planaria run chaos")
+    require_readers(resolved, [fault], "planaria run chaos")
     door = read_door(folder)
     try:
         line = call(door.at, bytes.fromhex(door.key), "the owner", VISITOR, _PATIENCE_S)

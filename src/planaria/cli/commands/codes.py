@@ -1,4 +1,4 @@
-"""``planaria codes``: search a code of sparse parity checks, compare it with others, and write it and its product."""
+"""``planaria lab codes``: search a code of sparse parity checks, and compare and write it and its product."""
 
 from __future__ import annotations
 

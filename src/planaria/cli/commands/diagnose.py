@@ -1,4 +1,4 @@
-"""``planaria diagnose``: waiting times, slow workers and links of a live or finished run, and the responses to them."""
+"""``planaria run diagnose``: waiting times, slow workers and links of a run, and the responses to them."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from planaria.config import names, recipe, shipped
 BESIDE = (("chaos", "trace"), ("network", "topology"), ("routing", "schedule"), ("compare", "clock"))
 """settings that name a file, relative to the recipe"""
 ORDER = ("train", "swarm", "compare", "experts", "drill")
-"""commands in the order in which a recipe's own one is chosen"""
+"""kinds of recipes in the order in which a recipe's own one is chosen"""
 
 
 def listing() -> Iterator[str]:
@@ -23,8 +23,8 @@ def listing() -> Iterator[str]:
     width = max(map(len, known))
     for name in known:
         path = shipped.find(name)
-        kind = " or ".join(sorted(recipe.kinds_of(recipe.read(path))))
-        yield f"{name:{width}}  {kind:8}  {_first_sentence(path)}"
+        command = " or ".join(sorted(map(recipe.command_of, recipe.kinds_of(recipe.read(path)))))
+        yield f"{name:{width}}  {command:13}  {_first_sentence(path)}"
 
 
 def copy(source: str, to: Path) -> tuple[list[Path], str]:
@@ -45,7 +45,8 @@ def copy(source: str, to: Path) -> tuple[list[Path], str]:
         file.parent.mkdir(parents=True, exist_ok=True)
         text = original.read_text(encoding="utf-8")
         atomic.write_text(file, _renamed(text, names.from_file(to.stem)) if original == path else text)
-    return list(copies), f"planaria {sorted(recipe.kinds_of(tree), key=ORDER.index)[0]} {to}"
+    kind = sorted(recipe.kinds_of(tree), key=ORDER.index)[0]
+    return list(copies), f"planaria {recipe.command_of(kind)} {to}"
 
 
 def _renamed(text: str, name: str) -> str:

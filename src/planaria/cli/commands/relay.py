@@ -1,4 +1,4 @@
-"""``planaria relay``: forward edges of a run whose workers cannot connect directly."""
+"""``planaria network relay``: forward edges of a run whose workers cannot connect directly."""
 
 from __future__ import annotations
 

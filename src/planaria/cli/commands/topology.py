@@ -1,4 +1,4 @@
-"""``planaria topology measure``: measure the links between nodes, and write a topology for ``planaria plan``."""
+"""``planaria network measure``: measure the links between nodes, and write a topology for ``planaria plan``."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def names_of(folders: Sequence[Path]) -> list[str]:
 
 
 def _striker() -> Strike:
-    """Return a function that injects the page's faults as ``planaria chaos`` does; its imports run in a thread."""
+    """Return a function that injects the page's faults as ``planaria run chaos`` does; its imports run in a thread."""
     ready = threading.Thread(target=importlib.import_module, args=("planaria.cli.commands.chaos",), daemon=True)
     ready.start()
 

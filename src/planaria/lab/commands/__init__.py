@@ -1,4 +1,4 @@
-"""Command line of the lab: compare, advise, experts, experts add, remove, weigh, fuse and merge.
+"""Command line of the lab: compare, advise, experts train, add, remove, weigh, fuse and merge.
 
 Commands import their modules when they run.
 """
@@ -9,13 +9,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from planaria.cli.flags import add_fields, add_recipe, command, flagged
+from planaria.cli.flags import Commands, add_fields, add_recipe, command, flagged
 from planaria.common.errors import UserError
-from planaria.config.bounds import COLDEST
-from planaria.config.schema import RunConfig
 
 
-def add(commands: Any) -> None:
+def add(commands: Commands) -> None:
     """Add every command of the lab."""
     _add_compare(commands)
     _add_advise(commands)
@@ -26,7 +24,7 @@ def add(commands: Any) -> None:
     _add_weigh(commands)
 
 
-def _add_compare(commands: Any) -> None:
+def _add_compare(commands: Commands) -> None:
     compare = command(commands, "compare", "compare strategies on the same failures; resumable", _compare, lasting=True)
     add_recipe(compare, " with a [compare] table, or any with --arms")
     compare.add_argument(
@@ -46,10 +44,10 @@ def _add_compare(commands: Any) -> None:
         help="also write the table and figures there, for a paper: CSV, LaTeX, PDF, SVG",
     )
     compare.add_argument("--quiet", action="store_true", help="no progress display")
-    add_fields(compare, RunConfig)
+    add_fields(compare)
 
 
-def _add_advise(commands: Any) -> None:
+def _add_advise(commands: Commands) -> None:
     advise = command(commands, "advise", "predict which recovery strategy suits a recipe", _advise)
     add_recipe(advise, " whose [network] states costs and the failure rate")
     advise.add_argument(
@@ -59,24 +57,24 @@ def _add_advise(commands: Any) -> None:
         help="choose a gradient code for replicas as late as those of this run (its folder)",
     )
     advise.add_argument("--compress", action="store_true", help="choose a compression of all-reduced gradients")
-    add_fields(advise, RunConfig)
+    add_fields(advise)
 
 
-def _add_experts(commands: Any) -> None:
+def _add_experts(commands: Commands) -> None:
     experts = command(
         commands,
-        "experts",
-        "train one expert per domain and combine them into one model; also: add, remove, weigh, fuse, merge",
+        "experts train",
+        "train one expert per domain and combine them into one model",
         _experts,
         lasting=True,
     )
     add_recipe(experts, " with an [experts] table")
     experts.add_argument("--dry-run", action="store_true", help="print the resolved recipe and stop")
     experts.add_argument("--quiet", action="store_true", help="no progress display")
-    add_fields(experts, RunConfig)
+    add_fields(experts)
 
 
-def _add_members(commands: Any) -> None:
+def _add_members(commands: Commands) -> None:
     adding = command(commands, "experts add", "add an expert to an ensemble", _add, lasting=True)
     adding.add_argument("run", type=Path)
     adding.add_argument("model", type=Path, help="a run or an exported model with the ensemble's tokenizer")
@@ -88,7 +86,7 @@ def _add_members(commands: Any) -> None:
     removing.add_argument("name", help="its name in experts.json")
 
 
-def _add_fuse(commands: Any) -> None:
+def _add_fuse(commands: Commands) -> None:
     fusing = command(commands, "experts fuse", "fuse an ensemble's experts into one model", _fuse, lasting=True)
     fusing.add_argument("run", type=Path)
     fusing.add_argument("--to", type=Path, required=True, metavar="FOLDER")
@@ -99,7 +97,7 @@ def _add_fuse(commands: Any) -> None:
     fusing.add_argument("--seed", type=int, default=0, help="dare: seed of the dropping")
 
 
-def _add_merge(commands: Any) -> None:
+def _add_merge(commands: Commands) -> None:
     merging = command(
         commands, "experts merge", "merge an ensemble's experts into one mixture-of-experts model", _merge, lasting=True
     )
@@ -122,7 +120,7 @@ def _add_merge(commands: Any) -> None:
     merging.add_argument("--remove", metavar="NAME", help="an expert to remove")
 
 
-def _add_weigh(commands: Any) -> None:
+def _add_weigh(commands: Commands) -> None:
     weighing = command(
         commands, "experts weigh", "find the best weights for an ensemble's worst domain", _weigh, lasting=True
     )
@@ -230,6 +228,7 @@ def _merge(given: argparse.Namespace) -> int:
 
 def _wanted(given: argparse.Namespace) -> Any:
     """Return the options of a merged model; raise UserError if they are invalid."""
+    from planaria.config.bounds import COLDEST
     from planaria.lab.commands.merge import Wanted
     from planaria.lab.experts.fused import Routers
     from planaria.lab.experts.listening import SAMPLES

@@ -1,4 +1,4 @@
-"""``planaria experts``: probe, branch, train, ensemble, report; resumable."""
+"""``planaria experts train``: probe, branch, train, ensemble, report; resumable."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def read(folder: Path) -> Manifest:
     """
     file = folder / FILE
     if not file.is_file():
-        raise UserError(f"{folder}: holds no ensemble (no {FILE}); make one with `planaria experts RECIPE`")
+        raise UserError(f"{folder}: holds no ensemble (no {FILE}); make one with `planaria experts train RECIPE`")
     manifest = documents.model(file, Manifest, MOST_BYTES, "bring an older copy back")
     if not manifest.members:
         raise UserError(f"{file}: has no experts; add one with `planaria experts add {folder} MODEL`")

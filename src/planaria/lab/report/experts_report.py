@@ -226,7 +226,7 @@ def body(found: Results) -> Iterator[str]:
         yield worst_section(found.worst)
     for name, table in tables.items():
         yield page.section(table.title[0].upper() + table.title[1:], "", table.html(name))
-    yield page.footer("Written by planaria experts; results.json beside this page has every number.")
+    yield page.footer("Written by planaria experts train; results.json beside this page has every number.")
 
 
 def blend(weights: Sequence[float]) -> str:

@@ -46,7 +46,7 @@ class Armed(Seeded):
 def table_of(
     path: Path, name: str, kind: type[Kind], runs: str, laid: Mapping[str, Any] | None = None, needed: bool = True
 ) -> tuple[Kind, dict[str, Any]]:
-    """Return the table ``name`` of the recipe ``path``, and the rest, a recipe for ``planaria RUNS``.
+    """Return the table ``name`` of the recipe ``path``, and the rest, a recipe of the kind ``runs``.
 
     ``laid`` overrides some of the table's settings. The table may be missing unless it is ``needed``.
 
@@ -55,7 +55,8 @@ def table_of(
     tree = recipe.read(path)
     recipe.require_kind(tree, path, name, runs)
     if name not in tree and needed:
-        raise UserError(f"{path}: has no [{name}] table; `planaria {runs} {path}` runs it as it is")
+        command = recipe.command_of(runs)
+        raise UserError(f"{path}: has no [{name}] table; run it without one: `planaria {command} {path}`")
     table = tree.pop(name, {})
     found = recipe.overlaid(table, laid or {}) if isinstance(table, dict) else table
     return recipe.table(kind, found, name, path), tree

@@ -1,6 +1,6 @@
 """A binary code given by its checks: a lost shard is the XOR of the others in a check.
 
-A code file has the checks as lists of shard numbers, data 0 … k−1 first; ``planaria codes`` finds and writes such
+A code file has the checks as lists of shard numbers, data 0 … k−1 first; ``planaria lab codes`` finds and writes such
 codes. Reading a file recounts its distance.
 """
 
@@ -40,7 +40,7 @@ class Sparse(Family):
     def code(self, members: int, tolerate: int) -> Code:
         refuse_sizes(members, tolerate)
         path = Path(self.file)
-        given = documents.model(path, CodeFile, 1 << 20, "make one with `planaria codes`")
+        given = documents.model(path, CodeFile, 1 << 20, "make one with `planaria lab codes`")
         if given.shards != members:
             raise UserError(f"{path}: a code of {given.shards} shards for a group of {members}; make one of {members}")
         found = from_checks(given.checks, given.shards, path)

@@ -96,14 +96,14 @@ def _require_relays(fleet: FleetConfig) -> None:
         where = f"fleet.relays.{name}.at = {relay.at!r}"
         known = re.fullmatch(r"([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})", relay.at)
         if known is None or not 1 <= int(known[2]) <= 65535:
-            raise UserError(f"{where}: give HOST:PORT, as `planaria relay` prints it")
+            raise UserError(f"{where}: give HOST:PORT, as `planaria network relay` prints it")
         if relay.at in seen:
             raise UserError(f"{where}: is also that of fleet.relays.{seen[relay.at]}; leave one of them out")
         seen[relay.at] = name
     if fleet.relays and fleet.key is None:
         raise UserError(
             "fleet.relays: relays require the run's key, which changes with every start; set "
-            "fleet.key to the file that `planaria relay --key-file` uses"
+            "fleet.key to the file that `planaria network relay --key-file` uses"
         )
 
 
@@ -112,6 +112,6 @@ def require_answers(fleet: FleetConfig, key: bytes) -> None:
     for name, relay in fleet.relays.items():
         if not answers(relay.at, key):
             raise UserError(
-                f"fleet.relays.{name}.at = {relay.at!r}: no relay with the run's key answers; start `planaria relay "
-                "--key-file FILE` there, with a copy of the file fleet.key"
+                f"fleet.relays.{name}.at = {relay.at!r}: no relay with the run's key answers; start `planaria "
+                "network relay --key-file FILE` there, with a copy of the file fleet.key"
             )

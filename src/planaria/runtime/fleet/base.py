@@ -89,7 +89,7 @@ class Left:
 
 @dataclass(frozen=True)
 class Asked:
-    """The run's owner requests a fault (``planaria chaos``)."""
+    """The run's owner requests a fault (``planaria run chaos``)."""
 
     fault: Fault
 

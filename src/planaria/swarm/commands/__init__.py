@@ -1,4 +1,4 @@
-"""The swarm's commands: swarm, swarm join, explain, credits and settle, verify, drill, audit, serve, realign.
+"""The swarm's commands: swarm train, join, explain, credits, settle, verify, drill, audit and realign; serve.
 
 This module defines their parsers. A command imports what it needs when it runs.
 """
@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from planaria.cli.flags import add_fields, add_recipe, command, flagged
+from planaria.cli.flags import Commands, add_fields, add_recipe, command, flagged
 from planaria.cli.serving import add_place, address
 from planaria.common.errors import UserError
-from planaria.swarm.config import SwarmConfig
+
+if TYPE_CHECKING:
+    from planaria.config.schema import Section
 
 MODEL = "a swarm's run with --peer, a run, or a model: a folder, a GGUF file, or hf:NAME"
 
 
-def add(commands: Any) -> None:
+def add(commands: Commands) -> None:
     """Add every command of the swarm."""
     _add_swarm(commands)
     _add_join(commands)
@@ -30,11 +32,18 @@ def add(commands: Any) -> None:
     _add_realign(commands)
 
 
-def _add_swarm(commands: Any) -> None:
+def _swarm_config() -> type[Section]:
+    """Return the root section of a swarm's recipe."""
+    from planaria.swarm.config import SwarmConfig
+
+    return SwarmConfig
+
+
+def _add_swarm(commands: Commands) -> None:
     swarm = command(
         commands,
-        "swarm",
-        "train peers on each other's completions; also: join, explain, credits",
+        "swarm train",
+        "train peers on each other's completions",
         _swarm,
         lasting=True,
         forks=True,
@@ -42,10 +51,10 @@ def _add_swarm(commands: Any) -> None:
     add_recipe(swarm)
     swarm.add_argument("--dry-run", action="store_true", help="print the resolved recipe and stop")
     swarm.add_argument("--quiet", action="store_true", help="no progress display")
-    add_fields(swarm, SwarmConfig)
+    add_fields(swarm, _swarm_config)
 
 
-def _add_join(commands: Any) -> None:
+def _add_join(commands: Commands) -> None:
     join = command(commands, "swarm join", "join a swarm as one peer", _swarm_join, lasting=True, forks=True)
     add_recipe(join, "; the rules on the board take precedence", needed=False)
     join.add_argument(
@@ -56,10 +65,10 @@ def _add_join(commands: Any) -> None:
         "--as", dest="called", metavar="NAME", default="me", help="this peer's name (default %(default)s)"
     )
     join.add_argument("--quiet", action="store_true", help="no progress display")
-    add_fields(join, SwarmConfig)
+    add_fields(join, _swarm_config)
 
 
-def _add_explain(commands: Any) -> None:
+def _add_explain(commands: Commands) -> None:
     explain = command(
         commands, "swarm explain", "trace the origin of a peer's training completions", _swarm_explain, lasting=True
     )
@@ -71,7 +80,7 @@ def _add_explain(commands: Any) -> None:
     explain.add_argument("--refused", action="store_true", help="only refused completions")
 
 
-def _add_credits(commands: Any) -> None:
+def _add_credits(commands: Commands) -> None:
     settle = command(
         commands,
         "swarm settle",
@@ -91,26 +100,28 @@ def _add_credits(commands: Any) -> None:
     credits.add_argument("run", type=Path)
 
 
-def _add_verify(commands: Any) -> None:
-    verify = command(commands, "verify", "check the certificate beside an exported model of a swarm", _verify)
+def _add_verify(commands: Commands) -> None:
+    verify = command(commands, "swarm verify", "check the certificate beside an exported model of a swarm", _verify)
     verify.add_argument("model", type=Path)
     verify.add_argument("--board", metavar="URL", help="also check that it belongs to the run on this board")
 
 
-def _add_drill(commands: Any) -> None:
+def _add_drill(commands: Commands) -> None:
     drill = command(
-        commands, "drill", "attack your own swarm, with and without defences", _drill, lasting=True, forks=True
+        commands, "swarm drill", "attack your own swarm, with and without defences", _drill, lasting=True, forks=True
     )
     add_recipe(drill, " with a [drill] table")
     drill.add_argument("--quiet", action="store_true", help="no progress display")
     drill.add_argument(
         "--repair", action="store_true", help="repair the poisoned peer (drill.repair) by all strategies"
     )
-    add_fields(drill, SwarmConfig)
+    add_fields(drill, _swarm_config)
 
 
-def _add_audit(commands: Any) -> None:
-    audit = command(commands, "audit", "check a model before its release; exit code 1 if it does not pass", _audit)
+def _add_audit(commands: Commands) -> None:
+    audit = command(
+        commands, "swarm audit", "check a model before its release; exit code 1 if it does not pass", _audit
+    )
     _add_model(audit)
     audit.add_argument("--run", type=Path, metavar="RUN", help="for a model: the swarm whose task measures it")
     audit.add_argument("--watch", metavar="KINDS", help="attacks to look for (default: the run's evaluate.watch)")
@@ -134,7 +145,7 @@ def _add_audit(commands: Any) -> None:
     audit.add_argument("--to", type=Path, metavar="FOLDER", help=where)
 
 
-def _add_serve(commands: Any) -> None:
+def _add_serve(commands: Commands) -> None:
     serve = command(commands, "serve", "serve a model on this machine, as an OpenAI-compatible server", _serve)
     _add_model(serve)
     serve.add_argument(
@@ -142,7 +153,7 @@ def _add_serve(commands: Any) -> None:
     )
     censor = "empty replies at random, so that each leaks at most EPS nats about --questions"
     serve.add_argument("--censor", type=float, metavar="EPS", help=censor)
-    serve.add_argument("--questions", type=Path, metavar="FILE", help="with --censor: as for `planaria audit`")
+    serve.add_argument("--questions", type=Path, metavar="FILE", help="with --censor: as for `planaria swarm audit`")
     serve.add_argument("--ledger", type=Path, metavar="FILE", help="with --censor: file of the spent budget")
     budget = "with --censor: total per question, for all users (default: 8 times EPS)"
     serve.add_argument("--budget", type=float, metavar="NATS", help=budget)
@@ -161,9 +172,9 @@ def _add_peer(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_realign(commands: Any) -> None:
+def _add_realign(commands: Commands) -> None:
     what = "repair a model that learned unwanted behaviour, or apply a published repair"
-    realign = command(commands, "realign", what, _realign)
+    realign = command(commands, "swarm realign", what, _realign)
     realign.add_argument("run", help="a swarm's run with --peer, or a model: a folder, or hf:NAME")
     realign.add_argument("--to", type=Path, required=True, metavar="FOLDER")
     ways = "fine-tune, mask, return to the parent, or interpolate (default tune; mask for fused models)"

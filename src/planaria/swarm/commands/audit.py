@@ -1,4 +1,4 @@
-"""``planaria audit``: check a model before its release."""
+"""``planaria swarm audit``: check a model before its release."""
 
 from __future__ import annotations
 

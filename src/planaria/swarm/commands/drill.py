@@ -1,4 +1,4 @@
-"""``planaria drill``: compare attacks and defences from the same starting weights; resumable."""
+"""``planaria swarm drill``: compare attacks and defences from the same starting weights; resumable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``planaria realign``: repair a model that learned unwanted behaviour, or apply a published repair."""
+"""``planaria swarm realign``: repair a model that learned unwanted behaviour, or apply a published repair."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The result of ``planaria audit``: a table on the terminal, and a page that starts with its limits."""
+"""The result of ``planaria swarm audit``: a table on the terminal, and a page that starts with its limits."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def body(found: Audit) -> Iterator[str]:
     yield page.section("The gate", NOT_CLAIMED, _gate(found).html("gate"), *_facts(found))
     if found.leakage is not None:
         yield from _leakage(found.leakage)
-    yield page.footer("planaria audit")
+    yield page.footer("planaria swarm audit")
 
 
 def _verdict(found: Audit) -> Verdict:

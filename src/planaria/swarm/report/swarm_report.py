@@ -101,7 +101,7 @@ def body(folder: Path, config: SwarmConfig, outcome: Outcome) -> Iterator[str]:
         page.table("kept", ["peer", "kept after rounds"], _kept(folder, outcome), numbers_from=1),
     )
     yield page.section("Settings", "The complete recipe.", page.settings(_settings(config)))
-    yield page.footer(f"Written by planaria swarm; planaria swarm explain {folder} traces every completion.")
+    yield page.footer(f"Written by planaria swarm train; planaria swarm explain {folder} traces every completion.")
 
 
 def _cards(config: SwarmConfig, outcome: Outcome) -> str:
