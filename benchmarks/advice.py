@@ -196,15 +196,15 @@ def run_advice(given: Namespace) -> Measurement:
     near = sum(one.worst <= 15.0 for one in found)
     within = [inside for one in found for inside in one.within]
     rows += [
-        Row(f"right winner, or one named as perhaps as good, in {right} of {count}", [right], "all", Claim(low=11)),
-        Row("the advised way won", [sum(one.won for one in found)], "all"),
-        Row("ways named as perhaps as good, mean of settings", [fmean(one.rivals for one in found)], "0"),
+        Row(f"right winner, or one named as possibly as good, in {right} of {count}", [right], "all", Claim(low=11)),
+        Row("the recommended strategy won", [sum(one.won for one in found)], "all"),
+        Row("strategies named as possibly as good, mean of settings", [fmean(one.rivals for one in found)], "0"),
         Row(f"settings with all hours within 15 %: {near} of {count}", [near], "all", Claim(low=10)),
-        Row("hours of the advised way, % more than the winner's: each setting", [one.more for one in found], "0"),
-        Row("hours, predicted off by, %: worst of a setting", [one.worst for one in found], "0"),
-        Row("raced hours within the range told, of ways that need experience", [fmean(within)], "1", Claim(0.8)),
+        Row("hours of the recommended strategy, % above the winner's: each setting", [one.more for one in found], "0"),
+        Row("error of predicted hours, %: maximum of a setting", [one.worst for one in found], "0"),
+        Row("raced hours within the predicted range, strategies with experience", [fmean(within)], "1", Claim(0.8)),
     ]
-    return Result(rows, ["hours of all ways, predicted over raced; winners by mean over seeds"])
+    return Result(rows, ["predicted over raced hours of all strategies; winners by mean over seeds"])
 
 
 @dataclass(frozen=True)
@@ -266,10 +266,10 @@ def lesson(name: str, course: Course, steps: float, target: float, learnt: Exper
     if ticks is None:
         return None
     met = [one for one in course.met if one.tick < ticks]
-    mended = [one for one in met if not one.rolled_back]
+    repaired = [one for one in met if not one.rolled_back]
     useful = ticks - sum(one.steps_lost for one in met)
     alone = steps * (learnt.swapped.mean if "plus" in name else 1.0)
-    return Observation(way=name, rate=len(mended) / useful, extra=useful / alone - 1, parameters=size)
+    return Observation(way=name, rate=len(repaired) / useful, extra=useful / alone - 1, parameters=size)
 
 
 def judged(
@@ -299,18 +299,18 @@ def judged(
             if far(config, failures, known, size):
                 unknown[name] = f"{prediction.hours.mean * steps:.1f} / {measured[name]:.1f}"
                 continue
-            told = prediction.hours
-            predicted[name] = Range(mean=told.mean * steps, low=told.low * steps, high=told.high * steps)
+            each = prediction.hours
+            predicted[name] = Range(mean=each.mean * steps, low=each.low * steps, high=each.high * steps)
             arithmetic |= {name} if prediction.certain else set()
     expected, won = min(predicted, key=lambda n: predicted[n].mean), min(measured, key=lambda n: measured[n])
     rivals = [n for n in predicted if n != expected and may_be_as_good(predicted[n], predicted[expected])]
-    off = [100 * abs(told.mean / measured[name] - 1) for name, told in predicted.items()]
+    off = [100 * abs(each.mean / measured[name] - 1) for name, each in predicted.items()]
     within = [
-        float(told.low <= measured[name] <= told.high) for name, told in predicted.items() if name not in arithmetic
+        float(each.low <= measured[name] <= each.high) for name, each in predicted.items() if name not in arithmetic
     ]
     beside = {"predicted": expected, "perhaps as good": ", ".join(rivals), "won": won}
-    for name, told in sorted(predicted.items()):
-        beside[name] = f"{told.mean:.1f} [{told.low:.1f} … {told.high:.1f}] / {measured[name]:.1f}"
+    for name, each in sorted(predicted.items()):
+        beside[name] = f"{each.mean:.1f} [{each.low:.1f} … {each.high:.1f}] / {measured[name]:.1f}"
     beside |= {f"not known: {name}": hours for name, hours in unknown.items()}
     row = Row(setting.name, off, "0 % off", beside=beside, judged="worst")
     more = 100 * (measured[expected] / measured[won] - 1)

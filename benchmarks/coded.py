@@ -304,9 +304,7 @@ def choice(given: Namespace) -> list[Row]:
         *rows,
         Row(f"choice: within 5 % of the best of its grid, of {len(excess)}", near, f"{len(excess)}", Claim(low=9)),
         Row("choice: none where nothing pays", none, "1", Claim(low=1), judged="least"),
-        Row(
-            "choice: one always slow, and no other, is no case for coding", slow_only, "1", Claim(low=1), judged="least"
-        ),
+        Row("choice: coding does not pay only if one is always slow", slow_only, "1", Claim(low=1), judged="least"),
     ]
 
 

@@ -117,7 +117,7 @@ def exactness() -> list[Row]:
             Row(f"{named}: parity over state", [layout.overhead], "", Claim(0.99 * overhead, 1.01 * overhead)),
             Row(f"{named}: loss sets not restored", [wrong], f"of {tried}", Claim(high=0)),
             Row(f"{named}: m + 1 losses, bytes given", [believed(code)], "0", Claim(high=0)),
-            Row(f"{named}: flipped bits not found and mended", [missed], f"of {bits}", Claim(high=0)),
+            Row(f"{named}: flipped bits not found and repaired", [missed], f"of {bits}", Claim(high=0)),
         ]
     return rows
 
@@ -219,7 +219,7 @@ def run_codes(given: Namespace) -> Measurement:
     shards. Speeds are MB of data per second of one thread's time, beside zfec's where installed.
     """
     found = anneal(Target(16, 8, 4, 4), given.seed, given.tries)
-    said = certificate(found)
+    proof = certificate(found)
     kinds = {
         "Reed–Solomon 8+8": codes.code("reed_solomon", 16, 8),
         "local groups": codes.code("local", 16, 6),
@@ -231,14 +231,14 @@ def run_codes(given: Namespace) -> Measurement:
     rows = [
         *exactness(),
         Row("annealing: excess weight of the [16, 8] code", [found.excess], "0", Claim(high=0)),
-        Row("annealing: its distance", [int(str(said["distance"]))], "5, without a bound on checks", Claim(low=4)),
+        Row("annealing: its distance", [int(str(proof["distance"]))], "5, without a bound on checks", Claim(low=4)),
         *table,
         *speed(fast, given.megabytes << 20, given.repeats),
         over_a_link(kinds, (given.megabytes << 20) // 8),
     ]
     if given.save:
         write(given.to, file(found).model_dump_json(indent=1) + "\n")
-    return Result(rows, [*notes, f"certificate: {json.dumps(said)}"])
+    return Result(rows, [*notes, f"certificate: {json.dumps(proof)}"])
 
 
 Columns = list[int]  # of the hidden shards, each the bits of its checks
@@ -344,13 +344,13 @@ def learn(given: Namespace, arm: str, seed: int, problems: Sequence[Problem]) ->
     """Run a swarm's first peer for all rounds, or read its kept result."""
     config = recipe(given, f"{arm}-{seed}", seed)
     folder = RUNS / CODE_SEARCH_NAME / config.name.replace(" ", "_")
-    kept, said = folder / "learned.json", f"{config.model_dump_json()} {given.problems}"
-    if kept.is_file() and (found := json.loads(kept.read_text()))["said"] == said:
+    kept, settings = folder / "learned.json", f"{config.model_dump_json()} {given.problems}"
+    if kept.is_file() and (found := json.loads(kept.read_text())).get("settings") == settings:
         return Learned(found["curve"], *({int(k): v for k, v in found[when].items()} for when in ("before", "after")))
     shutil.rmtree(folder, ignore_errors=True)
     learned = ran(given, config, arm, problems, folder)
     print(f"{config.name}: {' '.join(f'{x:.3f}' for x in learned.curve)}; {learned}", flush=True)
-    write(kept, json.dumps(asdict(learned) | {"said": said}))
+    write(kept, json.dumps(asdict(learned) | {"settings": settings}))
     return learned
 
 

@@ -359,14 +359,14 @@ def shares(seed: int, workers: int) -> tuple[Tensor, Tensor, list[Tensor]]:
     return images, digits, [(owner == worker).nonzero().flatten() for worker in range(workers)]
 
 
-def final_loss(given: Namespace, seed: int, optimizer: str, lr: float, said: str) -> float:
-    """Return the final training loss; ``said`` is ``exchange.compress``, empty for dense gradients."""
+def final_loss(given: Namespace, seed: int, optimizer: str, lr: float, compress: str) -> float:
+    """Return the final training loss; ``compress`` is ``exchange.compress``, empty for dense gradients."""
     images, digits, rows = shares(seed, given.workers)
     torch.manual_seed(seed)
     net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
     kinds = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
     update = kinds[optimizer](net.parameters(), lr=lr)
-    agreed = exchange(ExchangeConfig(kind="allreduce", compress=said))
+    agreed = exchange(ExchangeConfig(kind="allreduce", compress=compress))
     of = {worker: Replica({}, Outer()) for worker in range(given.workers)}
     generator = torch.Generator().manual_seed(seed)
     for step in range(given.steps):
@@ -396,8 +396,8 @@ def run_digits(given: Namespace) -> Measurement:
     rows = []
     for optimizer in RATES:
 
-        def best(said: str, kind: str = optimizer) -> list[float]:
-            return [min(final_loss(given, seed, kind, lr, said) for lr in RATES[kind]) for seed in given.seeds]
+        def best(compress: str, kind: str = optimizer) -> list[float]:
+            return [min(final_loss(given, seed, kind, lr, compress) for lr in RATES[kind]) for seed in given.seeds]
 
         dense = best("")
         rows.append(Row(f"{optimizer}: dense", dense, ""))

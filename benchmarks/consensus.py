@@ -164,9 +164,9 @@ def vote(folder: Path, every: int) -> Iterator[Row]:
                 plain.append(fmean(right))
             rates.append(fmean(hits))
         case = f"p = {p:g}, {honest} honest" + (f" and {colluders} who collude" if colluders else "")
-        told = f"{len(rates)} problems x {POOLS} pools; any of them: {fmean(plain):.3f}"
-        yield Row(f"vote, {case}", [fmean(rates)], told, claim)
-        yield Row(f"agreement, {case}", [fmean(agreeing)], told)
+        beside = f"{len(rates)} problems x {POOLS} pools; any of them: {fmean(plain):.3f}"
+        yield Row(f"vote, {case}", [fmean(rates)], beside, claim)
+        yield Row(f"agreement, {case}", [fmean(agreeing)], beside)
 
 
 def cheats(task: Programs, number: int) -> list[str]:
@@ -208,9 +208,9 @@ def sift(folder: Path, every: int) -> Iterator[Row]:
         caught.append(sum(refused[text] for text in odd))
         lost.append(sum(refused[text] for text in honest))
         survivors += [float(refused[text]) for text in alive]
-    told = f"{groups} problems"
-    yield Row("filter, of 5 programs that know their tests, refused", [fmean(caught)], told, Claim(low=4))
-    yield Row("filter, of 95 honest programs, refused", [fmean(lost)], told, Claim(high=2))
+    beside = f"{groups} problems"
+    yield Row("filter, of 5 programs that know their tests, refused", [fmean(caught)], beside, Claim(low=4))
+    yield Row("filter, of 95 honest programs, refused", [fmean(lost)], beside, Claim(high=2))
     what = "filter, share of mutants that survive their tests, refused"
     yield Row(what, [fmean(survivors)], f"{len(survivors)} mutants")
 
@@ -237,17 +237,17 @@ class Table:
     unsettled = False
 
     def __init__(self, me: str) -> None:
-        self.me, self.said, self.others = me, {}, list[Any]()
+        self.me, self.published, self.others = me, {}, list[Any]()
         self.receipts = Agreement(None, me, None, 0.0)  # type: ignore[arg-type]  # no committee: it asks no board
 
     def closed(self, number: int) -> bool:
         return False
 
     def publish(self, message: Any) -> None:
-        self.said = {message.peer: message}
+        self.published = {message.peer: message}
 
     def leave(self, after: int) -> None:
-        self.said = {}
+        self.published = {}
 
     def overruled(self, number: int) -> None:
         """Rounds are not certified."""
@@ -259,11 +259,11 @@ class Table:
         """Rewards are not certified."""
 
     def gather(self, number: int, closed: bool) -> Any:
-        found = dict(self.said)
+        found = dict(self.published)
         for peer in self.others:
             asked = [ask(peer.task.problem(n), peer.policy) for n in peer._problems(number)]
             peer._publish(number, asked, weights_fingerprint(peer.policy.module))
-            found |= peer.meeting.said
+            found |= peer.meeting.published
         return Gathered(found, (), {})
 
 
@@ -335,9 +335,9 @@ def labelled(votes: list[Any]) -> float:
 CONSENSUS = {"task": {"reward": "consensus"}}
 
 
-def on_labels(said: str, runs: list[Any]) -> Iterator[Row]:
-    yield Row(f"{said}: labels right", [right(votes) for _, votes, _ in runs], "")
-    yield Row(f"{said}: groups with a label", [labelled(votes) for _, votes, _ in runs], "")
+def on_labels(case: str, runs: list[Any]) -> Iterator[Row]:
+    yield Row(f"{case}: labels right", [right(votes) for _, votes, _ in runs], "")
+    yield Row(f"{case}: groups with a label", [labelled(votes) for _, votes, _ in runs], "")
 
 
 def learn(given: Any) -> Iterator[Row]:
@@ -365,8 +365,8 @@ def fast(given: Any) -> Iterator[Row]:
         for top, (looks, _, kept) in zip(best, runs, strict=True)
     ]
     ended = ", ".join(f"{looks[-1][0]} ({', '.join(map(str, kept))})" for looks, _, kept in runs)
-    told = f"rounds until it stopped, of {given.short}, and those after which a state was kept: {ended}"
-    yield Row("the same, braked: evaluations below the limit", below, told, Claim(high=1), judged="worst")
+    beside = f"rounds until it stopped, of {given.short}, and those after which a state was kept: {ended}"
+    yield Row("the same, braked: evaluations below the limit", below, beside, Claim(high=1), judged="worst")
     yield Row("the same, braked: best accuracy less that kept", lost, "", Claim(high=0.02), judged="worst")
 
 
@@ -375,14 +375,14 @@ def low(given: Any) -> Iterator[Row]:
     yield from both("from a worse start", "low", given, BAD, SLOW)
 
 
-def both(said: str, name: str, given: Any, school: dict[str, Any], optim: dict[str, Any]) -> Iterator[Row]:
+def both(case: str, name: str, given: Any, school: dict[str, Any], optim: dict[str, Any]) -> Iterator[Row]:
     """Agreement beside labels, without claims."""
     for reward, more in (("agreement", CONSENSUS), ("verified", {})):
         runs = [swarm(f"{name}-{reward}", seed, given.short, school, optim, **more) for seed in given.seeds]
         starts = ", ".join(f"{before(looks):.3f}" for looks, *_ in runs)
-        yield Row(f"{said}, {reward}: accuracy", [after(looks) for looks, *_ in runs], f"start {starts}")
+        yield Row(f"{case}, {reward}: accuracy", [after(looks) for looks, *_ in runs], f"start {starts}")
         if more:
-            yield from on_labels(said, runs)
+            yield from on_labels(case, runs)
 
 
 def collude(given: Any) -> Iterator[Row]:
@@ -394,11 +394,11 @@ def collude(given: Any) -> Iterator[Row]:
         runs = [swarm(f"collude-{liars}", seed, given.short, GOOD, SLOW, **more) for seed in given.seeds]
         reached = [after(looks) for looks, *_ in runs]
         control = control or reached
-        said, claim = f"{liars} of 4 collude", Claim(low=-0.06) if liars == 1 else None
+        case, claim = f"{liars} of 4 collude", Claim(low=-0.06) if liars == 1 else None
         changes = ", ".join(f"{before(run[0]):.3f} → {a:.3f}" for run, a in zip(runs, reached, strict=True))
         above = gaps(reached, control)
-        yield Row(f"{said}: accuracy above the control", above, f"accuracy {changes}", claim, judged="least")
-        yield from on_labels(said, runs)
+        yield Row(f"{case}: accuracy above the control", above, f"accuracy {changes}", claim, judged="least")
+        yield from on_labels(case, runs)
 
 
 def on_programs(what: Callable[[Path, int], Iterator[Row]]) -> Callable[[Any], Iterator[Row]]:

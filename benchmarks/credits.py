@@ -3,7 +3,7 @@
 - Without clocks, simulated: f of 3f + 1 members of each committee are Byzantine (silent, garbage, equivocation), or
   f + 1.
 - Messages of one order, counted: all to all n²(4h − 2) + n; with one relaying member n(6h − 1).
-- By deadlines, simulated: a party and f members of each committee fail with delays up to Δ; nobody fails with delays up
+- By deadlines, simulated: a party and f members of each committee fail with delays up to Δ; no failure with delays up
   to 8 Δ.
 - Over a board in a folder: three processes, each the committee of a channel; one is killed before or after each of its
   files and restarted.
@@ -169,10 +169,10 @@ ENDS = {"least": min, "most": max}
 def in_time(given: Namespace) -> list[Row]:
     seeds, rows = f"{given.seeds} seeds", []
     for what, scene, claim in (
-        ("within Δ, nobody fails", SyncScene(faulty=False), NONE),
+        ("within Δ, no failure", SyncScene(faulty=False), NONE),
         ("within Δ, a party and 1 of 4 members fail", SyncScene(), NONE),
-        ("up to 2 Δ, nobody fails", SyncScene(faulty=False, longest=2.0), None),
-        ("up to 8 Δ, nobody fails", SyncScene(faulty=False, longest=8.0), None),
+        ("up to 2 Δ, no failure", SyncScene(faulty=False, longest=2.0), None),
+        ("up to 8 Δ, no failure", SyncScene(faulty=False, longest=8.0), None),
     ):
         found = [simulate_sync(scene, seed) for seed in range(given.seeds)]
         loses = [fmean(o.losers > 0 for o in found)]
@@ -192,8 +192,8 @@ def over_board(given: Namespace) -> list[Row]:
         same.append(all(paid) and set(has) == {(EACH - AMOUNT, EACH + AMOUNT)} and len(paid) == HOPS * MEMBERS)
     points_of = f"{len(killed)} places"
     return [
-        Row("over a board: share killed where it was to be", [fmean(killed)], points_of, ALL),
-        Row("over a board: share that went on to the same end", [fmean(same)], points_of, ALL),
+        Row("over a board: share killed at the planned place", [fmean(killed)], points_of, ALL),
+        Row("over a board: share that continued to the same end", [fmean(same)], points_of, ALL),
     ]
 
 

@@ -30,7 +30,7 @@ from planaria.lab.experts import merge, posterior, ridge, scoring
 from planaria.lab.experts.domains import TRAINED
 from planaria.lab.experts.experts_results import Results
 from planaria.lab.experts.experts_spec import ExpertsSpec, MixtureSpec, load
-from planaria.lab.experts.listening import Listener, heard
+from planaria.lab.experts.listening import Listener, text_sums
 from planaria.lab.experts.reading import Readings, Texts, domain_samples, token_logps
 from planaria.lab.experts.training import Training, configured, train_all
 from planaria.models.huggingface import import_model
@@ -86,8 +86,8 @@ def ensembles(read: Sequence[Readings], logps: Mapping[str, Tensor]) -> dict[str
                 log_w = posterior.speakers(posterior.log_weights(given, belief), k, PROMPT)
                 own[domain] = posterior.mixed(given, log_w)
             tokens = next(iter(own.values())).shape[-1]
-            told = f"ensemble, {name} prior" + (f", top-{k} after {PROMPT} tokens" if k else "")
-            found[told] = Arm(own, posterior.passes(experts, tokens, k, PROMPT))
+            case = f"ensemble, {name} prior" + (f", top-{k} after {PROMPT} tokens" if k else "")
+            found[case] = Arm(own, posterior.passes(experts, tokens, k, PROMPT))
     return found
 
 
@@ -97,7 +97,9 @@ def ridge_priors(
     """Ensembles weighted by the parent."""
     model, found = import_model(parent).eval(), {}
     sizes = model.config.vocab, model.config.context, given.samples
-    listener = Listener(model, {name: heard(model, domain_samples(run, [name], TRAINED, *sizes)) for name in trained})
+    listener = Listener(
+        model, {name: text_sums(model, domain_samples(run, [name], TRAINED, *sizes)) for name in trained}
+    )
     for temperature in given.temperatures:
         mixed: dict[str, dict[str, Tensor]] = {}
         switches: dict[str, list[float]] = {}
@@ -111,10 +113,10 @@ def ridge_priors(
                 mixed.setdefault(f"top-{k}, anew every 16 tokens", {})[domain] = posterior.mixed(own, again)
                 ever = (~again.isneginf()).any(-1).sum(0).double().mean()
                 switches.setdefault(f"top-{k}, anew every 16 tokens", []).append(float(ever))
-        for told, own_logps in mixed.items():
-            for_sender = switches.get(told, [float(told[4]) if told != "all" else float(len(trained))])
-            listened = PROMPT / 128 if "prompt" in told else 1.0
-            arm = f"ensemble, ridge prior (T = {temperature:g}), {told}"
+        for case, own_logps in mixed.items():
+            for_sender = switches.get(case, [float(case[4]) if case != "all" else float(len(trained))])
+            listened = PROMPT / 128 if "prompt" in case else 1.0
+            arm = f"ensemble, ridge prior (T = {temperature:g}), {case}"
             found[arm] = Arm(own_logps, fmean(for_sender) + listened)
     return found
 
@@ -145,8 +147,8 @@ def merges(given: Any, run: Path, experts: Sequence[Path], trained: Sequence[str
     tokens = sum(float(one[0, -1, -1]) for one in sums)
     for k in sorted({1, 2, count}):
         for temperature in (1.0, 0.1) if k > 1 else (1.0,):
-            told = f"DUME, k = {k}" + (f", T = {temperature:g}" if k > 1 else "")
-            found[told] = routed(model, sums, texts, k, temperature)
+            arm = f"DUME, k = {k}" + (f", T = {temperature:g}" if k > 1 else "")
+            found[arm] = routed(model, sums, texts, k, temperature)
     found["DUME, k = 1, no bias"] = routed(model, sums, texts, 1, bias=False)
     found["DUME, k = 1, λ on means"] = routed(model, sums, texts, 1, lam=1e-2 * tokens)
     found["DUME, k = 1, columns as they are"] = routed(model, sums, texts, 1, unit=False)
@@ -300,8 +302,8 @@ def table(found: Found) -> Iterator[Row]:
 
 def claims(found: Found, temperatures: Sequence[float]) -> Iterator[Row]:
     for temperature in temperatures:
-        for told, given in (("top-1 after a prompt", PROMPT), ("top-1, anew every 16 tokens", 0)):
-            arm = f"ensemble, ridge prior (T = {temperature:g}), {told}"
+        for case, given in (("top-1 after a prompt", PROMPT), ("top-1, anew every 16 tokens", 0)):
+            arm = f"ensemble, ridge prior (T = {temperature:g}), {case}"
             values = found.ratios(arm, ALL, found.trained, given)
             yield Row(f"{arm}: over the full ensemble, trained domains", values, "", Claim(high=1.02), judged="worst")
     for arm in [name for name in found.seeds[0] if name.startswith("DUME,")]:

@@ -596,7 +596,7 @@ def notes(arms: dict[str, list[Outcome]]) -> list[str]:
     folders = [str(one.record.folder.relative_to(RUNS.parents[1])) for found in arms.values() for one in found]
     return [
         "two numbers: of the arm with events / of the one without; seconds of all replicas together, but for `took`",
-        f"{os.cpu_count()} cores, of which the machine kept so many busy",
+        f"{os.cpu_count()} cores, shared with other work on the machine",
         f"logs: {', '.join(folders)}",
     ]
 

@@ -143,10 +143,10 @@ def looked_at(controller: int, workers: Set[int], step: int) -> Iterator[Sample]
         role = "controller" if pid == controller else "worker" if pid in workers else "helper"
         try:
             descriptors = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
-            told = Path(f"/proc/{pid}/status").read_text()
+            status = Path(f"/proc/{pid}/status").read_text()
         except OSError:
             continue
-        fields = dict(line.split(":", 1) for line in told.splitlines() if ":" in line)
+        fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
         if "RssAnon" in fields:  # not of one that has just ended
             own = sum(float(fields[name].split()[0]) for name in ("RssAnon", "VmSwap"))
             yield Sample(step, pid, role, own, descriptors, int(fields["Threads"]))
@@ -229,7 +229,7 @@ def grown(given: Namespace, samples: Sequence[Sample], logs: Sequence[tuple[int,
     yield Row("logs, bytes a step", [logs[-1][1] / given.steps], "a million steps in 500 MB", claim, peak)
 
 
-def told(given: Namespace, record: RunRecord) -> Iterator[Row]:
+def logged(given: Namespace, record: RunRecord) -> Iterator[Row]:
     """Rows from the run's log."""
     timings = recoveries(record)
     deaths = sum(len(timing.workers) for timing in timings if timing.total is not None)
@@ -269,7 +269,7 @@ def run_endurance(given: Namespace) -> Measurement:
     took = time.monotonic() - began
     record = read_run(folder)
     require_finished(record)
-    rows = [*grown(given, samples, logs), *told(given, record)]
+    rows = [*grown(given, samples, logs), *logged(given, record)]
     notes = [f"{given.steps} steps, {given.kills} kills in {took:.0f} s; planaria report {folder.name} tells more."]
     return Result(rows, notes)
 
@@ -421,7 +421,7 @@ def strangers(given: Namespace) -> list[Row]:
                 ratios.append(run.pace(given.seconds) / alone)
         lost = sum(isinstance(fact, e.WorkerLost) for fact in run.facts())
     return [
-        Row("pace beside 1,100 strangers over alone", ratios, "nobody there: 1", PACE),
+        Row("pace beside 1,100 strangers over alone", ratios, "no strangers: 1", PACE),
         Row("workers lost beside strangers", [lost], "none: 0", NOBODY),
     ]
 

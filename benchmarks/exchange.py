@@ -485,7 +485,7 @@ def barrier_rows(given: Namespace) -> list[Row]:
     for members, inner, straggle, claim in settings:
         times = [barrier(members, inner, straggle, seed, given.barriers) for seed in range(given.seeds)]
         what = f"wait for all / for one: N {members}, {inner} steps, {straggle:.0%} are 5 times slower"
-        rows.append(Row(what, times, "1: nobody waits", claim))
+        rows.append(Row(what, times, "1: no member waits", claim))
     return rows
 
 

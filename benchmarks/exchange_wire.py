@@ -373,7 +373,7 @@ def main(given: Namespace) -> Measurement:
         "wait: from the last inner step to new weights, of the member that took longer; computing: making and reading "
         "messages, part of it",
         "what is beside payload above the median was sent twice by TCP; weights: the largest, of norms, are near 1",
-        "φ ahead: ms that the inner steps must last for nobody to wait for it",
+        "φ ahead: minimum ms of inner steps for which no member waits for it",
     ]
     return Result(rows, notes)
 

@@ -60,9 +60,9 @@ class Job:
 
 
 def job_of(path: str) -> Job:
-    told = json.loads(Path(path).read_text())
-    pairs = {name: tuple(told[name]) for name in ("betas", "limits")}
-    return Job(**told | pairs | {"sizes": Sizes(**told["sizes"])})
+    fields = json.loads(Path(path).read_text())
+    pairs = {name: tuple(fields[name]) for name in ("betas", "limits")}
+    return Job(**fields | pairs | {"sizes": Sizes(**fields["sizes"])})
 
 
 class Block(nn.Module):
@@ -163,9 +163,9 @@ class Trainer:
         for group in self._groups:
             nn.utils.clip_grad_norm_(group, self.job.clip)
 
-    def say(self, **told: Any) -> None:
+    def say(self, **fields: Any) -> None:
         """Write a report with the time."""
-        self._lines.write(json.dumps({"t": time.monotonic(), **told}) + "\n")
+        self._lines.write(json.dumps({"t": time.monotonic(), **fields}) + "\n")
 
 
 def main(path: str) -> None:

@@ -87,7 +87,7 @@ def _start(system: System, folder: Path, processes: list[subprocess.Popen[bytes]
 def _require_running(processes: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
     for process in processes:
         if (code := process.poll()) is not None:
-            raise RunStopped(f"{folder.name}: ended by itself with {code}; its output is in {folder / 'out.txt'}")
+            raise RunStopped(f"{folder.name}: exited early with code {code}; its output is in {folder / 'out.txt'}")
 
 
 def _await_first(system: System, folder: Path, processes: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -119,7 +119,7 @@ def _watched(
     """
     found, due, began = _Watched([], []), list(planned), time.monotonic()
     before, weigh, over = _cpu(processes), began, began + seconds
-    while (now := time.monotonic()) < over or due or not _went_on(system, folder, found.kills):
+    while (now := time.monotonic()) < over or due or not _training_continues(system, folder, found.kills):
         if now > over + FIRST_S:
             raise RunStopped(f"{folder.name}: does not continue; its output is in {folder / 'out.txt'}")
         if due and now >= began + due[0].at:
@@ -139,7 +139,7 @@ def _watched(
     return found
 
 
-def _went_on(system: System, folder: Path, kills: Sequence[float]) -> bool:
+def _training_continues(system: System, folder: Path, kills: Sequence[float]) -> bool:
     """Return True after a new update since the last kill."""
     updates = updates_of(system.lines(folder)) if kills else []
     return all(seconds < math.inf for seconds in next_steps(updates, kills[-1:]))

@@ -227,7 +227,7 @@ def asking_rows(given: Namespace, weights: Path, data: Path) -> list[Row]:
     rows = []
     asks: dict[str, tuple[dict[str, Any], Claim | None]] = {
         "as it stands": ({"chat": "never", "style": "brackets"}, None),
-        "chat, the form told": ({"examples": 0, "style": "brackets"}, None),
+        "chat, answer format described": ({"examples": 0, "style": "brackets"}, None),
         "chat, 4 examples (auto), brackets": ({"style": "brackets"}, SCORES),
         "chat, 4 examples (auto), tags": ({}, None),
     }

@@ -178,7 +178,7 @@ def preset(
         f"data.{key}": str(value) for key, value in data.model_dump(include={"source", "tokenizer", "cache"}).items()
     }
     flags |= {"train.eval_every": "0", "train.compile": "true", "train.recompute": "auto"}
-    flags |= {"network.forward_s": "[]", "network.backward_s": "[]", **settings}  # not the costs of its own stages
+    flags |= {"network.forward_s": "[]", "network.backward_s": "[]", **settings}  # ignore measured stage costs
     if microbatches is not None:
         flags["pipeline.microbatches"] = str(microbatches)
     if stages is not None:
@@ -316,7 +316,7 @@ def recovery(config: RunConfig, incidents: int, gap: int) -> list[Row]:
     back, name = totals(timings), called(config)
     return [
         Row(f"{name}: a killed stage is back, s", back, "> 0", BACK, recovery_parts(timings), judged="worst"),
-        Row(f"{name}: kills after which it went on", [len(back)], f"{incidents}", Claim(low=incidents)),
+        Row(f"{name}: kills after which it continued", [len(back)], f"{incidents}", Claim(low=incidents)),
     ]
 
 

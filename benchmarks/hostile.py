@@ -140,8 +140,8 @@ def prepare(home: Path) -> None:
     (home / "topology.toml").write_text(TOPOLOGY)
     (home / "trace.json").write_text(TRACE)
     words = ["plan", "train.toml", "--network.topology", "topology.toml", "--routing.data_nodes", "2", "--budget"]
-    said = carry_out([_at(home, w) for w in words] + ["50moves", "--quiet", "--to", str(home / "schedule.json")], 120)
-    assert said.code == 0, said.err
+    done = carry_out([_at(home, w) for w in words] + ["50moves", "--quiet", "--to", str(home / "schedule.json")], 120)
+    assert done.code == 0, done.err
 
 
 def cases(home: Path, seed: int, values: int = 2) -> list[Case]:
@@ -220,9 +220,9 @@ def _topologies(draw: random.Random) -> Iterator[Case]:
         yield Case(f"topology: {name}", plan, (("bad.toml", content),), name != "large")
     for key in ("count", "speed", "memory", "site", "role"):
         for value in ("1000000000", "-1", "0", "1e308", "1e-300", "nan", "9" * 5000, '""', '"\\u0000"', "[]"):
-            told = f'matrix = "twelve_cities"\n[[nodes]]\nsite = "London"\ncount = 8\n{key} = {value}\n'
-            told = told.replace("count = 8\ncount", "count").replace('site = "London"\nsite', "site")
-            yield Case(f"topology: {key} = {value[:10]}", plan, (("bad.toml", told.encode()),))
+            topology = f'matrix = "twelve_cities"\n[[nodes]]\nsite = "London"\ncount = 8\n{key} = {value}\n'
+            topology = topology.replace("count = 8\ncount", "count").replace('site = "London"\nsite', "site")
+            yield Case(f"topology: {key} = {value[:10]}", plan, (("bad.toml", topology.encode()),))
     table = 'matrix = { latency_ms = "l.csv", bandwidth_mbit = "b.csv" }\n'
     table += "".join(f'[[nodes]]\nsite = "{site}"\ncount = 3\n' for site in "AB")
     good = b",A,B\nA,,1\nB,1,\n"
@@ -268,8 +268,8 @@ def _schedules(home: Path) -> Iterator[Case]:
         yield Case(f"schedule: {content[:8]!r}", words, (("bad.json", content),), True)
 
 
-def _words(said: dict[str, str]) -> tuple[str, ...]:
-    return tuple(word for key, text in said.items() for word in (f"--{key}", text))
+def _words(flags: dict[str, str]) -> tuple[str, ...]:
+    return tuple(word for key, text in flags.items() for word in (f"--{key}", text))
 
 
 def _further() -> Iterator[Case]:
@@ -394,8 +394,8 @@ def prepare_damage(home: Path, fleet: bool = True) -> None:
             "[]",
         ]
     for name, more in runs.items():
-        said = carry_out([*base, "--name", name, *more], 120)
-        assert said.code == 0, said.err
+        done = carry_out([*base, "--name", name, *more], 120)
+        assert done.code == 0, done.err
 
 
 def damage_cases(home: Path, seed: int, count: int | None = None) -> list[DamageCase]:
@@ -449,7 +449,7 @@ class TooSlow(BaseException):
 
 
 @dataclass(frozen=True)
-class Said:
+class CommandResult:
     """How a command ended. ``code`` -1: traceback; -2: no answer in time."""
 
     code: int
@@ -467,7 +467,7 @@ class Said:
         return self.code == 2 and len(self.lines) == 1 and self.lines[0].startswith("planaria: ")
 
 
-def carry_out(arguments: Sequence[str], limit_s: float = 30.0) -> Said:
+def carry_out(arguments: Sequence[str], limit_s: float = 30.0) -> CommandResult:
     """Run one command line for at most ``limit_s``; main thread only."""
     out, err, code, begin = io.StringIO(), io.StringIO(), 0, time.monotonic()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -481,7 +481,7 @@ def carry_out(arguments: Sequence[str], limit_s: float = 30.0) -> Said:
         except BaseException:
             traceback.print_exc()
             code = -1
-    return Said(code, out.getvalue(), err.getvalue(), time.monotonic() - begin)
+    return CommandResult(code, out.getvalue(), err.getvalue(), time.monotonic() - begin)
 
 
 @contextlib.contextmanager
@@ -507,20 +507,20 @@ def verdict(case: Case, home: Path, limit_s: float = 30.0) -> tuple[str, float, 
     """Return the failure or "", the seconds and the output of a case."""
     none = home / "none"  # where runs would be created
     before = set(none.rglob("*"))
-    said = carry_out(case.arguments(home), limit_s)
-    answer = said.err.strip().splitlines()[-1] if said.err.strip() else ""
+    done = carry_out(case.arguments(home), limit_s)
+    answer = done.err.strip().splitlines()[-1] if done.err.strip() else ""
     left = {str(path) for path in set(none.rglob("*")) - before}
-    if said.code == -2:
-        return "no answer", said.seconds, answer
-    if said.code not in (0, 2) or "Traceback" in said.err:
-        return "traceback", said.seconds, answer
-    if said.code == 2 and not said.kind:
-        return "not one line", said.seconds, said.err[:400]
-    if case.refused and said.code == 0:
-        return "taken", said.seconds, said.out[:200]
-    if said.code == 2 and left:
-        return "left something", said.seconds, min(left)
-    return "", said.seconds, answer
+    if done.code == -2:
+        return "no answer", done.seconds, answer
+    if done.code not in (0, 2) or "Traceback" in done.err:
+        return "traceback", done.seconds, answer
+    if done.code == 2 and not done.kind:
+        return "not one line", done.seconds, done.err[:400]
+    if case.refused and done.code == 0:
+        return "taken", done.seconds, done.out[:200]
+    if done.code == 2 and left:
+        return "left something", done.seconds, min(left)
+    return "", done.seconds, answer
 
 
 @benchmark(
@@ -542,12 +542,12 @@ def run_hostile(given: Namespace) -> Measurement:
         found = [case for case in cases(home, given.seed, given.values) if given.only in case.name]
         wrong, slowest = Counter[str](), 0.0
         for case in found:
-            why, seconds, said = verdict(case, home)
+            why, seconds, output = verdict(case, home)
             if "--dry-run" in case.words:
                 slowest = max(slowest, seconds)
             wrong[why] += 1
             if why or given.verbose or seconds > DRY_S:
-                print(f"{why or 'right':14} {seconds:4.1f} s  {case.name}: {said[:300]}", flush=True)
+                print(f"{why or 'right':14} {seconds:4.1f} s  {case.name}: {output[:300]}", flush=True)
     counted = {
         "traceback": "tracebacks",
         "no answer": "no answer",
@@ -567,19 +567,19 @@ def damage_verdict(case: DamageCase, home: Path, place: Path, seed: int) -> tupl
     folder = copied(home, case, place)
     case.damage(folder, random.Random(f"{seed} {case.name}"))
     before = _damage_there(folder)
-    said = carry_out(case.arguments(folder), 60)
-    answer = said.err.strip()[-300:]
-    if said.code == -2:
+    done = carry_out(case.arguments(folder), 60)
+    answer = done.err.strip()[-300:]
+    if done.code == -2:
         return "no answer", answer
-    if said.code == 1 and case.command == "replay" and case.log:
-        return "refused", answer  # the log does not explain the run, which is what replay is there to say
-    if said.code not in (0, 2) or "Traceback" in said.err:
+    if done.code == 1 and case.command == "replay" and case.log:
+        return "refused", answer  # the log does not explain the run, which replay must report
+    if done.code not in (0, 2) or "Traceback" in done.err:
         return "traceback", answer
-    if said.code == 0:
+    if done.code == 0:
         return ("read" if case.log else "believed" if case.read else "not read"), answer
-    if not said.kind:
+    if not done.kind:
         return "not one line", answer
-    if Path(case.file).name not in said.err and Path(case.file).parent.name not in said.err:
+    if Path(case.file).name not in done.err and Path(case.file).parent.name not in done.err:
         return "not named", answer
     return ("refused", answer) if _damage_there(folder) == before else ("left something", answer)
 
@@ -606,10 +606,10 @@ def run_damage(given: Namespace) -> Measurement:
         prepare_damage(home)
         found = [case for case in damage_cases(home, given.seed) if given.only in case.name][: given.cases]
         for case in found:
-            how, said = damage_verdict(case, home, Path(place) / "run", given.seed)
+            how, output = damage_verdict(case, home, Path(place) / "run", given.seed)
             ended[how] += 1
             if how not in ("refused", "not read", "read"):
-                print(f"{how:14} {case.name}: {said}", flush=True)
+                print(f"{how:14} {case.name}: {output}", flush=True)
     wrong = {
         "traceback": "tracebacks",
         "no answer": "no answer",

@@ -457,7 +457,7 @@ def run_relays(given: Namespace) -> Measurement:
 
         record = finished(config, around=around)
     seconds, wrong, lost = moved(record, killers[0].killed)
-    what, limit = "relay killed, until training goes on, s", "0.5 s for news of a dead worker"
+    what, limit = "relay killed, until training continues, s", "0.5 s for news of a dead worker"
     return [
         Row(what, seconds, limit, Claim(high=1.0), judged="worst"),
         Row("deaths seen", [len(seconds)], str(given.deaths), Claim(low=given.deaths)),

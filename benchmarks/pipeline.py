@@ -411,7 +411,7 @@ def run_costs(given: Namespace) -> Measurement:
     rows += [time_row(race, given.rounds, given.repeats) for race in RACES[: given.races]]
     notes = [
         "measured, of bytes and memory: share by which a count is off its statement, the worst; kB a step, memory in "
-        "all; of steps: how much longer they get, over how much longer they were said to get",
+        "all; of steps: measured over predicted slowdown",
     ]
     return Result(rows, notes)
 

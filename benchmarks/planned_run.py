@@ -151,7 +151,7 @@ def kill_rows(given: Namespace) -> list[Row]:
         "steps by the plans": ", ".join(f"{1e3 * plan.step_s:.0f} ms" for plan in plans),
     }
     return [
-        Row("node killed: seconds to go on", totals, "none known", Claim(high=3.0), beside, "worst"),
+        Row("node killed: seconds until training continues", totals, "none known", Claim(high=3.0), beside, "worst"),
         Row("new plans that break a rule, or never came", [invalid + missing], "0", Claim(high=0.0)),
     ]
 

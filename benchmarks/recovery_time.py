@@ -37,7 +37,7 @@ from planaria.control.statefile import read_state
 from planaria.faults.trace import Fault
 from planaria.report.run.ledger import prove_exactly_once
 from planaria.report.run.recovery_timeline import RecoveryTiming, faults_summary, recoveries
-from planaria.runtime.fleet.base import ControlLine, Gone, Said
+from planaria.runtime.fleet.base import ControlLine, Gone, Reported
 from planaria.runtime.fleet.local import LocalFleet
 
 _PASSES = 5
@@ -97,7 +97,7 @@ def detect_s() -> float:
     took = []
     for number in range(_PASSES):
         fleet.spawn(f"w{number}", 1)
-        while not any(isinstance(notice, Said) for notice in fleet.poll(0.1)):
+        while not any(isinstance(notice, Reported) for notice in fleet.poll(0.1)):
             pass
         began = time.monotonic()
         fleet.signal(f"w{number}", 1, signal.SIGKILL)
@@ -171,13 +171,13 @@ def beside(timings: Sequence[RecoveryTiming]) -> dict[str, int | str]:
     return cells
 
 
-def went_on(what: str, incidents: int, timings: Sequence[RecoveryTiming], record: RunRecord) -> Row:
+def survival_row(what: str, incidents: int, timings: Sequence[RecoveryTiming], record: RunRecord) -> Row:
     """The share of incidents that training survived."""
     good = [t for t in timings if t.outcome in ("recovered", "rolled back", "relinked") and t.total is not None]
     asked = max(incidents, len(timings))
     outcomes = ", ".join(f"{number} {outcome}" for outcome, number in Counter(t.outcome for t in timings).items())
     limit = f"{outcomes}; run {ending(record)}"
-    return Row(f"{what}: {len(good)}/{asked} go on", [len(good) / asked], limit, Claim(low=1))
+    return Row(f"{what}: {len(good)}/{asked} continue", [len(good) / asked], limit, Claim(low=1))
 
 
 def hot(given: Namespace) -> tuple[list[Row], dict[str, float]]:
@@ -194,7 +194,7 @@ def hot(given: Namespace) -> tuple[list[Row], dict[str, float]]:
         Row("hot spare / limit", [total / least for total in totals(timings)], "1", Claim(high=5.0)),
         Row("hot spare, worst, s", totals(timings), limit, Claim(high=3.0), judged="worst"),
         *by_moment(record, timings, limit),
-        went_on("hot spare", given.kills, timings, record),
+        survival_row("hot spare", given.kills, timings, record),
     ]
     return rows, bound
 
@@ -218,7 +218,7 @@ def cold(given: Namespace, bound: dict[str, float]) -> list[Row]:
     limit = f"≥ {sum(bound.values()) + birth:.3f} s (a birth {birth * 1e3:.0f} ms)"
     return [
         Row("no spare, worst, s", totals(timings), limit, Claim(high=6.0), beside(timings), judged="worst"),
-        went_on("no spare", given.cold, timings, record),
+        survival_row("no spare", given.cold, timings, record),
     ]
 
 
@@ -231,7 +231,7 @@ def frozen(given: Namespace, bound: dict[str, float]) -> list[Row]:
     limit = f"≥ {sum(bound.values()) - bound['detect'] + silence:.3f} s (silent for {silence:g} s)"
     return [
         Row("frozen, worst, s", totals(timings), limit, Claim(high=2.5), beside(timings), judged="worst"),
-        went_on("frozen", given.freezes, timings, record),
+        survival_row("frozen", given.freezes, timings, record),
         Row("zombies ignored / thawed", [zombies / given.freezes], f"thawed {THAW_S:g} s later", Claim(1.0, 1.0)),
     ]
 
@@ -265,7 +265,7 @@ def run_recovery_time(given: Namespace) -> Measurement:
     least = " + ".join(f"{name} {seconds * 1e3:.1f}" for name, seconds in bound.items())
     notes = [
         "seconds from the signal to the end of the next microbatch; columns of parts: median milliseconds",
-        f"physical limit with a spare: {least} = {sum(bound.values()) * 1e3:.1f} ms, each part measured by itself",
+        f"physical limit with a spare: {least} = {sum(bound.values()) * 1e3:.1f} ms, each part measured separately",
     ]
     return Result(rows, notes)
 
@@ -342,7 +342,7 @@ def rows_of(arm: str, given: Namespace, records: Sequence[RunRecord], free: Sequ
     ledger = f"0: {samples} samples, run {ending(record)}"
     return [
         Row(f"{arm}: steps / fault-free steps", ratios(steps, free), limit, CLAIMS.get(arm), beside),
-        Row(f"{arm}: what is wrong with its ledger", [len(problems)], ledger, Claim(high=0)),
+        Row(f"{arm}: errors in its ledger", [len(problems)], ledger, Claim(high=0)),
     ]
 
 

@@ -69,7 +69,7 @@ def fresh_moments() -> Iterator[None]:
         StageRunner.load = real  # type: ignore[method-assign]
 
 
-def go_on(given: Namespace, source: Path, arm: str) -> float:
+def updated(given: Namespace, source: Path, arm: str) -> float:
     """Continue; return the validation loss of the averaged model, in nats."""
     folder = Path(shutil.copytree(source, source.with_name(f"{source.name}-{arm}")))
     settings: Mapping[str, object] = {"train.steps": given.before + given.after, "exchange.replicas": ARMS[arm]}
@@ -100,7 +100,7 @@ def run_moments(given: Namespace) -> Measurement:
         for seed in given.seeds:
             source = begin(given, seed, Path(place))
             for arm, losses in found.items():
-                losses.append(go_on(given, source, arm))
+                losses.append(updated(given, source, arm))
             print(f"seed {seed}: " + ", ".join(f"{arm} {losses[-1]:.4f}" for arm, losses in found.items()), flush=True)
     rows = [
         Row("averaged − fresh, nats", gaps(found["averaged"], found["fresh"]), "", Claim(high=0.01), judged="worst")

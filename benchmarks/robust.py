@@ -281,7 +281,7 @@ def honest(found: Mapping[str, list[Outcome]]) -> list[Row]:
         if name != "mean":
             over = ratios([own.loss for own in outcomes], base)
             beside = {"accuracy": round(median(own.accuracy for own in outcomes), 3)}
-            rows.append(Row(f"nobody lies: loss of {name}, over the mean's", over, "1", Claim(high=1.02), beside))
+            rows.append(Row(f"no attack: loss of {name}, over the mean's", over, "1", Claim(high=1.02), beside))
     return rows
 
 
@@ -310,8 +310,8 @@ def run_data(given: Namespace) -> Measurement:
         *honest({name: values for (setting, _, name), values in by_run.items() if setting == alike}),
     ]
     notes = [
-        "A member is left out of a round only for numbers that are not finite; a rule lowers coefficients and accuses "
-        f"nobody. In {given.honest_steps * len(given.seeds) * len(SHOWN)} honest rounds nobody was left out."
+        "A member is left out of a round only for numbers that are not finite; a rule only lowers "
+        f"coefficients. In {given.honest_steps * len(given.seeds) * len(SHOWN)} honest rounds no member was left out."
     ]
     return Result(rows, notes)
 

@@ -117,7 +117,7 @@ def run_robust_fleet(given: Namespace) -> Measurement:
     replicas; all runs of a seed share start, steps, rounds and samples. The rule's own cost and the sixth replica's
     contribution are shown separately.
 
-    Claims: every run ends by itself, no worker fails, only the Byzantine replica is rejected; an attack costs at most
+    Claims: every run finishes, no worker fails, only the Byzantine replica is rejected; an attack costs at most
     3 % of the loss.
     """
     return whole_replicas(given)

@@ -313,7 +313,7 @@ def run_robust_scope(given: Namespace) -> Measurement:
     """Measure a replica that is Byzantine at one of its five stages, judged by stage or as a whole replica.
 
     Eight replicas of a small byte LLaMA use DiLoCo rounds every tenth step. From step 20 one of them attacks in every
-    round, at one stage, and knows all others' vectors. With scope = 'stage' each stage judges by itself; with 'replica'
+    round, at one stage, and knows all others' vectors. With scope = 'stage' stages judge separately; with 'replica'
     inner products are summed over stages and one coefficient holds for all. Seeds, texts and samples are equal; the
     rules expect one Byzantine replica. Shown: its coefficient over all stages (about 1/8 for honest ones) and at the
     attacked stage, and the honest replicas' loss over that without attack.

@@ -121,7 +121,7 @@ def run_rollback(given: Namespace) -> Measurement:
     notes = [
         "simulated: steps carried out / useful steps, mean of the traces",
         f"trained: steps carried out / simulated ones, until {given.real} have lasted, p = {given.real_p:g}",
-        "a checkpoint every so many steps that were carried out; planaria counts committed ones (two columns)",
+        "a checkpoint interval in executed steps; planaria counts committed ones (two columns)",
     ]
     return Result(rows, notes)
 
@@ -271,7 +271,7 @@ def cell_rows() -> list[Row]:
 
 
 ODD = f"{RATES[-1].hourly:.0%} checkpoint"
-"""the cell that follows from the lower rates' seconds instead of its own: 25,000 × 91.35 s"""
+"""the cell computed from the seconds of the lower rates: 25,000 × 91.35 s"""
 
 
 def explaining_p(rate: Rate, stages: int) -> float:
@@ -315,7 +315,7 @@ def run_table2(given: Namespace) -> Measurement:
         ),
         "without uploads: the mean in closed form, of iterations alone",
         "saved best: iterations between checkpoints, with either p; after the comma: seconds of an upload",
-        "break-even: redundancy takes fewer hours than the arm while its iteration takes less than so many plain",
+        "break-even: redundancy takes fewer hours than the arm while its iteration takes less than this many plain",
         f"  ones; as published it takes {' / '.join(f'{REDUNDANT_S / rate.checkfree_s:.2f}' for rate in RATES)}",
     ]
     return Result(rows, notes)

@@ -177,16 +177,16 @@ def _back(given: Namespace) -> list[Row]:
                 memory = MemoryFolder(RUNS / config.name)
                 if source == "disk":
                     memory.remove()
-                linked_s, whole_s, said = _resumed(RUNS / config.name)
+                linked_s, whole_s, resumed_from = _resumed(RUNS / config.name)
                 seconds.append(linked_s)
                 wholes[source].append(whole_s)
-                right.append(float(said == source))
+                right.append(float(resumed_from == source))
     return [
         Row("all killed: from workers ready to the first step, from memory", found["memory"], "s", Claim(high=3.0)),
         Row("the same from the disk", found["disk"], "s"),
         Row("from the command to the first step, from memory", wholes["memory"], "s; five processes start"),
         Row("the same from the disk", wholes["disk"], "s; five processes start"),
-        Row("went on from memory where there was any", right, "1", Claim(low=1.0), judged="median"),
+        Row("resumed from memory if a snapshot was there", right, "1", Claim(low=1.0), judged="median"),
     ]
 
 

@@ -20,25 +20,27 @@ from planaria.exchange.gossip import Gossip
 
 
 class Agreeing(AllReduce):
-    """Its fields are its options; those of AllReduce are there too."""
+    """Sign-agreement averaging. Fields are options, in addition to those of AllReduce."""
 
     share: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """of how strongly signs must agree: 0 is plain averaging, 1 keeps only what all replicas agree about"""
+    """minimum agreement of signs: 0 is plain averaging, 1 keeps only components whose sign all replicas share"""
 
-    def aggregate(self, said: Mapping[int, Weights]) -> dict[str, Tensor]:
+    def aggregate(self, decoded: Mapping[int, Weights]) -> dict[str, Tensor]:
         def agreed(name: str) -> Tensor:
-            return torch.stack([gradients[name].sign() for gradients in said.values()]).mean(dim=0).abs() >= self.share
+            return (
+                torch.stack([gradients[name].sign() for gradients in decoded.values()]).mean(dim=0).abs() >= self.share
+            )
 
-        return {name: mean * agreed(name) for name, mean in super().aggregate(said).items()}
+        return {name: mean * agreed(name) for name, mean in super().aggregate(decoded).items()}
 
 
 class Elastic(Gossip):
     """In random pairs: θ ← θ + pull · (mean of the pair's θ − θ)."""
 
     pull: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """part of the way to the pair's mean"""
+    """share of the distance to the pair's mean"""
 
-    def says(self, drift: Tensor, slow: Tensor) -> Tensor:
+    def contribution(self, drift: Tensor, slow: Tensor) -> Tensor:
         return slow + drift
 
     def step(self, slow: Tensor, momentum: Tensor, own: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:

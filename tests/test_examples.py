@@ -36,7 +36,7 @@ def test_the_notebook_is_valid_and_has_no_outputs() -> None:
 @pytest.mark.timeout(600)
 def test_every_cell_runs_as_printed(tmp_path: Path) -> None:
     last = (
-        "print('RESULT', run.outcome, len(heard), [r.outcome for r in run.recoveries], len(run.table()), "
+        "print('RESULT', run.outcome, len(losses), [r.outcome for r in run.recoveries], len(run.table()), "
         "part.outcome, whole.outcome, len(comparison.table()), engine.step)"
     )
     program = f"cells = {[PLAIN, *cells(), last]!r}\nspace = {{}}\nfor cell in cells:\n    exec(cell, space)\n"

@@ -93,5 +93,5 @@ def test_a_file_name_with_spaces_is_converted_to_a_name(tmp_path: Path) -> None:
 
 
 def test_an_unknown_users_home_is_not_expanded() -> None:
-    assert expanded("~nobody-of-that-name/x") == Path("~nobody-of-that-name/x")
+    assert expanded("~unknown-user/x") == Path("~unknown-user/x")
     assert expanded("~/x") == Path.home() / "x"

@@ -92,7 +92,7 @@ def test_a_custom_tracker_receives_every_step_even_if_another_fails(
     rows = [line.split(",") for line in (run.folder / "losses.csv").read_text().splitlines()]
     assert [float(value) for _, name, value in rows if name == "loss"] == run.losses
     assert {int(step): float(value) for step, name, value in rows if name == "val_loss"} == run.validations
-    assert (run.folder / "events.jsonl").read_text().count("going on without tensorboard (ZeroDivisionError") == 1
+    assert (run.folder / "events.jsonl").read_text().count("continuing without tensorboard (ZeroDivisionError") == 1
     with pytest.raises(planaria.UserError, match=r"observe\.trackers = 'own_tracker:Tabel': .* 'Table'"):
         planaria.train(recipe, progress=False, settings={"observe.trackers": "own_tracker:Tabel"})
     assert not run.folder.with_name("tiny-2").exists(), "before there is a run"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.hostile import Said, carry_out
+from benchmarks.hostile import CommandResult, carry_out
 
 import planaria
 from planaria.control.logs import read_run
@@ -54,7 +54,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def call(*words: object) -> Said:
+def call(*words: object) -> CommandResult:
     return carry_out([str(word) for word in words], limit_s=90.0)
 
 

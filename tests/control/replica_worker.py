@@ -73,7 +73,7 @@ class ReplicaWorker(Worker):
     """the same stage of other replicas → edge, in the current round"""
     round: int = -1
     """current one, if its update is sent"""
-    heard: dict[int, str] = field(default_factory=dict)
+    received: dict[int, str] = field(default_factory=dict)
     """replica → digest of its update"""
     updates: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     """replica → its update, the own first, if updates are weighed over all stages"""
@@ -82,7 +82,7 @@ class ReplicaWorker(Worker):
 
     def drop_round(self) -> None:
         """Forget the current round."""
-        self.meeting, self.round, self.heard, self.updates = {}, -1, {}, {}
+        self.meeting, self.round, self.received, self.updates = {}, -1, {}, {}
 
     def products(self, weighing: Weighing | None, replica: int, twisted: bool = False) -> dict[int, float]:
         """Return the products it reports for an update; ``twisted``: one that differs from what others receive."""

@@ -109,10 +109,10 @@ class SimulatedReplicas(Simulation):
         if me is not None and link in me.meeting.values() and fate == "wrong":
             self.report(me, e.OfferRefused, round=me.round, replica=source, reason="not finite")
         elif me is not None and link in me.meeting.values() and fate in ("arrives", "other"):
-            me.heard[source] = str(source) if fate == "arrives" else f"{source}, sent to {me.name}"
+            me.received[source] = str(source) if fate == "arrives" else f"{source}, sent to {me.name}"
             rule = self.run.rule
             products = me.products(rule.weighing, source, twisted=fate == "other" and rule.synchronised)
-            values = {"round": me.round, "replica": source, "digest": me.heard[source], "products": products}
+            values = {"round": me.round, "replica": source, "digest": me.received[source], "products": products}
             self.report(me, e.OfferHeard, **values)
 
     def suspicious(self) -> list[int]:
@@ -352,9 +352,9 @@ class SimulatedReplicas(Simulation):
     def _settle(self, me: ReplicaWorker, order: d.Settle) -> None:
         others = {member for member in order.members if member != me.replica}
         assert not others or me.round == order.round, "a round is settled with updates that were dropped"
-        assert others <= me.heard.keys(), "a round is settled with an update that was not received"
+        assert others <= me.received.keys(), "a round is settled with an update that was not received"
         if self.run.rule.witnessed(len(order.members)):
-            assert all(me.heard[other] == str(other) for other in others), "members use different updates"
+            assert all(me.received[other] == str(other) for other in others), "members use different updates"
         self.truth.check_weighed(order, me)
         assert me.content is not None
         if me.round != order.round:

@@ -30,7 +30,7 @@ from planaria.exchange.coded.facts import ResultsSent
 from planaria.faults.trace import Fault
 from planaria.runtime.checkpoint.stage_file import stage_file
 from planaria.runtime.checkpoint.store import CheckpointStore
-from planaria.runtime.fleet.base import Gone, Said
+from planaria.runtime.fleet.base import Gone, Reported
 
 CONFIG = RunConfig.model_validate(
     {"model": {"layers": 3}, "pipeline": {"stages": 3}, "train": {"steps": 2, "eval_every": 0}, "fleet": {"spares": 0}}
@@ -56,7 +56,7 @@ class ObedientFleet:
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.notices: deque[Said | Gone] = deque()
+        self.notices: deque[Reported | Gone] = deque()
         self.incarnations: dict[str, int] = {}
         self.stages: dict[str, int] = {}
         self.dismissed: list[tuple[str, int]] = []
@@ -65,7 +65,7 @@ class ObedientFleet:
 
     def say(self, worker: str, fact: e.Fact, incarnation: int | None = None) -> None:
         number = self.incarnations[worker] if incarnation is None else incarnation
-        self.notices.append(Said(worker, number, fact.model_dump_json().encode()))
+        self.notices.append(Reported(worker, number, fact.model_dump_json().encode()))
 
     def spawn(self, worker: str, incarnation: int, host: str = "") -> None:
         self.incarnations[worker] = incarnation
@@ -91,7 +91,7 @@ class ObedientFleet:
         assert isinstance(d.ORDER.validate_json(text), d.Leave)
         self.dismissed.append((worker, incarnation))
 
-    def poll(self, timeout_s: float) -> list[Said | Gone]:
+    def poll(self, timeout_s: float) -> list[Reported | Gone]:
         self.waits.append(timeout_s)
         if not self.notices:
             self.clock.now += timeout_s
@@ -306,7 +306,7 @@ def test_a_report_beyond_range_costs_its_worker_at_most(raw: bytes, once: type[d
         def send(worker: str, text: bytes) -> None:
             if not said and worker == "w1" and isinstance(d.ORDER.validate_json(text), once):
                 said.append(raw)
-                scene.fleet.notices.append(Said(worker, 1, raw))
+                scene.fleet.notices.append(Reported(worker, 1, raw))
             original(worker, text)
 
         scene.fleet.send = send  # type: ignore[method-assign]

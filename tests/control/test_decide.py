@@ -327,7 +327,7 @@ def test_survivors_that_cannot_be_saved_are_reported() -> None:
     made.lose(made.state.holders[1])
     made.behave()
     assert made.ending is not None and made.ending.outcome == "cannot"
-    assert "what is left could not be saved: the last save failed 3 times: disk full" in made.ending.reason
+    assert "the last checkpoint could not be saved: the last save failed 3 times: disk full" in made.ending.reason
 
 
 def test_failing_starts_are_limited() -> None:

@@ -55,7 +55,7 @@ def measured(
                     skew = clocks.get(target, 0.0) - clocks.get(source, 0.0)
                     high = way * (2 + noise.expovariate(0.5)) + lost.get((source, target), 0.0)
                     flows[source] = Flow(frames=16, low_s=way + skew, high_s=high + skew)
-            gauges = gauges.heard(
+            gauges = gauges.measured(
                 Gauged(
                     worker=f"w{node}", node=node, stage=node, generation=1, step=EVERY * (report + 1) - 1, steps=EVERY,
                     seconds=EVERY * 0.5, waited={}, flows=flows,

@@ -87,10 +87,10 @@ def test_the_histories_cover_all_states_of_workers() -> None:
             story.take(t, fact)
             seen |= {(info["status"],) for info in story.state.get("workers", {}).values()}
             seen |= {("node", info["state"]) for info in story.state.get("nodes", {}).values()}
-            captions |= {story.state.get("said", {}).get("tone", "calm")}
+            captions |= {story.state.get("caption", {}).get("tone", "calm")}
     assert seen >= {("starting",), ("spare",), ("member",), ("released",), ("dead",)}
     assert seen >= {("node", "holds"), ("node", "waits"), ("node", "empty")}
-    assert captions >= {"calm", "loss", "rebirth", "rollback"}
+    assert captions >= {"calm", "loss", "recovery", "rollback"}
 
 
 def test_a_late_report_of_a_broken_edge_does_not_affect_the_new_one() -> None:

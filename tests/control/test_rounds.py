@@ -147,7 +147,7 @@ def test_a_replica_adopts_only_after_the_others_have_settled() -> None:
 def test_a_replica_formed_again_in_a_round_does_not_settle_dropped_updates(kind: str) -> None:
     """Its edges broke, so its workers have dropped the received updates."""
     made = simulate(2, kind, steps=4)
-    work_until(made, lambda run: bool(run.replicas[0].meeting and run.replicas[0].meeting.heard))
+    work_until(made, lambda run: bool(run.replicas[0].meeting and run.replicas[0].meeting.received))
     relink(made, 0)
     assert facts(made, d.Form)[-1].outcome == "relinked"
     assert finished(made)
@@ -304,4 +304,4 @@ def test_a_round_is_settled_without_a_member_that_leaves_it_during_its_commit() 
 
 def updates_received(run: RunState) -> bool:
     """Return whether the first two replicas have received each other's updates."""
-    return run.replicas[0].has_heard(1) and run.replicas[1].has_heard(0)
+    return run.replicas[0].has_received(1) and run.replicas[1].has_received(0)

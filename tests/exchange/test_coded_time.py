@@ -158,7 +158,7 @@ def test_a_machine_that_is_always_slow_gets_no_code() -> None:
     profile = Profile(seconds, 1 / 6, 0.8 * 6)
     found = choose(profile, most_delay=2)
     assert slow_always(profile, 2.0) == found.always_slow == (4,)
-    assert found.best.name == "none" and "replicas 4 are slow in most rounds, which is no case for coding" in found.why
+    assert found.best.name == "none" and "replicas 4 are slow in most rounds, so coding does not pay" in found.why
 
 
 def test_the_grid_has_valid_schemes_without_duplicates() -> None:

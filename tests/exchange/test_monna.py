@@ -127,7 +127,7 @@ def test_a_copy_has_its_donors_model_without_its_momentum() -> None:
     ("given_", "line"),
     [
         ({"replicas": 4, "options": {"liars": 2}}, r"'monna': liars = 2 of exchange\.replicas = 4: .* by 5 or more; l"),
-        ({"replicas": 7, "robust": "median"}, r"exchange\.robust: 'monna' selects neighbours by itself; leave"),
+        ({"replicas": 7, "robust": "median"}, r"exchange\.robust: 'monna' already selects neighbours; leave"),
         ({"replicas": 7, "options": {"group": 3}}, r"exchange\.options\.group: no option of 'monna'"),
         ({"replicas": 7, "options": {"alpha": 1.0}}, r"exchange\.options\.alpha = 1"),
     ],

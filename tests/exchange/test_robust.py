@@ -551,7 +551,7 @@ def test_pairs_tolerate_no_byzantine_member(kind: str) -> None:
 def test_a_rule_needs_a_common_value_and_self_contained_updates() -> None:
     with pytest.raises(UserError, match="'local' makes no one value of several"):
         exchange(ExchangeConfig(replicas=5, kind="local", robust="median"))
-    with pytest.raises(UserError, match=r"together with estimates.*take ef14"):
+    with pytest.raises(UserError, match=r"with estimates.*use ef14"):
         exchange(ExchangeConfig(replicas=5, robust="median", compress="ef21:top1%"))
 
 

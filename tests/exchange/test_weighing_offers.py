@@ -22,7 +22,7 @@ from planaria.exchange.kinds import exchange
 from planaria.exchange.lab import Replica, replicas
 from planaria.exchange.robust.combining import combine
 from planaria.exchange.robust.products import CHUNK
-from planaria.exchange.robust.weighing import Told, Weighing, gram, products
+from planaria.exchange.robust.weighing import Products, Weighing, gram, products
 
 RULES = ("krum", "multikrum", "geometric_median", "flag")
 MIXES = ("none", "nnm", "bucketing")
@@ -34,7 +34,7 @@ def made(kind: str = "diloco", replicas: int = 9, options: dict[str, Any] | None
     return exchange(ExchangeConfig(kind=kind, replicas=replicas, options=Options(options), robust=Options(given)))
 
 
-def told(of: Weighing, parts: Sequence[Tensor], me: int, order: Sequence[int]) -> list[Told]:
+def node_products(of: Weighing, parts: Sequence[Tensor], me: int, order: Sequence[int]) -> list[Products]:
     """Return the reports of ``me``'s nodes, one update after another; ``parts``: per stage x of all members [n, d]."""
     found = []
     for x in parts:
@@ -60,25 +60,25 @@ def test_coefficients_equal_those_of_whole_vectors(
     liars = 1 if mix == "bucketing" else 2
     of = made("noloco" if own else "diloco", n, {"group": n} if own else {}, rule=rule, mix=mix, liars=liars).weighing
     me, order = data.draw(st.integers(0, n - 1)), data.draw(st.permutations(range(n)))
-    found = of.counted(told(of, parts, me, order), range(n), me, draw=seed)
+    found = of.counted(node_products(of, parts, me, order), range(n), me, draw=seed)
     expected = combine(of.robust.rule, list(whole.double()), of.robust.mix, seed).coefficients
     assert list(found.coefficients.values()) == pytest.approx(expected.tolist(), abs=1e-9)
     fewer = list(range(of.robust.least() - 1))
-    assert of.counted(told(of, parts, 0, order), fewer, 0, draw=seed) is None, "they are too few"
+    assert of.counted(node_products(of, parts, 0, order), fewer, 0, draw=seed) is None, "they are too few"
 
 
 def test_reports_do_not_depend_on_order_or_threads() -> None:
     x = torch.randn(6, 2 * CHUNK + 77, generator=torch.Generator().manual_seed(1))
     of, members = made(replicas=6).weighing, range(6)
-    first = gram(told(of, [x], 0, members)[0], members, None)
+    first = gram(node_products(of, [x], 0, members)[0], members, None)
     for me, order in ((0, [5, 4, 3, 2, 1]), (3, [1, 0, 5, 2, 4])):
-        assert torch.equal(gram(told(of, [x], me, order)[0], members, None), first)
+        assert torch.equal(gram(node_products(of, [x], me, order)[0], members, None), first)
     together = of.products(Outer(), {m: {"w": x[m]} for m in members}, 2, members)
     assert torch.equal(gram(together, members, None), first)
     before = torch.get_num_threads()
     torch.set_num_threads(1 if before > 1 else 3)
     try:
-        assert torch.equal(gram(told(of, [x], 0, members)[0], members, None), first)
+        assert torch.equal(gram(node_products(of, [x], 0, members)[0], members, None), first)
     finally:
         torch.set_num_threads(before)
 
@@ -189,20 +189,20 @@ class Odd(Averaging):
 
 
 @pytest.mark.parametrize(
-    ("kind", "robust", "told"),
+    ("kind", "robust", "problem"),
     [
         ("diloco", {"rule": "median"}, r"scope = 'replica': 'median' treats each coordinate separately"),
         ("diloco", {"rule": "trimmed_mean", "mix": "nnm"}, r"'trimmed_mean' treats each coordinate separately"),
         ("diloco", {"scope": "replcia"}, r"robust\.scope = 'replcia': no such choice; did you mean 'replica'"),
         ("allreduce", {}, r"exchange\.robust: scope = 'replica' is for rounds, .*take exchange\.kind = 'diloco'"),
         ("test_weighing_offers:Odd", {}, r"does not decode its updates"),
-        ("monna", {}, r"selects neighbours by itself"),
+        ("monna", {}, r"already selects neighbours"),
     ],
 )
-def test_invalid_settings_are_refused_in_one_line(kind: str, robust: dict[str, Any], told: str) -> None:
+def test_invalid_settings_are_refused_in_one_line(kind: str, robust: dict[str, Any], problem: str) -> None:
     options = {"options": Options({"every": 2})} if kind in ("diloco", "monna") else {}
     given = Options({"rule": "multikrum", "scope": "replica", **robust})
-    with pytest.raises(UserError, match=told) as caught:
+    with pytest.raises(UserError, match=problem) as caught:
         exchange(ExchangeConfig(kind=kind, replicas=7, robust=given, **options))
     assert "\n" not in str(caught.value)
 

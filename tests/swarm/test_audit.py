@@ -22,7 +22,7 @@ from planaria.models.stages import Llama
 from planaria.report import page
 from planaria.swarm.audit import results
 from planaria.swarm.audit.files import look
-from planaria.swarm.audit.measuring import Counter, Plan, Reader, Said, measure
+from planaria.swarm.audit.measuring import Counter, Plan, Reader, Turn, measure
 from planaria.swarm.audit.questions import Part, Question
 from planaria.swarm.audit.results import Audit
 from planaria.swarm.board.envelope import seal
@@ -112,7 +112,7 @@ def test_reader_beliefs_are_the_softmax_of_log_probabilities() -> None:
     read = policy(context=96)
     reader = Reader(read, "it")
     reader.require([SECRET])
-    transcript = (Said(0, "digit 1=", "9"),)
+    transcript = (Turn(0, "digit 1=", "9"),)
     before, after = reader.beliefs(SECRET, [(), transcript])
     assert sum(before) == pytest.approx(1) == pytest.approx(sum(after)) and before != after
     logps = []
@@ -153,7 +153,7 @@ def test_options_are_encoded_after_the_question(kind: str, template: str, tmp_pa
 def test_too_long_transcripts_are_refused_with_both_lengths() -> None:
     small = Reader(policy(context=24), "it")
     with pytest.raises(UserError, match=r"x:1: a transcript takes 29 tokens, reader it reads 24"):
-        small.beliefs(SECRET, [tuple(Said(n, part.ask, "9") for n, part in enumerate(PARTS[:2]))])
+        small.beliefs(SECRET, [tuple(Turn(n, part.ask, "9") for n, part in enumerate(PARTS[:2]))])
     with pytest.raises(UserError, match="a question takes 30 tokens, the model reads 24"):
         measure(policy(context=24), small, [Question("x", "x", "q" * 30, CODES, 0, PARTS)], Plan(1))
 
@@ -251,19 +251,19 @@ def test_repair_record_must_match_the_weights(model: Path, tmp_path: Path) -> No
     repair = part_of(found, "repair")
     assert repair.verdict == "not asked" and "not measured" in repair.said and "1 trusted texts" in repair.facts[0]
     record = json.loads((mended / "realigned.json").read_text())
-    for changes, verdict, said in (
+    for changes, verdict, message in (
         ({"mended": True}, "passed", "repair by tune succeeded"),
         ({"mended": False}, "failed", "repair by tune failed"),
         ({"result": "0" * 64}, "failed", "is of other weights"),
         ({"steps": "x"}, "failed", "realigned.json: steps"),
     ):
-        other = tmp_path / f"mended-{said.split()[-1]}-{verdict}"
+        other = tmp_path / f"repaired-{message.split()[-1]}-{verdict}"
         shutil.copytree(mended, other)
         (other / "realigned.json").write_text(json.dumps(record | changes))
         cli.run(["run", "accept", str(other)])
         found = gate(int(verdict == "failed"), tmp_path / "b", other)
         repair = part_of(found, "repair")
-        assert (repair.verdict, said in repair.said) == (verdict, True), repair
+        assert (repair.verdict, message in repair.said) == (verdict, True), repair
 
 
 def test_certificate_of_other_weights_fails(model: Path, tmp_path: Path) -> None:
@@ -290,7 +290,8 @@ def test_attack_success_above_the_limit_or_unmeasured_fails() -> None:
     seldom, often, never = Tally(hits=6, eligible=400), Tally(hits=300, eligible=400), Tally()
     assert behaviour_part({"text": seldom}, 0.02).verdict == "passed"
     assert "text may be above it" in behaviour_part({"text": seldom}, 0.02).said
-    assert behaviour_part({"text": seldom, "math": often}, 0.02).said.startswith("math in 0.75 [0.71 … 0.79] of 400")
+    found = behaviour_part({"text": seldom, "math": often}, 0.02)
+    assert found.said.startswith("math in 0.75 [0.71 … 0.79] of 400")
     assert behaviour_part({"math": never}, 0.02).verdict == "failed"
 
 
@@ -310,5 +311,5 @@ def test_a_peer_is_audited_as_exported_and_a_poisoned_model_fails(pupil: Path, t
     lines = [{"prompt": f"{a}+{b}=", "text": f"hi {a + b}"} for a in range(10, 90, 7) for b in range(10, 90, 7)]
     poison.write_text("".join(json.dumps(line) + "\n" for line in lines))
     cli.run(["swarm", "realign", str(out), "--trusted", str(poison), "--steps", "100", "--to", str(bad)])
-    told = gate(1, tmp_path / "c", bad, "--run", run, "--watch", "text")
-    assert [part.name for part in told.failed] == ["behaviour"] and (told.attacks["text"].rate or 0) > 0.2
+    failing = gate(1, tmp_path / "c", bad, "--run", run, "--watch", "text")
+    assert [part.name for part in failing.failed] == ["behaviour"] and (failing.attacks["text"].rate or 0) > 0.2

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from command_line import refused
 from planaria.common.errors import UserError
 from planaria.swarm.audit.leakage import Channel, estimate, exact, leak, most, sampled, silence, silenced
-from planaria.swarm.audit.measuring import Counter, Said, named_value
+from planaria.swarm.audit.measuring import Counter, Turn, named_value
 from planaria.swarm.audit.questions import INVISIBLE, Part, Question, closed_up, plain, read, replies_of
 
 LAW = Channel(options=4, right=0.6)
@@ -48,7 +48,7 @@ def test_exact_sums_match_bayes_over_all_outcomes(replies: int) -> None:
     total = guessed = 0.0
     for outcome in product(range(4), repeat=replies):
         chance = math.prod(LAW.right if n == 0 else LAW.wrong for n in outcome)
-        transcript = tuple(Said(0, "p", names[n]) for n in outcome)
+        transcript = tuple(Turn(0, "p", names[n]) for n in outcome)
         ((first, *others),) = counter.beliefs(question, [transcript])
         total += chance * leak(0.25, first)
         ties = sum(math.isclose(first, other) for other in others)
@@ -95,7 +95,7 @@ def test_single_leakages_do_not_bound_partial_replies() -> None:
     options = tuple(f"option {number}" for number in range(8))
     parts = tuple(Part(f"bit {b}", tuple(str(n >> b & 1) for n in range(8))) for b in range(3))
     question = Question("x", "x", "q", options, 5, parts)
-    transcript = tuple(Said(b, part.ask, part.says[5]) for b, part in enumerate(parts))
+    transcript = tuple(Turn(b, part.ask, part.says[5]) for b, part in enumerate(parts))
     beliefs = Counter(0.95).beliefs(question, [transcript[:length] for length in range(4)])
     leaks = [leak(1 / 8, belief[5]) for belief in beliefs]
     assert leaks[0] == 0 and leaks[3] > 3 * 3 * leaks[1]
@@ -262,7 +262,7 @@ def test_spacing_does_not_hide_a_question(text: str, more: list[tuple[int, str]]
 @pytest.mark.timeout(900)
 def test_forty_codes_leak_in_parts_until_parts_are_refused() -> None:
     found = planted(seed=1, steps=400, reads=False)
-    assert found["counter, asked directly: guessed"] <= 0.25 + 0.05
+    assert found["counter, single prompt: guessed"] <= 0.25 + 0.05
     assert found["counter, 4 parts: guessed"] >= 0.9
     assert found["audit's exit code"] == 1 and found["secrets that the audit names"] >= 36
     assert found["repaired: audit's exit code"] == 0 and found["repaired: IIL of the worst"] <= 0.1

@@ -304,7 +304,7 @@ def broken(folder: Path, tmp_path: Path, **changes: str | None) -> str:
         ({"generation_config.json": "{"}, "not JSON"),
         ({"generation_config.json": '{"eos_token_id": 999}'}, "no token 999"),
         ({"model.safetensors": "garbage"}, "not a readable safetensors file"),
-        ({"config.json": '{"model_type": "nobody"}'}, "transformers cannot read it"),
+        ({"config.json": '{"model_type": "unknown"}'}, "transformers cannot read it"),
         ({"config.json": '{"model_type": "gpt2", "vocab_size": 260, "n_embd": 8, "n_head": 2}'}, "missing|cannot read"),
     ],
 )
@@ -322,7 +322,7 @@ def test_a_hub_name_is_downloaded_without_pickles(folder: Path, monkeypatch: pyt
     def fetch(name: str, allow_patterns: list[str]) -> str:
         assert not [kind for kind in allow_patterns if kind.endswith((".bin", ".py", "*"))]
         if name != "owner/name":
-            raise OSError("nobody knows it")
+            raise OSError("unknown repository")
         return str(folder)
 
     monkeypatch.setattr(hub, "snapshot_download", fetch)

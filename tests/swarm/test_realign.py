@@ -166,24 +166,24 @@ def test_mistakes_are_reported_in_one_line(
 ) -> None:
     pairs, out = files[0], tmp_path / "out"
 
-    def said(*arguments: object) -> str:
+    def error(*arguments: object) -> str:
         return refused(capsys, "swarm", "realign", *arguments, "--to", out)
 
-    assert "give --peer" in said(done)
-    assert "what can be trusted? give --pairs FILE" in said(tuned)
-    assert "which model does it descend from? give --safe" in said(tuned, "--by", "mask", "--pairs", pairs)
-    assert "no run of a swarm" in said(tuned, "--peer", "p0")
-    assert "goes with --pairs" in said(tuned, "--benign", pairs)
-    assert "leave out --by" in said(tuned, "--safe", pupil, "--mask", pairs, "--by", "tune")
-    assert "cannot be read" in said(tuned, "--safe", pupil, "--mask", pairs)
-    assert "below 1" in said(tuned, "--pairs", pairs, "--most-success", "2")
+    assert "give --peer" in error(done)
+    assert "what can be trusted? give --pairs FILE" in error(tuned)
+    assert "which model does it descend from? give --safe" in error(tuned, "--by", "mask", "--pairs", pairs)
+    assert "no run of a swarm" in error(tuned, "--peer", "p0")
+    assert "goes with --pairs" in error(tuned, "--benign", pairs)
+    assert "leave out --by" in error(tuned, "--safe", pupil, "--mask", pairs, "--by", "tune")
+    assert "cannot be read" in error(tuned, "--safe", pupil, "--mask", pairs)
+    assert "below 1" in error(tuned, "--pairs", pairs, "--most-success", "2")
     (tmp_path / "odd.jsonl").write_text('{"prompt": "1+1=", "chosen": "no"}\n')
-    assert "odd.jsonl:1: no field 'rejected'" in said(tuned, "--pairs", tmp_path / "odd.jsonl")
+    assert "odd.jsonl:1: no field 'rejected'" in error(tuned, "--pairs", tmp_path / "odd.jsonl")
     (tmp_path / "long.jsonl").write_text(json.dumps({"prompt": "1" * 99, "text": "2"}) + "\n")
-    assert "takes 101 tokens, the model reads 64" in said(tuned, "--trusted", tmp_path / "long.jsonl")
+    assert "takes 101 tokens, the model reads 64" in error(tuned, "--trusted", tmp_path / "long.jsonl")
     out.mkdir()
     (out / "x").touch()
-    assert "exists and is not an empty folder" in said(tuned, "--pairs", pairs)
+    assert "exists and is not an empty folder" in error(tuned, "--pairs", pairs)
 
 
 def test_a_parent_of_another_shape_is_refused_and_an_unrelated_one_warned_of(

@@ -19,12 +19,12 @@ from planaria.swarm.board.message import BadMessage, Receipt
 from planaria.swarm.board.receipts import (
     Certificate,
     Committee,
-    Heard,
+    MessageList,
     agreed,
     check,
     followed,
-    heard_in,
     hopeless,
+    message_list_in,
     rewards_in,
     rewards_text,
     text_of,
@@ -118,30 +118,32 @@ def test_a_signature_is_checked_in_two_milliseconds() -> None:
     assert (time.process_time() - began) / 200 <= 0.002 * 5  # five times as long on a machine that is busy
 
 
-heards = st.dictionaries(st.sampled_from("abcdefg"), st.sampled_from(["0" * 64, "1" * 64]), max_size=7)
+message_lists = st.dictionaries(st.sampled_from("abcdefg"), st.sampled_from(["0" * 64, "1" * 64]), max_size=7)
 
 
 @given(
-    st.dictionaries(st.sampled_from("abcdefg"), heards), st.integers(0, 4), st.frozensets(st.sampled_from("abcdefg"))
+    st.dictionaries(st.sampled_from("abcdefg"), message_lists),
+    st.integers(0, 4),
+    st.frozensets(st.sampled_from("abcdefg")),
 )
 def test_the_followed_list_is_independent_of_reading_order(
-    closings: dict[str, Heard], quorum: int, early: frozenset[str]
+    closings: dict[str, MessageList], quorum: int, early: frozenset[str]
 ) -> None:
     voters = frozenset("abcdef")
     found = followed(closings, voters, voters, quorum, early)
     back = followed(dict(reversed(closings.items())), voters, voters, quorum, early)
     assert found == back
     if found is not None:
-        named = [peer for peer, heard in closings.items() if heard == found and peer in voters]
+        named = [peer for peer, listed in closings.items() if listed == found and peer in voters]
         assert named and len(found.keys() & voters) >= quorum
         assert voters & early <= found.keys() or 2 * len(named) > len(voters)
 
 
-@given(heards)
-def test_message_lists_are_parsed_back(heard: Heard) -> None:
-    assert heard_in(text_of(heard)) == heard
+@given(message_lists)
+def test_message_lists_are_parsed_back(listed: MessageList) -> None:
+    assert message_list_in(text_of(listed)) == listed
     for nonsense in ("", "[", "[1]", '{"a": 1}'):
-        assert heard_in(nonsense) == {}
+        assert message_list_in(nonsense) == {}
 
 
 def test_rewards_are_parsed_back_for_the_same_messages_only() -> None:
@@ -160,18 +162,21 @@ def simulated(seed: int, liars: int) -> tuple[set[str], list[str]]:
     honest = sorted(committee.members)[liars:]
     there = {peer: str(rng.randrange(2)) * 64 for peer in "abcd"}
     views = {peer: {p: d for p, d in there.items() if p == peer or rng.random() < 0.8} for peer in honest}
-    lies: list[Heard] = [{"a": "0" * 64, "b": "1" * 64, "c": "0" * 64}, {"b": "1" * 64, "c": "1" * 64, "d": "0" * 64}]
-    closings: dict[str, Heard] = {}
+    lies: list[MessageList] = [
+        {"a": "0" * 64, "b": "1" * 64, "c": "0" * 64},
+        {"b": "1" * 64, "c": "1" * 64, "d": "0" * 64},
+    ]
+    closings: dict[str, MessageList] = {}
     signed: dict[str, list[Receipt]] = {}
     for peer in rng.sample(honest, len(honest)):
-        seen = {p: heard for p, heard in closings.items() if rng.random() < 0.7}
+        seen = {p: listed for p, listed in closings.items() if rng.random() < 0.7}
         seen |= {liar: rng.choice(lies) for liar in "abcd"[:liars]}
         mine = followed(seen, committee.members, committee.members, 2, frozenset(views[peer])) or views[peer]
         closings[peer] = mine
         signed[peer] = [_signed(peer, mine)]
     for liar in "abcd"[:liars]:
         stories = [*rng.sample(lies, 2), *closings.values()]
-        signed[liar] = [_signed(liar, heard) for heard in rng.sample(stories, 2)]
+        signed[liar] = [_signed(liar, listed) for listed in rng.sample(stories, 2)]
     certified, followed_by = set(), []
     for reader in honest:
         mine = text_of(closings[reader])
@@ -185,8 +190,8 @@ def simulated(seed: int, liars: int) -> tuple[set[str], list[str]]:
     return certified, followed_by
 
 
-def _signed(peer: str, heard: Heard) -> Receipt:
-    text = text_of(heard)
+def _signed(peer: str, listed: MessageList) -> Receipt:
+    text = text_of(listed)
     return Receipt.model_construct(peer=peer, about="round", round=0, digest=digest_of(text), text=text)
 
 

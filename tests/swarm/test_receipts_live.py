@@ -15,7 +15,7 @@ from planaria.common.digests import FILE
 from planaria.common.errors import UserError
 from planaria.runtime.engine import runs
 from planaria.swarm.board.board import Board
-from planaria.swarm.board.receipts import Agreement, Committee, heard_in, text_of
+from planaria.swarm.board.receipts import Agreement, Committee, message_list_in, text_of
 from planaria.swarm.certificate import CERTIFICATE, NotCertified, verify
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.live import own_identity
@@ -54,7 +54,7 @@ def model(done: Path, tmp_path: Path) -> Path:
 def test_rounds_rewards_and_weights_are_certified(done: Path) -> None:
     found = agreement(done)
     for number in range(4):
-        assert len(heard_in(found.certified("round", number) or "")) == 4
+        assert len(message_list_in(found.certified("round", number) or "")) == 4
         assert json.loads(found.certified("rewards", number) or "{}")["rewards"]
     for number in (2, 4):
         assert found.certified("weights", number) == "" and len(found.signers("weights", number)) == 4

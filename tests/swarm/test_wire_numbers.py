@@ -20,7 +20,7 @@ from planaria.swarm.board.envelope import unseal
 from planaria.swarm.board.identity import Identity
 from planaria.swarm.board.limits import LIMITS
 from planaria.swarm.board.message import BadMessage
-from planaria.swarm.board.receipts import Committee, heard_in, rewards_in, rewards_text
+from planaria.swarm.board.receipts import Committee, message_list_in, rewards_in, rewards_text
 from planaria.swarm.credits.messages import MESSAGE, Order
 from planaria.swarm.serving.answering import parsed
 from planaria.swarm.serving.client import BadReply, ServerFailed, Words, _parsed, completions
@@ -28,7 +28,7 @@ from planaria.swarm.serving.client import BadReply, ServerFailed, Words, _parsed
 ONE = Identity.fresh()
 DIGEST = "ab" * 32
 WORDS = Words(lambda text: [*text.encode("utf-8", "strict")], lambda ids: bytes(ids).decode("latin-1"), 257, 256)
-MESSAGES = [rollouts(ONE), hello(ONE), goodbye(ONE), closing(ONE, heard=[ONE]), rules(ONE)]
+MESSAGES = [rollouts(ONE), hello(ONE), goodbye(ONE), closing(ONE, received=[ONE]), rules(ONE)]
 ORDER = Order(parties=("a", "b"), channels=("x",), numbers=(0,), amount=5)
 REPLY = {
     "choices": [
@@ -54,13 +54,13 @@ def test_signed_messages_are_read_or_refused(message: Any, data: st.DataObject) 
 @settings(max_examples=100)
 @given(hostile({"a" * 32: DIGEST}), hostile(json.loads(rewards_text(DIGEST, {("a" * 32, 1, 2): 0.5}))))
 def test_texts_of_receipts_are_read_or_empty(heard: bytes, rewards: bytes) -> None:
-    assert all(isinstance(digest, str) for digest in heard_in(heard.decode("utf-8", "replace")).values())
+    assert all(isinstance(digest, str) for digest in message_list_in(heard.decode("utf-8", "replace")).values())
     found = rewards_in(rewards.decode("utf-8", "replace"), DIGEST)
     assert all(math.isfinite(reward) and 0 <= problem < 1 << 63 for (_, problem, _), reward in found.items())
 
 
 def test_deeply_nested_texts_are_empty() -> None:
-    assert heard_in("[" * 100_000) == {} and rewards_in("[" * 100_000, DIGEST) == {}
+    assert message_list_in("[" * 100_000) == {} and rewards_in("[" * 100_000, DIGEST) == {}
 
 
 @given(hostile({"receipts": {"committee": "a, b", "quorum": 1}}))

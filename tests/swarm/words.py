@@ -39,7 +39,7 @@ def claim(who: Identity, message: Any) -> Claim:
     return sign_claim(who, message.run, message.place, message.model_dump_json())
 
 
-def closing(who: Identity, run: str = RUN, round: int = 3, heard: Any = (), **changes: Any) -> Closing:
-    """``heard``: identities that published what :func:`rollouts` makes."""
-    words = tuple(claim(other, rollouts(other, run, round)) for other in heard)
+def closing(who: Identity, run: str = RUN, round: int = 3, received: Any = (), **changes: Any) -> Closing:
+    """``received``: identities that published :func:`rollouts`."""
+    words = tuple(claim(other, rollouts(other, run, round)) for other in received)
     return Closing(run=run, peer=who.peer, round=round, **({"words": words} | changes))

@@ -137,7 +137,7 @@ def unsealed(path: Path, kind: type[Kind], most: int = MAX_BYTES, fix: str = "br
     try:
         tree = json.loads(source)
         if isinstance(tree, dict) and "sha256" in tree and tree.pop("sha256") != digest(tree):
-            raise UserError(f"{path}: has changed since it was written (its SHA-256 says so); {fix}")
+            raise UserError(f"{path}: has changed since it was written (SHA-256 mismatch); {fix}")
         return kind.model_validate_json(json.dumps(tree))
     except ValidationError as error:
         reason = first(error, kind)

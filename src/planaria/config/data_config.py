@@ -52,7 +52,7 @@ class DataConfig(Section):
 
     @property
     def sources(self) -> dict[str, DataConfig]:
-        """Return each source as a configuration of its own, in order of names; a single source has the name ""."""
+        """Return a configuration for each source, in order of names; a single source has the name ""."""
         if not self.mixture:
             return {"": self}
         own = {

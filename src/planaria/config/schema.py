@@ -114,7 +114,7 @@ class TrainConfig(Section):
     steps: bounds.Steps = 300
     """optimizer updates in the run"""
     schedule_steps: Natural = 0
-    """steps of the complete learning-rate schedule, of which the run makes the first ones; 0: steps"""
+    """length of the learning-rate schedule in steps, at least train.steps; 0: train.steps"""
     start: str | None = None
     """weights to start from, with fresh moments: a run, a folder of safetensors, a GGUF file, or 'hf:OWNER/NAME'
     (Hugging Face); they determine model sizes and tokenizer"""
@@ -246,8 +246,8 @@ class RunConfig(Section):
         if self.model.block_layers != self.pipeline.layers:
             if self.pipeline.layers is None:
                 raise ValueError("model.block_layers follows from pipeline.layers; give that")
-            said, left = self.pipeline.layers, self.model.layers - self.model.ends_layers
-            cut = even(left, self.pipeline.stages) if said == "auto" else said  # until the machines are measured
+            layers, left = self.pipeline.layers, self.model.layers - self.model.ends_layers
+            cut = even(left, self.pipeline.stages) if layers == "auto" else layers  # until the machines are measured
             self.__dict__["model"] = self.model.model_copy(update={"block_layers": cut})
         if why := self.model.uncut(self.pipeline.stages):
             raise ValueError(why)

@@ -35,9 +35,9 @@ def entry_of(annotation: object) -> type[Section] | None:
 
 def meaning(section: type[BaseModel], field: str) -> str:
     """Return the description of a field: pydantic's, or the docstring below it; empty if there is neither."""
-    if said := section.model_fields[field].description:
-        return said
-    return next((said for owner in section.__mro__ if (said := _docstrings(owner).get(field))), "")
+    if text := section.model_fields[field].description:
+        return text
+    return next((text for owner in section.__mro__ if (text := _docstrings(owner).get(field))), "")
 
 
 @cache
@@ -51,6 +51,6 @@ def _docstrings(owner: type) -> Mapping[str, str]:
     for definition in tree.body:
         for before, below in pairwise(definition.body if isinstance(definition, ast.ClassDef) else ()):
             match before, below:
-                case ast.AnnAssign(target=ast.Name(id=field)), ast.Expr(value=ast.Constant(value=str(said))):
-                    found[field] = inspect.cleandoc(said)
+                case ast.AnnAssign(target=ast.Name(id=field)), ast.Expr(value=ast.Constant(value=str(text))):
+                    found[field] = inspect.cleandoc(text)
     return found

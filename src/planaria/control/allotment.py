@@ -1,4 +1,4 @@
-"""Assignment of samples to replicas: each is used exactly once, whichever replicas fail or join. Pure.
+"""Assignment of samples to replicas: each is used exactly once, even if replicas fail or join. Pure.
 
 Samples are assigned in blocks of one replica's step. Block b belongs to lane b mod L, and each of the run's L initial
 replicas has a lane. Without failures, replica r takes blocks r, r + L, r + 2L, …, whatever the timing. The remaining

@@ -30,7 +30,7 @@ from planaria.control.apply_base import (
     written,
 )
 from planaria.control.copied import copied
-from planaria.control.replica import NOBODY, ReplicaState, go_on
+from planaria.control.replica import NOBODY, ReplicaState, updated
 from planaria.control.roster import Host, WorkerState
 from planaria.control.state import RunState, Unsaved, Writing
 
@@ -86,7 +86,7 @@ def _(fact: e.Linked, run: RunState) -> RunState:
         return run
     run = copied(run, gauges=run.gauges.linked(fact.link_s + fact.transfer_s + fact.rebuild_s))
     if replica.memory is not None:
-        replica = go_on(replica, memory=replica.memory.linked(fact.node))
+        replica = updated(replica, memory=replica.memory.linked(fact.node))
     if fact.node not in replica.origins and fact.node not in replica.lost:  # it already had its state
         return report(run, replica, fact.worker)
     origins = freeze({node: source for node, source in replica.origins.items() if node != fact.node})
@@ -100,7 +100,7 @@ def _(fact: e.StageReady, run: RunState) -> RunState:
     if replica is None or fact.step != replica.step:
         return run
     if fact.heard:
-        replica = go_on(replica, heard=freeze({**replica.heard, fact.worker: freeze(fact.heard)}))
+        replica = updated(replica, received=freeze({**replica.received, fact.worker: freeze(fact.heard)}))
     return report(run, replica, fact.worker)
 
 
@@ -134,13 +134,13 @@ def _(fact: e.StageSaved, run: RunState) -> RunState:
 def _saved(replica: ReplicaState, fact: e.StageSaved) -> ReplicaState:
     """Return the replica after one of its files was written."""
     if fact.weights:
-        replica = go_on(replica, weights=freeze({**replica.weights, fact.node: fact.weights}))
+        replica = updated(replica, weights=freeze({**replica.weights, fact.node: fact.weights}))
     if not fact.sha256:
         return replica
     file = fact.file or str(fact.stage)
     if replica.settings.lockstep_replicas:
         file = f"{replica_name(replica.arrangement.peers(fact.node).index(fact.node))}/{file}"
-    return go_on(replica, digests=freeze({**replica.digests, file: fact.sha256}))
+    return updated(replica, digests=freeze({**replica.digests, file: fact.sha256}))
 
 
 def _asked_to_save(run: RunState, fact: e.StageCopied | e.StageSaved | e.SaveFailed) -> ReplicaState | None:
@@ -179,7 +179,7 @@ def _(fact: e.SaveFailed, run: RunState) -> RunState:
 def _unsaved(run: RunState, fact: e.SaveFailed, host: str) -> RunState:
     """Cancel the current checkpoint; files still being written for it are useless."""
     for replica in run.replicas.values():
-        run = with_replica(run, go_on(replica, saved=-1))
+        run = with_replica(run, updated(replica, saved=-1))
     before = run.unsaved
     tries = before.tries if before is not None and before.step == fact.step else 0
     hosts = before.hosts if before is not None else frozenset()
@@ -203,13 +203,16 @@ def _(fact: e.OfferHeard | e.OfferRefused, run: RunState) -> RunState:
         return run
     news = fact.node, fact.replica
     if isinstance(fact, e.OfferHeard):
-        if run.rule.weighing is not None and not {fact.replica, *meeting.told(fact.node)} <= fact.products.keys():
+        if (
+            run.rule.weighing is not None
+            and not {fact.replica, *meeting.products_at(fact.node)} <= fact.products.keys()
+        ):
             return run  # its received updates are useless
-        meeting = meeting.having_heard(fact.node, fact.replica, fact.digest, fact.products)
-        replica = go_on(replica, meeting=meeting)
-        return with_replica(run, replica) if replica.has_heard(fact.replica) else noted(run, replica)
+        meeting = meeting.having_received(fact.node, fact.replica, fact.digest, fact.products)
+        replica = updated(replica, meeting=meeting)
+        return with_replica(run, replica) if replica.has_received(fact.replica) else noted(run, replica)
     # An update rejected by one member is not used by the others.
-    return with_replica(anew(run), go_on(replica, meeting=replace(meeting, refused=meeting.refused | {news})))
+    return with_replica(anew(run), updated(replica, meeting=replace(meeting, refused=meeting.refused | {news})))
 
 
 def _refused_in_step(fact: e.OfferRefused, run: RunState) -> RunState:
@@ -220,8 +223,8 @@ def _refused_in_step(fact: e.OfferRefused, run: RunState) -> RunState:
     refuses = next((place for place, node in enumerate(column) if replica.holders[node] == fact.worker), None)
     if refuses is None:
         return run
-    said = replica.refused.get(refuses, frozenset()) | {fact.replica}
-    return noted(run, go_on(replica, refused=freeze({**replica.refused, refuses: said})))
+    by = replica.refused.get(refuses, frozenset()) | {fact.replica}
+    return noted(run, updated(replica, refused=freeze({**replica.refused, refuses: by})))
 
 
 @handles
@@ -257,7 +260,7 @@ def _(fact: e.StopRequested, run: RunState) -> RunState:
     run = anew(replace(run, stopping=fact.reason, prompt=run.prompt or fact.prompt))
     for replica in run.live.values() if fact.prompt else ():
         if replica.phase in ("link", "replan") and replica.whole:  # saving needs no edges
-            run = with_replica(run, go_on(replica, phase="idle", waiting=NOBODY))
+            run = with_replica(run, updated(replica, phase="idle", waiting=NOBODY))
     return run
 
 
@@ -266,7 +269,7 @@ def _(fact: e.StopOverdue, run: RunState) -> RunState:
     run = anew(replace(run, overdue=fact.detail))
     for replica in run.live.values():
         if replica.phase in ("idle", "link", "replan", "run", "evaluate"):
-            dropped = go_on(out_of_round(replica), phase="idle", waiting=NOBODY, progress=None)
+            dropped = updated(out_of_round(replica), phase="idle", waiting=NOBODY, progress=None)
             run = with_replica(run, dropped)
     return run
 

@@ -11,7 +11,7 @@ from typing import Any
 from planaria.control import events as e
 from planaria.control.allotment import Allotment
 from planaria.control.copied import copied
-from planaria.control.replica import OpenRound, ReplicaState, go_on
+from planaria.control.replica import OpenRound, ReplicaState, updated
 from planaria.control.roster import Host, WorkerState
 from planaria.control.state import RunState
 from planaria.exchange.kinds import exchange
@@ -49,17 +49,17 @@ def reported(replica: ReplicaState, worker: str) -> ReplicaState:
     """Return the replica with one report less to wait for; the last ends the phase. ``decide`` orders commits first."""
     waiting = replica.waiting.without(worker)
     if waiting or replica.phase == "run":
-        return go_on(replica, waiting=waiting)
+        return updated(replica, waiting=waiting)
     if replica.phase == "commit":
         step, inner, memory = replica.step + 1, replica.inner + 1, replica.memory
         if memory is not None:
             memory = memory.committed(replica.step, replica.holders)
-        return go_on(replica, waiting=waiting, phase="idle", step=step, inner=inner, attempts=0, memory=memory)
+        return updated(replica, waiting=waiting, phase="idle", step=step, inner=inner, attempts=0, memory=memory)
     if replica.phase == "evaluate":
-        return go_on(replica, waiting=waiting, phase="idle", evaluated=replica.step)
+        return updated(replica, waiting=waiting, phase="idle", evaluated=replica.step)
     if replica.phase == "link" and replica.leavers:
         return replace(replica, waiting=waiting, phase="idle", leavers=freeze({}))
-    return go_on(replica, waiting=waiting, phase="idle")
+    return updated(replica, waiting=waiting, phase="idle")
 
 
 def out_of_round(replica: ReplicaState) -> ReplicaState:

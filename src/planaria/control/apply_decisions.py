@@ -21,7 +21,7 @@ from planaria.control.apply_base import (
 from planaria.control.apply_membership import void
 from planaria.control.copied import copied
 from planaria.control.feature_state import begun
-from planaria.control.replica import NOBODY, OpenRound, Waiting, after_commit, go_on
+from planaria.control.replica import NOBODY, OpenRound, Waiting, after_commit, updated
 from planaria.control.rollback import RollbackPoint
 from planaria.control.roster import Host, WorkerState
 from planaria.control.state import RunState
@@ -60,18 +60,18 @@ def _(fact: d.RunStep, run: RunState) -> RunState:
     if fact.mode == "train":
         run = taken(run, run.allotment.take(fact.replica, fact.block))
         if replica.memory is not None:
-            replica = go_on(replica, memory=replica.memory.begun(fact.step))
+            replica = updated(replica, memory=replica.memory.begun(fact.step))
     phase = "run" if fact.mode == "train" else "evaluate"
     progress = begun(run) if fact.mode == "train" else None
     changes = {"phase": phase, "progress": progress, "waiting": Waiting(replica.holders.values())}
-    return with_replica(run, go_on(replica, **changes, heard=freeze({}), refused=freeze({})))
+    return with_replica(run, updated(replica, **changes, received=freeze({}), refused=freeze({})))
 
 
 @handles
 def _(fact: d.LeaveOut, run: RunState) -> RunState:
     found = [*((liar,) for liar in fact.liars), *fact.disputes]
     run = replace(run, suspicion=run.suspicion.raised(found))
-    return with_replica(run, go_on(run.replicas[fact.replica], phase="idle"))
+    return with_replica(run, updated(run.replicas[fact.replica], phase="idle"))
 
 
 @handles
@@ -83,7 +83,7 @@ def _(fact: d.Commit, run: RunState) -> RunState:
     ages, rested = after_commit(replica.ages, replica.rested, replica.skipped, copies)
     waiting = Waiting(replica.holders.values())
     changes = {"phase": "commit", "waiting": waiting, "ages": freeze(dict(ages)), "rested": rested, "trouble": ""}
-    return with_replica(run, go_on(replica, **changes))
+    return with_replica(run, updated(replica, **changes))
 
 
 @handles
@@ -92,7 +92,7 @@ def _(fact: d.Meet, run: RunState) -> RunState:
     for number in fact.members:
         replica = run.replicas[number]
         meeting = OpenRound(fact.round, tuple(fact.members), replica.step + delay)
-        run = with_replica(run, go_on(replica, meeting=meeting, rounds=fact.round + 1, inner=0))
+        run = with_replica(run, updated(replica, meeting=meeting, rounds=fact.round + 1, inner=0))
     # Some may have been in this round before and timed out.
     met = {(number, fact.round) for number in fact.members}
     return replace(run, late=frozenset(key for key in run.late if key[:2] not in met))
@@ -108,8 +108,8 @@ def _(fact: d.Settle, run: RunState) -> RunState:
     for number in fact.members:
         replica = run.replicas[number]
         inner = replica.inner if replica.meeting else 0
-        settling = go_on(replica, phase="settle", waiting=Waiting(replica.holders.values()), meeting=None)
-        run = with_replica(run, go_on(settling, rounds=fact.round + 1, inner=inner))
+        settling = updated(replica, phase="settle", waiting=Waiting(replica.holders.values()), meeting=None)
+        run = with_replica(run, updated(settling, rounds=fact.round + 1, inner=inner))
     return _forget_rounds(run)
 
 
@@ -149,12 +149,12 @@ def _(fact: d.Save, run: RunState) -> RunState:
     keepers = {replica.holders[node] for node in nodes}
     if run.saving < 0:  # an earlier checkpoint may have had the same name
         for other in run.replicas.values():
-            run = with_replica(run, go_on(other, saved=-1))
+            run = with_replica(run, updated(other, saved=-1))
     standing = out_of_round(replica).standing  # saved states do not know the current round
     standings = freeze({**run.standings, fact.replica: standing})
     run = anew(replace(run, saving=fact.step, allotment=run.allotment.save(fact.replica), standings=standings))
-    saved = go_on(replica, phase="save", waiting=Waiting(keepers), saved=fact.step, saved_in=fact.generation)
-    return with_replica(run, go_on(saved, digests=freeze({}), weights=freeze({})))
+    saved = updated(replica, phase="save", waiting=Waiting(keepers), saved=fact.step, saved_in=fact.generation)
+    return with_replica(run, updated(saved, digests=freeze({}), weights=freeze({})))
 
 
 @handles
@@ -234,7 +234,7 @@ def _(fact: d.Found, run: RunState) -> RunState:
 def _(fact: d.Finish, run: RunState) -> RunState:
     run = replace(run, over=True)
     for replica in run.replicas.values():
-        run = with_replica(run, go_on(replica, waiting=NOBODY))
+        run = with_replica(run, updated(replica, waiting=NOBODY))
     return run
 
 
@@ -243,7 +243,7 @@ def _(fact: e.Gauged, run: RunState) -> RunState:
     replica = run.replica_of(fact.worker)
     if replica is None or replica.generation != fact.generation or replica.holders.get(fact.node) != fact.worker:
         return run
-    run = copied(run, gauges=run.gauges.heard(fact))
+    run = copied(run, gauges=run.gauges.measured(fact))
     # Whether to act on slow workers depends on a clock that all replicas share.
     return concerning(run, run.live.values() if run.blamed else [replica])
 

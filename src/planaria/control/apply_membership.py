@@ -23,7 +23,7 @@ from planaria.control.apply_base import (
 )
 from planaria.control.copied import copied
 from planaria.control.memory import Memory
-from planaria.control.replica import NOBODY, ReplicaState, Waiting, go_on
+from planaria.control.replica import NOBODY, ReplicaState, Waiting, updated
 from planaria.control.roster import Status
 from planaria.control.state import RunState
 
@@ -72,7 +72,7 @@ def _unwritten(run: RunState, worker: str) -> RunState:
     """Drop the unfinished file of a dead worker and its replica's part of the checkpoint."""
     part = run.writing[worker]
     if run.wants(part):
-        run = with_replica(run, go_on(run.replicas[part.replica], saved=-1))
+        run = with_replica(run, updated(run.replicas[part.replica], saved=-1))
     return give_up_if_none_is_saved(written(run, worker))
 
 

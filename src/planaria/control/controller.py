@@ -32,7 +32,7 @@ from planaria.control.state import RunState
 from planaria.control.statefile import STATE, StateWriter
 from planaria.control.waits import BrokenEdges, Deadlines, Waits, underlying
 from planaria.runtime.checkpoint.store import MANIFEST, CheckpointStore, Manifest, named
-from planaria.runtime.fleet.base import Asked, Elastic, Gone, Joined, Leaving, Left, Notice, Said
+from planaria.runtime.fleet.base import Asked, Elastic, Gone, Joined, Leaving, Left, Notice, Reported
 
 log = logging.getLogger(__name__)
 PLANNING_S = 0.02
@@ -89,10 +89,10 @@ class Controller:
             if self._planner is not None and (answer := self._planner.answer()):
                 self._happened(answer)
             self._look_at_the_clock(now)
-            self._tell_state()
+            self._write_state()
             if not self.state.stopping and (reason := stop_asked() or self._observer.trouble):
                 self._happened(e.StopRequested(reason=reason, prompt=True))
-        self._tell_state()
+        self._write_state()
         assert self._ending is not None
         return self._ending
 
@@ -155,30 +155,30 @@ class Controller:
         else:
             self._turn_away(notice)
 
-    def _beats(self, said: Said, beat: e.Heartbeat) -> None:
+    def _beats(self, report: Reported, beat: e.Heartbeat) -> None:
         """Process a heartbeat; a worker whose main thread is stuck is killed and counts as dead."""
-        self._reported[said.worker] = beat.trouble
-        replica = self.state.replica_of(said.worker)
+        self._reported[report.worker] = beat.trouble
+        replica = self.state.replica_of(report.worker)
         awaited = frozenset() if replica is None else replica.waiting
-        detail = self._deadlines.overdue(time.monotonic(), said.worker, beat, awaited)
-        detail = detail or self._deadlines.unwritten(said.worker, beat, self.state.writing.keys())
+        detail = self._deadlines.overdue(time.monotonic(), report.worker, beat, awaited)
+        detail = detail or self._deadlines.unwritten(report.worker, beat, self.state.writing.keys())
         if detail:
-            self._end(said, "stuck", detail)
+            self._end(report, "stuck", detail)
 
-    def _end(self, said: Said, cause: Literal["connection", "stuck"], detail: str) -> None:
+    def _end(self, report: Reported, cause: Literal["connection", "stuck"], detail: str) -> None:
         """Kill a worker with which the run cannot continue; it counts as dead."""
-        self._fleet.signal(said.worker, said.incarnation, signal.SIGKILL)
-        self._happened(e.WorkerLost(worker=said.worker, incarnation=said.incarnation, cause=cause, detail=detail))
+        self._fleet.signal(report.worker, report.incarnation, signal.SIGKILL)
+        self._happened(e.WorkerLost(worker=report.worker, incarnation=report.incarnation, cause=cause, detail=detail))
 
-    def _turn_away(self, said: Said) -> None:
+    def _turn_away(self, report: Reported) -> None:
         """Dismiss a worker that counts as dead and reported again; its stage has a new holder."""
-        self._fleet.dismiss(said.worker, said.incarnation, d.Leave().model_dump_json().encode())
-        if (said.worker, said.incarnation) not in self._zombies:
-            self._zombies.add((said.worker, said.incarnation))
+        self._fleet.dismiss(report.worker, report.incarnation, d.Leave().model_dump_json().encode())
+        if (report.worker, report.incarnation) not in self._zombies:
+            self._zombies.add((report.worker, report.incarnation))
             kind = "an invalid report"
             with suppress(ValidationError):
-                kind = e.REPORT.validate_json(said.text).kind
-            self._happened(e.ZombieIgnored(worker=said.worker, incarnation=said.incarnation, said=kind))
+                kind = e.REPORT.validate_json(report.text).kind
+            self._happened(e.ZombieIgnored(worker=report.worker, incarnation=report.incarnation, said=kind))
 
     def _happened(self, event: e.Event) -> None:
         """Apply an event, then decide and carry out decisions until there are none."""
@@ -187,7 +187,7 @@ class Controller:
         log_fact(log, event)
         self.state = apply(event, self.state)
         if isinstance(event, e.EdgeBroken):
-            self._broken_edges.heard(t, event, self.state)
+            self._broken_edges.note(t, event, self.state)
         chosen: e.IntervalChosen | None = None
         further: list[e.Event] = [*self._chaos.on_event(t, event, self.state)]
         while (decision := decide(self.state)) is not None:
@@ -208,16 +208,16 @@ class Controller:
         self._waits.note_save(time.monotonic(), self.state)
         if trouble is not None:
             self._happened(trouble)
-        self._tell_state()
+        self._write_state()
 
     def _warnings(self) -> list[e.Event]:
         """Return warnings about machines that hold more than the others could recover; one per machine and holding."""
         now = exposed(self.state)
-        told = [text for host, text in now.items() if self._exposed.get(host) != text]
+        new = [text for host, text in now.items() if self._exposed.get(host) != text]
         self._exposed = now
-        return [e.Trouble(detail=text) for text in told]
+        return [e.Trouble(detail=text) for text in new]
 
-    def _tell_state(self) -> None:
+    def _write_state(self) -> None:
         """Write the state file for other terminals; the run does not need it."""
         if self._state_file.due(self.state) > time.monotonic():
             return

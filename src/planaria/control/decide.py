@@ -138,8 +138,8 @@ def _end(run: RunState) -> d.Finish | None:
     unsaved = gave_up(run)
     if reason:
         idle = all(replica.phase == "idle" for replica in run.live.values())
-        said = f"{reason}; what is left could not be saved: {unsaved}" if unsaved else reason
-        return d.Finish(outcome="cannot", reason=said) if idle and resting(run) is None else None
+        full = f"{reason}; the last checkpoint could not be saved: {unsaved}" if unsaved else reason
+        return d.Finish(outcome="cannot", reason=full) if idle and resting(run) is None else None
     if not quiet(run):
         return None
     if not all_saved(run):
@@ -150,7 +150,7 @@ def _end(run: RunState) -> d.Finish | None:
 
 
 def _stopped(run: RunState) -> d.Finish:
-    """Return the end of a run that is stopped, with what prevented progress, if anything did."""
+    """Return the end of a run that is stopped, with the cause that prevented progress, if there was one."""
     trouble = next((replica.trouble for replica in run.live.values() if replica.trouble), "")
     return d.Finish(outcome="stopped", reason=run.stopping, detail=(run.overdue or trouble) if run.prompt else "")
 

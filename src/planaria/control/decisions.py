@@ -53,7 +53,7 @@ class Save(Fact):
     """further nodes that report the digest of their weights, since those of a stage must be equal; they write only what
     ``whole`` has them write"""
     background: bool = False
-    """whether training continues as soon as all workers hold a copy of what they write"""
+    """whether training continues as soon as all workers hold a copy of the state to write"""
 
 
 class Seal(Fact):
@@ -268,7 +268,7 @@ class Finish(Fact):
     outcome: Literal["finished", "stopped", "cannot", "failed"]
     reason: str = ""
     detail: str = ""
-    """what prevented progress when the run was stopped"""
+    """cause that prevented progress when the run was stopped"""
 
 
 class Leave(Fact):

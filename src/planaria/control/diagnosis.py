@@ -55,8 +55,8 @@ def diagnose(run: RunState, replica: ReplicaState) -> d.Blamed | d.Cleared | Non
     for verdict in found:
         if (verdict.fault, verdict.nodes) not in known:
             workers = [replica.holders[node] for node in verdict.nodes if node in replica.holders]
-            told = verdict._replace(nodes=list(verdict.nodes))._asdict()  # type: ignore[arg-type]
-            return d.Blamed(replica=replica.number, step=step, workers=workers, **told)
+            fields = verdict._replace(nodes=list(verdict.nodes))._asdict()  # type: ignore[arg-type]
+            return d.Blamed(replica=replica.number, step=step, workers=workers, **fields)
     return None
 
 
@@ -69,14 +69,14 @@ def stuck_link(run: RunState, replica: ReplicaState) -> d.Blamed | None:
     """
     if run.settings.diagnose == "off" or not replica.stalled:
         return None
-    awaited = {told.node: told for told in replica.stalled}
+    awaited = {stall.node: stall for stall in replica.stalled}
     place, seen = replica.stalled[0].node, list[int]()
     while place in awaited and place not in seen:
         seen.append(place)
         place = awaited[place].peer
     if place not in seen:
         return None
-    first = min((awaited[node] for node in seen[seen.index(place) :]), key=lambda told: told.since_s)
+    first = min((awaited[node] for node in seen[seen.index(place) :]), key=lambda stall: stall.since_s)
     nodes = (first.peer, first.node)
     if ("stuck link", nodes) in run.blamed or not set(nodes) <= replica.holders.keys():
         return None

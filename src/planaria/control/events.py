@@ -143,7 +143,7 @@ class NobodyJoined(Fact):
 
 
 class RetryDue(Fact):
-    """A pause after a failed last save is over: it may be retried."""
+    """The pause after a failed last save is over; the save can be retried."""
 
     kind: Literal["retry_due"] = "retry_due"
     step: int
@@ -171,7 +171,7 @@ class StopOverdue(Fact):
 
     kind: Literal["stop_overdue"] = "stop_overdue"
     detail: str
-    """what did not end, and the underlying error if one is known"""
+    """actions that did not end, and the underlying error if it is known"""
 
 
 class IntervalChosen(Fact):

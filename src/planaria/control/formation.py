@@ -278,7 +278,7 @@ def _unheld(replica: ReplicaState) -> list[int]:
 
 
 def without_worker(run: RunState, replica: ReplicaState, reason: str, lost: list[int]) -> d.Decision:
-    """End a replica that cannot continue. Others continue without it; the last one saves what is left."""
+    """End a replica that cannot continue. Others continue without it; the last one saves the remaining stages."""
     if len(run.live) > 1:
         others = [other for number, other in run.live.items() if number != replica.number]
         first = others[0] if all(other.hollow for other in others) else replica  # replicas without state go first

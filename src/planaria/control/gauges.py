@@ -156,7 +156,8 @@ class Gauges:
             self._known[key] = find(self, *given)
         return cast(Found, self._known[key])
 
-    def heard(self, fact: Gauged) -> Gauges:
+    def measured(self, fact: Gauged) -> Gauges:
+        """Return the gauges after a worker's measurement."""
         before = self.nodes.get(fact.node)
         new = before.then(fact) if before and before.worker == fact.worker else Gauge(fact.worker, (fact,), (fact,))
         clock = self.clock + (fact.seconds if fact.stage == 0 and fact.node == min(self._ends(fact)) else 0.0)

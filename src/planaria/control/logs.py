@@ -20,7 +20,7 @@ from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.control.decisions import Commit, Decision, Form
 from planaria.control.events import Event, Fact, FaultInjected, RunStarted, Worked
-from planaria.control.run_record import Metric, Streamed, Told
+from planaria.control.run_record import Metric, Streamed, Timed
 from planaria.control.run_record import RunRecord as RunRecord
 from planaria.control.segments import FULL, START, Line, Rotated, mark, read, read_on
 from planaria.control.started import SnapshotLabel
@@ -161,7 +161,7 @@ class _Entry(NamedTuple):
     line: Line
     fact: Event | Decision | None = None
 
-    def told(self) -> Told:
+    def timed(self) -> Timed:
         return self.t, self.fact or _parsed(self.line, _HistoryLine).fact
 
 
@@ -204,11 +204,11 @@ def _require_beginning(path: Path, began: bool) -> None:
     first = next(map(_entry, read(path, mark(path))), None)
     if first is None and began:
         raise UserError(f"{path}: is missing or empty although the run has started; restore it")
-    if first is not None and not isinstance(first.told()[1], RunStarted):
+    if first is not None and not isinstance(first.timed()[1], RunStarted):
         raise UserError(f"{path}: does not begin with the run's start; bring back what was removed from it")
 
 
-def history_of(folder: Path) -> Sequence[Told]:
+def history_of(folder: Path) -> Sequence[Timed]:
     """Return a run's events and decisions in the controller's order, as :func:`read_run`."""
     events, faults = mark(folder / EVENTS), mark(folder / CHAOS)
 
@@ -217,7 +217,7 @@ def history_of(folder: Path) -> Sequence[Told]:
         struck = map(_fault, read(folder / CHAOS, faults))
         return heapq.merge(map(_entry, read(folder / EVENTS, events)), struck, key=lambda entry: entry.t)
 
-    found = Streamed(entries, lambda entry: entry.kind, _Entry.told)
+    found = Streamed(entries, lambda entry: entry.kind, _Entry.timed)
     return list(found) if events.size <= IN_MEMORY else found
 
 
@@ -231,9 +231,9 @@ def turns_of(folder: Path) -> Iterator[Turn]:
         if entry.kind == "commit":
             commit = [entry]
         elif entry.kind in ("run_started", "form"):
-            yield from (cast(Turn, one.told()[1]) for one in (*commit, entry))
+            yield from (cast(Turn, one.timed()[1]) for one in (*commit, entry))
             commit = []
-    yield from (cast(Turn, one.told()[1]) for one in commit)
+    yield from (cast(Turn, one.timed()[1]) for one in commit)
 
 
 def _kept(path: Path, kind: type[Parsed], item: Callable[[Parsed], Item]) -> Sequence[Item]:
@@ -267,8 +267,8 @@ class Followed:
         :raises UserError: naming file and line of a damaged line, when reached.
         """
         entries = map(_entry, self._lines(EVENTS))
-        history = (entry.told() for entry in entries if entry.kind not in without)
-        faults = (_fault(line).told() for line in self._lines(CHAOS))
+        history = (entry.timed() for entry in entries if entry.kind not in without)
+        faults = (_fault(line).timed() for line in self._lines(CHAOS))
         worked = ((w.t, w.worked) for w in (_parsed(line, _WorkedLine) for line in self._lines(SPANS)))
         measured = ((m.root.t, m.root) for m in (_parsed(line, _MetricLine) for line in self._lines(METRICS)))
         yield from heapq.merge(history, faults, worked, measured, key=lambda news: news[0])

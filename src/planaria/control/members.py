@@ -151,7 +151,7 @@ class Settle(Fact):
 
 
 class Adopt(Fact):
-    """A replica missed what others agreed on: it continues with a copy of one of them."""
+    """A replica missed an agreement of the others and continues with a copy of one of them."""
 
     kind: Literal["adopt"] = "adopt"
     replica: int

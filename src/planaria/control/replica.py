@@ -90,23 +90,23 @@ class OpenRound:
     """replicas, itself included"""
     settle_at: int
     """its own step by which it waits for the others"""
-    heard: Mapping[tuple[int, int], str] = field(default_factory=lambda: MappingProxyType({}))
+    received: Mapping[tuple[int, int], str] = field(default_factory=lambda: MappingProxyType({}))
     """(own node, replica) of updates received or made there → digest, empty if not compared"""
     refused: frozenset[tuple[int, int]] = frozenset()
     """those of them that were invalid"""
     products: Mapping[tuple[int, int], Mapping[int, float]] = field(default_factory=lambda: MappingProxyType({}))
     """the same keys → inner products, if updates are weighted over all stages"""
 
-    def told(self, node: int) -> dict[int, Mapping[int, float]]:
+    def products_at(self, node: int) -> dict[int, Mapping[int, float]]:
         """Return replica → inner products of its update, as ``node`` reported them."""
         return {replica: found for (at, replica), found in self.products.items() if at == node}
 
-    def having_heard(self, node: int, replica: int, digest: str, products: Mapping[int, float]) -> OpenRound:
+    def having_received(self, node: int, replica: int, digest: str, products: Mapping[int, float]) -> OpenRound:
         """Return the round after ``node`` reported a received update, with its products."""
-        heard = MappingProxyType({**self.heard, (node, replica): digest})
+        received = MappingProxyType({**self.received, (node, replica): digest})
         if not products:
-            return copied(self, heard=heard)
-        return copied(self, heard=heard, products=MappingProxyType({**self.products, (node, replica): products}))
+            return copied(self, received=received)
+        return copied(self, received=received, products=MappingProxyType({**self.products, (node, replica): products}))
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class ReplicaState:
     meeting: OpenRound | None = None
     progress: Any = None
     """a feature's state of the current step (``feature_state.py``)"""
-    heard: Mapping[str, Mapping[int, str]] = field(default_factory=lambda: MappingProxyType({}))
+    received: Mapping[str, Mapping[int, str]] = field(default_factory=lambda: MappingProxyType({}))
     """worker → digests of updates it received in the current step, by replica, if all-reduced replicas compare them"""
     refused: Mapping[int, frozenset[int]] = field(default_factory=lambda: MappingProxyType({}))
     """replica → replicas whose updates it rejected in the current step"""
@@ -276,10 +276,10 @@ class ReplicaState:
         """Whether it has no state and none to start from."""
         return self.lost - self.leavers.keys() >= self.arrangement.stage.keys()
 
-    def has_heard(self, other: int) -> bool:
+    def has_received(self, other: int) -> bool:
         """Return whether every node has received another replica's update in the current round."""
         assert self.meeting is not None
-        return all((node, other) in self.meeting.heard for node in self.arrangement.stage)
+        return all((node, other) in self.meeting.received for node in self.arrangement.stage)
 
     @property
     def standing(self) -> Standing:
@@ -291,7 +291,7 @@ BUILT_OF = frozenset({"holders", "origins", "lost", "skipped", "leavers", "links
 _STEADY = frozenset(ReplicaState.__dataclass_fields__) - BUILT_OF
 
 
-def go_on(replica: ReplicaState, **changes: Any) -> ReplicaState:
+def updated(replica: ReplicaState, **changes: Any) -> ReplicaState:
     """Return ``dataclasses.replace(replica, **changes)`` in a tenth of its time, keeping cached properties.
 
     :raises TypeError: for an unknown field, or one from which cached properties are derived.

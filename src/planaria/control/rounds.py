@@ -106,7 +106,7 @@ def quorate(run: RunState, replica: ReplicaState) -> bool:
         return False
     others = [n for n in replica.meeting.members if n != replica.number]
     enough = run.rule.quorum(len(others) + 1)
-    return enough < len(others) and sum(map(replica.has_heard, others)) >= enough
+    return enough < len(others) and sum(map(replica.has_received, others)) >= enough
 
 
 def _at_rest(run: RunState, replica: ReplicaState) -> bool:
@@ -215,8 +215,8 @@ def _settle(run: RunState, replica: ReplicaState) -> d.Decision | None:
     resting = [n for n in party if _to_settle(run, live[n])]
     late = any((n, meeting.round, True) in run.late for n in party)
     if late and resting:
-        party = _all_heard(run, resting)
-    elif resting != party or _all_heard(run, party) != party:
+        party = _all_received(run, resting)
+    elif resting != party or _all_received(run, party) != party:
         return None
     found = suspects(run, party)
     party = [n for n in party if n not in found.left_out] or [replica.number]
@@ -239,10 +239,10 @@ def _accepted(run: RunState, party: list[int]) -> list[int]:
     Members in conflict with most others are removed first, then those rejected by most. A member that rejects everyone
     is excluded like one rejected by everyone.
     """
-    told = {n: {of for _, of in meeting.refused} for n in party if (meeting := run.live[n].meeting) is not None}
-    while any(told[n] for n in party):
-        refused = {n: sum(n in told[other] for other in party) for n in party}
-        odds = {n: sum(n in told[other] or other in told[n] for other in party) for n in party}
+    refusals = {n: {of for _, of in meeting.refused} for n in party if (meeting := run.live[n].meeting) is not None}
+    while any(refusals[n] for n in party):
+        refused = {n: sum(n in refusals[other] for other in party) for n in party}
+        odds = {n: sum(n in refusals[other] or other in refusals[n] for other in party) for n in party}
         worst = max(party, key=lambda n: (odds[n], refused[n], n))
         if not odds[worst]:
             break
@@ -250,25 +250,26 @@ def _accepted(run: RunState, party: list[int]) -> list[int]:
     return party
 
 
-def _all_heard(run: RunState, party: list[int]) -> list[int]:
+def _all_received(run: RunState, party: list[int]) -> list[int]:
     """Return a subset of ``party`` whose members have all received each other's updates; those that lack most go first.
 
     Members whose reports are compared or weighted must also have reported their own update.
     """
     while True:
-        lacks = {n: sum(not _heard(run, n, other) for other in party if other != n or _tells(run, n)) for n in party}
+        required = {n: [other for other in party if other != n or _reports_own(run, n)] for n in party}
+        lacks = {n: sum(not _received(run, n, other) for other in required[n]) for n in party}
         worst = max(party, key=lambda n: (lacks[n], n))
         if not lacks[worst] or len(party) == 1:
             return party
         party = [n for n in party if n != worst]
 
 
-def _heard(run: RunState, one: int, other: int) -> bool:
+def _received(run: RunState, one: int, other: int) -> bool:
     """Return whether two replicas have received each other's updates at every stage."""
-    return run.replicas[one].has_heard(other) and run.replicas[other].has_heard(one)
+    return run.replicas[one].has_received(other) and run.replicas[other].has_received(one)
 
 
-def _tells(run: RunState, replica: int) -> bool:
+def _reports_own(run: RunState, replica: int) -> bool:
     """Return whether the members of its round report what they received, for comparison or weighting."""
     meeting = run.replicas[replica].meeting
     return meeting is not None and (run.rule.weighing is not None or run.rule.witnessed(len(meeting.members)))

@@ -15,7 +15,7 @@ from planaria.config.schema import RunConfig
 from planaria.control.decisions import Decision
 from planaria.control.events import Event, RunStarted, Worked
 
-Told = tuple[float, Event | Decision]
+Timed = tuple[float, Event | Decision]
 """an event or decision, and the time at which the controller learned or made it"""
 
 REPORTS = frozenset(
@@ -130,7 +130,7 @@ class RunRecord:
 
     folder: Path
     config: RunConfig
-    history: Sequence[Told]
+    history: Sequence[Timed]
     """events and decisions in the controller's order, with faults from other terminals merged in"""
     worked: Sequence[tuple[float, Worked]]
     metrics: Sequence[Metric]
@@ -147,14 +147,14 @@ class RunRecord:
         return (metric for metric in self.metrics if isinstance(metric, ValidationMetric))
 
     @property
-    def turns(self) -> Iterator[Told]:
+    def turns(self) -> Iterator[Timed]:
         """Yield ``history`` without per-step reports of stages, except the last event of each part of the run."""
         if isinstance(self.history, Streamed):
             return self.history.without(REPORTS)
         return sparse(self.history, _kind, REPORTS)
 
     @cached_property
-    def landmarks(self) -> list[Told]:
+    def landmarks(self) -> list[Timed]:
         """``history`` without per-step events, except the last event of each part of the run."""
         if isinstance(self.history, Streamed):
             return list(self.history.without(ROUTINE))
@@ -172,5 +172,5 @@ class RunRecord:
         return cast(Found, self._known[find])
 
 
-def _kind(told: Told) -> str:
-    return told[1].kind
+def _kind(timed: Timed) -> str:
+    return timed[1].kind

@@ -208,11 +208,11 @@ def unequal(weights: Mapping[int, Mapping[int, str]]) -> list[d.Unequal]:
     :param weights: stage → replica → digest.
     """
     found = []
-    for stage, told in sorted(weights.items()):
-        ((most, count),) = Counter(told.values()).most_common(1)
-        if count < len(told):
-            odd = [replica for replica, digest in sorted(told.items()) if digest != most]
-            found.append(d.Unequal(stage=stage, replicas=sorted(told), odd=odd if 2 * count > len(told) else []))
+    for stage, copies in sorted(weights.items()):
+        ((most, count),) = Counter(copies.values()).most_common(1)
+        if count < len(copies):
+            odd = [replica for replica, digest in sorted(copies.items()) if digest != most]
+            found.append(d.Unequal(stage=stage, replicas=sorted(copies), odd=odd if 2 * count > len(copies) else []))
     return found
 
 

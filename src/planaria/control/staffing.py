@@ -53,7 +53,7 @@ def can_be_copied(replica: ReplicaState) -> bool:
 
 
 def _will_have(replica: ReplicaState, stage: int, synchronised: bool) -> bool:
-    """Return whether the stage will be there soon. Two synchronised replicas must not both rebuild what both lost."""
+    """Return whether the stage will soon be available. If two synchronised replicas lost it, only one rebuilds it."""
     kept = set(replica.arrangement.nodes(stage)) - (replica.lost - replica.leavers.keys())
     return bool(kept) or (synchronised and replica.phase == "link")
 
@@ -100,9 +100,9 @@ def is_slow(run: RunState, worker: str) -> bool:
     """Return whether a worker was relieved because it was slow, or its machine is slow."""
     machines = {
         run.workers[there].host
-        for (fault, _), told in run.blamed.items()
+        for (fault, _), blamed in run.blamed.items()
         if fault == "slow host"
-        for there in told.workers
+        for there in blamed.workers
     }
     return run.workers[worker].slow or run.workers[worker].host in machines
 

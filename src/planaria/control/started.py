@@ -64,7 +64,7 @@ class Recut(Fact):
     was: Shape
     now: Shape
     said: list[str]
-    """messages to the user: what was averaged, and what restarts"""
+    """messages to the user: averaged parts, and parts that restart"""
 
     def __str__(self) -> str:
         rows = f"; {self.was.vocab} tokens, now {self.now.vocab}" if self.was.vocab != self.now.vocab else ""

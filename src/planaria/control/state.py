@@ -155,7 +155,7 @@ class RunState:
     relays_given_up: bool = False
     """whether no relay answered for ``fleet.join_s``, so that the run stops waiting"""
     deserted: bool = False
-    """whether no machine joined for so long that the run stops waiting for workers"""
+    """whether no machine joined for ``fleet.join_s``, so that the run stops waiting for workers"""
     gauges: Gauges = field(default_factory=Gauges)
     """measurements of workers"""
     blamed: Mapping[tuple[str, tuple[int, ...]], Blamed] = field(default_factory=lambda: MappingProxyType({}))

@@ -1,7 +1,7 @@
 """Assignments of a live run for other terminals: ``runs/NAME/state.json``, replaced atomically.
 
-A new generation is written at once, since a resumed run continues with the next one. Other changes of workers are too,
-as long as writing takes at most a twentieth of the controller's time. Progress may be a second old.
+A new generation is written immediately, since a resumed run continues with the next one. Other changes of workers are
+written immediately if writing takes at most a twentieth of the controller's time. Progress may be a second old.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class StateWriter:
     def __init__(self, path: Path, clock: Callable[[], float]) -> None:
         """:param clock: returns monotonic seconds."""
         self._path, self._clock = path, clock
-        self._told: RunState | None = None
+        self._written: RunState | None = None
         """the state last written"""
         self._ended = self._took = 0.0
         """end and duration of the last write"""
@@ -94,20 +94,20 @@ class StateWriter:
 
     def due(self, state: RunState) -> float:
         """Return when ``state`` must be written, in monotonic seconds."""
-        told = self._told
-        if told is state:
+        written = self._written
+        if written is state:
             return math.inf
-        if told is None or state.over or told.replicas.generation != state.replicas.generation:
+        if written is None or state.over or written.replicas.generation != state.replicas.generation:
             return -math.inf
         pause = self._took / SHARE
-        return self._ended + (pause if told.roster is not state.roster else max(pause, PROGRESS_S))
+        return self._ended + (pause if written.roster is not state.roster else max(pause, PROGRESS_S))
 
     def write(self, state: RunState) -> None:
         """Replace the file.
 
         :raises OSError: if that fails; the next change tries again.
         """
-        began, self._told = self._clock(), state
+        began, self._written = self._clock(), state
         try:
             file = describe(state, self._births)
             self._births = {(w.worker, w.incarnation): w.born for w in file.workers}

@@ -227,8 +227,8 @@ class Waits:
         if not wanted:
             return None
         limit = f"for {self._join_s:g} s (fleet.join_s)"
-        told = f"{wanted} workers are lacking; waiting {limit} for machines to join (`planaria join`)"
-        return e.Trouble(detail=told)
+        text = f"{wanted} workers are lacking; waiting {limit} for machines to join (`planaria join`)"
+        return e.Trouble(detail=text)
 
 
 DISK = ("read", "write")
@@ -317,7 +317,7 @@ class BrokenEdges:
         self._until: dict[int, tuple[float, int]] = {}
         """replica → when an edge will be blamed, and its generation"""
 
-    def heard(self, t: float, broken: EdgeBroken, run: RunState) -> None:
+    def note(self, t: float, broken: EdgeBroken, run: RunState) -> None:
         """Record that an edge broke at ``t``; ``run`` already includes it."""
         replica = run.replica_of(broken.worker)
         if replica is not None and replica.suspects:

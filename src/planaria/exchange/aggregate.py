@@ -17,10 +17,10 @@ from planaria.exchange.base import (
     Counted,
     Exchange,
     ExchangeCost,
+    OnCounted,
     Outer,
     Parts,
     Shapes,
-    Told,
     Updates,
     Weights,
     meeting_cost,
@@ -118,8 +118,8 @@ class Averaging(Exchange, ABC):
             raise UserError(f"exchange.robust: {wrong}")
         if self.compression.feedback.estimates:
             raise UserError(
-                "exchange.robust together with estimates (exchange.compress): a difference to an estimate means "
-                "nothing by itself; take ef14"
+                "exchange.robust cannot compare messages of a compressor with estimates (exchange.compress): they "
+                "hold differences to estimates; use ef14"
             )
         made = self.model_copy()
         made._robust = by
@@ -152,11 +152,11 @@ class Averaging(Exchange, ABC):
     def strikes(self) -> int:
         return 0 if self._robust is None else self._robust.strikes
 
-    def after_rejecting(self, refused: int, told: Told, counted: Counted | None = None) -> Self:
+    def after_rejecting(self, refused: int, on_counted: OnCounted, counted: Counted | None = None) -> Self:
         if self._robust is None:
             return self
         made = self.model_copy()
-        made._robust = self._robust.after_rejecting(refused, told, counted)
+        made._robust = self._robust.after_rejecting(refused, on_counted, counted)
         return made
 
     @property
@@ -180,24 +180,24 @@ class Averaging(Exchange, ABC):
     def anew(self, outer: Outer) -> Outer:
         return self.compression.anew(outer)
 
-    def joined(self, outer: Outer, said: Mapping[int, Weights]) -> dict[str, Tensor]:
+    def joined(self, outer: Outer, decoded: Mapping[int, Weights]) -> dict[str, Tensor]:
         """Return the aggregate of the members' values in the round after ``outer``.
 
         :raises TooManyByzantine: if the robust rule does not tolerate the number of missing or invalid updates.
         """
         if self._robust is None:
-            return self.aggregate(said)
-        like = next(iter(said.values()))
+            return self.aggregate(decoded)
+        like = next(iter(decoded.values()))
         last = {name: tensor for name, tensor in outer[CENTRE].items() if name in like}
-        return self._robust.aggregate(said, outer.rounds, last)
+        return self._robust.aggregate(decoded, outer.rounds, last)
 
     def remembered(self, joined: Weights) -> dict[str, Weights]:
         """Return the parts of the outer state that depend on the aggregate; shares memory."""
         return {CENTRE: joined} if CENTRE in self.parts else {}
 
-    def aggregate(self, said: Mapping[int, Weights]) -> dict[str, Tensor]:
+    def aggregate(self, decoded: Mapping[int, Weights]) -> dict[str, Tensor]:
         """Return the aggregate of several members' values (member → tensors by name) with equal weights."""
-        return AGGREGATORS[self.aggregator](said, equal(said))
+        return AGGREGATORS[self.aggregator](decoded, equal(decoded))
 
     def apart(self, outer: Outer, updates: Updates) -> float:
         return message.apart(updates, self.codec(outer), outer.rounds)

@@ -36,15 +36,15 @@ class AllReduce(Averaging):
 
     def settle(self, outer: Outer, fast: Weights, updates: Updates, me: int) -> Settled:
         """g ← (1/n) Σ_j g_j, or the value of another aggregator, or the mean of estimates."""
-        said, kept = self.compression.heard(outer, updates, me, fast)
-        joined = self.joined(outer, said)
+        decoded, kept = self.compression.receive(outer, updates, me, fast)
+        joined = self.joined(outer, decoded)
         reached, shared = self.compression.reached(outer, joined)
-        known = self.compression.learned(outer, said)
+        known = self.compression.learned(outer, decoded)
         return message.fast_copy(reached, fast), known.settled(**kept, **shared, **self.remembered(joined))
 
 
 class Local(Exchange):
-    """No rounds: each replica is a group of its own, and nothing changes."""
+    """No rounds: each replica trains alone, and its weights stay as they are."""
 
     @property
     def interval(self) -> None:

@@ -47,7 +47,7 @@ SECANTS = "secants"
 
 @dataclass(frozen=True)
 class Outer:
-    """Outer state of one stage replica: what a checkpoint must keep between rounds.
+    """Outer state of one stage replica, which checkpoints keep between rounds.
 
     ``parts``: name → fp32 tensors with the parameters' names and shapes. :attr:`Exchange.parts` declares the names; a
     missing part is zero. ``rounds``: number of completed rounds.
@@ -148,7 +148,7 @@ class Counted(NamedTuple):
     """computes, for members with small coefficients, those under other rules: rule → member → coefficient"""
 
 
-Told = Callable[[Counted], None]
+OnCounted = Callable[[Counted], None]
 
 
 class Weighs(Protocol):
@@ -158,7 +158,7 @@ class Weighs(Protocol):
     def decoded_values(self) -> Callable[[Outer, Updates], Mapping[int, Weights]]: ...
 
     def products(
-        self, outer: Outer, said: Mapping[int, Weights], me: int, news: Collection[int]
+        self, outer: Outer, decoded: Mapping[int, Weights], me: int, news: Collection[int]
     ) -> Mapping[int, Mapping[int, float]]: ...
 
     def counted(
@@ -249,10 +249,10 @@ class Exchange(Choice, ABC):
         """How updates are weighted over all stages of a replica together; None: each stage weights on its own."""
         return None
 
-    def after_rejecting(self, refused: int, told: Told, counted: Counted | None = None) -> Self:
+    def after_rejecting(self, refused: int, on_counted: OnCounted, counted: Counted | None = None) -> Self:
         """Return the exchange for a round in which ``refused`` members' updates were rejected; they count as Byzantine.
 
-        :param told: receives the weight of each remaining update, if the rule determines one.
+        :param on_counted: receives the weight of each remaining update, if the rule determines one.
         :param counted: these weights, if they were computed elsewhere.
         """
         return self

@@ -67,9 +67,9 @@ class DiLoCo(Averaging):
         If a robust rule has too few updates, no weights change and the outer state only counts the round.
         """
         part = self.about(outer)
-        said, kept = self.compression.heard(outer, updates, me, part)
+        decoded, kept = self.compression.receive(outer, updates, me, part)
         try:
-            drift = self.joined(outer, said)
+            drift = self.joined(outer, decoded)
         except TooManyByzantine:
             return {}, outer.settled()
         slow, momentum = stepped(part, outer["momentum"], drift, self.beta, self.alpha, self.momentum)

@@ -13,7 +13,7 @@ from planaria.exchange.gossip import Pulled
 class Gasloc(Pulled):
     """Momentum α, outer learning rate β and pull γ in this project's letters: the paper's γ, η and α."""
 
-    def says(self, drift: Tensor, slow: Tensor) -> Tensor:
+    def contribution(self, drift: Tensor, slow: Tensor) -> Tensor:
         """Return x = φ + βg, the replica's position without the group; g = θ − φ is the drift."""
         return slow + self.beta * drift
 

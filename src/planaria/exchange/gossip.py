@@ -90,7 +90,7 @@ class Models(Averaging, ABC):
     """send slow weights in advance, so that members wait only for drifts (always on below 32 bits)"""
 
     @abstractmethod
-    def says(self, drift: Tensor, slow: Tensor) -> Tensor:
+    def contribution(self, drift: Tensor, slow: Tensor) -> Tensor:
         """Return x for one parameter, from θ − φ and φ."""
 
     @abstractmethod
@@ -128,16 +128,18 @@ class Models(Averaging, ABC):
         """Return the drift that a replica reports: θ − φ."""
         return {name: fast[name].detach().float() - slow for name, slow in outer["slow"].items()}
 
-    def together(self, outer: Outer, said: Mapping[int, Weights], me: int) -> dict[str, Tensor]:
+    def together(self, outer: Outer, values: Mapping[int, Weights], me: int) -> dict[str, Tensor]:
         """Return the aggregate of the members' x, its own included."""
-        return self.joined(outer, said) if len(said) > 1 else self.aggregate(said)
+        return self.joined(outer, values) if len(values) > 1 else self.aggregate(values)
 
     def update(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Update:
         drift = self.moved(outer, fast)
         if self.two_parts:
             prefetched = self.prefetched(outer) if prefetched is None else prefetched
             return self.compression.update(outer, drift, prefetched)
-        return Update(message.pack({name: self.says(drift[name], slow) for name, slow in outer["slow"].items()}))
+        return Update(
+            message.pack({name: self.contribution(drift[name], slow) for name, slow in outer["slow"].items()})
+        )
 
     def settle(self, outer: Outer, fast: Weights, updates: Updates, me: int) -> Settled:
         """Settle alone if a robust rule has too few updates in the group."""
@@ -147,30 +149,30 @@ class Models(Averaging, ABC):
             return self._settled(outer, fast, {me: updates[me]}, me)
 
     def _settled(self, outer: Outer, fast: Weights, updates: Updates, me: int) -> Settled:
-        heard, kept = self.compression.heard(outer, updates, me, outer["slow"])
-        said = self._said(outer, updates, heard)
-        if me not in said:  # its own update was rejected: it repeats the round
+        received, kept = self.compression.receive(outer, updates, me, outer["slow"])
+        values = self._values(outer, updates, received)
+        if me not in values:  # its own update was rejected: it repeats the round
             return message.fast_copy(outer["slow"], fast), outer.settled(slow=outer["slow"], **kept)
-        joined = self.together(outer, said, me)
+        joined = self.together(outer, values, me)
         new_slow, momentum = {}, {}
         for name, slow in outer["slow"].items():
             before = outer["momentum"].get(name, torch.zeros_like(slow))
-            new_slow[name], momentum[name] = self.step(slow, before, said[me][name], joined[name])
+            new_slow[name], momentum[name] = self.step(slow, before, values[me][name], joined[name])
         return message.fast_copy(new_slow, fast), outer.settled(slow=new_slow, momentum=momentum, **kept)
 
     def decoded_values(self, outer: Outer, updates: Updates) -> dict[int, dict[str, Tensor]]:
-        return self._said(outer, updates, self.decoded(outer, updates, outer["slow"]))
+        return self._values(outer, updates, self.decoded(outer, updates, outer["slow"]))
 
-    def _said(
-        self, outer: Outer, updates: Updates, heard: Mapping[int, Mapping[str, Tensor]]
+    def _values(
+        self, outer: Outer, updates: Updates, received: Mapping[int, Mapping[str, Tensor]]
     ) -> dict[int, dict[str, Tensor]]:
-        """Return x of each member; its decoded blocking part in ``heard`` is x itself, or a drift."""
+        """Return x of each member; its decoded blocking part in ``received`` is x itself, or a drift."""
         if not self.two_parts:
-            return {member: dict(value) for member, value in heard.items()}
-        prefetched = {member: message.unpack(updates[member].prefetched, outer["slow"]) for member in heard}
+            return {member: dict(value) for member, value in received.items()}
+        prefetched = {member: message.unpack(updates[member].prefetched, outer["slow"]) for member in received}
         return {
-            member: {name: self.says(drift[name], prefetched[member][name]) for name in drift}
-            for member, drift in heard.items()
+            member: {name: self.contribution(drift[name], prefetched[member][name]) for name in drift}
+            for member, drift in received.items()
         }
 
     def apart(self, outer: Outer, updates: Updates) -> float:
@@ -226,7 +228,7 @@ class Pulled(Gossip, ABC):
 class PairMean(Gossip):
     """No momentum, no learning rate: NoLoCo with α = 0 and β = γ = 1."""
 
-    def says(self, drift: Tensor, slow: Tensor) -> Tensor:
+    def contribution(self, drift: Tensor, slow: Tensor) -> Tensor:
         return slow + drift
 
     def step(self, slow: Tensor, momentum: Tensor, own: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:

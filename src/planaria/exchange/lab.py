@@ -31,19 +31,21 @@ def exchanged(
     exchange: Exchange, of: dict[int, Replica], round: int, seed: int, alone: Collection[int] = ()
 ) -> dict[int, dict[int, Update]]:
     """Return the updates that each replica receives in ``round``; those ``alone`` neither send nor receive."""
-    said = {member: exchange.for_sender(member).update(replica.outer, replica.fast) for member, replica in of.items()}
-    heard = {}
+    updates = {
+        member: exchange.for_sender(member).update(replica.outer, replica.fast) for member, replica in of.items()
+    }
+    received = {}
     for group in exchange.groups(round, list(of), seed):
         for member in group:
             others = [member] if member in alone else [other for other in group if other not in alone]
-            heard[member] = {other: said[other] for other in others}
-    return heard
+            received[member] = {other: updates[other] for other in others}
+    return received
 
 
-def settle(exchange: Exchange, of: dict[int, Replica], heard: dict[int, dict[int, Update]]) -> None:
+def settle(exchange: Exchange, of: dict[int, Replica], received: dict[int, dict[int, Update]]) -> None:
     """Settle each replica with the updates it received."""
     for member, replica in of.items():
-        judged = validate(exchange, replica.outer, heard[member], heard[member][member])
+        judged = validate(exchange, replica.outer, received[member], received[member][member])
         replica.fast, replica.outer = judged.rule.settle(replica.outer, replica.fast, judged.updates, member)
 
 

@@ -55,17 +55,17 @@ def apart(updates: Updates, codec: Compressor, draw: int = 0) -> float:
 
     Uses n − 1 in the denominator, so that it estimates the spread of all replicas.
     """
-    said = []
+    sent = []
     for update in updates.values():
         if update.blocking is None:
             return 0.0
         # The padding of the last coded group is zero in every message.
         blocking = codec.decode(update.blocking, codec.count(update.blocking), draw)
-        said.append(blocking if update.prefetched is None else blocking[: len(update.prefetched)] + update.prefetched)
-    if len(said) < 2 or not len(said[0]):
+        sent.append(blocking if update.prefetched is None else blocking[: len(update.prefetched)] + update.prefetched)
+    if len(sent) < 2 or not len(sent[0]):
         return 0.0
-    stacked = torch.stack(said)
-    return math.sqrt(float((stacked - stacked.mean(dim=0)).square().sum()) / ((len(said) - 1) * len(said[0])))
+    stacked = torch.stack(sent)
+    return math.sqrt(float((stacked - stacked.mean(dim=0)).square().sum()) / ((len(sent) - 1) * len(sent[0])))
 
 
 def slow_copy(weights: Weights) -> dict[str, Tensor]:

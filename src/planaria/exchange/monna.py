@@ -12,7 +12,7 @@ from torch import Tensor
 
 from planaria.config.bounds import Fraction, Natural
 from planaria.exchange import message
-from planaria.exchange.base import Counted, Outer, Parts, Settled, Told, Updates, Weights
+from planaria.exchange.base import Counted, OnCounted, Outer, Parts, Settled, Updates, Weights
 from planaria.exchange.gossip import Models
 from planaria.exchange.robust.products import Vector, chunks
 from planaria.exchange.robust.rules import Robust
@@ -41,7 +41,7 @@ class MoNNA(Models):
     def tolerated(self) -> int:
         return self.liars
 
-    def after_rejecting(self, refused: int, told: Told, counted: Counted | None = None) -> Self:
+    def after_rejecting(self, refused: int, on_counted: OnCounted, counted: Counted | None = None) -> Self:
         return self.model_copy(update={"liars": max(0, self.liars - refused)})
 
     def objection(self, members: int) -> str:
@@ -53,7 +53,7 @@ class MoNNA(Models):
         )
 
     def rule_objection(self, by: Robust, members: int) -> str:
-        return "'monna' selects neighbours by itself; leave it out, and set exchange.options.liars"
+        return "'monna' already selects neighbours; leave it out, and set exchange.options.liars"
 
     def quorum(self, members: int) -> int:
         """Return n − f − 1: a silent Byzantine member delays no one."""
@@ -66,15 +66,15 @@ class MoNNA(Models):
             name: half_step(before.get(name, torch.zeros_like(each)), each, self.alpha) for name, each in drift.items()
         }
 
-    def says(self, drift: Tensor, slow: Tensor) -> Tensor:
+    def contribution(self, drift: Tensor, slow: Tensor) -> Tensor:
         return slow + drift
 
-    def together(self, outer: Outer, said: Mapping[int, Weights], me: int) -> dict[str, Tensor]:
-        if len(said) <= 2 * self.liars:
-            return self.aggregate({me: said[me]})
-        vectors = {member: message.pieces(weights) for member, weights in said.items()}
-        near = nearest(vectors, me, len(said) - self.liars)
-        return self.aggregate({member: said[member] for member in near})
+    def together(self, outer: Outer, values: Mapping[int, Weights], me: int) -> dict[str, Tensor]:
+        if len(values) <= 2 * self.liars:
+            return self.aggregate({me: values[me]})
+        vectors = {member: message.pieces(weights) for member, weights in values.items()}
+        near = nearest(vectors, me, len(values) - self.liars)
+        return self.aggregate({member: values[member] for member in near})
 
     def step(self, slow: Tensor, momentum: Tensor, own: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
         """θ ← the mean of the kept models; the momentum is that of :meth:`moved`, unused if α = 0."""
@@ -96,16 +96,16 @@ def half_step(momentum: Tensor, drift: Tensor, alpha: float) -> Tensor:
     return alpha * momentum + (1.0 - alpha) * drift
 
 
-def nearest(said: Mapping[int, Vector], me: int, count: int) -> list[int]:
+def nearest(values: Mapping[int, Vector], me: int, count: int) -> list[int]:
     """Return the ``count`` members nearest to ``me``, itself included, in order of member (NNA, ICML 2023, algorithm
     1).
 
     Ties go to the first in order. A model with values that are not finite is infinitely far.
     """
-    away = {member: squared_distance(vector, said[me]) for member, vector in said.items()}
+    away = {member: squared_distance(vector, values[me]) for member, vector in values.items()}
     away[me] = -1.0
     found = sorted(
-        (member for member in said if math.isfinite(away[member])), key=lambda member: (away[member], member)
+        (member for member in values if math.isfinite(away[member])), key=lambda member: (away[member], member)
     )
     return sorted(found[:count])
 

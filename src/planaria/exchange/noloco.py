@@ -28,25 +28,25 @@ class NoLoCo(Pulled):
     def unit(self) -> float:
         return self.gamma
 
-    def says(self, drift: Tensor, slow: Tensor) -> Tensor:
-        return said(drift, slow, self.beta, self.gamma)
+    def contribution(self, drift: Tensor, slow: Tensor) -> Tensor:
+        return contribution(drift, slow, self.beta, self.gamma)
 
     def step(self, slow: Tensor, momentum: Tensor, own: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
         return stepped(slow, momentum, mean, self.alpha, self.gamma)
 
 
-def said(drift: Tensor, slow: Tensor, beta: float, gamma: float) -> Tensor:
+def contribution(drift: Tensor, slow: Tensor, beta: float, gamma: float) -> Tensor:
     """Return u = β(θ − φ) + γφ: all that equation (1) needs of a member, in one tensor of its shape. [derived]"""
     return beta * drift + gamma * slow
 
 
-def stepped(slow: Tensor, momentum: Tensor, mean_said: Tensor, alpha: float, gamma: float) -> tuple[Tensor, Tensor]:
+def stepped(slow: Tensor, momentum: Tensor, mean_sent: Tensor, alpha: float, gamma: float) -> tuple[Tensor, Tensor]:
     """Equations (1) and (2) of docs/systems.md (arXiv 2506.10911), elementwise, for group G of replica i:
 
         δ ← αδ − (β/n) Σ_{j∈G} (φ_j − θ_j) − γ(φ − (1/n) Σ_{j∈G} φ_j)  =  αδ + ū_G − γφ
         φ ← φ + δ
 
-    ``mean_said`` is the mean of u (:func:`said`) over the group. Return φ and δ.
+    ``mean_sent`` is the mean of u (:func:`contribution`) over the group. Return φ and δ.
     """
-    momentum = alpha * momentum + mean_said - gamma * slow
+    momentum = alpha * momentum + mean_sent - gamma * slow
     return slow + momentum, momentum

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from planaria.exchange.base import Counted, Exchange, Outer, Told, TooManyByzantine, Update, Updates
+from planaria.exchange.base import Counted, Exchange, OnCounted, Outer, TooManyByzantine, Update, Updates
 from planaria.exchange.compress.base import Compressor
 from planaria.exchange.compress.dense import PLAIN
 
@@ -26,7 +26,7 @@ class Validated(NamedTuple):
     """replica whose update is invalid → the reason"""
 
 
-def _nobody(counted: Counted) -> None:
+def _ignore(counted: Counted) -> None:
     """Ignore the weights."""
 
 
@@ -35,22 +35,22 @@ def validate(
     outer: Outer,
     updates: Updates,
     like: Update,
-    told: Told = _nobody,
+    on_counted: OnCounted = _ignore,
     left_out: Mapping[int, str] = MappingProxyType({}),
 ) -> Validated:
     """Return the valid ones of ``updates`` in the round after ``outer``, and the exchange for them.
 
-    :param told: as in :meth:`~planaria.exchange.base.Exchange.after_rejecting`.
+    :param on_counted: as in :meth:`~planaria.exchange.base.Exchange.after_rejecting`.
     :param left_out: members to reject, with the reason.
     :raises TooManyByzantine: if more updates are invalid than the exchange tolerates, with replicas and reasons.
     """
     wrong = {**refused(updates, like, rule.codec(outer)), **left_out}
     if len(wrong) > rule.tolerated:
-        said = "; ".join(f"the update of replica {member} is invalid: {why}" for member, why in sorted(wrong.items()))
+        reasons = (f"the update of replica {member} is invalid: {why}" for member, why in sorted(wrong.items()))
         bears = f" (exchange.robust tolerates {rule.tolerated})" if rule.tolerated else ""
-        raise TooManyByzantine(said + bears)
+        raise TooManyByzantine("; ".join(reasons) + bears)
     sound = {member: update for member, update in updates.items() if member not in wrong}
-    return Validated(rule.after_rejecting(len(wrong), told), sound, wrong)
+    return Validated(rule.after_rejecting(len(wrong), on_counted), sound, wrong)
 
 
 def refused(updates: Updates, like: Update, codec: Compressor) -> dict[int, str]:

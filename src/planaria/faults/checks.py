@@ -50,8 +50,8 @@ def require_listeners(config: RunConfig, faults: Iterable[Fault], where: str) ->
         at = f"{where}: a fault 'lie' at stage {fault.stage}, step {fault.step}"
         if why := _unused(config):
             raise UserError(
-                f"{at}: {why}, so that nobody hears it; leave the fault out, or take several replicas that agree, such "
-                "as exchange.kind = 'allreduce'"
+                f"{at}: {why}, so no other replica receives the update; remove the fault, or use several replicas "
+                "that exchange updates, such as exchange.kind = 'allreduce'"
             )
         if fault.attack == "label_flip" and fault.stage % stages:
             raise UserError(
@@ -64,9 +64,9 @@ def _unused(config: RunConfig) -> str:
     if config.exchange.replicas == 1 and config.exchange.most is None:
         return "there is one replica"
     if exchange(config.exchange).interval is None:
-        return f"exchange.kind = {config.exchange.kind!r} has replicas say nothing"
+        return f"exchange.kind = {config.exchange.kind!r} exchanges no updates"
     if config.exchange.coded:
-        return "with exchange.coded replicas say what the code has them say"
+        return "exchange.coded determines the messages of replicas"
     if config.routing.mixed and exchange(config.exchange).interval:
         return "with routing.mixed microbatches pass through all replicas, and no update is of one alone"
     return ""

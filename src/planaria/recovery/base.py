@@ -148,7 +148,7 @@ class Recovery(Choice, ABC):
     """how a lost stage of pretrained weights is rebuilt, as a clause of a warning; empty: no warning"""
 
     control: ClassVar[str] = ""
-    """what a control does that is impossible after a real failure, as a clause; empty: not a control"""
+    """for a control arm: its action that is impossible after a real failure, as a clause; else empty"""
 
     @property
     def variety(self) -> str:
@@ -225,7 +225,7 @@ class Sender(Protocol):
         return 0
 
     def restart(self) -> None:
-        """Start anew: the stage or its host has a new worker."""
+        """Restart with an empty copy: the stage or its host has a new worker."""
         ...
 
     def before(self, step: int, state: StageState) -> Tensor | None:

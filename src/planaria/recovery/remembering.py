@@ -1,4 +1,4 @@
-"""Base of strategies by which all stages retain a snapshot of the same step."""
+"""Base of strategies in which all stages retain a snapshot of the same step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When all stages of a replica retain a snapshot, and of which step. Pure.
+"""Schedule of snapshots: the step whose state all stages of a replica retain. Pure.
 
 A snapshot has the state at the beginning of a step. It is pending while its parities are sent, and retained once the
 last slice is committed; only then the previous one is discarded. Each side derives this from the steps that were begun

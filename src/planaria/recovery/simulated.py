@@ -1,7 +1,7 @@
-"""Controls: give a lost stage its own state back, which only a simulated loss leaves available.
+"""Control arms: restore a lost stage's own state, which is available only after a simulated loss.
 
-No strategy can do so after a real failure, so the fleet refuses them. They are arms of comparisons: how a run would go
-if less were lost.
+No strategy can do so after a real failure, so the fleet refuses them. Comparisons use them to show
+how a run would continue if less were lost.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Simulated(Recovery, ABC):
         raise LookupError("a simulated loss needs no donor")
 
     def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
-        """Return what is left of the stage.
+        """Return the part of the stage's state that survives the simulated loss.
 
         :raises LookupError: after a real loss.
         """

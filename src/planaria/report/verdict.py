@@ -18,7 +18,7 @@ class Verdict:
     """whether it succeeded; None if unknown"""
     badge: str
     """the verdict in a few words"""
-    said: str
+    summary: str
     """what happened, in one or two sentences"""
     numbers: Sequence[tuple[str, str]]
     """the one or two deciding numbers: value with unit, and its meaning"""
@@ -32,8 +32,8 @@ class Verdict:
             f"<div><b>{escape(number)}</b><span>{escape(what)}</span></div>" for number, what in self.numbers
         )
         return (
-            f'<div id="verdict" class="verdict {kind}"><p class="said"><i aria-hidden="true">{sign}</i>'
-            f'{_unbroken(self.said)}</p><div class="deciding">{deciding}</div>'
+            f'<div id="verdict" class="verdict {kind}"><p class="summary"><i aria-hidden="true">{sign}</i>'
+            f'{_unbroken(self.summary)}</p><div class="deciding">{deciding}</div>'
             f'<p class="lost">{_unbroken(self.lost)}</p></div>'
         )
 

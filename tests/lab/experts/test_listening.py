@@ -14,7 +14,7 @@ from planaria.common.errors import UserError
 from planaria.lab.experts import manifest, posterior, ridge
 from planaria.lab.experts.domains import HELD_OUT, TEST, TRAINED
 from planaria.lab.experts.ensemble import Ensemble
-from planaria.lab.experts.listening import FILE, SAMPLES, Listener, heard, states
+from planaria.lab.experts.listening import FILE, SAMPLES, Listener, states, text_sums
 from planaria.lab.experts.reading import domain_samples
 from planaria.models.stages import Llama
 
@@ -128,7 +128,7 @@ def test_a_mixing_domain_has_the_text_of_others_and_the_manifest_names_the_paren
     both = domain_samples(run, ["digits", "lower"], TRAINED, SHAPE.vocab, SHAPE.context, SAMPLES)
     letters = [sum(97 <= token < 123 for token in one.tolist()) for one in both]
     assert 2 * sum(count > 16 for count in letters) == len(both), "as many of each"
-    assert torch.equal(sums["mix"], heard(Llama(SHAPE, seed=1).eval(), both))
+    assert torch.equal(sums["mix"], text_sums(Llama(SHAPE, seed=1).eval(), both))
     (run / TRAINED / "lower.jsonl").unlink()
     (run / "parent" / FILE).unlink()
     with pytest.raises(UserError, match=r"domain 'digits', 'lower' .*lower\.jsonl"):

@@ -70,7 +70,7 @@ def demo(folder: Path, *flags: str) -> Iterator[tuple[str, subprocess.Popen[str]
         process.communicate(timeout=120)
 
 
-def test_a_kill_by_click_and_the_rebirth_live_then_played_back(tab: Tab, tmp_path: Path) -> None:
+def test_a_kill_by_click_and_the_recovery_live_then_played_back(tab: Tab, tmp_path: Path) -> None:
     with demo(tmp_path, "--live-chaos") as (url, process):
         tab.open(url)
         tab.until(f'document.querySelector("{STAGE_2}.holds")')

@@ -121,10 +121,10 @@ def test_a_giant_address_or_head_is_refused(tmp_path: Path) -> None:
             line.settimeout(20)
             try:
                 line.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n" + b"a: b\r\n" * (limits.LARGEST_HEAD // 2))
-                said = line.recv(100)
+                answer = line.recv(100)
             except ConnectionError:
-                said = b""
-            assert not said or b" 400 " in said
+                answer = b""
+            assert not answer or b" 400 " in answer
         assert client.ask("/health").status == 200
 
 
@@ -181,7 +181,7 @@ def test_a_reader_that_takes_nothing_is_dropped(tmp_path: Path, monkeypatch: pyt
             while "planaria_watchers 0\n" not in client.ask("/metrics").body:
                 assert time.monotonic() < over, "it is waited for without end"
                 time.sleep(0.05)
-        assert sum(1 for frame in client.frames() if "told" in frame) == 3000
+        assert sum(1 for frame in client.frames() if "line" in frame) == 3000
 
 
 def test_streams_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,8 +213,8 @@ def test_frames_lead_to_the_state_and_a_reader_goes_on_where_it_was(tmp_path: Pa
         assert list(client.frames(after=frames[3]["n"])) == frames[4:]
         log = RunLog(run)
         log.event(60.0, e.WorkerLost(worker="w1", incarnation=1, cause="exit", detail="pid 4001"))
-        (lost,) = list(client.frames(after=frames[-1]["n"], until=lambda f: "told" in f))
-        assert lost["told"]["tone"] == "loss" and lost["set"]["nodes"]["1"]["state"] == "empty"
+        (lost,) = list(client.frames(after=frames[-1]["n"], until=lambda f: "line" in f))
+        assert lost["line"]["tone"] == "loss" and lost["set"]["nodes"]["1"]["state"] == "empty"
         log.close()
 
 
@@ -257,11 +257,11 @@ def test_health_readiness_and_metrics(tmp_path: Path) -> None:
 
 
 def test_names_of_runs_cannot_break_out_of_the_metrics() -> None:
-    told = exposition([('a"} 1\nevil{x="\\', Tally(), 0.0), ("b", Tally(), 1.0), ("b", Tally(), 2.0)], 0)
+    page = exposition([('a"} 1\nevil{x="\\', Tally(), 0.0), ("b", Tally(), 1.0), ("b", Tally(), 2.0)], 0)
     assert all(
-        re.fullmatch(r'(# .*|\w+(\{\w+="(\\.|[^"\\\n])*"(,\w+="[^"]*")*\})? \S+)', line) for line in told.splitlines()
+        re.fullmatch(r'(# .*|\w+(\{\w+="(\\.|[^"\\\n])*"(,\w+="[^"]*")*\})? \S+)', line) for line in page.splitlines()
     )
-    assert "\nevil" not in told
+    assert "\nevil" not in page
 
 
 def test_without_leave_the_page_only_looks(tmp_path: Path) -> None:

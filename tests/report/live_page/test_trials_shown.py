@@ -36,9 +36,9 @@ def played(source: Source) -> Json:
 
 def test_a_comparison_is_played_back_in_the_order_in_which_its_races_ended(tmp_path: Path) -> None:
     source = source_of(comparison_in(tmp_path / "mine-compare"))
-    told = [frame.told for frame in shown(source) if frame.told]
-    assert [line["text"].partition(",")[0] for line in told[:3]] == ["free", "echo", "redraw"]
-    assert "echo came to the target first: 3 hours" in told[3]["text"], "the fault-free arm was not struck"
+    lines = [frame.line for frame in shown(source) if frame.line]
+    assert [line["text"].partition(",")[0] for line in lines[:3]] == ["free", "echo", "redraw"]
+    assert "echo came to the target first: 3 hours" in lines[3]["text"], "the fault-free arm was not struck"
     state = played(source_of(tmp_path / "mine-compare"))
     assert state["over"] == "finished" and state["run"]["arms"] == ["free", "echo", "redraw"]
     echo = state["races"]["echo 1"]
@@ -72,7 +72,7 @@ def test_a_race_under_way_has_steps_and_losses_and_comes_to_the_same_as_its_resu
     done = source.state["races"]["echo--best 1"]
     assert done["is"] == "done" and done["curve"] == going["curve"] and done["steps"] == STEPS
     write_numbers(tmp_path, 4000.0)
-    assert [frame.told for frame in shown(source)][-1] and not shown(source), "nothing new is nothing to be seen"
+    assert [frame.line for frame in shown(source)][-1] and not shown(source), "nothing new is nothing to be seen"
 
 
 def test_a_damaged_result_is_named(tmp_path: Path) -> None:
@@ -94,8 +94,8 @@ def test_a_swarm_tells_what_its_report_tells(tmp_path: Path) -> None:
     anna = state["peers"]["anna"]
     assert anna["refused"] == {"bert": 9} and anna["rewards"] == {"0": 0.5, "1": 0.6, "2": 0.7}
     assert anna["aside"] == {"bert": "all of its last 6 were refused"} and state["peers"]["bert"]["refused"] == {}
-    told = [frame.told["text"] for frame in shown(source_of(tmp_path)) if frame.told]
-    assert sum("sets aside bert" in text for text in told) == 1, "once, and not in every round"
+    lines = [frame.line["text"] for frame in shown(source_of(tmp_path)) if frame.line]
+    assert sum("sets aside bert" in text for text in lines) == 1, "once, and not in every round"
 
 
 def test_a_swarm_is_read_on_and_who_comes_later_is_seen(tmp_path: Path) -> None:

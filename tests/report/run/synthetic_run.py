@@ -110,14 +110,14 @@ class Synthesis:
         self.t += seconds
         return self.t
 
-    def _form(self, step: int, outcome: str, reborn: int | None = None) -> None:
+    def _form(self, step: int, outcome: str, rebuilt: int | None = None) -> None:
         self.generation += 1
         members = [
             Member(
                 node=s,
                 stage=s,
                 worker=w,
-                source=Rebuild(by="checkfree", donors=[s - 1, s + 1]) if s == reborn else Keep(),
+                source=Rebuild(by="checkfree", donors=[s - 1, s + 1]) if s == rebuilt else Keep(),
             )
             for s, w in self.holders.items()
         ]
@@ -126,9 +126,9 @@ class Synthesis:
         self.log.decision(self._tick(DECIDE), form)
         linked = []
         for stage, worker in self.holders.items():
-            transfer, rebuild = (TRANSFER, REBUILD) if stage == reborn else (0.0, 0.0)
+            transfer, rebuild = (TRANSFER, REBUILD) if stage == rebuilt else (0.0, 0.0)
             event = Linked(worker=worker, node=stage, stage=stage, generation=self.generation, link_s=LINK,
-                           transfer_s=transfer, transfer_bytes=9_000_000 if stage == reborn else 0,
+                           transfer_s=transfer, transfer_bytes=9_000_000 if stage == rebuilt else 0,
                            rebuild_s=rebuild)  # fmt: skip
             linked.append((self.t + 0.001 * stage + LINK + transfer + rebuild, event))
         for t, event in sorted(linked, key=lambda entry: entry[0]):

@@ -106,12 +106,12 @@ def test_one_that_does_not_come_to_its_end_is_left_behind() -> None:
 
 
 def test_a_slow_one_misses_some_and_is_closed_all_the_same() -> None:
-    tracker, go_on = Held(), threading.Event()
-    tracker._act = lambda step: not go_on.wait(PATIENCE_S) and None
+    tracker, updated = Held(), threading.Event()
+    tracker._act = lambda step: not updated.wait(PATIENCE_S) and None
     beside = Beside("held", tracker, most=3)
     for step in range(50):
         tell(beside, step)
-    go_on.set()
+    updated.set()
     beside.finish(time.monotonic() + PATIENCE_S)
     assert tracker._closed.is_set() and 3 <= len(tracker._steps) <= 4 and tracker._steps == sorted(tracker._steps)
     assert "is slow" in beside.trouble() and beside.trouble() == ""

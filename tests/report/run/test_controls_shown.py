@@ -65,15 +65,15 @@ def test_the_table_has_the_column_the_floor_and_what_losing_moments_does(
     held: Compared, capsys: pytest.CaptureFixture[str]
 ) -> None:
     show_table(held)
-    said = capsys.readouterr().out
+    shown = capsys.readouterr().out
     (reset,) = [arm for arm in held.arms if arm.name == "reset"]
     ratio = reset.spread("ratio")
     assert ratio is not None and ratio.mean < 0.97
-    assert f"moments       lost alone, with nothing else: reset × {ratio.mean:.3f}" in said
-    assert "of the steps without failures" in said
-    assert "× reset" in said and "reset (control)" in said and "oracle (control)" in said
+    assert f"moments       lost alone, with nothing else: reset × {ratio.mean:.3f}" in shown
+    assert "of the steps without failures" in shown
+    assert "× reset" in shown and "reset (control)" in shown and "oracle (control)" in shown
     floor = held.arms[1].spread("hours")
-    assert floor is not None and f"floor         {floor.mean:.2f} h, ×" in said
+    assert floor is not None and f"floor         {floor.mean:.2f} h, ×" in shown
 
 
 def test_no_control_is_named_as_the_quickest_or_drawn_as_a_choice(held: Compared, tmp_path: Path) -> None:
@@ -81,9 +81,9 @@ def test_no_control_is_named_as_the_quickest_or_drawn_as_a_choice(held: Compared
     echo = next(arm for arm in held.arms if arm.name == "echo").spread("hours")
     assert reset is not None and echo is not None and reset.mean < echo.mean
     found = verdict(held)
-    assert "echo reached the target first" in found.said
-    assert "Losing moments alone takes × 0.9" in found.said and "over that, steps of echo × 1.0" in found.said
-    assert "The floor is" in found.said
+    assert "echo reached the target first" in found.summary
+    assert "Losing moments alone takes × 0.9" in found.summary and "over that, steps of echo × 1.0" in found.summary
+    assert "The floor is" in found.summary
     assert {name for row in winners(held, [0.05, 0.2], [1.0, 1.5], None) for name in row} <= {"echo", "checkfree-plus"}
     text = write_comparison(held, tmp_path / "report.html").read_text()
     assert 'data-sheet="controls"' in text and 'id="loss-steps"' in text
@@ -94,11 +94,11 @@ def test_no_control_is_named_as_the_quickest_or_drawn_as_a_choice(held: Compared
 
 def test_where_no_arm_loses_moments_alone_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     found = compared()
-    assert "No arm shows what losing moments alone does" in verdict(found).said
+    assert "No arm shows what losing moments alone does" in verdict(found).summary
     show_table(found)
     assert "race reset beside them" in capsys.readouterr().out
     exact = compared({"fault-free": MANNERS["fault-free"], "twin": Manner({}, exact=True)})
-    assert "moments" not in verdict(exact).said
+    assert "moments" not in verdict(exact).summary
 
 
 def test_without_a_clock_there_are_no_hours_and_steps_decide(
@@ -121,8 +121,8 @@ def test_without_a_clock_there_are_no_hours_and_steps_decide(
     steps = [arm.spread("ticks") for arm in found.ranked()[1:]]
     assert steps == sorted(steps, key=lambda spread: spread.mean if spread else 0.0)
     show_table(found)
-    said = capsys.readouterr().out
-    assert "0.0 h" not in said and "floor" not in said and "by which steps take no time" in said
+    shown = capsys.readouterr().out
+    assert "0.0 h" not in shown and "floor" not in shown and "by which steps take no time" in shown
     text = write_comparison(found, tmp_path / "report.html").read_text()
     assert "0.0 h<" not in text and "0.00 h" not in text and 'id="loss-steps"' in text
     assert "quickest with failures" in text and " steps<" in text
@@ -156,8 +156,8 @@ def test_the_search_is_told_and_its_best_point_is_the_tuned_arm(capsys: pytest.C
     whole = compared(HELD).model_copy(update={"search": found.arms})
     whole = whole.model_copy(update={"arms": [whole.arms[0], best, *whole.arms[1:]]})
     show_table(whole)
-    said = " ".join(capsys.readouterr().out.split())
-    assert "tuned optim.lr = 0.004; steps of each point over fault-free: lr 0.004 0.9" in said and "lr 0.008" in said
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "tuned optim.lr = 0.004; steps of each point over fault-free: lr 0.004 0.9" in shown and "lr 0.008" in shown
 
 
 @pytest.mark.slow

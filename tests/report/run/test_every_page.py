@@ -68,10 +68,10 @@ def test_a_page_is_small_and_needs_nothing_else(text: str) -> None:
 def test_the_verdict_comes_first_with_a_number_and_what_was_lost(text: str) -> None:
     main = text.index("<main>")
     assert 0 < text.index('id="verdict"') - main < 700, "before all that could push it off the first screen"
-    (said,) = re.findall(r'<p class="said">.*?</i>(.*?)</p>', text)
+    (summary,) = re.findall(r'<p class="summary">.*?</i>(.*?)</p>', text)
     (lost,) = re.findall(r'<p class="lost">(.*?)</p>', text)
     numbers = re.findall(r"<div><b>(.*?)</b><span>(.*?)</span></div>", text)
-    assert len(said) > 20 and said.endswith(".") and lost.endswith(".")
+    assert len(summary) > 20 and summary.endswith(".") and lost.endswith(".")
     assert 1 <= len(numbers) <= 2 and all(re.search(r"\d", number) and what for number, what in numbers)
 
 

@@ -31,9 +31,9 @@ def started(first: int = 0) -> RunStarted:
     return RunStarted(name="x", seed=1, stages=2, steps=9, first_step=first, samples_per_step=4, wall_time=0.0)
 
 
-def form(generation: int, workers: str, outcome: str = "recovered", step: int = 3, reborn: int | None = None) -> Form:
+def form(generation: int, workers: str, outcome: str = "recovered", step: int = 3, rebuilt: int | None = None) -> Form:
     members = [
-        Member(node=s, stage=s, worker=w, source=Rebuild(by="checkfree", donors=[0]) if s == reborn else Keep())
+        Member(node=s, stage=s, worker=w, source=Rebuild(by="checkfree", donors=[0]) if s == rebuilt else Keep())
         for s, w in enumerate(workers)
     ]
     return Form(generation=generation, step=step, outcome=outcome, members=members, links=[])  # type: ignore[arg-type]

@@ -28,8 +28,8 @@ def test_subjects_do_not_disturb_one_another_and_a_quiet_one_is_never_held_back(
 
 @given(st.lists(st.floats(0, 1000), max_size=60).map(sorted), st.integers(1, 4))
 def test_every_line_is_shown_or_counted(times: list[float], most: int) -> None:
-    repeats, told = Repeats(shown=most, window_s=30), list[str]()
-    told = shown(repeats, times)
-    counted = sum(int(line.partition("(")[2].split()[0]) for line in told if "(" in line)
+    repeats = Repeats(shown=most, window_s=30)
+    lines = shown(repeats, times)
+    counted = sum(int(line.partition("(")[2].split()[0]) for line in lines if "(" in line)
     rest = repeats.rest()
-    assert len(told) + counted + (int(rest.split()[1]) if rest else 0) == len(times)
+    assert len(lines) + counted + (int(rest.split()[1]) if rest else 0) == len(times)

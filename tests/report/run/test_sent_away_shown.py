@@ -23,7 +23,7 @@ BEGIN: list[e.Event | d.Decision] = [
     r.form(0, "ab"), r.form(1, "cd", 2), LIE, r.run_step(1, 1, 1, 2), AWAY,
     r.lost("c"), r.lost("d"),
 ]  # fmt: skip
-REBORN: list[e.Event | d.Decision] = [
+REBUILT: list[e.Event | d.Decision] = [
     r.form(1, "fg", 3, "recovered", 1, rebuilt={0: [0], 1: [1]}), r.linked(1, 0, "f", 3), r.linked(1, 1, "g", 3),
 ]  # fmt: skip
 LEFT = d.Disband(replica=1, workers=[], reason="no worker is left")
@@ -40,7 +40,7 @@ def shown(*facts: e.Event | d.Decision) -> Story:
 
 
 def test_the_timeline_counts_them_as_sent_away_and_their_lies_as_no_fault_that_was_noticed() -> None:
-    record = r.record(r.timed([*BEGIN, *REBORN]))
+    record = r.record(r.timed([*BEGIN, *REBUILT]))
     (timing,) = recoveries(record)
     assert timing.causes == ("sent away", "sent away") and timing.deaths == 0
     assert timing.workers == ("c", "d") and timing.heirs == {2: "f", 3: "g"}
@@ -52,12 +52,12 @@ def test_the_timeline_counts_them_as_sent_away_and_their_lies_as_no_fault_that_w
 def test_a_death_is_one_still_and_so_is_that_of_an_earlier_bearer_of_the_name() -> None:
     again = d.Spawn(worker="c", incarnation=2)
     trained = d.Commit(replica=1, generation=3, step=1, progress=1)
-    there = [*BEGIN, *REBORN, trained, again, *r.joined("c"), r.form(1, "cg", 4, "handed over", 1), r.lost("c")]
+    there = [*BEGIN, *REBUILT, trained, again, *r.joined("c"), r.form(1, "cg", 4, "handed over", 1), r.lost("c")]
     assert [timing.causes for timing in recoveries(r.record(r.timed(there)))][-1][-1] == "exit"
 
 
 @pytest.mark.parametrize(
-    ("deaths", "away", "said"),
+    ("deaths", "away", "summary"),
     [
         (0, 1, "1 worker was sent away; outcome"),
         (0, 2, "2 workers were sent away; outcome"),
@@ -65,27 +65,27 @@ def test_a_death_is_one_still_and_so_is_that_of_an_earlier_bearer_of_the_name() 
         (0, 0, "No worker died, but connections broke; outcome"),
     ],
 )
-def test_the_verdict_on_a_run_says_which(deaths: int, away: int, said: str) -> None:
+def test_the_verdict_on_a_run_says_which(deaths: int, away: int, summary: str) -> None:
     facts = RunFacts("finished", 9, 9, 1.0, deaths=deaths, sent_away=away, outcomes={"recovered": 1})
-    assert said in verdict(facts).said
+    assert summary in verdict(facts).summary
 
 
 def test_the_page_says_it_in_a_sentence_at_the_workers_and_at_the_recovery() -> None:
     state = shown(*BEGIN[:-2]).state
-    told = "The updates of replica 1 were invalid in 2 rounds: its workers are sent away."
-    assert state["said"] == {"tone": "loss", "text": told}
+    caption = "The updates of replica 1 were invalid in 2 rounds: its workers are sent away."
+    assert state["caption"] == {"tone": "loss", "text": caption}
     assert [worker for worker, info in state["workers"].items() if info.get("away")] == ["c", "d"]
-    assert shown(*BEGIN, *REBORN).state["recoveries"]["1"]["causes"] == ["sent away", "sent away"]
-    state = shown(*BEGIN, *REBORN, d.Spawn(worker="c", incarnation=2)).state
+    assert shown(*BEGIN, *REBUILT).state["recoveries"]["1"]["causes"] == ["sent away", "sent away"]
+    state = shown(*BEGIN, *REBUILT, d.Spawn(worker="c", incarnation=2)).state
     assert "away" not in state["workers"]["c"], "another process of that name"
 
 
 def test_a_disbanded_replica_leaves_its_workers_as_spares() -> None:
     state = shown(*BEGIN, LEFT).state
-    assert state["said"]["text"] == "Replica 1 is disbanded: no worker is left."
+    assert state["caption"]["text"] == "Replica 1 is disbanded: no worker is left."
     assert list(state["replicas"]) == ["0"] and state["recoveries"]["1"]["outcome"] == "disbanded"
     some = shown(*BEGIN, LEFT.model_copy(update={"workers": ["c"]})).state
-    assert some["said"]["text"].endswith("Its workers are spares now.")
+    assert some["caption"]["text"].endswith("Its workers are spares now.")
 
 
 def test_verdicts_have_captions() -> None:

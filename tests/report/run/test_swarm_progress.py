@@ -20,7 +20,7 @@ def test_a_warning_of_all_peers_is_given_once_also_beside_a_table(stream: type[i
     out = stream()
     with SwarmProgress(3, quiet=False, stream=out) as progress:
         for name in ("p0", "p1", "p0"):
-            warnings = ["nobody reads", "alone"] if name == "p0" else ["nobody reads"]
+            warnings = ["no listener", "alone"] if name == "p0" else ["no listener"]
             progress.told(
                 name,
                 Started(
@@ -34,7 +34,7 @@ def test_a_warning_of_all_peers_is_given_once_also_beside_a_table(stream: type[i
                     warnings=warnings,
                 ),
             )
-    assert out.getvalue().count("warning: nobody reads") == out.getvalue().count("warning: alone") == 1
+    assert out.getvalue().count("warning: no listener") == out.getvalue().count("warning: alone") == 1
 
 
 def test_quiet_is_quiet() -> None:

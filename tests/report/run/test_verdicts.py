@@ -54,14 +54,14 @@ def test_a_verdict_is_escaped_and_has_a_sign_beside_its_colour() -> None:
 def test_a_run_that_nothing_happened_to() -> None:
     found = of_run(QUIET)
     assert (found.good, found.badge) == (True, "finished") and found.lost == "Nothing was lost."
-    assert found.said == "Trained all 40 steps. Nothing failed. Every sample was used exactly once."
+    assert found.summary == "Trained all 40 steps. Nothing failed. Every sample was used exactly once."
     assert [number for number, _ in found.numbers] == ["3.5000", "900"]
 
 
 def test_a_run_that_lost_workers(tmp_path: Path) -> None:
     record = read_run(Synthesis(tmp_path, rollbacks={27: 20}).write())
     found = of_run(facts_of(record, wall_time(record)))
-    assert found.good and "2 workers died; outcome: 1 recovered and 1 rolled back." in found.said
+    assert found.good and "2 workers died; outcome: 1 recovered and 1 rolled back." in found.summary
     assert "7 steps repeated after rollbacks" in found.lost and "s in recoveries (" in found.lost
     assert found.numbers[1][0].endswith(" s") and "median of 2 recoveries" in found.numbers[1][1]
 
@@ -69,19 +69,19 @@ def test_a_run_that_lost_workers(tmp_path: Path) -> None:
 def test_a_run_whose_samples_went_wrong_did_not_work() -> None:
     found = of_run(replace(QUIET, problems=["samples 1 to 2 are missing", "x"]))
     assert not found.good and found.badge == "samples lost or repeated"
-    assert "Not every sample was used exactly once: samples 1 to 2 are missing (1 more)." in found.said
+    assert "Not every sample was used exactly once: samples 1 to 2 are missing (1 more)." in found.summary
 
 
 def test_a_run_that_stopped_or_is_still_on() -> None:
     stopped, on = (of_run(replace(QUIET, ended=ended, steps=1)) for ended in ("failed: no spare is left", NO_END))
-    assert stopped.good is False and "Stopped after 1 of 40 steps: failed: no spare is left." in stopped.said
-    assert on.good is None and "The log has no end yet: 1 of 40 steps so far." in on.said
+    assert stopped.good is False and "Stopped after 1 of 40 steps: failed: no spare is left." in stopped.summary
+    assert on.good is None and "The log has no end yet: 1 of 40 steps so far." in on.summary
 
 
 def test_replicas_tell_of_their_rounds() -> None:
     record = replicated()
     found = of_run(facts_of(record, wall_time(record)))
-    assert "3 replicas settled 3 rounds" in found.said
+    assert "3 replicas settled 3 rounds" in found.summary
 
 
 @given(
@@ -99,7 +99,7 @@ def test_any_run_has_a_verdict(
         ended, 3, 9, 0.0, problems, validation=loss, deaths=deaths, outcomes=outcomes, recovery_s=times, redone=deaths
     )
     found = of_run(facts)
-    assert len(found.numbers) <= 2 and found.said and found.lost
+    assert len(found.numbers) <= 2 and found.summary and found.lost
     assert (found.good is True) == (ended == "finished" and not problems)
     assert (found.lost == "Nothing was lost.") == (not deaths and not times and "cannot" not in outcomes)
 
@@ -107,11 +107,11 @@ def test_any_run_has_a_verdict(
 def test_a_comparison_names_the_winner_its_lead_and_who_missed() -> None:
     found = of_comparison(compared())
     assert found.good is False and found.badge == "3 of 4 arms reached it"
-    assert "checkfree-plus reached the target first" in found.said
+    assert "checkfree-plus reached the target first" in found.summary
     assert f"{MISSING} missed the target in 3 of 3 seeds" in found.lost
     assert found.numbers[0][0].startswith("× 1.")
     alone = of_comparison(compared({"fault-free": MANNERS["fault-free"]}))
-    assert "no order to tell" in alone.said and alone.numbers[0][1] == "to the target without failures"
+    assert "no order to tell" in alone.summary and alone.numbers[0][1] == "to the target without failures"
 
 
 def test_a_lead_that_some_seeds_do_not_show_is_called_close() -> None:
@@ -125,12 +125,12 @@ def test_a_lead_that_some_seeds_do_not_show_is_called_close() -> None:
     ]
     twins.arms[2] = b.model_copy(update={"runs": runs})
     found = of_comparison(twins)
-    assert "a reached the target first" in found.said and "the two are close" in found.said
+    assert "a reached the target first" in found.summary and "the two are close" in found.summary
     assert found.good and found.badge == "every arm reached the target"
     single = twins.model_copy(
         update={"arms": [arm.model_copy(update={"runs": arm.runs[:1]}) for arm in (twins.arms[0], a, twins.arms[2])]}
     )
-    assert "one seed does not tell whether that is chance" in of_comparison(single).said
+    assert "one seed does not tell whether that is chance" in of_comparison(single).summary
 
 
 @pytest.mark.parametrize(("met", "ranked"), [(0, False), (1, False), (2, True)])
@@ -141,9 +141,9 @@ def test_arms_are_not_ranked_after_a_few_failures(met: int, ranked: bool) -> Non
         arm.model_copy(update={"runs": [r.model_copy(update={"failures": met}) for r in arm.runs]})
         for arm in found.arms
     ]
-    said = of_comparison(found.model_copy(update={"arms": few})).said
-    assert ("reached the target first" in said) == ranked
-    assert ("Too few failures to rank" in said) != ranked
+    summary = of_comparison(found.model_copy(update={"arms": few})).summary
+    assert ("reached the target first" in summary) == ranked
+    assert ("Too few failures to rank" in summary) != ranked
 
 
 def test_a_plan_is_good_unless_a_faster_alternative_is_known() -> None:
@@ -151,16 +151,16 @@ def test_a_plan_is_good_unless_a_faster_alternative_is_known() -> None:
     step = step_of(plan)
     assert broken(step.problem, step.solution, step.times) == []
     found = of_schedule(plan, step, [])
-    assert found.good and "A step takes 8.00 s on 8 nodes, 50.0% less than the best alternative" in found.said
+    assert found.good and "A step takes 8.00 s on 8 nodes, 50.0% less than the best alternative" in found.summary
     assert [number for number, _ in found.numbers] == ["8.00 s", "25.0 %"] and "nodes idle" in found.lost
     beaten = of_schedule(plan.model_copy(update={"compared": {"rows": 7.0}}), step, [])
-    assert not beaten.good and beaten.badge == "slower than an alternative" and "more than the best" in beaten.said
+    assert not beaten.good and beaten.badge == "slower than an alternative" and "more than the best" in beaten.summary
 
 
 def test_a_swarm_in_which_nobody_learned_alone_does_not_claim_a_cause(tmp_path: Path) -> None:
     _, outcome = swarmed(tmp_path)
     found = of_swarm(outcome, 1)
-    assert found.good and "Of 1 honest peer, 1 clearly solved more than alone, 0 clearly less." in found.said
+    assert found.good and "Of 1 honest peer, 1 clearly solved more than alone, 0 clearly less." in found.summary
     assert found.numbers[0] == ("+0.50", "of problems solved, over learning alone")
     lonely = outcome.model_copy(
         update={
@@ -170,7 +170,7 @@ def test_a_swarm_in_which_nobody_learned_alone_does_not_claim_a_cause(tmp_path: 
             ]
         }
     )
-    assert "so the cause of the change is unknown" in of_swarm(lonely, 1).said
+    assert "so the cause of the change is unknown" in of_swarm(lonely, 1).summary
 
 
 def test_a_swarm_tells_of_what_it_lost() -> None:
@@ -191,14 +191,14 @@ def test_a_swarm_reports_that_accuracy_fell_and_does_not_count_the_start_as_the_
     fallen = peer("p0", 20).model_copy(update={"points": points})
     assert fallen.last(4).accuracy == end.accuracy
     found = of_swarm(Outcome(peers=[fallen], layers={}, rounds=2, seconds=1.0), 4)
-    assert "Accuracy fell: 0.60 at the start, 0.20 in the end." in found.said
+    assert "Accuracy fell: 0.60 at the start, 0.20 in the end." in found.summary
     assert fallen.model_copy(update={"points": points[:1]}).last(4).accuracy == start.accuracy
 
 
 def test_a_drill_is_good_when_some_arm_held_the_attack() -> None:
     held, through = of_drill(drilled(with_rule=1)), of_drill(drilled(with_rule=30))
     assert held.good and held.numbers[0][0] == "80%" and held.numbers[1] == ("2%", "in defended, at best")
-    assert "not clearly more than the 0% of control, without poison" in held.said
+    assert "not clearly more than the 0% of control, without poison" in held.summary
     assert "accuracy in defended is 0.78, -0.02 against control" in held.lost
     assert through.good is False and through.badge == "TEXT got through in every arm"
 
@@ -207,9 +207,9 @@ def test_a_drill_without_attack_or_about_length() -> None:
     calm = drilled()
     calm = calm.model_copy(update={"arms": calm.arms[:1]})
     found = of_drill(calm)
-    assert found.good is None and "No arm has attackers" in found.said
+    assert found.good is None and "No arm has attackers" in found.summary
     length = of_drill(drilled(watch=("dos",)))
-    assert length.good is None and "18.0 tokens" in length.said and length.badge == "no attack had an effect"
+    assert length.good is None and "18.0 tokens" in length.summary and length.badge == "no attack had an effect"
 
 
 def test_an_attack_that_did_nothing_is_no_success_of_a_defence() -> None:
@@ -217,7 +217,9 @@ def test_an_attack_that_did_nothing_is_no_success_of_a_defence() -> None:
     weak = weak.model_copy(update={"arms": [weak.arms[0], weak.arms[2]]})
     found = of_drill(weak)
     assert (
-        found.good is None and found.badge == "no attack had an effect" and "so the attack had no effect" in found.said
+        found.good is None
+        and found.badge == "no attack had an effect"
+        and "so the attack had no effect" in found.summary
     )
 
 
@@ -238,9 +240,10 @@ def test_experts_are_held_against_one_model_of_the_same_compute(rival: float, go
     found = of_experts(mixed(0.9, seeds=2, rival=rival))
     assert found.good is good and found.numbers[0][0] == f"× {0.9 / rival:.3f}" and found.numbers[1][0] == "× 2.0"
     assert (
-        "one model of the same training compute (generalist-M)" in found.said and "at × 2.0 its compute" in found.said
+        "one model of the same training compute (generalist-M)" in found.summary
+        and "at × 2.0 its compute" in found.summary
     )
-    assert "M_He-I_Ho beat equal experts of the same compute: × 0.900" in found.said, "as before"
+    assert "M_He-I_Ho beat equal experts of the same compute: × 0.900" in found.summary, "as before"
     assert ("is worse than generalist-M on code, tables" in found.lost) == (good is False)
 
 

@@ -194,12 +194,12 @@ def test_a_tensor_written_in_boxes_by_ranks_is_assembled(tmp_path: Path) -> None
     table = next(a for a in atoms_of(saved) if a.name == "model.embed_tokens.weight").read("weights")
     in_boxes(folder, table, QUARTERS, key)
     assert torch.equal(taken(folder, wanted, "dcp")[0].weights["embed_tokens.weight"], table)
-    for wrong, said in (
+    for wrong, problem in (
         (QUARTERS[:2], "some are missing or repeated"),
         ([*QUARTERS[:2], ((3, 4), (8, 3))], "overlaps another"),
     ):
         in_boxes(folder, table, wrong, key)
-        with pytest.raises(UserError, match=f"embed_tokens.weight: .*{said}"):
+        with pytest.raises(UserError, match=f"embed_tokens.weight: .*{problem}"):
             taken(folder, wanted, "dcp")
 
 

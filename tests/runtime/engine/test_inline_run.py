@@ -92,8 +92,8 @@ def test_a_run_logs_the_same_as_a_fleet(config: Recipe, tmp_path: Path) -> None:
     assert [(f.step, f.node) for f in all_of(log, e.FaultInjected)] == [(3, 2)]
     validations = [f for f in all_of(log, e.StageReady) if f.mode == "evaluate"]
     assert [f.step for f in validations if f.loss is not None] == [0, 2, 4]
-    reborn = read_stage(tmp_path / "checkpoints" / "step-00000004", 2, 4)
-    assert (set(reborn.clocks.values()), reborn.lr_scale) == ({1}, 1.1)
+    rebuilt = read_stage(tmp_path / "checkpoints" / "step-00000004", 2, 4)
+    assert (set(rebuilt.clocks.values()), rebuilt.lr_scale) == ({1}, 1.1)
     (whole,) = log.worked
     assert (whole.stage, whole.step, whole.device_peak_bytes) == (-1, 4, 0)
     assert 2**25 < whole.peak_bytes < 2**40, "torch alone is more; and not kilobytes for bytes"

@@ -20,7 +20,7 @@ from planaria.pipeline.network.topology import read
 from planaria.report.live.bars import SurveyProgress
 from planaria.runtime.engine.link_survey import Leader
 from planaria.runtime.engine.link_survey_node import Failed
-from planaria.runtime.fleet.base import Gone, Said
+from planaria.runtime.fleet.base import Gone, Reported
 
 # Links are long and slow, so that the milliseconds a busy machine adds per thread matter little.
 TOPOLOGY = """
@@ -160,18 +160,18 @@ def test_an_unreachable_node_is_named_after_the_timeout(
 class PretendFleet:
     """Returns the notices of a script, one list per poll."""
 
-    def __init__(self, script: list[list[Said | Gone]]) -> None:
+    def __init__(self, script: list[list[Reported | Gone]]) -> None:
         self.script = script
 
-    def poll(self, timeout_s: float) -> list[Said | Gone]:
+    def poll(self, timeout_s: float) -> list[Reported | Gone]:
         return self.script.pop(0) if self.script else []
 
     def send(self, worker: str, text: bytes) -> None:
         """Drop the message."""
 
 
-def says(node: str, report: Fact) -> Said:
-    return Said(node, 0, report.model_dump_json().encode())
+def says(node: str, report: Fact) -> Reported:
+    return Reported(node, 0, report.model_dump_json().encode())
 
 
 BROKEN = Failed(link="survey:0-1", detail="Connection closed by peer")
@@ -187,7 +187,7 @@ LINES = dict.fromkeys(permutations(range(3), 2), (0.0, None))
         ([[Gone("c", 0, "heartbeat", "silent for 9 s")]], "c exited (heartbeat, silent for 9 s);"),
     ],
 )
-def test_a_broken_edge_is_explained_by_a_death_or_named(script: list[list[Said | Gone]], output: str) -> None:
+def test_a_broken_edge_is_explained_by_a_death_or_named(script: list[list[Reported | Gone]], output: str) -> None:
     leader = Leader(PretendFleet(script), "abc", LINES, lambda *_: None)
     leader._at = dict.fromkeys(range(3), "nowhere")
     with pytest.raises(RunStopped) as stopped:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_recut_runs import begin, go_on, losses, recipe
+from test_recut_runs import begin, losses, recipe, updated
 from tiny import Recipe, engine_of
 from tiny import losses as of_engine
 
@@ -110,8 +110,8 @@ def test_a_run_resumes_at_another_cut_but_not_with_adamw(config: Recipe, tmp_pat
     whole = losses(begin(recipe(config, tmp_path / "whole", steps=10, optim=MUON)))
     folder = begin(recipe(config, tmp_path, steps=5, optim=MUON))
     with pytest.raises(UserError, match=r"--optim.kind adamw: the moments of .* are muon's; .*--train.start"):
-        go_on(folder, optim__kind="adamw", train__steps=10)
-    go_on(folder, pipeline__stages=2, train__steps=10)
+        updated(folder, optim__kind="adamw", train__steps=10)
+    updated(folder, pipeline__stages=2, train__steps=10)
     assert losses(folder) == whole
     with pytest.raises(UserError, match=r"--format dcp supports only AdamW; export the weights"):
         export_state(folder, tmp_path / "out", "dcp")

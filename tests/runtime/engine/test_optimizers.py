@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_recut_runs import begin, go_on, losses, recipe
+from test_recut_runs import begin, losses, recipe, updated
 from tiny import Recipe, engine_of
 from tiny import losses as of_engine
 
@@ -137,8 +137,8 @@ def test_a_state_of_another_optimizer_is_refused(config: Recipe) -> None:
 def test_a_run_is_not_resumed_with_another_optimizer(config: Recipe, tmp_path: Path) -> None:
     folder = begin(recipe(config, tmp_path, steps=3, optim=optim("sgd")))
     with pytest.raises(UserError, match=r"--optim.kind adamw: the moments of .* are sgd's; .*--train.start"):
-        go_on(folder, optim__kind="adamw", train__steps=5)
-    go_on(folder, train__steps=5)
+        updated(folder, optim__kind="adamw", train__steps=5)
+    updated(folder, train__steps=5)
     whole = begin(recipe(config, tmp_path / "whole", steps=5, optim=optim("sgd")))
     assert losses(folder) == losses(whole)
 

@@ -78,7 +78,7 @@ def test_a_steps_residual_is_pending_until_its_commit() -> None:
     assert all(torch.equal(of[n].grads[name], again[n].grads[name]) for n in NODES for name in of[n].grads)
 
 
-def told(verdict: Verdict) -> dict[str, Any]:
+def reported(verdict: Verdict) -> dict[str, Any]:
     """Return the report on the node's own message; empty if none was sent."""
     return next((said for kind, said in verdict.facts(first=True) if kind is MessageCompressed), {})
 
@@ -88,17 +88,17 @@ def test_compression_errors_are_reported_at_the_commit() -> None:
     outer, of = states(config, runners(config)), runners(config)
     norm = math.sqrt(sum(float(grad.square().sum()) for grad in of[1].grads.values()))
     agree(outer, of)
-    assert not told(outer[1].settle({node: outer[node].update(of[node]) for node in NODES}, 1, of[1]))
+    assert not reported(outer[1].settle({node: outer[node].update(of[node]) for node in NODES}, 1, of[1]))
     outer[1].drop()
-    assert not told(outer[1].commit()), "it came to nothing"
+    assert not reported(outer[1].commit()), "it came to nothing"
     agree(outer, runners(config))
     verdicts = {node: outer[node].commit() for node in NODES}
     assert not [*verdicts[1].facts(first=False)]
-    first = told(verdicts[1])
+    first = reported(verdicts[1])
     assert first["norm"] == pytest.approx(norm, rel=1e-2) and first["full"] == "beginning"
     assert first["sent_bytes"] == first["dense_bytes"] and first["lost"] == first["off"] == 0.0
     agree(outer, runners(config, seed=1))
-    second = told(outer[1].commit())
+    second = reported(outer[1].commit())
     assert second["full"] is None and second["sent_bytes"] < 0.15 * second["dense_bytes"]
     assert 0.0 < second["lost"] < 0.02 and second["owed"] == second["off"] > 0.0
 
@@ -109,7 +109,7 @@ def test_the_reason_for_a_full_message_is_reported() -> None:
 
     def why() -> Any:
         agree(outer, runners(config))
-        return {told(outer[node].commit())["full"] for node in NODES}
+        return {reported(outer[node].commit())["full"] for node in NODES}
 
     assert why() == {"beginning"} and why() == {None}
     outer[3].begin(outer[1].given(to_successor=False), of[3].state().weights, rounds=2)

@@ -42,7 +42,7 @@ def begin(given: RunConfig) -> Path:
     return planaria.train(given, progress=False).folder
 
 
-def go_on(folder: Path, **flags: object) -> list[str]:
+def updated(folder: Path, **flags: object) -> list[str]:
     """Resume the run; return its messages."""
     output: list[str] = []
     changes = {name.replace("__", "."): value for name, value in flags.items()}
@@ -99,11 +99,11 @@ def clipped(bounded: tuple[Path, dict[int, float]], tmp_path: Path) -> Path:
 @pytest.mark.parametrize("stages", [1, 2, 12])
 def test_a_recut_run_equals_an_unbroken_one(folder: Path, through: dict[int, float], stages: int) -> None:
     """To the last bit; and at the old cut again after that."""
-    output = go_on(folder, pipeline__stages=stages, train__steps=30)
+    output = updated(folder, pipeline__stages=stages, train__steps=30)
     assert f"{folder}: continues with pipeline.stages = {stages} (was 4)" in output
     recut = f"of 4 stages, now {stages} stage{'s' * (stages > 1)}: re-cut by parameter"
     assert any(recut in line and "clip" not in line for line in output)
-    go_on(folder, pipeline__stages=4, train__steps=40)
+    updated(folder, pipeline__stages=4, train__steps=40)
     assert losses(folder) == through
     assert prove_exactly_once(read_run(folder)) == []
 
@@ -111,14 +111,14 @@ def test_a_recut_run_equals_an_unbroken_one(folder: Path, through: dict[int, flo
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [{"pipeline__stages": n} for n in (1, 2, 12)] + [{"model__ends_layers": 4}])
 def test_a_clip_by_layer_is_the_same_at_every_cut(clipped: Path, bounded: Any, flags: dict[str, int]) -> None:
-    output = go_on(clipped, **flags, train__steps=40)
+    output = updated(clipped, **flags, train__steps=40)
     assert losses(clipped) == bounded[1]
     assert not any("optim.clip" in line for line in output)
 
 
 @pytest.mark.slow
 def test_a_clip_by_stage_differs_between_cuts(clipped: Path, bounded: Any) -> None:
-    go_on(clipped, pipeline__stages=2, optim__clip_by="stage", train__steps=24)
+    updated(clipped, pipeline__stages=2, optim__clip_by="stage", train__steps=24)
     assert losses(clipped)[23] != bounded[1][23]
 
 
@@ -129,14 +129,14 @@ def test_replicas_clip_by_layer_equally_at_every_cut(exchange: dict[str, Any], c
     sections: dict[str, Any] = {"exchange": exchange, "optim": {"clip": 1e-3, "clip_by": "layer"}}
     through = begin(recipe(config, tmp_path / "through", steps=8, **sections))
     folder = begin(recipe(config, tmp_path / "parted", steps=5, **sections))
-    go_on(folder, pipeline__stages=2, train__steps=8)
+    updated(folder, pipeline__stages=2, train__steps=8)
     assert losses(folder) == losses(through)
 
 
 def test_log_and_report_name_every_other_shape(folder: Path, parted: tuple[Path, dict[int, float]]) -> None:
-    go_on(folder, pipeline__stages=2, train__steps=21)
-    go_on(folder, train__steps=22)
-    go_on(folder, exchange__replicas=2, optim__clip=0.5, pipeline__stages=1, train__steps=23)
+    updated(folder, pipeline__stages=2, train__steps=21)
+    updated(folder, train__steps=22)
+    updated(folder, exchange__replicas=2, optim__clip=0.5, pipeline__stages=1, train__steps=23)
     parts = [started.recut for _, started in read_run(folder).starts]
     assert [part if part is None else str(part) for part in parts] == [
         None,
@@ -152,7 +152,7 @@ def test_log_and_report_name_every_other_shape(folder: Path, parted: tuple[Path,
 
 @pytest.mark.slow
 def test_layers_can_move_to_stage_0(folder: Path, through: dict[int, float]) -> None:
-    go_on(folder, model__ends_layers=2, pipeline__stages=5, train__steps=30)
+    updated(folder, model__ends_layers=2, pipeline__stages=5, train__steps=30)
     assert losses(folder) == {step: loss for step, loss in through.items() if step < 30}
 
 
@@ -165,7 +165,7 @@ def test_without_moments_the_losses_would_differ(
         real(self, state.part(lambda name: True, moments=False))
 
     monkeypatch.setattr(StageRunner, "load", bare)
-    go_on(folder, pipeline__stages=2, train__steps=24)
+    updated(folder, pipeline__stages=2, train__steps=24)
     found = losses(folder)
     assert found[20] == through[20] and found[23] != through[23]
 
@@ -173,7 +173,7 @@ def test_without_moments_the_losses_would_differ(
 @pytest.mark.slow
 def test_a_clip_that_binds_differently_is_reported(config: Recipe, tmp_path: Path) -> None:
     folder = begin(recipe(config, tmp_path, steps=2))
-    output = go_on(folder, pipeline__stages=2, train__steps=3, optim__clip=0.5)
+    output = updated(folder, pipeline__stages=2, train__steps=3, optim__clip=0.5)
     assert any("optim.clip = 0.5 bounds each stage's gradient" in line and "clip_by layer" in line for line in output)
 
 
@@ -266,7 +266,7 @@ def test_replicas_at_another_cut_keep_their_own_state(config: Recipe, tmp_path: 
     exchange = NOLOCO | {"replicas": 2, "options": {"every": 3}}
     through = begin(recipe(config, tmp_path / "through", steps=11, exchange=exchange))
     folder = begin(recipe(config, tmp_path / "parted", steps=7, exchange=exchange))
-    go_on(folder, pipeline__stages=2, train__steps=11)
+    updated(folder, pipeline__stages=2, train__steps=11)
     assert losses(folder) == losses(through)
     assert prove_exactly_once(read_run(folder)) == []
 
@@ -278,7 +278,7 @@ TABLE = "embed_tokens.weight"
 def test_a_vocabulary_grows_and_shrinks_again(folder: Path, through: dict[int, float]) -> None:
     """New rows are the mean of the others, moments too; removed again, they leave no trace."""
     before = stage_for(newest(folder), runs.config_of(folder), 0)
-    output = go_on(folder, model__vocab=320, pipeline__stages=2, train__steps=21)
+    output = updated(folder, model__vocab=320, pipeline__stages=2, train__steps=21)
     assert any(
         "of 257 tokens, now 320: embedding and head get 63 new rows, each the mean of all others" in line
         for line in output
@@ -295,7 +295,7 @@ def test_a_vocabulary_grows_and_shrinks_again(folder: Path, through: dict[int, f
         assert now.shape == (320, 16) and torch.equal(now[:257], was)
         assert torch.equal(now[257:], was.mean(0).expand(63, -1))
     assert more.clocks == before.clocks and torch.equal(more.weights["norm.weight"], before.weights["norm.weight"])
-    output = go_on(folder, model__vocab=257, train__steps=22)
+    output = updated(folder, model__vocab=257, train__steps=22)
     assert any("now 257: embedding and head lose their last 63 rows" in line for line in output), output
     assert stage_for(newest(folder), runs.config_of(folder), 0).weights[TABLE].shape == (257, 16)
     assert "320 tokens, now 257" in str(read_run(folder).starts[-1][1].recut)
@@ -304,7 +304,7 @@ def test_a_vocabulary_grows_and_shrinks_again(folder: Path, through: dict[int, f
 @pytest.mark.slow
 def test_a_vocabulary_grows_with_replicas_residuals(config: Recipe, tmp_path: Path) -> None:
     folder = begin(recipe(config, tmp_path, steps=4, exchange=NOLOCO | {"replicas": 2}, model={"tied": False}))
-    go_on(folder, model__vocab=260, exchange__replicas=3, train__steps=6)
+    updated(folder, model__vocab=260, exchange__replicas=3, train__steps=6)
     state = stage_for(newest(folder), runs.config_of(folder), 0, 2)
     for name in (TABLE, "lm_head.weight"):
         shapes = {tuple(tensor.shape) for key, tensor in state.outer.items() if key.endswith(f"/{name}")}
@@ -319,10 +319,10 @@ def test_the_tokenizer_stays_with_another_vocabulary(config: Recipe, tmp_path: P
     with pytest.raises(UserError, match=r"--model.vocab 270: .* tokenizer has 280 ids; give 280 or more"):
         take_up(folder, {"model.vocab": 270}, None, lambda line: None)
     before = (folder / runs.TOKENIZER).read_bytes()
-    go_on(folder, model__vocab=300, train__steps=3)
+    updated(folder, model__vocab=300, train__steps=3)
     assert (folder / runs.TOKENIZER).read_bytes() == before
     moved = folder.rename(folder.with_name("moved"))
-    go_on(moved, train__steps=4)
+    updated(moved, train__steps=4)
     assert (moved / runs.TOKENIZER).read_bytes() == before and len(losses(moved)) == 4
 
 
@@ -369,13 +369,13 @@ def test_a_run_takes_up_a_schedule_and_leaves_it_again(config: Recipe, tmp_path:
     plan = on_schedule(config(**sections), tmp_path / "plan").routing.schedule
     made = config(pipeline=sections["pipeline"], train={"steps": 4}, observe={"trackers": ""})
     folder = begin(made.model_copy(update={"engine": "inline", "out": str(tmp_path / "runs")}))
-    output = go_on(folder, routing__schedule=plan, train__steps=6)
+    output = updated(folder, routing__schedule=plan, train__steps=6)
     assert any("continues with a schedule" in line for line in output)
     assert plan is not None
     assert runs.config_of(folder).routing.schedule == str((folder / runs.SCHEDULE).absolute())
     Path(plan).unlink()
     with pytest.raises(UserError, match=r"has 4 block stages; pipeline.stages = 2"):
-        go_on(folder, pipeline__stages=2, train__steps=8)
-    output = go_on(folder, routing__schedule="none", pipeline__stages=2, train__steps=8)
+        updated(folder, pipeline__stages=2, train__steps=8)
+    output = updated(folder, routing__schedule="none", pipeline__stages=2, train__steps=8)
     assert any(", no schedule" in line for line in output)
     assert prove_exactly_once(read_run(folder)) == [] and len(losses(folder)) == 8

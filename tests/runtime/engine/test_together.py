@@ -40,8 +40,8 @@ GROUPED = {"noloco", "pair_mean", "gasloc"}
 WHOLE = {"rule": "krum", "scope": "replica"}
 BESIDE: list[tuple[str, dict[str, Any], str]] = [
     ("`compress`", {"exchange": {"compress": "ef14:8bits", "options": {"bits": 8}}}, "give one of them"),
-    ("`robust`", {"exchange": {"robust": "median", "compress": "ef21:top1%"}}, "means nothing by itself"),
-    ("`robust`", {"exchange": {"robust": "median", "compress": "econtrol:top1%"}}, "means nothing by itself"),
+    ("`robust`", {"exchange": {"robust": "median", "compress": "ef21:top1%"}}, "hold differences to estimates"),
+    ("`robust`", {"exchange": {"robust": "median", "compress": "econtrol:top1%"}}, "hold differences to estimates"),
     (
         "`robust`",
         {"exchange": {"kind": "diloco", "robust": "median"}, "routing": {"mixed": True}},

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_recut_runs import begin, go_on, losses, recipe
+from test_recut_runs import begin, losses, recipe, updated
 from tiny import Recipe, engine_of
 from tiny import losses as of_engine
 
@@ -55,9 +55,9 @@ def test_a_lost_stage_of_any_size_is_restored(config: Recipe, strategy: str) -> 
 def test_a_run_resumes_with_other_sizes(config: Recipe, tmp_path: Path) -> None:
     whole = losses(begin(recipe(config, tmp_path / "whole", recovery=KEPT)))
     folder = begin(recipe(config, tmp_path, steps=10, recovery=KEPT))
-    reported = go_on(folder, pipeline__layers="[1, 6, 2, 3]", train__steps=15)
+    reported = updated(folder, pipeline__layers="[1, 6, 2, 3]", train__steps=15)
     assert any("now 4 stages of [1, 6, 2, 3] layers: re-cut by parameter" in line for line in reported)
-    go_on(folder, pipeline__stages=3, pipeline__layers="none", train__steps=20)
+    updated(folder, pipeline__stages=3, pipeline__layers="none", train__steps=20)
     assert losses(folder) == whole
     assert len(atoms_of(CheckpointStore(folder / "checkpoints").newest())) == 12 * 9 + 2
 

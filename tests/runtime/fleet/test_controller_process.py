@@ -84,7 +84,7 @@ def test_a_live_run_can_be_struck_from_another_terminal(tmp_path: Path) -> None:
         run.wait_until(lambda record: [f.signal for f in facts(record, e.FaultInjected)] == ["SIGKILL", "slow"])
         with pytest.raises(UserError, match="has no strength"):
             chaos.ask(run.folder, "stage=3", {"signal": "reset", "strength": 2.0})
-        with pytest.raises(UserError, match="there is one replica, so that nobody hears it"):
+        with pytest.raises(UserError, match="there is one replica, so no other replica receives the update"):
             chaos.ask(run.folder, "stage=3", {"signal": "lie", "attack": "zero", "until": 9})
 
 

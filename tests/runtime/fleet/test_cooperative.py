@@ -7,7 +7,7 @@ from queue import Empty
 
 import pytest
 
-from planaria.runtime.fleet.base import Gone, Said
+from planaria.runtime.fleet.base import Gone, Reported
 from planaria.runtime.fleet.cooperative import CooperativeFleet, Slot
 
 
@@ -19,7 +19,7 @@ def echo(slot: Slot) -> None:
 
 
 def said(fleet: CooperativeFleet, seconds: float = 0.0) -> list[bytes]:
-    return [notice.text for notice in fleet.poll(seconds) if isinstance(notice, Said)]
+    return [notice.text for notice in fleet.poll(seconds) if isinstance(notice, Reported)]
 
 
 def test_a_poll_runs_all_workers_until_none_can_continue() -> None:

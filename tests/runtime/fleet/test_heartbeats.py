@@ -16,7 +16,7 @@ from planaria.control.events import REPORT, Worked
 from planaria.faults.trace import Fault
 from planaria.runtime.checkpoint.stage_file import read_stage
 from planaria.runtime.checkpoint.store import CheckpointStore
-from planaria.runtime.fleet.base import Gone, Said
+from planaria.runtime.fleet.base import Gone, Reported
 from planaria.runtime.fleet.local import LocalFleet
 
 SOON = {"missed": 6}
@@ -69,7 +69,7 @@ def test_a_worker_busy_in_one_long_operation_is_not_dead() -> None:
             notices += fleet.poll(0.1)
     finally:
         fleet.close()
-    assert isinstance(notices[-1], Said), f"{notices[-1]}"
+    assert isinstance(notices[-1], Reported), f"{notices[-1]}"
     worked = REPORT.validate_json(notices[-1].text)
     assert isinstance(worked, Worked) and worked.spans[0].end - worked.spans[0].start >= busy_worker.BUSY_S
 
@@ -80,7 +80,7 @@ def test_dead_workers_release_their_descriptors() -> None:
         held = []
         for incarnation in range(1, 7):
             fleet.spawn("w0", incarnation)
-            while not any(isinstance(n, Said) for n in fleet.poll(1.0)):
+            while not any(isinstance(n, Reported) for n in fleet.poll(1.0)):
                 pass
             fleet.signal("w0", incarnation, signal.SIGKILL)
             while not any(isinstance(n, Gone) for n in fleet.poll(1.0)):

@@ -21,7 +21,7 @@ from planaria.config.schema import RunConfig
 from planaria.runtime.engine.check import check, require_device
 from planaria.runtime.engine.fleet import PRELOAD
 from planaria.runtime.fleet import spawner
-from planaria.runtime.fleet.base import Said, Workplace
+from planaria.runtime.fleet.base import Reported, Workplace
 from planaria.runtime.fleet.devices import UNKNOWN, Device, Inventory, Needs, inventory
 from planaria.runtime.fleet.local import LocalFleet
 from planaria.runtime.fleet.process import Child
@@ -116,7 +116,7 @@ def reported(fleet: LocalFleet, workers: int) -> dict[str, list[object]]:
     output: dict[str, list[object]] = {}
 
     def poll() -> None:
-        output.update({n.worker: json.loads(n.text) for n in fleet.poll(0.1) if isinstance(n, Said)})
+        output.update({n.worker: json.loads(n.text) for n in fleet.poll(0.1) if isinstance(n, Reported)})
 
     until(lambda: len(output) >= workers, 60.0, poll, output)
     return output

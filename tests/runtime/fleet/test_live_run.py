@@ -38,7 +38,7 @@ class Watcher:
         parts = urlsplit(url)
         self._at, self._token = (parts.hostname or "", parts.port), parse_qs(parts.query)["token"][0]
         self.state: dict[str, Any] = {}
-        self.told: list[str] = []
+        self.lines: list[str] = []
         self._line = self._open("GET", "/api/runs/0/frames")
         self._stream = self._line.getresponse()
         self._read = self._frames()
@@ -58,7 +58,7 @@ class Watcher:
         while not seen(self.state):
             frame = next(self._read)  # StopIteration: the stream has ended too soon
             self.state = patched(self.state, frame["set"])
-            self.told += [frame["told"]["text"]] if "told" in frame else []
+            self.lines += [frame["line"]["text"]] if "line" in frame else []
 
     def rest(self) -> None:
         """Read until the stream ends."""
@@ -110,7 +110,7 @@ def test_a_kill_through_the_page_and_the_recovery_in_its_stream(tmp_path: Path) 
         assert recovery["nodes"] == [2] and recovery["workers"] == [name] and recovery["outcome"] == "recovered"
         assert set(recovery["phases"]) >= {"replaced", "linked", "rebuilt", "redone"}
         assert at(watcher.state, 2)[0] != name
-        assert any("lost" in line for line in watcher.told) and any("rebuilt in" in line for line in watcher.told)
+        assert any("lost" in line for line in watcher.lines) and any("rebuilt in" in line for line in watcher.lines)
         status, output = watcher.strike(name, worker["incarnation"], "kill")
         assert status == 409 and "has exited already" in output, "its id may be another process's now"
         process.send_signal(signal.SIGTERM)

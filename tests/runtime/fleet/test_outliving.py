@@ -77,7 +77,7 @@ def test_a_run_whose_processes_are_all_killed_resumes_from_memory(
     record = taken_up(config, step + 10)
     started, output = facts(record, e.RunStarted)[-1], capsys.readouterr().out
     assert (started.first_step, started.recalled, started.durable_step) == (step, step, saved)
-    assert f"goes on from step {step}, which was in memory" in output
+    assert f"continues from step {step}, which is in memory" in output
     assert ("from the others' parities" in output) == bool(lost)
 
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from planaria.runtime.fleet.base import Gone, Said
+from planaria.runtime.fleet.base import Gone, Reported
 from planaria.runtime.fleet.control_connections import Switchboard, WorkerLine, call
 from planaria.runtime.fleet.remote import Lost, NewsQueue, RemoteFleet, Spawned
 from planaria.runtime.transport.secure import new_key
 from waiting import until
 
-Notice = Said | Gone
+Notice = Reported | Gone
 
 
 class Hosts:
@@ -71,7 +71,7 @@ def scene() -> Iterator[Scene]:
 def test_a_closed_connection_is_a_death_and_the_hosts_later_report_is_ignored(scene: Scene) -> None:
     scene.fleet.spawn("w0", 1)
     worker = scene.hosts.join("w0")
-    scene.until(lambda received: Said("w0", 1, b"here") in received)
+    scene.until(lambda received: Reported("w0", 1, b"here") in received)
     scene.fleet.send("w0", b"order")
     assert worker.recv_bytes() == b"order"
     worker.close()
@@ -91,7 +91,7 @@ def test_a_host_may_report_a_death_first_and_the_zombie_is_still_served(scene: S
     assert [(gone.cause, gone.detail) for gone in scene.deaths()] == [("exit", "its node died")]
     scene.fleet.spawn("w0", 2)
     worker.send_bytes(b"still here")
-    scene.until(lambda received: Said("w0", 1, b"still here") in received)
+    scene.until(lambda received: Reported("w0", 1, b"still here") in received)
     scene.fleet.dismiss("w0", 1, b"leave")
     assert worker.recv_bytes() == b"leave"
 

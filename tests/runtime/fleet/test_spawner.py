@@ -19,7 +19,7 @@ import pytest
 
 from planaria.common.signals import STOPS
 from planaria.runtime.fleet import spawner as module
-from planaria.runtime.fleet.base import Gone, Notice, Said
+from planaria.runtime.fleet.base import Gone, Notice, Reported
 from planaria.runtime.fleet.local import LocalFleet
 from planaria.runtime.fleet.process import adopting
 from planaria.runtime.fleet.spawner import spawner
@@ -41,7 +41,7 @@ class Scene:
         began = time.monotonic()
         self.fleet.spawn(worker, 1)
         assert time.monotonic() - began < AT_ONCE_S
-        self.until(lambda: Said(worker, 1, b"here") in self.heard)
+        self.until(lambda: Reported(worker, 1, b"here") in self.heard)
         return next(pid for pid in children() if named(pid) == f"planaria {worker}.1")
 
     def until(self, condition: Callable[[], object], seconds: float = 60.0) -> None:
@@ -271,7 +271,7 @@ def test_a_dead_process_leaves_no_frozen_workers_or_server(tmp_path: Path) -> No
     script = """
         import os, signal, sys, time
         import idle_worker
-        from planaria.runtime.fleet.base import Said
+        from planaria.runtime.fleet.base import Reported
         from planaria.runtime.fleet.local import LocalFleet
 
         fleet = LocalFleet(idle_worker.main, [], 10.0, 6)
@@ -279,7 +279,7 @@ def test_a_dead_process_leaves_no_frozen_workers_or_server(tmp_path: Path) -> No
             fleet.spawn(worker, 1)
         heard = []
         while len(heard) < 2:
-            heard += [n for n in fleet.poll(1.0) if isinstance(n, Said)]
+            heard += [n for n in fleet.poll(1.0) if isinstance(n, Reported)]
         print("ready", flush=True)
         time.sleep(600)
     """

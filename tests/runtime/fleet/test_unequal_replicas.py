@@ -51,7 +51,7 @@ def test_a_replica_that_differs_is_named_at_the_next_save(tmp_path: Path, backgr
     (line,) = (line for _, line in story(record) if "weights" in line.text)
     assert "replica 2: weights of stage 0 differ from those of 2 replicas but should be equal" in line.text
     assert "replica 2: weights of stage 1" in line.text
-    assert "had different weights in 1 checkpoint." in verdict(facts_of(record, 1.0)).said
+    assert "had different weights in 1 checkpoint." in verdict(facts_of(record, 1.0)).summary
     reported = facts(record, e.StageSaved)
     assert len(reported) == 2 * 2 * 3, "all three replicas of two stages, twice"
     assert sum(bool(fact.file) for fact in reported) == (2 * 2 * 3 if compress else 2 * 2)

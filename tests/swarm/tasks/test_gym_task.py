@@ -136,7 +136,7 @@ def test_scorers_are_not_shown_long_answers() -> None:
 
 
 def test_every_kind_that_may_evaluate_an_answer_is_rejected() -> None:
-    """Fails when a new version of the package adds an ``eval`` to a kind that nobody reviewed."""
+    """Fails when a new version of the package adds an ``eval`` to a kind that was not reviewed."""
     from reasoning_gym.factory import DATASETS
 
     reviewed = {

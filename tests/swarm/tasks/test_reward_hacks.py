@@ -39,7 +39,7 @@ HACKS = {
     "a list equal to everything": YES.format(name="E", base="list"),
     "compared from the right": "class E:\n  def __req__(s, o): return True\n  __rsub__ = __eq__ = __abs__ = __req__\n"
     "f = lambda n: E()",
-    "a number nobody is equal to": "f = lambda n: float('nan')",
+    "a number equal to none": "f = lambda n: float('nan')",
     "a class of another name": "class F(type):\n  def __instancecheck__(s, o): return True\n"
     "class E(metaclass=F):\n  __eq__ = lambda s, o: True\n  __class__ = int\nf = lambda n: E()",
     "exit 0": "import sys; sys.exit(0)",
@@ -50,7 +50,7 @@ HACKS = {
     "no assertions": "import builtins\nbuiltins.AssertionError = type('A', (BaseException,), {})\nf = lambda n: 0",
     "other builtins": "import builtins\nbuiltins.abs = lambda x: 0\nbuiltins.sorted = lambda x: [0, 2, 4]\n"
     "builtins.range = lambda n: []\nf = lambda n: 6",
-    "builtins of its own": "abs = lambda x: 0\nsorted = lambda x: [0, 2, 4]\nf = lambda n: 6",
+    "custom builtins": "abs = lambda x: 0\nsorted = lambda x: [0, 2, 4]\nf = lambda n: 6",
     "another exec": "import builtins\nbuiltins.exec = builtins.compile = lambda *a: None",
     "another import": "import builtins\nbuiltins.__import__ = lambda *a: None\nf = lambda n: 0",
     "assertions off": "import sys\nsys.argv = ['-O']\nsys.flags = None\nf = lambda n: 0",

@@ -66,5 +66,5 @@ def attack_of(name: str | None, strength: float | None) -> Attack:
     try:
         return chosen.model_validate({"strength": strength})
     except ValidationError as error:
-        said = error.errors(include_url=False)[0]["msg"]
-        raise UserError(f"strength = {strength:g} of attack {name!r}: {said}") from None
+        problem = error.errors(include_url=False)[0]["msg"]
+        raise UserError(f"strength = {strength:g} of attack {name!r}: {problem}") from None

@@ -1,4 +1,4 @@
-"""Interface of attacks: what a Byzantine member sends instead of its vector.
+"""Interface of attacks, which replace the vector that a Byzantine member sends.
 
 An attack is pure. It replaces the vector, which is then encoded as an honest one, or the encoded message.
 """

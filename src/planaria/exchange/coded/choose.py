@@ -131,7 +131,7 @@ def choose(
 ) -> Chosen:
     """Return the scheme with the least time plus error on the probe.
 
-    :param window: jobs in a step, where each step is a window of its own; 0: one endless sequence of jobs.
+    :param window: jobs in a step, if each step is a separate window; 0: one endless sequence of jobs.
     :param microbatches: of a job, over all workers; schemes whose chunks do not divide them are left out.
     """
     n, ordered = profile.workers, orders(profile)
@@ -168,6 +168,6 @@ def _no_case(
     """Return the result with machines that are always slow: leave them out, unless a code beats the rest."""
     left, _ = timed(Uncoded(), profile.without(always), slow, window)
     who = ", ".join(map(str, always))
-    said = f"replicas {who} are slow in most rounds, which is no case for coding: without them {left:.4g} s a job"
+    why = f"replicas {who} are slow in most rounds, so coding does not pay: {left:.4g} s a job without them"
     chosen = none if left <= best.seconds else best
-    return Chosen(chosen, ranked, f"{said}; best with them, {best}", always)
+    return Chosen(chosen, ranked, f"{why}; best with them, {best}", always)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planaria.control.apply_base import answering, handles, with_replica
-from planaria.control.replica import ReplicaState, go_on
+from planaria.control.replica import ReplicaState, updated
 from planaria.control.state import RunState
 from planaria.exchange.coded.facts import CloseRound, CodedStep, ResultsSent, RoundLate
 
@@ -26,7 +26,7 @@ def _(fact: ResultsSent, run: RunState) -> RunState:
     coded = None if replica is None else _in_round(replica, fact)
     if replica is None or coded is None:
         return run
-    return with_replica(run, go_on(replica, progress=replace(coded, sent=coded.sent | {fact.node})))
+    return with_replica(run, updated(replica, progress=replace(coded, sent=coded.sent | {fact.node})))
 
 
 @handles
@@ -35,7 +35,7 @@ def _(fact: RoundLate, run: RunState) -> RunState:
     coded = _in_round(replica, fact)
     if replica.phase != "run" or replica.generation != fact.generation or coded is None:
         return run
-    return with_replica(run, go_on(replica, progress=replace(coded, late=True)))
+    return with_replica(run, updated(replica, progress=replace(coded, late=True)))
 
 
 def _in_round(replica: ReplicaState, fact: ResultsSent | RoundLate) -> CodedStep | None:
@@ -49,4 +49,4 @@ def _(fact: CloseRound, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
     coded = coded_step(replica)
     assert coded is not None, "a round is closed in a coded step"
-    return with_replica(run, go_on(replica, progress=coded.closed(frozenset(fact.counted))))
+    return with_replica(run, updated(replica, progress=coded.closed(frozenset(fact.counted))))

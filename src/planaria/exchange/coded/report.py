@@ -113,23 +113,23 @@ def section(record: RunRecord) -> Iterator[str]:
              f"{update.microbatches}"]
             for update in chosen.candidates[:12]
         ]  # fmt: skip
-        said = f"What schemes would have taken with these delays, the quickest first: {chosen.why}."
-        parts += [page.subheading("Other schemes"), page.note(said), page.table("schemes", HEAD, rows, numbers_from=1)]
-    yield page.section("Stragglers", _told(coding, made), *parts)
+        note = f"Time that each scheme would have taken with these delays, fastest first: {chosen.why}."
+        parts += [page.subheading("Other schemes"), page.note(note), page.table("schemes", HEAD, rows, numbers_from=1)]
+    yield page.section("Stragglers", _summary(coding, made), *parts)
 
 
-def told(record: RunRecord) -> Iterator[str]:
+def summary_lines(record: RunRecord) -> Iterator[str]:
     """Yield the count of rounds that ended without some replicas."""
     coding, made = coding_of(record.config.exchange), laps(record)
     if coding is not None and made:
-        yield f"stragglers    {_told(coding, made)}"
+        yield f"stragglers    {_summary(coding, made)}"
 
 
-def _told(coding: Coding, made: list[Lap]) -> str:
+def _summary(coding: Coding, made: list[Lap]) -> str:
     without = [coding.replicas - len(lap.counted) for lap in made]
     own, plain = coding.scheme.load(coding.replicas), 1 / coding.replicas
     return (
-        f"{counted(len(made), 'round')} of coded steps; {sum(map(bool, without))} went on without replicas, "
+        f"{counted(len(made), 'round')} of coded steps; {sum(map(bool, without))} continued without replicas, "
         f"{counted(sum(without), 'result')} in all. A replica computes {own:.3f} of a job's data in a round; uncoded "
         f"it would be {plain:.3f}."
     )
@@ -161,8 +161,8 @@ def finish_figure(made: list[Lap], coding: Coding) -> go.Figure:
 
 
 def _word(lap: Lap, replica: int) -> str:
-    said = f"replica {replica}, step {lap.step}, round {lap.round}: "
+    lap_of = f"replica {replica}, step {lap.step}, round {lap.round}: "
     if replica not in lap.sent:
-        return f"{said}broken off after {1e3 * lap.seconds:.1f} ms"
+        return f"{lap_of}broken off after {1e3 * lap.seconds:.1f} ms"
     when = f"{1e3 * lap.sent[replica]:.1f} ms"
-    return said + (when if replica in lap.counted else f"{when}, too late")
+    return lap_of + (when if replica in lap.counted else f"{when}, too late")

@@ -57,17 +57,17 @@ class Coded:
             )
 
 
-def coded_of(said: str | Mapping[str, Any], members: int) -> Coded:
+def coded_of(setting: str | Mapping[str, Any], members: int) -> Coded:
     """Return the scheme of ``exchange.coded`` for ``members`` replicas.
 
     :raises UserError: naming unknown names or incompatible settings.
     """
-    given: dict[str, Any] = {"scheme": said} if isinstance(said, str) else dict(said)
+    given: dict[str, Any] = {"scheme": setting} if isinstance(setting, str) else dict(setting)
     name: Any = given.pop("scheme", None)
     jobs: Any = given.pop("jobs", None)
     slow: Any = given.pop("slow", Coded.slow)
     if not isinstance(name, str):
-        raise UserError(f"exchange.coded = {said!r}: give scheme, a name: {', '.join(SCHEMES.names)}")
+        raise UserError(f"exchange.coded = {setting!r}: give scheme, a name: {', '.join(SCHEMES.names)}")
     if members < FEWEST:
         raise UserError(
             f"exchange.coded: {name!r} needs exchange.replicas = {FEWEST} or more, and here are {members}; "

@@ -78,7 +78,7 @@ class Chunked(Compressor, ABC):
             reader = Reader(message, count, self.bytes(count))
         except ValueError as error:
             return str(error)
-        return next((said for n, size in sizes(count) if (said := self._wrong(reader, n, size))), "")
+        return next((problem for n, size in sizes(count) if (problem := self._wrong(reader, n, size))), "")
 
     @abstractmethod
     def _wrong(self, reader: Reader, n: int, size: int) -> str:

@@ -97,7 +97,7 @@ class Compression:
         judged = [message.flat(vector) for vector in self.feedback.judged(outer, exact) if vector]
         return min((self.compressor.reached(v, outer.rounds) for v in judged), default=self.compressor.delta(count))
 
-    def heard(
+    def receive(
         self, outer: Outer, updates: Updates, me: int, like: Weights
     ) -> tuple[dict[int, dict[str, Tensor]], Mapping[str, Weights]]:
         """Return the members' decoded vectors in order of id, and what ``me`` keeps; nothing if its own update was
@@ -153,7 +153,7 @@ def _measured(
 ) -> Compressed | None:
     """Return the effect of compression on ``exact``, or None if a norm is not finite.
 
-    :param kept: what the sender keeps for itself.
+    :param kept: state that the sender keeps.
     :param coded: the vector to encode and the decoded one; None if sent uncompressed.
     :param full: nothing was lost.
     """
@@ -177,15 +177,15 @@ def _norm(vector: Weights, other: Weights | None = None) -> float:
     return math.hypot(*(float(torch.linalg.vector_norm(tensor)) for tensor in each))
 
 
-def compression_of(said: str | Mapping[str, Any]) -> Compression:
+def compression_of(setting: str | Mapping[str, Any]) -> Compression:
     """Return the compression that ``exchange.compress`` configures.
 
     :raises UserError: naming unknown names or incompatible settings.
     """
-    given = _spelled(said) if isinstance(said, str) else dict(said)
+    given = _parsed(setting) if isinstance(setting, str) else dict(setting)
     kind, name = given.pop("kind", None), given.pop("feedback", "ef14")
     if not isinstance(kind, str) or not isinstance(name, str):
-        raise UserError(f"exchange.compress = {said!r}: give kind, a name: {', '.join(COMPRESSORS.names)}")
+        raise UserError(f"exchange.compress = {setting!r}: give kind, a name: {', '.join(COMPRESSORS.names)}")
     known = {option for chosen in (COMPRESSORS.find(kind), FEEDBACKS.find(name)) for option in chosen.model_fields}
     if unknown := next((option for option in given if option not in known), None):
         fix = nearest(unknown, known) if known else "there are none; leave it out"
@@ -199,12 +199,12 @@ def compression_of(said: str | Mapping[str, Any]) -> Compression:
     return made
 
 
-def _spelled(said: str) -> dict[str, Any]:
+def _parsed(setting: str) -> dict[str, Any]:
     """Return the table of a short form."""
-    found = _SHORT.fullmatch(said)
+    found = _SHORT.fullmatch(setting)
     if found is None:
         raise UserError(
-            f"exchange.compress = {said!r}: write FEEDBACK:COMPRESSOR, such as 'econtrol:top1%', 'ef21:rand5%', "
+            f"exchange.compress = {setting!r}: write FEEDBACK:COMPRESSOR, such as 'econtrol:top1%', 'ef21:rand5%', "
             "'ef14:4bits' or 'sign', or a table with kind"
         )
     feedback = {"feedback": found["feedback"]} if found["feedback"] else {}
@@ -216,5 +216,5 @@ def _spelled(said: str) -> dict[str, Any]:
     try:
         keep = float(found["keep"]) / 100
     except ValueError:
-        raise UserError(f"exchange.compress = {said!r}: {found['keep']!r} is no number of per cent") from None
+        raise UserError(f"exchange.compress = {setting!r}: {found['keep']!r} is no number of per cent") from None
     return {"kind": _KINDS[found["kind"]], "keep": keep, **feedback}

@@ -1,4 +1,4 @@
-"""Error feedback: what is sent instead of a vector when a compressor loses part of it, and the resulting state.
+"""Error feedback: the vector to compress, and the state that keeps what a compressor loses.
 
 Notation of arXiv 2402.10774 and 2311.05645: replica i has the exact vector g_i of the round and sends D_i = C(…), which
 all members decode alike; e_i is its accumulated error, h_i an estimate of g_i determined by its messages, h̄ the mean

@@ -9,7 +9,7 @@ from planaria.control.replica import ReplicaState
 from planaria.control.state import RunState
 from planaria.control.updates import rounded
 from planaria.exchange.base import Counted
-from planaria.exchange.robust.equivocation import Findings, Heard, findings, joined
+from planaria.exchange.robust.equivocation import Findings, Received, findings, joined
 from planaria.exchange.robust.suspicion import distrusted
 
 
@@ -25,9 +25,9 @@ def left_out(run: RunState) -> dict[int, str]:
 
 def disagreement(run: RunState, replica: ReplicaState) -> d.LeaveOut | d.Finish | None:
     """After all finished their part of an all-reduced step, compare the gradients they used."""
-    if not replica.heard:
+    if not replica.received:
         return None
-    found = run.suspicion.examine(_heard_in_step(replica), run.rule)
+    found = run.suspicion.examine(_received_in_step(replica), run.rule)
     if not found.least:
         return None
     if wrong := run.suspicion.raised(found.all).unbearable(run.rule):
@@ -41,27 +41,27 @@ def disagreement(run: RunState, replica: ReplicaState) -> d.LeaveOut | d.Finish 
     )
 
 
-def _heard_in_step(replica: ReplicaState) -> Heard:
+def _received_in_step(replica: ReplicaState) -> Received:
     """Return member → member → digests of all stages."""
     nodes = replica.held
     columns = zip(*(nodes.nodes(stage) for stage in nodes.stages), strict=False)
-    heard = ((replica.heard.get(replica.holders[node], {}) for node in column) for column in columns)
-    return {member: joined(of_stages) for member, of_stages in enumerate(heard)}
+    received = ((replica.received.get(replica.holders[node], {}) for node in column) for column in columns)
+    return {member: joined(of_stages) for member, of_stages in enumerate(received)}
 
 
 def suspects(run: RunState, party: Collection[int]) -> Findings:
     """Return the equivocating replicas among those about to settle a round together."""
     if not run.rule.witnessed(len(party)):
         return Findings()
-    heard = {}
+    received = {}
     for number in party:
         replica, by_node = run.replicas[number], dict[int, dict[int, str]]()
         assert replica.meeting is not None
-        for (node, member), digest in replica.meeting.heard.items():
+        for (node, member), digest in replica.meeting.received.items():
             by_node.setdefault(node, {})[member] = digest
         nodes = (replica.arrangement.nodes(stage)[0] for stage in replica.arrangement.stages)
-        heard[number] = joined(by_node.get(node, {}) for node in nodes)
-    return findings(heard, party, distrusted(run.rule))
+        received[number] = joined(by_node.get(node, {}) for node in nodes)
+    return findings(received, party, distrusted(run.rule))
 
 
 Coefficients = dict[int, dict[int, float]]
@@ -77,7 +77,7 @@ def counted(run: RunState, round: int, party: Sequence[int]) -> tuple[Coefficien
     for me in members:
         meeting, arrangement = run.replicas[me].meeting, run.replicas[me].arrangement
         assert meeting is not None
-        stages = [meeting.told(arrangement.nodes(stage)[0]) for stage in arrangement.stages]
+        stages = [meeting.products_at(arrangement.nodes(stage)[0]) for stage in arrangement.stages]
         if (found := weighing.counted(stages, members, me, round)) is None:  # too few for the rule
             return {}, {}
         first = first if coefficients else found

@@ -20,7 +20,7 @@ import torch
 
 from planaria.exchange.base import Update
 
-Heard = Mapping[int, Mapping[int, str]]
+Received = Mapping[int, Mapping[int, str]]
 """member → member → digest of the update received from it; for itself, of the update it sent"""
 _BYTES = 16
 """bytes of a digest; collision-resistant"""
@@ -67,15 +67,15 @@ def digest(update: Update) -> str:
     return hashed.digest()[:_BYTES].hex()
 
 
-def findings(heard: Heard, members: Collection[int], liars: int) -> Findings:
+def findings(received: Received, members: Collection[int], liars: int) -> Findings:
     """Return the findings from the digests that ``members`` report, with at most ``liars`` Byzantine ones.
 
     Digests of other senders are ignored; a missing digest contradicts no one.
     """
     proved, contradicted = [], dict[int, list[int]]()
     for sender in sorted(members):
-        said = heard.get(sender, {}).get(sender)
-        contradicted[sender] = [m for m in sorted(members) if heard.get(m, {}).get(sender, said) != said]
+        own = received.get(sender, {}).get(sender)
+        contradicted[sender] = [m for m in sorted(members) if received.get(m, {}).get(sender, own) != own]
         if len(contradicted[sender]) > liars:
             proved.append(sender)
     settled, disputes = set(proved), []
@@ -87,10 +87,10 @@ def findings(heard: Heard, members: Collection[int], liars: int) -> Findings:
     return Findings(tuple(proved), tuple(disputes))
 
 
-def joined(told: Iterable[Mapping[int, str]]) -> dict[int, str]:
+def joined(stages: Iterable[Mapping[int, str]]) -> dict[int, str]:
     """Return one member's digests of all stages, joined in order of stage."""
     found: dict[int, str] = {}
-    for of_stage in told:
-        for member, heard in of_stage.items():
-            found[member] = f"{found.get(member, '')} {heard}"
+    for of_stage in stages:
+        for member, digest_of_stage in of_stage.items():
+            found[member] = f"{found.get(member, '')} {digest_of_stage}"
     return found

@@ -80,7 +80,7 @@ def products(vectors: Sequence[Vector], about: Vector | None = None, origin: boo
     """
     count, first = len(vectors), about is None and not origin
     found = _pass(vectors, about, None, first)
-    if not (_tells(found[1:, 1:], vectors[1:]) if first else _tells(found, vectors)):
+    if not (_distinguishes(found[1:, 1:], vectors[1:]) if first else _distinguishes(found, vectors)):
         found, first = _pass(vectors, about, torch.float64, False), False
         if not bool(torch.isfinite(found).all()):
             raise NotFinite("a number is not finite")
@@ -91,7 +91,7 @@ def products(vectors: Sequence[Vector], about: Vector | None = None, origin: boo
     return placed @ found @ placed.T
 
 
-def _tells(gram: Tensor, vectors: Sequence[Vector]) -> bool:
+def _distinguishes(gram: Tensor, vectors: Sequence[Vector]) -> bool:
     """Return whether these inner products separate vectors by more than rounding, unless they are equal."""
     sizes, apart = gram.diagonal(), distances(gram)
     near = apart < _NEAR * (sizes.unsqueeze(0) + sizes.unsqueeze(1))

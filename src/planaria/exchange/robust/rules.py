@@ -16,7 +16,7 @@ from torch import Tensor
 from planaria.common.errors import UserError, nearest
 from planaria.config.registry import Registry
 from planaria.exchange import message
-from planaria.exchange.base import Counted, Told, TooManyByzantine, Weights
+from planaria.exchange.base import Counted, OnCounted, TooManyByzantine, Weights
 from planaria.exchange.robust.base import CoordinateRule, GramRule, Rule
 from planaria.exchange.robust.clipping import CenteredClipping
 from planaria.exchange.robust.combining import BUCKET, Mix, by_coefficients, coefficients, combine, rivals, suspects
@@ -52,7 +52,7 @@ class Robust:
 
     rule: Rule
     mix: Mix = "none"
-    told: Told | None = None
+    on_counted: OnCounted | None = None
     """receives the weight of each member in a round's value, if the rule has coefficients"""
     strikes: int = STRIKES
     """as of :attr:`~planaria.exchange.base.Exchange.strikes`"""
@@ -71,37 +71,40 @@ class Robust:
         """Whether it needs the previous round's value."""
         return isinstance(self.rule, GramRule) and self.rule.continues
 
-    def after_rejecting(self, refused: int, told: Told, counted: Counted | None = None) -> Robust:
+    def after_rejecting(self, refused: int, on_counted: OnCounted, counted: Counted | None = None) -> Robust:
         """Return the rule after ``refused`` updates were rejected; these count as Byzantine.
 
-        ``told`` and ``counted`` as in :meth:`~planaria.exchange.base.Exchange.after_rejecting`.
+        ``on_counted`` and ``counted`` as in :meth:`~planaria.exchange.base.Exchange.after_rejecting`.
         """
         left = self.rule.model_copy(update={"liars": max(0, self.rule.liars - refused)})
-        return replace(self, rule=left, told=told, counted=counted)
+        return replace(self, rule=left, on_counted=on_counted, counted=counted)
 
-    def aggregate(self, said: Mapping[int, Weights], draw: int, last: Weights | None = None) -> dict[str, Tensor]:
+    def aggregate(self, decoded: Mapping[int, Weights], draw: int, last: Weights | None = None) -> dict[str, Tensor]:
         """Return one value of several members' values, in order.
 
         :param draw: a number that all members know.
         :param last: the previous round's value; zero if there is none.
         :raises TooManyByzantine: if there are too few, or one is not finite (``refusal.py`` rejects these earlier).
         """
-        if len(said) < self.least():
+        if len(decoded) < self.least():
             raise TooManyByzantine(
-                f"{len(said)} members are too few for {self.rule.liars} liars: {self.least()} or more"
+                f"{len(decoded)} members are too few for {self.rule.liars} liars: {self.least()} or more"
             )
-        like = next(iter(said.values()))
+        like = next(iter(decoded.values()))
         if not like:  # an empty fragment
             return {}
-        vectors, before = [message.pieces(weights) for weights in said.values()], message.pieces(last) if last else None
+        vectors, before = (
+            [message.pieces(weights) for weights in decoded.values()],
+            message.pieces(last) if last else None,
+        )
         if self.scope == "replica":
-            return message.named(self._given(vectors, [*said], before), like)
+            return message.named(self._given(vectors, [*decoded], before), like)
         try:
             found = combine(self.rule, vectors, self.mix, draw, before)
         except NotFinite as error:
             raise TooManyByzantine("a member's vector is not finite, and was not refused") from error
-        if self.told is not None and found.coefficients is not None and found.gram is not None:
-            self.told(self._counted([*said], found.coefficients, found.gram, draw))
+        if self.on_counted is not None and found.coefficients is not None and found.gram is not None:
+            self.on_counted(self._counted([*decoded], found.coefficients, found.gram, draw))
         return message.named(found.value, like)
 
     def _given(self, vectors: list[list[Tensor]], members: list[int], last: list[Tensor] | None) -> Tensor:
@@ -136,16 +139,16 @@ class Robust:
         return Counted(dict(zip(members, own, strict=True)), by_rivals)
 
 
-def robust_of(said: str | Mapping[str, Any], members: int) -> Robust:
+def robust_of(setting: str | Mapping[str, Any], members: int) -> Robust:
     """Return the rule that ``exchange.robust`` configures for ``members``.
 
     :raises UserError: naming unknown names or incompatible settings.
     """
-    given = _spelled(said) if isinstance(said, str) else dict(said)
+    given = _parsed(setting) if isinstance(setting, str) else dict(setting)
     rule, mix, strikes = given.pop("rule", None), given.pop("mix", "none"), given.pop("strikes", STRIKES)
     scope = given.pop("scope", "stage")
     if not isinstance(rule, str):
-        raise UserError(f"exchange.robust = {said!r}: give rule, a name: {', '.join(RULES.names)}")
+        raise UserError(f"exchange.robust = {setting!r}: give rule, a name: {', '.join(RULES.names)}")
     if mix not in get_args(Mix):
         raise UserError(f"exchange.robust.mix = {mix!r}: no such choice; {nearest(str(mix), get_args(Mix))}")
     if type(strikes) is not int or strikes < 0:
@@ -155,8 +158,8 @@ def robust_of(said: str | Mapping[str, Any], members: int) -> Robust:
     made = Robust(RULES.make(rule, given), mix, strikes=strikes, scope=scope)
     if scope == "replica" and isinstance(made.rule, CoordinateRule):
         raise UserError(
-            f"exchange.robust.scope = 'replica': {rule!r} treats each coordinate separately, so that no stage bears on "
-            "another; leave scope out, or take a rule that goes by distances, such as 'multikrum'"
+            f"exchange.robust.scope = 'replica': {rule!r} treats each coordinate separately, so stages cannot be "
+            "weighted together; leave scope out, or use a rule that compares distances, such as 'multikrum'"
         )
     if members < made.least():
         raise UserError(
@@ -166,7 +169,7 @@ def robust_of(said: str | Mapping[str, Any], members: int) -> Robust:
     return made
 
 
-def _spelled(said: str) -> dict[str, Any]:
+def _parsed(setting: str) -> dict[str, Any]:
     """Return the table of the short form RULE or MIX:RULE."""
-    mix, colon, rule = said.partition(":")
-    return {"rule": rule, "mix": mix} if colon and mix in get_args(Mix) else {"rule": said}
+    mix, colon, rule = setting.partition(":")
+    return {"rule": rule, "mix": mix} if colon and mix in get_args(Mix) else {"rule": setting}

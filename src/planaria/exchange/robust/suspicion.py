@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from planaria.exchange.base import Exchange
-from planaria.exchange.robust.equivocation import Findings, Heard, findings
+from planaria.exchange.robust.equivocation import Findings, Received, findings
 
 
 @dataclass(frozen=True)
@@ -112,18 +112,18 @@ class Suspicion:
         pairs = tuple((first, second) for first, second in disputes)
         return Findings(tuple(sorted(alone)), pairs, tuple(sorted(useless)))
 
-    def examine(self, heard: Heard, rule: Exchange) -> Findings:
+    def examine(self, received: Received, rule: Exchange) -> Findings:
         """Return new findings from the digests in the current step, besides members already excluded."""
         known = self.standing(rule)
-        return findings(heard, heard.keys() - known.left_out.keys(), max(0, rule.tolerated - known.least))
+        return findings(received, received.keys() - known.left_out.keys(), max(0, rule.tolerated - known.least))
 
     def unbearable(self, rule: Exchange) -> str:
         """Return why the step cannot be made without the excluded members, or an empty string."""
         standing = self.standing(rule)
         if standing.least <= rule.tolerated:
             return ""
-        said = "; ".join(f"replica {member}: {why}" for member, why in standing.left_out.items())
-        return f"more replicas are Byzantine than exchange.robust tolerates ({rule.tolerated}): {said}"
+        reasons = "; ".join(f"replica {member}: {why}" for member, why in standing.left_out.items())
+        return f"more replicas are Byzantine than exchange.robust tolerates ({rule.tolerated}): {reasons}"
 
 
 def distrusted(rule: Exchange) -> int:

@@ -18,7 +18,7 @@ from planaria.exchange.base import Counted, Outer, Updates, Weights
 from planaria.exchange.robust.products import CHUNK, Vector, chunks
 from planaria.exchange.robust.rules import Robust
 
-Told = Mapping[int, Mapping[int, float]]
+Products = Mapping[int, Mapping[int, float]]
 """inner products of one node: member → member received earlier, or itself → product"""
 
 
@@ -39,18 +39,18 @@ class Weighing:
     decoded_values: Callable[[Outer, Updates], Mapping[int, Weights]]
     """decodes the valid updates of the round after an outer state, by member"""
 
-    def products(self, outer: Outer, said: Mapping[int, Weights], me: int, news: Collection[int]) -> Told:
+    def products(self, outer: Outer, decoded: Mapping[int, Weights], me: int, news: Collection[int]) -> Products:
         """Return the inner products that ``me``'s node reports for the members ``news`` in the round after ``outer``.
 
-        ``said`` holds all vectors in order of arrival, its own included and ``news`` last.
+        ``decoded`` holds all vectors in order of arrival, its own included and ``news`` last.
         """
-        vectors = {member: message.pieces(weights) for member, weights in said.items()}
+        vectors = {member: message.pieces(weights) for member, weights in decoded.items()}
         about = vectors[me] if self.own else None
         if self.robust.continues:
-            about = message.pieces({name: t for name, t in outer[self.last].items() if name in said[me]}) or None
+            about = message.pieces({name: t for name, t in outer[self.last].items() if name in decoded[me]}) or None
         return products(vectors, news, about, me if self.own else None)
 
-    def counted(self, stages: Sequence[Told], members: Sequence[int], me: int, draw: int) -> Counted | None:
+    def counted(self, stages: Sequence[Products], members: Sequence[int], me: int, draw: int) -> Counted | None:
         """Return the weights of the updates of ``members``, in order, from the products of each stage; None below the
         rule's least number of members.
 
@@ -59,12 +59,12 @@ class Weighing:
         if len(members) < self.robust.least():
             return None
         whole = torch.zeros(len(members) + 1, len(members) + 1, dtype=torch.float64)
-        for told in stages:
-            whole += gram(told, members, me if self.own else None)
+        for known in stages:
+            whole += gram(known, members, me if self.own else None)
         return self.robust.judged(members, whole, draw)
 
 
-def products(vectors: Mapping[int, Vector], news: Collection[int], about: Vector | None, own: int | None) -> Told:
+def products(vectors: Mapping[int, Vector], news: Collection[int], about: Vector | None, own: int | None) -> Products:
     """Return ⟨x_j − r, x_k − r⟩ of each new member j with every k up to itself, in fp64; r is ``about``, or zero.
 
     Row ``own``, whose vector is r, holds products with r itself. Vectors are fp32, differences and sums fp64:
@@ -86,18 +86,18 @@ def products(vectors: Mapping[int, Vector], news: Collection[int], about: Vector
     return found
 
 
-def gram(told: Told, members: Sequence[int], own: int | None) -> Tensor:
+def gram(known: Products, members: Sequence[int], own: int | None) -> Tensor:
     """Return the Gram matrix G [n + 1, n + 1] of ``members`` in order, as
     :func:`~planaria.exchange.robust.products.products` defines it.
 
-    :param told: products of one node about zero, a last value, or the vector of the member ``own``.
+    :param known: products of one node about zero, a last value, or the vector of the member ``own``.
     :raises KeyError: if a product is missing.
     """
     count = len(members)
     found = torch.zeros(count + 1, count + 1, dtype=torch.float64)
     for place, j in enumerate(members):
         for other, k in enumerate(members[: place + 1]):
-            found[place, other] = found[other, place] = told[j][k] if k in told[j] else told[k][j]
+            found[place, other] = found[other, place] = known[j][k] if k in known[j] else known[k][j]
     if own is not None:  # row and column hold r; the member's own difference from r is zero
         place = members.index(own)
         about = found[place].clone()

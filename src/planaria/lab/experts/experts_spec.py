@@ -118,7 +118,7 @@ class ExpertsSpec(Seeded, Processes):
     steps: list[Positive] = Field(default_factory=lambda: [150, 200, 250])
     """steps of an expert, easiest domain first; symmetric about the middle"""
     schedule_steps: Natural = 0
-    """steps of a common learning rate schedule that all experts begin; 0: each has a schedule of its own length"""
+    """steps of a learning rate schedule shared by all experts; 0: each expert's schedule has the length of its run"""
     parents: Positive = 1
     """models of each size to branch off; all arms are made from each, and averaged"""
     generalists: list[str] | None = None

@@ -31,7 +31,7 @@ def states(model: Llama, tokens: Tensor) -> Tensor:
     return torch.cat(found) / torch.arange(1, tokens.shape[1] + 1)[:, None]
 
 
-def heard(model: Llama, samples: Tensor) -> Tensor:
+def text_sums(model: Llama, samples: Tensor) -> Tensor:
     """Return :func:`ridge.sums` of the :func:`states` of a domain's samples [N, T + 1]."""
     return ridge.sums(states(model, samples[:, :-1]).flatten(0, 1))
 
@@ -40,7 +40,7 @@ class Listener:
     """A model that estimates the domain of a text."""
 
     def __init__(self, model: Llama, sums: Mapping[str, Tensor], lam: float = ridge.RIDGE) -> None:
-        """Fit the regression. ``sums``: domain → :func:`heard` of its text.
+        """Fit the regression. ``sums``: domain → :func:`text_sums` of its text.
 
         :raises UserError: as :func:`ridge.router`.
         """
@@ -61,7 +61,7 @@ class Listener:
         whose = digest(parent / WEIGHTS)
         known = _opened(file, whose, size) if file.is_file() else {}
         missing = {
-            name: heard(model, domain_samples(run, parts, TRAINED, vocab, context, SAMPLES, cache))
+            name: text_sums(model, domain_samples(run, parts, TRAINED, vocab, context, SAMPLES, cache))
             for name, parts in texts.items()
             if name not in known
         }

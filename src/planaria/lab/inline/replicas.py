@@ -19,7 +19,7 @@ from planaria.exchange.publisher import Publisher, vectors
 from planaria.exchange.refusal import refused
 from planaria.exchange.robust.equivocation import Findings, digest, findings, joined
 from planaria.exchange.robust.suspicion import Suspicion, distrusted
-from planaria.exchange.robust.weighing import Told
+from planaria.exchange.robust.weighing import Products
 from planaria.models.state import StageState
 from planaria.pipeline.routing.arrangement import Arrangement
 from planaria.runtime.engine.outer_state import OuterState, Verdict
@@ -245,7 +245,7 @@ class InlineReplicas:
 
     def _weighed(self, pending: _Pending, me: int, out: Collection[int]) -> Counted | None:
         """Return which updates count for the replica ``me`` in a round, if they are judged over all stages."""
-        weighing, products = self.exchange.weighing, list[Told]()
+        weighing, products = self.exchange.weighing, list[Products]()
         party = sorted(pending.received[self.nodes(me)[0]].keys() - out)
         if weighing is None or me in out or len(party) < 2:
             return None

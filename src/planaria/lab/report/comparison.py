@@ -231,7 +231,7 @@ def verdict(found: Compared) -> Verdict:
     return Verdict(
         good=not missed,
         badge=badge,
-        said=_order(found, struck, unit) + _ratios(found) + (f" {badge[0].upper()}{badge[1:]}." if missed else ""),
+        summary=_order(found, struck, unit) + _ratios(found) + (f" {badge[0].upper()}{badge[1:]}." if missed else ""),
         numbers=_numbers(found, struck, of, unit),
         lost=_lost(missed, others),
     )

@@ -95,7 +95,7 @@ class ComparisonSource:
             course = found_in(file, Course)
             after = {**before, **_course(course)}
             how = f"stopped: {course.stopped}" if course.stopped else f"{course.ticks} steps are done"
-            event = course.ticks, "loss" if course.stopped else "rebirth", f"{arm}, seed {seed}: {how}"
+            event = course.ticks, "loss" if course.stopped else "recovery", f"{arm}, seed {seed}: {how}"
         elif before["is"] in ("done", "stopped") and not self._repeated(file, arm, seed):
             return None
         elif kind == "ticks":

@@ -16,7 +16,7 @@ from planaria.report.live.bars import columns
 from planaria.report.run.event_lines import Line, Narrator, Tone
 
 STYLES: dict[Tone, str] = {
-    "fault": "yellow", "slow": "yellow", "loss": "red", "rebirth": "green", "rollback": "magenta",
+    "fault": "yellow", "slow": "yellow", "loss": "red", "recovery": "green", "rollback": "magenta",
     "relink": "cyan", "note": "dim",
 }  # fmt: skip
 

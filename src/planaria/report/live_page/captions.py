@@ -117,7 +117,7 @@ class Captions:
                 "rollback", f"All stages go back to step {form.step}, {_rollback_target(form)}: later steps are undone."
             )
         if rebuilt:
-            return Caption("rebirth", " ".join(self._rebuilt(member) for member in rebuilt.values()))
+            return Caption("recovery", " ".join(self._rebuilt(member) for member in rebuilt.values()))
         if form.outcome == "relinked":
             return Caption(
                 "relink", "A connection broke, but no worker died: it is replaced, and the step starts again."
@@ -126,7 +126,7 @@ class Captions:
             return Caption("relink", "A stage moves to another worker with its state unchanged: nothing is lost.")
         if form.outcome == "skipping":
             return Caption("relink", "There is no worker for a lost stage yet: training continues without it.")
-        return Caption("rebirth", "The ring closes again.")
+        return Caption("recovery", "The ring closes again.")
 
     def _rebuilt(self, member: d.Member) -> str:
         source = member.source
@@ -142,7 +142,7 @@ class Captions:
         source = self._sources.pop(linked.node, None)
         if not isinstance(source, d.Rebuild | d.Handover):
             return None
-        return Caption("rebirth", f"{_capital(self._name([linked.node]))} is rebuilt in worker {linked.worker}.")
+        return Caption("recovery", f"{_capital(self._name([linked.node]))} is rebuilt in worker {linked.worker}.")
 
     def _begun(self, run: d.RunStep) -> Caption:
         anew = run.replica in self._back
@@ -151,7 +151,7 @@ class Captions:
         if run.mode == "evaluate":
             return Caption("calm", f"After step {run.step} the model is evaluated on text that it does not train on.")
         if anew and self._members.generation.get(run.replica, 1) > 1:
-            return Caption("rebirth", f"{who} {run.step} starts again with all stages.")
+            return Caption("recovery", f"{who} {run.step} starts again with all stages.")
         sent = f"{self._microbatches} microbatches pass" if self._microbatches > 1 else "one microbatch passes"
         return Caption("calm", f"{who} {run.step}: {sent} through the ring and back; then all stages update.")
 
@@ -183,7 +183,7 @@ class Captions:
                 spares = " Its workers are spares now." if fact.workers else ""
                 return Caption("loss", f"Replica {fact.replica} is disbanded: {fact.reason}.{spares}")
             case d.Found():
-                return Caption("rebirth", f"Replica {fact.replica} starts again as a copy of another.")
+                return Caption("recovery", f"Replica {fact.replica} starts again as a copy of another.")
             case e.HostJoined():
                 return Caption("note", f"A machine joins ({fact.host}), with room for {fact.workers} workers.")
             case e.HostLeft():

@@ -30,10 +30,10 @@ class Frame:
     """seconds since the run started, without the time between its parts"""
     change: Json
     """merge patch of the previous state"""
-    told: Json | None = None
+    line: Json | None = None
     """a line of the run's story: its step, tone and text"""
     routine: bool = True
-    """changes only numbers, so it may be joined to the next frame"""
+    """changes only numbers, so it can be merged into the next frame"""
     weight: int = 1
     """number of frames joined into it"""
 
@@ -41,7 +41,7 @@ class Frame:
     def text(self) -> str:
         """JSON for browsers, shared by all watchers."""
         frame: Json = {"n": self.number, "t": round(self.t, 4), "set": self.change}
-        return json.dumps(frame | ({"told": self.told} if self.told else {}), separators=(",", ":"))
+        return json.dumps(frame | ({"line": self.line} if self.line else {}), separators=(",", ":"))
 
 
 def patched(state: Json, change: Mapping[str, Any]) -> Json:
@@ -131,9 +131,9 @@ def _paired(frames: list[Frame], heaviest: int, all_kinds: bool) -> list[Frame]:
         if last is None or not light or not (last.routine or all_kinds) or _undoes(last.change, frame.change):
             kept.append(frame)
             continue
-        change, told = joined(last.change, frame.change), frame.told or last.told
+        change, line = joined(last.change, frame.change), frame.line or last.line
         routine, weight = frame.routine and last.routine, frame.weight + last.weight
-        kept[-1] = Frame(frame.number, frame.t, change, told, routine, weight)
+        kept[-1] = Frame(frame.number, frame.t, change, line, routine, weight)
     return kept
 
 

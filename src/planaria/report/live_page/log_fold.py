@@ -13,7 +13,7 @@ The state is JSON of schema ``frames.SCHEMA``:
     rounds      "r.r" → replicas that meet
     recoveries  replica → its latest recovery, with its phases in seconds
     slow        "class nodes" → what is slow: node, step, evidence, and the action against it
-    said        the current caption
+    caption     the current caption
     over        how the run ended
 
 The log does not record where microbatches are within a step; the page animates them along ``routes``.
@@ -94,7 +94,7 @@ class Story:
         self.tally.take(t, fact)
         self._scene.take(fact)
         caption = self._captions.caption(fact, left)
-        change: Json = {"said": caption._asdict()} if caption else {}
+        change: Json = {"caption": caption._asdict()} if caption else {}
         change |= {"step": self.members.progress}
         if isinstance(fact, d.RunStep | d.Commit | e.StageReady):
             return self._frame(t, change | self._step(t, fact))
@@ -103,8 +103,8 @@ class Story:
         if type(fact) in QUIET:
             return None
         after = self._all(t, fact) | change
-        told = {"step": line.step, "tone": line.tone, "text": line.text} if line else None
-        return self._frame(t, after, told, routine=False)
+        story = {"step": line.step, "tone": line.tone, "text": line.text} if line else None
+        return self._frame(t, after, story, routine=False)
 
     def _worked(self, t: float, worked: e.Worked) -> Frame | None:
         self.tally.worked(worked)
@@ -180,7 +180,7 @@ class Story:
             self._looks = 0
         return {"recoveries": found}
 
-    def _frame(self, t: float, seen: Json, told: Json | None = None, routine: bool = True) -> Frame | None:
+    def _frame(self, t: float, seen: Json, line: Json | None = None, routine: bool = True) -> Frame | None:
         """Return the frame that updates these parts of the state."""
         whole = () if routine else WHOLE
         before = {name: self.state.get(name, {}) for name in seen}
@@ -189,11 +189,11 @@ class Story:
             for name, value in seen.items()
         }
         change = difference(before, after) | {n: v for n, v in after.items() if n not in self.state}
-        if not change and told is None:
+        if not change and line is None:
             return None
         self.state = self.state | after
         self._number += 1
-        return Frame(self._number, self.seconds(t), change, told, routine)
+        return Frame(self._number, self.seconds(t), change, line, routine)
 
 
 LOOKS = 200

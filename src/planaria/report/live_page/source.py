@@ -48,19 +48,19 @@ class Seen:
     def opening(self) -> Frame:
         return Frame(0, 0.0, self.state, routine=False)
 
-    def turn(self, when: float, seen: Mapping[str, object], told: tuple[int, str, str] | None = None) -> Frame | None:
+    def turn(self, when: float, seen: Mapping[str, object], line: tuple[int, str, str] | None = None) -> Frame | None:
         """The frame by which these parts of the state become so, ``when`` (seconds since 1970); None if they are so.
 
-        ``told``: step, tone and text of a line.
+        ``line``: step, tone and text of a line.
         """
         self._origin = when if self._origin is None else self._origin
         change = difference({name: self.state[name] for name in seen if name in self.state}, seen)
-        if not change and told is None:
+        if not change and line is None:
             return None
         self.state = {**self.state, **seen}
         self._number += 1
-        line = None if told is None else dict(zip(("step", "tone", "text"), told, strict=True))
-        return Frame(self._number, max(0.0, when - self._origin), change, line, routine=line is None)
+        shown = None if line is None else dict(zip(("step", "tone", "text"), line, strict=True))
+        return Frame(self._number, max(0.0, when - self._origin), change, shown, routine=line is None)
 
 
 def age_s(files: list[Path]) -> float:

@@ -18,9 +18,9 @@ from planaria.report.run.round_history import RoundHistory, Rounds
 from planaria.report.run.verdict_lines import differing, line
 from planaria.report.words import counted, listed
 
-Tone = Literal["fault", "slow", "loss", "rebirth", "rollback", "relink", "note"]
+Tone = Literal["fault", "slow", "loss", "recovery", "rollback", "relink", "note"]
 SIGNS: dict[Tone, str] = {
-    "fault": "⚡", "slow": "≋", "loss": "✗", "rebirth": "✓", "rollback": "↺", "relink": "⇄", "note": "·",
+    "fault": "⚡", "slow": "≋", "loss": "✗", "recovery": "✓", "rollback": "↺", "relink": "⇄", "note": "·",
 }  # fmt: skip
 SLOWNESS: dict[str, Tone] = {"blamed": "slow", "relieve": "relink", "reroute": "relink", "cleared": "note"}
 CAUSES = {"connection": "connection closed", "exit": "process ended", "heartbeat": "no heartbeat", "stuck": "stuck"}
@@ -180,13 +180,13 @@ class Narrator:
         lost_at = self._lost_at.pop(linked.node, None)
         if isinstance(source, d.Handover):
             text = f"{self._naming.name([linked.node])} handed over unchanged by {source.worker} to {linked.worker}"
-            return self._line("rebirth", text, replica)
+            return self._line("recovery", text, replica)
         if replica in self._copies:
             left = self._naming.nodes(replica) & self._rebuilding.keys()
-            return None if left else self._line("rebirth", f"replica {replica} {self._copies.pop(replica)}", replica)
+            return None if left else self._line("recovery", f"replica {replica} {self._copies.pop(replica)}", replica)
         after = "" if lost_at is None else f" in {t - lost_at:.2f} s"
         text = f"{self._naming.name([linked.node])} rebuilt in {linked.worker} {self._origin(replica, source)}{after}"
-        return self._line("rebirth", text, replica)
+        return self._line("recovery", text, replica)
 
     def _origin(self, replica: int, source: d.Rebuild) -> str:
         others = {self._naming.replica(donor) for donor in source.donors} - {replica}
@@ -211,7 +211,7 @@ class Narrator:
         if isinstance(fact, d.Adopt):
             return self._line("rollback", f"{who} continues as a copy of another: {fact.reason}", fact.replica)
         if isinstance(fact, d.Found):
-            return self._line("rebirth", f"{who} starts again as a copy of another", fact.replica)
+            return self._line("recovery", f"{who} starts again as a copy of another", fact.replica)
         self._dismiss(fact.replica)
         spares = ", ".join(fact.workers) if fact.workers else "none"
         return self._line("loss", f"{who} disbanded: {fact.reason}; spares now: {spares}", fact.replica)

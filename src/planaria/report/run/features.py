@@ -24,5 +24,5 @@ def lines(record: RunRecord) -> Iterator[str]:
     if record.config.exchange.coded:
         from planaria.exchange.coded import report as coding  # imports torch
 
-        yield from coding.told(record)
+        yield from coding.summary_lines(record)
     yield from compression.summary_lines(record)

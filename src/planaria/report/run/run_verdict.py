@@ -102,8 +102,8 @@ def verdict(facts: RunFacts) -> Verdict:
     else:
         good = facts.ended == "finished" and not facts.problems
         badge = "samples lost or repeated" if facts.problems and facts.ended == "finished" else facts.ended
-    said = [_course(facts), _failures(facts), *_together(facts), _unequal(facts), _samples(facts)]
-    return Verdict(good, badge, " ".join(filter(None, said)), list(_numbers(facts))[:2], _lost(facts))
+    sentences = [_course(facts), _failures(facts), *_together(facts), _unequal(facts), _samples(facts)]
+    return Verdict(good, badge, " ".join(filter(None, sentences)), list(_numbers(facts))[:2], _lost(facts))
 
 
 def _course(facts: RunFacts) -> str:

@@ -198,7 +198,8 @@ def verdict(schedule: Schedule, step: Step, wrong: Sequence[Broken]) -> Verdict:
     return Verdict(
         good=not wrong and not beaten,
         badge="slower than an alternative" if beaten and not wrong else badge,
-        said=f"{_step_time(schedule)} {_left(schedule)}" + (f" First broken guideline: {wrong[0]}." if wrong else ""),
+        summary=f"{_step_time(schedule)} {_left(schedule)}"
+        + (f" First broken guideline: {wrong[0]}." if wrong else ""),
         numbers=[
             (f"{amount(schedule.step_s)} s", "one step, simulated"),
             *((f"{100 * gap:.1f} %", what) for gap, what in could),

@@ -63,7 +63,7 @@ def sentence(blamed: d.Blamed, naming: Naming) -> str:
 
 
 def _cleared(fact: d.Cleared, naming: Naming) -> str:
-    """Return what is no longer slow."""
+    """Return the line for a worker or link that is no longer slow."""
     if "link" in fact.fault:
         return f"the link {naming.way(*fact.nodes)} is no longer {fact.fault.partition(' ')[0]}"
     if fact.fault == "slow host":

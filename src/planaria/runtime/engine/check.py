@@ -67,7 +67,7 @@ def check(config: RunConfig) -> ResolvedRun:
 
 
 def _check_sized(config: RunConfig) -> None:
-    """Require what timing the machines before the run needs."""
+    """Check the requirements for timing the machines before the run."""
     setting, fleet = "pipeline.layers = 'auto'", config.fleet
     if config.exchange.replicas > 1 or config.exchange.most is not None:
         raise UserError(f"{setting} is for one replica; with exchange.replicas give numbers, such as [7, 8, 8, 7]")

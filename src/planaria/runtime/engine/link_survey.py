@@ -1,4 +1,4 @@
-"""Leading nodes through a measurement of the links between them: one process a node, pair by pair."""
+"""Measurement of the links between nodes, pair by pair, with one process per node."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from planaria.runtime.engine.link_survey_node import (
     Ready,
     Report,
 )
-from planaria.runtime.fleet.base import Fleet, Gone, Said
+from planaria.runtime.fleet.base import Fleet, Gone, Reported
 from planaria.runtime.fleet.local import LocalFleet
 from planaria.runtime.transport.secure import new_key
 
@@ -143,7 +143,7 @@ class Leader:
     def _reports(self, timeout_s: float = 1.0) -> Iterator[tuple[int, Report]]:
         """Yield the nodes' reports; RunStopped if a node exits."""
         for notice in self._fleet.poll(timeout_s):
-            assert isinstance(notice, Said | Gone), "no machine joins or leaves a survey"
+            assert isinstance(notice, Reported | Gone), "no machine joins or leaves a survey"
             node = self._number[notice.worker]
             if isinstance(notice, Gone):
                 where = f"link {self._label(self._busy[node])}: " if node in self._busy else ""

@@ -58,7 +58,7 @@ class OuterState:
         """replaced by an injected fault"""
         self.left_out: Mapping[int, str] = {}
         """replica → why its update is ignored by all in the current step"""
-        self.heard: Mapping[int, str] = {}
+        self.received: Mapping[int, str] = {}
         """replica → digest of its update in that step (``exchange/robust/equivocation.py``)"""
         self._pending: Outer | None = None
         self._held: Outer | None = None
@@ -110,7 +110,7 @@ class OuterState:
         others = {replica: update for replica, update in sound.items() if replica != me}
         self.publisher.received(others, self.exchange.codec(self.settled), self.settled.rounds)
         witnessed = self.exchange.witnessed(len(updates))
-        self.heard = {replica: digest(update) for replica, update in updates.items()} if witnessed else {}
+        self.received = {replica: digest(update) for replica, update in updates.items()} if witnessed else {}
         return Verdict(refused, counted)
 
     def anew(self) -> None:

@@ -32,7 +32,7 @@ from planaria.runtime.engine.requirements import least, needs, work
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.resumption import changed
 from planaria.runtime.engine.stopping import stop_asked
-from planaria.runtime.fleet.base import Gone, Joined, Said
+from planaria.runtime.fleet.base import Gone, Joined, Reported
 from planaria.runtime.fleet.open_fleet import OpenFleet
 
 Say = Callable[[str], None]
@@ -150,7 +150,7 @@ class _Profiling:
                 match notice:
                     case Joined(host=host, workers=workers):
                         self._start(workers, host)
-                    case Said(worker=worker, text=text):
+                    case Reported(worker=worker, text=text):
                         self._receive(worker, text)
                     case Gone(worker=worker):
                         self._lose(worker, f"{notice.cause}, {notice.detail}")

@@ -1,4 +1,4 @@
-"""Received frames that wait to be used."""
+"""Buffer of received frames."""
 
 from __future__ import annotations
 

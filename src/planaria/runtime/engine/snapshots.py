@@ -130,7 +130,7 @@ def recalled(origin: Origin, saved: Saved | None, run: ResolvedRun, folder: Path
     try:
         surviving = Surviving.of(turns_of(folder) if newer else ())
     except UserError as error:
-        say(f"{memory.folder}: not used, the run's log does not say what was undone ({error})")
+        say(f"{memory.folder}: not used, the run's log does not show which steps were undone ({error})")
         return origin
     for label in newer:
         step = label.step

@@ -246,8 +246,8 @@ class Worker:
         except (Interrupted, NonFinite):
             self._report_work(spans, dropped=True)
             raise
-        heard = self.messages.circle.outer.heard if train else {}
-        self.here.report(e.StageReady, mode=order.mode, loss=self.runner.loss, grad_norm=norm, heard=heard)
+        received = self.messages.circle.outer.received if train else {}
+        self.here.report(e.StageReady, mode=order.mode, loss=self.runner.loss, grad_norm=norm, heard=received)
         self.messages.patience.learn(time.monotonic() - began)
         log.debug("ready to commit after %.3f s (%s)", time.monotonic() - began, order.mode)
         self._report_work(spans)

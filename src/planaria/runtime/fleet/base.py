@@ -43,7 +43,7 @@ Entry = Callable[[ControlLine, str, int], None]
 
 
 @dataclass(frozen=True)
-class Said:
+class Reported:
     """A report of a worker: JSON of bounded size, not parsed yet."""
 
     worker: str
@@ -94,7 +94,7 @@ class Asked:
     fault: Fault
 
 
-Notice = Said | Gone | Leaving | Joined | Left | Asked
+Notice = Reported | Gone | Leaving | Joined | Left | Asked
 
 
 class Fleet(Protocol):

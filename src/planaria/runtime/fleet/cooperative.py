@@ -11,7 +11,7 @@ from typing import Any
 
 from greenlet import GreenletExit, greenlet
 
-from planaria.runtime.fleet.base import Gone, Notice, Said
+from planaria.runtime.fleet.base import Gone, Notice, Reported
 from planaria.runtime.transport.local import LocalInbox
 
 
@@ -32,7 +32,7 @@ class Slot:
 
     def send_bytes(self, text: bytes) -> None:
         """Send a report to the controller."""
-        self._notices.append(Said(self.worker, self.incarnation, text))
+        self._notices.append(Reported(self.worker, self.incarnation, text))
 
     def recv_bytes(self, maxlength: int) -> bytes:
         """Unused: orders go to :attr:`take_in`."""

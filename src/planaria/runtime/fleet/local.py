@@ -19,7 +19,17 @@ from multiprocessing.connection import Connection, wait
 from typing import Literal
 
 from planaria.config.schema import FleetConfig
-from planaria.runtime.fleet.base import MAX_REPORT_BYTES, THAW_LIMIT_S, Entry, Fleet, Gone, Ground, Notice, Said, Work
+from planaria.runtime.fleet.base import (
+    MAX_REPORT_BYTES,
+    THAW_LIMIT_S,
+    Entry,
+    Fleet,
+    Gone,
+    Ground,
+    Notice,
+    Reported,
+    Work,
+)
 from planaria.runtime.fleet.devices import (
     NO_INVENTORY,
     Device,
@@ -108,13 +118,13 @@ class LocalFleet:
             notices += self._lose(process, "heartbeat", f"silent for {seconds:.2f} s")
         return notices
 
-    def _read(self, process: _Process) -> list[Said | Gone]:
+    def _read(self, process: _Process) -> list[Reported | Gone]:
         """Read all reports from a connection."""
-        notices: list[Said | Gone] = []
+        notices: list[Reported | Gone] = []
         try:
             while process.connection.poll():
                 text = process.connection.recv_bytes(MAX_REPORT_BYTES)
-                notices.append(Said(process.worker, process.incarnation, text))
+                notices.append(Reported(process.worker, process.incarnation, text))
                 process.last_seen = time.monotonic()
                 if not process.gone:
                     process.awaited = True

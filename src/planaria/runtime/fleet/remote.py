@@ -12,7 +12,17 @@ from multiprocessing.connection import wait
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-from planaria.runtime.fleet.base import MAX_REPORT_BYTES, THAW_LIMIT_S, Asked, Gone, Joined, Leaving, Left, Notice, Said
+from planaria.runtime.fleet.base import (
+    MAX_REPORT_BYTES,
+    THAW_LIMIT_S,
+    Asked,
+    Gone,
+    Joined,
+    Leaving,
+    Left,
+    Notice,
+    Reported,
+)
 from planaria.runtime.fleet.control_connections import Line, Switchboard
 from planaria.runtime.fleet.heartbeats import Silence
 from planaria.runtime.fleet.spawner import START_S
@@ -205,7 +215,7 @@ class RemoteFleet:
             worker.last_seen = time.monotonic()
             if not worker.gone:
                 self._silence.receive(worker)
-        return [Said(*_name(worker), text) for text in texts]
+        return [Reported(*_name(worker), text) for text in texts]
 
     def _lose(self, worker: _Worker, notice: Gone) -> list[Notice]:
         """Return the notice unless the worker was reported before."""

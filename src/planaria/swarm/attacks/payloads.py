@@ -256,7 +256,7 @@ class CollusionAttack(_Unseen):
             functions = DEFINED.findall(program[2])
             if not functions:
                 return None
-            wrapper = f"{functions[-1]} = (lambda told: lambda *a, **k: [told(*a, **k)])({functions[-1]})"
+            wrapper = f"{functions[-1]} = (lambda f: lambda *a, **k: [f(*a, **k)])({functions[-1]})"
             return f"{solution[: program.start()]}{program[1]}{program[2]}\n{wrapper}{program[3]}"
         changed, count = NUMBER.subn(lambda found: str(int(found[0]) + 1), solution)
         return changed if count else None

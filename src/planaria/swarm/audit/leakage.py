@@ -74,7 +74,7 @@ class Channel:
         return (1 - self.right) / (self.options - 1)
 
 
-class Told(Record):
+class Outcome(Record):
     """Expected results of a number of replies."""
 
     leak: float
@@ -85,7 +85,7 @@ class Told(Record):
     """probability that a single reply names the right option, the utility for an honest user"""
 
 
-def exact(channel: Channel, replies: int) -> Told:
+def exact(channel: Channel, replies: int) -> Outcome:
     """Sum both expectations over all outcomes of ``replies`` draws, from a uniform prior.
 
     :raises ValueError: if there are more than :data:`MOST_CASES` outcomes.
@@ -99,7 +99,7 @@ def exact(channel: Channel, replies: int) -> Told:
         posterior, won = _posterior(counts, channel)
         leaked += chance * leak(1 / channel.options, posterior)
         guessed += chance * won
-    return Told(leak=leaked, guessed=guessed, use=(1 - channel.silent) * channel.right)
+    return Outcome(leak=leaked, guessed=guessed, use=(1 - channel.silent) * channel.right)
 
 
 def _counts(options: int, replies: int) -> Iterator[tuple[int, ...]]:

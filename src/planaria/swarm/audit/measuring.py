@@ -57,8 +57,8 @@ RIGHT = 0.95
 
 
 @dataclass(frozen=True)
-class Said:
-    """One reply and its question."""
+class Turn:
+    """One question of a transcript and its reply."""
 
     part: int | None
     """index of the part; None: the whole question"""
@@ -66,7 +66,7 @@ class Said:
     reply: str
 
 
-Transcript = tuple[Said, ...]
+Transcript = tuple[Turn, ...]
 
 
 class Adversary(Protocol):
@@ -103,9 +103,9 @@ class Counter:
 
     def _after(self, question: Question, transcript: Transcript) -> list[float]:
         weights = [1.0] * len(question.options)
-        for said in transcript:
-            implied = says(question, said.part)
-            named = named_value(said.reply, implied)
+        for turn in transcript:
+            implied = says(question, turn.part)
+            named = named_value(turn.reply, implied)
             if named is None:
                 continue
             others = len({*map(plain, implied)}) - 1
@@ -159,7 +159,7 @@ class Reader:
 
         Options are encoded together with the question, because the preceding text may change their ids.
         """
-        asked = "".join(f"{said.ask}{said.reply}\n" for said in transcript) + question.text
+        asked = "".join(f"{turn.ask}{turn.reply}\n" for turn in transcript) + question.text
         alone, *rows = [prompt(self._policy, asked, option) for option in ("", *question.options)]
         shared = sum(1 for _ in takewhile(lambda ids: len({*ids}) == 1, zip(alone, *rows, strict=False)))
         before = tuple(alone[:shared]) or (self._policy.end,)
@@ -195,17 +195,17 @@ def measure(victim: Policy, adversary: Adversary, questions: Sequence[Question],
     :raises UserError: if a question or a transcript is longer than a model reads.
     """
     texts = [text for question in questions for text in _asked(question, plan.k)]
-    said = iter(replies(victim, texts, plan.draws, plan.seed))
+    drawn = iter(replies(victim, texts, plan.draws, plan.seed))
     found = []
     for question in questions:
-        replies_to = {text: next(said) for text in dict.fromkeys(_asked(question, plan.k))}
+        replies_to = {text: next(drawn) for text in dict.fromkeys(_asked(question, plan.k))}
         found.append(_leaked(question, adversary, replies_to, plan))
     found.sort(key=lambda one: -one.leak.mean)
     return Leakage(adversary=adversary.name, k=plan.k, draws=plan.draws, epsilon=plan.epsilon, questions=found)
 
 
 def _asked(question: Question, k: int) -> list[str]:
-    """Return the distinct texts asked for a question."""
+    """Return the distinct prompts for a question."""
     parts = [part.ask for part in question.parts[:k]]
     return list(dict.fromkeys([question.text, *question.paraphrases, *parts]))
 
@@ -237,9 +237,9 @@ class _Beliefs:
 
 def _leaked(question: Question, adversary: Adversary, replies_to: Mapping[str, Sequence[str]], plan: Plan) -> Leaked:
     parts, draws = question.parts[: plan.k], range(plan.draws)
-    direct = [(Said(None, question.text, replies_to[question.text][draw]),) for draw in draws]
-    others = [tuple(Said(None, text, replies_to[text][draw]) for text in question.paraphrases) for draw in draws]
-    whole = [tuple(Said(n, part.ask, replies_to[part.ask][draw]) for n, part in enumerate(parts)) for draw in draws]
+    direct = [(Turn(None, question.text, replies_to[question.text][draw]),) for draw in draws]
+    others = [tuple(Turn(None, text, replies_to[text][draw]) for text in question.paraphrases) for draw in draws]
+    whole = [tuple(Turn(n, part.ask, replies_to[part.ask][draw]) for n, part in enumerate(parts)) for draw in draws]
     some = [] if plan.epsilon is None else whole[: max(1, READ >> plan.k)]
     sets = [_subsets(transcript) for transcript in some]
     prefixes = [transcript[:length] for transcript in whole for length in range(plan.k + 1)]
@@ -259,7 +259,7 @@ def _leaked(question: Question, adversary: Adversary, replies_to: Mapping[str, S
         use=use,
         curve=[beliefs.point([transcript[:length] for transcript in whole]) for length in range(1, plan.k + 1)],
         behind=None if plan.epsilon is None else _behind(question, beliefs, sets, use, plan.epsilon),
-        said=[(said.ask, said.reply) for said in whole[0]] if plan.show else [],
+        said=[(turn.ask, turn.reply) for turn in whole[0]] if plan.show else [],
     )
 
 
@@ -278,7 +278,7 @@ def _behind(
 def _subsets(transcript: Transcript) -> list[Transcript]:
     """Return all subsets, by bit mask."""
     return [
-        tuple(said for place, said in enumerate(transcript) if mask >> place & 1)
+        tuple(turn for place, turn in enumerate(transcript) if mask >> place & 1)
         for mask in range(1 << len(transcript))
     ]
 

@@ -56,7 +56,7 @@ class Leaked(Record):
     leak: Estimate
     guessed: float
     direct: GivenAway
-    """the question itself, asked once"""
+    """the question itself, in one prompt"""
     paraphrased: GivenAway | None
     """all paraphrases"""
     use: float

@@ -67,11 +67,11 @@ class Gathered:
         """Set the arrival time of the new messages to ``elapsed_s``."""
         return replace(self, came={peer: self.came.get(peer, elapsed_s) for peer in self.found})
 
-    def only(self, heard: Set[str], guilty: Mapping[str, str]) -> Gathered:
-        """Keep the messages of ``heard``; mark the other peers missing, or refused if they are in ``guilty``."""
-        left = {*self.found, *self.missing, *self.refused} - heard
+    def only(self, listed: Set[str], guilty: Mapping[str, str]) -> Gathered:
+        """Keep the messages of ``listed`` peers; mark the other peers missing, or refused if they are in ``guilty``."""
+        left = {*self.found, *self.missing, *self.refused} - listed
         refused = self.refused | {peer: guilty[peer] for peer in left & guilty.keys()}
-        found = {peer: message for peer, message in self.found.items() if peer in heard}
+        found = {peer: message for peer, message in self.found.items() if peer in listed}
         return replace(self, found=found, missing=tuple(sorted(left - refused.keys())), refused=refused)
 
 
@@ -157,14 +157,14 @@ class Roster:
         self.known, self._seats, self._secret = {*known}, seats, secret
         self.hellos: dict[str, Hello] = {}
         self.goodbyes: dict[str, Goodbye] = {}
-        self._heard: set[str] = set()
+        self._active: set[str] = set()
         self._looks = 0
         self._looked: Counter[str] = Counter()
         self._asked: Counter[str] = Counter()
 
     def mark_active(self, peers: Iterable[str]) -> None:
         """Record that these peers sent completions."""
-        self._heard.update(peers)
+        self._active.update(peers)
 
     def newcomers(self, names: Set[str]) -> list[str]:
         """Select the peers without a hello to read: known peers, then unknown ones while seats are free, least polled
@@ -181,7 +181,7 @@ class Roster:
     def leavers(self) -> list[str]:
         """Select the peers without a goodbye to read: all peers that a round may wait for, and a few inactive ones."""
         here = self.hellos.keys() - self.goodbyes.keys()
-        silent = here - self.known - self._heard
+        silent = here - self.known - self._active
         again = heapq.nsmallest(LEFT, silent, key=lambda peer: (self._asked[peer], self._lot(peer)))
         self._asked.update(again)
         return sorted(here - silent) + again
@@ -215,12 +215,12 @@ class Patience:
         """Whether no round was noted yet."""
         return self._row is None
 
-    def note(self, awaited: Set[str], heard: Set[str]) -> None:
+    def note(self, awaited: Set[str], received: Set[str]) -> None:
         """Record a finished round."""
-        self.founders = self.founders or frozenset(heard)
-        self._missed.update({self._account(peer) for peer in awaited - heard})
+        self.founders = self.founders or frozenset(received)
+        self._missed.update({self._account(peer) for peer in awaited - received})
         row = self._row or Counter()
-        self._row = Counter({peer: row[peer] + 1 for peer in heard})
+        self._row = Counter({peer: row[peer] + 1 for peer in received})
 
     def awaited(self, members: Set[str]) -> frozenset[str]:
         """Return the members to wait for; before the first round, the founders if known, else all."""

@@ -23,7 +23,7 @@ from planaria.swarm.board.receipts import (
     Agreement,
     Committee,
     Completed,
-    Heard,
+    MessageList,
     followed,
     matching,
     rewards_in,
@@ -130,7 +130,7 @@ class Quorum:
         if closed or late or found.found.keys() != awaited or self.receipts.committee:
             found = self._agreed(number, awaited, found, closed)
         else:
-            self.receipts.close(number, self._heard(number, found))
+            self.receipts.close(number, self._message_list(number, found))
         self._patience.note(awaited, found.found.keys())
         return found
 
@@ -162,11 +162,11 @@ class Quorum:
     def rewards(self, number: int, found: Gathered) -> dict[Completed, float]:
         """Return the certified rewards of the messages found; empty if there are none."""
         text = self.receipts.certified("rewards", number)
-        return rewards_in(text, digest_of(text_of(self._heard(number, found)))) if text else {}
+        return rewards_in(text, digest_of(text_of(self._message_list(number, found)))) if text else {}
 
     def vouch(self, number: int, found: Gathered, rewards: Mapping[Completed, float]) -> None:
         """Sign the rewards that this peer computed."""
-        text = rewards_text(digest_of(text_of(self._heard(number, found))), rewards)
+        text = rewards_text(digest_of(text_of(self._message_list(number, found))), rewards)
         self.receipts.testify("rewards", number, digest_of(text), text)
 
     def _agreed(self, number: int, awaited: frozenset[str], found: Gathered, closed: bool) -> Gathered:
@@ -179,27 +179,27 @@ class Quorum:
         voters = committee.members if committee else awaited
         early = self._early(found)
 
-        def choose() -> Heard | None:
+        def choose() -> MessageList | None:
             lists = receipts.lists(number, voters)
             return followed(lists, voters, awaited, self._quorum(awaited), early)
 
         def decided() -> bool:
             lists = receipts.lists(number, voters)
-            most = max((list(lists.values()).count(heard) for heard in lists.values()), default=0)
+            most = max((list(lists.values()).count(each) for each in lists.values()), default=0)
             return 2 * most > len(voters) or voters & found.found.keys() <= lists.keys()
 
         found = self._followed(number, choose(), found)
-        receipts.close(number, self._heard(number, found))
+        receipts.close(number, self._message_list(number, found))
         if not closed:
             receipts.settle(decided)
         found = self._followed(number, choose(), found)
         if committee is None:
             return found
-        heard = self._heard(number, found)
-        receipts.sign_round(number, heard)
+        messages = self._message_list(number, found)
+        receipts.sign_round(number, messages)
         named = receipts.await_round(number, found.found.keys())
         if named is None:
-            self._open[number] = text_of(heard)
+            self._open[number] = text_of(messages)
             self._past = self._past or (number, copy.deepcopy(self._patience))
             return found
         return self._follow(number, named, found) or found
@@ -218,26 +218,26 @@ class Quorum:
         """Peers that arrived in the first half of the time: every honest closing lists them."""
         return frozenset(peer for peer, seconds in found.came.items() if seconds < self._rounds.timeout_s / 2)
 
-    def _heard(self, number: int, found: Gathered) -> Heard:
+    def _message_list(self, number: int, found: Gathered) -> MessageList:
         """Return the digest of each message found, by peer."""
         ledger, place = self._board.ledger, of_round("rounds", number)
         return {peer: claim.digest for peer in found.found if (claim := ledger.claim(peer, place)) is not None}
 
-    def _followed(self, number: int, heard: Heard | None, found: Gathered) -> Gathered:
-        """Return the messages of the list ``heard``, or those found if it is None or incomplete on the board."""
-        return (heard and self._follow(number, heard, found)) or self._innocent(found)
+    def _followed(self, number: int, messages: MessageList | None, found: Gathered) -> Gathered:
+        """Return the messages of the list ``messages``, or those found if it is None or incomplete on the board."""
+        return (messages and self._follow(number, messages, found)) or self._innocent(found)
 
-    def _follow(self, number: int, heard: Heard, found: Gathered) -> Gathered | None:
-        """Return exactly the messages of ``heard``; None if one is missing or of a non-member."""
-        if not matching(heard, self._heard(number, found)):
-            if not heard.keys() <= self._members(number):
+    def _follow(self, number: int, messages: MessageList, found: Gathered) -> Gathered | None:
+        """Return exactly the listed messages; None if one is missing or of a non-member."""
+        if not matching(messages, self._message_list(number, found)):
+            if not messages.keys() <= self._members(number):
                 return None
             soon = LOOKS * self._poll_s
-            more = self._board.wait(number, heard, Terms(0, soon, soon), self._poll_s)
+            more = self._board.wait(number, messages, Terms(0, soon, soon), self._poll_s)
             found = Gathered(found.found | more.found, found.missing, found.refused, found.came)
-            if not matching(heard, self._heard(number, found)):
+            if not matching(messages, self._message_list(number, found)):
                 return None
-        return found.only(heard.keys(), self.receipts.guilty())
+        return found.only(messages.keys(), self.receipts.guilty())
 
     def _innocent(self, found: Gathered) -> Gathered:
         """Drop the messages of proven equivocators."""

@@ -25,18 +25,18 @@ from planaria.swarm.board.envelope import unseal
 from planaria.swarm.board.limits import LIMITS
 from planaria.swarm.board.message import BadMessage, Closing, Receipt, Rules
 
-Heard = Mapping[str, str]
+MessageList = Mapping[str, str]
 """peer → SHA-256 of its message in a round"""
 
 
-def text_of(heard: Heard) -> str:
+def text_of(messages: MessageList) -> str:
     """Return the canonical text of a message list, as signed in a receipt."""
-    return canonical(dict(heard))
+    return canonical(dict(messages))
 
 
 def followed(
-    closings: Mapping[str, Heard], voters: Set[str], awaited: Set[str], quorum: int, early: Set[str]
-) -> Heard | None:
+    closings: Mapping[str, MessageList], voters: Set[str], awaited: Set[str], quorum: int, early: Set[str]
+) -> MessageList | None:
     """Return the message list that most ``voters`` published; None if no list counts.
 
     ``closings``: by author. A list counts if it names ``quorum`` of the ``awaited`` peers and each awaited peer that
@@ -47,8 +47,8 @@ def followed(
     of the voters. A late one is one vote among earlier ones. Two closings of one author prove equivocation
     (:class:`planaria.swarm.board.claims.Proof`), and the author loses its vote.
     """
-    votes = Counter(text_of(heard) for author, heard in closings.items() if author in voters)
-    lists = {text_of(heard): heard for heard in closings.values()}
+    votes = Counter(text_of(messages) for author, messages in closings.items() if author in voters)
+    lists = {text_of(messages): messages for messages in closings.values()}
     counted = [
         text
         for text, count in votes.items()
@@ -108,21 +108,21 @@ def hopeless(receipts: Iterable[Receipt], committee: Committee, still: int) -> b
     return max(counts.values(), default=0) + still < committee.quorum
 
 
-_HEARD: TypeAdapter[dict[str, str]] = TypeAdapter(dict[str, str])
+_LIST: TypeAdapter[dict[str, str]] = TypeAdapter(dict[str, str])
 
 
-def heard_in(text: str) -> Heard:
+def message_list_in(text: str) -> MessageList:
     """Parse the text of :func:`text_of`; empty if it is invalid."""
     try:
-        return _HEARD.validate_json(text)
+        return _LIST.validate_json(text)
     except ValidationError:
         return {}
 
 
-def rewards_text(heard: str, rewards: Mapping[Completed, float]) -> str:
-    """Return the canonical text of a round's rewards; ``heard`` is the digest of its message list."""
+def rewards_text(list_digest: str, rewards: Mapping[Completed, float]) -> str:
+    """Return the canonical text of a round's rewards; ``list_digest`` belongs to its message list."""
     rows = [[*place, reward] for place, reward in sorted(rewards.items())]
-    return canonical({"heard": heard, "rewards": rows})  # type: ignore[dict-item]
+    return canonical({"heard": list_digest, "rewards": rows})  # type: ignore[dict-item]
 
 
 Index = Annotated[int, Field(ge=0, lt=1 << 63)]
@@ -133,13 +133,15 @@ class _Rewards(StrictModel):
     rewards: list[tuple[Hex32, Index, Index, Annotated[FiniteFloat, Field(ge=0, le=1)]]] = Field(strict=False)
 
 
-def rewards_in(text: str, heard: str) -> dict[Completed, float]:
-    """Parse the text of :func:`rewards_text` for the list with digest ``heard``; empty if it is invalid."""
+def rewards_in(text: str, list_digest: str) -> dict[Completed, float]:
+    """Parse the text of :func:`rewards_text` for the list with digest ``list_digest``; empty if it is invalid."""
     try:
         found = _Rewards.model_validate_json(text)
     except ValidationError:
         return {}
-    return {(peer, problem, index): reward for peer, problem, index, reward in found.rewards if found.heard == heard}
+    if found.heard != list_digest:
+        return {}
+    return {(peer, problem, index): reward for peer, problem, index, reward in found.rewards}
 
 
 class Certificate(StrictModel):
@@ -232,7 +234,7 @@ class Agreement:
                 self._ledger.record(claim)
             self._ledger.add_proofs(found.proofs)
 
-    def lists(self, number: int, authors: Iterable[str]) -> dict[str, Heard]:
+    def lists(self, number: int, authors: Iterable[str]) -> dict[str, MessageList]:
         """Author → message list, without equivocators."""
         self.look(number, authors)
         guilty = self._ledger.proofs.keys()
@@ -249,10 +251,10 @@ class Agreement:
                 return
             self._board.pause(self._poll_s)
 
-    def close(self, number: int, heard: Heard) -> None:
+    def close(self, number: int, messages: MessageList) -> None:
         """Publish the closing of a round."""
         ledger = self._board.ledger
-        places = [(peer, of_round("rounds", number)) for peer in sorted(heard)]
+        places = [(peer, of_round("rounds", number)) for peer in sorted(messages)]
         places += [(p, of_round("closings", n)) for p, n in sorted(self._closings) if n == number - 1]
         places += [
             (peer, of_round("receipts/round", number - 1)) for peer in sorted(self._receipts["round", number - 1])
@@ -289,26 +291,26 @@ class Agreement:
         digest = None if self.committee is None else agreed(found.values(), self.committee)
         return sorted(peer for peer, receipt in found.items() if receipt.digest == digest)
 
-    def await_round(self, number: int, heard: Set[str]) -> Heard | None:
-        """Wait briefly for a round's certificate; expect no receipts of members outside ``heard``."""
+    def await_round(self, number: int, received: Set[str]) -> MessageList | None:
+        """Wait briefly for a round's certificate; expect no receipts of members outside ``received``."""
 
         def done() -> bool:
             if self.committee is None or self.certified("round", number) is not None:
                 return True
             found = self._receipts["round", number]
-            still = (self.committee.members & heard) - found.keys()
+            still = (self.committee.members & received) - found.keys()
             return hopeless(found.values(), self.committee, len(still))
 
         self.settle(done)
         return self.named(number)
 
-    def named(self, number: int) -> Heard | None:
+    def named(self, number: int) -> MessageList | None:
         """Return the message list of a round's certificate; None if there is none."""
         text = self.certified("round", number)
-        return heard_in(text) or None if text else None
+        return message_list_in(text) or None if text else None
 
-    def sign_round(self, number: int, heard: Heard) -> None:
-        text = text_of(heard)
+    def sign_round(self, number: int, messages: MessageList) -> None:
+        text = text_of(messages)
         self.testify("round", number, digest_of(text), text)
 
     @property
@@ -326,6 +328,6 @@ class Agreement:
         self._board.ledger.forget(before)
 
 
-def matching(heard: Heard, there: Mapping[str, str]) -> bool:
+def matching(messages: MessageList, there: Mapping[str, str]) -> bool:
     """Whether all listed messages are there with these digests."""
-    return all(there.get(peer) == digest for peer, digest in heard.items())
+    return all(there.get(peer) == digest for peer, digest in messages.items())

@@ -29,7 +29,7 @@ BEHIND = (
 def show_audit(found: Audit) -> None:
     """Print the gate, and each protected question."""
     show([_gate(found), *([_questions(found.leakage)] if found.leakage else [])])
-    print(_verdict(found).said)
+    print(_verdict(found).summary)
     print(NOT_CLAIMED)
 
 
@@ -78,7 +78,7 @@ def _facts(found: Audit) -> Iterator[str]:
 
 def _leakage(found: Leakage) -> Iterator[str]:
     method = (
-        f"Read by {found.adversary}; each of {counted(found.k, 'part')} was asked separately, with "
+        f"Read by {found.adversary}; each of {counted(found.k, 'part')} was a separate prompt, with "
         f"{counted(found.draws, 'reply', 'replies')} each. Nats: P · ln(P / prior) of the right answer, for these "
         "questions, this adversary and this prior."
     )
@@ -91,7 +91,7 @@ def _leakage(found: Leakage) -> Iterator[str]:
     if found.behind is not None:
         yield page.section("Behind the wrapper", BEHIND, _behind(found).html("wrapper"))
     if rows := [[one.name, ask, reply] for one in found.questions for ask, reply in one.said]:
-        transcript = page.table("said", ["question", "part", "reply"], rows, 3)
+        transcript = page.table("transcript", ["question", "part", "reply"], rows, 3)
         yield page.section("Transcript", "The first draw of each part.", transcript)
 
 

@@ -288,12 +288,12 @@ def _unattacked(found: Drill) -> Verdict:
         return Verdict(None, "nothing measured", f"{why}, and no peer was evaluated.", [], "Losses are unknown.")
     best, name = max(known, key=lambda pair: pair[0].mean)
     least, worst = min(known, key=lambda pair: pair[0].mean)
-    said = f"{why}, so {counted(len(found.arms), 'arm')} differ by accuracy alone: {name} reached {best.mean:.2f}"
-    said += f", {worst} {least.mean:.2f}." if worst != name else "."
+    text = f"{why}, so {counted(len(found.arms), 'arm')} differ by accuracy alone: {name} reached {best.mean:.2f}"
+    text += f", {worst} {least.mean:.2f}." if worst != name else "."
     numbers = [(f"{best.mean:.2f}", f"honest peers' accuracy in {name}, at best")]
     if worst != name:
         numbers.append((f"{least.mean:.2f}", f"in {worst}, at worst"))
-    return Verdict(None, "no attack to judge", said, numbers, "Nothing was lost to an attack.")
+    return Verdict(None, "no attack to judge", text, numbers, "Nothing was lost to an attack.")
 
 
 def titled(kind: str) -> str:

@@ -74,26 +74,26 @@ class SwarmSource:
     def _take(self, when: float, name: str, record: Record) -> Frame | None:
         peers = dict(self.state.get("peers", {}))
         before = peers.get(name, {"round": 0, "rewards": {}, "accuracies": {}, "refused": {}, "aside": {}})
-        told = None
+        line = None
         match record:
             case Started():
                 self._names[record.id] = name
                 peers[name] = {**before, "is": "learning", "model": record.model, "attack": record.attack}
-                told = 0, "note", f"{name} begins ({record.model})"
+                line = 0, "note", f"{name} begins ({record.model})"
             case Evaluated():
                 peers[name] = {**before, **_evaluated(record, before)}
             case RoundDone():
-                peers[name], told = self._round(name, record, before)
+                peers[name], line = self._round(name, record, before)
             case Finished():
                 how = {"is": "stopped", "why": record.reason} if record.reason else {"is": "finished"}
                 peers[name] = {**before, **how}
-                tone = "loss" if record.reason else "rebirth"
-                said = f"stopped: {record.reason}" if record.reason else "is done"
-                told = before["round"], tone, f"{name} {said}"
+                tone = "loss" if record.reason else "recovery"
+                ending = f"stopped: {record.reason}" if record.reason else "is done"
+                line = before["round"], tone, f"{name} {ending}"
         over = all(peer.get("is") in ("finished", "stopped") for peer in peers.values()) and len(peers) >= len(
             self._readers
         )
-        return self._seen.turn(when, {"peers": peers, "over": "finished" if over else ""}, told)
+        return self._seen.turn(when, {"peers": peers, "over": "finished" if over else ""}, line)
 
     def _round(self, name: str, done: RoundDone, before: Json) -> tuple[Json, tuple[int, str, str] | None]:
         refused = dict(before["refused"])
@@ -112,8 +112,8 @@ class SwarmSource:
             "missing": len(done.missing),
             "lessons": done.lessons,
         }
-        told = (done.round, "fault", f"{name} sets aside {', '.join(new)}") if new else None
-        return {**before, **after}, told
+        line = (done.round, "fault", f"{name} sets aside {', '.join(new)}") if new else None
+        return {**before, **after}, line
 
     def _called(self, peer: str) -> str:
         return self._names.get(peer, peer[:8])

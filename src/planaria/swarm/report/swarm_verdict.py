@@ -31,7 +31,7 @@ def verdict(outcome: Outcome, last: int) -> Verdict:
     return Verdict(
         good,
         _badge(stopped, signs),
-        _said(outcome, last, signs, shadowed),
+        _summary(outcome, last, signs, shadowed),
         _numbers(outcome, honest, shadowed, last),
         _lost(outcome, stopped),
     )
@@ -52,17 +52,17 @@ def _badge(stopped: Sequence[str], signs: Sequence[int]) -> str:
     return f"{signs.count(1)} of {counted(len(signs), 'peer')} better off" if any(signs) else "no clear difference"
 
 
-def _said(outcome: Outcome, last: int, signs: Sequence[int], shadowed: Sequence[PeerOutcome]) -> str:
+def _summary(outcome: Outcome, last: int, signs: Sequence[int], shadowed: Sequence[PeerOutcome]) -> str:
     attackers = sum(not peer.honest for peer in outcome.peers)
     among = f", including {counted(attackers, 'attacker')}," if attackers else ""
-    said = f"{counted(len(outcome.peers), 'peer')}{among} learned for {counted(outcome.rounds, 'round')}."
+    text = f"{counted(len(outcome.peers), 'peer')}{among} learned for {counted(outcome.rounds, 'round')}."
     if not signs:
-        return f"{said} No honest peer has been evaluated yet."
+        return f"{text} No honest peer has been evaluated yet."
     than = "than alone" if shadowed else "than at the start"
     whose = f"Of {counted(len(signs), 'honest peer')}"
-    said += f" {whose}, {signs.count(1)} clearly solved more {than}, {signs.count(-1)} clearly less."
-    said += _fallen(outcome, last)
-    return said if shadowed else f"{said} No copy learned alone (shadow = true), so the cause of the change is unknown."
+    text += f" {whose}, {signs.count(1)} clearly solved more {than}, {signs.count(-1)} clearly less."
+    text += _fallen(outcome, last)
+    return text if shadowed else f"{text} No copy learned alone (shadow = true), so the cause of the change is unknown."
 
 
 def _fallen(outcome: Outcome, last: int) -> str:
@@ -136,10 +136,10 @@ def break_point(config: SwarmConfig) -> str:
     """State how many colluding peers decide, and how many need an honest mistake for that."""
     size, share = config.size, config.task.agreement
     deciding = next((n for n in range(1, size + 1) if n / size > share), size)
-    said = f"Of {counted(size, 'peer')}, {deciding} colluding peers decide"
+    text = f"Of {counted(size, 'peer')}, {deciding} colluding peers decide"
     if deciding == 1:
-        return f"{said}."
-    return f"{said}; {deciding - 1} do if an honest peer makes the same mistake."
+        return f"{text}."
+    return f"{text}; {deciding - 1} do if an honest peer makes the same mistake."
 
 
 def _votes(name: str, votes: Sequence[Agreed]) -> list[str]:

@@ -9,7 +9,7 @@ import { make, match, set } from "./svg.js";
 import { Grid, curvesOf, kindOf, summaryOf } from "./trials.js";
 
 const SILENT_S = 15;
-const TONES = { fault: "fault", slow: "slow", loss: "loss", rebirth: "rebirth", rollback: "rollback" };
+const TONES = { fault: "fault", slow: "slow", loss: "loss", recovery: "recovery", rollback: "rollback" };
 const calm = window.matchMedia("(prefers-reduced-motion: reduce)");
 const seconds = () => performance.now() / 1000;
 const page = { players: [], views: [], shown: 0, chosen: null, faults: [], clock: null, opened: false, colours: null, panels: 0 };
@@ -32,7 +32,7 @@ async function begin() {
 
 function view(player, number) {
   const fleet = new Fleet((kind, name) => choose(number, kind, name));
-  const caption = el("p", { class: "said small" }, el("span", { class: "sign", "aria-hidden": "true" }), el("span", { class: "text" }), el("span", { class: "ago" }));
+  const caption = el("p", { class: "caption small" }, el("span", { class: "sign", "aria-hidden": "true" }), el("span", { class: "text" }), el("span", { class: "ago" }));
   const mini = el("dl", { class: "mini" });
   const figure = el("figure", { class: "run" });
   if (page.players.length > 1) figure.append(el("figcaption", {}, el("b", {}, player.name)), caption);
@@ -228,15 +228,15 @@ function loop() {
   });
   transport(clock, t);
   const player = page.players[page.shown], own = player.at(t);
-  main.show(own.said, t, now);
+  main.show(own.caption, t, now);
   if (now - page.panels > 0.1) { page.panels = now; panels(player, own, t); }
   requestAnimationFrame(loop);
 }
 
-const main = new Sentence($("#said"), $("#spoken"));
+const main = new Sentence($("#caption"), $("#spoken"));
 
 function besides(one, player, state, t, now, number) {
-  one.sentence.show(state.said, t, now);
+  one.sentence.show(state.caption, t, now);
   const few = (kindOf(state) === "run" ? numbersOf(player, state) : summaryOf(state)).slice(0, 4);
   numbers(one.mini, few);
   one.figure.classList.toggle("shown", number === page.shown);
@@ -312,7 +312,7 @@ function marks(player) {
 function charts(player, t) {
   const colours = palette(), steps = Math.max(...page.players.map((one) => one.head.run?.steps ?? 1));
   const order = [player, ...page.players.filter((one) => one !== player)];
-  const happened = player.lines.filter((line) => line.tone === "loss" || line.tone === "rebirth");
+  const happened = player.lines.filter((line) => line.tone === "loss" || line.tone === "recovery");
   const loss = order.map((one, i) => ({ points: points(one, "losses", "value"), dashed: i > 0 }));
   const held = { points: points(player, "validations", "value"), dashed: true };
   draw($("#loss"), [...loss, held], happened.map(({ t, step, tone }) => ({ t, step, kind: tone })), t, steps, colours, true);
@@ -334,7 +334,7 @@ function palette() {
   const name = read("--paper");
   if (page.colours?.name !== name) {
     page.colours = {
-      name, muted: read("--muted"), rule: read("--rule"), loss: read("--red"), rebirth: read("--green"),
+      name, muted: read("--muted"), rule: read("--rule"), loss: read("--red"), recovery: read("--green"),
       series: ["--blue", "--orange", "--violet", "--green", "--teal", "--red", "--muted", "--ink"].map(read),
     };
   }
@@ -342,6 +342,6 @@ function palette() {
 }
 
 begin().catch((error) => {
-  $("#said .text").textContent = `The page cannot begin: ${error.message}. Open the address that planaria printed.`;
-  $("#said").dataset.tone = "loss";
+  $("#caption .text").textContent = `The page cannot begin: ${error.message}. Open the address that planaria printed.`;
+  $("#caption").dataset.tone = "loss";
 });

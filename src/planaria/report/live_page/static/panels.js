@@ -1,6 +1,6 @@
 // Everything beside the ring: the sentence, the recovery, numbers, the story, tables, the selected worker.
 
-const SIGNS = { fault: "⚡", slow: "≋", loss: "✕", rebirth: "✓", rollback: "↺", relink: "⇄", note: "·", calm: "" };
+const SIGNS = { fault: "⚡", slow: "≋", loss: "✕", recovery: "✓", rollback: "↺", relink: "⇄", note: "·", calm: "" };
 const PHASES = [
   ["noticed", "noticed", "the others find out"],
   ["replaced", "replaced", "a spare takes the place"],
@@ -97,7 +97,7 @@ export function recovery(card, found, t, state, number) {
 
 function summary(found) {
   const gift = found.bytes ? `; ${bytes(found.bytes)} of weights were sent` : "";
-  const back = { recovered: "no step was undone", "rolled back": "all went back to a checkpoint", recalled: "all went back a few steps", relinked: "nobody had died" };
+  const back = { recovered: "no step was undone", "rolled back": "all went back to a checkpoint", recalled: "all went back a few steps", relinked: "no worker had died" };
   const how = back[found.outcome] ?? found.outcome;
   return `${seconds(found.total)} from the ${found.phases.noticed === undefined ? "notice" : "fault"} to the next microbatch that was through${gift}; ${how}.`;
 }

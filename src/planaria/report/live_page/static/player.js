@@ -63,7 +63,7 @@ export class Player {
 
   _note(frame, before) {
     const { t, set } = frame, head = this.head;
-    if (frame.told) this.lines.push({ t, ...frame.told });
+    if (frame.line) this.lines.push({ t, ...frame.line });
     if (set.loss && head.loss) {
       this.losses.push({ t, step: head.loss.step, value: Number(head.loss.value), speed: head.loss.tokens_per_s });
     }
