@@ -40,7 +40,7 @@ FAMILIES = {
     "paths": ("relays",),
     "pipeline": ("simulator",),
     "planner": ("planned_run", "uniform"),
-    "pretrained": ("outliers", "unfit"),
+    "pretrained": ("decoders", "outliers", "unfit"),
     "rollback": ("table2",),
 }
 """result file → names of its results that do not start with the file's name"""

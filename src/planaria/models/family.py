@@ -31,8 +31,12 @@ class EndsStage(Protocol):
 class Family(Choice, ABC):
     """Base class of families; its fields are its options (``model.options``)."""
 
+    named: ClassVar[bool] = False
+    """whether every cut shares the parameters' names (:meth:`global_name`), so that checkpoints can be re-cut"""
     whole: ClassVar[bool] = False
     """whether stages can be joined to one model, for export and completion"""
+    preload: ClassVar[tuple[str, ...]] = ()
+    """modules that the server from which workers fork imports once"""
     masks: ClassVar[bool] = False
     """whether block stages and stage 0's ``embed`` take a document mask (``data.document_mask``) after their input"""
 
@@ -47,6 +51,20 @@ class Family(Choice, ABC):
     def pass_bytes(self, config: ModelConfig, stages: int, stage: int, passes: Passes) -> PassBytes | None:
         """Return the CUDA memory of a stage's passes, or None if it is unknown: then none is predicted."""
         return None
+
+    def global_name(self, config: ModelConfig, stages: int, stage: int, local: str) -> str:
+        """Return the name of a stage's parameter that every cut of the model shares.
+
+        :raises ValueError: if there is none.
+        """
+        raise ValueError(f"{local}: this family has no names for all cuts")
+
+    def check(self, config: ModelConfig, stages: int, masked: bool) -> None:
+        """Raise UserError if the model cannot be trained in these stages; ``masked``: documents are masked."""
+
+    def unlike(self, config: ModelConfig, stages: int) -> str:
+        """Return how block stages of equal size differ, and which cut has equal ones; empty if they do not differ."""
+        return ""
 
     def initialise(self, built: nn.Module, config: ModelConfig, stages: int, stage: int, seed: int) -> None:
         """Initialise a stage's weights, unless ``build_stage`` has."""

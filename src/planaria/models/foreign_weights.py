@@ -15,6 +15,7 @@ from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
 from planaria.models.routed import Routing
 from planaria.models.stages import Llama, require_shapes
+from planaria.models.transformers.family import decoder_of
 from planaria.models.usage import Usage
 
 
@@ -45,13 +46,17 @@ class Weights:
                 f"{self.place}: {len(self.shapes)} tensors are too few for {layers} layers of {blocks} blocks; "
                 "download it again"
             )
-        # On the meta device: a hostile header must not allocate terabytes.
-        model = Llama(self.config, device="meta", routing=self.routing)
-        own = {name: tuple(one.shape) for name, one in model.global_state().items()}
         try:
-            require_shapes(own, self.shapes)
+            require_shapes(self._expected(), self.shapes)
         except UserError as error:
             raise UserError(f"{self.place}: {error}") from None
+
+    def _expected(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the model's parameters; on "meta", as a hostile header must not allocate terabytes."""
+        if self.config.family == "transformers":
+            return decoder_of(self.config).shapes(self.config)
+        model = Llama(self.config, device="meta", routing=self.routing)
+        return {name: tuple(one.shape) for name, one in model.global_state().items()}
 
     def tensor(self, name: str) -> Tensor:
         """Return a tensor in fp32, in its own memory.
@@ -65,7 +70,12 @@ class Weights:
         return found
 
     def model(self) -> Llama:
-        """Return the whole model in memory; UserError as in :meth:`tensor`."""
+        """Return the whole model in memory; UserError as in :meth:`tensor`, or if it is not of the family llama."""
+        if self.config.family != "llama":
+            raise UserError(
+                f"{self.place}: planaria completes texts with its own LLaMA only; export this model and load it in "
+                "transformers"
+            )
         model = Llama(self.config, initialise=False, routing=self.routing)
         for name, own in model.global_state().items():
             own.copy_(self.tensor(name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,8 @@ _ROPE = {"rope_type": "default", "type": "default", "factor": 1.0, "partial_rota
 
 def to_config(config: ModelConfig, routing: Routing | None = None) -> dict[str, Any]:
     """Return a model's config.json for ``transformers``; it has no model for a ``routing`` with a bias."""
+    if config.family == "transformers":
+        return dict(json.loads(config.options["config"]))
     found = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -77,6 +80,10 @@ def to_config(config: ModelConfig, routing: Routing | None = None) -> dict[str, 
         "mlp_bias": False,
     }
     return found | (to_keys(routing) if routing else {})
+
+
+class Unsupported(UserError):
+    """The model has a feature that planaria's own LLaMA lacks."""
 
 
 class _Rope(BaseModel):
@@ -150,7 +157,7 @@ def from_config(place: Path, found: Mapping[str, Any]) -> ModelConfig:
     }
     config = checked_config(place, values)
     if found.get("head_dim") not in (None, config.head_dim):
-        raise UserError(f"{place}: head_dim = {found['head_dim']} must be hidden_size / num_attention_heads")
+        raise Unsupported(f"{place}: head_dim = {found['head_dim']} must be hidden_size / num_attention_heads")
     return config
 
 
@@ -159,7 +166,9 @@ def _refuse_unsupported(place: Path, found: Mapping[str, Any]) -> None:
     model = str(found.get("model_type"))
     if model not in ARCHITECTURES or found.get("architectures") not in (None, [ARCHITECTURES[model]]):
         kind = found.get("architectures") or model
-        raise UserError(f"{place}: architecture {kind} is not supported; give a {' or '.join(ARCHITECTURES.values())}")
+        raise Unsupported(
+            f"{place}: architecture {kind} is not supported; give a {' or '.join(ARCHITECTURES.values())}"
+        )
     if model == "mixtral" and "rope_theta" not in (found.get("rope_parameters") or found):
         raise UserError(f"{place}: rope_theta is missing; download it again, or save it with transformers")
     for key in _STATED.get(model, ()):
@@ -172,14 +181,14 @@ def _refuse_unsupported(place: Path, found: Mapping[str, Any]) -> None:
             if rope.get(name, plain) not in (plain, None):
                 also = "" if name in ("rope_type", "type") else f" with {name} = {rope[name]!r}"
                 supported = "only plain rotary positions are"
-                raise UserError(f"{place}: rope_scaling of type {kind!r}{also} is not supported; {supported}")
+                raise Unsupported(f"{place}: rope_scaling of type {kind!r}{also} is not supported; {supported}")
     routed = {"num_local_experts"} if model in ("mixtral", "planaria_routed") else set[str]()
     for key, plain in PLAIN.items():
         if key not in routed and found.get(key, plain) not in (plain, None):
             shown = f"{found[key]!r:.80}"
-            raise UserError(f"{place}: {key} = {shown} is not supported; this LLaMA has {key} = {plain!r}")
+            raise Unsupported(f"{place}: {key} = {shown} is not supported; this LLaMA has {key} = {plain!r}")
     if _slides(found):
-        raise UserError(
+        raise Unsupported(
             f"{place}: sliding_window = {found['sliding_window']!r} is not supported; a token sees all before it"
         )
 

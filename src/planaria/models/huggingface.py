@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,11 +105,36 @@ def open_folder(folder: Path) -> Weights:
     place = folder / "config.json"
     found = _read(place)
     config, routing = from_config(place, found), from_keys(place, found)
+    shapes, files = listed(folder, from_file if routing else str, exported=bool(sums))
+    if config.tied and HEAD in files:
+        if TABLE in files and shapes[HEAD] == shapes[TABLE] and _equal(files[HEAD], files[TABLE], shapes[HEAD][0]):
+            del shapes[HEAD], files[HEAD]
+        else:
+            config = config.model_copy(update={"tied": False})
+
+    used = of_folder(folder, found, config.context)
+    return Weights(
+        folder, config, shapes, partial(read_tensor, files), tokenizer_of(folder), routing=routing, usage=used
+    )
+
+
+def tokenizer_of(folder: Path) -> Path | None:
+    """Return the folder's tokenizer.json; None if it has none."""
+    return folder / TOKENIZER if (folder / TOKENIZER).is_file() else None
+
+
+def listed(folder: Path, renamed: Callable[[str], str], exported: bool) -> tuple[dict[str, tuple[int, ...]], Files]:
+    """Return the shape of every tensor in a folder's safetensors files, and its place, by its ``renamed`` name.
+
+    ``exported``: whether the folder has a list of digests.
+
+    :raises UserError: if a file is missing, damaged, a pickle, or has tensors of another type.
+    """
     shapes: dict[str, tuple[int, ...]] = {}
     files: Files = {}
     for file in _weight_files(folder):
         with _opened(file) as opened:
-            if not sums and LISTED.items() <= (opened.metadata() or {}).items():
+            if not exported and LISTED.items() <= (opened.metadata() or {}).items():
                 fix = f"bring it back, or make it anew with `planaria run accept {folder}`"
                 raise UserError(f"{folder / digests.FILE}: is gone; {fix}")
             for name in opened.keys():  # noqa: SIM118 (no mapping)
@@ -117,24 +143,16 @@ def open_folder(folder: Path) -> Weights:
                 part = opened.get_slice(name)
                 if part.get_dtype() not in DTYPES:
                     raise UserError(f"{file}: {name} is {part.get_dtype()}; weights in {', '.join(DTYPES)} are read")
-                ours = from_file(name) if routing else name
-                shapes[ours], files[ours] = tuple(part.get_shape()), (file, name)
-    if config.tied and HEAD in files:
-        if TABLE in files and shapes[HEAD] == shapes[TABLE] and _equal(files[HEAD], files[TABLE], shapes[HEAD][0]):
-            del shapes[HEAD], files[HEAD]
-        else:
-            config = config.model_copy(update={"tied": False})
+                shapes[renamed(name)], files[renamed(name)] = tuple(part.get_shape()), (file, name)
+    return shapes, files
 
-    def read(name: str) -> Tensor:
-        file, theirs = files[name]
-        with _opened(file) as opened:  # closed again, it keeps no pages of the file in memory
-            tensor: Tensor = opened.get_tensor(theirs)
-            return tensor.clone()
 
-    tokenizer = folder / TOKENIZER
-    used = of_folder(folder, found, config.context)
-    own = tokenizer if tokenizer.is_file() else None
-    return Weights(folder, config, shapes, read, own, routing=routing, usage=used)
+def read_tensor(files: Files, name: str) -> Tensor:
+    """Return a tensor of :func:`listed`, in its own memory."""
+    file, theirs = files[name]
+    with _opened(file) as opened:  # closed again, it keeps no pages of the file in memory
+        tensor: Tensor = opened.get_tensor(theirs)
+        return tensor.clone()
 
 
 def _equal(one: tuple[Path, str], other: tuple[Path, str], rows: int) -> bool:

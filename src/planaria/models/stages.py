@@ -146,6 +146,7 @@ def _tables(config: ModelConfig) -> tuple[nn.Embedding, Linear | None]:
 class LlamaFamily(Family):
     """LLaMA decoders. Every parameter has its own generator on the CPU, seeded by ``seed`` and its global name."""
 
+    named: ClassVar[bool] = True
     whole: ClassVar[bool] = True
     masks: ClassVar[bool] = True
 
@@ -154,6 +155,10 @@ class LlamaFamily(Family):
         if not 0 <= stage <= stages or config.uncut(stages):
             raise ValueError(f"no stage {stage} of {stages} in a model of {config.layers} layers")
         return Ends(config) if stage == 0 else BlockStage(config, stage_layers(config, stages, stage))
+
+    def global_name(self, config: ModelConfig, stages: int, stage: int, local: str) -> str:
+        """Return the Hugging Face name; ValueError for a name outside of the stage's layers."""
+        return global_name(config, stages, stage, local)
 
     def pass_bytes(self, config: ModelConfig, stages: int, stage: int, passes: Passes) -> PassBytes:
         if stage == 0:

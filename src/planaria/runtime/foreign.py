@@ -16,6 +16,7 @@ from planaria.data.tokenizer import Tokenizer
 from planaria.models.families import family
 from planaria.models.huggingface import export_folder, export_model
 from planaria.models.stages import Llama
+from planaria.models.transformers.files import write_weights
 from planaria.runtime.checkpoint.foreign import Job, Reply, dcp, huggingface, read_apart, universal
 from planaria.runtime.checkpoint.foreign.folder import Note, Summed, leave_note
 from planaria.runtime.checkpoint.foreign.huggingface import Precision
@@ -43,7 +44,11 @@ def export_run(
     atoms, dtype = weights_of(saved), str(huggingface.DTYPES[precision]).removeprefix("torch.")
 
     def write(made: Path) -> None:
-        huggingface.write(atoms, made, precision, largest or sys.maxsize)
+        if saved.manifest.model.family == "transformers":
+            named = {atom.name: atom.read("weights") for atom in atoms}
+            write_weights(saved.manifest.model, named, made, huggingface.DTYPES[precision])
+        else:
+            huggingface.write(atoms, made, precision, largest or sys.maxsize)
 
     with tempfile.TemporaryDirectory() as temporary:
         tokenizer.save(file := Path(temporary) / runs.TOKENIZER)

@@ -330,12 +330,12 @@ def _conclude(config: RunConfig, folder: Path, say: Say) -> None:
     """
     for line in summary(read_run(folder)):
         say(line)
-    whole = family(config.model).whole
+    chosen = family(config.model)
     if config.prompt:
         none = f"none: model.family = {config.model.family!r} does not complete texts"
-        say(f"completion    {complete(folder, config.prompt) if whole else none}")
+        say(f"completion    {complete(folder, config.prompt) if chosen.whole else none}")
     say(f"report        {_report(folder)}")
-    if not whole:
+    if not chosen.named:
         say(f"model         {runs.newest_whole(folder).folder}, stage by stage")
         return
     if (folder / MODEL).exists():  # from an earlier part of the run

@@ -18,7 +18,7 @@ from planaria.runtime.configuration import configure
 from planaria.runtime.engine import runs
 from planaria.runtime.engine.check import check, read_faults
 from planaria.runtime.engine.copy_costs import copies_stated
-from planaria.runtime.engine.fleet import PRELOAD
+from planaria.runtime.engine.fleet import preload_for
 from planaria.runtime.engine.starting_weights import starting_weights, weight_warnings
 from planaria.runtime.engine.unused_settings import require_used
 from planaria.runtime.fleet.spawner import fork_server
@@ -76,7 +76,7 @@ def start(
 
 def _preload(config: RunConfig) -> list[str]:
     """Return the modules to preload for worker processes of this machine, if the run has any."""
-    return PRELOAD if config.engine == "fleet" and config.fleet.kind == "local" else []
+    return preload_for(config) if config.engine == "fleet" and config.fleet.kind == "local" else []
 
 
 def resume(

@@ -11,7 +11,7 @@ from planaria.config.schema import ExchangeConfig, ModelConfig
 from planaria.exchange.kinds import exchange
 from planaria.models.families import build_stage, family
 from planaria.models.packing import TYPES, Entry
-from planaria.models.stages import global_name, stage_layers
+from planaria.models.stages import stage_layers
 
 CUT = frozenset({"ends_layers", "block_layers"})
 """settings of a model that describe its cut"""
@@ -34,14 +34,12 @@ class Cut:
 
 
 def atom_name(cut: Cut, stage: int, local: str) -> str:
-    """Return the name of a stage's parameter in every cut; for a family without a whole model, the name includes its
+    """Return the name of a stage's parameter in every cut; a name without counterpart in other cuts includes its
     stage.
     """
-    if not family(cut.model).whole:
-        return f"stage {stage}: {local}"
     try:
-        return global_name(cut.model, cut.stages, stage, local)
-    except ValueError:  # outside of layers
+        return family(cut.model).global_name(cut.model, cut.stages, stage, local)
+    except ValueError:  # of a family without such names, or outside of layers
         return f"stage {stage}: {local}"
 
 
@@ -68,7 +66,7 @@ def require_alike(saved: Cut, wanted: Cut, place: str) -> None:
     free = CUT | {"vocab"} if family(saved.model).whole else CUT
     if saved.model.model_copy(update={name: getattr(wanted.model, name) for name in free}) != wanted.model:
         raise UserError(f"{place}: was written by a model of another shape; choose another with --checkpoint")
-    if saved.lines != wanted.lines and not family(saved.model).whole:
+    if saved.lines != wanted.lines and not family(saved.model).named:
         raise UserError(
             f"{place}: has {saved.stages} stages, and model.family = {saved.model.family!r} cannot be re-cut; "
             f"resume with --pipeline.stages {saved.stages}"

@@ -121,8 +121,13 @@ def _digest(folder: Path, manifest: Manifest, held: Path, stage: int, place: int
 def load_model(saved: Saved, stages: int = 1) -> Llama:
     """Load the model of a whole checkpoint, cut into ``stages`` block stages.
 
-    :raises UserError: if stages are missing or damaged.
+    :raises UserError: if stages are missing or damaged, or the family has no model in one process.
     """
+    if not family(saved.manifest.model).whole:
+        raise UserError(
+            f"{saved.folder}: model.family = {saved.manifest.model.family!r} is not run here as one model; export it "
+            "(`planaria export`) and load it with its library"
+        )
     weights = {atom.name: atom.read("weights") for atom in weights_of(saved)}
     model = Llama(saved.manifest.model.dense, stages, initialise=False)
     model.load_global_state(weights)
@@ -157,7 +162,7 @@ def atoms_of(saved: Saved) -> list[Atom]:
     if not saved.whole:
         missing = sorted(set(range(manifest.pipeline_stages + 1)) - set(manifest.stages))
         raise UserError(f"{saved.folder}: stages {missing} are missing; resume the run, or choose a whole checkpoint")
-    if not family(manifest.model).whole:
+    if not family(manifest.model).named:
         raise UserError(
             f"{saved.folder}: its model.family = {manifest.model.family!r} has no single model; read the "
             "stages' files, which are safetensors"

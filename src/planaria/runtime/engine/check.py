@@ -117,12 +117,19 @@ def require_sound(resolved: ResolvedRun) -> None:
                 f"recovery.strategy = {config.recovery.strategy!r}: {name} rebuilds a block stage from others of the "
                 f"same size; these have pipeline.layers = {config.pipeline.cut}; use 'echo, checkpoint' or 'snapshot'"
             )
+        if needs.alike and (why := family(config.model).unlike(config.model, config.pipeline.stages)):
+            raise UserError(
+                f"recovery.strategy = {config.recovery.strategy!r}: {name} rebuilds a block stage from others like it: "
+                f"{why}; or use 'echo, checkpoint' or 'snapshot'"
+            )
     _check_shared(config, [*chain.strategies])
     if config.pipeline.unlike and resolved.schedule is not None:
         raise UserError("routing.schedule: requires block stages of equal size; leave pipeline.layers out")
     if config.data.document_mask and not family(config.model).masks:
         raise UserError(f"data.document_mask: model.family = {config.model.family!r} takes no masks; leave it out")
-    if not family(config.model).whole:
+    chosen = family(config.model)
+    chosen.check(config.model, config.pipeline.stages, config.data.document_mask)
+    if not chosen.named:
         check_shapes(config.model, config.pipeline.stages)
 
 

@@ -23,6 +23,7 @@ from planaria.control.relay_watch import RelayWatch
 from planaria.control.saving import all_saved, unchanged
 from planaria.data.shards import Data
 from planaria.faults.injector import TraceChaos
+from planaria.models.families import family
 from planaria.planner.problem import Problem, Solution
 from planaria.planner.replan import measured, replan
 from planaria.planner.schedule import Schedule
@@ -47,6 +48,11 @@ from planaria.runtime.transport.secure import new_key
 log = logging.getLogger(__name__)
 PRELOAD = [worker.__name__, link_survey_node.__name__, "torch._dynamo"]
 """modules that workers are forked with; an optimizer's first step would import torch._dynamo, a CPU-second in each"""
+
+
+def preload_for(config: RunConfig) -> list[str]:
+    """Return the modules that a run's workers are forked with."""
+    return [*PRELOAD, *family(config.model).preload]
 
 
 def train(
@@ -134,7 +140,7 @@ def _open(place: Ground, setup: Setup, data: Sequence[Path], workers: int) -> Op
     def home(relay: str) -> Fleet:
         entry = partial(worker.main, replace(setup, reach=replace(setup.reach, relay=relay)))
         settle = partial(settled, remote, Path.cwd(), None, _note)  # no relay: all nodes of a cluster reach each other
-        return place.fleet(Work(entry, PRELOAD, workers, settle, files, setup.key, needs(config)))
+        return place.fleet(Work(entry, preload_for(config), workers, settle, files, setup.key, needs(config)))
 
     plain = SETUP.dump_json(replace(remote, reach=Reach())).decode()
     terms = Terms(plain, config.pipeline.stages + 1, setup.sign, files)

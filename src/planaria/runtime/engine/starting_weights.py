@@ -38,9 +38,11 @@ def starting_weights(config: RunConfig) -> Weights | None:
             f"train.start = {config.train.start!r}: weights cannot be converted to shared "
             f"ones; leave model.share = {config.model.share} out"
         )
-    weights = open_weights(config.train.start)
+    weights = open_weights(config.train.start, config.model.family)
     require_dense(config.train.start, weights)
-    require_same(config.train.start, weights.config, {name: getattr(config.model, name) for name in FIXED})
+    require_same(
+        f"train.start = {config.train.start!r}", weights.config, {name: getattr(config.model, name) for name in FIXED}
+    )
     if weights.tokenizer is not None and _inherits(config, weights.tokenizer):
         ids, rows = Tokenizer.open(weights.tokenizer).vocab, weights.config.vocab
         if ids > rows:

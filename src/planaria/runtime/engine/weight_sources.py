@@ -14,20 +14,27 @@ from planaria.data.tokenizer import Tokenizer
 from planaria.models.foreign_weights import Weights
 from planaria.models.gguf import open_gguf
 from planaria.models.gguf_file import is_gguf
+from planaria.models.hf_config import Unsupported
 from planaria.models.huggingface import is_huggingface, open_folder
 from planaria.models.llama2c import open_llama2c
 from planaria.models.stages import Llama
+from planaria.models.transformers.family import model_section
+from planaria.models.transformers.files import open_decoder, read_json
 from planaria.runtime.checkpoint.loading import weights_of
 from planaria.runtime.engine import runs
 
 HUB = "hf:"
 FIXED = ("family", "vocab", "dim", "layers", "heads", "kv", "hidden", "tied", "rope_theta", "norm_eps")
 """properties of trained weights that a recipe cannot change"""
+OF_ANY = ("family", "options", "vocab", "dim", "layers", "tied", "context", "ends_layers")
+"""settings that a recipe may give beside weights of the family transformers"""
 _PICKLES = (b"PK\x03\x04", b"\x80")
 
 
-def open_weights(source: str | Path) -> Weights:
+def open_weights(source: str | Path, family: str = "llama") -> Weights:
     """Open the model at a path or "hf:OWNER/NAME"; for a run, its newest whole checkpoint.
+
+    ``family``: of a Hugging Face folder's model; empty: llama if that supports the model, else transformers.
 
     :raises UserError: if there is no supported model, or it is damaged.
     """
@@ -35,7 +42,7 @@ def open_weights(source: str | Path) -> Weights:
     if path.is_file():
         return open_gguf(path) if is_gguf(path) else _other_file(path)
     if is_huggingface(path):
-        return open_folder(path)
+        return _open_huggingface(path, family)
     if lone := sorted(path.glob("*.gguf")) if not (path / runs.CONFIG).exists() else []:
         raise UserError(f"{path}: no config.json is there; give the file {lone[0]}")
     if not (path / runs.CONFIG).exists():
@@ -55,6 +62,21 @@ def open_weights(source: str | Path) -> Weights:
         bare,
         usage=runs.usage_of(path),
     )
+
+
+def _open_huggingface(folder: Path, family: str) -> Weights:
+    if family == "transformers":
+        return open_decoder(folder)
+    try:
+        found = open_folder(folder)
+        return found if family or found.routing is None or found.routing.bias else open_decoder(folder)
+    except Unsupported as error:
+        if family:
+            raise
+        try:
+            return open_decoder(folder)
+        except UserError as other:
+            raise UserError(f"{error}; model.family = 'transformers': {other}") from None
 
 
 def open_model(source: str | Path) -> tuple[Llama, Tokenizer]:
@@ -92,24 +114,54 @@ def downloaded(name: str) -> Path:
 
 
 def inherited(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recipe's ``tree`` with missing settings taken from the weights of its ``train.start``.
+    """Return a recipe's ``tree`` with missing settings taken from the weights of its ``train.start``, or from the
+    config.json of a model of ``transformers``.
 
-    :raises UserError: if the weights are missing, or conflict with a setting.
+    :raises UserError: if they are missing, or conflict with a setting.
     """
     train, stated = (section if isinstance(section := tree.get(name), dict) else {} for name in ("train", "model"))
     if not isinstance(start := train.get("start"), str):
-        return dict(tree)
+        return {**tree, "model": _from_library(stated)} if stated.get("family") == "transformers" else dict(tree)
     if not start.startswith(HUB) and not located(start).exists():
         raise UserError(f"train.start = {start!r}: no such run, folder or file; check the path")
-    weights = open_weights(start)
+    given = {name: value for name, value in stated.items() if value is not None}
+    weights = open_weights(start, given.get("family", ""))
     require_dense(start, weights)
-    own, given = weights.config, {name: value for name, value in stated.items() if value is not None}
-    require_same(start, own, {"kv" if name == "kv_heads" else name: value for name, value in given.items()})
+    own = weights.config
+    if own.family == "transformers":
+        _require_no_sizes(f"train.start = {start!r}", given)
+    require_same(
+        f"train.start = {start!r}", own, {"kv" if name == "kv_heads" else name: value for name, value in given.items()}
+    )
     model = {"kv_heads" if name == "kv" else name: getattr(own, name) for name in FIXED}
+    model["options"] = dict(own.options)
     model["context"] = min(own.context, ModelConfig().context)
     data = {} if weights.tokenizer is None else {"tokenizer": str(weights.tokenizer.absolute())}
     beneath = {"model": model | given, "data": data | dict(tree.get("data", {}))}
     return {**tree, **beneath, "train": {**train, "start": str(located(start)) if start.startswith(HUB) else start}}
+
+
+def _from_library(stated: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the section of a model of ``transformers`` from scratch, with the sizes in its config.json."""
+    options = stated.get("options")
+    if not isinstance(options, Mapping) or not isinstance(place := options.get("config"), str):
+        return dict(stated)
+    if place.lstrip().startswith("{"):  # its contents
+        return dict(stated)
+    place = str(expanded(place))
+    found = model_section(read_json(Path(place)), place)
+    _require_no_sizes(f"model.options.config = {place!r}", stated)
+    require_same(f"model.options.config = {place!r}", ModelConfig.model_validate(found), stated)
+    found["context"] = min(found["context"], ModelConfig().context)
+    return {**found, **stated, "options": {**options, **found["options"]}}
+
+
+def _require_no_sizes(named: str, stated: Mapping[str, object]) -> None:
+    """Raise UserError for sizes of the family llama beside a model whose config.json has its own."""
+    if other := next((name for name in stated if name not in OF_ANY), ""):
+        raise UserError(
+            f"{named}: config.json determines model.{other} (model.family = 'transformers'); leave model.{other} out"
+        )
 
 
 def require_dense(start: str, weights: Weights) -> None:
@@ -121,13 +173,13 @@ def require_dense(start: str, weights: Weights) -> None:
         )
 
 
-def require_same(start: str, own: ModelConfig, stated: Mapping[str, object]) -> None:
+def require_same(named: str, own: ModelConfig, stated: Mapping[str, object]) -> None:
     """Raise UserError for the first of :data:`FIXED` whose ``stated`` value differs from the weights."""
     for name in FIXED:
         if name in stated and stated[name] != (value := getattr(own, name)):
             setting = "kv_heads" if name == "kv" else name
             raise UserError(
-                f"train.start = {start!r}: its model has {setting} = {value}, the recipe {stated[name]}; leave "
+                f"{named}: its model has {setting} = {value}, the recipe {stated[name]}; leave "
                 f"model.{setting} out, or set it to the same"
             )
 

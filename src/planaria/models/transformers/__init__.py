@@ -1,0 +1,1 @@
+"""Any causal decoder of the library ``transformers`` as a family: its own forward pass, cut into stages."""

@@ -1,0 +1,175 @@
+"""The check of a model before a run: a small model of the same architecture, cut, against the library's whole one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from planaria.common.errors import UserError
+from planaria.config.schema import ModelConfig
+from planaria.models.llama import document_mask
+from planaria.models.transformers.decoder import PLACE, Decoder
+from planaria.models.transformers.shrinking import LAYERS, shrunk
+from planaria.models.transformers.skeleton import in_one_line
+from planaria.models.transformers.stages import Ends
+
+LIMIT = 1e-5
+"""largest relative difference of the loss and of gradients"""
+MOST_PARAMETERS = 300_000_000
+"""of two layers of full width with embeddings, for which memory is taken if a model cannot be made smaller"""
+_LENGTH, _SAMPLES = 24, 2
+
+
+class Findings(NamedTuple):
+    """Differences between a cut model and the whole one."""
+
+    loss: float
+    """relative"""
+    gradient: float
+    """largest of all parameters, relative to the largest gradient"""
+    future: float
+    """change of logits before a changed token"""
+    leak: float
+    """change of a second document's logits after the first one was changed"""
+    note: str = ""
+    """how the model was made small, if not by all of its settings"""
+
+
+def require_cuttable(decoder: Decoder, masked: bool) -> Findings:
+    """Compare a small model of this architecture, cut into stages, with the whole one.
+
+    ``masked``: whether documents are masked.
+
+    :raises UserError: if they differ, tokens see later ones, or documents see each other.
+    """
+    found = _findings(decoder)
+    kind = f"{PLACE}: model_type = {decoder.values.get('model_type')!r}"
+    if max(found.loss, found.gradient) > LIMIT:
+        raise UserError(
+            f"{kind}: cut into stages its loss differs by {found.loss:.1e} and gradients by {found.gradient:.1e} "
+            "(relative) from the whole model's; it cannot be trained here"
+        )
+    if found.future > LIMIT:
+        raise UserError(f"{kind}: tokens see later ones; only causal decoders can be trained")
+    if masked and found.leak > LIMIT:
+        raise UserError(f"data.document_mask: {kind}: documents of one sample see each other; leave it out")
+    return found
+
+
+@lru_cache(maxsize=8)
+def _findings(decoder: Decoder) -> Findings:
+    config, attention = decoder.config, decoder.attention
+    try:
+        return compared(Decoder.of(shrunk(config), attention))
+    except Exception as error:  # the library may raise anything
+        why = in_one_line(error)
+    few = Decoder.of(shrunk(config, 2, widths=False), attention)
+    try:
+        if few.facts.parameters > MOST_PARAMETERS:
+            raise ValueError(f"a small one cannot be built to check how it is cut: {why}")
+        return compared(few)._replace(note=f"compared with two layers of full width: {why}")
+    except Exception as error:  # the library may raise anything
+        raise UserError(f"{PLACE}: the model cannot be built: {in_one_line(error)}") from None
+
+
+def compared(decoder: Decoder) -> Findings:
+    """Return the differences between a model cut into stages and the whole one, in fp32 on the CPU."""
+    facts = decoder.facts
+    cut = (1,) * facts.layers if facts.layers < LAYERS else (1, facts.layers - 2, 1)
+    model = ModelConfig(
+        family="transformers", vocab=facts.vocab, dim=facts.width, layers=facts.layers, tied=facts.tied,
+        context=_LENGTH, block_layers=cut,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"), _one_thread():
+        stages = [decoder.build(model, len(cut), stage) for stage in range(len(cut) + 1)]
+        for stage, built in enumerate(stages):
+            decoder.initialise(built, model, len(cut), stage, 0)
+        named = {
+            decoder.global_name(model, len(cut), stage, local): parameter
+            for stage, built in enumerate(stages)
+            for local, parameter in built.named_parameters()
+        }
+        reference = decoder.whole(named)
+        torch.default_generator.manual_seed(0)
+        tokens = torch.randint(2, facts.vocab, (_SAMPLES, _LENGTH + 1))
+        loss, gradient = _differences(stages, reference, named, tokens[:, :-1], tokens[:, 1:])
+        return Findings(loss, gradient, _future(reference, tokens[:, :-1]), _leak(stages, tokens[:, :-1]))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute with one thread: several are slower for a small model, and far slower on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _differences(
+    stages: list[Any], reference: Any, named: Mapping[str, nn.Parameter], tokens: Tensor, targets: Tensor
+) -> tuple[float, float]:
+    logits = reference(input_ids=tokens, use_cache=False).logits
+    expected = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+    expected.backward()  # type: ignore[no-untyped-call]
+    found = stages[0].loss(_hidden(stages, tokens), targets)
+    found.backward()
+    stages[0].fold_gradients()
+    theirs = {name: one.grad for name, one in reference.named_parameters()}
+    pairs = [(_grad(named[name]), _grad_of(theirs.get(name), named[name])) for name in named]
+    most = max(float(two.abs().max()) for _, two in pairs)
+    apart = max(float((one - two).abs().max()) for one, two in pairs)
+    return abs(found.item() - expected.item()) / abs(expected.item()), apart / most
+
+
+def _grad(parameter: nn.Parameter) -> Tensor:
+    return _grad_of(parameter.grad, parameter)
+
+
+def _grad_of(gradient: Tensor | None, parameter: nn.Parameter) -> Tensor:
+    return torch.zeros_like(parameter) if gradient is None else gradient
+
+
+def _hidden(stages: list[Any], tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+    given = () if mask is None else (mask,)
+    x: Tensor = stages[0].embed(tokens, *given)
+    for block in stages[1:]:
+        x = block(x, *given)
+    return x
+
+
+def _future(reference: Any, tokens: Tensor) -> float:
+    """Return the change of logits before the last token after that was changed."""
+    changed = tokens.clone()
+    changed[:, -1] = (changed[:, -1] + 1) % 100
+    with torch.no_grad():
+        one, other = (reference(input_ids=each, use_cache=False).logits[:, :-1] for each in (tokens, changed))
+    return float((one - other).abs().max() / one.abs().max())
+
+
+def _leak(stages: list[Any], tokens: Tensor) -> float:
+    """Return the change of the second document's logits after the first one was changed, and from it alone."""
+    half = tokens.shape[1] // 2
+    one = tokens.clone()
+    one[:, half] = 1  # a separator begins the second document
+    other = one.clone()
+    other[:, :half] = (other[:, :half] - 2 + 1) % (100 - 2) + 2
+    ends = stages[0]
+    assert isinstance(ends, Ends)
+    try:
+        with torch.no_grad():
+            first, second = (
+                ends.logits(_hidden(stages, each, document_mask(each, 1)))[:, half:] for each in (one, other)
+            )
+            alone = ends.logits(_hidden(stages, one[:, half:]))
+    except (RuntimeError, ValueError, TypeError, IndexError):  # it takes no position ids
+        return float("inf")
+    apart = max(float((first - second).abs().max()), float((first - alone).abs().max()))
+    return apart / float(alone.abs().max())

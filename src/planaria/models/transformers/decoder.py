@@ -1,0 +1,164 @@
+"""A causal decoder of ``transformers``, described by its config.json, and its stages."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+
+from planaria.common.errors import UserError
+from planaria.config.schema import ModelConfig
+from planaria.models.stages import stage_layers
+from planaria.models.transformers.alike import kinds
+from planaria.models.transformers.skeleton import (
+    decoder_layers,
+    initialise,
+    layer_output,
+    read_config,
+    skeleton,
+    whole,
+)
+from planaria.models.transformers.stages import Block, Ends, Frame, build
+
+PLACE = "model.options.config"
+
+
+class Facts(NamedTuple):
+    """What the skeleton of a model shows."""
+
+    path: str
+    """of the list of decoder layers, the beginning of their names"""
+    in_tuple: int
+    """size of the tuple that decoder layers return; 0: a tensor"""
+    width: int
+    """D: of hidden states"""
+    vocab: int
+    layers: int
+    tied: bool
+    parameters: int
+    attention: str
+    """the library's implementation that this model has"""
+    kinds: tuple[int, ...]
+    """of each layer; equal numbers for equal layers"""
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A model without weights."""
+
+    text: str
+    """contents of its config.json"""
+    attention: str = "sdpa"
+    """the library's implementation of attention; eager where the model has no sdpa"""
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], attention: str = "sdpa") -> Self:
+        """Return the model of a config.json with these ``values``."""
+        return cls(json.dumps(dict(values), sort_keys=True), attention)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The contents of config.json; UserError if they are none."""
+        try:
+            found = json.loads(self.text)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise UserError(f"{PLACE} = {self.text!r:.80}: no such file; give the path of a model's config.json")
+        return found
+
+    @property
+    def config(self) -> Any:
+        """The library's configuration; UserError if there is none."""
+        return read_config(self.values, PLACE)
+
+    @property
+    def facts(self) -> Facts:
+        """UserError if the model cannot be cut."""
+        return _facts(self)
+
+    def build(self, model: ModelConfig, stages: int, stage: int) -> Block | Ends:
+        """Build a stage with undefined weights on the current device; ``model`` determines the cut.
+
+        :raises ValueError: if there is no such stage, or the layers do not divide into the stages.
+        """
+        if not 0 <= stage <= stages or model.uncut(stages):
+            raise ValueError(f"no stage {stage} of {stages} in a model of {model.layers} layers")
+        frame = Frame(self.config, self.attention, PLACE, self.facts.in_tuple)
+        return build(frame, stage_layers(model, stages, stage), stage, torch.get_default_device())
+
+    def initialise(self, built: Block | Ends, model: ModelConfig, stages: int, stage: int, seed: int) -> None:
+        """Draw weights as the library does, each layer from ``seed`` and its number, so that every cut is alike."""
+        around, *layers = built.parts
+        for number, layer in [(-1, around), *zip(stage_layers(model, stages, stage), layers, strict=True)]:
+            torch.default_generator.manual_seed(_seed(seed, number))
+            initialise(built.frame.model, layer)
+
+    def global_name(self, model: ModelConfig, stages: int, stage: int, local: str) -> str:
+        """Return the library's name of a stage's parameter; ValueError for a name outside of its layers."""
+        if local.startswith("whole."):
+            return local.removeprefix("whole.")
+        _, index, rest = local.split(".", 2)
+        layers = stage_layers(model, stages, stage)
+        if not 0 <= int(index) < len(layers):
+            raise ValueError(f"{local}: stage {stage} has {len(layers)} layers")
+        return f"{self.facts.path}.{layers[int(index)]}.{rest}"
+
+    def shapes(self, model: ModelConfig) -> dict[str, tuple[int, ...]]:
+        """Return the shape of every parameter by global name; a tied head is not listed. Takes no memory."""
+        flat = model.model_copy(update={"ends_layers": 0, "block_layers": None})
+        with torch.device("meta"):
+            stages = [self.build(flat, 1, stage) for stage in (0, 1)]
+        return {
+            self.global_name(flat, 1, stage, local): tuple(parameter.shape)
+            for stage, built in enumerate(stages)
+            for local, parameter in built.named_parameters()
+        }
+
+    def whole(self, named: Mapping[str, Tensor]) -> Any:
+        """Return the library's model with these weights, by global name.
+
+        :raises RuntimeError: if a weight is missing or has no place.
+        """
+        model: Any = whole(self.config, self.facts.attention)
+        missing, unknown = model.load_state_dict({name: one.detach() for name, one in named.items()}, strict=False)
+        model.tie_weights()
+        own = dict(model.named_parameters())
+        if wrong := [*unknown, *(name for name in missing if name in own)]:
+            raise RuntimeError(f"{wrong[0]} has no counterpart in the whole model")
+        return model.train()
+
+
+@lru_cache(maxsize=16)
+def _facts(decoder: Decoder) -> Facts:
+    config = decoder.config
+    model = skeleton(config, decoder.attention, PLACE, buffers=False)
+    path, layers = decoder_layers(model, config, PLACE)
+    in_tuple, width = layer_output(model, layers, PLACE)
+    return Facts(
+        path,
+        in_tuple,
+        width,
+        vocab=int(config.vocab_size),
+        layers=int(config.num_hidden_layers),
+        tied=_tied(model),
+        parameters=sum(p.numel() for p in model.parameters()),
+        attention=str(model.config._attn_implementation),  # type: ignore[union-attr]
+        kinds=kinds(list(layers)),
+    )
+
+
+def _tied(model: nn.Module) -> bool:
+    head, table = model.get_output_embeddings(), model.get_input_embeddings()  # type: ignore[operator]
+    return head is not None and head.weight is table.weight
+
+
+def _seed(seed: int, layer: int) -> int:
+    digest = hashlib.sha256(f"{seed} layer {layer}".encode()).digest()
+    return int.from_bytes(digest[:8], "little")

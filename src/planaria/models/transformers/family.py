@@ -1,0 +1,78 @@
+"""The family ``transformers``: any causal decoder of the library, cut into stages without code for its architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from torch import nn
+
+from planaria.common.errors import UserError
+from planaria.config.schema import ModelConfig
+from planaria.models.family import Family
+from planaria.models.transformers.alike import unlike_stages
+from planaria.models.transformers.check import require_cuttable
+from planaria.models.transformers.decoder import PLACE, Decoder
+from planaria.models.transformers.stages import Block, Ends
+
+
+class TransformersFamily(Family):
+    """A causal decoder of ``transformers``."""
+
+    config: str
+    """the model's config.json: its path, or its contents, which a run's own configuration has"""
+    attention: Literal["sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"] = "sdpa"
+    """the library's implementation of attention; eager where the model has no sdpa"""
+
+    named: ClassVar[bool] = True
+    preload: ClassVar[tuple[str, ...]] = ("transformers.models.auto.modeling_auto",)
+    masks: ClassVar[bool] = True
+
+    @property
+    def decoder(self) -> Decoder:
+        return Decoder(self.config, self.attention)
+
+    def build_stage(self, config: ModelConfig, stages: int, stage: int) -> Block | Ends:
+        """:raises ValueError: if there is no such stage, or the layers do not divide into the stages."""
+        return self.decoder.build(config, stages, stage)
+
+    def initialise(self, built: nn.Module, config: ModelConfig, stages: int, stage: int, seed: int) -> None:
+        assert isinstance(built, Block | Ends)
+        self.decoder.initialise(built, config, stages, stage, seed)
+
+    def global_name(self, config: ModelConfig, stages: int, stage: int, local: str) -> str:
+        return self.decoder.global_name(config, stages, stage, local)
+
+    def check(self, config: ModelConfig, stages: int, masked: bool) -> None:
+        """Compare a small model of the architecture, cut into stages, with the library's whole one.
+
+        :raises UserError: if they differ, or sizes in ``config`` are not the model's.
+        """
+        found = self.decoder.facts
+        for name, value in (("vocab", found.vocab), ("dim", found.width), ("layers", found.layers)):
+            if getattr(config, name) != value:
+                raise UserError(f"model.{name} = {getattr(config, name)}: the model's config has {value}; leave it out")
+        require_cuttable(self.decoder, masked)
+
+    def unlike(self, config: ModelConfig, stages: int) -> str:
+        return unlike_stages(self.decoder.facts.kinds, config, stages)
+
+
+def decoder_of(config: ModelConfig) -> Decoder:
+    """Return the decoder of a model of the family ``transformers``."""
+    return TransformersFamily.model_validate(dict(config.options)).decoder
+
+
+def model_section(values: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Return the settings of ``[model]`` for the config.json ``place`` with these ``values``.
+
+    :raises UserError: if the model cannot be cut.
+    """
+    decoder = Decoder.of(values)
+    try:
+        found = decoder.facts
+    except UserError as error:
+        raise UserError(str(error).replace(PLACE, place, 1)) from None
+    sizes = {"vocab": found.vocab, "dim": found.width, "layers": found.layers, "tied": found.tied}
+    context = int(values.get("max_position_embeddings") or values.get("n_positions") or 2048)
+    return {"family": "transformers", "options": {"config": decoder.text}, "context": context, **sizes}

@@ -1,0 +1,275 @@
+"""A model of ``transformers`` in which only chosen decoder layers have memory.
+
+A stage calls the library's own forward pass, so the library computes masks, positions, rotary tables and choices by
+layer. Decoder layers that belong to other stages are replaced by :class:`Absent`; the first own layer takes the stage's
+input in place of what arrives there, and the last one ends the call. Nothing here depends on an architecture.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from planaria.common.errors import UserError, missing_package
+
+_HIDDEN = "hidden_states"
+_RANDOM = ("dropout", "pdrop", "drop_rate", "router_jitter_noise", "layerdrop")
+"""parts of names of settings that make training random; a repeated step must be the same step"""
+_REFUSED = {
+    "auto_map": "needs code from its repository, which is not run; use a model of the library",
+    "quantization_config": "is quantised; give the weights in bf16, fp16 or fp32",
+}
+
+
+def in_one_line(error: BaseException) -> str:
+    """Return the beginning of an error's text in one line, or its type."""
+    return " ".join(str(error).split())[:240] or type(error).__name__
+
+
+def read_config(values: Mapping[str, Any], place: str) -> Any:
+    """Return the library's text configuration for a config.json's ``values``, without randomness in training.
+
+    :raises UserError: naming ``place``, if the library or the architecture is unknown or unsupported.
+    """
+    for key, why in _REFUSED.items():
+        if values.get(key):
+            raise UserError(f"{place}: {key}: the model {why}")
+    try:
+        from transformers import AutoConfig
+    except ImportError as error:
+        raise missing_package(f"{place}:", "transformers", "hf") from error
+    kind = values.get("model_type")
+    try:
+        whole = AutoConfig.for_model(str(kind), **{key: value for key, value in values.items() if key != "model_type"})
+        config = whole.get_text_config()
+        for name, value in config.to_dict().items():
+            if any(part in name for part in _RANDOM) and isinstance(value, int | float) and value:
+                setattr(config, name, 0.0)
+        if not isinstance(config.num_hidden_layers, int) or not isinstance(config.vocab_size, int):
+            raise ValueError("it has no num_hidden_layers or no vocab_size")
+    except Exception as error:  # the library may raise anything
+        raise UserError(f"{place}: model_type = {kind!r}: {in_one_line(error)}") from None
+    config.use_cache = False
+    return config
+
+
+def skeleton(config: Any, attention: str, place: str, buffers: bool = True) -> nn.Module:
+    """Build the whole causal decoder of ``config`` in fp32 with parameters on the device "meta".
+
+    ``buffers``: whether buffers are real, on the CPU.
+
+    :raises UserError: naming ``place``, if the library has no causal decoder for it.
+    """
+    last: Exception | None = None
+    for implementation in (attention, "eager") if attention == "sdpa" else (attention,):
+        try:
+            with _parameters_on_meta() if buffers else torch.device("meta"):
+                return whole(config, implementation)
+        except Exception as error:  # the library may raise anything
+            last = error
+    assert last is not None
+    raise UserError(f"{place}: {in_one_line(last)}")
+
+
+def whole(config: Any, attention: str) -> nn.Module:
+    """Build the library's causal decoder of ``config`` in fp32 on the current device; it raises anything."""
+    from transformers import AutoModelForCausalLM
+
+    build: Any = AutoModelForCausalLM.from_config
+    made: Any = build(config, dtype=torch.float32, attn_implementation=attention, experts_implementation="batched_mm")
+    made.tie_weights()
+    return cast(nn.Module, made)
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Move each parameter to "meta" when it is registered, before it is initialised."""
+
+    def moved(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        if parameter is None or parameter.is_meta:
+            return None
+        return type(parameter)(parameter.to("meta"), requires_grad=parameter.requires_grad)
+
+    hook = nn.modules.module.register_module_parameter_registration_hook(moved)  # type: ignore[arg-type]
+    try:
+        with torch.device("cpu"):
+            yield
+    finally:
+        hook.remove()
+
+
+def decoder_layers(model: nn.Module, config: Any, place: str) -> tuple[str, nn.ModuleList]:
+    """Return the path and list of the decoder layers: of lists with their number, the one with the most parameters."""
+    found = [
+        (sum(p.numel() for p in module.parameters()), name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) == config.num_hidden_layers
+    ]
+    if not found:
+        raise UserError(f"{place}: model_type = {config.model_type!r} has no plain list of decoder layers")
+    _, name, layers = max(found, key=lambda one: one[0])
+    return name, layers
+
+
+class Reached(Exception):
+    """A call reached the layer at which it ends."""
+
+    def __init__(self, hidden: Tensor, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> None:
+        """``hidden``: the hidden states there; the rest are the layer's arguments."""
+        super().__init__()
+        self.hidden, self.args_given, self.kwargs = hidden, args, dict(kwargs or {})
+
+
+class Passage:
+    """State of one call of the library's forward pass, shared by a stage's layers."""
+
+    given: Tensor | None = None
+    """hidden states that replace those which arrive at the first own layer, or after all layers"""
+    stop_at: int = -1
+    """number of the layer at which the call ends before it runs; -1: none"""
+
+
+class Absent(nn.Module):
+    """Stands in for a decoder layer: returns hidden states as the layer does, and may end the call."""
+
+    def __init__(self, layer: nn.Module, number: int, passage: Passage, in_tuple: int) -> None:
+        super().__init__()
+        self._layer = (layer,)  # in a tuple: not registered
+        self._number, self._passage, self._in_tuple = number, passage, in_tuple
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the layer: some models read, say, its type of attention."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["_layer"][0], name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        hidden = args[0] if args else kwargs[_HIDDEN]
+        if self._passage.stop_at == self._number:
+            raise Reached(hidden, args, kwargs)
+        return self._returned(hidden if self._passage.given is None else self._passage.given)
+
+    def _returned(self, hidden: Tensor) -> Any:
+        return (hidden, *(None,) * (self._in_tuple - 1)) if self._in_tuple else hidden
+
+
+class Own(Absent):
+    """A decoder layer of a block stage, at its place in the library's list."""
+
+    def __init__(
+        self, layer: nn.Module, number: int, passage: Passage, in_tuple: int, first: bool = False, last: bool = False
+    ) -> None:
+        """``first`` takes the passage's hidden states; ``last`` ends the call with its output."""
+        super().__init__(layer, number, passage, in_tuple)
+        self._first, self._last = first, last
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self._first and args:
+            args = (self._passage.given, *args[1:])
+        elif self._first:
+            kwargs = {**kwargs, _HIDDEN: self._passage.given}
+        out = self._layer[0](*args, **kwargs)
+        if self._last:
+            raise Reached(out[0] if isinstance(out, tuple) else out)
+        return out
+
+
+class EndsLayer(Absent):
+    """One of the first decoder layers, in the ends stage: skipped when the call is for the head."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self._passage.given is not None:
+            return self._returned(self._passage.given)
+        return self._layer[0](*args, **kwargs)
+
+
+class Outside(nn.Module):
+    """Stands in for a module outside of layers whose weights a block stage lacks: zeros of its output's shape."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._module = (copy.deepcopy(module).to("meta"),)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["_module"][0], name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        device = next((one.device for one in (*args, *kwargs.values()) if isinstance(one, Tensor)), torch.device("cpu"))
+
+        def moved(value: Any) -> Any:
+            return value.to("meta") if isinstance(value, Tensor) else value
+
+        out = self._module[0](*map(moved, args), **{name: moved(value) for name, value in kwargs.items()})
+        return out.new_zeros((), device=device).expand(out.shape) if isinstance(out, Tensor) else out
+
+
+def layer_output(model: nn.Module, layers: nn.ModuleList, place: str) -> tuple[int, int]:
+    """Return the size of the tuple that a decoder layer returns, 0 for a tensor, and the width of hidden states.
+
+    Runs one layer of a model on "meta", with the first form of attention mask that it accepts.
+
+    :raises UserError: naming ``place``, if hidden states are not [B, T, D], or the layer cannot be run there.
+    """
+    length = 4
+    with torch.device("meta"):
+        masks = (torch.zeros(1, 1, length, length), torch.ones(1, length, dtype=torch.long), None)
+    failure: BaseException | None = None
+    for mask in masks:
+        try:
+            hidden, out = _first_layer(model, layers, length, mask)
+        except Exception as error:  # the library may raise anything
+            failure = failure or error
+            continue
+        if hidden.ndim == 3:
+            return len(out) if isinstance(out, tuple) else 0, hidden.shape[-1]
+        failure = ValueError(
+            f"hidden states have shape {list(hidden.shape)}; only [batch, tokens, width] can be passed between stages"
+        )
+    assert failure is not None
+    raise UserError(f"{place}: a decoder layer cannot be called alone: {in_one_line(failure)}")
+
+
+def _first_layer(model: nn.Module, layers: nn.ModuleList, length: int, mask: Tensor | None) -> tuple[Tensor, Any]:
+    """Run the first layer on "meta"; return the hidden states before it, and its output."""
+    first, passage = layers[0], Passage()
+    passage.stop_at = 0
+    layers[0] = Absent(first, 0, passage, in_tuple=0)
+    try:
+        with torch.device("meta"), torch.no_grad():
+            model(input_ids=torch.zeros(1, length, dtype=torch.long), attention_mask=mask, use_cache=False)
+    except Reached as reached:
+        with torch.device("meta"), torch.no_grad():
+            return reached.hidden, first(*reached.args_given, **reached.kwargs)
+    finally:
+        layers[0] = first
+    raise ValueError("the first layer is never called")
+
+
+def materialise(module: nn.Module, device: torch.device | str) -> None:
+    """Give parameters on "meta" memory on ``device``, with undefined numbers; tied ones stay tied."""
+    made: dict[int, nn.Parameter] = {}
+    for one in module.modules():
+        for name, parameter in one._parameters.items():
+            if parameter is not None and parameter.is_meta:
+                if id(parameter) not in made:
+                    empty = torch.empty_like(parameter, device=device)
+                    made[id(parameter)] = type(parameter)(empty, requires_grad=parameter.requires_grad)
+                one._parameters[name] = made[id(parameter)]
+
+
+def initialise(model: nn.Module, module: nn.Module) -> None:
+    """Initialise a module and its submodules as the library does, from torch's global generator."""
+    from transformers.initialization import guard_torch_init_functions
+
+    with torch.no_grad(), guard_torch_init_functions():
+        for one in reversed(list(module.modules())):  # children first
+            model._init_weights(one)  # type: ignore[operator]

@@ -1,0 +1,245 @@
+"""Stages of a decoder of ``transformers``: block stages with consecutive decoder layers, and the ends."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Self, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from planaria.common.errors import UserError
+from planaria.models.transformers.skeleton import (
+    Absent,
+    EndsLayer,
+    Outside,
+    Own,
+    Passage,
+    Reached,
+    decoder_layers,
+    materialise,
+    skeleton,
+)
+
+LOGIT_BYTES = 1 << 28
+"""largest logits of one chunk of the loss, in fp32"""
+_recomputed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+
+
+class Frame:
+    """The library's whole model on "meta", cut for one stage."""
+
+    def __init__(self, config: Any, attention: str, place: str, in_tuple: int) -> None:
+        """``in_tuple``: size of the tuple that decoder layers return; 0: a tensor."""
+        self.config, self.model = config, skeleton(config, attention, place)
+        self.path, self.layers = decoder_layers(self.model, config, place)
+        self.in_tuple, self.passage = in_tuple, Passage()
+
+    def outside(self) -> list[tuple[str, nn.Module]]:
+        """Return all modules outside of the decoder layers that have parameters or buffers of their own."""
+        inside = f"{self.path}."
+        return [
+            (name, module)
+            for name, module in self.model.named_modules()
+            if not name.startswith(inside)
+            and (any(True for _ in module.parameters(False)) or any(True for _ in module.buffers(False)))
+        ]
+
+    def call(self, module: nn.Module, **inputs: Any) -> Any:
+        """Run a forward pass of the library; return its output, or the hidden states at which it ended."""
+        try:
+            return module(use_cache=False, **inputs)
+        except Reached as reached:
+            return reached.hidden
+        finally:
+            self.passage.given, self.passage.stop_at = None, -1
+
+    def blank(self, x: Tensor) -> Tensor:
+        """Return input embeddings of the shape that belongs to hidden states ``x``; they are not used."""
+        width = self.model.get_input_embeddings().embedding_dim  # type: ignore[operator]
+        return x.new_zeros(()).expand(*x.shape[:2], width)
+
+
+def positions(mask: Tensor | None) -> dict[str, Tensor]:
+    """Return position ids [B, T] that begin anew in every document of ``mask`` [B, 1, T, T]; none without a mask."""
+    return {} if mask is None else {"position_ids": mask.sum(-1).squeeze(1) - 1}
+
+
+class _Stage(nn.Module):
+    """What block stages and the ends share."""
+
+    layers: nn.ModuleList
+
+    def __init__(self, frame: Frame) -> None:
+        super().__init__()
+        self._frames = (frame,)  # in a tuple: its modules are not registered
+
+    @property
+    def parts(self) -> list[nn.Module]:
+        """Modules that are initialised one by one: those around the layers, then each layer."""
+        raise NotImplementedError
+
+    @property
+    def frame(self) -> Frame:
+        return self._frames[0]
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile each own decoder layer."""
+        for layer in self.layers:
+            layer.compile(*args, **kwargs)
+
+    @property
+    def recompute(self) -> bool:
+        """Whether activations within layers are computed again in the backward pass."""
+        return any(getattr(layer, "gradient_checkpointing", False) for layer in self.layers)
+
+    @recompute.setter
+    def recompute(self, wanted: bool) -> None:
+        for layer in self.layers:
+            if wanted and not hasattr(layer, "gradient_checkpointing"):
+                raise UserError(
+                    f"train.recompute: layers of model_type = {self.frame.config.model_type!r} cannot be recomputed; "
+                    "leave it out"
+                )
+            layer.gradient_checkpointing = wanted  # type: ignore[assignment]
+            layer._gradient_checkpointing_func = _recomputed  # type: ignore[assignment]
+
+
+class Block(_Stage):
+    """Consecutive decoder layers, named ``layers.0``, ``layers.1``, … in every stage."""
+
+    def __init__(self, frame: Frame, numbers: range) -> None:
+        super().__init__(frame)
+        whole, passage = frame.layers, frame.passage
+        self.layers = nn.ModuleList(whole[number] for number in numbers)
+        self.around = nn.ModuleList()
+        for number, layer in enumerate(whole):
+            if number in numbers:
+                first, last = number == numbers[0], number == numbers[-1]
+                whole[number] = Own(layer, number, passage, frame.in_tuple, first, last)
+            else:
+                whole[number] = Absent(layer, number, passage, frame.in_tuple)
+        for name, module in frame.outside():
+            if any(True for _ in module.parameters(False)):
+                if not any(True for _ in module.children()) and name:
+                    _replace(frame.model, name, Outside(module))
+            else:
+                self.around.append(module)
+
+    @property
+    def parts(self) -> list[nn.Module]:
+        return [self.around, *self.layers]
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map hidden states [B, T, D] to [B, T, D]; ``mask`` bool [B, 1, T, T]: whether a token attends to another."""
+        frame = self.frame
+        frame.passage.given = x
+        out: Tensor = frame.call(frame.model.base_model, inputs_embeds=frame.blank(x), **positions(mask))  # type: ignore[arg-type]
+        return out
+
+
+class Ends(_Stage):
+    """All modules outside of decoder layers: embeddings, final norm, head; and the first ``ends_layers`` layers.
+
+    With a tied head, the table's two gradients are summed apart until :meth:`fold_gradients`, as in the family llama.
+    """
+
+    head_alias: Tensor | None = None
+
+    def __init__(self, frame: Frame, own: int) -> None:
+        super().__init__(frame)
+        whole, passage = frame.layers, frame.passage
+        self.own = own
+        for number, layer in enumerate(whole):
+            kind = EndsLayer if number < own else Absent
+            whole[number] = kind(layer, number, passage, frame.in_tuple)
+        self.layers = nn.ModuleList(one._layer[0] for one in whole if isinstance(one, EndsLayer))
+        self.whole = frame.model
+        self._tie()
+        self.register_load_state_dict_post_hook(Ends._loaded)  # type: ignore[no-untyped-call]
+
+    @property
+    def parts(self) -> list[nn.Module]:
+        return [self.whole, *self.layers]
+
+    def embed(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map token ids [B, T] to hidden states [B, T, D] before the first block stage."""
+        self.frame.passage.stop_at = self.own
+        out: Tensor = self.frame.call(self.whole, input_ids=tokens, **positions(mask))
+        return out
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Map hidden states [B, T, D] to logits [B, T, V], with the model's own norm, head and scaling."""
+        frame = self.frame
+        frame.passage.given = x
+        out: Tensor = frame.call(self.whole, inputs_embeds=frame.blank(x)).logits
+        return out
+
+    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean cross entropy in nats of hidden states [B, T, D] against the next tokens [B, T]; a scalar.
+
+        Large logits are computed in chunks of rows, and again in the backward pass.
+        """
+        rows, targets = x.flatten(0, 1), targets.flatten()
+        most = max(1, LOGIT_BYTES // (4 * int(self.frame.config.vocab_size)))
+        if len(rows) <= most:
+            return self._summed(x, targets) / len(targets)
+        sums = [
+            _recomputed(self._summed, part[None], wanted)
+            for part, wanted in zip(torch.split(rows, most), torch.split(targets, most), strict=True)
+        ]
+        return torch.stack(sums).sum() / len(targets)
+
+    def _summed(self, x: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(self.logits(x).flatten(0, 1).float(), targets, reduction="sum")
+
+    def fold_gradients(self) -> None:
+        """Add the tied head's gradient to the table's and clear it; no effect when untied or repeated."""
+        if self.head_alias is None or self.head_alias.grad is None:
+            return
+        table = self._table
+        table.grad = self.head_alias.grad if table.grad is None else table.grad.add_(self.head_alias.grad)
+        self.head_alias.grad = None
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop all gradients, including those not yet folded."""
+        super().zero_grad(set_to_none)
+        if self.head_alias is not None:
+            self.head_alias.grad = None
+
+    @property
+    def _table(self) -> nn.Parameter:
+        return cast(nn.Parameter, cast(Any, self.whole).get_input_embeddings().weight)
+
+    def _tie(self) -> None:
+        """Give a tied head an alias of the table's storage, which is no parameter."""
+        head = cast(Any, self.whole).get_output_embeddings()
+        if head is None or (self.head_alias is None and head.weight is not self._table):
+            return
+        head._parameters.pop("weight", None)
+        self.head_alias = self._table.detach().requires_grad_()
+        head.weight = self.head_alias
+
+    def _loaded(self, _keys: object) -> None:
+        self._tie()
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._tie()
+        return self
+
+
+def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
+    owner, _, own = name.rpartition(".")
+    setattr(model.get_submodule(owner), own, module)
+
+
+def build(frame: Frame, numbers: range, stage: int, device: torch.device) -> Block | Ends:
+    """Build the ends (stage 0) or a block stage with the layers ``numbers``; its weights are undefined."""
+    built = Block(frame, numbers) if stage else Ends(frame, len(numbers))
+    if device.type != "meta":
+        materialise(built, device)
+        built.to(device)  # buffers
+    return built

@@ -1,0 +1,108 @@
+"""Runs that start from folders of ``transformers`` models, are cut differently on resumption, and are exported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from planaria import cli
+from planaria.common.errors import UserError
+from planaria.models.transformers.decoder import PLACE
+from planaria.models.transformers.shrinking import shrunk
+from planaria.models.transformers.skeleton import read_config
+from planaria.runtime.engine.weight_sources import open_weights
+
+transformers = pytest.importorskip("transformers")
+RECIPE = """
+out = "runs"
+engine = "inline"
+model = {{ context = 24 }}
+pipeline = {{ stages = 2, microbatches = 2, microbatch_size = 2 }}
+data = {{ source = "text.txt", cache = "cache" }}
+optim = {{ lr = {rate}, weight_decay = 0.0, clip = 1e9 }}
+train = {{ steps = 4, eval_every = 4, eval_microbatches = 2, start = "./given" }}
+recovery = {{ strategy = "checkpoint" }}
+"""
+SCRATCH = 'context = 24, family = "transformers", options = { config = "./given/config.json" }'
+
+
+def given(folder: Path, kind: str) -> Any:
+    """Save a small model with a tokenizer of bytes in ``folder``; return the model."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    whole = CONFIG_MAPPING[kind]().get_text_config().to_dict() | {"model_type": kind}
+    values = shrunk(read_config(whole, PLACE)) | {"vocab_size": 300}
+    torch.manual_seed(5)
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**values)).float()
+    model.save_pretrained(folder / "given")
+    alphabet = ["<|end|>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokenizer = Tokenizer(models.BPE({letter: n for n, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|end|>"])
+    tokenizer.save(str(folder / "given" / "tokenizer.json"))
+    (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 200)
+    return model
+
+
+def train(folder: Path, name: str, rate: float, *flags: str) -> int:
+    (folder / f"{name}.toml").write_text(RECIPE.format(rate=rate))
+    return cli.run(["train", str(folder / f"{name}.toml"), "--quiet", *flags])
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "mixtral", "gpt2"])
+def test_an_untrained_model_is_exported_as_it_was(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = given(tmp_path, kind)
+    assert train(tmp_path, "same", 1e-30, "--train.steps", "1") == 0
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "runs/same/model", dtype=torch.float32)
+    tokens = torch.arange(3, 23)[None]
+    assert torch.allclose(again(tokens).logits, model(tokens).logits, atol=1e-6)
+    saved, ours = (open_weights(Path(path), "transformers") for path in ("given", "runs/same/model"))
+    assert saved.shapes == ours.shapes
+    for name in saved.shapes:  # a rate of 1e-30 changes zeros
+        torch.testing.assert_close(saved.tensor(name), ours.tensor(name), rtol=0, atol=1e-20)
+
+
+def test_a_run_continues_in_another_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    given(tmp_path, "qwen3")
+    assert train(tmp_path, "whole", 1e-3) == 0
+    assert train(tmp_path, "cut", 1e-3, "--train.steps", "2") == 0
+    more = ["--train.steps", "4", "--pipeline.stages", "4", "--quiet"]
+    assert cli.run(["train", "--resume", "runs/cut", *more]) == 0
+    one, other = (open_weights(Path(f"runs/{name}/model"), "transformers") for name in ("whole", "cut"))
+    assert all(torch.allclose(one.tensor(name), other.tensor(name), atol=1e-6) for name in one.shapes)
+
+
+def test_a_run_from_scratch_takes_sizes_from_a_config_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    given(tmp_path, "qwen3")
+    scratch = RECIPE.format(rate=1e-3).replace(', start = "./given"', "").replace("context = 24", SCRATCH)
+    (tmp_path / "scratch.toml").write_text(scratch)
+    assert cli.run(["train", "scratch.toml", "--quiet", "--data.tokenizer", "bytes"]) == 0
+    made = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "runs/scratch/model")
+    assert made.config.model_type == "qwen3" and made.config.num_hidden_layers == 4
+    with pytest.raises(UserError, match=r"given/config.json': its model has layers = 4, the recipe 8"):
+        cli.run(["train", "scratch.toml", "--quiet", "--data.tokenizer", "bytes", "--model.layers", "8"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--model.heads", "4"], "config.json determines model.heads"),
+        (["--recovery.strategy", "checkfree"], "kinds of layers (A and B); they are alike with pipeline.stages = 2"),
+        (["--model.family", "llama"], "architecture ['Gemma2ForCausalLM'] is not supported"),
+    ],
+)
+def test_bad_settings_are_refused_before_a_worker_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], complaint: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given(tmp_path, "gemma2")
+    with pytest.raises(UserError) as raised:
+        train(tmp_path, "bad", 1e-3, "--pipeline.stages", "4", *flags)
+    assert complaint in str(raised.value) and "\n" not in str(raised.value)
