@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from planaria import cli
 from planaria.common.errors import UserError
+from planaria.faults.trace import Fault, Trace, write
 from planaria.models.transformers.decoder import PLACE
 from planaria.models.transformers.shrinking import shrunk
 from planaria.models.transformers.skeleton import read_config
@@ -78,6 +80,28 @@ def test_a_run_continues_in_another_cut(tmp_path: Path, monkeypatch: pytest.Monk
     assert all(torch.allclose(one.tensor(name), other.tensor(name), atol=1e-6) for name in one.shapes)
 
 
+def test_adapters_survive_kills_and_load_in_peft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the fleet, exact copies of adapters; frozen weights come from the base model's folder."""
+    peft = pytest.importorskip("peft")
+    monkeypatch.chdir(tmp_path)
+    base = given(tmp_path, "qwen3")
+    kills = (Fault(step=1, stage=1), Fault(step=2, stage=2), Fault(step=3, stage=0))
+    lora = ["--model.options.lora_rank", "4", "--recovery.strategy", "redundant"]
+    write(Trace(faults=kills), tmp_path / "kills.jsonl")
+    assert train(tmp_path, "unharmed", 1e-2, *lora) == 0
+    assert train(tmp_path, "killed", 1e-2, *lora, "--engine", "fleet", "--chaos.trace", "kills.jsonl") == 0
+    one, other = (
+        load_file(tmp_path / f"runs/{name}/model/adapter_model.safetensors") for name in ("unharmed", "killed")
+    )
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    tokens = torch.arange(3, 23)[None]
+    before = base(tokens).logits.detach().clone()
+    adapted = peft.PeftModel.from_pretrained(base, tmp_path / "runs/killed/model")
+    assert not torch.equal(adapted(tokens).logits, before)
+    saved = sum(file.stat().st_size for file in (tmp_path / "runs/killed/checkpoints").rglob("*.safetensors"))
+    assert saved < (tmp_path / "given/model.safetensors").stat().st_size
+
+
 def test_a_run_from_scratch_takes_sizes_from_a_config_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     given(tmp_path, "qwen3")
@@ -95,6 +119,8 @@ def test_a_run_from_scratch_takes_sizes_from_a_config_json(tmp_path: Path, monke
     [
         (["--model.heads", "4"], "config.json determines model.heads"),
         (["--recovery.strategy", "checkfree"], "kinds of layers (A and B); they are alike with pipeline.stages = 2"),
+        (["--model.options.lora_rank", "4", "--model.options.lora_targets", "q"], "'q' is no matrix of this model's"),
+        (["--model.options.lora_rank", "4", "--recovery.strategy", "checkfree"], "up to a change of basis"),
         (["--model.family", "llama"], "architecture ['Gemma2ForCausalLM'] is not supported"),
     ],
 )

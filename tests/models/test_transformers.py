@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
+from planaria.models.transformers.adapters import Lora
 from planaria.models.transformers.alike import unlike_stages
 from planaria.models.transformers.check import LIMIT, compared, require_cuttable
 from planaria.models.transformers.decoder import PLACE, Decoder
@@ -167,6 +170,44 @@ def test_layers_in_the_ends_stage(kind: str) -> None:
         x = block(x)
     expected = decoder.whole(named)(input_ids=tokens).logits
     assert torch.equal(stages[0].logits(x), expected)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gpt2", "gpt_oss"])
+def test_adapters_on_stages_equal_peft_on_the_whole_model(kind: str, tmp_path: Path) -> None:
+    """Logits and gradients of adapters, to the last bit; all else is frozen and no state."""
+    peft = pytest.importorskip("peft")
+    plain = small(kind)
+    config = section(plain, block_layers=(1, 2, 1))
+    base = plain.whole({name: torch.randn(shape) * 0.05 for name, shape in plain.shapes(config).items()})
+    base.save_pretrained(tmp_path)
+    decoder = replace(plain, lora=Lora(4, 8.0, ("linear",), str(tmp_path)))
+    stages = [decoder.build(config, 3, stage) for stage in range(4)]
+    named = {}
+    for stage, built in enumerate(stages):
+        decoder.initialise(built, config, 3, stage, 7)
+        named |= {decoder.global_name(config, 3, stage, name): one for name, one in built.named_parameters()}
+    assert named and all("lora_" in name for name in named) and not [*stages[0].parameters()]
+    torch.manual_seed(1)
+    for name, one in named.items():
+        if ".lora_B." in name:
+            torch.nn.init.normal_(one, std=0.1)
+    assert decoder.lora is not None
+    whole = peft.get_peft_model(base, decoder.lora.peft(plain.build(config, 3, 1).layers)).train()
+    theirs = {name.removeprefix("base_model.model."): one for name, one in whole.named_parameters()}
+    with torch.no_grad():
+        for name, one in named.items():
+            theirs[name].copy_(one)
+    tokens, targets = torch.randint(2, 100, (2, 9)), torch.randint(2, 100, (2, 9))
+    x = stages[0].embed(tokens)
+    for block in stages[1:]:
+        x = block(x)
+    loss = stages[0].loss(x, targets)
+    logits = whole(input_ids=tokens).logits
+    assert torch.equal(stages[0].logits(x), logits)
+    loss.backward()
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
+    for name, one in named.items():
+        torch.testing.assert_close(one.grad, theirs[name].grad, rtol=1e-5, atol=1e-8)
 
 
 def test_the_loss_in_chunks_has_the_same_gradients(monkeypatch: pytest.MonkeyPatch) -> None:

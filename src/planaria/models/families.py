@@ -53,10 +53,18 @@ def build_stage(
 
 
 def stage_parameters(config: ModelConfig, stages: int, stage: int) -> int:
-    """Return the number of parameters of one stage of 0..``stages``."""
+    """Return the number of parameters of one stage of 0..``stages``, frozen ones included."""
     if config.family == "llama":
         return llama.stage_parameters(config, stages, stage)
-    return sum(parameter.numel() for parameter in build_stage(config, stages, stage, 0, "meta").parameters())
+    built = build_stage(config, stages, stage, 0, "meta")
+    return sum(parameter.numel() for parameter in built.parameters()) + frozen_parameters(config, stages, stage)
+
+
+def frozen_parameters(config: ModelConfig, stages: int, stage: int) -> int:
+    """Return the number of a stage's parameters that are not trained, and so have neither gradient nor moments."""
+    if config.family == "llama" or not family(config).based:
+        return 0
+    return sum(one.numel() for one in build_stage(config, stages, stage, 0, "meta").buffers())
 
 
 def parameters(config: ModelConfig, stages: int) -> int:

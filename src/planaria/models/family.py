@@ -35,10 +35,17 @@ class Family(Choice, ABC):
     """whether every cut shares the parameters' names (:meth:`global_name`), so that checkpoints can be re-cut"""
     whole: ClassVar[bool] = False
     """whether stages can be joined to one model, for export and completion"""
+    interchangeable: ClassVar[bool] = True
+    """whether the module of a block stage becomes another stage with as many layers by loading its weights"""
     preload: ClassVar[tuple[str, ...]] = ()
     """modules that the server from which workers fork imports once"""
     masks: ClassVar[bool] = False
     """whether block stages and stage 0's ``embed`` take a document mask (``data.document_mask``) after their input"""
+
+    @property
+    def based(self) -> bool:
+        """Whether stages load the weights of ``train.start`` themselves, and train something on top of them."""
+        return False
 
     @abstractmethod
     def build_stage(self, config: ModelConfig, stages: int, stage: int) -> nn.Module:

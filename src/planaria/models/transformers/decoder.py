@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple, Self
 
@@ -15,11 +15,13 @@ from torch import Tensor, nn
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
 from planaria.models.stages import stage_layers
+from planaria.models.transformers.adapters import Lora, freeze, initialise_adapters, inject, load_base, plain
 from planaria.models.transformers.alike import kinds
 from planaria.models.transformers.skeleton import (
     decoder_layers,
     initialise,
     layer_output,
+    materialise,
     read_config,
     skeleton,
     whole,
@@ -56,6 +58,8 @@ class Decoder:
     """contents of its config.json"""
     attention: str = "sdpa"
     """the library's implementation of attention; eager where the model has no sdpa"""
+    lora: Lora | None = None
+    """adapters, if only these are trained"""
 
     @classmethod
     def of(cls, values: Mapping[str, Any], attention: str = "sdpa") -> Self:
@@ -81,7 +85,12 @@ class Decoder:
     @property
     def facts(self) -> Facts:
         """UserError if the model cannot be cut."""
-        return _facts(self)
+        return _facts(self.base)
+
+    @property
+    def base(self) -> Decoder:
+        """The model without adapters."""
+        return replace(self, lora=None)
 
     def build(self, model: ModelConfig, stages: int, stage: int) -> Block | Ends:
         """Build a stage with undefined weights on the current device; ``model`` determines the cut.
@@ -91,10 +100,26 @@ class Decoder:
         if not 0 <= stage <= stages or model.uncut(stages):
             raise ValueError(f"no stage {stage} of {stages} in a model of {model.layers} layers")
         frame = Frame(self.config, self.attention, PLACE, self.facts.in_tuple)
-        return build(frame, stage_layers(model, stages, stage), stage, torch.get_default_device())
+        device = torch.get_default_device()
+        built = build(frame, stage_layers(model, stages, stage), stage)
+        if self.lora is not None and stage:
+            inject(built.layers, self.lora)
+        if device.type != "meta":
+            materialise(built, device)
+            built.to(device)  # buffers
+        if self.lora is not None:
+            frozen = {name: self.global_name(model, stages, stage, plain(name)) for name in _frozen(built)}
+            freeze(built)
+            if device.type != "meta":
+                load_base(built, self.lora, frozen)
+        return built
 
     def initialise(self, built: Block | Ends, model: ModelConfig, stages: int, stage: int, seed: int) -> None:
         """Draw weights as the library does, each layer from ``seed`` and its number, so that every cut is alike."""
+        if self.lora is not None:
+            named = ((self.global_name(model, stages, stage, name), one) for name, one in built.named_parameters())
+            initialise_adapters(named, seed)
+            return
         around, *layers = built.parts
         for number, layer in [(-1, around), *zip(stage_layers(model, stages, stage), layers, strict=True)]:
             torch.default_generator.manual_seed(_seed(seed, number))
@@ -133,6 +158,11 @@ class Decoder:
         if wrong := [*unknown, *(name for name in missing if name in own)]:
             raise RuntimeError(f"{wrong[0]} has no counterpart in the whole model")
         return model.train()
+
+
+def _frozen(built: nn.Module) -> list[str]:
+    """Return the names of all parameters but adapters; a tied head is not listed."""
+    return [name for name, _ in built.named_parameters() if "lora_" not in name]
 
 
 @lru_cache(maxsize=16)

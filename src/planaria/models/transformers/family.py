@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
+import torch
+from pydantic import Field
 from torch import nn
 
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
+from planaria.config.section import DERIVED
 from planaria.models.family import Family
+from planaria.models.transformers.adapters import LINEAR, Lora
 from planaria.models.transformers.alike import unlike_stages
 from planaria.models.transformers.check import require_cuttable
 from planaria.models.transformers.decoder import PLACE, Decoder
@@ -24,13 +28,29 @@ class TransformersFamily(Family):
     attention: Literal["sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"] = "sdpa"
     """the library's implementation of attention; eager where the model has no sdpa"""
 
+    lora_rank: Annotated[int, Field(ge=0)] = 0
+    """rank of adapters, if only these are trained (LoRA, arXiv 2106.09685); 0: all weights are"""
+    lora_alpha: Annotated[float, Field(gt=0)] = 32.0
+    """scale of adapters, divided by their rank"""
+    lora_targets: str = LINEAR
+    """matrices with adapters, by the last parts of their names and separated by commas; linear: all of the layers"""
+    base: Annotated[str, Field(json_schema_extra=DERIVED)] = ""
+    """folder of the weights under adapters; derived from train.start"""
+
     named: ClassVar[bool] = True
+    interchangeable: ClassVar[bool] = False
     preload: ClassVar[tuple[str, ...]] = ("transformers.models.auto.modeling_auto",)
     masks: ClassVar[bool] = True
 
     @property
     def decoder(self) -> Decoder:
-        return Decoder(self.config, self.attention)
+        targets = tuple(name.strip() for name in self.lora_targets.split(","))
+        lora = Lora(self.lora_rank, self.lora_alpha, targets, self.base) if self.lora_rank else None
+        return Decoder(self.config, self.attention, lora)
+
+    @property
+    def based(self) -> bool:
+        return self.lora_rank > 0
 
     def build_stage(self, config: ModelConfig, stages: int, stage: int) -> Block | Ends:
         """:raises ValueError: if there is no such stage, or the layers do not divide into the stages."""
@@ -52,9 +72,16 @@ class TransformersFamily(Family):
         for name, value in (("vocab", found.vocab), ("dim", found.width), ("layers", found.layers)):
             if getattr(config, name) != value:
                 raise UserError(f"model.{name} = {getattr(config, name)}: the model's config has {value}; leave it out")
-        require_cuttable(self.decoder, masked)
+        require_cuttable(self.decoder.base, masked)
+        if self.lora_rank and not self.base:
+            raise UserError("model.options.lora_rank: adapters need trained weights under them; give train.start")
+        if self.lora_rank:
+            with torch.device("meta"):
+                self.build_stage(config, stages, 1)
 
     def unlike(self, config: ModelConfig, stages: int) -> str:
+        if self.lora_rank:
+            return "adapters are known only up to a change of basis, so no stage's can be made from others'"
         return unlike_stages(self.decoder.facts.kinds, config, stages)
 
 

@@ -17,6 +17,7 @@ from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
 from planaria.models.foreign_weights import Weights, checked_config
 from planaria.models.huggingface import listed, read_tensor, tokenizer_of
+from planaria.models.transformers.adapters import write_adapters
 from planaria.models.transformers.family import decoder_of, model_section
 from planaria.models.transformers.skeleton import in_one_line
 from planaria.models.usage import of_folder
@@ -83,11 +84,19 @@ def _quiet() -> Iterator[None]:
 
 
 def write_weights(config: ModelConfig, named: Mapping[str, Tensor], folder: Path, dtype: torch.dtype) -> None:
-    """Write weights, by global name, as the library's ``save_pretrained`` does. The whole model is in memory.
+    """Write weights, by global name, as the library's ``save_pretrained`` does, or adapters for ``peft``.
+
+    The whole model is in memory, unless there are adapters.
 
     :raises OSError: if the disk is full.
     """
-    model = decoder_of(config).whole(named).to(dtype)
+    decoder = decoder_of(config)
+    if decoder.lora is not None:
+        with torch.device("meta"):
+            layers = decoder.base.build(config.model_copy(update={"ends_layers": 0, "block_layers": None}), 1, 1).layers
+        write_adapters(decoder.lora, layers, {name: one.to(dtype) for name, one in named.items()}, folder)
+        return
+    model = decoder.whole(named).to(dtype)
     with tempfile.TemporaryDirectory(dir=folder) as temporary, _quiet():
         model.save_pretrained(temporary)
         for file in Path(temporary).glob("*.safetensors*"):

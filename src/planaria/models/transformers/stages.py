@@ -19,7 +19,6 @@ from planaria.models.transformers.skeleton import (
     Passage,
     Reached,
     decoder_layers,
-    materialise,
     skeleton,
 )
 
@@ -236,10 +235,6 @@ def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
     setattr(model.get_submodule(owner), own, module)
 
 
-def build(frame: Frame, numbers: range, stage: int, device: torch.device) -> Block | Ends:
-    """Build the ends (stage 0) or a block stage with the layers ``numbers``; its weights are undefined."""
-    built = Block(frame, numbers) if stage else Ends(frame, len(numbers))
-    if device.type != "meta":
-        materialise(built, device)
-        built.to(device)  # buffers
-    return built
+def build(frame: Frame, numbers: range, stage: int) -> Block | Ends:
+    """Build the ends (stage 0) or a block stage with the layers ``numbers``; its parameters have no memory."""
+    return Block(frame, numbers) if stage else Ends(frame, len(numbers))

@@ -248,6 +248,8 @@ def _one_scale(atoms: Sequence[_Atom]) -> float:
 
 def _scales(each: Mapping[str, float], used: Sequence[Mapping[str, _Atom]]) -> tuple[float, dict[str, float]]:
     """Return the stage's learning-rate scale, and the scales of parameters with another one."""
+    if not each:  # frozen ends
+        return 1.0, {}
     before = {atom.held.lr_scale for index in used for atom in index.values()}
     most = before.pop() if len(before) == 1 else Counter(each[name] for name in sorted(each)).most_common(1)[0][0]
     return most, {name: scale for name, scale in each.items() if scale != most}

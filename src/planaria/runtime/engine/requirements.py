@@ -8,7 +8,7 @@ from pathlib import Path
 from planaria.common.errors import UserError
 from planaria.config.schema import FleetConfig, RunConfig
 from planaria.control.started import RunStarted
-from planaria.models.families import stage_parameters
+from planaria.models.families import frozen_parameters, stage_parameters
 from planaria.models.optimizers import optimizer
 from planaria.models.stages import stage_layers
 from planaria.pipeline.network.costs import FP32_BYTES
@@ -26,7 +26,10 @@ def needs(config: RunConfig) -> Needs:
         return ON_CPUS
     config = least(config) if config.pipeline.layers == "auto" else config
     copies = 2 + len(optimizer(config.optim).keys)
-    taken = (copies * FP32_BYTES * count for count in _parameters(config))
+    model, stages = config.model, config.pipeline.stages
+    frozen = [frozen_parameters(model, stages, stage) for stage in range(stages + 1)]
+    counts = zip(_parameters(config), frozen, strict=True)
+    taken = (FP32_BYTES * (copies * (count - still) + still) for count, still in counts)
     return Needs(tuple(taken), sized=config.pipeline.unlike)
 
 

@@ -109,6 +109,8 @@ class StageRunner:
     def backward(self, microbatch: int, hop: int, grad: Tensor | None) -> Tensor | None:
         """Run one backward pass, and return the gradient of the input, if any, in the wire's type."""
         y = self._outputs.pop((microbatch, hop))
+        if not y.requires_grad:  # of frozen ends
+            return None
         self._seen += 1.0 if self._weights is None else self._weights[microbatch]
         sums = set_aside(self.parameters.values()) if y.is_cuda else []
         torch.autograd.backward(y, None if grad is None else grad.to(y.device, y.dtype))

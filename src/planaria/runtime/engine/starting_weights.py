@@ -13,6 +13,7 @@ from planaria.config.schema import RunConfig
 from planaria.control.saving import folder_name
 from planaria.data.shards import Data
 from planaria.data.tokenizer import Tokenizer
+from planaria.models.families import family
 from planaria.models.foreign_weights import Weights
 from planaria.pipeline.routing import ROUTINGS
 from planaria.runtime.checkpoint.cut import atom_name, declared
@@ -20,7 +21,7 @@ from planaria.runtime.checkpoint.loading import cut_for
 from planaria.runtime.checkpoint.stage_file import stream_weights
 from planaria.runtime.checkpoint.store import CheckpointStore, Manifest, stage_name
 from planaria.runtime.engine import runs
-from planaria.runtime.engine.origin import Origin
+from planaria.runtime.engine.origin import START, Origin
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.weight_sources import FIXED, open_weights, require_dense, require_same
 
@@ -101,10 +102,12 @@ def weight_warnings(run: ResolvedRun, weights: Weights | None) -> Iterator[str]:
 
 
 def branch_off(weights: Weights, folder: Path, config: RunConfig) -> Origin:
-    """Write the weights as the run's checkpoint of step 0, tensor by tensor.
+    """Write the weights as the run's checkpoint of step 0, tensor by tensor, unless stages load them themselves.
 
     :raises UserError: if a tensor cannot be read, or is not finite.
     """
+    if family(config.model).based:
+        return START
     store, cut = CheckpointStore(folder / "checkpoints"), cut_for(config)
     stages, sums = list(range(cut.stages + 1)), dict[str, str]()
     for stage in stages:

@@ -12,6 +12,7 @@ from torch import Tensor
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
+from planaria.models.families import family
 from planaria.models.packing import pack, unpack
 from planaria.models.stages import stage_layers
 from planaria.models.state import StageState
@@ -175,10 +176,13 @@ def _receive(
 def _runner_for(config: RunConfig, runner: StageRunner, stage: int) -> StageRunner:
     """Return a runner of ``stage`` whose weights will be loaded; reuse ``runner`` if its layers match.
 
-    With weights shared over the model, a stage's module depends on which layers it holds.
+    With weights shared over the model, and in some families, a stage's module depends on which layers it holds.
     """
+    if runner.stage == stage:
+        return runner
     theirs, own = (stage_layers(config.model, config.pipeline.stages, s) for s in (runner.stage, stage))
-    if (runner.stage == 0) != (stage == 0) or len(theirs) != len(own) or config.model.one_array:
+    fixed = config.model.one_array or not family(config.model).interchangeable
+    if fixed or (runner.stage == 0) != (stage == 0) or len(theirs) != len(own):
         return new_runner(config, stage, initialise=False)
     runner.stage = stage
     return runner

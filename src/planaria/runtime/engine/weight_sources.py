@@ -134,17 +134,19 @@ def inherited(tree: Mapping[str, Any]) -> dict[str, Any]:
         f"train.start = {start!r}", own, {"kv" if name == "kv_heads" else name: value for name, value in given.items()}
     )
     model = {"kv_heads" if name == "kv" else name: getattr(own, name) for name in FIXED}
-    model["options"] = dict(own.options)
+    model["options"] = {**own.options, **_options(given)}
+    if model["options"].get("lora_rank"):
+        model["options"]["base"] = str(weights.place.absolute())
     model["context"] = min(own.context, ModelConfig().context)
     data = {} if weights.tokenizer is None else {"tokenizer": str(weights.tokenizer.absolute())}
-    beneath = {"model": model | given, "data": data | dict(tree.get("data", {}))}
+    beneath = {"model": {**model, **given, "options": model["options"]}, "data": data | dict(tree.get("data", {}))}
     return {**tree, **beneath, "train": {**train, "start": str(located(start)) if start.startswith(HUB) else start}}
 
 
 def _from_library(stated: Mapping[str, Any]) -> dict[str, Any]:
     """Return the section of a model of ``transformers`` from scratch, with the sizes in its config.json."""
-    options = stated.get("options")
-    if not isinstance(options, Mapping) or not isinstance(place := options.get("config"), str):
+    options = _options(stated)
+    if not isinstance(place := options.get("config"), str):
         return dict(stated)
     if place.lstrip().startswith("{"):  # its contents
         return dict(stated)
@@ -154,6 +156,12 @@ def _from_library(stated: Mapping[str, Any]) -> dict[str, Any]:
     require_same(f"model.options.config = {place!r}", ModelConfig.model_validate(found), stated)
     found["context"] = min(found["context"], ModelConfig().context)
     return {**found, **stated, "options": {**options, **found["options"]}}
+
+
+def _options(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options in a section of the model."""
+    found = model.get("options")
+    return dict(found) if isinstance(found, Mapping) else {}
 
 
 def _require_no_sizes(named: str, stated: Mapping[str, object]) -> None:

@@ -1,0 +1,153 @@
+"""LoRA (arXiv 2106.09685) on stages: frozen weights come from the base model's files, and only adapters are state."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from planaria.common.errors import UserError, missing_package
+from planaria.models.transformers.skeleton import in_one_line
+
+LINEAR = "linear"
+"""all matrices of decoder layers"""
+_ADAPTER = "lora_"
+_BASE = ".base_layer"
+_NAME = ".default"
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Adapters of all block stages: W x + alpha / rank · B A x, with A [rank, in] and B [out, rank]."""
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+    """last parts of the matrices' names, or :data:`LINEAR`"""
+    base: str
+    """folder of the base model"""
+
+    def peft(self, layers: nn.Module) -> Any:
+        """Return ``peft``'s configuration; ``layers`` tells the names of all matrices."""
+        try:
+            from peft import LoraConfig
+        except ImportError as error:
+            raise missing_package("model.options.lora_rank:", "peft", "lora") from error
+        from transformers.pytorch_utils import Conv1D
+
+        matrices = {
+            name.rpartition(".")[2] for name, one in layers.named_modules() if isinstance(one, nn.Linear | Conv1D)
+        }
+        wanted = matrices if self.targets == (LINEAR,) else set(self.targets)
+        if unknown := sorted(wanted - matrices):
+            raise UserError(
+                f"model.options.lora_targets: {unknown[0]!r} is no matrix of this model's layers; it has "
+                f"{', '.join(sorted(matrices))}"
+            )
+        return LoraConfig(
+            r=self.rank,
+            lora_alpha=self.alpha,  # type: ignore[arg-type]
+            target_modules=sorted(wanted),
+            base_model_name_or_path=self.base,
+            task_type="CAUSAL_LM",
+        )
+
+
+def inject(layers: nn.Module, lora: Lora) -> None:
+    """Add adapters on the device "meta" to the matrices of decoder layers."""
+    config = lora.peft(layers)
+    from peft import inject_adapter_in_model
+
+    inject_adapter_in_model(config, layers, low_cpu_mem_usage=True)
+
+
+def freeze(stage: nn.Module) -> None:
+    """Turn all parameters but adapters into buffers, which are neither trained nor part of a stage's state."""
+    for name, parameter in list(stage.named_parameters(remove_duplicate=False)):
+        if _ADAPTER not in name:
+            owner, _, own = name.rpartition(".")
+            module = stage.get_submodule(owner)
+            del module._parameters[own]
+            module.register_buffer(own, parameter.detach(), persistent=False)
+
+
+def load_base(stage: nn.Module, lora: Lora, frozen: Mapping[str, str]) -> None:
+    """Copy the base model's weights into a stage; ``frozen``: the name of each in the stage → by the library.
+
+    :raises UserError: if the base model's files are missing on this machine, or changed.
+    """
+    read = _reader(lora.base)
+    with torch.no_grad():
+        for local, name in frozen.items():
+            try:
+                stage.get_buffer(local).copy_(read(name))
+            except (KeyError, RuntimeError) as error:
+                raise UserError(
+                    f"{lora.base}: {name}: {in_one_line(error)}; give the weights the run started from"
+                ) from None
+
+
+def plain(local: str) -> str:
+    """Return a frozen weight's name without its place in an adapter."""
+    return local.replace(_BASE, "")
+
+
+@lru_cache(maxsize=1)
+def _reader(base: str) -> Callable[[str], Tensor]:
+    """Return a reader of a folder's tensors by the library's names in memory."""
+    files: dict[str, Path] = {}
+    for file in sorted(Path(base).glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            files |= dict.fromkeys(opened.keys(), file)
+    if not files:
+        raise UserError(f"{base}: the base model is not on this machine; copy its folder there")
+
+    def read(name: str) -> Tensor:
+        if name not in files:
+            return _loaded(base)[name]
+        with safe_open(files[name], framework="pt") as opened:
+            tensor: Tensor = opened.get_tensor(name)
+            return tensor
+
+    return read
+
+
+@lru_cache(maxsize=1)
+def _loaded(base: str) -> dict[str, Tensor]:
+    """Load the base model as the library does, for files with other names than those in memory."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(
+        base, dtype=torch.float32, trust_remote_code=False, use_safetensors=True, local_files_only=True
+    )
+    return {name: one.detach() for name, one in model.named_parameters()}
+
+
+def initialise_adapters(named: Iterator[tuple[str, nn.Parameter]], seed: int) -> None:
+    """Draw A as ``peft`` does, from ``seed`` and its global name; B is zero."""
+    for name, parameter in named:
+        if ".lora_B." in name:
+            nn.init.zeros_(parameter)
+            continue
+        digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+        nn.init.kaiming_uniform_(parameter, a=math.sqrt(5), generator=generator)
+
+
+def write_adapters(lora: Lora, layers: nn.Module, named: Mapping[str, Tensor], folder: Path) -> None:
+    """Write adapters, by global name, as a folder that ``peft`` loads.
+
+    :raises OSError: if the disk is full.
+    """
+    tensors = {f"base_model.model.{name.replace(_NAME, '')}": one.contiguous() for name, one in named.items()}
+    lora.peft(layers).save_pretrained(str(folder))
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
