@@ -85,6 +85,8 @@ def test_initial_weights_do_not_depend_on_the_cut(kind: str) -> None:
         ({"quantization_config": {"bits": 4}}, "quantization_config: the model is quantised"),
         ({"hidden_size": "wide"}, "model_type = 'qwen3'"),
         ({"model_type": "bart"}, "model_type = 'bart'"),
+        ({"num_hidden_layers": 10**9, "layer_types": None}, "num_hidden_layers = 1000000000 is not between"),
+        ({"num_hidden_layers": 0, "layer_types": []}, "num_hidden_layers = 0 is not between"),
     ],
 )
 def test_models_that_cannot_be_cut_are_refused(values: dict[str, Any], complaint: str) -> None:

@@ -18,6 +18,9 @@ from torch import Tensor, nn
 from planaria.common.errors import UserError, missing_package
 
 _HIDDEN = "hidden_states"
+MOST_LAYERS = 1024
+"""lists and layers are built for each, also of a hostile config.json"""
+_DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _RANDOM = ("dropout", "pdrop", "drop_rate", "router_jitter_noise", "layerdrop")
 """parts of names of settings that make training random; a repeated step must be the same step"""
 _REFUSED = {
@@ -43,6 +46,10 @@ def read_config(values: Mapping[str, Any], place: str) -> Any:
         from transformers import AutoConfig
     except ImportError as error:
         raise missing_package(f"{place}:", "transformers", "hf") from error
+    for table in (values, values.get("text_config")):
+        for key in _DEPTHS:
+            if isinstance(table, Mapping) and isinstance(depth := table.get(key), int) and not 0 < depth <= MOST_LAYERS:
+                raise UserError(f"{place}: {key} = {depth} is not between 1 and {MOST_LAYERS}; download it again")
     kind = values.get("model_type")
     try:
         whole = AutoConfig.for_model(str(kind), **{key: value for key, value in values.items() if key != "model_type"})
