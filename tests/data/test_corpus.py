@@ -60,7 +60,7 @@ def test_a_folder_is_read_in_order_of_names(tmp_path: Path) -> None:
     reports: list[str] = []
     found = list(documents(DataConfig(source=str(tmp_path)), reports.append))
     assert found == ["first", "second", "third", "fourth", "fifth"]
-    assert reports == ["passed over .git: hidden", "passed over latin.txt, picture.png: not UTF-8 text"]
+    assert reports == ["skipped .git: hidden", "skipped latin.txt, picture.png: not UTF-8 text"]
 
 
 RECORDS = [{"text": "one"}, {"text": "two é", "id": 2}, {"text": ""}, {"text": "three"}]
@@ -104,7 +104,7 @@ def test_json_without_records_is_refused_alone_and_skipped_in_a_folder(
     (tmp_path / "b.txt").write_text("text")
     reports: list[str] = []
     assert list(documents(DataConfig(source=str(tmp_path)), reports.append)) == ["text"]
-    assert len(reports) == 1 and reports[0].startswith(f"passed over a.json: {reason}")
+    assert len(reports) == 1 and reports[0].startswith(f"skipped a.json: {reason}")
 
 
 @pytest.mark.parametrize(
@@ -160,8 +160,8 @@ def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:
     os.mkfifo(root / "pipe")
     reports: list[str] = []
     assert list(documents(DataConfig(source=str(root)), reports.append)) == ["deep", "other", "real"]
-    assert "passed over nowhere, self: a broken link" in reports
-    assert "passed over pipe: not a regular file" in reports
+    assert "skipped nowhere, self: a broken link" in reports
+    assert "skipped pipe: not a regular file" in reports
     (seen,) = [line for line in reports if line.endswith("a link to a folder that is read already")]
     assert all(name in seen for name in ("a/again", "loop", "up/root", "up/other"))
 
@@ -169,7 +169,7 @@ def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:
 def test_long_lists_of_skipped_files_are_shortened(tmp_path: Path) -> None:
     for number in range(30):
         (tmp_path / f"{number:02}\n.bin").write_bytes(b"\0")
-    assert "passed over '00\\n.bin', '01\\n.bin'" in (message := refusal(tmp_path))
+    assert "skipped '00\\n.bin', '01\\n.bin'" in (message := refusal(tmp_path))
     assert "'07\\n.bin' and 22 more: not UTF-8 text" in message
 
 

@@ -95,9 +95,7 @@ def test_a_folder_at_a_url_is_read_like_a_local_one(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
     found = list(documents(DataConfig(source="memory://corpus"), reports.append))
     assert found == ["first", "second", "third", "fourth", "fifth"] == texts(str(tmp_path))
-    assert [line.replace(":///", "://") for line in reports] == [
-        "passed over memory://corpus/picture.png: not UTF-8 text"
-    ]
+    assert [line.replace(":///", "://") for line in reports] == ["skipped memory://corpus/picture.png: not UTF-8 text"]
     assert texts("memory://corpus/c.jsonl") == ["third", "fourth"]
     assert texts(f"file://{tmp_path}") == found
     assert texts(f"zip://::file://{archive(tmp_path)}/a.zip") == ["in an archive"]

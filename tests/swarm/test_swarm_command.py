@@ -81,9 +81,10 @@ def test_explain_lists_all_training_completions(there: Path, capsys: pytest.Capt
     assert f"p0: {count} completions, 0 learned from" in capsys.readouterr().out
 
 
-def test_unknown_peers_and_sources_are_mistakes(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_peers_sources_and_rounds_are_mistakes(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean 'p1'?" in refused(capsys, "swarm", "explain", "runs/tiny", "--peer", "p7")
     assert "--source p7" in refused(capsys, "swarm", "explain", "runs/tiny", "--source", "p7")
+    assert "--round 9: p0 recorded rounds 0 to 2" in refused(capsys, "swarm", "explain", "runs/tiny", "--round", "9")
     assert "no run of a swarm" in refused(capsys, "swarm", "explain", "runs")
 
 

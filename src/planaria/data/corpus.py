@@ -142,7 +142,7 @@ def _lines(passed: Mapping[str, list[str]]) -> list[str]:
     for reason, names in passed.items():
         first = [name if name.isprintable() else ascii(name) for name in sorted(names)[:NAMED]]
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        lines.append(f"passed over {', '.join(first)}{more}: {reason}")
+        lines.append(f"skipped {', '.join(first)}{more}: {reason}")
     return lines
 
 

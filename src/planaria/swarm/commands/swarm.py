@@ -173,7 +173,7 @@ class Wanted:
 def explain(run: Path, peer: str, wanted: Wanted) -> None:
     """Print a line per selected completion that ``peer`` examined.
 
-    :raises UserError: if there is no such run or peer.
+    :raises UserError: if there is no such run, peer, source or recorded round.
     """
     config = of_run(run)
     known = sorted(path.name for path in (run / PEERS).iterdir() if (path / SAMPLES).is_file())
@@ -189,6 +189,9 @@ def explain(run: Path, peer: str, wanted: Wanted) -> None:
     sources = {name for line in lines for name in (names.get(line.peer), line.peer) if name}
     if wanted.source is not None and wanted.source not in sources:
         raise UserError(f"--source {wanted.source}: sent {peer} nothing; {nearest(wanted.source, sorted(sources))}")
+    rounds = sorted({line.round for line in lines})
+    if rounds and wanted.round is not None and wanted.round not in rounds:
+        raise UserError(f"--round {wanted.round}: {peer} recorded rounds {rounds[0]} to {rounds[-1]}; choose one")
     found = [line for line in lines if _selected(line, wanted, names)]
     texts = _texts(config, run, found) if wanted.problem is not None else {}
     _show(peer, found, names, texts, run / PEERS / peer / SAMPLES)
