@@ -22,10 +22,10 @@ def after_commit(
 ) -> tuple[Mapping[int, int], frozenset[int]]:
     """Return ``ages`` and ``rested`` after a step is committed.
 
-    Parameters ---------- ages: node → commits during which its current or last holder kept its copies of others up to
-    date. rested: nodes skipped since the last commit of all nodes: their copies have missed steps. skipped: nodes
-    without which this step was made. Copies from and at them do not age. copies: pairs of nodes, one of which keeps a
-    copy of the other.
+    :param ages: node → commits during which its current or last holder kept its copies of others up to date.
+    :param rested: nodes skipped since the last commit of all nodes: their copies have missed steps.
+    :param skipped: nodes without which this step was made; copies from and at them do not age.
+    :param copies: pairs of nodes, one of which keeps a copy of the other.
     """
     rested = rested | frozenset(skipped)
     if skipped:

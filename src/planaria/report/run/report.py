@@ -101,8 +101,9 @@ def _summary(record: RunRecord) -> str:
         order = f"on a schedule over {nodes} nodes"
     elif config.exchange.replicas > 1:
         order += f"; {config.exchange.replicas} replicas with {config.exchange.kind}"
+    model_name = "LLaMA" if model.family == "llama" else f"a model of the family {model.family}"
     return (
-        f"LLaMA with {counted(model.layers, 'layer')} of width {model.dim}, cut into "
+        f"{model_name} with {counted(model.layers, 'layer')} of width {model.dim}, cut into "
         f"{counted(pipe.stages, 'block stage')} and the ends; "
         f"{counted(pipe.microbatches, 'microbatch', 'microbatches')} of {pipe.microbatch_size} × "
         f"{model.context} tokens a step, {order}; "
