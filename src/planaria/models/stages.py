@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from planaria.models.llama import Linear, matrix_numbers, rotary_tables, through
 from planaria.models.one_array import GAINS, SHARED, final_norm, hold_all, layers_of
 from planaria.models.routed import Routed, Routing, to_file
 from planaria.models.sharing import stored
+from planaria.models.tied_head import TiedHead
 
 
 class BlockStage(nn.Module):
@@ -50,17 +51,12 @@ class BlockStage(nn.Module):
         return through(self.layers, x, self.cos, self.sin, self.recompute, mask)
 
 
-class Ends(nn.Module):
+class Ends(TiedHead):
     """Stage 0: the embedding, where every microbatch starts; the norm, head and loss, where it returns.
 
     The first ``ends_layers`` decoder layers may follow the embedding here.
-
-    With a tied head the table has two roles. Their gradients are accumulated separately until :meth:`fold_gradients`,
-    the head's in an unregistered alias of the table's storage. Otherwise the sum would depend on how the embedding and
-    head backwards of different microbatches interleave, because floating-point addition is not associative.
     """
 
-    head_alias: Tensor | None
     cos: Tensor
     sin: Tensor
     recompute = False
@@ -77,8 +73,7 @@ class Ends(nn.Module):
             self.register_buffer("cos", cos, persistent=False)
             self.register_buffer("sin", sin, persistent=False)
         self.norm = final_norm(self, config)
-        self._tie()
-        self.register_load_state_dict_post_hook(Ends._loaded)  # type: ignore[no-untyped-call]
+        self.keep_tied()
 
     def embed(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """Map token ids [B, T] to hidden states [B, T, D], through stage 0's own layers; ``mask`` as in
@@ -105,35 +100,12 @@ class Ends(nn.Module):
         """Return the mean cross entropy in nats of hidden states [B, T, D] against the next tokens [B, T]; a scalar."""
         return head_loss(self.norm(x).flatten(0, 1), self._head(apart=True), targets.flatten())
 
-    def fold_gradients(self) -> None:
-        """Add the head's gradient to the table's and clear it. No effect if untied, or when repeated."""
-        if self.head_alias is None or self.head_alias.grad is None:
-            return
-        table = self.embed_tokens.weight
-        table.grad = self.head_alias.grad if table.grad is None else table.grad.add_(self.head_alias.grad)
-        self.head_alias.grad = None
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop all gradients, including those not yet folded (an optimizer's ``zero_grad`` does not see them)."""
-        super().zero_grad(set_to_none)
-        if self.head_alias is not None:
-            self.head_alias.grad = None
+    @property
+    def table(self) -> Tensor:
+        return self.embed_tokens.weight
 
     def _tie(self) -> None:
-        """Create the alias; detached, not ``.data``, so that autograd notices in-place changes of the table."""
-        self.head_alias = self.embed_tokens.weight.detach().requires_grad_() if self.lm_head is None else None
-
-    def _loaded(self, _keys: object) -> None:
-        self._tie()
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._tie()
-        return self
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._tie()
+        self.head_alias = self.alias() if self.lm_head is None else None
 
 
 def _tables(config: ModelConfig) -> tuple[nn.Embedding, Linear | None]:

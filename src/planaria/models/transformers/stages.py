@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from functools import partial
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from planaria.common.errors import UserError
+from planaria.models.tied_head import TiedHead
 from planaria.models.transformers.skeleton import (
     Absent,
     EndsLayer,
@@ -30,9 +32,9 @@ _recomputed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 class Frame:
     """The library's whole model on "meta", cut for one stage."""
 
-    def __init__(self, config: Any, attention: str, place: str, in_tuple: int) -> None:
-        """``in_tuple``: size of the tuple that decoder layers return; 0: a tensor."""
-        self.config, self.model = config, skeleton(config, attention, place)
+    def __init__(self, config: Any, attention: str, place: str, in_tuple: int, buffers: bool = True) -> None:
+        """``in_tuple``: size of the tuple that decoder layers return, or 0; ``buffers``: whether they have memory."""
+        self.config, self.model = config, skeleton(config, attention, place, buffers)
         self.path, self.layers = decoder_layers(self.model, config, place)
         self.in_tuple, self.passage = in_tuple, Passage()
 
@@ -66,7 +68,7 @@ def positions(mask: Tensor | None) -> dict[str, Tensor]:
     return {} if mask is None else {"position_ids": mask.sum(-1).squeeze(1) - 1}
 
 
-class _Stage(nn.Module):
+class _Stage(nn.Module, ABC):
     """What block stages and the ends share."""
 
     layers: nn.ModuleList
@@ -76,9 +78,9 @@ class _Stage(nn.Module):
         self._frames = (frame,)  # in a tuple: its modules are not registered
 
     @property
+    @abstractmethod
     def parts(self) -> list[nn.Module]:
         """Modules that are initialised one by one: those around the layers, then each layer."""
-        raise NotImplementedError
 
     @property
     def frame(self) -> Frame:
@@ -139,13 +141,11 @@ class Block(_Stage):
         return out
 
 
-class Ends(_Stage):
+class Ends(TiedHead, _Stage):
     """All modules outside of decoder layers: embeddings, final norm, head; and the first ``ends_layers`` layers.
 
-    With a tied head, the table's two gradients are summed apart until :meth:`fold_gradients`, as in the family llama.
+    The gradients of a tied table are summed apart (:mod:`planaria.models.tied_head`).
     """
-
-    head_alias: Tensor | None = None
 
     def __init__(self, frame: Frame, own: int) -> None:
         super().__init__(frame)
@@ -156,8 +156,7 @@ class Ends(_Stage):
             whole[number] = kind(layer, number, passage, frame.in_tuple)
         self.layers = nn.ModuleList(one._layer[0] for one in whole if isinstance(one, EndsLayer))
         self.whole = frame.model
-        self._tie()
-        self.register_load_state_dict_post_hook(Ends._loaded)  # type: ignore[no-untyped-call]
+        self.keep_tied()
 
     @property
     def parts(self) -> list[nn.Module]:
@@ -194,40 +193,17 @@ class Ends(_Stage):
     def _summed(self, x: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(self.logits(x).flatten(0, 1).float(), targets, reduction="sum")
 
-    def fold_gradients(self) -> None:
-        """Add the tied head's gradient to the table's and clear it; no effect when untied or repeated."""
-        if self.head_alias is None or self.head_alias.grad is None:
-            return
-        table = self._table
-        table.grad = self.head_alias.grad if table.grad is None else table.grad.add_(self.head_alias.grad)
-        self.head_alias.grad = None
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop all gradients, including those not yet folded."""
-        super().zero_grad(set_to_none)
-        if self.head_alias is not None:
-            self.head_alias.grad = None
-
     @property
-    def _table(self) -> nn.Parameter:
-        return cast(nn.Parameter, cast(Any, self.whole).get_input_embeddings().weight)
+    def table(self) -> Tensor:
+        return cast(Tensor, cast(Any, self.whole).get_input_embeddings().weight)
 
     def _tie(self) -> None:
-        """Give a tied head an alias of the table's storage, which is no parameter."""
         head = cast(Any, self.whole).get_output_embeddings()
-        if head is None or (self.head_alias is None and head.weight is not self._table):
+        if head is None or (self.head_alias is None and head.weight is not self.table):
             return
         head._parameters.pop("weight", None)
-        self.head_alias = self._table.detach().requires_grad_()
+        self.head_alias = self.alias()
         head.weight = self.head_alias
-
-    def _loaded(self, _keys: object) -> None:
-        self._tie()
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._tie()
-        return self
 
 
 def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
