@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,14 @@ from safetensors.torch import load_file
 
 from planaria import cli
 from planaria.common.errors import UserError
+from planaria.config.schema import ModelConfig
 from planaria.faults.trace import Fault, Trace, write
+from planaria.models.hf_config import to_config
 from planaria.models.transformers.decoder import PLACE
+from planaria.models.transformers.family import model_section
 from planaria.models.transformers.shrinking import shrunk
 from planaria.models.transformers.skeleton import read_config
-from planaria.runtime.engine.weight_sources import open_weights
+from planaria.runtime.engine.weight_sources import inherited, open_weights
 
 transformers = pytest.importorskip("transformers")
 RECIPE = """
@@ -121,6 +125,7 @@ def test_a_run_from_scratch_takes_sizes_from_a_config_json(tmp_path: Path, monke
         (["--recovery.strategy", "checkfree"], "kinds of layers (A and B); they are alike with pipeline.stages = 2"),
         (["--model.options.lora_rank", "4", "--model.options.lora_targets", "q"], "'q' is no matrix of this model's"),
         (["--model.options.lora_rank", "4", "--recovery.strategy", "checkfree"], "up to a change of basis"),
+        (["--model.options.lora_alpha", "8"], "have no effect without lora_rank"),
         (["--model.family", "llama"], "architecture ['Gemma2ForCausalLM'] is not supported"),
     ],
 )
@@ -132,3 +137,76 @@ def test_bad_settings_are_refused_before_a_worker_starts(
     with pytest.raises(UserError) as raised:
         train(tmp_path, "bad", 1e-3, "--pipeline.stages", "4", *flags)
     assert complaint in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_runs_configuration_is_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    given(tmp_path, "gpt2")
+    assert train(tmp_path, "first", 1e-3, "--train.steps", "2") == 0
+    recorded = json.loads(Path("runs/first/config.json").read_text())
+    assert inherited(recorded)["model"]["options"] == recorded["model"]["options"]
+
+
+def changed_weights(folder: Path, changed: dict[str, torch.Tensor | None]) -> None:
+    """Replace tensors of the given folder; None removes one."""
+    from safetensors.torch import load_file, save_file
+
+    file = folder / "given" / "model.safetensors"
+    tensors = {name: one for name, one in (load_file(file) | changed).items() if one is not None}
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed", "complaint"),
+    [
+        ("qwen3", {"model.norm.weight": None}, "model.norm.weight is missing; download it again"),
+        ("mixtral", {"model.layers.1.mlp.experts.down_proj": None, "model.norm.weight": None}, "is missing"),
+        ("qwen3", {"model.layers.7.mlp.up_proj.weight": torch.ones(3)}, "layers.7.mlp.up_proj.weight has no place"),
+        ("gemma2", {"lm_head.weight": torch.ones(300, 64)}, "lm_head.weight differs from model.embed_tokens.weight"),
+    ],
+)
+def test_weights_that_differ_from_config_json_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, changed: dict[str, Any], complaint: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given(tmp_path, kind)
+    changed_weights(tmp_path, changed)
+    with pytest.raises(UserError, match=complaint):
+        train(tmp_path, "bad", 1e-3)
+
+
+def test_a_copy_of_a_tied_head_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = given(tmp_path, "gemma2")
+    changed_weights(tmp_path, {"lm_head.weight": model.lm_head.weight.detach().clone()})
+    assert "lm_head.weight" not in open_weights(Path("given"), "transformers").shapes
+
+
+def test_a_context_beyond_learned_positions_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    given(tmp_path, "gpt2")
+    with pytest.raises(UserError, match=r"^model.context = 65: the model has 64 positions"):
+        train(tmp_path, "bad", 1e-3, "--model.context", "65")
+
+
+def test_options_are_given_beside_starting_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    given(tmp_path, "qwen3")
+    assert train(tmp_path, "eager", 1e-3, "--train.steps", "1", "--model.options.attention", "eager") == 0
+    with pytest.raises(UserError, match=r"leave model.options.config out"):
+        train(tmp_path, "bad", 1e-3, "--model.options.config", "./given/config.json")
+
+
+def test_swapped_routes_need_stages_that_are_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    given(tmp_path, "gemma2")
+    with pytest.raises(UserError, match=r"routing.kind = 'swapped': .* \(A and B\)"):
+        train(tmp_path, "bad", 1e-3, "--pipeline.stages", "4", "--routing.kind", "swapped")
+
+
+def test_the_text_model_of_a_model_for_pictures_is_exported_alone() -> None:
+    from transformers import Gemma3Config
+
+    values = Gemma3Config().to_dict()
+    section = model_section(values, "config.json")
+    assert to_config(ModelConfig.model_validate(section))["model_type"] == "gemma3_text"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
-from planaria.models.transformers.adapters import Lora
+from planaria.models.transformers.adapters import Lora, base_of
 from planaria.models.transformers.alike import unlike_stages
 from planaria.models.transformers.check import LIMIT, compared, require_cuttable
 from planaria.models.transformers.decoder import PLACE, Decoder
@@ -113,7 +114,32 @@ def test_masked_documents_are_refused_where_they_leak() -> None:
         require_cuttable(small("mamba"), masked=True)
 
 
-def test_randomness_in_training_is_switched_off() -> None:
+def test_a_model_without_finite_numbers_is_refused() -> None:
+    with pytest.raises(UserError, match="its loss differs by nan"):
+        require_cuttable(small("qwen3", rms_norm_eps=float("nan")), masked=False)
+
+
+def test_experts_take_no_matrix_for_each_token() -> None:
+    """The library's implementation for "meta" would take 2 * 4096 matrices of 64 KiB here, 512 MiB."""
+    decoder = small("mixtral", hidden_size=128, intermediate_size=64)
+    config = section(decoder)
+    block = decoder.build(config, config.layers, 1)
+    decoder.initialise(block, config, config.layers, 1, 7)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        block(torch.randn(1, 4096, 128))
+    assert max(event.cpu_memory_usage for event in profile.events()) < 128 << 20
+
+
+def test_shapes_of_a_hostile_config_take_no_memory() -> None:
+    decoder = small("gpt_oss", num_local_experts=10**9)
+    config = section(decoder)
+    assert decoder.shapes(config)["model.layers.0.mlp.experts.gate_up_proj"][0] == 10**9
+
+
+def test_randomness_in_training_is_switched_off_with_a_warning() -> None:
+    clauses = [*Decoder.of(library_config("gpt2") | {"attn_pdrop": 0.2}).differences]
+    assert len(clauses) == 1 and "attn_pdrop = 0.2" in clauses[0]
+    assert "balancing" in next(small("mixtral").differences) and [*small("qwen3").differences] == []
     config = read_config(library_config("gpt2") | {"attn_pdrop": 0.2, "summary_first_dropout": 0.3}, PLACE)
     assert (config.attn_pdrop, config.resid_pdrop, config.embd_pdrop) == (0, 0, 0)
 
@@ -182,13 +208,14 @@ def test_adapters_on_stages_equal_peft_on_the_whole_model(kind: str, tmp_path: P
     config = section(plain, block_layers=(1, 2, 1))
     base = plain.whole({name: torch.randn(shape) * 0.05 for name, shape in plain.shapes(config).items()})
     base.save_pretrained(tmp_path)
-    decoder = replace(plain, lora=Lora(4, 8.0, ("linear",), str(tmp_path)))
+    decoder = replace(plain, lora=Lora(4, 8.0, ("linear",), **base_of(tmp_path)))
     stages = [decoder.build(config, 3, stage) for stage in range(4)]
     named = {}
     for stage, built in enumerate(stages):
         decoder.initialise(built, config, 3, stage, 7)
         named |= {decoder.global_name(config, 3, stage, name): one for name, one in built.named_parameters()}
     assert named and all("lora_" in name for name in named) and not [*stages[0].parameters()]
+    assert stages[0].head_alias is None or not stages[0].head_alias.requires_grad
     torch.manual_seed(1)
     for name, one in named.items():
         if ".lora_B." in name:
@@ -210,6 +237,32 @@ def test_adapters_on_stages_equal_peft_on_the_whole_model(kind: str, tmp_path: P
     torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
     for name, one in named.items():
         torch.testing.assert_close(one.grad, theirs[name].grad, rtol=1e-5, atol=1e-8)
+
+
+def test_a_base_that_changed_since_the_start_is_refused(tmp_path: Path) -> None:
+    plain = small("qwen3")
+    config = section(plain)
+    plain.whole({name: torch.zeros(shape) for name, shape in plain.shapes(config).items()}).save_pretrained(tmp_path)
+    decoder = replace(plain, lora=Lora(4, 8.0, ("linear",), **base_of(tmp_path)))
+    plain.whole({name: torch.ones(shape) for name, shape in plain.shapes(config).items()}).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="the base model has changed since the run started"):
+        decoder.build(config, 4, 1)
+    for file in tmp_path.glob("*.safetensors"):
+        file.unlink()
+    with pytest.raises(UserError, match="the base model is not on this machine"):
+        decoder.build(config, 4, 1)
+
+
+def test_a_copy_of_tied_ends_stays_tied() -> None:
+    decoder = small("gpt2")
+    config = section(decoder)
+    ends = decoder.build(config, 4, 0)
+    decoder.initialise(ends, config, 4, 0, 7)
+    other = copy.deepcopy(ends)
+    with torch.no_grad():
+        other.table.add_(1.0)
+    x = torch.randn(1, 3, config.dim)
+    assert not torch.equal(other.logits(x), ends.logits(x))
 
 
 def test_the_loss_in_chunks_has_the_same_gradients(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 
 import torch
 from torch import nn
@@ -56,15 +57,20 @@ def stage_parameters(config: ModelConfig, stages: int, stage: int) -> int:
     """Return the number of parameters of one stage of 0..``stages``, frozen ones included."""
     if config.family == "llama":
         return llama.stage_parameters(config, stages, stage)
-    built = build_stage(config, stages, stage, 0, "meta")
-    return sum(parameter.numel() for parameter in built.parameters()) + frozen_parameters(config, stages, stage)
+    return sum(_sizes(config, stages, stage))
 
 
 def frozen_parameters(config: ModelConfig, stages: int, stage: int) -> int:
     """Return the number of a stage's parameters that are not trained, and so have neither gradient nor moments."""
-    if config.family == "llama" or not family(config).based:
-        return 0
-    return sum(one.numel() for one in build_stage(config, stages, stage, 0, "meta").buffers())
+    return 0 if config.family == "llama" else _sizes(config, stages, stage)[1]
+
+
+@lru_cache(maxsize=256)
+def _sizes(config: ModelConfig, stages: int, stage: int) -> tuple[int, int]:
+    """Return the numbers of a stage's trained and frozen parameters."""
+    built = build_stage(config, stages, stage, 0, "meta")
+    frozen = sum(one.numel() for one in built.buffers()) if family(config).based else 0
+    return sum(parameter.numel() for parameter in built.parameters()), frozen
 
 
 def parameters(config: ModelConfig, stages: int) -> int:

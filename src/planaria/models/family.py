@@ -69,6 +69,10 @@ class Family(Choice, ABC):
     def check(self, config: ModelConfig, stages: int, masked: bool) -> None:
         """Raise UserError if the model cannot be trained in these stages; ``masked``: documents are masked."""
 
+    def warnings(self, config: ModelConfig) -> list[str]:
+        """Return what a user may not expect of this model's training, one clause each."""
+        return []
+
     def unlike(self, config: ModelConfig, stages: int) -> str:
         """Return how block stages of equal size differ, and which cut has equal ones; empty if they do not differ."""
         return ""

@@ -15,7 +15,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from planaria.common import digests
 from planaria.common.errors import UserError, missing_package
+from planaria.models.transformers.loading import loaded
 from planaria.models.transformers.skeleton import in_one_line
 
 LINEAR = "linear"
@@ -35,9 +37,11 @@ class Lora:
     """last parts of the matrices' names, or :data:`LINEAR`"""
     base: str
     """folder of the base model"""
+    base_sha256: str
+    """digest of its files (:func:`base_of`)"""
 
     def peft(self, layers: nn.Module) -> Any:
-        """Return ``peft``'s configuration; ``layers`` tells the names of all matrices."""
+        """Return ``peft``'s configuration; the names of all matrices are those in ``layers``."""
         try:
             from peft import LoraConfig
         except ImportError as error:
@@ -70,22 +74,28 @@ def inject(layers: nn.Module, lora: Lora) -> None:
     inject_adapter_in_model(config, layers, low_cpu_mem_usage=True)
 
 
-def freeze(stage: nn.Module) -> None:
-    """Turn all parameters but adapters into buffers, which are neither trained nor part of a stage's state."""
-    for name, parameter in list(stage.named_parameters(remove_duplicate=False)):
-        if _ADAPTER not in name:
-            owner, _, own = name.rpartition(".")
-            module = stage.get_submodule(owner)
-            del module._parameters[own]
-            module.register_buffer(own, parameter.detach(), persistent=False)
+def freeze(stage: nn.Module) -> list[str]:
+    """Turn all parameters but adapters into buffers, which are neither trained nor part of a stage's state.
+
+    Return their names.
+    """
+    frozen = [(name, one) for name, one in stage.named_parameters() if _ADAPTER not in name]
+    for name, parameter in frozen:
+        owner, _, own = name.rpartition(".")
+        module = stage.get_submodule(owner)
+        del module._parameters[own]
+        module.register_buffer(own, parameter.detach(), persistent=False)
+    return [name for name, _ in frozen]
 
 
-def load_base(stage: nn.Module, lora: Lora, frozen: Mapping[str, str]) -> None:
-    """Copy the base model's weights into a stage; ``frozen``: the name of each in the stage → by the library.
+def load_base(stage: nn.Module, lora: Lora, text: str, frozen: Mapping[str, str]) -> None:
+    """Copy the base model's weights into a stage.
+
+    ``text``: its config.json; ``frozen``: the name of each weight in the stage → by the library.
 
     :raises UserError: if the base model's files are missing on this machine, or changed.
     """
-    read = _reader(lora.base)
+    read = _reader(lora, text)
     with torch.no_grad():
         for local, name in frozen.items():
             try:
@@ -101,35 +111,37 @@ def plain(local: str) -> str:
     return local.replace(_BASE, "")
 
 
+def base_of(folder: Path) -> dict[str, str]:
+    """Return the options that name a base model and its contents."""
+    return {"base": str(folder.absolute()), "base_sha256": _digest(folder)}
+
+
+def _digest(folder: Path) -> str:
+    """Return the SHA-256 (hex) of the names and digests of a folder's files of weights."""
+    files = sorted(folder.glob("*.safetensors"))
+    return digests.of("".join(f"{digests.of_file(file)}  {file.name}\n" for file in files).encode())
+
+
 @lru_cache(maxsize=1)
-def _reader(base: str) -> Callable[[str], Tensor]:
-    """Return a reader of a folder's tensors by the library's names in memory."""
-    files: dict[str, Path] = {}
-    for file in sorted(Path(base).glob("*.safetensors")):
+def _reader(lora: Lora, text: str) -> Callable[[str], Tensor]:
+    """Return a reader of the base model's tensors by the library's names in memory; ``text``: its config.json."""
+    folder, files = Path(lora.base), dict[str, Path]()
+    for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as opened:
             files |= dict.fromkeys(opened.keys(), file)
     if not files:
-        raise UserError(f"{base}: the base model is not on this machine; copy its folder there")
+        raise UserError(f"{folder}: the base model is not on this machine; copy its folder there")
+    if _digest(folder) != lora.base_sha256:
+        raise UserError(f"{folder}: the base model has changed since the run started; restore its files")
 
     def read(name: str) -> Tensor:
         if name not in files:
-            return _loaded(base)[name]
+            return loaded(folder, text)[name]
         with safe_open(files[name], framework="pt") as opened:
             tensor: Tensor = opened.get_tensor(name)
             return tensor
 
     return read
-
-
-@lru_cache(maxsize=1)
-def _loaded(base: str) -> dict[str, Tensor]:
-    """Load the base model as the library does, for files with other names than those in memory."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(
-        base, dtype=torch.float32, trust_remote_code=False, use_safetensors=True, local_files_only=True
-    )
-    return {name: one.detach() for name, one in model.named_parameters()}
 
 
 def initialise_adapters(named: Iterator[tuple[str, nn.Parameter]], seed: int) -> None:

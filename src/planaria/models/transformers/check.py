@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -19,10 +20,13 @@ from planaria.models.transformers.shrinking import LAYERS, shrunk
 from planaria.models.transformers.skeleton import in_one_line
 from planaria.models.transformers.stages import Ends
 
+log = logging.getLogger(__name__)
 LIMIT = 1e-5
 """largest relative difference of the loss and of gradients"""
 MOST_PARAMETERS = 300_000_000
 """of two layers of full width with embeddings, for which memory is taken if a model cannot be made smaller"""
+MOST_POSITIONS = 512
+"""of a small model for which one more is tried"""
 _LENGTH, _SAMPLES = 24, 2
 
 
@@ -37,6 +41,8 @@ class Findings(NamedTuple):
     """change of logits before a changed token"""
     leak: float
     """change of a second document's logits after the first one was changed"""
+    longest: int | None = None
+    """positions of a model that fails beyond them; None if it has no such limit"""
     note: str = ""
     """how the model was made small, if not by all of its settings"""
 
@@ -49,15 +55,17 @@ def require_cuttable(decoder: Decoder, masked: bool) -> Findings:
     :raises UserError: if they differ, tokens see later ones, or documents see each other.
     """
     found = _findings(decoder)
+    if found.note:
+        log.warning("%s", found.note)
     kind = f"{PLACE}: model_type = {decoder.values.get('model_type')!r}"
-    if max(found.loss, found.gradient) > LIMIT:
+    if not (found.loss <= LIMIT and found.gradient <= LIMIT):  # NaN differs, too
         raise UserError(
             f"{kind}: cut into stages its loss differs by {found.loss:.1e} and gradients by {found.gradient:.1e} "
             "(relative) from the whole model's; it cannot be trained here"
         )
-    if found.future > LIMIT:
+    if not found.future <= LIMIT:
         raise UserError(f"{kind}: tokens see later ones; only causal decoders can be trained")
-    if masked and found.leak > LIMIT:
+    if masked and not found.leak <= LIMIT:
         raise UserError(f"data.document_mask: {kind}: documents of one sample see each other; leave it out")
     return found
 
@@ -83,7 +91,7 @@ def compared(decoder: Decoder) -> Findings:
     facts = decoder.facts
     cut = (1,) * facts.layers if facts.layers < LAYERS else (1, facts.layers - 2, 1)
     model = ModelConfig(
-        family="transformers", vocab=facts.vocab, dim=facts.width, layers=facts.layers, tied=facts.tied,
+        family="transformers", vocab=facts.vocab, dim=facts.width, layers=facts.layers, tied=bool(facts.tied_head),
         context=_LENGTH, block_layers=cut,
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]), torch.device("cpu"), _one_thread():
@@ -99,7 +107,8 @@ def compared(decoder: Decoder) -> Findings:
         torch.default_generator.manual_seed(0)
         tokens = torch.randint(2, facts.vocab, (_SAMPLES, _LENGTH + 1))
         loss, gradient = _differences(stages, reference, named, tokens[:, :-1], tokens[:, 1:])
-        return Findings(loss, gradient, _future(reference, tokens[:, :-1]), _leak(stages, tokens[:, :-1]))
+        inputs, longest = tokens[:, :-1], _longest(reference)
+        return Findings(loss, gradient, _future(reference, inputs), _leak(stages, inputs), longest)
 
 
 @contextmanager
@@ -124,9 +133,9 @@ def _differences(
     stages[0].fold_gradients()
     theirs = {name: one.grad for name, one in reference.named_parameters()}
     pairs = [(_grad(named[name]), _grad_of(theirs.get(name), named[name])) for name in named]
-    most = max(float(two.abs().max()) for _, two in pairs)
-    apart = max(float((one - two).abs().max()) for one, two in pairs)
-    return abs(found.item() - expected.item()) / abs(expected.item()), apart / most
+    most = torch.stack([two.abs().max() for _, two in pairs]).max()  # NaN if one is
+    apart = torch.stack([(one - two).abs().max() for one, two in pairs]).max()
+    return abs(found.item() - expected.item()) / abs(expected.item()), float(apart / most)
 
 
 def _grad(parameter: nn.Parameter) -> Tensor:
@@ -152,6 +161,20 @@ def _future(reference: Any, tokens: Tensor) -> float:
     with torch.no_grad():
         one, other = (reference(input_ids=each, use_cache=False).logits[:, :-1] for each in (tokens, changed))
     return float((one - other).abs().max() / one.abs().max())
+
+
+def _longest(reference: Any) -> int | None:
+    """Return the number of positions if the model fails beyond them, as with a table of learned positions."""
+    positions = getattr(reference.config, "max_position_embeddings", None)
+    if not isinstance(positions, int) or not 0 < positions <= MOST_POSITIONS:
+        return None
+    tokens = torch.full((1, positions + 1), 2)
+    try:
+        with torch.no_grad():
+            reference(input_ids=tokens, use_cache=False)
+    except (IndexError, RuntimeError, ValueError):
+        return positions
+    return None
 
 
 def _leak(stages: list[Any], tokens: Tensor) -> float:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
@@ -21,7 +21,9 @@ from planaria.models.transformers.skeleton import (
     decoder_layers,
     initialise,
     layer_output,
+    library_config,
     materialise,
+    random_settings,
     read_config,
     skeleton,
     whole,
@@ -29,6 +31,7 @@ from planaria.models.transformers.skeleton import (
 from planaria.models.transformers.stages import Block, Ends, Frame, build
 
 PLACE = "model.options.config"
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
 class Facts(NamedTuple):
@@ -42,7 +45,10 @@ class Facts(NamedTuple):
     """D: of hidden states"""
     vocab: int
     layers: int
-    tied: bool
+    table: str
+    """name of the embedding table's weights"""
+    tied_head: str
+    """name of the head's weights, if it is tied to the table; else empty"""
     parameters: int
     attention: str
     """the library's implementation that this model has"""
@@ -83,6 +89,16 @@ class Decoder:
         return read_config(self.values, PLACE)
 
     @property
+    def differences(self) -> Iterator[str]:
+        """How training differs from the library's: one clause each."""
+        config = library_config(self.values, PLACE)
+        if found := random_settings(config):
+            settings = ", ".join(f"{name} = {value:g}" for name, value in found.items())
+            yield f"{settings} of its config.json are set to 0, so that a repeated step is the same step"
+        if any(getattr(config, name, None) for name in _EXPERTS):
+            yield "its experts are trained without a balancing loss"
+
+    @property
     def facts(self) -> Facts:
         """UserError if the model cannot be cut."""
         return _facts(self.base)
@@ -99,8 +115,8 @@ class Decoder:
         """
         if not 0 <= stage <= stages or model.uncut(stages):
             raise ValueError(f"no stage {stage} of {stages} in a model of {model.layers} layers")
-        frame = Frame(self.config, self.attention, PLACE, self.facts.in_tuple)
         device = torch.get_default_device()
+        frame = Frame(self.config, self.attention, PLACE, self.facts.in_tuple, buffers=device.type != "meta")
         built = build(frame, stage_layers(model, stages, stage), stage)
         if self.lora is not None and stage:
             inject(built.layers, self.lora)
@@ -108,10 +124,10 @@ class Decoder:
             materialise(built, device)
             built.to(device)  # buffers
         if self.lora is not None:
-            frozen = {name: self.global_name(model, stages, stage, plain(name)) for name in _frozen(built)}
-            freeze(built)
+            frozen = {name: self.global_name(model, stages, stage, plain(name)) for name in freeze(built)}
             if device.type != "meta":
-                load_base(built, self.lora, frozen)
+                load_base(built, self.lora, self.text, frozen)
+                built.to(device)  # ties a frozen head again
         return built
 
     def initialise(self, built: Block | Ends, model: ModelConfig, stages: int, stage: int, seed: int) -> None:
@@ -160,11 +176,6 @@ class Decoder:
         return model.train()
 
 
-def _frozen(built: nn.Module) -> list[str]:
-    """Return the names of all parameters but adapters; a tied head is not listed."""
-    return [name for name, _ in built.named_parameters() if "lora_" not in name]
-
-
 @lru_cache(maxsize=16)
 def _facts(decoder: Decoder) -> Facts:
     config = decoder.config
@@ -177,16 +188,19 @@ def _facts(decoder: Decoder) -> Facts:
         width,
         vocab=int(config.vocab_size),
         layers=int(config.num_hidden_layers),
-        tied=_tied(model),
+        **_tables(model),
         parameters=sum(p.numel() for p in model.parameters()),
         attention=str(model.config._attn_implementation),  # type: ignore[union-attr]
         kinds=kinds(list(layers)),
     )
 
 
-def _tied(model: nn.Module) -> bool:
-    head, table = model.get_output_embeddings(), model.get_input_embeddings()  # type: ignore[operator]
-    return head is not None and head.weight is table.weight
+def _tables(model: Any) -> dict[str, str]:
+    """Return the facts about a model's embedding and head."""
+    names = {id(module): f"{name}.weight" for name, module in model.named_modules()}
+    table, head = model.get_input_embeddings(), model.get_output_embeddings()
+    tied = head is not None and head.weight is table.weight
+    return {"table": names[id(table)], "tied_head": names[id(head)] if tied else ""}
 
 
 def _seed(seed: int, layer: int) -> int:

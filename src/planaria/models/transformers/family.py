@@ -17,6 +17,7 @@ from planaria.models.transformers.adapters import LINEAR, Lora
 from planaria.models.transformers.alike import unlike_stages
 from planaria.models.transformers.check import require_cuttable
 from planaria.models.transformers.decoder import PLACE, Decoder
+from planaria.models.transformers.skeleton import read_config
 from planaria.models.transformers.stages import Block, Ends
 
 
@@ -36,6 +37,8 @@ class TransformersFamily(Family):
     """matrices with adapters, by the last parts of their names and separated by commas; linear: all of the layers"""
     base: Annotated[str, Field(json_schema_extra=DERIVED)] = ""
     """folder of the weights under adapters; derived from train.start"""
+    base_sha256: Annotated[str, Field(json_schema_extra=DERIVED)] = ""
+    """digest of the files in base"""
 
     named: ClassVar[bool] = True
     interchangeable: ClassVar[bool] = False
@@ -45,7 +48,7 @@ class TransformersFamily(Family):
     @property
     def decoder(self) -> Decoder:
         targets = tuple(name.strip() for name in self.lora_targets.split(","))
-        lora = Lora(self.lora_rank, self.lora_alpha, targets, self.base) if self.lora_rank else None
+        lora = Lora(self.lora_rank, self.lora_alpha, targets, self.base, self.base_sha256) if self.lora_rank else None
         return Decoder(self.config, self.attention, lora)
 
     @property
@@ -72,12 +75,20 @@ class TransformersFamily(Family):
         for name, value in (("vocab", found.vocab), ("dim", found.width), ("layers", found.layers)):
             if getattr(config, name) != value:
                 raise UserError(f"model.{name} = {getattr(config, name)}: the model's config has {value}; leave it out")
-        require_cuttable(self.decoder.base, masked)
+        decoder = self.decoder.base
+        positions = getattr(decoder.config, "max_position_embeddings", None)
+        if require_cuttable(decoder, masked).longest and isinstance(positions, int) and config.context > positions:
+            raise UserError(f"model.context = {config.context}: the model has {positions} positions; use at most these")
+        if not self.lora_rank and {"lora_alpha", "lora_targets"} & self.model_fields_set:
+            raise UserError("model.options.lora_alpha, lora_targets: have no effect without lora_rank; leave them out")
         if self.lora_rank and not self.base:
             raise UserError("model.options.lora_rank: adapters need trained weights under them; give train.start")
         if self.lora_rank:
             with torch.device("meta"):
                 self.build_stage(config, stages, 1)
+
+    def warnings(self, config: ModelConfig) -> list[str]:
+        return [*self.decoder.differences]
 
     def unlike(self, config: ModelConfig, stages: int) -> str:
         if self.lora_rank:
@@ -95,11 +106,15 @@ def model_section(values: Mapping[str, Any], place: str) -> dict[str, Any]:
 
     :raises UserError: if the model cannot be cut.
     """
+    if isinstance(values.get("text_config"), Mapping):  # a model that takes pictures: only its text model is exported
+        text = read_config(values, place)
+        values = {name: value for name, value in text.to_dict().items() if not name.startswith("_")}
+        values |= {"model_type": text.model_type}
     decoder = Decoder.of(values)
     try:
         found = decoder.facts
     except UserError as error:
         raise UserError(str(error).replace(PLACE, place, 1)) from None
-    sizes = {"vocab": found.vocab, "dim": found.width, "layers": found.layers, "tied": found.tied}
+    sizes = {"vocab": found.vocab, "dim": found.width, "layers": found.layers, "tied": bool(found.tied_head)}
     context = int(values.get("max_position_embeddings") or values.get("n_positions") or 2048)
     return {"family": "transformers", "options": {"config": decoder.text}, "context": context, **sizes}

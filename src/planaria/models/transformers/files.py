@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import lru_cache, partial
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +17,7 @@ from planaria.models.foreign_weights import Weights, checked_config
 from planaria.models.huggingface import listed, read_tensor, tokenizer_of
 from planaria.models.transformers.adapters import write_adapters
 from planaria.models.transformers.family import decoder_of, model_section
-from planaria.models.transformers.skeleton import in_one_line
+from planaria.models.transformers.loading import loaded, quiet
 from planaria.models.usage import of_folder
 
 
@@ -36,13 +34,23 @@ def open_decoder(folder: Path) -> Weights:
     found = read_json(place)
     config = checked_config(place, model_section(found, str(place)))
     shapes, files = listed(folder, str, exported=bool(sums))
-    expected = decoder_of(config).shapes(config)
+    decoder = decoder_of(config)
+    expected, table, head = decoder.shapes(config), decoder.facts.table, decoder.facts.tied_head
     read: Callable[[str], Tensor] = partial(read_tensor, files)
-    if any(name not in files for name in expected):
-        named = _loaded(folder)
+    if head in files and table in files and not _equal(read(head), read(table)):
+        raise UserError(
+            f"{folder}: weights: {head} differs from {table}, but {place} ties them; set tie_word_embeddings = false"
+        )
+    if files.keys() - {head} != expected.keys():  # the library knows which to rename, and which have no use
+        fix = "give a folder of its text model alone" if "text_config" in found else "download it again"
+        named = loaded(folder, decoder.text, fix)
         shapes, read = {name: tuple(one.shape) for name, one in named.items()}, named.__getitem__
     kept = {name: shape for name, shape in shapes.items() if name in expected}  # without tied heads and buffers
     return Weights(folder, config, kept, read, tokenizer_of(folder), usage=of_folder(folder, found, config.context))
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and bool(torch.equal(one, other))
 
 
 def read_json(place: Path) -> dict[str, object]:
@@ -51,36 +59,6 @@ def read_json(place: Path) -> dict[str, object]:
     if not isinstance(found, dict):
         raise UserError(f"{place}: not a JSON object")
     return found
-
-
-@lru_cache(maxsize=1)
-def _loaded(folder: Path) -> dict[str, Tensor]:
-    """Load a folder's weights as the library does, by its names in memory."""
-    from transformers import AutoModelForCausalLM
-
-    try:
-        with _quiet():
-            model = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=torch.float32, trust_remote_code=False, use_safetensors=True, local_files_only=True
-            )
-    except Exception as error:  # the library may raise anything
-        raise UserError(f"{folder}: transformers cannot load it: {in_one_line(error)}") from None
-    return {name: one.detach() for name, one in model.named_parameters()}
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide the library's progress bars."""
-    from transformers.utils import logging
-
-    shown: Any = logging
-    before = shown.is_progress_bar_enabled()
-    shown.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if before:
-            shown.enable_progress_bar()
 
 
 def write_weights(config: ModelConfig, named: Mapping[str, Tensor], folder: Path, dtype: torch.dtype) -> None:
@@ -97,7 +75,7 @@ def write_weights(config: ModelConfig, named: Mapping[str, Tensor], folder: Path
         write_adapters(decoder.lora, layers, {name: one.to(dtype) for name, one in named.items()}, folder)
         return
     model = decoder.whole(named).to(dtype)
-    with tempfile.TemporaryDirectory(dir=folder) as temporary, _quiet():
+    with tempfile.TemporaryDirectory(dir=folder) as temporary, quiet():
         model.save_pretrained(temporary)
         for file in Path(temporary).glob("*.safetensors*"):
             file.rename(folder / file.name)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from planaria.models.transformers.skeleton import DEPTHS
+
 LAYERS = 4
 VOCAB = 128
 _WIDTHS = {
@@ -25,7 +27,6 @@ _WIDTHS = {
 """settings by the library's names, and the most that a small model has of them"""
 _INNER = {"num_heads": "head_dim", "mamba_n_heads": "mamba_d_head", "mamba_num_heads": "mamba_head_dim"}
 """numbers of heads, and their sizes, whose products are the inner width of a state-space layer"""
-_DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
 
 
 def shrunk(config: Any, layers: int = LAYERS, widths: bool = True) -> dict[str, Any]:
@@ -39,7 +40,7 @@ def shrunk(config: Any, layers: int = LAYERS, widths: bool = True) -> dict[str, 
     for key in ("dtype", "torch_dtype", "architectures", "transformers_version"):
         values.pop(key, None)
     for key, value in values.items():
-        if key in _DEPTHS and value == depth:
+        if key in DEPTHS and value == depth:
             values[key] = len(kept)
         elif isinstance(value, list) and len(value) == depth:
             values[key] = [value[number] for number in kept]
@@ -63,11 +64,7 @@ def _fit(values: dict[str, Any]) -> None:
     expand = values.get("mamba_expand", values.get("expand"))
     if isinstance(expand, int | float):
         inner = int(expand * values.get("hidden_size", 64))
-        for heads, size in (
-            ("num_heads", "head_dim"),
-            ("mamba_n_heads", "mamba_d_head"),
-            ("mamba_num_heads", "mamba_head_dim"),
-        ):
+        for heads, size in _INNER.items():
             if heads in values and isinstance(values.get(size), int):
                 values[heads] = inner // values[size]
         if "mamba_d_ssm" in values:

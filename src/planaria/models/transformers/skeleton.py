@@ -20,7 +20,10 @@ from planaria.common.errors import UserError, missing_package
 _HIDDEN = "hidden_states"
 MOST_LAYERS = 1024
 """lists and layers are built for each, also of a hostile config.json"""
-_DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
+"""settings with the number of layers"""
+_SMALL = 1 << 12
+"""numbers of a parameter whose constructor's values are kept: the library does not initialise all of them"""
 _RANDOM = ("dropout", "pdrop", "drop_rate", "router_jitter_noise", "layerdrop")
 """parts of names of settings that make training random; a repeated step must be the same step"""
 _REFUSED = {
@@ -39,6 +42,24 @@ def read_config(values: Mapping[str, Any], place: str) -> Any:
 
     :raises UserError: naming ``place``, if the library or the architecture is unknown or unsupported.
     """
+    config = library_config(values, place)
+    for name in random_settings(config):
+        setattr(config, name, 0.0)
+    config.use_cache = False
+    return config
+
+
+def random_settings(config: Any) -> dict[str, float]:
+    """Return the settings of a library's configuration that make training random, with their values."""
+    return {
+        name: value
+        for name, value in config.to_dict().items()
+        if any(part in name for part in _RANDOM) and isinstance(value, int | float) and value
+    }
+
+
+def library_config(values: Mapping[str, Any], place: str) -> Any:
+    """Return the library's text configuration as it is; UserError as :func:`read_config`."""
     for key, why in _REFUSED.items():
         if values.get(key):
             raise UserError(f"{place}: {key}: the model {why}")
@@ -46,29 +67,31 @@ def read_config(values: Mapping[str, Any], place: str) -> Any:
         from transformers import AutoConfig
     except ImportError as error:
         raise missing_package(f"{place}:", "transformers", "hf") from error
-    for table in (values, values.get("text_config")):
-        for key in _DEPTHS:
-            if isinstance(table, Mapping) and isinstance(depth := table.get(key), int) and not 0 < depth <= MOST_LAYERS:
-                raise UserError(f"{place}: {key} = {depth} is not between 1 and {MOST_LAYERS}; download it again")
     kind = values.get("model_type")
+    _require_countable(values, place)
     try:
         whole = AutoConfig.for_model(str(kind), **{key: value for key, value in values.items() if key != "model_type"})
         config = whole.get_text_config()
-        for name, value in config.to_dict().items():
-            if any(part in name for part in _RANDOM) and isinstance(value, int | float) and value:
-                setattr(config, name, 0.0)
         if not isinstance(config.num_hidden_layers, int) or not isinstance(config.vocab_size, int):
             raise ValueError("it has no num_hidden_layers or no vocab_size")
     except Exception as error:  # the library may raise anything
         raise UserError(f"{place}: model_type = {kind!r}: {in_one_line(error)}") from None
-    config.use_cache = False
     return config
+
+
+def _require_countable(values: Mapping[str, Any], place: str) -> None:
+    """Refuse numbers of layers that the library would take minutes to build, in nested configurations too."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            _require_countable(value, place)
+        elif key in DEPTHS and isinstance(value, int) and not 0 < value <= MOST_LAYERS:
+            raise UserError(f"{place}: {key} = {value} is not between 1 and {MOST_LAYERS}; download it again")
 
 
 def skeleton(config: Any, attention: str, place: str, buffers: bool = True) -> nn.Module:
     """Build the whole causal decoder of ``config`` in fp32 with parameters on the device "meta".
 
-    ``buffers``: whether buffers are real, on the CPU.
+    ``buffers``: whether buffers are real, on the CPU. Without them a layer can be called on "meta", experts included.
 
     :raises UserError: naming ``place``, if the library has no causal decoder for it.
     """
@@ -76,31 +99,38 @@ def skeleton(config: Any, attention: str, place: str, buffers: bool = True) -> n
     for implementation in (attention, "eager") if attention == "sdpa" else (attention,):
         try:
             with _parameters_on_meta() if buffers else torch.device("meta"):
-                return whole(config, implementation)
+                return whole(config, implementation, None if buffers else "batched_mm")
         except Exception as error:  # the library may raise anything
             last = error
     assert last is not None
     raise UserError(f"{place}: {in_one_line(last)}")
 
 
-def whole(config: Any, attention: str) -> nn.Module:
-    """Build the library's causal decoder of ``config`` in fp32 on the current device; it raises anything."""
+def whole(config: Any, attention: str, experts: str | None = None) -> nn.Module:
+    """Build the library's causal decoder of ``config`` in fp32 on the current device; it raises anything.
+
+    ``experts``: the library's implementation of mixtures; None: its default. "batched_mm" copies a matrix per token,
+    but is the only one that "meta" supports.
+    """
     from transformers import AutoModelForCausalLM
 
     build: Any = AutoModelForCausalLM.from_config
-    made: Any = build(config, dtype=torch.float32, attn_implementation=attention, experts_implementation="batched_mm")
+    made: Any = build(config, dtype=torch.float32, attn_implementation=attention, experts_implementation=experts)
     made.tie_weights()
     return cast(nn.Module, made)
 
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Move each parameter to "meta" when it is registered, before it is initialised."""
+    """Move each parameter to "meta" when it is registered, before it is initialised; small ones keep their values."""
 
     def moved(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
         if parameter is None or parameter.is_meta:
             return None
-        return type(parameter)(parameter.to("meta"), requires_grad=parameter.requires_grad)
+        meta = type(parameter)(parameter.to("meta"), requires_grad=parameter.requires_grad)
+        if parameter.numel() <= _SMALL:
+            meta.constructed = parameter.detach().clone()  # type: ignore[attr-defined]
+        return meta
 
     hook = nn.modules.module.register_module_parameter_registration_hook(moved)  # type: ignore[arg-type]
     try:
@@ -262,21 +292,34 @@ def _first_layer(model: nn.Module, layers: nn.ModuleList, length: int, mask: Ten
 
 
 def materialise(module: nn.Module, device: torch.device | str) -> None:
-    """Give parameters on "meta" memory on ``device``, with undefined numbers; tied ones stay tied."""
+    """Give parameters on "meta" memory on ``device``; tied ones stay tied.
+
+    Small ones have the numbers that their module's constructor gave them, all others NaN.
+    """
     made: dict[int, nn.Parameter] = {}
     for one in module.modules():
         for name, parameter in one._parameters.items():
             if parameter is not None and parameter.is_meta:
                 if id(parameter) not in made:
-                    empty = torch.empty_like(parameter, device=device)
-                    made[id(parameter)] = type(parameter)(empty, requires_grad=parameter.requires_grad)
+                    held = torch.full_like(parameter, torch.nan, device=device)
+                    if hasattr(parameter, "constructed"):
+                        held = parameter.constructed.to(device)
+                    made[id(parameter)] = type(parameter)(held, requires_grad=parameter.requires_grad)
                 one._parameters[name] = made[id(parameter)]
 
 
 def initialise(model: nn.Module, module: nn.Module) -> None:
-    """Initialise a module and its submodules as the library does, from torch's global generator."""
+    """Initialise a module and its submodules as the library does, from torch's global generator.
+
+    :raises UserError: if the library leaves a parameter without values.
+    """
     from transformers.initialization import guard_torch_init_functions
 
     with torch.no_grad(), guard_torch_init_functions():
         for one in reversed(list(module.modules())):  # children first
             model._init_weights(one)  # type: ignore[operator]
+    for name, parameter in module.named_parameters():
+        if parameter.isnan().any():
+            raise UserError(
+                f"model.family = 'transformers': the library gives {name} no initial values; give train.start"
+            )

@@ -122,6 +122,8 @@ def require_sound(resolved: ResolvedRun) -> None:
                 f"recovery.strategy = {config.recovery.strategy!r}: {name} rebuilds a block stage from others like it: "
                 f"{why}; or use 'echo, checkpoint' or 'snapshot'"
             )
+    if config.routing.kind == "swapped" and (why := family(config.model).unlike(config.model, config.pipeline.stages)):
+        raise UserError(f"routing.kind = 'swapped': stages exchange their places: {why}; or leave routing.kind out")
     _check_shared(config, [*chain.strategies])
     if config.pipeline.unlike and resolved.schedule is not None:
         raise UserError("routing.schedule: requires block stages of equal size; leave pipeline.layers out")

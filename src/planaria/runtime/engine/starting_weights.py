@@ -79,8 +79,10 @@ def _digest(tokenizer: Path) -> str:
 
 
 def weight_warnings(run: ResolvedRun, weights: Weights | None) -> Iterator[str]:
-    """Yield a warning for each setting that does not suit the starting weights."""
+    """Yield a warning for each setting that does not suit the model or its starting weights."""
     config = run.config
+    for clause in family(config.model).warnings(config.model):
+        yield f"warning: model.family = {config.model.family!r}: {clause}"
     if weights is None:
         if config.train.pretrained:
             yield (

@@ -18,6 +18,7 @@ from planaria.models.hf_config import Unsupported
 from planaria.models.huggingface import is_huggingface, open_folder
 from planaria.models.llama2c import open_llama2c
 from planaria.models.stages import Llama
+from planaria.models.transformers.adapters import base_of
 from planaria.models.transformers.family import model_section
 from planaria.models.transformers.files import open_decoder, read_json
 from planaria.runtime.checkpoint.loading import weights_of
@@ -127,16 +128,14 @@ def inherited(tree: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in stated.items() if value is not None}
     weights = open_weights(start, given.get("family", ""))
     require_dense(start, weights)
-    own = weights.config
+    named, own, options = f"train.start = {start!r}", weights.config, _options(given)
     if own.family == "transformers":
-        _require_no_sizes(f"train.start = {start!r}", given)
-    require_same(
-        f"train.start = {start!r}", own, {"kv" if name == "kv_heads" else name: value for name, value in given.items()}
-    )
+        _require_own_config(named, own, given)
+    require_same(named, own, {"kv" if name == "kv_heads" else name: value for name, value in given.items()})
     model = {"kv_heads" if name == "kv" else name: getattr(own, name) for name in FIXED}
-    model["options"] = {**own.options, **_options(given)}
-    if model["options"].get("lora_rank"):
-        model["options"]["base"] = str(weights.place.absolute())
+    model["options"] = {**own.options, **options}
+    if options.get("lora_rank") and options.get("base") != str(weights.place.absolute()):
+        model["options"] |= base_of(weights.place)
     model["context"] = min(own.context, ModelConfig().context)
     data = {} if weights.tokenizer is None else {"tokenizer": str(weights.tokenizer.absolute())}
     beneath = {"model": {**model, **given, "options": model["options"]}, "data": data | dict(tree.get("data", {}))}
@@ -162,6 +161,18 @@ def _options(model: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options in a section of the model."""
     found = model.get("options")
     return dict(found) if isinstance(found, Mapping) else {}
+
+
+def _require_own_config(named: str, own: ModelConfig, stated: Mapping[str, Any]) -> None:
+    """Raise UserError if a recipe states another config.json than the weights', or sizes that config.json determines.
+
+    A run's own configuration states all settings.
+    """
+    config = _options(stated).get("config")
+    if config is None:
+        _require_no_sizes(named, stated)
+    elif config != own.options["config"]:
+        raise UserError(f"{named}: its model has a config.json; leave model.options.config out")
 
 
 def _require_no_sizes(named: str, stated: Mapping[str, object]) -> None:
