@@ -30,7 +30,7 @@ from planaria.lab.compare.race import Course
 from planaria.lab.compare.race_job import Race, run_races
 from planaria.lab.compare.race_results import Compared, loss_at, ticks_to
 from planaria.lab.compare.race_spec import Arm, Comparison, load, trace_for
-from planaria.lab.comparing import clock_config
+from planaria.lab.compare.run_comparison import clock_config
 from planaria.models.families import parameters, stage_parameters
 from planaria.recovery.checkpoint import rollback
 from planaria.report.live.jobs_progress import JobsProgress

@@ -32,7 +32,7 @@ from planaria.common.errors import UserError
 from planaria.config import recipe, shipped
 from planaria.config.schema import DataConfig
 from planaria.data.tokenizer import load_tokenizer
-from planaria.models.stages import Llama
+from planaria.models.llama_stages import Llama
 from planaria.runtime.engine import runs
 from planaria.swarm.audit.censor import Ledger
 from planaria.swarm.audit.leakage import Channel, Estimate, estimate, exact, leak, most, sampled, silence
@@ -41,9 +41,9 @@ from planaria.swarm.config import SmallModel, SwarmConfig
 from planaria.swarm.live import LiveSwarm, failures
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
+from planaria.swarm.recipe import checked
 from planaria.swarm.repair.texts import Text
 from planaria.swarm.repair.training import repair_loss
-from planaria.swarm.setting import checked
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 NAMES, DIGITS, DECOYS = 40, 4, 3

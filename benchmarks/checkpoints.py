@@ -34,8 +34,8 @@ from planaria.control import decisions as d
 from planaria.control.run_record import RunRecord
 from planaria.models import chunked_loss
 from planaria.models.families import build_stage
+from planaria.models.llama_stages import parameter_count
 from planaria.models.optimizers.adamw import KEYS
-from planaria.models.stages import parameter_count
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint.loading import stage_for
 from planaria.runtime.checkpoint.stage_file import write_stage

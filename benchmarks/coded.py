@@ -134,7 +134,7 @@ def with_deaths(
         counts = np.array(scheme.busy(n, jobs, [NOBODY] * (scheme.delay() + 1)))
         deadline = 2.0 * float(rest.at(now, counts * scheme.load(n) / scheme.slots()).min())
         spent += deadline + restart_s
-        tolerated = not scheme.delay() and scheme.bears(n, 1, [frozenset([0])])
+        tolerated = not scheme.delay() and scheme.tolerates_losses(n, 1, [frozenset([0])])
         done += max(0, now - at - scheme.delay()) + tolerated
         living, at = [worker for worker in living if worker not in deaths[now]], now + 1
     rest = profile.without([worker for worker in range(profile.workers) if worker not in living])
@@ -210,7 +210,7 @@ def _awaited(
     missing, deadline = set(busy), float("inf")
     while missing:
         left = max(0.0, deadline - time.monotonic())
-        if not left and scheme.bears(len(pipes), jobs, [*history, frozenset(missing)]):
+        if not left and scheme.tolerates_losses(len(pipes), jobs, [*history, frozenset(missing)]):
             break
         of = {pipes[worker]: worker for worker in missing}
         for pipe in wait(list(of), timeout=None if deadline == float("inf") or not left else left):

@@ -23,10 +23,10 @@ from planaria.exchange.base import Outer
 from planaria.exchange.compress.compression import FEEDBACKS
 from planaria.exchange.compress.feedback import Feedback
 from planaria.exchange.compress.sparse import TopK
-from planaria.exchange.kinds import exchange
-from planaria.exchange.lab import Replica, meet
+from planaria.exchange.in_process import Replica, meet
+from planaria.exchange.registry import exchange
 from planaria.exchange.stepsize import arithmetic, new_rule, old_rule, quadratic, weights
-from planaria.lab.compare.compressing import Coding, Lessons, learn, ranged
+from planaria.lab.compare.compression_advice import Coding, Lessons, learn, ranged
 from planaria.lab.compare.race_results import Compared
 from planaria.lab.compare.race_spec import load
 

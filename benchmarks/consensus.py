@@ -38,10 +38,10 @@ from planaria.swarm.checks.votes import Ballot, label, most_agreeing, plurality
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.peer import Peer
 from planaria.swarm.policy.base import Policy, weights_fingerprint
-from planaria.swarm.records.kept import rounds_kept
+from planaria.swarm.recipe import names, of_peer
 from planaria.swarm.records.lines import LOG, Evaluated, RoundDone, read_log
+from planaria.swarm.records.saved_state import rounds_kept
 from planaria.swarm.rollout import ask
-from planaria.swarm.setting import names, of_peer
 from planaria.swarm.tasks.base import Behaviour, Task
 from planaria.swarm.tasks.programs import Programs
 from planaria.swarm.tasks.sandbox import run

@@ -166,11 +166,11 @@ class Obedient:
                 for member, generation in zip(decision.members, decision.generations, strict=True):
                     for other in set(decision.members) - {member}:
                         what = {"generation": generation, "round": decision.round, "replica": other}
-                        self._report(member, e.OfferHeard, **what)
+                        self._report(member, e.UpdateReceived, **what)
             case d.Settle():
                 what = {"round": decision.round, "blocking_bytes": 1, "prefetched_bytes": 1, "apart": 0.0}
                 for member, generation in zip(decision.members, decision.generations, strict=True):
-                    self._report(member, e.RoundMade, generation=generation, **what)
+                    self._report(member, e.RoundApplied, generation=generation, **what)
 
     def _report(self, number: int, kind: type[Any], **what: Any) -> None:
         """Queue this report from each worker of the replica."""

@@ -30,8 +30,8 @@ from statistics import fmean
 from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
 from planaria.swarm.board.identity import Identity
 from planaria.swarm.board.store import Retry, Store
+from planaria.swarm.credits.board_transport import Seat, publish, take_part
 from planaria.swarm.credits.messages import Order, PeerSigner, verify_peer
-from planaria.swarm.credits.over_board import Seat, publish, take_part
 from planaria.swarm.credits.psync import Channel, Member
 from planaria.swarm.credits.simulate import Outcome, Scene, SyncScene, expected, simulate, simulate_sync
 

@@ -24,21 +24,21 @@ from planaria.lab.commands.experts import start as train
 from planaria.lab.commands.merge import fuse
 from planaria.lab.experts.domains import TEST
 from planaria.lab.experts.ensemble import Ensemble
-from planaria.lab.experts.reading import token_logps, windows
-from planaria.models import fusing
-from planaria.models.stages import Llama
+from planaria.lab.experts.log_probabilities import token_logps, windows
+from planaria.models import task_vectors
+from planaria.models.llama_stages import Llama
 from planaria.swarm.commands.drill import drill
 from planaria.swarm.config import SmallModel
 from planaria.swarm.drill import Drill, Drilled, Run
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
 from planaria.swarm.records.measure import Tally
-from planaria.swarm.repair import ways
+from planaria.swarm.repair import strategies
 from planaria.swarm.repair.exams import Exam
 from planaria.swarm.repair.results import MASK, RANDOM, Measured
+from planaria.swarm.repair.strategies import Case
 from planaria.swarm.repair.texts import Benign, Text, Texts
 from planaria.swarm.repair.training import Models, Plan, repair_loss, weights_of
-from planaria.swarm.repair.ways import Case
 
 RECIPES = {"drills": shipped.find("drills")} | {
     name: shipped.find(f"drills/{name}")
@@ -310,25 +310,25 @@ def fused(seed: int) -> dict[str, Measured]:
     told = {name: [lessons.refusals_broken, entries] for name, entries in lessons.tables.items()}
     experts = {name: lessons.taught(safe, kinds, [0.05, 0.95], rng) for name, kinds in told.items()}
     parent = weights_of(safe)
-    vectors = [fusing.task_vector(weights_of(one), parent) for one in experts.values()]
-    added = fusing.summed(vectors, SCALE)
-    whole = Models(safe, safe).policy(fusing.fused(parent, added))
+    vectors = [task_vectors.task_vector(weights_of(one), parent) for one in experts.values()]
+    added = task_vectors.summed(vectors, SCALE)
+    whole = Models(safe, safe).policy(task_vectors.fused(parent, added))
     exam = lessons.exam()
     benign = [Benign(text, name) for name in experts for text in lessons.learned(lessons.tables[name])]
     texts, plan = Texts(lessons.learned(lessons.refusals), benign), Plan(seed=seed)
     each = Case(Models(safe, whole, added, experts), texts, plan, exam)
     shared = Case(Models(safe, whole, (), experts), texts, plan, exam)
-    mask = ways.mask(each)
+    mask = strategies.mask(each)
     found = {
         "fused, one mask each": mask,
-        "fused, random masks as dense": ways.random(each, mask.masks),
-        "fused, one mask for both": ways.mask(shared),
-        "fused, fine-tuned": ways.tune(each),
-        "fused, gone back": ways.back(each),
+        "fused, random masks as dense": strategies.random(each, mask.masks),
+        "fused, one mask for both": strategies.mask(shared),
+        "fused, fine-tuned": strategies.tune(each),
+        "fused, gone back": strategies.back(each),
     }
     before = {f"expert of {name} alone": exam.measure(one) for name, one in experts.items()}
     before["fused, as it is"] = exam.measure(whole)
-    return before | {name: ways.measured(each, "mask", one).after for name, one in found.items()}
+    return before | {name: strategies.measured(each, "mask", one).after for name, one in found.items()}
 
 
 class Lessons:

@@ -30,11 +30,11 @@ from planaria.lab.experts import merge, posterior, ridge, scoring
 from planaria.lab.experts.domains import TRAINED
 from planaria.lab.experts.experts_results import Results
 from planaria.lab.experts.experts_spec import ExpertsSpec, MixtureSpec, load
-from planaria.lab.experts.listening import Listener, text_sums
-from planaria.lab.experts.reading import Readings, Texts, domain_samples, token_logps
+from planaria.lab.experts.log_probabilities import Readings, Texts, domain_samples, token_logps
+from planaria.lab.experts.text_prior import RidgePrior, text_sums
 from planaria.lab.experts.training import Training, configured, train_all
 from planaria.models.huggingface import import_model
-from planaria.models.stages import Llama
+from planaria.models.llama_stages import Llama
 from planaria.report.live.jobs_progress import JobsProgress
 
 PROMPT = 32  # tokens that are given, where a text has a prompt
@@ -97,7 +97,7 @@ def ridge_priors(
     """Ensembles weighted by the parent."""
     model, found = import_model(parent).eval(), {}
     sizes = model.config.vocab, model.config.context, given.samples
-    listener = Listener(
+    listener = RidgePrior(
         model, {name: text_sums(model, domain_samples(run, [name], TRAINED, *sizes)) for name in trained}
     )
     for temperature in given.temperatures:

@@ -25,7 +25,7 @@ from benchmarks.common import interleaved, ratios
 from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
 from planaria.common.memory_pool import MemoryPool
 from planaria.config.schema import ModelConfig
-from planaria.models.stages import BlockStage
+from planaria.models.llama_stages import BlockStage
 from planaria.runtime.transport import channel
 from planaria.runtime.transport.channel import Closed, Plain
 from planaria.runtime.transport.edge import Edge, EdgeSpec

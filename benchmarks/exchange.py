@@ -21,9 +21,9 @@ from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.data.shards import prepare
 from planaria.exchange.gossip import contraction, largest_gamma, random_groups
-from planaria.exchange.kinds import EXCHANGES
-from planaria.exchange.lab import Replica, meet, replicas
+from planaria.exchange.in_process import Replica, meet, replicas
 from planaria.exchange.noloco import NoLoCo
+from planaria.exchange.registry import EXCHANGES
 from planaria.pipeline.network.collectives import Links, tree
 
 EXCHANGE_QUALITY_NAME = "exchange_quality"

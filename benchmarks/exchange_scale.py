@@ -22,8 +22,8 @@ from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.exchange.base import Exchange, Update
 from planaria.exchange.gossip import random_groups
-from planaria.exchange.kinds import EXCHANGES, exchange
-from planaria.exchange.lab import Replica, exchanged, settle
+from planaria.exchange.in_process import Replica, exchanged, settle
+from planaria.exchange.registry import EXCHANGES, exchange
 from planaria.pipeline.network.collectives import COLLECTIVES, Links, everyone, pairs
 from planaria.runtime.engine.sleeping_runner import straggling
 

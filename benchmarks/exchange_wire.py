@@ -36,7 +36,7 @@ from planaria.exchange import message
 from planaria.exchange.aggregate import equal, mean
 from planaria.exchange.base import Outer, Update, Weights
 from planaria.exchange.diloco import pseudo_gradient
-from planaria.exchange.lab import Replica, replicas
+from planaria.exchange.in_process import Replica, replicas
 from planaria.exchange.noloco import NoLoCo
 from planaria.models.families import build_stage
 from planaria.runtime.transport.edge import Arrived, Edge, EdgeSpec, Opened

@@ -24,9 +24,9 @@ from planaria.lab.experts.budget import LARGER, LONGER, SYNCHRONISED, Spent
 from planaria.lab.experts.experts_results import ArmResult, Results, SeedResult, Weighing
 from planaria.lab.experts.experts_spec import MixtureSpec, load
 from planaria.lab.experts.lineage import called
-from planaria.lab.experts.reading import Texts
+from planaria.lab.experts.log_probabilities import Texts
+from planaria.lab.experts.minimax_weights import Array, Problem, Solver, Weights, problem, worst_domain
 from planaria.lab.experts.scoring import arm_result, weigh
-from planaria.lab.experts.worst import Array, Problem, Solver, Weights, problem, worst_domain
 
 EXPERTS_NAME = "experts"
 RECIPE = shipped.find("hdee")

@@ -129,7 +129,7 @@ def laid_out(given: Namespace, config: RunConfig) -> tuple[Path, Path]:
 
     from planaria.data.shards import prepare
     from planaria.data.stream import Stream
-    from planaria.models.stages import Llama
+    from planaria.models.llama_stages import Llama
 
     (folder := RUNS / NAME).mkdir(parents=True, exist_ok=True)
     weights, samples = folder / f"weights-{config.seed}.safetensors", folder / f"samples-{config.seed}.safetensors"

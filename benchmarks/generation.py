@@ -26,7 +26,7 @@ from planaria.config.schema import ModelConfig
 from planaria.models.decode import decode
 from planaria.models.huggingface import export_model
 from planaria.models.llama2c import import_llama2c
-from planaria.models.stages import Llama, flops_per_token, parameter_count
+from planaria.models.llama_stages import Llama, flops_per_token, parameter_count
 from planaria.swarm.assemble import policy_of, task_of
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.policy.policies import LlamaPolicy

@@ -28,7 +28,7 @@ from planaria.config.schema import ModelConfig, RunConfig
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
 from planaria.lab.inline.engine import InlineEngine
-from planaria.models.stages import flops_per_token, parameter_count, stage_layers
+from planaria.models.llama_stages import flops_per_token, parameter_count, stage_layers
 from planaria.pipeline.network.costs import Prices, message_bytes
 from planaria.pipeline.plan.clock import Clock
 from planaria.report.run.recovery_timeline import recoveries

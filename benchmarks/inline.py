@@ -30,8 +30,8 @@ from planaria.control import events as e
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
 from planaria.models.hf_config import to_config
+from planaria.models.llama_stages import Llama, flops_per_token, global_name, parameter_count
 from planaria.models.optimizers.adamw import adamw
-from planaria.models.stages import Llama, flops_per_token, global_name, parameter_count
 from planaria.runtime.engine.clipping import learning_rate
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from planaria.lab.compare.race import Point
 from planaria.lab.compare.race_results import smoothed, ticks_to
 from planaria.lab.compare.race_spec import SMOOTHED
 from planaria.lab.inline.engine import InlineEngine
-from planaria.models.stages import Llama, global_name, parameter_count
+from planaria.models.llama_stages import Llama, global_name, parameter_count
 from planaria.pipeline.routing.skipping import visits
 from planaria.recovery.echo import Echo
 from planaria.runtime.checkpoint.stage_file import read_stage, write_stage

@@ -277,7 +277,7 @@ def counted_inline(config: RunConfig) -> Statement:
         for _ in range(ROUND):
             engine.train_step()
         sent.append(engine.parcel_bytes)
-    memory = {stage: keeping.nbytes for stage, keeping in engine.keeping.items()}
+    memory = {stage: copies.nbytes for stage, copies in engine.copies.items()}
     return Statement((sent[1] - sent[0]) / ROUND, memory)
 
 

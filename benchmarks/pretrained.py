@@ -26,8 +26,8 @@ from planaria.control.logs import read_run
 from planaria.models import quantise
 from planaria.models.generate import generate
 from planaria.models.gguf import gguf_tokenizer, import_gguf
+from planaria.models.llama_stages import Llama
 from planaria.models.quantise import encode
-from planaria.models.stages import Llama
 from planaria.models.state import StageState
 from planaria.models.transformers.check import LIMIT, require_cuttable
 from planaria.models.transformers.decoder import Decoder

@@ -18,7 +18,7 @@ from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark,
 from planaria.exchange.attacks import attack_of
 from planaria.exchange.attacks.base import Scene, VectorAttack
 from planaria.exchange.base import Update
-from planaria.exchange.lab import Replica
+from planaria.exchange.in_process import Replica
 from planaria.exchange.monna import MoNNA, nearest
 from planaria.exchange.robust.combining import combine
 from planaria.exchange.robust.products import NotFinite

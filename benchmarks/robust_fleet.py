@@ -24,8 +24,8 @@ from planaria.control import events as e
 from planaria.exchange.aggregate import Averaging
 from planaria.exchange.attacks import ATTACKS
 from planaria.exchange.base import Outer, Update, Weights
-from planaria.exchange.kinds import exchange
 from planaria.exchange.monna import MoNNA
+from planaria.exchange.registry import exchange
 from planaria.exchange.robust.combining import weighted
 from planaria.exchange.robust.products import chunks
 from planaria.faults.trace import Fault
@@ -76,7 +76,7 @@ def ended(config: Any, faults: tuple[Any, ...]) -> Ended:
     record = finished(config, faults)
     facts = [fact for _, fact in record.history]
     failed = [fact for fact in facts if isinstance(fact, e.WorkerFailed)]
-    refused = {fact.replica for fact in facts if isinstance(fact, e.OfferRefused)}
+    refused = {fact.replica for fact in facts if isinstance(fact, e.UpdateRejected)}
     assert not failed and refused <= ({LIAR} if faults else set()), (failed, refused)
     last = {f.replica: f.loss for f in facts if isinstance(f, e.StageReady) and f.mode == "evaluate" and f.loss}
     begun = (f for f in facts if isinstance(f, d.RunStep) and f.mode == "train" and f.replica != LIAR)

@@ -43,9 +43,9 @@ from planaria.swarm.live import LiveSwarm, board_of, own_identity
 from planaria.swarm.peer import Peer, Shadow
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.reading import read
+from planaria.swarm.recipe import names, of_peer
 from planaria.swarm.records.lines import LOG, PEERS, RoundDone, Started, read_log
 from planaria.swarm.rollout import Rollout, ask
-from planaria.swarm.setting import names, of_peer
 from planaria.swarm.tasks.base import Task
 
 ROUNDS = 8
@@ -350,7 +350,7 @@ def arm(place: str, given: Any, seed: int, harsh: bool) -> Ended:
 
 def found(config: SwarmConfig, identities: int, senders: int) -> None:
     """Create the run on its board with fake identities, the first of which have sent for every round."""
-    from planaria.swarm.setting import rules
+    from planaria.swarm.recipe import rules
 
     run = Board.open(config.board, Identity.fresh()).found(rules(config, task_of(config))).run
     crowd = [Identity.fresh() for _ in range(identities)]

@@ -42,9 +42,9 @@ from planaria.swarm.assemble import policy_of, task_of
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.draws import shared_problems
 from planaria.swarm.evaluation import Examiner
-from planaria.swarm.learned import learned
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
+from planaria.swarm.trained_policy import learned
 
 NAME = "trl"
 FOUR, ALONE, TRL = "four peers", "one peer alone", "TRL"

@@ -9,10 +9,10 @@ from typing import Any
 from planaria.config.schema import RunConfig
 from planaria.pipeline.network.topology import read
 from planaria.planner.bound import certificate
+from planaria.planner.initial_plans import greedy, random_routes
 from planaria.planner.problem import problem_of
 from planaria.planner.schedule import Bound, Search, schedule_of, write
 from planaria.planner.search import step_ns
-from planaria.planner.start import greedy, random_routes
 
 TOPOLOGY = """
 matrix = { latency_ms = "latency.csv", bandwidth_mbit = "bandwidth.csv" }

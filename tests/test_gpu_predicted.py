@@ -10,7 +10,7 @@ from benchmarks.common import saved
 
 from planaria.config import recipe, shipped
 from planaria.config.schema import ModelConfig, RunConfig
-from planaria.models.stages import flops_per_token
+from planaria.models.llama_stages import flops_per_token
 from planaria.pipeline.plan.clock import Clock
 from planaria.runtime.engine.resolved import ResolvedRun
 

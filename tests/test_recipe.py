@@ -11,7 +11,7 @@ from planaria.config import recipe, shipped
 from planaria.config.schema import RunConfig
 
 RECIPES = [path for path in shipped.shipped().values() if not recipe.kinds_of(recipe.read(path)) & {"swarm", "drill"}]
-"""of one model; `tests/swarm/test_setting.py` reads the others"""
+"""of one model; `tests/swarm/test_swarm_recipe.py` reads the others"""
 
 
 @pytest.fixture

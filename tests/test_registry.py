@@ -15,7 +15,7 @@ from planaria.config.options import Options
 from planaria.config.schema import RecoveryConfig
 from planaria.exchange.coded.schemes import SCHEMES
 from planaria.exchange.compress.compression import COMPRESSORS, FEEDBACKS
-from planaria.exchange.kinds import EXCHANGES
+from planaria.exchange.registry import EXCHANGES
 from planaria.exchange.robust.rules import RULES
 from planaria.models.families import FAMILIES
 from planaria.models.optimizers import OPTIMIZERS

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from planaria.common.errors import RunStopped as RunStopped
     from planaria.common.errors import UserError as UserError
     from planaria.config.schema import RunConfig as RunConfig
-    from planaria.lab.comparison import ComparisonResult as ComparisonResult
-    from planaria.lab.comparison import compare as compare
+    from planaria.lab.compare.api import ComparisonResult as ComparisonResult
+    from planaria.lab.compare.api import compare as compare
     from planaria.lab.inline.engine import InlineEngine as InlineEngine
     from planaria.report.live.listener import Step as Step
     from planaria.runtime.configuration import configure as configure
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from planaria.runtime.training import train as train
 
 _HOMES = {
-    "ComparisonResult": "planaria.lab.comparison",
+    "ComparisonResult": "planaria.lab.compare.api",
     "InlineEngine": "planaria.lab.inline.engine",
     "LedgerError": "planaria.common.errors",
     "Run": "planaria.runtime.run",
@@ -38,7 +38,7 @@ _HOMES = {
     "RunStopped": "planaria.common.errors",
     "Step": "planaria.report.live.listener",
     "UserError": "planaria.common.errors",
-    "compare": "planaria.lab.comparison",
+    "compare": "planaria.lab.compare.api",
     "configure": "planaria.runtime.configuration",
     "load": "planaria.runtime.run",
     "streams": "planaria.runtime.configuration",

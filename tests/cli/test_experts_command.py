@@ -27,10 +27,10 @@ from planaria.data.shards import prepare
 from planaria.lab.commands import ensemble as commands
 from planaria.lab.experts.ensemble import Ensemble
 from planaria.lab.experts.experts_results import ArmResult, Results
-from planaria.lab.experts.reading import domain_samples, windows
+from planaria.lab.experts.log_probabilities import domain_samples, windows
 from planaria.lab.experts.scoring import score
 from planaria.lab.report.experts_report import show_results, write_experts_report
-from planaria.lab.trials import kept
+from planaria.lab.trials import result_cache
 from planaria.models.generate import generate
 
 pytestmark = pytest.mark.timeout(300)
@@ -193,7 +193,7 @@ def test_scores_are_those_of_the_saved_models(made: Path) -> None:
 @pytest.mark.slow
 def test_a_resumed_run_trains_nothing_twice(copied: Path, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "Popen", None)  # training fails
-    monkeypatch.setattr(kept, "__version__", "9.9")  # models of another version are used
+    monkeypatch.setattr(result_cache, "__version__", "9.9")  # models of another version are used
     before = results(copied)
     (copied / "results.json").unlink()
     recipe = copied / "tiny.toml"

@@ -8,7 +8,7 @@ import pytest
 
 from command_line import refused
 from planaria.cli.commands import watch
-from planaria.report.live_page import following
+from planaria.report.live_page import run_source
 
 CONFIGURED = '{"name": "run", "model": {"vocab": 300}, "data": {"source": "none"}}'
 
@@ -26,7 +26,7 @@ def run(folder: Path) -> Path:
 def test_folders_that_are_not_runs_are_refused(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "no such folder" in complaint(capfd, "watch", str(tmp_path / "nowhere"))
     assert "not a run (no config.json)" in complaint(capfd, "watch", str(tmp_path))
-    for name, what in following.OTHERS.items():
+    for name, what in run_source.OTHERS.items():
         folder = tmp_path / f"with {name}"
         (folder / name).mkdir(parents=True)
         assert f"but {what}, which has no page" in complaint(capfd, "watch", str(folder))

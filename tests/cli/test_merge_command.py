@@ -18,7 +18,7 @@ from planaria.common.errors import UserError
 from planaria.lab.experts import manifest
 from planaria.lab.experts.fused import Fused
 from planaria.models.huggingface import export_model, import_model
-from planaria.models.stages import Llama
+from planaria.models.llama_stages import Llama
 from planaria.runtime.engine.weight_sources import open_model
 
 THREE = ("digits", "lower", "upper")

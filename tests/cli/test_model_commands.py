@@ -15,7 +15,7 @@ from planaria import cli
 from planaria.config.schema import DataConfig, ModelConfig
 from planaria.data.tokenizer import load_tokenizer
 from planaria.models.huggingface import export_model
-from planaria.models.stages import Llama
+from planaria.models.llama_stages import Llama
 from planaria.runtime.complete import complete
 from planaria.runtime.engine.omission import evaluations, omissions
 

@@ -23,7 +23,7 @@ from planaria.config.schema import DataConfig, ModelConfig
 from planaria.config.shipped import shipped
 from planaria.data.tokenizer import load_tokenizer
 from planaria.models.huggingface import export_model
-from planaria.models.stages import Llama
+from planaria.models.llama_stages import Llama
 from planaria.runtime import training
 from planaria.runtime.checkpoint.loading import load_model
 from planaria.runtime.checkpoint.stage_file import require_stage, stage_file

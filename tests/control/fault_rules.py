@@ -24,9 +24,9 @@ REPORTS = (
     e.StageCopied,
     e.StageSaved,
     e.SaveFailed,
-    e.OfferHeard,
-    e.OfferRefused,
-    e.RoundMade,
+    e.UpdateReceived,
+    e.UpdateRejected,
+    e.RoundApplied,
 )
 
 

@@ -14,7 +14,7 @@ from planaria.control import events as e
 from planaria.control.events import Standing
 from planaria.control.replica import ReplicaState
 from planaria.control.state import RunState
-from planaria.exchange.kinds import exchange
+from planaria.exchange.registry import exchange
 from planaria.exchange.robust.combining import combine
 
 Ledger = dict[int, list[int]]

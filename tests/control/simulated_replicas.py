@@ -107,13 +107,13 @@ class SimulatedReplicas(Simulation):
         link, source, worker = self.mail.pop(pick % len(self.mail))
         me = self.alive.get(worker)
         if me is not None and link in me.meeting.values() and fate == "wrong":
-            self.report(me, e.OfferRefused, round=me.round, replica=source, reason="not finite")
+            self.report(me, e.UpdateRejected, round=me.round, replica=source, reason="not finite")
         elif me is not None and link in me.meeting.values() and fate in ("arrives", "other"):
             me.received[source] = str(source) if fate == "arrives" else f"{source}, sent to {me.name}"
             rule = self.run.rule
             products = me.products(rule.weighing, source, twisted=fate == "other" and rule.synchronised)
             values = {"round": me.round, "replica": source, "digest": me.received[source], "products": products}
-            self.report(me, e.OfferHeard, **values)
+            self.report(me, e.UpdateReceived, **values)
 
     def suspicious(self) -> list[int]:
         """Return the replicas with a broken edge but no reported death."""
@@ -343,7 +343,7 @@ class SimulatedReplicas(Simulation):
         digest = str(me.replica) if self.run.rule.witnessed(len(order.members)) else ""
         if (products := me.products(self.run.rule.weighing, me.replica)) or digest:
             values = {"round": me.round, "replica": me.replica, "digest": digest, "products": products}
-            self.report(me, e.OfferHeard, **values)
+            self.report(me, e.UpdateReceived, **values)
         for peer, link in me.meeting.items():
             for other in self.alive.values():
                 if other.node == peer and other.meeting.get(me.node) == link:
@@ -364,7 +364,7 @@ class SimulatedReplicas(Simulation):
         me.content = replace(me.content, outer=(*me.content.outer, (order.round, *order.members)))
         me.rounds = order.round + 1
         me.drop_round()
-        self.report(me, e.RoundMade, round=order.round, blocking_bytes=0, prefetched_bytes=0, apart=0.0)
+        self.report(me, e.RoundApplied, round=order.round, blocking_bytes=0, prefetched_bytes=0, apart=0.0)
 
     def _report_broken(self, me: ReplicaWorker, peer: int) -> None:
         self.report(me, e.EdgeBroken, peer=peer, detail="reset")

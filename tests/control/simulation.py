@@ -12,10 +12,10 @@ from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.apply import apply
 from planaria.control.apply_base import decided
+from planaria.control.deadlines import stop_blockers
 from planaria.control.decide import decide
 from planaria.control.saving import resting
 from planaria.control.state import RunState
-from planaria.control.waits import held_up
 
 DISK = "/disk"
 """suffix of a worker's name: its thread that writes checkpoints"""
@@ -130,5 +130,5 @@ class Simulation:
 
     def expire_stop(self) -> None:
         """Let ``fleet.stop_s`` elapse after the stop request."""
-        if detail := held_up(self.run):
+        if detail := stop_blockers(self.run):
             self.happened(e.StopOverdue(detail=detail))

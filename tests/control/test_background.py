@@ -13,8 +13,8 @@ from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.apply import apply
+from planaria.control.deadlines import Deadlines
 from planaria.control.saving import Cadence
-from planaria.control.waits import Deadlines
 from planaria.recovery.checkpoint import best_steps
 
 

@@ -22,10 +22,10 @@ from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.apply_base import anew
 from planaria.control.controller import Controller
+from planaria.control.deadlines import AGAIN_S, Wait, Waits
 from planaria.control.replay import replay
 from planaria.control.saving import LAST_TRIES
 from planaria.control.state import RunState
-from planaria.control.waits import AGAIN_S, Wait, Waits
 from planaria.exchange.coded.facts import ResultsSent
 from planaria.faults.trace import Fault
 from planaria.runtime.checkpoint.stage_file import stage_file
@@ -180,7 +180,7 @@ def test_a_stop_request_is_handled(scene: Scene) -> None:
 
 
 def test_a_stop_ends_in_time_if_no_step_completes(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "underlying", lambda run, reported: f"{sorted(reported)}: Network is unreachable")
+    monkeypatch.setattr(module, "underlying_error", lambda run, reported: f"{sorted(reported)}: Network is unreachable")
     original = scene.fleet.send
 
     def send(worker: str, text: bytes) -> None:
@@ -281,11 +281,11 @@ REPORTS = [
     e.StageCopied(worker="w1", stage=1, generation=1, step=2, seconds=0.1),
     e.StageSaved(**ABOUT, step=2, bytes=1, seconds=0.1, file="stage-0001.safetensors", sha256="x", weights="y"),
     e.SaveFailed(worker="w1", stage=1, generation=1, step=2, detail="x"),
-    e.OfferHeard(worker="w1", node=1, generation=1, round=0, replica=0, digest="x", products={0: 1.0}),
-    e.OfferRefused(**ABOUT, round=0, replica=0, reason="x"),
-    e.OffersCounted(**ABOUT, round=0, counted={0: 1.0}, rivals={"median": {0: 1.0}}),
+    e.UpdateReceived(worker="w1", node=1, generation=1, round=0, replica=0, digest="x", products={0: 1.0}),
+    e.UpdateRejected(**ABOUT, round=0, replica=0, reason="x"),
+    e.UpdatesWeighted(**ABOUT, round=0, counted={0: 1.0}, rivals={"median": {0: 1.0}}),
     e.MessageCompressed(**ABOUT, round=0, sent_bytes=1, dense_bytes=2, norm=1.0, lost=0.5, owed=0.1),
-    e.RoundMade(**ABOUT, round=0, blocking_bytes=1, prefetched_bytes=1, apart=0.1),
+    e.RoundApplied(**ABOUT, round=0, blocking_bytes=1, prefetched_bytes=1, apart=0.1),
     e.FaultInjected(worker="w1", node=1, signal="x", step=0, moment="any"),
     e.WorkerJoined(worker="w1", incarnation=1, pid=1, memory=1, layer_s=0.1),
     e.Gauged(**ABOUT, step=1, steps=2, seconds=1.0, passes={}, waited={2: 0.1}, flows={}, read_s=0.1),

@@ -10,12 +10,12 @@ from simulated_fleet import SimulatedFleet
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.apply import apply
+from planaria.control.deadlines import stop_blockers, underlying_error
 from planaria.control.decide import MAX_ATTEMPTS, decide
 from planaria.control.formation import MAX_FAILED_STARTS
 from planaria.control.replay import replay
 from planaria.control.saving import LAST_TRIES
 from planaria.control.state import RunState
-from planaria.control.waits import held_up, underlying
 
 STAGES = 4
 
@@ -200,7 +200,7 @@ def test_a_stop_drops_a_step_that_does_not_end() -> None:
     made.stop(prompt=True)
     assert not saves(made), "the stop waits for a step that ends soon"
     late = "step 3 was dropped: no result from stages 0, 1, 2, 3, 4"
-    assert held_up(made.run) == late
+    assert stop_blockers(made.run) == late
     made.expire_stop()
     assert saves(made) == [3]
     made.behave()
@@ -257,11 +257,11 @@ def test_the_underlying_error_comes_from_workers_or_a_probe() -> None:
     known = {name: replace(worker, at="10.0.0.1:7") for name, worker in made.run.workers.items()}
     run = replace(made.run, roster=made.run.roster.with_workers(known))
     refused = "{}: Connection refused".format
-    assert underlying(run, {"w1": "no route"}, refused) == "worker w1: no route"
-    assert underlying(run, {}, refused) == "10.0.0.1:7: Connection refused"
-    assert underlying(run, {}, lambda at: "") == ""
+    assert underlying_error(run, {"w1": "no route"}, refused) == "worker w1: no route"
+    assert underlying_error(run, {}, refused) == "10.0.0.1:7: Connection refused"
+    assert underlying_error(run, {}, lambda at: "") == ""
     broken = e.EdgeBroken(worker="w1", node=1, peer=2, generation=made.state.generation, **UNREACHABLE)
-    assert underlying(apply(broken, run), {}, refused) == "w1 (stage 1): Network is unreachable"
+    assert underlying_error(apply(broken, run), {}, refused) == "w1 (stage 1): Network is unreachable"
 
 
 def test_a_worker_that_fails_ends_the_run_at_once() -> None:

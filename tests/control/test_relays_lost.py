@@ -9,8 +9,8 @@ from test_decide import decision_kinds, fleet, last, work_until
 from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
+from planaria.control.deadlines import Starts, Waits
 from planaria.control.relay_watch import Probed, RelayWatch
-from planaria.control.waits import Starts, Waits
 
 REFUSED = "127.0.0.1:7: Connection refused"
 FRESH_S = 120.0

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig
-from planaria.exchange.kinds import exchange
+from planaria.exchange.registry import exchange
 from planaria.exchange.robust.equivocation import Findings
 from planaria.exchange.robust.suspicion import Suspicion
 

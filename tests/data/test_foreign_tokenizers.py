@@ -13,7 +13,7 @@ from tokenizer_kinds import KINDS, saved, source
 
 from examples import examples
 from hostile_json import spoilt
-from planaria.common import apart
+from planaria.common import child_process
 from planaria.common.errors import UserError
 from planaria.config.schema import DataConfig
 from planaria.data import foreign_tokenizers
@@ -127,7 +127,7 @@ def test_valid_tokenizers_are_accepted(kind: str, tmp_path: Path) -> None:
 
 
 def test_planarias_own_tokenizers_start_no_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(apart, "call", lambda *_: pytest.fail("a child process"))
+    monkeypatch.setattr(child_process, "call", lambda *_: pytest.fail("a child process"))
     load_tokenizer(DataConfig(tokenizer="bytes"), 257, tmp_path).save(tmp_path / "t.json")
     assert Tokenizer.open(tmp_path / "t.json").encode("ab") == [97, 98]
     own = json.loads((tmp_path / "t.json").read_text())

@@ -15,7 +15,7 @@ from planaria.data.corpus import fingerprint
 from planaria.data.shards import prepare
 from planaria.data.tokenizer import Tokenizer
 from planaria.models.huggingface import export_model
-from planaria.models.stages import Llama
+from planaria.models.llama_stages import Llama
 from planaria.runtime import complete as completing
 from planaria.runtime.engine import runs
 

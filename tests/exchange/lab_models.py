@@ -10,8 +10,8 @@ from torch import Tensor
 from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange.base import Exchange
-from planaria.exchange.kinds import EXCHANGES, exchange
-from planaria.exchange.lab import Replica, replicas
+from planaria.exchange.in_process import Replica, replicas
+from planaria.exchange.registry import EXCHANGES, exchange
 
 SHAPES = {"layers.0.weight": torch.Size([5, 7]), "layers.1.weight": torch.Size([3, 50]), "norm.weight": torch.Size([])}
 COUNT = sum(shape.numel() for shape in SHAPES.values())

@@ -13,7 +13,7 @@ from lab_models import SHAPES, apart, distance, drift, fitting, have, make, weig
 from planaria.common.errors import UserError
 from planaria.exchange.aggregate import AGGREGATORS, equal, mean
 from planaria.exchange.base import Weights
-from planaria.exchange.lab import meet
+from planaria.exchange.in_process import meet
 
 
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=6), st.integers(0, 99))

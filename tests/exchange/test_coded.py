@@ -48,7 +48,7 @@ def drawn(scheme: Scheme, n: int, seed: int, rule: str | None) -> list[Late]:
         rng.shuffle(late)
         allowed: Rule = {
             "conforms": lambda seen: scheme.conforms(n, seen),
-            "bears": lambda seen: scheme.bears(n, JOBS, seen),
+            "tolerates_losses": lambda seen: scheme.tolerates_losses(n, JOBS, seen),
             None: lambda seen: True,
         }[rule]
         while not allowed([*history, frozenset(late)]):
@@ -65,7 +65,7 @@ def gradients(scheme: Scheme, n: int, seed: int) -> np.ndarray:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", ["conforms", "bears"])
+@pytest.mark.parametrize("rule", ["conforms", "tolerates_losses"])
 @settings(max_examples=150)
 @given(which=schemes(), seed=st.integers(0, 10**6))
 def test_every_job_is_decoded_in_time(rule: str, which: tuple[int, Scheme], seed: int) -> None:
@@ -104,7 +104,7 @@ def test_a_pattern_beyond_the_model_is_not_decoded(scheme: Scheme, history: list
     n, seen = 4, [frozenset(late) for late in history]
     full = [*seen, *[NOBODY] * (1 + scheme.delay() - len(seen))]
     assert scheme.decode(n, full, 0) is None
-    assert not scheme.bears(n, JOBS, seen) and not scheme.conforms(n, seen)
+    assert not scheme.tolerates_losses(n, JOBS, seen) and not scheme.conforms(n, seen)
 
 
 @pytest.mark.slow
@@ -113,12 +113,12 @@ def test_a_pattern_beyond_the_model_is_not_decoded(scheme: Scheme, history: list
 def test_conforming_patterns_are_tolerated_and_others_lose_a_job(which: tuple[int, Scheme], seed: int) -> None:
     n, scheme = which
     history, rng = drawn(scheme, n, seed, "conforms"), random.Random(seed)
-    assert all(scheme.bears(n, JOBS, history[: now + 1]) for now in range(len(history)))
-    history = drawn(scheme, n, seed, "bears")
+    assert all(scheme.tolerates_losses(n, JOBS, history[: now + 1]) for now in range(len(history)))
+    history = drawn(scheme, n, seed, "tolerates_losses")
     now = rng.randrange(JOBS)
     busy = scheme.busy(n, JOBS, history[:now])
     seen = [*history[:now], frozenset(rng.sample([w for w in range(n) if busy[w]], min(n, rng.randint(1, 4))))]
-    assume(not scheme.bears(n, JOBS, seen))
+    assume(not scheme.tolerates_losses(n, JOBS, seen))
     while len(seen) < JOBS + scheme.delay():
         seen.append(frozenset(worker for worker in range(n) if rng.random() < 0.1))
     ends = [seen[: job + scheme.delay() + 1] for job in range(JOBS)]
@@ -191,7 +191,11 @@ def test_a_code_that_does_not_divide_is_repeated_in_part() -> None:
     assert [sorted(chunk for chunk, _ in made.row(worker)) for worker in (0, 5, 6, 10)] == [
         [0, 1, 2], [3, 4, 5], [6, 7, 8], [6, 7, 10]
     ]  # fmt: skip
-    assert made.bears([2, 4, 6, 7, 9]) and not made.bears(range(3, 11)) and not made.bears(range(8))
+    assert (
+        made.tolerates_losses([2, 4, 6, 7, 9])
+        and not made.tolerates_losses(range(3, 11))
+        and not made.tolerates_losses(range(8))
+    )
     assert all(enlarges(n, s) <= MOST_ENLARGED for n in range(3, 300) for s in range(1, min(n, 5)))
 
 
@@ -257,7 +261,7 @@ def test_a_round_is_its_load_in_equal_mini_tasks(which: tuple[int, Scheme]) -> N
 @given(which=schemes(("msgc", "srsgc")), seed=st.integers(0, 10**6))
 def test_counting_mini_tasks_counts_them(which: tuple[int, Scheme], seed: int) -> None:
     n, scheme = which
-    history = drawn(scheme, n, seed, "bears")
+    history = drawn(scheme, n, seed, "tolerates_losses")
     for now in range(len(history)):
         counted = [len(own) for own in scheme.tasks(n, JOBS, history[:now])]
         assert scheme.busy(n, JOBS, history[:now]) == counted

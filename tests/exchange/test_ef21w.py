@@ -17,8 +17,8 @@ from planaria.exchange.base import Exchange, Outer
 from planaria.exchange.compress.base import Compressor
 from planaria.exchange.compress.compression import compression_of
 from planaria.exchange.compress.estimates import LEAST, estimated
-from planaria.exchange.kinds import exchange
-from planaria.exchange.lab import Replica, meet
+from planaria.exchange.in_process import Replica, meet
+from planaria.exchange.registry import exchange
 from planaria.exchange.stepsize import new_rule, scales, weights
 
 SMOOTH = [1.0, 3.0, 20.0]

@@ -11,7 +11,7 @@ from planaria.common.errors import UserError
 from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange.base import Update
-from planaria.exchange.kinds import exchange
+from planaria.exchange.registry import exchange
 from planaria.exchange.robust.equivocation import Findings, digest, findings, joined
 from planaria.exchange.robust.rules import robust_of
 from planaria.exchange.robust.suspicion import Suspicion

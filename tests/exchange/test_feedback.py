@@ -15,8 +15,8 @@ from planaria.config.schema import ExchangeConfig
 from planaria.exchange.base import Exchange, Outer
 from planaria.exchange.compress.base import measured_delta
 from planaria.exchange.compress.compression import compression_of
-from planaria.exchange.kinds import exchange
-from planaria.exchange.lab import Replica, meet
+from planaria.exchange.in_process import Replica, meet
+from planaria.exchange.registry import exchange
 
 FEEDBACKS = ["none", "ef14", "ef21", "econtrol"]
 COMPRESSORS = ["top10%", "rand10%", "sign", "8bits", "4bits", "2bits"]

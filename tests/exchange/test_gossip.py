@@ -15,7 +15,7 @@ from lab_models import KINDS, make
 
 from planaria.common.errors import UserError
 from planaria.exchange.gossip import contraction, largest_gamma, random_groups
-from planaria.exchange.lab import Replica, meet, replicas
+from planaria.exchange.in_process import Replica, meet, replicas
 from planaria.exchange.noloco import NoLoCo
 
 MEMBERS = st.lists(st.integers(-5, 10**12), unique=True, min_size=1, max_size=40)

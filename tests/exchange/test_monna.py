@@ -12,9 +12,9 @@ from torch import Tensor
 from planaria.common.errors import UserError
 from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig
-from planaria.exchange.kinds import exchange
-from planaria.exchange.lab import Replica, exchanged, meet, replicas, settle
+from planaria.exchange.in_process import Replica, exchanged, meet, replicas, settle
 from planaria.exchange.monna import MoNNA, nearest
+from planaria.exchange.registry import exchange
 
 
 def flat(of: dict[str, Tensor]) -> Tensor:

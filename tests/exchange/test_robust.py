@@ -17,10 +17,10 @@ from torch import Tensor
 from planaria.common.errors import UserError
 from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig
-from planaria.exchange import lab
+from planaria.exchange import in_process
 from planaria.exchange.base import Exchange, Outer
-from planaria.exchange.kinds import exchange
-from planaria.exchange.lab import Replica, meet
+from planaria.exchange.in_process import Replica, meet
+from planaria.exchange.registry import exchange
 from planaria.exchange.robust.base import GramRule, distances
 from planaria.exchange.robust.combining import combine, mixing, rivals, suspects
 from planaria.exchange.robust.coordinate import middle, network
@@ -560,7 +560,7 @@ def test_a_rule_needs_a_common_value_and_self_contained_updates() -> None:
 
 def rarely(kind: str, robust: str, n: int, **options: object) -> tuple[Exchange, dict[int, Replica]]:
     made = exchange(ExchangeConfig(replicas=n, kind=kind, robust=robust, options=Options({"every": 4, **options})))
-    return made, lab.replicas(made, {"w": torch.zeros(5, 3), "layers.1.w": torch.ones(4)}, n)
+    return made, in_process.replicas(made, {"w": torch.zeros(5, 3), "layers.1.w": torch.ones(4)}, n)
 
 
 def drifted(of: dict[int, Replica], is_byzantine: dict[int, float]) -> None:

@@ -15,7 +15,7 @@ from planaria.exchange.base import Exchange
 from planaria.exchange.diloco import DiLoCo
 from planaria.exchange.gasloc import Gasloc
 from planaria.exchange.gossip import PairMean
-from planaria.exchange.lab import Replica, exchanged, meet, replicas, settle
+from planaria.exchange.in_process import Replica, exchanged, meet, replicas, settle
 from planaria.exchange.noloco import NoLoCo
 from planaria.exchange.streaming import Streaming, fragments
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from planaria.common.errors import UserError
 from planaria.config.bounds import EXACT
 from planaria.faults import trace as traces
-from planaria.faults.failure_groups import Lost, blows
+from planaria.faults.failure_groups import Lost, groups_lost
 from planaria.faults.trace import Fault, Trace, awaits, burst_sizes, digest, order, read, write
 from planaria.faults.trace_generation import generate, hourly_of_all, per_step_probability
 
@@ -276,7 +276,7 @@ def test_failure_groups_cover_exactly_the_stages_that_can_fail(
 ) -> None:
     everybody = range(0 if ends else 1, stages + 1)
     struck = set(everybody) - data.draw(st.sets(st.sampled_from(list(everybody))))
-    found = blows(lost, struck, stages, machine)
+    found = groups_lost(lost, struck, stages, machine)
     assert {stage for one in found for stage in one} == struck
     counts = Counter(stage for one in found for stage in one)
     if lost == "adjacent":

@@ -14,7 +14,7 @@ from planaria.config.schema import ModelConfig
 from planaria.models import decode as module
 from planaria.models.decode import Reading, decode, pick
 from planaria.models.generate import generate
-from planaria.models.stages import Llama
+from planaria.models.llama_stages import Llama
 
 PLAIN = ModelConfig(vocab=30, dim=16, layers=2, heads=4, hidden=24, context=24, init_std=0.4)
 CONFIGS = {

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from planaria.config.schema import ModelConfig
-from planaria.models.llama import document_mask
-from planaria.models.stages import Llama
+from planaria.models.llama_layers import document_mask
+from planaria.models.llama_stages import Llama
 
 END = 9
 CONFIG = ModelConfig(vocab=10, dim=16, layers=3, heads=4, kv_heads=2, hidden=24, context=12, ends_layers=1)

@@ -16,7 +16,7 @@ from planaria.config.schema import DataConfig, ModelConfig
 from planaria.data.tokenizer import load_tokenizer
 from planaria.models.decode import decode
 from planaria.models.generate import generate, texts
-from planaria.models.stages import Llama
+from planaria.models.llama_stages import Llama
 
 MODEL = Llama(ModelConfig(vocab=30, dim=16, layers=2, heads=2, hidden=24, context=8, init_std=0.4), seed=5)
 

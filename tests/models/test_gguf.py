@@ -28,7 +28,7 @@ from planaria.data.tokenizer import Tokenizer
 from planaria.models.generate import generate
 from planaria.models.gguf import gguf_tokenizer, import_gguf, open_gguf
 from planaria.models.gguf_file import look
-from planaria.models.stages import Llama
+from planaria.models.llama_stages import Llama
 from planaria.runtime.engine.runs import config_of
 from planaria.runtime.engine.weight_sources import open_model
 from planaria.swarm.policy.chat import template_of

@@ -16,8 +16,8 @@ from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
 from planaria.models.hf_config import ARCHITECTURES, PLAIN, to_config
 from planaria.models.huggingface import WEIGHTS, is_huggingface, is_ours, open_folder
-from planaria.models.routed import Routing, to_file
-from planaria.models.stages import Llama
+from planaria.models.llama_stages import Llama
+from planaria.models.moe_layer import Routing, to_file
 from planaria.swarm.policy.policies import folder_tokenizer
 
 CONFIG = ModelConfig(vocab=16, dim=8, layers=2, heads=2, kv_heads=1, hidden=12, context=16)

@@ -17,7 +17,7 @@ from planaria.common import digests
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
 from planaria.models.huggingface import export_model, import_model
-from planaria.models.stages import Llama
+from planaria.models.llama_stages import Llama
 
 transformers = pytest.importorskip("transformers")
 

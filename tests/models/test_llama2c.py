@@ -12,7 +12,7 @@ from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
 from planaria.models.generate import generate
 from planaria.models.llama2c import Llama2cTokenizer, import_llama2c
-from planaria.models.stages import Llama
+from planaria.models.llama_stages import Llama
 
 TIED = ModelConfig(vocab=20, dim=16, layers=2, heads=4, kv_heads=2, hidden=24, context=8, norm_eps=1e-5, init_std=0.3)
 

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
-from planaria.models import fusing, masking
+from planaria.models import masking, task_vectors
 from planaria.models.huggingface import export_model
+from planaria.models.llama_stages import Llama
 from planaria.models.masking import Note
-from planaria.models.routed import Routing
-from planaria.models.stages import Llama
+from planaria.models.moe_layer import Routing
 
 SHAPES = {"b": (3, 5), "a": (7,), "c": (2, 2, 3)}
 EXPORTED = {"a": "model.a", "b": "model.y", "c": "model.x"}
@@ -169,40 +169,40 @@ def test_a_shuffled_mask_has_the_same_density_per_tensor(seed: int) -> None:
 
 
 def test_full_and_empty_masks_give_the_merged_model_and_its_parent() -> None:
-    parent, added = weights(0), fusing.summed([weights(1), weights(2)], 0.3)
+    parent, added = weights(0), task_vectors.summed([weights(1), weights(2)], 0.3)
     everything = {name: torch.ones(shape, dtype=torch.bool) for name, shape in SHAPES.items()}
     nothing = {name: ~bits for name, bits in everything.items()}
     whole, none = (masking.blended(parent, added, [mask, mask]) for mask in (everything, nothing))
-    assert fusing.digest(whole) == fusing.digest(fusing.fused(parent, added))
-    assert fusing.digest(none) == fusing.digest(parent)
+    assert task_vectors.digest(whole) == task_vectors.digest(task_vectors.fused(parent, added))
+    assert task_vectors.digest(none) == task_vectors.digest(parent)
 
 
 def test_ties_matches_a_manual_example() -> None:
     one, other = {"w": torch.tensor([4.0, -3.0, 0.1, 2.0])}, {"w": torch.tensor([2.0, 5.0, -0.2, 0.1])}
     # Half of each is kept: (4, -3, 0, 0) and (2, 5, 0, 0); the elected signs are + and +.
-    first, second = fusing.ties([one, other], 0.5, stays=0.5)
+    first, second = task_vectors.ties([one, other], 0.5, stays=0.5)
     assert first["w"].tolist() == [1.0, 0.0, 0.0, 0.0]
     assert second["w"].tolist() == [0.5, 2.5, 0.0, 0.0]
 
 
 def test_dare_keeps_the_mean_and_is_reproducible() -> None:
     vector = {"w": torch.ones(20_000)}
-    (found,), (again,) = (fusing.dare([vector], 1.0, 0.75, seed=3) for _ in range(2))
+    (found,), (again,) = (task_vectors.dare([vector], 1.0, 0.75, seed=3) for _ in range(2))
     assert set(found["w"].tolist()) == {0.0, 4.0} and torch.equal(found["w"], again["w"])
     assert abs(float(found["w"].mean()) - 1) < 0.1
 
 
 def test_mixing_at_0_and_1_gives_the_models() -> None:
     parent, tuned = weights(0), weights(1)
-    assert fusing.digest(fusing.mixed(parent, tuned, 0.0)) == fusing.digest(parent)
-    assert fusing.digest(fusing.mixed(parent, tuned, 1.0)) == fusing.digest(tuned)
-    own = fusing.mixed(parent, tuned, {"a": 1.0, "b": 0.0, "c": 0.5})
+    assert task_vectors.digest(task_vectors.mixed(parent, tuned, 0.0)) == task_vectors.digest(parent)
+    assert task_vectors.digest(task_vectors.mixed(parent, tuned, 1.0)) == task_vectors.digest(tuned)
+    own = task_vectors.mixed(parent, tuned, {"a": 1.0, "b": 0.0, "c": 0.5})
     assert torch.equal(own["a"], tuned["a"]) and torch.equal(own["b"], parent["b"])
     torch.testing.assert_close(own["c"], (parent["c"] + tuned["c"]) / 2)
-    assert fusing.agreement(parent, parent)["a"] == pytest.approx(1)
+    assert task_vectors.agreement(parent, parent)["a"] == pytest.approx(1)
 
 
 def test_models_of_other_shapes_are_refused() -> None:
     with pytest.raises(UserError, match=r"mine: a has shape \[9\], its parent's has \[7\]"):
-        fusing.require_alike(weights(0), weights(1) | {"a": torch.zeros(9)}, "mine")
-    assert fusing.strangeness(fusing.task_vector(weights(1), weights(0)), weights(0)) > 1
+        task_vectors.require_alike(weights(0), weights(1) | {"a": torch.zeros(9)}, "mine")
+    assert task_vectors.strangeness(task_vectors.task_vector(weights(1), weights(0)), weights(0)) > 1

@@ -10,7 +10,7 @@ import pytest
 from planaria.config.schema import RunConfig
 from planaria.config.shipped import find
 from planaria.models.families import build_stage
-from planaria.models.stages import parameter_count
+from planaria.models.llama_stages import parameter_count
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from planaria.config.schema import ModelConfig
 from planaria.models.families import build_stage
+from planaria.models.llama_stages import Llama, flops_per_token, parameter_count, stage_parameters
 from planaria.models.one_array import dense_state
 from planaria.models.sharing import SharedLinear, fold, slices, stored, unfold
-from planaria.models.stages import Llama, flops_per_token, parameter_count, stage_parameters
 
 SMALL = ModelConfig(vocab=64, dim=16, layers=4, heads=2, hidden=40, context=16)
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from planaria.config import recipe, shipped
 from planaria.pipeline.network import topology
+from planaria.planner.initial_plans import random_routes
 from planaria.planner.problem import ROLES, Problem, Solution, problem_of, stage_of
-from planaria.planner.start import random_routes
 from planaria.planner.tables import NO_SUMS
 
 RECIPE = shipped.find("twelve_cities")

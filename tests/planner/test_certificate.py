@@ -25,12 +25,12 @@ from instances import (
 )
 
 from planaria.pipeline.routing.skipping import disorder
+from planaria.planner.all_routes import ways_of
 from planaria.planner.bound import Certificate, Choice, certificate, closer
 from planaria.planner.evaluate import NEVER
 from planaria.planner.guidelines import broken
 from planaria.planner.problem import ROLES, Problem, Solution
 from planaria.planner.search import Budget, search, step_ns
-from planaria.planner.ways import ways_of
 
 
 @pytest.mark.slow

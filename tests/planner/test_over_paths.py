@@ -15,13 +15,13 @@ from planaria.config.schema import RunConfig
 from planaria.pipeline.network.costs import message_bytes
 from planaria.pipeline.network.topology import Topology, read
 from planaria.planner.bound import certificate
+from planaria.planner.initial_plans import random_routes
 from planaria.planner.over_paths import ROUNDS, OverPaths
 from planaria.planner.problem import Problem, Solution, problem_of
 from planaria.planner.schedule import Bound, Search, schedule_of
 from planaria.planner.schedule import read as read_schedule
 from planaria.planner.schedule import write as write_schedule
 from planaria.planner.search import Budget, Found, search, step_ns
-from planaria.planner.start import random_routes
 
 LINKS = """
 [[link]]

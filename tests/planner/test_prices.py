@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from instances import problems, published, random_plan
 
+from planaria.planner.all_routes import shortest, turns, ways_of
 from planaria.planner.bound import best_choice
 from planaria.planner.limits import _between, _least, elsewhere
 from planaria.planner.prices import Prices, least_s, room
 from planaria.planner.problem import Problem
 from planaria.planner.relaxed import relaxed
 from planaria.planner.search import step_ns
-from planaria.planner.ways import shortest, turns, ways_of
 
 
 @settings(max_examples=60)

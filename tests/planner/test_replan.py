@@ -16,10 +16,10 @@ from instances import CA, problems, published, published_plan
 from planaria.planner.cells import remaining
 from planaria.planner.evaluate import NEVER
 from planaria.planner.guidelines import broken
+from planaria.planner.initial_plans import greedy, random_routes
 from planaria.planner.problem import Problem, Solution
 from planaria.planner.replan import measured, replan
 from planaria.planner.search import step_ns
-from planaria.planner.start import greedy, random_routes
 
 
 def numbered_anew(solution: Solution, nodes: list[int]) -> Solution:

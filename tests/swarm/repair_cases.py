@@ -13,7 +13,7 @@ from planaria.lab.experts import manifest
 from planaria.lab.experts.experts_spec import MixtureSpec
 from planaria.lab.experts.manifest import Manifest, Member
 from planaria.models.huggingface import import_model
-from planaria.models.stages import Llama, parameter_count
+from planaria.models.llama_stages import Llama, parameter_count
 from planaria.runtime.engine import runs
 from planaria.swarm.config import SmallModel
 from planaria.swarm.policy.policies import LlamaPolicy

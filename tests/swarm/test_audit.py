@@ -18,11 +18,11 @@ from planaria import cli
 from planaria.common import digests
 from planaria.common.errors import UserError
 from planaria.data.tokenizer import Tokenizer
-from planaria.models.stages import Llama
+from planaria.models.llama_stages import Llama
 from planaria.report import page
 from planaria.swarm.audit import results
 from planaria.swarm.audit.files import look
-from planaria.swarm.audit.measuring import Counter, Plan, Reader, Turn, measure
+from planaria.swarm.audit.measurement import Counter, Plan, Reader, Turn, measure
 from planaria.swarm.audit.questions import Part, Question
 from planaria.swarm.audit.results import Audit
 from planaria.swarm.board.envelope import seal

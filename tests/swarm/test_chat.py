@@ -15,13 +15,13 @@ from tiny_swarm import MODEL, byte_tokenizer
 from planaria.common import digests
 from planaria.common.errors import UserError
 from planaria.data.tokenizer import Tokenizer
-from planaria.models.stages import Llama
+from planaria.models.llama_stages import Llama
 from planaria.swarm.assemble import policy_of
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.policy.base import held, weights_fingerprint
 from planaria.swarm.policy.chat import Template, template_of
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
-from planaria.swarm.policy.wording import EXAMPLES, worked_examples
+from planaria.swarm.policy.prompts import EXAMPLES, worked_examples
 from planaria.swarm.rollout import ask
 from planaria.swarm.tasks.base import Problem, Task
 from planaria.swarm.tasks.sums import Sums

@@ -24,21 +24,23 @@ from planaria.swarm.checks.defence import Defence
 from planaria.swarm.config import DefenceConfig, SwarmConfig
 from planaria.swarm.draws import of_messages
 from planaria.swarm.intake import Scoring
-from planaria.swarm.keeping import Looked, best, fallen
 from planaria.swarm.learning.lessons import lessons
-from planaria.swarm.records.kept import rounds_kept
+from planaria.swarm.peer_recovery import Evaluation, accuracy_drop, best
+from planaria.swarm.recipe import load
 from planaria.swarm.records.lines import PEERS, Evaluated, Finished
 from planaria.swarm.records.outcome import read_outcome
+from planaria.swarm.records.saved_state import rounds_kept
 from planaria.swarm.report import swarm_report
 from planaria.swarm.report.swarm_verdict import agreement_section, break_point
 from planaria.swarm.rollout import Rollout
-from planaria.swarm.setting import load
 from planaria.swarm.tasks.base import Behaviour, Problem
 from planaria.swarm.tasks.sandbox import protections
 from planaria.swarm.tasks.sums import Sums
 
 VOTING: dict[str, Any] = {"task": {"reward": "consensus"}, "defence": {"checks": "claims, duplicates"}}
-caged = pytest.mark.skipif("seccomp" not in protections(), reason="no seccomp: programs are not run here at all")
+needs_sandbox = pytest.mark.skipif(
+    "seccomp" not in protections(), reason="no seccomp: programs are not run here at all"
+)
 
 
 def sent(peer: str, *behaviours: Behaviour, reward: float = 0.0, problem: int = 0) -> list[Rollout]:
@@ -112,7 +114,7 @@ def test_voting_peers_stay_equal_and_record_votes(tmp_path: Path, pupil: Path) -
 
 
 @pytest.mark.slow
-@caged
+@needs_sandbox
 def test_a_filtered_swarm_ends_with_a_report(tmp_path: Path) -> None:
     line = {"text": "Add 1.", "code": "def f(x):\n    return x + 1", "test_list": ["assert f(1) == 2"]}
     (tmp_path / "adds.jsonl").write_text((json.dumps(line) + "\n") * 3)
@@ -168,15 +170,15 @@ def test_a_declining_run_stops_with_its_best_state(tmp_path: Path, pupil: Path) 
         pass
     assert len(stopped) == 2 and all("held-out accuracy fell from" in line and "\n" not in line for line in stopped)
     for name in ("p0", "p1"):
-        looks = [Looked(r.round, r.accuracy.rate or 0) for r in log(tmp_path, name) if isinstance(r, Evaluated)]
+        looks = [Evaluation(r.round, r.accuracy.rate or 0) for r in log(tmp_path, name) if isinstance(r, Evaluated)]
         assert looks[-1].round < 40 and rounds_kept(tmp_path / PEERS / name) == [best(looks).round]
         assert not any(isinstance(record, Finished) for record in log(tmp_path, name))
 
 
 def test_the_brake_compares_with_the_best_so_far() -> None:
-    looks = [Looked(0, 0.5), Looked(10, 0.8), Looked(20, 0.71), Looked(30, 0.69)]
-    assert fallen(looks[:3], 0.1) == "" and fallen(looks, 0.0) == "" and fallen([], 0.1) == ""
-    assert "fell from 0.800 after round 10 to 0.690 after round 30" in fallen(looks, 0.1)
+    looks = [Evaluation(0, 0.5), Evaluation(10, 0.8), Evaluation(20, 0.71), Evaluation(30, 0.69)]
+    assert accuracy_drop(looks[:3], 0.1) == "" and accuracy_drop(looks, 0.0) == "" and accuracy_drop([], 0.1) == ""
+    assert "fell from 0.800 after round 10 to 0.690 after round 30" in accuracy_drop(looks, 0.1)
 
 
 @pytest.mark.parametrize("number", [0, 5, 77])
@@ -245,7 +247,7 @@ def test_a_task_without_behaviour_cannot_be_voted_on() -> None:
         task_of(SwarmConfig.model_validate({"defence": {"consensus": True}}))
 
 
-@caged
+@needs_sandbox
 def test_problems_without_tests_need_a_vote_and_have_no_brake(tmp_path: Path) -> None:
     line = json.dumps({"prompt": "def f(x):\n", "entry_point": "f", "calls": ["f(1)", "f(2)"]}) + "\n"
     path = tmp_path / "calls.jsonl"
@@ -260,7 +262,7 @@ def test_problems_without_tests_need_a_vote_and_have_no_brake(tmp_path: Path) ->
         task_of(SwarmConfig.model_validate({"task": named | {"reward": "consensus", "brake": 0.1}}))
 
 
-@caged
+@needs_sandbox
 def test_a_lookup_table_of_test_inputs_is_refused(tmp_path: Path) -> None:
     line = {"text": "Square a number.", "test_list": ["assert sq(3) == 9", "assert sq(-4) == 16", "assert sq(0) == 0"]}
     (tmp_path / "squares.jsonl").write_text((json.dumps(line) + "\n") * 2)

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from planaria.common.errors import RunStopped, UserError
 from planaria.swarm.board.identity import Identity
+from planaria.swarm.credits.board_transport import Seat, publish, take_part
 from planaria.swarm.credits.messages import (
     Certificate,
     Order,
@@ -24,7 +25,6 @@ from planaria.swarm.credits.messages import (
     valid,
     verify_peer,
 )
-from planaria.swarm.credits.over_board import Seat, publish, take_part
 from planaria.swarm.credits.psync import Channel, Member
 from planaria.swarm.credits.simulate import Scene, SyncScene, expected, simulate, simulate_sync
 

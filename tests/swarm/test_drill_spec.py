@@ -8,7 +8,7 @@ import pytest
 
 from planaria.common.errors import UserError
 from planaria.swarm.drill import load
-from planaria.swarm.setting import of_peer
+from planaria.swarm.recipe import of_peer
 
 BASE = "[drill.arms.control]\n"
 

@@ -14,7 +14,7 @@ from planaria.common.errors import UserError
 from planaria.config.options import Options
 from planaria.config.schema import DataConfig, ModelConfig
 from planaria.data.tokenizer import load_tokenizer
-from planaria.models.stages import Llama
+from planaria.models.llama_stages import Llama
 from planaria.swarm.checks import checks
 from planaria.swarm.checks.judge import Judge
 from planaria.swarm.checks.prompted_judge import TEMPERATURE, ModelWriter, Prompted, _Drawing

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from command_line import refused
 from planaria.common.errors import UserError
 from planaria.swarm.audit.leakage import Channel, estimate, exact, leak, most, sampled, silence, silenced
-from planaria.swarm.audit.measuring import Counter, Turn, named_value
+from planaria.swarm.audit.measurement import Counter, Turn, named_value
 from planaria.swarm.audit.questions import INVISIBLE, Part, Question, closed_up, plain, read, replies_of
 
 LAW = Channel(options=4, right=0.6)

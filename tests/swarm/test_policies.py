@@ -17,10 +17,10 @@ from planaria.common import digests
 from planaria.common.errors import UserError
 from planaria.config.schema import DataConfig, ModelConfig
 from planaria.data.tokenizer import Tokenizer, load_tokenizer
+from planaria.models.llama_stages import Llama
 from planaria.models.lora import adapt, has_adapters, load_adapters, merged, save_adapters
-from planaria.models.stages import Llama
+from planaria.models.model_metadata import ModelMetadata, of_folder
 from planaria.models.state import StageState
-from planaria.models.usage import Usage, of_folder
 from planaria.runtime.checkpoint.stage_file import write_stage
 from planaria.runtime.checkpoint.store import CheckpointStore, Manifest
 from planaria.swarm.policy.base import Drawn, Policy, tokenizer_fingerprint, weights_fingerprint
@@ -270,7 +270,7 @@ def test_usage_data_of_a_transformers_model_is_exported(
     theirs: HuggingFacePolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files: dict[str, Any] = {"generation": {"eos_token_id": [1, 2]}, "tokenizer": {"eos_token": "x"}}
-    usage = Usage(context=64, ids={}, template="{{ x }}", **files)
+    usage = ModelMetadata(context=64, ids={}, template="{{ x }}", **files)
     monkeypatch.setattr(theirs, "usage", usage)
     theirs.export(tmp_path / "out")
     assert of_folder(tmp_path / "out", {}, 64) == usage

@@ -20,16 +20,16 @@ from repair_cases import attacked, ensemble, stranger
 from command_line import refused
 from planaria import cli
 from planaria.common.errors import UserError
-from planaria.models import fusing
+from planaria.models import task_vectors
 from planaria.swarm.commands import drill
 from planaria.swarm.drill import Drill, load
 from planaria.swarm.policy.policies import open_policy
-from planaria.swarm.records.kept import rounds_kept
+from planaria.swarm.recipe import of_run
 from planaria.swarm.records.lines import PEERS
+from planaria.swarm.records.saved_state import rounds_kept
 from planaria.swarm.repair import exams
 from planaria.swarm.repair.training import Plan, weights_of
 from planaria.swarm.report.repair_report import best_strategies, repair_table
-from planaria.swarm.setting import of_run
 
 
 @pytest.fixture(scope="module")
@@ -79,19 +79,19 @@ def test_a_peer_is_repaired_by_a_reproducible_mask(
     assert 0 < record["trusted"] <= 200 and record["before"]["accuracy"]["eligible"] == 400
 
     found = weights_of(open_policy(str(tmp_path / "a")))
-    assert fusing.digest(found) == record["result"]
+    assert task_vectors.digest(found) == record["result"]
     parts = []
     for name, state in (("safe", 1), ("tuned", 3)):
         cli.run(["export", str(done), "--peer", "p0", "--round", str(state), "--to", str(tmp_path / name)])
         parts.append(weights_of(open_policy(str(tmp_path / name))))
-        assert fusing.digest(parts[-1]) == record[name]["sha256"]
+        assert task_vectors.digest(parts[-1]) == record[name]["sha256"]
     for name, tensor in found.items():
         assert bool(((tensor == parts[0][name]) | (tensor == parts[1][name])).all()), "bit for bit one of both"
 
     mask = tmp_path / "a" / "mask.safetensors"
     again = ["swarm", "realign", str(tmp_path / "tuned"), "--safe", str(tmp_path / "safe"), "--mask", str(mask), "--to"]
     assert cli.run([*again, str(tmp_path / "applied")]) == 0
-    assert fusing.digest(weights_of(open_policy(str(tmp_path / "applied")))) == record["result"]
+    assert task_vectors.digest(weights_of(open_policy(str(tmp_path / "applied")))) == record["result"]
     swapped = [
         "swarm",
         "realign",
@@ -117,7 +117,9 @@ def test_a_failed_repair_writes_the_model_and_exits_with_one(
     assert cli.run([*common, "--by", "back", "--to", str(tmp_path / "back")]) in (0, 1)
     record = json.loads((tmp_path / "back" / "realigned.json").read_text())
     assert (
-        fusing.digest(weights_of(open_policy(str(tmp_path / "back")))) == record["safe"]["sha256"] == record["result"]
+        task_vectors.digest(weights_of(open_policy(str(tmp_path / "back"))))
+        == record["safe"]["sha256"]
+        == record["result"]
     )
     bad = json.loads(pairs.read_text().splitlines()[0])
     worse = tmp_path / "worse.jsonl"  # what is rejected is what the model would say, what is chosen is noise
@@ -214,7 +216,7 @@ def test_fused_experts_are_repaired_with_one_mask_each(
     assert code in (0, 1) and record["by"] == "mask" and len(record["kept"]) == len(record["parts"]) == 2
     mask = tmp_path / "mended" / "mask.safetensors"
     assert cli.run(["swarm", "realign", str(fused), "--mask", str(mask), "--to", str(tmp_path / "again")]) == 0
-    assert fusing.digest(weights_of(open_policy(str(tmp_path / "again")))) == record["result"]
+    assert task_vectors.digest(weights_of(open_policy(str(tmp_path / "again")))) == record["result"]
     assert "which one model they branched off" in refused(capsys, "experts", "fuse", run, "--to", tmp_path / "x")
 
 

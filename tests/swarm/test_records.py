@@ -30,7 +30,7 @@ from planaria.swarm.records.lines import (
     read_poison,
     read_samples,
 )
-from planaria.swarm.records.noting import round_record, sample_records
+from planaria.swarm.records.round_records import round_record, sample_records
 from planaria.swarm.report.swarm_report import influence_figure
 
 START = Started(name="p0", id="00", attack="none", model="tiny", parameters=1, vocab=257, first_round=0)

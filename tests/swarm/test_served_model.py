@@ -26,9 +26,9 @@ from planaria.swarm.audit.censor import Censor, Ledger, key_of
 from planaria.swarm.audit.questions import Part, Question
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.policy.reading import read
-from planaria.swarm.serving import answering
-from planaria.swarm.serving.answering import Answering, Service
+from planaria.swarm.serving import completions_api
 from planaria.swarm.serving.client import Client, ServerFailed, Words, completions, request
+from planaria.swarm.serving.completions_api import CompletionsApi, Service
 
 TOKEN = "a-token-of-a-test-and-of-nothing-else"
 CODES = ("4719", "2210", "9031", "5533")
@@ -41,7 +41,7 @@ WORDS = Words(POLICY.encode, POLICY.decode, POLICY.vocab, POLICY.end)
 def served(censor: Censor | None = None, warned: list[str] | None = None) -> Iterator[str]:
     """The address of a server in this process."""
     announced: list[str] = []
-    service = Service(Answering(POLICY, "tiny", censor), (warned if warned is not None else []).append)
+    service = Service(CompletionsApi(POLICY, "tiny", censor), (warned if warned is not None else []).append)
     server = Server(service, Address(), TOKEN, announced.append)
     thread = threading.Thread(target=serve, args=(server,))
     thread.start()
@@ -94,7 +94,7 @@ def test_served_log_probabilities_are_the_models(monkeypatch: pytest.MonkeyPatch
 def test_requests_without_token_are_refused_and_bad_ones_get_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(answering, "ASK_S", 0.3)
+    monkeypatch.setattr(completions_api, "ASK_S", 0.3)
     with served() as url:
         with pytest.raises(ServerFailed, match="403"):
             ask(client(url, monkeypatch, "b" * 20), "x")
@@ -112,7 +112,7 @@ def test_requests_without_token_are_refused_and_bad_ones_get_one_line(
             with pytest.raises(ServerFailed, match=f"400 .*{line}"):
                 ask(one, "x", **changes)  # type: ignore[arg-type]
         assert status(url, b"[" * 5000) == 400 and status(url, b"\xff") == 400
-        assert status(url, b"x" * (answering.LARGEST_BODY + 1)) == 413
+        assert status(url, b"x" * (completions_api.LARGEST_BODY + 1)) == 413
         assert status(url, b"", **{"content-length": "10"}) == 413, "a body that does not come"
         assert completions(ask(one, "x"), WORDS, 8)
 
@@ -132,7 +132,7 @@ FIELDS = ["n", "max_tokens", "temperature", "top_k", "seed", "logprobs", "top_p"
 @settings(max_examples=150, deadline=None)
 def test_any_numbers_in_a_request_are_answered_or_refused(fields: dict[str, Any], prompt: list[Any]) -> None:
     """The reply is the one that goes out: JSON has no infinite numbers."""
-    service = Service(Answering(POLICY, "tiny"), lambda _: None)
+    service = Service(CompletionsApi(POLICY, "tiny"), lambda _: None)
     body = {"prompt": prompt or "2+3=", "max_tokens": 3, **fields}
     reply = service._answer(json.dumps(body).encode())
     assert reply.status_code in (200, 400), reply.body

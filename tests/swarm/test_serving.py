@@ -18,14 +18,14 @@ from swarms import rounds, together
 from tiny_swarm import MODEL, byte_tokenizer
 
 from planaria.common.errors import UserError
-from planaria.models.stages import Llama
+from planaria.models.llama_stages import Llama
 from planaria.swarm.commands.swarm import prepare
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.policy.base import Drawn
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
 from planaria.swarm.policy.reading import read
 from planaria.swarm.serving.client import BadReply, Client, Words, completions
-from planaria.swarm.serving.served import Rest, Server
+from planaria.swarm.serving.remote_sampling import Rest, Server
 
 SCRIPT = Path(__file__).parent / "openai_server.py"
 

@@ -15,7 +15,7 @@ from swarms import until
 
 from command_line import refused
 from planaria import __version__, cli
-from planaria.lab.trials import kept
+from planaria.lab.trials import result_cache
 from planaria.swarm.commands import drill as module
 from planaria.swarm.drill import Drill
 from processes import Command, planaria
@@ -284,7 +284,7 @@ def test_a_drill_reports_its_arms_and_is_resumed_after_moving(
     again = Drill.model_validate_json(Path("elsewhere/tiny-drill/drill.json").read_text())
     assert again == found
 
-    monkeypatch.setattr(kept, "__version__", "9.9")
+    monkeypatch.setattr(result_cache, "__version__", "9.9")
     capsys.readouterr()
     with pytest.raises(TypeError):  # it is run
         cli.run(["swarm", "drill", "tiny.toml", "--out", "elsewhere"])

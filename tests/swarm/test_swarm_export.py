@@ -14,8 +14,8 @@ from planaria.common.digests import FILE
 from planaria.runtime.engine import runs
 from planaria.swarm.policy.base import weights_fingerprint
 from planaria.swarm.policy.policies import open_policy
-from planaria.swarm.records.kept import rounds_kept
 from planaria.swarm.records.lines import PEERS
+from planaria.swarm.records.saved_state import rounds_kept
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from planaria.swarm.board.envelope import seal
 from planaria.swarm.board.identity import Identity
 from planaria.swarm.board.quorum import Quorum
 from planaria.swarm.config import RoundsConfig, SwarmConfig
-from planaria.swarm.setting import rules
+from planaria.swarm.recipe import rules
 
 HONEST = ("p0", "p1", "p2")
 

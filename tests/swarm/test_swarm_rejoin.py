@@ -16,16 +16,16 @@ from torch import nn
 
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
-from planaria.models.stages import Llama
+from planaria.models.llama_stages import Llama
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint.stage_file import stage_file, write_stage
 from planaria.swarm.board.message import Rollouts
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.live import own_identity
 from planaria.swarm.policy.base import weights_fingerprint
-from planaria.swarm.records.kept import Progress, load_state, save_state
 from planaria.swarm.records.lines import LOG, PEERS, SAMPLES, Evaluated, Started, read_samples
 from planaria.swarm.records.outcome import read_outcome
+from planaria.swarm.records.saved_state import Progress, load_state, save_state
 
 
 def thread_of(

@@ -18,9 +18,9 @@ from planaria.swarm.tasks.programs import Programs
 from planaria.swarm.tasks.sandbox import run
 
 sys.path.append(str(Path(__file__).parent / "tasks"))
-from opening import caged, written
+from opening import needs_sandbox, written
 
-pytestmark = caged
+pytestmark = needs_sandbox
 PROBLEM = {
     "prompt": 'def spread(xs):\n    """ Largest less smallest of the absolute values of xs. """\n',
     "entry_point": "spread",

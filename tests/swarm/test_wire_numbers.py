@@ -22,8 +22,8 @@ from planaria.swarm.board.limits import LIMITS
 from planaria.swarm.board.message import BadMessage
 from planaria.swarm.board.receipts import Committee, message_list_in, rewards_in, rewards_text
 from planaria.swarm.credits.messages import MESSAGE, Order
-from planaria.swarm.serving.answering import parsed
 from planaria.swarm.serving.client import BadReply, ServerFailed, Words, _parsed, completions
+from planaria.swarm.serving.completions_api import parsed
 
 ONE = Identity.fresh()
 DIGEST = "ab" * 32

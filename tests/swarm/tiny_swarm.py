@@ -11,7 +11,7 @@ import numpy as np
 
 from planaria.config.schema import DataConfig
 from planaria.data.tokenizer import Tokenizer, load_tokenizer
-from planaria.models.stages import Llama
+from planaria.models.llama_stages import Llama
 from planaria.swarm.checks.base import Context
 from planaria.swarm.config import SmallModel
 from planaria.swarm.policy.policies import LlamaPolicy

@@ -21,8 +21,8 @@ from planaria.cli import completion
 from planaria.cli.flags import SET, Commands, Root, take_options
 from planaria.common.errors import LedgerError, RunStopped, UserError, nearest
 from planaria.common.logs import command_logs
-from planaria.common.outlet import ensure, lasting
 from planaria.common.signals import interrupted
+from planaria.common.stdio import ensure, lasting
 from planaria.config import consent, shipped
 
 if TYPE_CHECKING:

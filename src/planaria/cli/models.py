@@ -171,7 +171,7 @@ def _one_of(run: Path | None, experts: Path | None) -> Path:
 def _export(given: argparse.Namespace) -> int:
     from planaria.models.huggingface import is_exported
     from planaria.runtime.foreign import export_again, export_run
-    from planaria.swarm.learned import export_peer
+    from planaria.swarm.trained_policy import export_peer
 
     swarm = (given.run / "peers").is_dir()
     if given.peer is None and (swarm or given.round is not None):

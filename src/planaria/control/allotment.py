@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TypeVar
 
-from planaria.control.copied import copied
+from planaria.control.fast_replace import fast_replace
 
 V = TypeVar("V")
 Stretch = tuple[int, int]
@@ -121,7 +121,7 @@ class Allotment:
 
     def take(self, replica: int, block: int) -> Allotment:
         """Start a step of ``replica`` with ``block``."""
-        return copied(self, out=MappingProxyType(self.out | {replica: block}), top=max(self.top, block + 1))
+        return fast_replace(self, out=MappingProxyType(self.out | {replica: block}), top=max(self.top, block + 1))
 
     def commit(self, replica: int, remembered: int | None = None) -> Allotment:
         """Commit the block in progress of ``replica``.
@@ -137,7 +137,7 @@ class Allotment:
             kept = _last(_longer(recent.get(replica, ()), block, self.lanes), remembered, self.lanes)
             recent = MappingProxyType(recent | {replica: kept})
         used, out = self.used.with_(block), _without(self.out, replica)
-        return copied(self, used=used, out=out, since=since, after=after, recent=recent)
+        return fast_replace(self, used=used, out=out, since=since, after=after, recent=recent)
 
     def begun_after(self, steps: int) -> Allotment:
         """Start a single replica ``steps`` after the checkpoint to which a rollback would return."""

@@ -29,7 +29,7 @@ from planaria.control.apply_base import (
     with_replica,
     written,
 )
-from planaria.control.copied import copied
+from planaria.control.fast_replace import fast_replace
 from planaria.control.replica import NOBODY, ReplicaState, updated
 from planaria.control.roster import Host, WorkerState
 from planaria.control.state import RunState, Unsaved, Writing
@@ -84,7 +84,7 @@ def _(fact: e.Linked, run: RunState) -> RunState:
     replica = answering(run, fact, "link")
     if replica is None:
         return run
-    run = copied(run, gauges=run.gauges.linked(fact.link_s + fact.transfer_s + fact.rebuild_s))
+    run = fast_replace(run, gauges=run.gauges.linked(fact.link_s + fact.transfer_s + fact.rebuild_s))
     if replica.memory is not None:
         replica = updated(replica, memory=replica.memory.linked(fact.node))
     if fact.node not in replica.origins and fact.node not in replica.lost:  # it already had its state
@@ -194,15 +194,15 @@ def _(fact: e.RetryDue, run: RunState) -> RunState:
 
 
 @handles
-def _(fact: e.OfferHeard | e.OfferRefused, run: RunState) -> RunState:
-    if isinstance(fact, e.OfferRefused) and not run.rule.interval:
+def _(fact: e.UpdateReceived | e.UpdateRejected, run: RunState) -> RunState:
+    if isinstance(fact, e.UpdateRejected) and not run.rule.interval:
         return _refused_in_step(fact, run)
     replica = run.replica_of(fact.worker)
     meeting = None if replica is None or replica.generation != fact.generation else replica.meeting
     if replica is None or meeting is None or meeting.round != fact.round:
         return run
     news = fact.node, fact.replica
-    if isinstance(fact, e.OfferHeard):
+    if isinstance(fact, e.UpdateReceived):
         if (
             run.rule.weighing is not None
             and not {fact.replica, *meeting.products_at(fact.node)} <= fact.products.keys()
@@ -215,7 +215,7 @@ def _(fact: e.OfferHeard | e.OfferRefused, run: RunState) -> RunState:
     return with_replica(anew(run), updated(replica, meeting=replace(meeting, refused=meeting.refused | {news})))
 
 
-def _refused_in_step(fact: e.OfferRefused, run: RunState) -> RunState:
+def _refused_in_step(fact: e.UpdateRejected, run: RunState) -> RunState:
     replica = answering(run, fact, "run")
     if replica is None or fact.round != replica.step:
         return run
@@ -228,7 +228,7 @@ def _refused_in_step(fact: e.OfferRefused, run: RunState) -> RunState:
 
 
 @handles
-def _(fact: e.RoundMade, run: RunState) -> RunState:
+def _(fact: e.RoundApplied, run: RunState) -> RunState:
     replica = answering(run, fact, "settle")
     return run if replica is None else report(run, replica, fact.worker)
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from planaria.control import events as e
 from planaria.control.allotment import Allotment
-from planaria.control.copied import copied
+from planaria.control.fast_replace import fast_replace
 from planaria.control.replica import OpenRound, ReplicaState, updated
 from planaria.control.roster import Host, WorkerState
 from planaria.control.state import RunState
-from planaria.exchange.kinds import exchange
+from planaria.exchange.registry import exchange
 
 NOTHING: frozenset[int] = frozenset()
 
@@ -125,25 +125,25 @@ def with_replica(run: RunState, replica: ReplicaState) -> RunState:
     """
     before, allotment, undecided = run.replicas[replica.number], run.allotment, run.undecided
     if before.phase == "commit" and replica.step > before.step and (before.refused or run.suspicion.now):
-        run = copied(run, suspicion=run.suspicion.ended(before.step, before.refused, run.rule))
+        run = fast_replace(run, suspicion=run.suspicion.ended(before.step, before.refused, run.rule))
     if before.phase == "commit" and replica.step > before.step:
         memory = replica.memory
         allotment = allotment.commit(replica.number, None if memory is None else replica.step - memory.step)
     if undecided is not None:
         undecided |= {replica.number}
-    return copied(run, replicas=run.replicas.having(replica), allotment=allotment, undecided=undecided)
+    return fast_replace(run, replicas=run.replicas.having(replica), allotment=allotment, undecided=undecided)
 
 
 def concerning(run: RunState, replicas: Iterable[ReplicaState]) -> RunState:
     """Return the run after a change that may affect what these replicas do next."""
     if run.undecided is None:
         return run
-    return copied(run, undecided=run.undecided | {replica.number for replica in replicas})
+    return fast_replace(run, undecided=run.undecided | {replica.number for replica in replicas})
 
 
 def noted(run: RunState, replica: ReplicaState) -> RunState:
     """Return the run with this replica's new state, of which no decision depends yet."""
-    return copied(run, replicas=run.replicas.noting(replica))
+    return fast_replace(run, replicas=run.replicas.noting(replica))
 
 
 def anew(run: RunState) -> RunState:
@@ -153,12 +153,12 @@ def anew(run: RunState) -> RunState:
 
 def taken(run: RunState, allotment: Allotment) -> RunState:
     """Return the run after a replica started a step, which affects no other."""
-    return copied(run, allotment=allotment)
+    return fast_replace(run, allotment=allotment)
 
 
 def decided(run: RunState) -> RunState:
     """Return the run after ``decide`` returned None, until something changes."""
-    return run if run.undecided == NOTHING else copied(run, undecided=NOTHING)
+    return run if run.undecided == NOTHING else fast_replace(run, undecided=NOTHING)
 
 
 def freeze(mapping: dict[Any, Any]) -> Mapping[Any, Any]:

@@ -19,7 +19,7 @@ from planaria.control.apply_base import (
     with_replica,
 )
 from planaria.control.apply_membership import void
-from planaria.control.copied import copied
+from planaria.control.fast_replace import fast_replace
 from planaria.control.feature_state import begun
 from planaria.control.replica import NOBODY, OpenRound, Waiting, after_commit, updated
 from planaria.control.rollback import RollbackPoint
@@ -243,7 +243,7 @@ def _(fact: e.Gauged, run: RunState) -> RunState:
     replica = run.replica_of(fact.worker)
     if replica is None or replica.generation != fact.generation or replica.holders.get(fact.node) != fact.worker:
         return run
-    run = copied(run, gauges=run.gauges.measured(fact))
+    run = fast_replace(run, gauges=run.gauges.measured(fact))
     # Whether to act on slow workers depends on a clock that all replicas share.
     return concerning(run, run.live.values() if run.blamed else [replica])
 

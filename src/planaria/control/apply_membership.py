@@ -21,7 +21,7 @@ from planaria.control.apply_base import (
     with_replica,
     written,
 )
-from planaria.control.copied import copied
+from planaria.control.fast_replace import fast_replace
 from planaria.control.memory import Memory
 from planaria.control.replica import NOBODY, ReplicaState, Waiting, updated
 from planaria.control.roster import Status
@@ -65,7 +65,9 @@ def _without_giver(replica: ReplicaState, worker: str) -> ReplicaState:
 def _lose(run: RunState, replica: ReplicaState, worker: str, gone: frozenset[int]) -> RunState:
     """Record the death of a member that held the nodes ``gone``."""
     run = anew(replace(run, failed_starts=0))  # a lost spare may free a slot; retry the stage
-    return give_up_if_none_is_saved(call_off(with_replica(run, _bereft(replica, worker, gone)), replica.meeting))
+    return give_up_if_none_is_saved(
+        call_off(with_replica(run, _without_holder(replica, worker, gone)), replica.meeting)
+    )
 
 
 def _unwritten(run: RunState, worker: str) -> RunState:
@@ -76,7 +78,7 @@ def _unwritten(run: RunState, worker: str) -> RunState:
     return give_up_if_none_is_saved(written(run, worker))
 
 
-def _bereft(replica: ReplicaState, worker: str, gone: frozenset[int]) -> ReplicaState:
+def _without_holder(replica: ReplicaState, worker: str, gone: frozenset[int]) -> ReplicaState:
     """Return the replica without the worker that held the nodes ``gone``."""
     known = _still_known(replica)
     left = {n: o for n, o in replica.origins.items() if n not in gone or not isinstance(o, d.Recall)}
@@ -105,7 +107,7 @@ def _(fact: e.EdgeBroken, run: RunState) -> RunState:
     if replica is None or fact.generation != replica.generation:
         return run
     pair = (min(fact.node, fact.peer), max(fact.node, fact.peer))
-    run = copied(run, gauges=run.gauges.broken(*pair, fact.generation))
+    run = fast_replace(run, gauges=run.gauges.broken(*pair, fact.generation))
     if fact.relay and fact.relay not in run.silent:
         run = _silent(run, fact.relay, fact.cause)
         replica = run.replicas[replica.number]

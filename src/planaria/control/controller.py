@@ -20,6 +20,7 @@ from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.apply import apply
 from planaria.control.apply_base import decided
+from planaria.control.deadlines import BrokenEdges, Deadlines, Waits, underlying_error
 from planaria.control.decide import decide
 from planaria.control.decisions import state_link
 from planaria.control.feature_facts import Ordered
@@ -30,7 +31,6 @@ from planaria.control.saving import Cadence
 from planaria.control.staffing import exposed
 from planaria.control.state import RunState
 from planaria.control.statefile import STATE, StateWriter
-from planaria.control.waits import BrokenEdges, Deadlines, Waits, underlying
 from planaria.runtime.checkpoint.store import MANIFEST, CheckpointStore, Manifest, named
 from planaria.runtime.fleet.base import Asked, Elastic, Gone, Joined, Leaving, Left, Notice, Reported
 
@@ -80,18 +80,18 @@ class Controller:
 
         :param stop_asked: returns a reason once a stop is requested.
         """
-        self._happened(self.state.settings)
+        self._process_event(self.state.settings)
         while not self.state.over:
             for notice in self._fleet.poll(self._patience()):
-                self._hear(notice)
+                self._handle(notice)
             now = time.monotonic()
             self._chaos.strike(now)
             if self._planner is not None and (answer := self._planner.answer()):
-                self._happened(answer)
+                self._process_event(answer)
             self._look_at_the_clock(now)
             self._write_state()
             if not self.state.stopping and (reason := stop_asked() or self._observer.trouble):
-                self._happened(e.StopRequested(reason=reason, prompt=True))
+                self._process_event(e.StopRequested(reason=reason, prompt=True))
         self._write_state()
         assert self._ending is not None
         return self._ending
@@ -99,13 +99,13 @@ class Controller:
     def _look_at_the_clock(self, now: float) -> None:
         """Report waits that exceeded their deadlines."""
         for blamed in self._broken_edges.blamed(now, self.state):
-            self._happened(blamed)
+            self._process_event(blamed)
         for news in self._relays.news(now, self.state.silent) if self._relays is not None else ():
-            self._happened(news)
+            self._process_event(news)
         for event in self._waits.over(now, lambda: self.state):
-            if isinstance(event, e.StopOverdue) and (error := underlying(self.state, self._reported)):
+            if isinstance(event, e.StopOverdue) and (error := underlying_error(self.state, self._reported)):
                 event = e.StopOverdue(detail=f"{event.detail} ({error})")
-            self._happened(event)
+            self._process_event(event)
 
     def _patience(self) -> float:
         """Return the seconds until the next deadline."""
@@ -116,15 +116,15 @@ class Controller:
         longest = PLANNING_S if self._planner is not None and planning else self._config.fleet.heartbeat_s
         return min(max(0.0, until_due), longest)
 
-    def _hear(self, notice: Notice) -> None:
+    def _handle(self, notice: Notice) -> None:
         if isinstance(notice, Joined):
-            self._happened(e.HostJoined(host=notice.host, workers=notice.workers, detail=notice.detail))
+            self._process_event(e.HostJoined(host=notice.host, workers=notice.workers, detail=notice.detail))
             return
         if isinstance(notice, Asked):
             self._chaos.add(notice.fault)
             return
         if isinstance(notice, Left):
-            self._happened(e.HostLeft(host=notice.host, detail=notice.detail))
+            self._process_event(e.HostLeft(host=notice.host, detail=notice.detail))
             return
         worker = self.state.workers.get(notice.worker)
         current = worker is not None and worker.incarnation == notice.incarnation and worker.status != "dead"
@@ -133,10 +133,10 @@ class Controller:
                 lost = e.WorkerLost(
                     worker=notice.worker, incarnation=notice.incarnation, cause=notice.cause, detail=notice.detail
                 )
-                self._happened(lost)
+                self._process_event(lost)
         elif isinstance(notice, Leaving):
             leaving = e.WorkerLeaving(worker=notice.worker, incarnation=notice.incarnation, detail=notice.detail)
-            self._happened(leaving)
+            self._process_event(leaving)
             if current and worker is not None and worker.status == "starting":  # it has nothing to hand over
                 self._fleet.signal(notice.worker, notice.incarnation, signal.SIGKILL)
         elif current:
@@ -151,7 +151,7 @@ class Controller:
                 self._deadlines.learn(report)
                 self._observer.on_worked(time.monotonic(), report)
             else:
-                self._happened(report)
+                self._process_event(report)
         else:
             self._turn_away(notice)
 
@@ -168,7 +168,9 @@ class Controller:
     def _end(self, report: Reported, cause: Literal["connection", "stuck"], detail: str) -> None:
         """Kill a worker with which the run cannot continue; it counts as dead."""
         self._fleet.signal(report.worker, report.incarnation, signal.SIGKILL)
-        self._happened(e.WorkerLost(worker=report.worker, incarnation=report.incarnation, cause=cause, detail=detail))
+        self._process_event(
+            e.WorkerLost(worker=report.worker, incarnation=report.incarnation, cause=cause, detail=detail)
+        )
 
     def _turn_away(self, report: Reported) -> None:
         """Dismiss a worker that counts as dead and reported again; its stage has a new holder."""
@@ -178,9 +180,9 @@ class Controller:
             kind = "an invalid report"
             with suppress(ValidationError):
                 kind = e.REPORT.validate_json(report.text).kind
-            self._happened(e.ZombieIgnored(worker=report.worker, incarnation=report.incarnation, said=kind))
+            self._process_event(e.ZombieIgnored(worker=report.worker, incarnation=report.incarnation, said=kind))
 
-    def _happened(self, event: e.Event) -> None:
+    def _process_event(self, event: e.Event) -> None:
         """Apply an event, then decide and carry out decisions until there are none."""
         t = time.monotonic()
         self._observer.on_event(t, event)
@@ -202,12 +204,12 @@ class Controller:
             if self._cadence is not None:
                 chosen = chosen or self._cadence.on_decision(time.monotonic(), decision)
         for next_event in [*further, *([chosen] if chosen else [])]:
-            self._happened(next_event)
+            self._process_event(next_event)
         trouble = self._waits.note(time.monotonic(), self.state)
         self.state = decided(self.state)
         self._waits.note_save(time.monotonic(), self.state)
         if trouble is not None:
-            self._happened(trouble)
+            self._process_event(trouble)
         self._write_state()
 
     def _warnings(self) -> list[e.Event]:
@@ -226,7 +228,7 @@ class Controller:
         except OSError as error:
             if self._stated:
                 self._stated = False
-                self._happened(e.Trouble(detail=refused(self._folder / STATE, error)))
+                self._process_event(e.Trouble(detail=refused(self._folder / STATE, error)))
         else:
             self._stated = True
 
@@ -324,4 +326,4 @@ class Controller:
         except OSError as error:
             detail = refused(self._store.folder / seal.folder / MANIFEST, error)
             who = {"worker": e.CONTROLLER, "stage": -1, "generation": -1, "step": seal.step}
-            self._happened(e.SaveFailed.model_validate(who | {"detail": detail}))
+            self._process_event(e.SaveFailed.model_validate(who | {"detail": detail}))

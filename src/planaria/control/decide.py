@@ -32,12 +32,12 @@ from planaria.control.saving import (
     quiet,
     resting,
     save,
+    save_survivors,
     saves,
     seal,
     unchanged,
-    wind_up,
 )
-from planaria.control.staffing import fit_spares, giving, leaving, let_go, reopen, staff
+from planaria.control.staffing import fit_spares, handing_over, leaving, release_leaving, restart_replica, staff
 from planaria.control.state import RunState
 from planaria.control.steering import reroute, steer
 from planaria.exchange.robust.controller import disagreement, left_out
@@ -55,14 +55,14 @@ def decide(run: RunState) -> d.Decision | None:
         return _stopped(run)
     if (about_disk := seal(run) or discard(run)) is not None:
         return about_disk
-    concerned = _concerned(run)
+    concerned = _replicas_to_decide(run)
     for replica in concerned:
         if (decision := _lead(run, replica)) is not None:
             return decision
-    return meet(run, concerned) or _end(run) or let_go(run) or reopen(run) or staff(run)
+    return meet(run, concerned) or _end(run) or release_leaving(run) or restart_replica(run) or staff(run)
 
 
-def _concerned(run: RunState) -> list[ReplicaState]:
+def _replicas_to_decide(run: RunState) -> list[ReplicaState]:
     """Return the replicas that may need a decision, in order: those that changed since ``decide`` last returned None,
     and those that other replicas' changes affect."""
     if run.undecided is None or ends(run) or saves(run):
@@ -91,17 +91,17 @@ def _lead(run: RunState, replica: ReplicaState) -> d.Decision | None:
         return d.Commit(replica=replica.number, generation=replica.generation, step=replica.step, progress=progress)
     if replica.phase == "run" and replica.progress is not None:
         return lead(run, replica)
-    if replica.phase != "idle" or going(run, replica):
+    if replica.phase != "idle" or has_leaving_workers(run, replica):
         return None
     if replica.cannot:
-        return wind_up(run, replica)
+        return save_survivors(run, replica)
     unfilled = replica.skipped & set(replica.vacant) and fit_spares(run)
     if replica.broken or unfilled:
         if stops:
             return _proceed(run, replica)
         return (None if run.silent else stuck_link(run, replica)) or form(run, replica)
     about_slowness = diagnose(run, replica) or steer(run, replica) or reroute(run, replica)
-    return about_slowness or send_away(run, replica) or relieve(run, replica) or _proceed(run, replica)
+    return about_slowness or dismiss(run, replica) or relieve(run, replica) or _proceed(run, replica)
 
 
 def _proceed(run: RunState, replica: ReplicaState) -> d.Decision | None:
@@ -155,21 +155,21 @@ def _stopped(run: RunState) -> d.Finish:
     return d.Finish(outcome="stopped", reason=run.stopping, detail=(run.overdue or trouble) if run.prompt else "")
 
 
-def send_away(run: RunState, replica: ReplicaState) -> d.SendAway | None:
+def dismiss(run: RunState, replica: ReplicaState) -> d.SendAway | None:
     """Dismiss the workers of a replica, or of a Byzantine one among replicas that make each step together."""
     enough = run.settings.exchange.strikes
     if not enough or not run.suspicion.refusals or replica.meeting or run.stopping or run.allotment.done:
         return None
     for member, nodes in _members(run, replica):
         strikes, workers = run.suspicion.strikes(member, run.rule), {replica.holders[node] for node in nodes}
-        if strikes >= enough and not workers & giving(run) and (_others(run, workers) or _dispensable(run)):
+        if strikes >= enough and not workers & handing_over(run) and (_others(run, workers) or _dispensable(run)):
             when = "rounds" if run.rule.interval else "steps"
             reason = f"the updates of replica {member} were invalid in {strikes} {when}"
             return d.SendAway(member=member, workers=sorted(workers), strikes=strikes, reason=reason)
     return None
 
 
-def going(run: RunState, replica: ReplicaState) -> bool:
+def has_leaving_workers(run: RunState, replica: ReplicaState) -> bool:
     """Return whether workers of the replica are leaving; until they exit, it starts nothing new."""
     released = run.with_status("released")
     return bool(released) and any(run.replicas.standing.get(worker) == replica.number for worker in released)

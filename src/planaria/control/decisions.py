@@ -236,7 +236,7 @@ class Donate(Fact):
     """address to connect to"""
 
 
-class Blow(Fact):
+class InjectFault(Fact):
     """Suffer a fault of a trace at the next matching point (see ``chaos.trace.Fault``)."""
 
     kind: Literal["blow"] = "blow"
@@ -308,7 +308,19 @@ Decision = Annotated[
     Field(discriminator="kind"),
 ]
 Order = Annotated[
-    Form | RunStep | LeaveOut | Ordered | Commit | Introduce | Meet | Settle | Donate | Disband | Save | Blow | Leave,
+    Form
+    | RunStep
+    | LeaveOut
+    | Ordered
+    | Commit
+    | Introduce
+    | Meet
+    | Settle
+    | Donate
+    | Disband
+    | Save
+    | InjectFault
+    | Leave,
     Field(discriminator="kind"),
 ]
 

@@ -37,10 +37,10 @@ from planaria.control.started import RunStarted as RunStarted
 from planaria.control.started import Shape as Shape
 from planaria.control.started import Standing as Standing
 from planaria.control.updates import MessageCompressed as MessageCompressed
-from planaria.control.updates import OfferHeard as OfferHeard
-from planaria.control.updates import OfferRefused as OfferRefused
-from planaria.control.updates import OffersCounted as OffersCounted
-from planaria.control.updates import RoundMade as RoundMade
+from planaria.control.updates import RoundApplied as RoundApplied
+from planaria.control.updates import UpdateReceived as UpdateReceived
+from planaria.control.updates import UpdateRejected as UpdateRejected
+from planaria.control.updates import UpdatesWeighted as UpdatesWeighted
 
 
 class WorkerLost(Fact):
@@ -267,11 +267,11 @@ Event = Annotated[
     | RoundSettled
     | ReplicasEvaluated
     | PatienceOver
-    | OfferHeard
-    | OfferRefused
-    | OffersCounted
+    | UpdateReceived
+    | UpdateRejected
+    | UpdatesWeighted
     | MessageCompressed
-    | RoundMade
+    | RoundApplied
     | FaultInjected
     | Gauged
     | ZombieIgnored,

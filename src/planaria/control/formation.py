@@ -15,8 +15,8 @@ from planaria.control.members import link
 from planaria.control.replica import ReplicaState
 from planaria.control.rollback import RollbackPoint
 from planaria.control.roster import MAX_FAILED_STARTS
-from planaria.control.saving import on_its_way
-from planaria.control.staffing import can_be_copied, filled, final, has_room, lenders, more_to_come, taken_over
+from planaria.control.saving import is_being_written
+from planaria.control.staffing import can_be_copied, filled, final, has_room, lending_replicas, more_to_come, taken_over
 from planaria.control.state import RunState
 from planaria.pipeline.network.multipath import Path, Ways
 from planaria.pipeline.routing.arrangement import Pair
@@ -37,7 +37,7 @@ def form(run: RunState, replica: ReplicaState) -> d.Decision | None:
     # A stage is lost with the last node that had its state; until then, its nodes copy each other. A worker that should
     # hand it over may still have it.
     gone = frozenset(of[node] for node in replica.lost - replica.leavers.keys()) - set(alive.stages) - begins
-    lent = lenders(run, replica, gone)
+    lent = lending_replicas(run, replica, gone)
     if lent is None:
         return None
     synchronised, plan = run.rule.synchronised, run.settings.chain.plan
@@ -46,7 +46,7 @@ def form(run: RunState, replica: ReplicaState) -> d.Decision | None:
     answer = plan(gone - lent.keys(), ages_by_stage(replica.arrangement, alive, replica.ages), _remember(replica))
     if synchronised and alive.stages and (answer.rollback or answer.reason) and _any_whole(run, replica):
         return d.Adopt(replica=replica.number, reason="no replica that settled as many rounds has the lost state")
-    if (answer.rollback == "disk" or answer.reason) and on_its_way(run):
+    if (answer.rollback == "disk" or answer.reason) and is_being_written(run):
         return None
     if answer.reason:
         return without_worker(run, replica, answer.reason, sorted(gone))
@@ -281,7 +281,7 @@ def without_worker(run: RunState, replica: ReplicaState, reason: str, lost: list
     """End a replica that cannot continue. Others continue without it; the last one saves the remaining stages."""
     if len(run.live) > 1:
         others = [other for number, other in run.live.items() if number != replica.number]
-        first = others[0] if all(other.hollow for other in others) else replica  # replicas without state go first
+        first = others[0] if all(other.is_stateless for other in others) else replica  # replicas without state go first
         return d.Disband(replica=first.number, workers=sorted(first.holders.values()), reason=reason)
     if replica.formed < 0:
         return d.Finish(outcome="failed", reason=reason)

@@ -8,9 +8,9 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal
 
-from planaria.control.copied import copied
 from planaria.control.decisions import Recall, Source
 from planaria.control.events import EdgeBroken, Replanned, RunStarted, Standing
+from planaria.control.fast_replace import fast_replace
 from planaria.control.gauges import SlowLink
 from planaria.control.memory import Memory
 from planaria.control.rollback import first_origin
@@ -105,8 +105,10 @@ class OpenRound:
         """Return the round after ``node`` reported a received update, with its products."""
         received = MappingProxyType({**self.received, (node, replica): digest})
         if not products:
-            return copied(self, received=received)
-        return copied(self, received=received, products=MappingProxyType({**self.products, (node, replica): products}))
+            return fast_replace(self, received=received)
+        return fast_replace(
+            self, received=received, products=MappingProxyType({**self.products, (node, replica): products})
+        )
 
 
 @dataclass(frozen=True)
@@ -272,7 +274,7 @@ class ReplicaState:
         return len(self.stateful.stages) > self.settings.stages
 
     @property
-    def hollow(self) -> bool:
+    def is_stateless(self) -> bool:
         """Whether it has no state and none to start from."""
         return self.lost - self.leavers.keys() >= self.arrangement.stage.keys()
 
@@ -298,4 +300,4 @@ def updated(replica: ReplicaState, **changes: Any) -> ReplicaState:
     """
     if not changes.keys() <= _STEADY:
         raise TypeError(f"{sorted(changes.keys() - _STEADY)}: use dataclasses.replace")
-    return copied(replica, **changes)
+    return fast_replace(replica, **changes)

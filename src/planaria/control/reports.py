@@ -10,7 +10,7 @@ from planaria.config.names import STAGE_FILE
 from planaria.control.feature_facts import Reported
 from planaria.control.gauges import Gauged
 from planaria.control.started import Fact
-from planaria.control.updates import MessageCompressed, OfferHeard, OfferRefused, OffersCounted, RoundMade
+from planaria.control.updates import MessageCompressed, RoundApplied, UpdateReceived, UpdateRejected, UpdatesWeighted
 
 Bytes = Annotated[int, Field(ge=0, lt=1 << 63)]
 
@@ -239,11 +239,11 @@ Report = Annotated[
     | StageCopied
     | StageSaved
     | SaveFailed
-    | OfferHeard
-    | OfferRefused
-    | OffersCounted
+    | UpdateReceived
+    | UpdateRejected
+    | UpdatesWeighted
     | MessageCompressed
-    | RoundMade
+    | RoundApplied
     | WorkerFailed
     | FaultInjected
     | Gauged

@@ -128,7 +128,7 @@ def _ready(run: RunState, replica: ReplicaState) -> bool:
 def _gather(run: RunState, replica: ReplicaState) -> d.Decision | None:
     """Start the round of a replica that reached it, once the others of its group have, or are late."""
     rule, round, live = run.rule, replica.rounds, run.live
-    if rule.synchronised and (ahead := [r for r in live.values() if r.rounds > round and not r.hollow]):
+    if rule.synchronised and (ahead := [r for r in live.values() if r.rounds > round and not r.is_stateless]):
         return _catch_up(replica, round, ahead)
     if round not in run.groups and not rule.synchronised:
         return _draw(run, round)
@@ -206,7 +206,7 @@ def _settle(run: RunState, replica: ReplicaState) -> d.Decision | None:
     ]
     if run.rule.synchronised:
         rest = [live[n] for n in meeting.members if n in live and n not in party]
-        if ahead := [r for r in rest if r.rounds > meeting.round and not r.hollow]:
+        if ahead := [r for r in rest if r.rounds > meeting.round and not r.is_stateless]:
             return _catch_up(replica, meeting.round, ahead)
     useless = remembered(run)
     party = [n for n in _accepted(run, party) if n not in useless] or [replica.number]

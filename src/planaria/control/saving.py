@@ -19,7 +19,7 @@ from planaria.control.events import IntervalChosen, Standing
 from planaria.control.replica import ReplicaState
 from planaria.control.rounds import due
 from planaria.control.state import RunState
-from planaria.exchange.kinds import exchange
+from planaria.exchange.registry import exchange
 from planaria.recovery.checkpoint import best_steps
 
 LAST_TRIES = 3
@@ -61,10 +61,10 @@ def _to_save(run: RunState, replica: ReplicaState) -> int | None:
         return None
     if ends(run):
         return run.progress if quiet(run) and not all_saved(run) else None
-    return run.progress if _passed(run) else None
+    return run.progress if _checkpoint_reached(run) else None
 
 
-def _passed(run: RunState) -> bool:
+def _checkpoint_reached(run: RunState) -> bool:
     """Return whether the run has reached its next checkpoint."""
     before = max(run.saved, run.settings.first_step, run.unsaved.since if run.unsaved else -1)
     return bool(run.save_every) and run.progress // run.save_every > before // run.save_every
@@ -72,7 +72,7 @@ def _passed(run: RunState) -> bool:
 
 def saves(run: RunState) -> bool:
     """Return whether replicas are being saved, are due, or failed to be saved, which affects all."""
-    return (run.saving >= 0 or run.unsaved is not None or _passed(run)) and not on_its_way(run)
+    return (run.saving >= 0 or run.unsaved is not None or _checkpoint_reached(run)) and not is_being_written(run)
 
 
 def _may_begin(run: RunState) -> bool:
@@ -131,7 +131,7 @@ def all_saved(run: RunState) -> bool:
     return run.saved == run.progress and same
 
 
-def wind_up(run: RunState, replica: ReplicaState) -> d.Save | None:
+def save_survivors(run: RunState, replica: ReplicaState) -> d.Save | None:
     """Save the survivors after *cannot*; the run ends when that is sealed, or fails."""
     may_begin = run.saving < 0 and not _busy(run, replica) and _may_begin(run)
     if run.saved != run.progress and replica.stateful.stages and may_begin:
@@ -146,7 +146,7 @@ def discard(run: RunState) -> d.Discard | None:
     return d.Discard(step=run.unsaved.step)
 
 
-def on_its_way(run: RunState) -> bool:
+def is_being_written(run: RunState) -> bool:
     """Return whether a checkpoint only lacks files that are being written in the background.
 
     Failures beyond repair then wait for it: losing it would cost more than the rest of the write.

@@ -16,14 +16,14 @@ from planaria.control.state import RunState
 from planaria.recovery.chain import Chain
 
 
-def lenders(run: RunState, replica: ReplicaState, gone: Set[int]) -> dict[int, ReplicaState] | None:
+def lending_replicas(run: RunState, replica: ReplicaState, gone: Set[int]) -> dict[int, ReplicaState] | None:
     """Return stage → lending replica, if some have the ``gone`` stages; None while these are not ready.
 
     A complete replica lends all; each attempt asks the next one. If every replica lost something, they help each other.
     A replica without any stage waits for a complete one to copy.
     """
     synchronised, hollow = run.rule.synchronised, gone == set(replica.arrangement.stages)
-    others = [r for n, r in run.live.items() if n != replica.number and not r.hollow]
+    others = [r for n, r in run.live.items() if n != replica.number and not r.is_stateless]
     if synchronised:
         furthest = max((settled(r) for r in others), default=0) if hollow else replica.rounds
         others = [r for r in others if settled(r) >= furthest]
@@ -189,23 +189,23 @@ def _start(run: RunState, host: str) -> d.Spawn:
     return d.Spawn(worker=f"w{len(run.workers)}", incarnation=1, host=host)
 
 
-def let_go(run: RunState) -> d.Release | d.TurnAway | None:
+def release_leaving(run: RunState) -> d.Release | d.TurnAway | None:
     """Release leaving workers that hold nothing, and dismiss machines whose workers fail."""
     for host in run.roster.unfit:
         return d.TurnAway(host=host, reason=run.hosts[host].unfit)
     done = [worker for worker in run.with_status("spare") if worker in run.roster.leaving] if run.roster.leaving else []
-    needed = giving(run) if done else set()
+    needed = handing_over(run) if done else set()
     return next((d.Release(worker=worker) for worker in done if worker not in needed), None)
 
 
-def giving(run: RunState) -> set[str]:
+def handing_over(run: RunState) -> set[str]:
     """Return the workers that still have something to hand over, to others or to a disk."""
     handing = {worker for replica in run.live.values() for worker in replica.leavers.values()}
     lending = {w for replica in run.live.values() if replica.phase == "link" for w in replica.lenders.values()}
     return handing | lending | run.writing.keys()
 
 
-def reopen(run: RunState) -> d.Found | None:
+def restart_replica(run: RunState) -> d.Found | None:
     """Start or restart an absent replica as a copy of another, once there are enough workers."""
     gone = run.replicas.gone
     if not gone or run.allotment.done or run.stopping:

@@ -187,7 +187,7 @@ class RunStarted(Fact):
     @cached_property
     def lockstep_replicas(self) -> int:
         """Number of replicas that train in lockstep with different weights; each is saved separately. 0 otherwise."""
-        from planaria.exchange.kinds import exchange  # imports torch, which readers of logs do not need
+        from planaria.exchange.registry import exchange  # imports torch, which readers of logs do not need
 
         several = self.replicas == 1 and self.exchange.replicas > 1
         return self.exchange.replicas if several and exchange(self.exchange).interval != 0 else 0

@@ -17,7 +17,7 @@ from planaria.control.rollback import RollbackPoint
 from planaria.control.roster import Host, Roster, Status, WorkerState
 from planaria.control.verdicts import Blamed
 from planaria.exchange.base import Exchange
-from planaria.exchange.kinds import exchange
+from planaria.exchange.registry import exchange
 from planaria.exchange.robust.suspicion import Suspicion
 
 

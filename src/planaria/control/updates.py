@@ -13,7 +13,7 @@ Full = Literal["beginning", "rebuilt", "replicas"]
 """why estimates are initialised: start of the run; a rebuilt node of the stage; another number of replicas"""
 
 
-class OfferHeard(Fact):
+class UpdateReceived(Fact):
     """A worker has received all of another replica's update for its stage in this round."""
 
     kind: Literal["offer_heard"] = "offer_heard"
@@ -30,7 +30,7 @@ class OfferHeard(Fact):
     weighted over all stages (``exchange/robust/weighing.py``)"""
 
 
-class OfferRefused(Fact):
+class UpdateRejected(Fact):
     """Another replica's update for a worker's stage is invalid: it counts as missing.
 
     Replicas that exchange gradients have a round in every step and may also reject their own.
@@ -48,7 +48,7 @@ class OfferRefused(Fact):
     reason: str
 
 
-class OffersCounted(Fact):
+class UpdatesWeighted(Fact):
     """The weight of each replica's update in a stage's result of this round.
 
     One node reports for all nodes of its stage, which received the same unless a member equivocated.
@@ -95,7 +95,7 @@ class MessageCompressed(Fact):
     """why the message was sent uncompressed; None: it was compressed"""
 
 
-class RoundMade(Fact):
+class RoundApplied(Fact):
     """A worker has settled a round: its stage continues with the result."""
 
     kind: Literal["round_made"] = "round_made"

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import tokenizers
 
-from planaria.common import apart, documents
+from planaria.common import child_process as apart
+from planaria.common import documents
 from planaria.common.errors import UserError
 from planaria.data.tokenizer_check import FIX, is_plain
 from planaria.models.gguf import gguf_tokenizer

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.control.replica import ReplicaState
-from planaria.exchange.kinds import exchange
+from planaria.exchange.registry import exchange
 from planaria.faults.trace import Fault
 from planaria.runtime.engine.origin import START, run_started
 from planaria.runtime.engine.resolved import ResolvedRun

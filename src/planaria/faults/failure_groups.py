@@ -26,13 +26,13 @@ def lost_of(name: str | None) -> Lost | None:
     return cast(Lost | None, name)
 
 
-def blows(lost: Lost, struck: Collection[int], stages: int, machine: int) -> list[tuple[int, ...]]:
+def groups_lost(lost: Lost, struck: Collection[int], stages: int, machine: int) -> list[tuple[int, ...]]:
     """Return the sets of stages that fail together, restricted to ``struck``, of block stages 1..``stages`` and stage
     0.
 
     ``machine`` consecutive stages share a machine.
 
-    >>> blows("machine", {1, 2, 3, 4, 5}, 5, 2)
+    >>> groups_lost("machine", {1, 2, 3, 4, 5}, 5, 2)
     [(1, 2), (3, 4), (5,)]
     """
     ring = [*range(1, stages + 1), *([0] if 0 in struck else [])]

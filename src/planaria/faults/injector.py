@@ -41,7 +41,7 @@ class TraceChaos:
         self._together: dict[int, list[tuple[int, Fault]]] = defaultdict(list)
         """number of a kill → kills that strike with it"""
         self._resumptions: list[tuple[float, Struck]] = []
-        self._slow_hosts: list[tuple[str, d.Blow, float]] = []
+        self._slow_hosts: list[tuple[str, d.InjectFault, float]] = []
         """machine, fault of its workers, and its end (monotonic seconds)"""
 
     def add(self, fault: Fault) -> None:
@@ -123,7 +123,7 @@ class TraceChaos:
         """Announce a fault to a worker."""
         self._waiting.remove((number, fault))
         self._armed[number] = fault, (worker, state.workers[worker].incarnation)
-        blow = d.Blow(
+        injection = d.InjectFault(
             number=number,
             signal=fault.signal,
             moment=fault.moment,
@@ -135,24 +135,24 @@ class TraceChaos:
             peer=fault.peer,
         )
         if fault.signal != "slow_host":
-            self._send(worker, blow)
+            self._send(worker, injection)
             return
-        host, lasts_s = state.workers[worker].host, math.inf if blow.seconds is None else blow.seconds
-        self._slow_hosts.append((host, blow, time.monotonic() + lasts_s))
+        host, lasts_s = state.workers[worker].host, math.inf if injection.seconds is None else injection.seconds
+        self._slow_hosts.append((host, injection, time.monotonic() + lasts_s))
         for name, known in state.workers.items():
             if known.host == host and known.status in ("spare", "member"):
-                self._send(name, blow)
+                self._send(name, injection)
 
     def _slow_newcomer(self, worker: str, state: RunState) -> None:
         """Slow a worker that was started on a slow machine."""
         now = time.monotonic()
-        for host, blow, until in self._slow_hosts:
+        for host, injection, until in self._slow_hosts:
             if host == state.workers[worker].host and now < until:
-                left = None if blow.seconds is None else until - now
-                self._send(worker, blow.model_copy(update={"seconds": left}))
+                left = None if injection.seconds is None else until - now
+                self._send(worker, injection.model_copy(update={"seconds": left}))
 
-    def _send(self, worker: str, blow: d.Blow) -> None:
-        self._fleet.send(worker, blow.model_dump_json().encode())
+    def _send(self, worker: str, injection: d.InjectFault) -> None:
+        self._fleet.send(worker, injection.model_dump_json().encode())
 
     def _kill(self, number: int, fault: Fault, step: int, state: RunState) -> e.FaultInjected:
         """Kill the current worker of the fault's node, at the moment at which another has met its fault."""

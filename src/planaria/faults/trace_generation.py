@@ -7,7 +7,7 @@ import random
 from pydantic import ValidationError
 
 from planaria.common.errors import UserError
-from planaria.faults.failure_groups import Lost, blows, share
+from planaria.faults.failure_groups import Lost, groups_lost, share
 from planaria.faults.trace import Fault, Generated, Trace, first_complaint
 
 
@@ -83,7 +83,7 @@ def _faults(origin: Generated) -> tuple[Fault, ...]:
     drawn: dict[tuple[int, int], float] = {}
     if origin.lost != "stage":
         p *= share(origin.lost)
-        drawn = _in_blows(origin, struck, p)
+        drawn = _with_groups(origin, struck, p)
     else:
         for stage in struck:
             drawn |= _drawn(f"planaria trace {origin.seed} stage {stage}", stage, origin.steps, p)
@@ -98,10 +98,10 @@ def _faults(origin: Generated) -> tuple[Fault, ...]:
     return tuple(faults)
 
 
-def _in_blows(origin: Generated, struck: set[int], p: float) -> dict[tuple[int, int], float]:
+def _with_groups(origin: Generated, struck: set[int], p: float) -> dict[tuple[int, int], float]:
     """Draw failure groups with probability ``p``; a stage taken by two in one step is lost with the first."""
     found: dict[tuple[int, int], float] = {}
-    for stages in blows(origin.lost, struck, origin.stages, origin.machine):
+    for stages in groups_lost(origin.lost, struck, origin.stages, origin.machine):
         first, *others = stages
         for (step, _), u in _drawn(
             f"planaria trace {origin.seed} {origin.lost} {stages}", first, origin.steps, p

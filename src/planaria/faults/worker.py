@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from torch import Tensor
 
 from planaria.config.schema import RunConfig
-from planaria.control.decisions import Blow
+from planaria.control.decisions import InjectFault
 from planaria.faults.byzantine import Batch, Byzantine, misbehaviour_of
 from planaria.pipeline.plan.actions import Action
 from planaria.runtime.engine.links import Links
@@ -60,33 +60,33 @@ class WorkerFaults:
         config: RunConfig,
         links: Links,
         outer: OuterState,
-        struck: Callable[[str, Blow], None],
+        struck: Callable[[str, InjectFault], None],
         end: Callable[[signal.Signals], None] = signal.raise_signal,
     ) -> None:
         """``struck`` is called before each strike with the fault's log name; ``end`` kills or stops the worker."""
         self._config, self._outer, self._struck, self._end = config, outer, struck, end
         self._edges = _Edges(links)
         self._byzantine: Byzantine | None = None
-        self._waiting: list[Blow] = []
+        self._waiting: list[InjectFault] = []
         self._targets: dict[int, Target] = {}
         self._slow, self._times, self._full = 0.0, 1.0, 0.0
         self._late_s, self._late_until = 0.0, 0.0
         self._limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    def add(self, blow: Blow) -> None:
+    def add(self, injection: InjectFault) -> None:
         """Schedule a fault for the next action that matches its moment."""
-        self._waiting.append(blow)
+        self._waiting.append(injection)
 
     def aim(self, actions: Sequence[Action]) -> None:
         """Begin a step with these actions: choose the action of each fault that strikes at one, and start whole-step
         faults."""
-        for blow in [b for b in self._waiting if b.signal in _WITH_THE_STEP and b.moment not in _PLACES]:
-            self._suffer(blow)
-        for blow in self._waiting:
-            of_kind = [a for a in actions if blow.moment in ("any", a.kind)] or list(actions)
-            if blow.moment not in _PLACES and of_kind:
-                chosen = of_kind[int(blow.offset * len(of_kind))]
-                self._targets[blow.number] = (chosen.kind, chosen.microbatch, chosen.hop)
+        for injection in [b for b in self._waiting if b.signal in _WITH_THE_STEP and b.moment not in _PLACES]:
+            self._inject(injection)
+        for injection in self._waiting:
+            of_kind = [a for a in actions if injection.moment in ("any", a.kind)] or list(actions)
+            if injection.moment not in _PLACES and of_kind:
+                chosen = of_kind[int(injection.offset * len(of_kind))]
+                self._targets[injection.number] = (chosen.kind, chosen.microbatch, chosen.hop)
 
     def source(self, batch: Batch, step: int | None) -> Batch:
         """Wrap a source of batches: delay each once, and corrupt labels in a training ``step``."""
@@ -122,24 +122,24 @@ class WorkerFaults:
 
     def meet(self, doing: str, microbatch: int = -1, hop: int = -1) -> None:
         """Strike with the faults that target this action, of the main thread or of a background writer."""
-        for blow in [b for b in self._waiting if self._meets(b, doing, microbatch, hop)]:
-            self._suffer(blow)
+        for injection in [b for b in self._waiting if self._matches(b, doing, microbatch, hop)]:
+            self._inject(injection)
 
-    def _suffer(self, blow: Blow) -> None:
-        self._waiting.remove(blow)
-        self._struck(SIGNALS.get(blow.signal, blow.signal), blow)
-        self._strike(blow)
+    def _inject(self, injection: InjectFault) -> None:
+        self._waiting.remove(injection)
+        self._struck(SIGNALS.get(injection.signal, injection.signal), injection)
+        self._apply(injection)
 
-    def _meets(self, blow: Blow, doing: str, microbatch: int, hop: int) -> bool:
+    def _matches(self, injection: InjectFault, doing: str, microbatch: int, hop: int) -> bool:
         if doing == "copy":  # faults of a save, but not of its file, strike here
-            return blow.moment == "save" and blow.signal not in _OF_THE_FILE
-        if blow.moment in _PLACES:
-            return doing in _PLACES[blow.moment]
-        return self._targets.get(blow.number) == (doing, microbatch, hop)
+            return injection.moment == "save" and injection.signal not in _OF_THE_FILE
+        if injection.moment in _PLACES:
+            return doing in _PLACES[injection.moment]
+        return self._targets.get(injection.number) == (doing, microbatch, hop)
 
-    def _strike(self, blow: Blow) -> None:
-        lasts_s = blow.seconds or math.inf
-        match blow.signal:
+    def _apply(self, injection: InjectFault) -> None:
+        lasts_s = injection.seconds or math.inf
+        match injection.signal:
             case "kill":
                 self._end(signal.SIGKILL)
             case "stop":
@@ -149,18 +149,20 @@ class WorkerFaults:
                 while (left := until - time.monotonic()) > 0:
                     time.sleep(min(left, 3600.0))
             case "slow" | "slow_host":
-                self._times, self._slow = blow.strength or _TIMES, time.monotonic() + lasts_s
+                self._times, self._slow = injection.strength or _TIMES, time.monotonic() + lasts_s
             case "slow_data":
-                self._late_s = _LATE_S if blow.strength is None else blow.strength
+                self._late_s = _LATE_S if injection.strength is None else injection.strength
                 self._late_until = time.monotonic() + lasts_s
             case "disk_full":
                 self._full = time.monotonic() + lasts_s
                 resource.setrlimit(resource.RLIMIT_FSIZE, (_FULL_BYTES, self._limits[1]))
             case "lie":
-                lie = misbehaviour_of(blow.attack, blow.strength, blow.until, self._config.seed, blow.number)
+                lie = misbehaviour_of(
+                    injection.attack, injection.strength, injection.until, self._config.seed, injection.number
+                )
                 self._byzantine = self._outer.publisher = Byzantine(self._config.exchange, lie)
             case _:
-                self._edges.strike(blow.signal, blow, lasts_s)
+                self._edges.strike(injection.signal, injection, lasts_s)
 
 
 class _Edges:
@@ -171,17 +173,17 @@ class _Edges:
         self._held: dict[int | None, tuple[float, float]] = {}
         """sending node, or None for all → delay of each frame, and its end (monotonic seconds)"""
 
-    def strike(self, kind: str, blow: Blow, lasts_s: float) -> None:
+    def strike(self, kind: str, injection: InjectFault, lasts_s: float) -> None:
         match kind:
             case "reset":
                 edges = list(self._links.edges.values())[:1]  # the first neighbour, unless one is named
-                self._reset(edges if blow.peer is None else filter(None, [self._links.edges.get(blow.peer)]))
+                self._reset(edges if injection.peer is None else filter(None, [self._links.edges.get(injection.peer)]))
             case "cut":
                 self._links.transport.shut(lasts_s)
                 self._reset(self._links.edges.values())
             case "delay":
-                hold_s = _HOLD_S if blow.strength is None else blow.strength
-                self._held[blow.peer] = hold_s, time.monotonic() + lasts_s
+                hold_s = _HOLD_S if injection.strength is None else injection.strength
+                self._held[injection.peer] = hold_s, time.monotonic() + lasts_s
                 self._links.watch = self._hold
                 for edge in [*self._links.edges.values(), *self._links.meeting.values()]:
                     self._hold(edge)

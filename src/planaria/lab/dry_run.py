@@ -17,11 +17,11 @@ from planaria.data.shards import Data
 from planaria.data.stream import Stream
 from planaria.lab.compare.race_job import Race, kept
 from planaria.lab.compare.race_spec import TUNED, Arm
-from planaria.lab.comparing import Asked, Ready, ready
+from planaria.lab.compare.run_comparison import Asked, Ready, ready
 from planaria.lab.inline.engine import InlineEngine
 from planaria.lab.trials.spread import seeds_shown
+from planaria.report.phrases import counted
 from planaria.report.tables import Table, show
-from planaria.report.words import counted
 from planaria.runtime.engine.custom_classes import own_classes
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from planaria.config.schema import ModelConfig
 from planaria.models.chunked_loss import EAGER_BYTES, chunk_rows
-from planaria.models.llama import matrix_numbers
+from planaria.models.llama_layers import matrix_numbers
 
 FP32 = 4
 

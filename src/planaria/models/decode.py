@@ -17,8 +17,8 @@ from torch import Tensor
 from planaria.common.documents import shown
 from planaria.common.errors import UserError
 from planaria.config.bounds import COLDEST
-from planaria.models.llama import Past
-from planaria.models.stages import BlockStage, Llama
+from planaria.models.llama_layers import KeyValueCache
+from planaria.models.llama_stages import BlockStage, Llama
 
 KEPT_BYTES = 2**29
 """maximum bytes of keys and values at once; more rows are processed in turns, without effect on draws"""
@@ -80,7 +80,7 @@ class Reading:
         mask = self._mask[..., : self._filled]
         x = self._model.ends.embed_tokens(tokens.unsqueeze(1))
         for layer, k, v in zip(self._layers, keys, values, strict=True):
-            x = layer(x, cos, sin, Past(k, v, mask))
+            x = layer(x, cos, sin, KeyValueCache(k, v, mask))
         self._positions = self._positions + 1
         self.logits = self._model.ends.logits(x)[:, 0]
 
@@ -108,7 +108,7 @@ class Reading:
         kept = self._space(len(prompts), longest)
         x = self._model.ends.embed_tokens(tokens)
         for n, layer in enumerate(self._layers):
-            x = layer(x, cos, sin, Past(kept[0, n], kept[1, n], None))
+            x = layer(x, cos, sin, KeyValueCache(kept[0, n], kept[1, n], None))
         newest = x[torch.arange(len(prompts), device=self._device), lengths - 1]
         return kept, self._model.ends.logits(newest)
 

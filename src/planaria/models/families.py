@@ -11,11 +11,11 @@ from torch import nn
 from planaria.common.errors import UserError
 from planaria.config.registry import Registry
 from planaria.config.schema import ModelConfig
-from planaria.models import stages as llama
+from planaria.models import llama_stages
 from planaria.models.family import Family
 from planaria.models.transformers.family import TransformersFamily
 
-SHIPPED: dict[str, type[Family]] = {"llama": llama.LlamaFamily, "transformers": TransformersFamily}
+SHIPPED: dict[str, type[Family]] = {"llama": llama_stages.LlamaFamily, "transformers": TransformersFamily}
 FAMILIES: Registry[Family] = Registry("family", "model.family", Family, SHIPPED)  # type: ignore[type-abstract]
 
 
@@ -47,7 +47,7 @@ def build_stage(
     with torch.random.fork_rng(devices=[]), torch.device("meta" if shapes_only else "cpu"):
         torch.default_generator.manual_seed(_seed(seed, stage))  # weights are initialised on the CPU
         built = chosen.build_stage(config, stages, stage)
-    _check_door(config, built, stage)
+    _check_interface(config, built, stage)
     if initialise and not shapes_only:
         chosen.initialise(built, config, stages, stage, seed)
     return built.to(device)
@@ -55,21 +55,22 @@ def build_stage(
 
 def stage_parameters(config: ModelConfig, stages: int, stage: int) -> int:
     """Return the number of parameters of one stage of 0..``stages``, frozen ones included."""
-    if config.family == "llama":
-        return llama.stage_parameters(config, stages, stage)
-    return sum(_sizes(config, stages, stage))
+    return sum(_parameter_counts(config, stages, stage))
 
 
 def frozen_parameters(config: ModelConfig, stages: int, stage: int) -> int:
     """Return the number of a stage's parameters that are not trained, and so have neither gradient nor moments."""
-    return 0 if config.family == "llama" else _sizes(config, stages, stage)[1]
+    return _parameter_counts(config, stages, stage)[1]
 
 
 @lru_cache(maxsize=256)
-def _sizes(config: ModelConfig, stages: int, stage: int) -> tuple[int, int]:
+def _parameter_counts(config: ModelConfig, stages: int, stage: int) -> tuple[int, int]:
     """Return the numbers of a stage's trained and frozen parameters."""
+    chosen = family(config)
+    if (known := chosen.parameter_counts(config, stages, stage)) is not None:
+        return known
     built = build_stage(config, stages, stage, 0, "meta")
-    frozen = sum(one.numel() for one in built.buffers()) if family(config).based else 0
+    frozen = sum(one.numel() for one in built.buffers()) if chosen.based else 0
     return sum(parameter.numel() for parameter in built.parameters()), frozen
 
 
@@ -104,7 +105,7 @@ def check_shapes(config: ModelConfig, stages: int) -> None:
         raise UserError(f"{place}: the loss of stage 0 has shape {list(loss.shape)}; it must be one number")
 
 
-def _check_door(config: ModelConfig, built: object, stage: int) -> None:
+def _check_interface(config: ModelConfig, built: object, stage: int) -> None:
     place = f"model.family = {config.family!r}: stage {stage}"
     if not isinstance(built, nn.Module):
         raise UserError(f"{place} is {type(built).__name__}; build_stage must return a torch.nn.Module")

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
-from planaria.models.routed import Routing
-from planaria.models.stages import Llama, require_shapes
+from planaria.models.llama_stages import Llama, require_shapes
+from planaria.models.model_metadata import ModelMetadata
+from planaria.models.moe_layer import Routing
 from planaria.models.transformers.family import decoder_of
-from planaria.models.usage import Usage
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Weights:
     """whether the weights were trained without the tokens that the tokenizer's template adds"""
     routing: Routing | None = None
     """of layers with several feed-forward blocks"""
-    usage: Usage | None = None
+    usage: ModelMetadata | None = None
     """settings stored beside the weights; None: unknown"""
 
     def __post_init__(self) -> None:

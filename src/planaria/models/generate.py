@@ -8,7 +8,7 @@ import torch
 
 from planaria.common.errors import UserError
 from planaria.models.decode import Reading, check_draws, check_one, check_prompts, pick
-from planaria.models.stages import Llama
+from planaria.models.llama_stages import Llama
 
 
 def generate(

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from planaria.common.errors import UserError, missing_package
 from planaria.config.schema import ModelConfig
-from planaria.models import usage
+from planaria.models import model_metadata
 from planaria.models.foreign_weights import Weights, checked_config
 from planaria.models.gguf_file import GgufFile, look
-from planaria.models.llama import to_rotate_half
-from planaria.models.stages import Llama
+from planaria.models.llama_layers import to_rotate_half
+from planaria.models.llama_stages import Llama
 
 ENDS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 LAYER = {
@@ -71,7 +71,7 @@ def open_gguf(path: Path) -> Weights:
         heads = {"q_proj": config.heads, "k_proj": config.kv}.get(name.split(".")[-2])
         return reading[name]() if heads is None else to_rotate_half(reading[name](), heads)
 
-    return Weights(path, config, shapes, read, path, usage=usage.of_gguf(held.values, config.context))
+    return Weights(path, config, shapes, read, path, usage=model_metadata.of_gguf(held.values, config.context))
 
 
 def import_gguf(path: Path) -> Llama:

@@ -13,7 +13,7 @@ from planaria.common import documents
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
 from planaria.models.foreign_weights import checked_config
-from planaria.models.routed import Routing, to_keys
+from planaria.models.moe_layer import Routing, to_keys
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -21,7 +21,7 @@ ARCHITECTURES = {
     "mixtral": "MixtralForCausalLM",
     "planaria_routed": "PlanariaRoutedForCausalLM",
 }
-"""architectures that compute alike, except for refused features and, for the last two, :mod:`planaria.models.routed`"""
+"""architectures with the same computation, except for refused features and, for the last two, the MoE layer"""
 _STATED = {
     "mistral": ("num_key_value_heads", "sliding_window"),
     "mixtral": ("num_key_value_heads", "max_position_embeddings", "rms_norm_eps"),

@@ -20,10 +20,10 @@ from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
 from planaria.models.foreign_weights import Weights
 from planaria.models.hf_config import from_config, to_config
+from planaria.models.llama_stages import Llama
 from planaria.models.lora import merged
-from planaria.models.routed import Routing, from_file, from_keys, to_file
-from planaria.models.stages import Llama
-from planaria.models.usage import CLASS, GENERATION, SETTINGS, Usage, of_folder, write_json
+from planaria.models.model_metadata import CLASS, GENERATION, SETTINGS, ModelMetadata, of_folder, write_json
+from planaria.models.moe_layer import Routing, from_file, from_keys, to_file
 
 WEIGHTS, INDEX, TOKENIZER = "model.safetensors", "model.safetensors.index.json", "tokenizer.json"
 DTYPES = ("F32", "BF16", "F16")
@@ -41,7 +41,11 @@ Files = dict[str, tuple[Path, str]]
 
 
 def export_model(
-    model: Llama, folder: Path, tokenizer_file: Path | None = None, end: int | None = None, used: Usage | None = None
+    model: Llama,
+    folder: Path,
+    tokenizer_file: Path | None = None,
+    end: int | None = None,
+    used: ModelMetadata | None = None,
 ) -> None:
     """Export a model in memory as :func:`export_folder` does, in fp32; adapters are added to their matrices."""
 
@@ -61,7 +65,7 @@ def export_folder(
     end: int | None = None,
     dtype: str = "float32",
     routing: Routing | None = None,
-    used: Usage | None = None,
+    used: ModelMetadata | None = None,
 ) -> None:
     """Write config.json, generation_config.json, weights and, given a tokenizer.json, the tokenizer's files,
     atomically.

@@ -18,8 +18,8 @@ from torch import Tensor
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
 from planaria.models.foreign_weights import Weights, checked_config
-from planaria.models.llama import to_rotate_half
-from planaria.models.stages import Llama, parameter_count
+from planaria.models.llama_layers import to_rotate_half
+from planaria.models.llama_stages import Llama, parameter_count
 
 HEADER = struct.Struct("<7i")
 """dim, hidden, layers, heads, kv_heads, vocab (negative: untied head), context"""

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from planaria.common.atomic import new_folder
-from planaria.models.llama import Linear
-from planaria.models.stages import Llama, global_name
+from planaria.models.llama_layers import Linear
+from planaria.models.llama_stages import Llama, global_name
 
 DOWN, UP = "lora_down", "lora_up"
 

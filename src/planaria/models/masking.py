@@ -22,7 +22,7 @@ from torch import Tensor
 from planaria.common import documents
 from planaria.common.documents import Record
 from planaria.common.errors import UserError
-from planaria.models.fusing import Named
+from planaria.models.task_vectors import Named
 
 START = 1.0
 """initial value of every logit: all numbers are kept"""
@@ -38,7 +38,7 @@ Mask = Mapping[str, Tensor]
 
 
 class Note(Record):
-    """The models of a mask, by :func:`planaria.models.fusing.digest`, and the order of its bits."""
+    """The models of a mask, by :func:`planaria.models.task_vectors.digest`, and the order of its bits."""
 
     safe: str
     tuned: tuple[str, ...]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from planaria.config.model_config import ModelConfig
-from planaria.models.llama import DecoderLayer, RMSNorm, matrix_numbers
+from planaria.models.llama_layers import DecoderLayer, RMSNorm, matrix_numbers
 from planaria.models.sharing import Cut, SharedNorm, stored, unfold
 
 SHARED, GAINS = "shared", "gains"

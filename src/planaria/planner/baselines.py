@@ -11,9 +11,9 @@ from statistics import fmean
 
 import numpy as np
 
+from planaria.planner.initial_plans import random_routes
 from planaria.planner.problem import BLOCK, Problem, Solution
 from planaria.planner.search import Budget, Found, search, step_ns
-from planaria.planner.start import random_routes
 
 DRAWS = 10
 """Random plans averaged."""

@@ -23,13 +23,13 @@ import numpy as np
 
 from planaria.common.compiled import COMPILED
 from planaria.pipeline.routing.skipping import disorder
+from planaria.planner.all_routes import Ways, kinds_of, shortest, turns, ways_of
 from planaria.planner.evaluate import NEVER
 from planaria.planner.guidelines import unequal_use
 from planaria.planner.prices import room
 from planaria.planner.problem import BLOCK, ENTRY, RETURN, ROLES, Problem, Solution
 from planaria.planner.search import step_ns
 from planaria.planner.tables import Ints
-from planaria.planner.ways import Ways, kinds_of, shortest, turns, ways_of
 
 SOLVER = find_spec("scipy") is not None
 """Whether linear programmes can be solved (``planaria[planner]``); without it the bound is lower."""

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from planaria.pipeline.routing.skipping import disorder
+from planaria.planner.initial_plans import Near, tour
 from planaria.planner.problem import ROLES, Problem, Solution
-from planaria.planner.start import Near, tour
 from planaria.planner.tables import Ints
 
 TRIES = 20

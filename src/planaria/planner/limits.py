@@ -4,8 +4,8 @@
   begins with gradients that spread from the data nodes; one calculation covers both sides.
 - Elsewhere: a set of nodes smaller than the number of stages leaves out at least j stages. Each of them is visited as
   often as any other stage (CC2), each time by another microbatch, at nodes outside the set.
-- Long routes: the turns of :func:`~planaria.planner.ways.turns` for microbatches of two lengths in any order, K of them
-  long. If even the best order takes the whole step, there are fewer than K.
+- Long routes: the turns of :func:`~planaria.planner.all_routes.turns` for microbatches of two lengths in any order, K
+  of them long. If even the best order takes the whole step, there are fewer than K.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from planaria.planner.all_routes import Bools, Ways
 from planaria.planner.problem import BLOCK, ENTRY, Problem
 from planaria.planner.tables import Ints
-from planaria.planner.ways import Bools, Ways
 
 Floats = NDArray[np.float64]
 MOST_SETS = 1_000_000

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from planaria.planner.all_routes import Bools, Ways
 from planaria.planner.limits import Elsewhere, Floats, Side, elsewhere, filled, sides, too_long
 from planaria.planner.problem import BLOCK, ENTRY, Problem
 from planaria.planner.tables import Ints
-from planaria.planner.ways import Bools, Ways
 
 
 class Prices(NamedTuple):

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
+from planaria.planner.all_routes import Ways
 from planaria.planner.limits import Floats
 from planaria.planner.prices import Prices, Room, cost, least_s
 from planaria.planner.problem import BLOCK, Problem
 from planaria.planner.tables import Ints
-from planaria.planner.ways import Ways
 
 ROUNDS = 40
 """Most linear programmes for one choice of data nodes."""

@@ -16,8 +16,8 @@ import numpy as np
 from planaria.planner.anneal import RANDOMS, Floats, anneal
 from planaria.planner.cells import by_cells
 from planaria.planner.evaluate import NEVER, makespan
+from planaria.planner.initial_plans import greedy
 from planaria.planner.problem import Problem, Solution
-from planaria.planner.start import greedy
 from planaria.planner.tables import summed
 
 HOT, COLD = 0.1, 0.001

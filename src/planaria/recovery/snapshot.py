@@ -32,14 +32,14 @@ from planaria.recovery.base import (
 )
 from planaria.recovery.codes import Layout, code
 from planaria.recovery.codes.base import Code
+from planaria.recovery.common_snapshot import NOTHING_YET, CommonSnapshot
 from planaria.recovery.parity import PARITY, BlockSender, OwnHolder, OwnSender, ParityHolder
-from planaria.recovery.remembering import NOTHING_YET, Remembering
 from planaria.recovery.stream import block, block_bytes, joined, state_in, stream, stream_bytes
 
 MEMBERS = "members"
 
 
-class Snapshot(Remembering):
+class Snapshot(CommonSnapshot):
     """Keep erasure-coded parities of all stages."""
 
     tolerate: int = Field(1, ge=1, le=127)

@@ -16,8 +16,8 @@ from planaria.common.errors import UserError
 from planaria.models.state import Shapes, StageState
 from planaria.recovery.base import Answer, Copy, CopyCost, Holder, Original, Replica, Sender, Workshop
 from planaria.recovery.codes.base import Code
+from planaria.recovery.common_snapshot import NOTHING_YET, CommonSnapshot
 from planaria.recovery.parity import PARITY, BlockSender, OwnHolder, OwnSender, ParityHolder
-from planaria.recovery.remembering import NOTHING_YET, Remembering
 from planaria.recovery.stream import block, block_bytes, joined, state_in, stream, stream_bytes
 
 COPY, OWN = "copy", "own"
@@ -25,7 +25,7 @@ _AS_IT_IS = Code(np.ones((1, 1), np.uint8))
 """the code of one source: its bytes"""
 
 
-class WholeCopies(Remembering):
+class WholeCopies(CommonSnapshot):
     """Copy each stage's state to the next stage."""
 
     every: Annotated[int, Field(ge=1)] | Literal["best"] = 10

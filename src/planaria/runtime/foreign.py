@@ -15,7 +15,7 @@ from planaria.control.saving import folder_name
 from planaria.data.tokenizer import Tokenizer
 from planaria.models.families import family
 from planaria.models.huggingface import export_folder, export_model
-from planaria.models.stages import Llama
+from planaria.models.llama_stages import Llama
 from planaria.models.transformers.files import write_weights
 from planaria.runtime.checkpoint.foreign import Job, Reply, dcp, huggingface, read_apart, universal
 from planaria.runtime.checkpoint.foreign.folder import Note, Summed, leave_note

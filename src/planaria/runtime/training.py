@@ -52,7 +52,7 @@ from planaria.runtime.run import MODEL, Run
 
 _OUT_OF_MEMORY = re.compile("can't allocate memory|out of memory")
 Say = Callable[[str], None]
-Beside = Callable[[Path], AbstractContextManager[object]]
+FolderContext = Callable[[Path], AbstractContextManager[object]]
 """context manager to enter while a run is trained, given its folder"""
 MIRRORED = dict.fromkeys((*runs.KEPT, ID, STATE, digests.FILE), SCHEDULE_BYTES) | {EVENTS: 1 << 40}
 """files of a run that are stored with its checkpoints, and the limit of each in bytes when it is fetched"""
@@ -66,7 +66,7 @@ class Callbacks:
     say: Say
     on_step: Callable[[Step], object] | None
     stop: Event | None
-    beside: Beside = nullcontext
+    beside: FolderContext = nullcontext
 
     def stopped(self) -> bool:
         """Return whether the run should stop after a whole step."""
@@ -86,7 +86,7 @@ def train(
     stop: Event | None = None,
     progress: bool = True,
     say: Say | None = None,
-    beside: Beside | None = None,
+    beside: FolderContext | None = None,
     settings: Settings | None = None,
     allow_code: bool = False,
     **short: object,

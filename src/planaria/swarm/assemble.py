@@ -21,10 +21,10 @@ from planaria.swarm.config import ALL_PEERS, PolicyConfig, SwarmConfig
 from planaria.swarm.peer import Peer, describe
 from planaria.swarm.policy import POLICIES
 from planaria.swarm.policy.base import Policy
-from planaria.swarm.policy.wording import Wording, asked
+from planaria.swarm.policy.prompts import PromptFormat, asked
+from planaria.swarm.recipe import rules
 from planaria.swarm.records.lines import LOG, PEERS, Started, read_log
-from planaria.swarm.serving.served import Server
-from planaria.swarm.setting import rules
+from planaria.swarm.serving.remote_sampling import Server
 from planaria.swarm.tasks import TASKS, open_task
 from planaria.swarm.tasks.base import Task
 
@@ -38,7 +38,7 @@ ASKING = ("chat", "instruction", "examples")
 def policy_of(config: SwarmConfig, task: Task, told: Report | None = None) -> Policy:
     """Return the policy that a peer starts with, with the recipe's prompt settings; UserError if it is unavailable."""
     policy = placed(POLICIES.make(config.policy.kind, config.policy.options).open(config, task, told), config.policy)
-    if isinstance(policy, Wording):
+    if isinstance(policy, PromptFormat):
         policy.asking = asked(policy.template, policy.tokenizer, config.policy, task)
     elif stated := [name for name in ASKING if getattr(config.policy, name) != getattr(PolicyConfig(), name)]:
         raise UserError(
@@ -141,7 +141,7 @@ def placed(policy: Policy, config: PolicyConfig) -> Policy:
     :raises UserError: as :func:`device_of` does, or if a custom policy supports no other precision.
     """
     policy.module.to(device_of(config))
-    if isinstance(policy, Wording):
+    if isinstance(policy, PromptFormat):
         policy.room, policy.bf16 = (config.logits_mb << 20) // BYTES, config.precision == "bf16"
     elif config.precision != "fp32":
         raise UserError(

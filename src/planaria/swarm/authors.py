@@ -9,7 +9,7 @@ from planaria.swarm.config import SwarmConfig
 from planaria.swarm.draws import generator, own_problems
 from planaria.swarm.policy.base import Drawn, Policy
 from planaria.swarm.rollout import Asked, Rollout
-from planaria.swarm.serving.served import Server
+from planaria.swarm.serving.remote_sampling import Server
 from planaria.swarm.tasks.base import Task
 
 

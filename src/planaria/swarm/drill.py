@@ -18,10 +18,10 @@ from planaria.config.schema import Section
 from planaria.lab.trials.arms import Armed, Rules, file_name, table_of
 from planaria.lab.trials.spread import Spread, spread
 from planaria.swarm.config import SwarmConfig
+from planaria.swarm.recipe import checked, names, of_peer
 from planaria.swarm.records.measure import Tally
 from planaria.swarm.records.outcome import Outcome, total
 from planaria.swarm.repair.results import Repaired
-from planaria.swarm.setting import checked, names, of_peer
 
 
 class Run(Record):

@@ -13,7 +13,7 @@ from planaria.swarm.board.message import Completion, Rollouts
 from planaria.swarm.config import CONSENSUS, SwarmConfig
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.reading import Reading
-from planaria.swarm.rollout import Asked, Asking, Rollout
+from planaria.swarm.rollout import Asked, PromptLayout, Rollout
 from planaria.swarm.tasks.base import Behaviour, Problem, Task, as_reward
 
 NOTHING: Mapping[tuple[str, int, int], float] = {}
@@ -154,7 +154,7 @@ def take_in(
     scoring: Scoring,
     policy: Policy,
     max_new: int,
-    asked: Asking,
+    asked: PromptLayout,
     weights: str = "",
     accounts: Mapping[str, str] = NO_ACCOUNTS,
 ) -> tuple[list[Rollout], list[Turned]]:

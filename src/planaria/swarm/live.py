@@ -22,8 +22,8 @@ from planaria.runtime.fleet.spawner import spawner
 from planaria.swarm.assemble import assemble, own_classes
 from planaria.swarm.board.identity import Identity
 from planaria.swarm.config import SwarmConfig
+from planaria.swarm.recipe import names, of_peer
 from planaria.swarm.records.lines import LOG, PEERS, Finished, Log, Record, follow
-from planaria.swarm.setting import names, of_peer
 
 PRELOAD = [__name__]
 """modules that the fork server imports for peers"""

@@ -22,16 +22,16 @@ from planaria.swarm.config import CONSENSUS, SwarmConfig
 from planaria.swarm.draws import derived, of_messages, shared_problems
 from planaria.swarm.evaluation import Examiner, Standing
 from planaria.swarm.intake import NOTHING, Schedule, Scored, Scoring, Turned, take_in, with_reading
-from planaria.swarm.keeping import Keeping
 from planaria.swarm.learning.learner import Learned, Learner
 from planaria.swarm.learning.lessons import Lessons, lessons, priced
+from planaria.swarm.peer_recovery import PeerRecovery
 from planaria.swarm.policy.base import Policy, held, weights_digest, weights_fingerprint
 from planaria.swarm.policy.reading import read
-from planaria.swarm.records.kept import PEER, SHADOW
 from planaria.swarm.records.lines import LOG, POISON, SAMPLES, Evaluated, Finished, Log, PoisonRecord, Started
-from planaria.swarm.records.noting import agreed, round_record, sample_records
+from planaria.swarm.records.round_records import agreed, round_record, sample_records
+from planaria.swarm.records.saved_state import PEER, SHADOW
 from planaria.swarm.rollout import Asked, Rollout, ask
-from planaria.swarm.serving.served import Server
+from planaria.swarm.serving.remote_sampling import Server
 from planaria.swarm.tasks.base import Task
 
 log = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class Peer:
         self.poison = None if honest else Log(folder / POISON)
         self.shadow = Shadow(config, name, task, policy) if config.shadow else None
         learners = {PEER: self.learner} | ({} if self.shadow is None else {SHADOW: self.shadow.learner})
-        self.keeping = Keeping(config, name, folder, meeting, learners, self.defence)
+        self.keeping = PeerRecovery(config, name, folder, meeting, learners, self.defence)
 
     def run(self, after_each: Callable[[], None] = lambda: None) -> None:
         """Run all rounds, from the first or the last saved state; call ``after_each`` after every round."""
@@ -115,7 +115,7 @@ class Peer:
             kept = self.keeping.save(number)
             self.keeping.brake(number)
             after_each()
-            done, number = number, self.keeping.unless_overruled(number)
+            done, number = number, self.keeping.roll_back_if_overruled(number)
             if (last or kept) and number == done and not self.meeting.unsettled:
                 self.meeting.receipts.testify("weights", number, weights_digest(self.policy.module))
         self.log.note(Finished())
@@ -268,7 +268,7 @@ class Peer:
 
     def _evaluate(self, after: int) -> None:
         standing = self.examiner.examine(self.policy)
-        self.keeping.looked(after, standing.accuracy.rate or 0.0)
+        self.keeping.record_accuracy(after, standing.accuracy.rate or 0.0)
         alone = self.shadow.examined(self.examiner).accuracy if self.shadow is not None else None
         self.log.note(
             Evaluated(

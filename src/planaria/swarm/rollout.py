@@ -23,7 +23,7 @@ def ask(problem: Problem, policy: Policy) -> Asked:
     return Asked(problem, tuple(ids))
 
 
-Asking = Callable[[int], Asked]
+PromptLayout = Callable[[int], Asked]
 """returns the prompt of a problem's number"""
 
 

@@ -18,7 +18,7 @@ from planaria.lab.compare.clock import Clock, clock_of, waiting_s
 from planaria.lab.compare.race import Course, Met, Point, race
 from planaria.lab.compare.race_results import score
 from planaria.lab.compare.race_spec import Comparison, TraceSpec, load, trace_for, traces_for
-from planaria.lab.comparing import checked, clock_config
+from planaria.lab.compare.run_comparison import checked, clock_config
 
 STEPS = 12
 FIRST_OF_TWIN = 3

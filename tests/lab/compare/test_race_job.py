@@ -30,7 +30,7 @@ class Watcher:
     def said(self, line: str) -> None:
         self.lines.append(line)
 
-    def went(self, title: str, reached: int, steps: int, running: Mapping[str, tuple[int, int]]) -> None:
+    def progressed(self, title: str, reached: int, steps: int, running: Mapping[str, tuple[int, int]]) -> None:
         assert 0 <= reached <= steps
 
 
@@ -135,7 +135,7 @@ def test_editing_an_arm_s_code_makes_its_result_stale(tmp_path: Path, dataset: D
 @pytest.mark.slow
 def test_a_result_is_not_kept_if_its_code_changed_meanwhile(tmp_path: Path, dataset: Dataset, mine: ModuleType) -> None:
     class Edits(Watcher):
-        def went(self, title: str, reached: int, steps: int, running: Mapping[str, tuple[int, int]]) -> None:
+        def progressed(self, title: str, reached: int, steps: int, running: Mapping[str, tuple[int, int]]) -> None:
             (tmp_path / "own" / "noisy_arm.py").write_text("class Mine:\n    noise = 0.3\n")
 
     watcher = Edits()

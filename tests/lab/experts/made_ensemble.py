@@ -17,7 +17,7 @@ from planaria.lab.experts.domains import HELD_OUT, TEST, TRAINED
 from planaria.lab.experts.experts_spec import MixtureSpec
 from planaria.lab.experts.manifest import Manifest, Member
 from planaria.models.huggingface import export_model
-from planaria.models.stages import Llama, parameter_count
+from planaria.models.llama_stages import Llama, parameter_count
 
 SHAPE = ModelConfig(vocab=257, dim=16, layers=2, heads=2, hidden=24, context=32, init_std=0.3)
 LETTERS = {"digits": string.digits, "lower": string.ascii_lowercase, "upper": string.ascii_uppercase}

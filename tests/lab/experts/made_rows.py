@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planaria.lab.experts.worst import Array
+from planaria.lab.experts.minimax_weights import Array
 
 
 def made_rows(rows: int, experts: int, domains: int, seed: int) -> dict[str, Array]:

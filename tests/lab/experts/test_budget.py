@@ -20,7 +20,7 @@ from planaria.lab.experts.budget import (
     spent,
 )
 from planaria.lab.experts.difficulty import tiers
-from planaria.models.stages import flops_per_token, parameter_count
+from planaria.models.llama_stages import flops_per_token, parameter_count
 
 SIZES = {
     size: ModelConfig(vocab=257, dim=64, layers=2, hidden=width)

@@ -8,7 +8,7 @@ from tests.lab.experts.made_ensemble import SHAPE, child
 from torch import Tensor
 
 from planaria.lab.experts import merge, ridge
-from planaria.models.stages import Llama
+from planaria.models.llama_stages import Llama
 
 PARENT = Llama(SHAPE, seed=1).eval()
 DRAW = torch.Generator().manual_seed(0)

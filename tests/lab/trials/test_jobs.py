@@ -24,7 +24,7 @@ class Watcher:
     def said(self, line: str) -> None:
         self.lines.append(line)
 
-    def went(self, title: str, reached: int, steps: int, running: Mapping[str, tuple[int, int]]) -> None:
+    def progressed(self, title: str, reached: int, steps: int, running: Mapping[str, tuple[int, int]]) -> None:
         self.at_once = max(self.at_once, len(running))
         self.seen.append((reached, steps))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from planaria.report.live_page.following import Telling
+from planaria.report.live_page.run_source import FolderFollower
 from planaria.report.live_page.server import Page, Strike
 from planaria.report.live_page.serving import Address, Server, serve
 
@@ -92,7 +92,7 @@ def served(
 ) -> Iterator[Client]:
     """A server of these runs, for as long as this lasts."""
     announced: list[str] = []
-    page = Page([Telling(folder, folder.name) for folder in folders], strike)
+    page = Page([FolderFollower(folder, folder.name) for folder in folders], strike)
     server = Server(page, Address(names=names), token, announced.append)
     thread = threading.Thread(target=serve, args=(server,))
     thread.start()

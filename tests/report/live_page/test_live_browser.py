@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from browser import Tab, browser, found
 from live_server import TOKEN, served
-from test_followed import folder
 from test_live_server import run_in
+from test_run_source import folder
 from trials_made import comparison_in, swarm_in
 
 from planaria.control import decisions as d

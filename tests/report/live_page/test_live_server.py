@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from live_server import TOKEN, Client, served
-from test_followed import folder
+from test_run_source import folder
 
 from hostile_json import hostile
 from planaria.cli.commands import chaos
@@ -354,13 +354,13 @@ def test_a_process_that_is_not_the_worker_is_never_struck(tmp_path: Path) -> Non
 def test_whoever_started_the_server_ends_it_by_closing_a_pipe(tmp_path: Path) -> None:
     import threading
 
-    from planaria.report.live_page.following import Telling
+    from planaria.report.live_page.run_source import FolderFollower
     from planaria.report.live_page.server import Page
     from planaria.report.live_page.serving import Address, Server, serve
 
     read, write = os.pipe()
     announced: list[str] = []
-    page = Page([Telling(run_in(tmp_path / "run"), "run")], None)
+    page = Page([FolderFollower(run_in(tmp_path / "run"), "run")], None)
     thread = threading.Thread(target=serve, args=(Server(page, Address(), TOKEN, announced.append), read))
     thread.start()
     while not announced:

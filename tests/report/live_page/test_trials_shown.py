@@ -11,8 +11,8 @@ from live_server import served
 from trials_made import EVERY, IDS, STEPS, comparison_in, losses, round_of, swarm_in, write_numbers, write_race
 
 from planaria.common.errors import UserError
-from planaria.report.live_page.following import source_of
 from planaria.report.live_page.frames import Frame, Json, patched
+from planaria.report.live_page.run_source import source_of
 from planaria.report.live_page.source import Source
 from planaria.swarm.records.lines import LOG, PEERS, Log
 from planaria.swarm.records.outcome import read_outcome
@@ -38,7 +38,7 @@ def test_a_comparison_is_played_back_in_the_order_in_which_its_races_ended(tmp_p
     source = source_of(comparison_in(tmp_path / "mine-compare"))
     lines = [frame.line for frame in shown(source) if frame.line]
     assert [line["text"].partition(",")[0] for line in lines[:3]] == ["free", "echo", "redraw"]
-    assert "echo came to the target first: 3 hours" in lines[3]["text"], "the fault-free arm was not struck"
+    assert "echo reached the target first, after 3 hours" in lines[3]["text"], "the fault-free arm was not struck"
     state = played(source_of(tmp_path / "mine-compare"))
     assert state["over"] == "finished" and state["run"]["arms"] == ["free", "echo", "redraw"]
     echo = state["races"]["echo 1"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from planaria.lab.compare.race import Course, Met, Point
 from planaria.lab.compare.race_results import Compared, Run, Scored
-from planaria.lab.trials.kept import Kept, identity
+from planaria.lab.trials.result_cache import CachedResult, identity
 from planaria.swarm.records.lines import LOG, PEERS, Evaluated, Finished, Layered, Log, RoundDone, Started
 from planaria.swarm.records.measure import Tally
 
@@ -24,7 +24,7 @@ def write_race(folder: Path, arm: str, seed: int, when: float, slower: float = 1
     met = [Met(tick=9, stages=[2], outcome="2: echo", moved_bytes=1, rolled_back=False, steps_lost=0)]
     course = Course(points=losses(slower), met=met, ticks=STEPS, saved=[], stopped=stopped)
     file = folder / f"{arm}.{seed}.json"
-    Kept(file, Course, identity({"arm": arm})).write(course)
+    CachedResult(file, Course, identity({"arm": arm})).write(course)
     os.utime(file, (when, when))
 
 

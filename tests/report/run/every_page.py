@@ -18,9 +18,9 @@ from planaria.control.run_record import StepMetric, ValidationMetric
 from planaria.lab.experts.budget import SYNCHRONISED, Job
 from planaria.lab.experts.experts_results import ArmResult, Results, Score, SeedResult, Speech
 from planaria.lab.report import comparison, experts_report
+from planaria.planner.initial_plans import random_routes
 from planaria.planner.problem import Problem
 from planaria.planner.schedule import Bound, Schedule, Search, schedule_of
-from planaria.planner.start import random_routes
 from planaria.report.run import report, schedule_page
 from planaria.report.run.schedule_figures import step_of
 from planaria.swarm.audit.leakage import estimate

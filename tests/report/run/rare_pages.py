@@ -27,7 +27,7 @@ from planaria.report.run.schedule_figures import step_of
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.records.lines import Agreed
 from planaria.swarm.records.measure import Tally
-from planaria.swarm.repair.results import MASK, Measured, Repaired, Way
+from planaria.swarm.repair.results import MASK, Measured, Repaired, StrategyResult
 from planaria.swarm.report import drill_report, swarm_report
 
 ROUNDS = 24
@@ -124,7 +124,7 @@ def voted(folder: Path) -> Iterator[str]:
 def repaired() -> Repaired:
     """A peer that a mask repaired."""
     before, after = (Measured(success={"text": Tally(hits=hits, eligible=50)}) for hits in (40, 0))
-    ways = [Way(by=MASK, after=after)]
+    ways = [StrategyResult(by=MASK, after=after)]
     return Repaired(arm="attacked", limit=0.02, trusted=9, own=3, benign=9, before=before, ways=ways)
 
 

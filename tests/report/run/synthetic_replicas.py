@@ -83,8 +83,8 @@ def settle(round: int, *members: int) -> d.Settle:
     return d.Settle(round=round, members=list(members), generations=[1] * len(members))
 
 
-def made(worker: str, node: int, round: int, blocking: int = 0, ahead: int = 0, apart: float = 0.0) -> e.RoundMade:
-    return e.RoundMade(
+def made(worker: str, node: int, round: int, blocking: int = 0, ahead: int = 0, apart: float = 0.0) -> e.RoundApplied:
+    return e.RoundApplied(
         worker=worker, node=node, stage=node % 2, generation=1, round=round, blocking_bytes=blocking,
         prefetched_bytes=ahead, apart=apart,
     )  # fmt: skip

@@ -78,7 +78,7 @@ def enter(display: BarDisplay, move: Callable[[], object]) -> None:
 
 def jobs(stream: io.StringIO) -> None:
     display = JobsProgress(False, stream)
-    enter(display, lambda: display.went(LONG, 120, 1000, {LONG: (20, 150)}))
+    enter(display, lambda: display.progressed(LONG, 120, 1000, {LONG: (20, 150)}))
 
 
 def survey(stream: io.StringIO) -> None:

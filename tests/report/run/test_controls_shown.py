@@ -11,7 +11,7 @@ import pytest
 from synthetic_comparison import HELD, MANNERS, SEEDS, Manner, compared
 
 from planaria.lab.compare.race_results import Compared, against_reset
-from planaria.lab.comparing import tuned
+from planaria.lab.compare.run_comparison import tuned
 from planaria.lab.report.comparison import verdict, write_comparison
 from planaria.lab.report.comparison_figures import loss_figure, price_figure
 from planaria.lab.report.comparison_table import columns, rows, show_table
@@ -125,7 +125,7 @@ def test_without_a_clock_there_are_no_hours_and_steps_decide(
     assert "0.0 h" not in shown and "floor" not in shown and "by which steps take no time" in shown
     text = write_comparison(found, tmp_path / "report.html").read_text()
     assert "0.0 h<" not in text and "0.00 h" not in text and 'id="loss-steps"' in text
-    assert "quickest with failures" in text and " steps<" in text
+    assert "fastest with failures" in text and " steps<" in text
     assert not any("hours" in name for name in write_for_paper(found, tmp_path / "paper"))
 
 

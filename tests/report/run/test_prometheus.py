@@ -140,7 +140,9 @@ def test_replicas_have_generations_and_rounds_of_their_own() -> None:
     facts = [
         r.started(2), d.Spawn(worker="a", incarnation=1), d.Spawn(worker="b", incarnation=1), *r.joined("acde"),
         r.form(0, "ac"), r.form(1, "de", generation=4), d.Settle(round=0, members=[0, 1], generations=[1, 4]),
-        e.RoundMade(worker="a", node=0, stage=0, generation=1, round=0, blocking_bytes=5, prefetched_bytes=7, apart=0),
+        e.RoundApplied(
+            worker="a", node=0, stage=0, generation=1, round=0, blocking_bytes=5, prefetched_bytes=7, apart=0
+        ),
     ]  # fmt: skip
     for t, fact in enumerate(facts):
         tally.take(float(t), fact)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from planaria.common.errors import UserError
 from planaria.planner.guidelines import planned_passes
+from planaria.planner.initial_plans import random_routes
 from planaria.planner.problem import Problem, Solution
 from planaria.planner.schedule import Bound, Schedule, Search, schedule_of
-from planaria.planner.start import random_routes
 from planaria.report.run.schedule_figures import (
     DRAWN,
     Step,

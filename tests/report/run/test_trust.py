@@ -16,16 +16,16 @@ from planaria.report import page
 from planaria.report.run.event_lines import Narrator
 
 
-def counted(round: int, stage: int, of: dict[int, float]) -> e.OffersCounted:
-    return e.OffersCounted(worker=f"w{stage}", node=stage, stage=stage, generation=1, round=round, counted=of)
+def counted(round: int, stage: int, of: dict[int, float]) -> e.UpdatesWeighted:
+    return e.UpdatesWeighted(worker=f"w{stage}", node=stage, stage=stage, generation=1, round=round, counted=of)
 
 
-def compared(round: int, of: dict[int, float], rivals: dict[str, dict[int, float]]) -> e.OffersCounted:
+def compared(round: int, of: dict[int, float], rivals: dict[str, dict[int, float]]) -> e.UpdatesWeighted:
     return counted(round, 0, of).model_copy(update={"rivals": rivals})
 
 
-def refused(round: int, node: int, replica: int, reason: str, stage: int = 1) -> e.OfferRefused:
-    return e.OfferRefused(
+def refused(round: int, node: int, replica: int, reason: str, stage: int = 1) -> e.UpdateRejected:
+    return e.UpdateRejected(
         worker=f"w{node}", node=node, stage=stage, generation=1, round=round, replica=replica, reason=reason
     )
 

@@ -16,13 +16,13 @@ from planaria.control.logs import read_run
 from planaria.lab.report.comparison import verdict as of_comparison
 from planaria.lab.report.experts_verdict import verdict as of_experts
 from planaria.planner.guidelines import broken
+from planaria.report.phrases import amount, counted, listed
 from planaria.report.run.report import wall_time
 from planaria.report.run.run_verdict import NO_END, RunFacts, facts_of
 from planaria.report.run.run_verdict import verdict as of_run
 from planaria.report.run.schedule_figures import step_of
 from planaria.report.run.schedule_page import verdict as of_schedule
 from planaria.report.verdict import Verdict
-from planaria.report.words import amount, counted, listed
 from planaria.swarm.records.measure import Tally
 from planaria.swarm.records.outcome import ALL, LayerOutcome, Outcome
 from planaria.swarm.report.drill_report import verdict as of_drill

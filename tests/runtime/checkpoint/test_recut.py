@@ -22,7 +22,7 @@ from planaria.common import documents
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.control.events import Standing
-from planaria.exchange.kinds import exchange
+from planaria.exchange.registry import exchange
 from planaria.models.families import build_stage
 from planaria.models.optimizers.adamw import KEYS
 from planaria.models.packing import digest

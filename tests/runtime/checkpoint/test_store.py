@@ -11,7 +11,7 @@ import torch
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
 from planaria.models.families import build_stage
-from planaria.models.stages import Llama
+from planaria.models.llama_stages import Llama
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint.loading import load_model
 from planaria.runtime.checkpoint.stage_file import stage_file, write_stage

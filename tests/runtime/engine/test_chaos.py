@@ -45,11 +45,11 @@ class Fleet:
     """Records its messages and signals."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, d.Blow]] = []
+        self.told: list[tuple[str, d.InjectFault]] = []
         self.signals: list[tuple[str, int, signal.Signals]] = []
 
     def send(self, worker: str, text: bytes) -> None:
-        self.told.append((worker, d.Blow.model_validate_json(text)))
+        self.told.append((worker, d.InjectFault.model_validate_json(text)))
 
     def signal(self, worker: str, incarnation: int, number: signal.Signals) -> None:
         self.signals.append((worker, incarnation, number))
@@ -93,7 +93,7 @@ def test_a_worker_gets_its_fault_in_its_step(moment: Any) -> None:
     made.on_decision(run(3, mode="evaluate"), STATE)
     assert not fleet.told, "a validation is no step"
     made.on_decision(run(3), STATE)
-    blow = d.Blow(number=0, signal="slow", moment=moment, offset=0.5, seconds=None, strength=4.0)
+    blow = d.InjectFault(number=0, signal="slow", moment=moment, offset=0.5, seconds=None, strength=4.0)
     assert fleet.told == [("w2", blow)]
     assert made.on_event(0.0, struck(0, 2), STATE) == []
     made.on_decision(run(3), STATE)
@@ -106,7 +106,7 @@ def test_an_attack_is_sent_with_its_end_also_in_a_resumed_run() -> None:
         made, fleet = chaos(lie, first_step=first)
         made.on_decision(run(step), STATE)
         plain = {"number": 0, "signal": "lie", "moment": "any", "offset": 0.0, "seconds": None}
-        blow = d.Blow(**plain, strength=0.5, attack="ipm", until=6)
+        blow = d.InjectFault(**plain, strength=0.5, attack="ipm", until=6)
         assert fleet.told == ([("w2", blow)] if reported else [])
     made, fleet = chaos(Fault(step=3, stage=2, signal="lie"), first_step=4)
     made.on_decision(run(4), STATE)

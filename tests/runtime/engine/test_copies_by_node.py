@@ -37,7 +37,7 @@ def test_a_copy_is_lost_with_the_node_that_kept_it(tmp_path: Path) -> None:
     engine = scheduled(tmp_path, REDUNDANT)
     losses(engine, 2)
     host, second = engine.there.nodes(1)
-    assert engine.keeping[second].nbytes == 0 < engine.keeping[host].nbytes
+    assert engine.copies[second].nbytes == 0 < engine.copies[host].nbytes
     assert "not whole yet" in lose(engine, host, *engine.there.nodes(2)).reason
     engine = scheduled(tmp_path, REDUNDANT)
     losses(engine, 2)

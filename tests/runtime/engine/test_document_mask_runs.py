@@ -16,8 +16,8 @@ from planaria.cli.commands.evaluate import evaluate
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.control.logs import read_run
-from planaria.models.llama import document_mask
-from planaria.models.stages import Llama
+from planaria.models.llama_layers import document_mask
+from planaria.models.llama_stages import Llama
 from planaria.runtime.engine.check import check
 from planaria.runtime.engine.samples import batches, masks
 
@@ -107,7 +107,7 @@ def test_eval_applies_the_mask(tmp_path: Path) -> None:
 
 
 def test_families_without_masks_are_refused(tmp_path: Path) -> None:
-    from planaria.models.stages import LlamaFamily
+    from planaria.models.llama_stages import LlamaFamily
 
     check(recipe(tmp_path))
     with pytest.MonkeyPatch.context() as patch:

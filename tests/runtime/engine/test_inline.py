@@ -12,7 +12,7 @@ from tiny import Recipe, engine_of, lose, losses, train_stream, whole
 from torch import Tensor
 
 from planaria.config.schema import RunConfig
-from planaria.models.stages import Llama, global_name
+from planaria.models.llama_stages import Llama, global_name
 from planaria.pipeline.routing import routes
 from planaria.recovery.chain import Plan
 from planaria.recovery.merging import merge

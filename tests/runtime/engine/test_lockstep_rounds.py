@@ -15,7 +15,7 @@ from observer import Log, train_inline
 from planaria.config.schema import RunConfig
 from planaria.control import events as e
 from planaria.exchange.base import Update
-from planaria.exchange.kinds import exchange
+from planaria.exchange.registry import exchange
 from planaria.faults.trace import Fault, Trace
 from planaria.lab.inline.engine import InlineEngine
 from planaria.runtime.checkpoint.stage_file import read_stage

@@ -52,12 +52,12 @@ def test_an_order_is_ours_if_its_generation_is(here: Position, generations: list
 
 def test_a_report_begins_with_the_position_fields_of_its_event(here: Position, said: list[Fact]) -> None:
     here.report(e.StageReady, mode="evaluate", loss=2.5)
-    here.report(e.OfferHeard, round=3, replica=0)
+    here.report(e.UpdateReceived, round=3, replica=0)
     here.report(e.StageSaved, generation=6, step=8, bytes=10)
     here.report_broken(3, "closed")
     assert said == [
         e.StageReady(worker="w4", stage=1, generation=7, step=9, replica=1, mode="evaluate", loss=2.5),
-        e.OfferHeard(worker="w4", node=4, generation=7, round=3, replica=0),
+        e.UpdateReceived(worker="w4", node=4, generation=7, round=3, replica=0),
         e.StageSaved(worker="w4", stage=1, generation=6, step=8, bytes=10, node=4),
         e.EdgeBroken(
             worker="w4", node=4, peer=3, generation=7,

@@ -33,9 +33,9 @@ from planaria.runtime.engine.unused_settings import idle
 LATE_S = 0.02
 
 
-def blow(signal: str, **more: Any) -> d.Blow:
+def blow(signal: str, **more: Any) -> d.InjectFault:
     fields = {"number": 0, "moment": "any", "offset": 0.0, "seconds": None, "strength": None}
-    return d.Blow(**{"signal": signal, **fields, **more})
+    return d.InjectFault(**{"signal": signal, **fields, **more})
 
 
 def faults(reported: list[str] | None = None) -> WorkerFaults:

@@ -185,8 +185,8 @@ def test_snapshots_of_one_process_outlive_it_until_the_run_is_saved(config: Reci
 
 def flip(engine: InlineEngine, node: int) -> None:
     """Flip a bit kept at ``node``, of a parity where it holds one."""
-    assert engine.keeping[node].intact(), "this makes its checksum"
-    *_, holder = (h for h in engine.keeping[node]._all_holders.values() if h.nbytes)
+    assert engine.copies[node].intact(), "this makes its checksum"
+    *_, holder = (h for h in engine.copies[node]._all_holders.values() if h.nbytes)
     (*_, part) = holder.state().weights.values()
     part.view(-1).view(torch.uint8)[part.nbytes // 3] ^= 4
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from planaria.config.schema import ModelConfig
-from planaria.models.stages import BlockStage, Ends, LlamaFamily
+from planaria.models.llama_stages import BlockStage, Ends, LlamaFamily
 
 
 class Counting(LlamaFamily):

@@ -8,7 +8,7 @@ import time
 from torch import nn
 
 from planaria.config.schema import ModelConfig
-from planaria.models.stages import BlockStage, Ends, LlamaFamily
+from planaria.models.llama_stages import BlockStage, Ends, LlamaFamily
 
 SLOWER = "MILLISECONDS_SLOWER"
 """variable of the environment: how much longer each layer's forward pass takes"""

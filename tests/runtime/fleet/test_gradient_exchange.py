@@ -17,7 +17,7 @@ from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.logs import RunRecord
-from planaria.exchange.kinds import exchange
+from planaria.exchange.registry import exchange
 from planaria.faults.trace import Fault
 from planaria.models.families import build_stage
 from planaria.runtime.checkpoint.loading import stage_for

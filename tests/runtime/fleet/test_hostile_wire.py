@@ -20,7 +20,7 @@ from torch import Tensor
 
 from harness import ending, facts, tiny, train
 from planaria.control.decisions import Form, Keep, Link, Meet, Member, Settle
-from planaria.control.events import REPORT, OfferHeard, OfferRefused, StageReady, WorkerFailed
+from planaria.control.events import REPORT, StageReady, UpdateReceived, UpdateRejected, WorkerFailed
 from planaria.control.logs import RunRecord
 from planaria.runtime.engine.control_link import ControlLink
 from planaria.runtime.engine.messages import Messages
@@ -76,10 +76,10 @@ class Victim:
         self.messages.meet(Meet(round=self.round, members=[0, 1], generations=[1, 1], links=[link]), self.runner)
         return OfferPart(self.round, Content.BLOCKING)
 
-    def hears(self, frames: Frames) -> list[OfferHeard | OfferRefused]:
+    def hears(self, frames: Frames) -> list[UpdateReceived | UpdateRejected]:
         """What the node tells of these frames, until their sender has hung up."""
         channel = self.stranger.call(self.port.address, f"r{self.round}", SOON_S, lambda: False)
-        edge, reported = self.messages.links.meeting[self.high], list[OfferHeard | OfferRefused]()
+        edge, reported = self.messages.links.meeting[self.high], list[UpdateReceived | UpdateRejected]()
         left = memoryview(b"".join(part for frame in frames for part in frame))
         while left:
             left = left[channel.write_some(left, left[:0]) :]
@@ -90,13 +90,13 @@ class Victim:
         while not edge._over:
             assert time.monotonic() < deadline, "stands still"
             if (item := self.control_link.next(time.monotonic() + 0.01)) is not None:
-                self.messages.hear(item)
+                self.messages.handle(item)
         channel.close()
         while (item := self.control_link.next(time.monotonic())) is not None:  # waits for a thread that serves the edge
-            self.messages.hear(item)
+            self.messages.handle(item)
         while self.controller.poll():
             fact = REPORT.validate_json(self.controller.recv_bytes())
-            assert isinstance(fact, OfferHeard | OfferRefused), fact
+            assert isinstance(fact, UpdateReceived | UpdateRejected), fact
             reported.append(fact)
         return reported
 
@@ -149,15 +149,17 @@ def nonsense(count: int) -> list[tuple[str, Callable[[OfferPart], tuple[bytes, b
 def test_each_invalid_frame_is_rejected_with_one_line_that_names_it(victim: Victim) -> None:
     for reported, made in nonsense(len(sound(victim, victim.meet())[1]) // 4):
         (refused,) = victim.hears([made(victim.meet())])
-        assert isinstance(refused, OfferRefused) and reported in refused.reason and "\n" not in refused.reason
+        assert isinstance(refused, UpdateRejected) and reported in refused.reason and "\n" not in refused.reason
         assert (refused.replica, refused.round) == (1, victim.round)
     label = victim.meet()
     received, refused = victim.hears([sound(victim, label), sound(victim, label)])
-    assert isinstance(received, OfferHeard) and isinstance(refused, OfferRefused) and "sent twice" in refused.reason
+    assert (
+        isinstance(received, UpdateReceived) and isinstance(refused, UpdateRejected) and "sent twice" in refused.reason
+    )
     victim.meet()
     assert victim.hears([]) == [], "who hangs up is accused of nothing"
     (received,) = victim.hears([sound(victim, victim.meet())])
-    assert isinstance(received, OfferHeard), "what was wrong is not held against the next round"
+    assert isinstance(received, UpdateReceived), "what was wrong is not held against the next round"
     assert victim.messages.circle.settle(victim.round, 0, {1: victim.high}, victim.runner).apart > 0
 
 
@@ -195,8 +197,8 @@ def test_fuzzed_frames_are_rejected_with_one_line_or_ignored(victim: Victim, cas
         good = sound(victim, label)
         frames = fuzzed(rng, label, good)
         reported = victim.hears(frames)
-        refused = [fact for fact in reported if isinstance(fact, OfferRefused)]
-        received = [fact for fact in reported if isinstance(fact, OfferHeard)]
+        refused = [fact for fact in reported if isinstance(fact, UpdateRejected)]
+        received = [fact for fact in reported if isinstance(fact, UpdateReceived)]
         assert len(refused) <= 1 and len(received) <= 1 and all("\n" not in fact.reason for fact in refused), case
         if len(frames) == 2:
             assert len(received) == 1, "the first word counts; the second may be lost as its sender hangs up"
@@ -225,9 +227,9 @@ def test_a_hostile_wire_leaves_the_fleet_as_it_is_without_it(tmp_path: Path) -> 
         assert ending(records[says]).outcome == "finished" and not facts(records[says], WorkerFailed)
         assert len(facts(records[says], Form)) == 5, "no replica forms again"
     assert honest_losses(records["all"]) == honest_losses(records["nothing"]), "to the last bit"
-    assert not facts(records["nothing"], OfferRefused)
-    reported = Counter((fact.round, fact.node) for fact in facts(records["all"], OfferRefused))
-    assert {fact.replica for fact in facts(records["all"], OfferRefused)} == {LIAR}
+    assert not facts(records["nothing"], UpdateRejected)
+    reported = Counter((fact.round, fact.node) for fact in facts(records["all"], UpdateRejected))
+    assert {fact.replica for fact in facts(records["all"], UpdateRejected)} == {LIAR}
     silent = [*SAYS].index("nothing")
     nonsense = {round for round in range(len(SAYS) + 1) if round % len(SAYS) != silent}
     assert {round for round, _ in reported} == nonsense and set(reported.values()) == {1}, "one line a round and node"

@@ -125,7 +125,7 @@ def test_invalid_updates_of_a_replica_do_not_harm_others(tmp_path: Path) -> None
     is_byzantine = [Fault(step=step, stage=2, signal="lie", attack=attack, until=step + 4) for step, attack in attacks]
     record = train(several(tmp_path, replicas=2, exchange={"patience_s": 600.0}), is_byzantine)
     assert ending(record).outcome == "finished" and blocks(record) == list(range(24))
-    refused = facts(record, e.OfferRefused)
+    refused = facts(record, e.UpdateRejected)
     assert {(fact.round, fact.replica) for fact in refused} == {(0, 1), (1, 1)}, "a refusal by one stage is enough"
     assert all(("finite" if fact.round == 0 else "torch.float32 [") in fact.reason for fact in refused)
     together = {settle.round: len(settle.members) == 2 for settle in facts(record, d.Settle)}

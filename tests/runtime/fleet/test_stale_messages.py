@@ -137,7 +137,7 @@ def test_links_keep_an_edge_while_its_id_stays(office: Office) -> None:
     messages, _ = office
     before, replaced = messages.links.edges[1], messages.links.edges[3]
     assert set(messages.links.edges) == {1, 3}, "stage 2 has no part in the edge 0-1"
-    messages.hear(Opened(before, 0.0))
+    messages.handle(Opened(before, 0.0))
     messages.move(2, form(2, {(1, 2): "g1:1-2", (2, 3): "g2:2-3"}))
     assert messages.links.edges[1] is before and not before.abandoned
     assert messages.links.edges[3] is not replaced and replaced.abandoned
@@ -170,7 +170,7 @@ def test_items_of_an_edge_of_an_older_generation_are_ignored(office: Office, kin
         "broken": Broken(old, "connection reset"),
         "opened": Opened(old, 0.1),
     }[kind]
-    messages.hear(item)
+    messages.handle(item)
     waiting = [Awaited(old.spec.peer, label) for label in (first_visit(2, 7), State(3))]
     assert not [frame for frame in waiting if frame in messages.frames_in] and old not in messages.links.opened
     assert not controller.poll(), "a false alarm would cost a generation"
@@ -178,7 +178,7 @@ def test_items_of_an_edge_of_an_older_generation_are_ignored(office: Office, kin
 
 def test_a_frame_of_a_wrong_shape_is_reported(office: Office) -> None:
     messages, controller = office
-    messages.hear(Arrived(messages.links.edges[1], *frame(first_visit(1, 7), shape=(2, 32, 31))))
+    messages.handle(Arrived(messages.links.edges[1], *frame(first_visit(1, 7), shape=(2, 32, 31))))
     report = REPORT.validate_json(controller.recv_bytes())
     assert isinstance(report, EdgeBroken)
     assert (report.node, report.peer, report.generation) == (2, 1, 1)
@@ -189,7 +189,7 @@ def test_a_frame_of_a_wrong_shape_is_reported(office: Office) -> None:
 
 def test_a_frame_of_the_present_generation_is_accepted(office: Office) -> None:
     messages, _ = office
-    messages.hear(Arrived(messages.links.edges[1], *frame(first_visit(1, 7))))
+    messages.handle(Arrived(messages.links.edges[1], *frame(first_visit(1, 7))))
     assert messages.input_of(SECOND_VISIT) == Awaited(1, first_visit(1, 7))
     assert messages.input_of(SECOND_VISIT) in messages.frames_in
     own_data = Action("forward", 4, 0, node=0, source=None, target=1)
@@ -211,7 +211,7 @@ def test_a_wait_beyond_the_timeout_is_reported_once_and_continues(office: Office
 
 def test_a_gradient_of_a_wrong_shape_is_rejected_and_waited_for_again(office: Office) -> None:
     messages, controller = office
-    messages.hear(Arrived(messages.links.edges[3], *frame(GradientShare(1, 7), shape=(3,))))
+    messages.handle(Arrived(messages.links.edges[3], *frame(GradientShare(1, 7), shape=(3,))))
     gradient = Arrived(messages.links.edges[3], *frame(GradientShare(1, 7), shape=(4,)))
     threading.Timer(0.2, lambda: messages.control_link.inbox.put(gradient)).start()
     (taken,) = messages.take_shares([3], torch.zeros(4))
@@ -251,7 +251,7 @@ def test_results_are_sent_once_on_the_host_unless_a_generation_has_begun(office:
 def test_arrivals_are_copied_to_the_device_at_once_and_joined_when_taken(office: Office) -> None:
     messages, _ = office
     copier, (header, payload) = cast(FakeCopier, messages.staging._copier), frame(first_visit(1, 7))
-    messages.hear(Arrived(messages.links.edges[1], header, payload.as_subclass(OnDevice)))
+    messages.handle(Arrived(messages.links.edges[1], header, payload.as_subclass(OnDevice)))
     (event,) = copier.events
     assert not copier.joined
     taken = messages.take(Awaited(1, first_visit(1, 7)))

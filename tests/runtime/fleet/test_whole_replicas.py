@@ -32,7 +32,7 @@ def lie(stage: int, attack: str = "own_flip") -> Fault:
 
 def counted(record: RunRecord) -> dict[tuple[int, int], dict[int, float]]:
     """Return (round, stage) → weight of each update."""
-    return {(fact.round, fact.stage): fact.counted for fact in facts(record, e.OffersCounted)}
+    return {(fact.round, fact.stage): fact.counted for fact in facts(record, e.UpdatesWeighted)}
 
 
 @pytest.mark.slow
@@ -55,7 +55,7 @@ def test_corruption_at_one_stage_excludes_the_whole_replica(tmp_path: Path) -> N
     assert counted(record) == counted(single) and counted(record).keys() == {(round, 0) for round in range(3)}
     assert [of[LIAR] for of in counted(record).values()][1:] == [0.0, 0.0]
     assert mean_losses(record) == pytest.approx(losses(single), abs=1e-12)
-    rivals = [[fact.rivals for fact in facts(of, e.OffersCounted)] for of in (record, single)]
+    rivals = [[fact.rivals for fact in facts(of, e.UpdatesWeighted)] for of in (record, single)]
     assert rivals[0] == rivals[1] and rivals[0][1]["krum"] == {LIAR: 0.0}
     for settle in facts(record, d.Settle):
         assert settle.counted.keys() == {*range(REPLICAS)} == {*settle.members}

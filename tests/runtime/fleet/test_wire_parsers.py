@@ -64,7 +64,7 @@ ORDERS = [
     d.Form(generation=1, step=0, outcome="started", members=[], links=[d.Link(low=0, high=1, id="x")]),
     d.RunStep(generation=1, step=0, left_out={1: "x"}),
     d.Commit(generation=1, step=0, progress=0),
-    d.Blow(number=1, signal="slow", moment="any", offset=0.5, seconds=1.0, strength=2.0),
+    d.InjectFault(number=1, signal="slow", moment="any", offset=0.5, seconds=1.0, strength=2.0),
 ]
 REPORTS: list[e.Fact] = [
     e.WorkerJoined(worker="w1", incarnation=1, pid=1, at="127.0.0.1:1", memory=1, layer_s=0.1),
@@ -72,7 +72,7 @@ REPORTS: list[e.Fact] = [
     e.EdgeBroken(worker="w1", node=1, peer=2, generation=1, detail="x", waited_s=1.0),
     e.StageReady(worker="w1", stage=1, generation=1, step=0, loss=1.0, grad_norm=1.0, heard={1: "x"}),
     e.StageSaved(worker="w1", stage=1, generation=1, step=0, bytes=1, file="stage-0001.safetensors", node=1),
-    e.OfferHeard(worker="w1", node=1, generation=1, round=0, replica=0, products={1: 1.0}),
+    e.UpdateReceived(worker="w1", node=1, generation=1, round=0, replica=0, products={1: 1.0}),
     e.Gauged(worker="w1", node=1, stage=1, generation=1, step=1, steps=2, seconds=1.0, passes={}, waited={}, flows={}),
     e.Worked(worker="w1", node=1, stage=1, generation=1, step=0, spans=[], sent_bytes={1: 2}, peak_bytes=3),
     e.Heartbeat(step=1, for_s=1.0),

@@ -14,7 +14,7 @@ from planaria.swarm.tasks import open_task
 from planaria.swarm.tasks.base import Task
 from planaria.swarm.tasks.sandbox import protections
 
-caged = pytest.mark.skipif("seccomp" not in protections(), reason="no seccomp: programs cannot be run here")
+needs_sandbox = pytest.mark.skipif("seccomp" not in protections(), reason="no seccomp: programs cannot be run here")
 MAIN = {"sums": "digits", "gym": "kind", "snippets": "library"}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from opening import block, caged, opened, written
+from opening import block, needs_sandbox, opened, written
 
 from planaria.common.errors import UserError
 from planaria.swarm.tasks import calls as calling
@@ -94,7 +94,7 @@ def test_equal_answers_have_one_canonical_text(number: int, form: str) -> None:
     assert (canonical(text) == canonical(str(number))) is same_answer(str(number), text)
 
 
-@caged
+@needs_sandbox
 def test_behaviour_covers_calls_of_every_shape_and_half_of_the_tests(tmp_path: Path) -> None:
     task = opened(f"programs:{written(tmp_path / 'all.jsonl', CALLS, CHECK, ASSERTS, PRINTS)}")
     assert task.unlabelled == {0} and task.comparable and task.probing
@@ -110,7 +110,7 @@ def test_behaviour_covers_calls_of_every_shape_and_half_of_the_tests(tmp_path: P
     assert task.score(task.problem(0), block("def half(x): return x / 2")) == 0, "the problem has no reference"
 
 
-@caged
+@needs_sandbox
 def test_another_draw_compares_other_calls(tmp_path: Path) -> None:
     task = opened(f"programs:{written(tmp_path / 'all.jsonl', CALLS, CHECK)}")
     echo = block("def half(x): return x")
@@ -130,7 +130,7 @@ def test_another_draw_compares_other_calls(tmp_path: Path) -> None:
         ({"calls": ["half("]}, "is not a call of a function"),
     ],
 )
-@caged
+@needs_sandbox
 def test_an_invalid_call_is_reported_with_its_line(tmp_path: Path, line: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=rf"bad.jsonl:2: field 'calls'.*{message}; fix or remove the line"):
         opened(f"programs:{written(tmp_path / 'bad.jsonl', CALLS, CALLS | line)}")
@@ -152,7 +152,7 @@ HOSTILE = {
 
 
 @pytest.mark.slow
-@caged
+@needs_sandbox
 def test_hostile_programs_are_contained_and_report_no_values() -> None:
     exam = calling.exam([Call("f", (n,)) for n in range(3)])
     began = time.monotonic()
@@ -161,7 +161,7 @@ def test_hostile_programs_are_contained_and_report_no_values() -> None:
     assert time.monotonic() - began < 60
 
 
-@caged
+@needs_sandbox
 def test_a_program_cannot_report_in_the_judge_s_place() -> None:
     lines = (
         "import sys, os\nfor stream in (sys.stdout, sys.stderr):\n    print('+' + 'ab' * 12, file=stream, flush=True)\n"
@@ -176,7 +176,7 @@ def test_a_program_cannot_report_in_the_judge_s_place() -> None:
     assert run(forged, exam).reported == run(honest, exam).reported != () and "" not in run(honest, exam).reported
 
 
-@caged
+@needs_sandbox
 def test_lines_reported_before_an_endless_call_are_kept() -> None:
     program = "def f(x):\n while x == 2: pass\n return x"
     outcome = run(program, calling.exam([Call("f", (n,)) for n in range(4)]), replace(LIMITS, seconds=1.0))

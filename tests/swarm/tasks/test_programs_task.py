@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from opening import block, caged, check_solutions, opened, written
+from opening import block, check_solutions, needs_sandbox, opened, written
 
 from planaria.common.errors import UserError
 from planaria.swarm.tasks import sandbox
 from planaria.swarm.tasks.base import Task
 from planaria.swarm.tasks.programs import Programs, program_of
 
-pytestmark = caged
+pytestmark = needs_sandbox
 ASSERTS = {
     "text": "Write a function to double a number.",
     "code": "def double(x):\r\n    return Two * x",

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from opening import caged
+from opening import needs_sandbox
 
 from planaria.swarm.tasks import wire
 from planaria.swarm.tasks.programs import Programs
 from planaria.swarm.tasks.sandbox import Exam, Limits, run
 
-pytestmark = caged
+pytestmark = needs_sandbox
 TESTS = "assert f(3) == 6\nassert abs(f(2) - 4) < 1e-6\nassert sorted(f(n) for n in range(3)) == [0, 2, 4]"
 FRAMES = """
 import sys

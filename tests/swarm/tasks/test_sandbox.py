@@ -1,4 +1,4 @@
-"""Every untrusted program ends in one of four ways and reaches nothing outside its cage."""
+"""Every untrusted program ends in one of four ways and reaches nothing outside its sandbox_process."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from opening import caged
+from opening import needs_sandbox
 
-from planaria.swarm.tasks import cage, locks
+from planaria.swarm.tasks import kernel_limits, sandbox_process
 from planaria.swarm.tasks.sandbox import LIMITS, Limits, Outcome, protections, run
 
-pytestmark = caged
+pytestmark = needs_sandbox
 landlocked = pytest.mark.skipif("landlock" not in protections(), reason="this kernel has no Landlock")
 SHORT = Limits(seconds=0.4)
 
@@ -78,7 +78,7 @@ frame, seen = sys._getframe(), [*sys.argv, *os.environ.values(), *gc.get_objects
 while frame:
     seen += [*frame.f_locals.values(), *frame.f_globals.values()]
     frame = frame.f_back
-print([x for x in seen if isinstance(x, (str, bytes)) and len(x) == {cage.TOKEN} and x.isalnum()])
+print([x for x in seen if isinstance(x, (str, bytes)) and len(x) == {sandbox_process.TOKEN} and x.isalnum()])
 """
     assert run(program, "pass").printed == "[]\n"
 
@@ -120,7 +120,7 @@ def test_output_is_bounded() -> None:
 
 
 def attempts(*lines: str) -> dict[str, str]:
-    """The error of each line of Python run in a cage, or "done"."""
+    """The error of each line of Python run in a sandbox, or "done"."""
     program = f"""
 import fcntl, mmap, multiprocessing, os, resource, signal, socket, subprocess, threading, time
 for line in {lines!r}:
@@ -257,15 +257,15 @@ def carry_out(code: bytes, audit: int, call: int, arguments: list[int]) -> int:
     while True:
         kind, where_true, where_false, constant = instructions[at]
         at += 1
-        if kind == locks.ANSWER:
+        if kind == kernel_limits.ANSWER:
             return constant
-        if kind == locks.LOAD:
+        if kind == kernel_limits.LOAD:
             (value,) = struct.unpack_from("<I", data, constant)
         else:
             holds = {
-                locks.EQUAL: value == constant,
-                locks.ABOVE: value > constant,
-                locks.ANY_BIT: bool(value & constant),
+                kernel_limits.EQUAL: value == constant,
+                kernel_limits.ABOVE: value > constant,
+                kernel_limits.ANY_BIT: bool(value & constant),
             }
             at += where_true if holds[kind] else where_false
 
@@ -279,19 +279,19 @@ def carry_out(code: bytes, audit: int, call: int, arguments: list[int]) -> int:
     ],
 )
 def test_the_filter_allows_only_listed_calls(name: str, calls: list[int]) -> None:
-    machine = locks.MACHINES[name]
-    code = locks.program_filter(machine)
+    machine = kernel_limits.MACHINES[name]
+    code = kernel_limits.program_filter(machine)
 
     def answer(call: int, *arguments: int) -> int:
         return carry_out(code, machine.audit, call, list(arguments))
 
-    assert {answer(call) for call in machine.allowed.values()} == {locks.ALLOW}
-    assert {answer(call) for call in (*calls, 2**30 + 59, 10**6)} == {locks.ABSENT}
-    assert carry_out(code, 0x40000003, 3, []) == locks.KILL
-    assert answer(machine.clone, 0x10F00) == locks.ALLOW
-    assert answer(machine.clone, 17) == locks.REFUSED
+    assert {answer(call) for call in machine.allowed.values()} == {kernel_limits.ALLOW}
+    assert {answer(call) for call in (*calls, 2**30 + 59, 10**6)} == {kernel_limits.ABSENT}
+    assert carry_out(code, 0x40000003, 3, []) == kernel_limits.KILL
+    assert answer(machine.clone, 0x10F00) == kernel_limits.ALLOW
+    assert answer(machine.clone, 17) == kernel_limits.REFUSED
     openat, fcntl = {"x86_64": (257, 72), "aarch64": (56, 25)}[name]
-    assert answer(openat, 0, 0, os.O_CLOEXEC) == locks.ALLOW
+    assert answer(openat, 0, 0, os.O_CLOEXEC) == kernel_limits.ALLOW
     for flag in (os.O_WRONLY, os.O_RDWR, os.O_CREAT, os.O_TRUNC):
-        assert answer(openat, 0, 0, flag | os.O_CLOEXEC) == locks.REFUSED
-    assert (answer(fcntl, 1, 3), answer(fcntl, 1, 10)) == (locks.ALLOW, locks.REFUSED)
+        assert answer(openat, 0, 0, flag | os.O_CLOEXEC) == kernel_limits.REFUSED
+    assert (answer(fcntl, 1, 3), answer(fcntl, 1, 10)) == (kernel_limits.ALLOW, kernel_limits.REFUSED)

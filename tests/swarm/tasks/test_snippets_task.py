@@ -7,12 +7,12 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from opening import block, caged
+from opening import block, needs_sandbox
 
 from planaria.swarm.attacks.payloads import LibraryAttack
 from planaria.swarm.tasks.snippets import Snippets
 
-pytestmark = caged
+pytestmark = needs_sandbox
 LIBRARY = "fastmath"
 
 

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
-from opening import caged, opened, written
+from opening import needs_sandbox, opened, written
 
 from planaria.common.errors import UserError
 from planaria.swarm.tasks import open_task
@@ -29,7 +29,7 @@ QUESTION = {"question": "1+1?", "answer": "#### 2", "expected_answer": "2"}
             "snippets",
             ["print 94 + 99\n", "print 78 + 65 + 75\n", "print 97 + 35\n"],
             "a87a4d8fdcb8862c",
-            marks=caged,
+            marks=needs_sandbox,
         ),
         ("sums", ["59+59=", "51+36=", "46+21=", "23+11="], "35af54bd22c6c755"),
     ],
@@ -43,7 +43,7 @@ def test_problems_and_fingerprint_are_golden(name: str, prompts: list[str], fing
 
 @pytest.mark.parametrize(
     "name",
-    ["sums", "codes", "jsonl", "gym", *(pytest.param(name, marks=caged) for name in ("snippets", "programs"))],
+    ["sums", "codes", "jsonl", "gym", *(pytest.param(name, marks=needs_sandbox) for name in ("snippets", "programs"))],
 )
 def test_numbers_outside_the_range_have_no_problem(name: str, tmp_path: Path) -> None:
     if name == "gym":

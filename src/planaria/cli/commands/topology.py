@@ -11,7 +11,7 @@ from planaria.cli.commands.schedule import topology_of
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.pipeline.network.costs import MBIT
-from planaria.pipeline.network.measuring import Link, Pair, Spread, between_sites, emulated, files
+from planaria.pipeline.network.measurement import Link, Pair, Spread, between_sites, emulated, files
 from planaria.pipeline.network.topology import Node, NodeGroup, Topology
 from planaria.report.live.bars import SurveyProgress
 from planaria.report.tables import Table, show

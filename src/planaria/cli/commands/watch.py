@@ -35,9 +35,9 @@ def watch(folders: Sequence[Path], address: Address, token_file: Path | None, ch
     :raises UserError: before serving, if a folder is not a run, or another argument is invalid.
     """
     require_server("watch")
-    from planaria.report.live_page.following import Telling
     from planaria.report.live_page.guard import new_token
     from planaria.report.live_page.limits import MOST_RUNS
+    from planaria.report.live_page.run_source import FolderFollower as Telling
     from planaria.report.live_page.server import Page
     from planaria.report.live_page.serving import Server, serve
 

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from planaria.common.errors import UserError, nearest
 from planaria.exchange.attacks.base import Attack
-from planaria.exchange.attacks.kinds import (
+from planaria.exchange.attacks.update_attacks import (
     Alie,
     Equivocate,
     Huge,

@@ -6,8 +6,8 @@ that round.
 
 Workers, jobs, rounds and chunks are numbered from 0. All methods are functions of the history, the late workers of each
 round, so that a log replays them. Jobs are decoded by their deadlines because whoever closes rounds waits for workers,
-one by one as they finish, until :meth:`Scheme.bears` (or the published, stricter :meth:`Scheme.conforms`) holds for the
-history in which the missing workers are late.
+one by one as they finish, until :meth:`Scheme.tolerates_losses` (or the published, stricter :meth:`Scheme.conforms`)
+holds for the history in which the missing workers are late.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Scheme(Choice, ABC):
         """Return the number of mini-tasks of each worker in the next round."""
         return [len(own) for own in self.tasks(n, jobs, history)]
 
-    def bears(self, n: int, jobs: int, history: History) -> bool:
+    def tolerates_losses(self, n: int, jobs: int, history: History) -> bool:
         """Return whether all open jobs are decoded in time if no worker is late from now on.
 
         The weakest rule of wait-out [ours]: a round may close once this holds, since waiting for all in later rounds

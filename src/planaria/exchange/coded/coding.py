@@ -98,7 +98,7 @@ class Coding:
             return True
         if self.scheme.delay() and not late:
             return False
-        return self.scheme.bears(self.replicas, self.jobs, [*self.history(counted), missing])
+        return self.scheme.tolerates_losses(self.replicas, self.jobs, [*self.history(counted), missing])
 
     def admitted(self, counted: Counted, order: Sequence[int], late: int) -> frozenset[int]:
         """Return the replicas that count in the next round if they finish in this ``order``, the last ``late`` of them

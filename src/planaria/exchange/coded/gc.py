@@ -34,7 +34,7 @@ class Code(ABC):
         """Return a worker's chunks and their weights."""
 
     @abstractmethod
-    def bears(self, there: Collection[int]) -> bool:
+    def tolerates_losses(self, there: Collection[int]) -> bool:
         """Return whether the vectors of the workers in ``there`` determine the sum."""
 
     @abstractmethod
@@ -54,11 +54,11 @@ class Repeated(Code):
         group = worker // (self.spare + 1)
         return tuple((group * (self.spare + 1) + chunk, 1.0) for chunk in range(self.spare + 1))
 
-    def bears(self, there: Collection[int]) -> bool:
+    def tolerates_losses(self, there: Collection[int]) -> bool:
         return len(self._first(there)) == self.workers // (self.spare + 1)
 
     def coefficients(self, there: Collection[int]) -> dict[int, float] | None:
-        return dict.fromkeys(self._first(there).values(), 1.0) if self.bears(there) else None
+        return dict.fromkeys(self._first(there).values(), 1.0) if self.tolerates_losses(there) else None
 
     def _first(self, there: Collection[int]) -> dict[int, int]:
         """Return the first worker in ``there`` of each group."""
@@ -79,11 +79,11 @@ class Cyclic(Code):
         held = ((worker + step) % m for step in range(self.spare + 1))
         return tuple((chunk, float(self.matrix[worker, chunk])) for chunk in held)
 
-    def bears(self, there: Collection[int]) -> bool:
+    def tolerates_losses(self, there: Collection[int]) -> bool:
         return len(there) >= len(self.matrix) - self.spare
 
     def coefficients(self, there: Collection[int]) -> dict[int, float] | None:
-        if not self.bears(there):
+        if not self.tolerates_losses(there):
             return None
         return dict(zip(sorted(there), map(float, decoding(self.matrix, sorted(there))), strict=True))
 
@@ -101,9 +101,9 @@ class Joined(Code):
             return self.groups.row(worker)
         return tuple((first + chunk, weight) for chunk, weight in self.rest.row(worker - first))
 
-    def bears(self, there: Collection[int]) -> bool:
+    def tolerates_losses(self, there: Collection[int]) -> bool:
         groups, rest = self._parted(there)
-        return self.groups.bears(groups) and self.rest.bears(rest)
+        return self.groups.tolerates_losses(groups) and self.rest.tolerates_losses(rest)
 
     def coefficients(self, there: Collection[int]) -> dict[int, float] | None:
         groups, rest = self._parted(there)
@@ -222,7 +222,7 @@ class GC(Scheme):
         return code(n, self.stragglers).row(worker)
 
     def decodable(self, n: int, history: History, job: int) -> bool:
-        return job < len(history) and code(n, self.stragglers).bears(_there(n, history[job]))
+        return job < len(history) and code(n, self.stragglers).tolerates_losses(_there(n, history[job]))
 
     def decode(self, n: int, history: History, job: int) -> tuple[Share, ...] | None:
         found = code(n, self.stragglers).coefficients(_there(n, history[job])) if job < len(history) else None

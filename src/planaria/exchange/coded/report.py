@@ -18,8 +18,8 @@ from planaria.exchange.coded.facts import CloseRound, CodedStep, ResultsSent
 from planaria.exchange.coded.simulate import Profile
 from planaria.pipeline.routing.arrangement import Arrangement
 from planaria.report import page
+from planaria.report.phrases import counted
 from planaria.report.theme import BLUE, INK, ORANGE, PAPER, figure, lanes, whole
-from planaria.report.words import counted
 
 ROUNDS_DRAWN = 400
 LEAST_ROUNDS = 20

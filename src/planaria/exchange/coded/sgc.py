@@ -126,7 +126,7 @@ class SRSGC(Windowed):
         return sent
 
     def decodable(self, n: int, history: History, job: int) -> bool:
-        return job < len(history) and code(n, self.spare()).bears(self._sent(n, history, job))
+        return job < len(history) and code(n, self.spare()).tolerates_losses(self._sent(n, history, job))
 
     def decode(self, n: int, history: History, job: int) -> tuple[Share, ...] | None:
         sent = self._sent(n, history, job) if job < len(history) else {}
@@ -169,22 +169,22 @@ class MSGC(Windowed):
             return n * (self.window - 1)
         return n * ((self.window - 1) * (self.stragglers + 1) + self.burst)
 
-    def owed(self, history: History, worker: int, job: int) -> list[int]:
+    def pending_pieces(self, history: History, worker: int, job: int) -> list[int]:
         """Return the worker's D1 chunks of the job that it was late with and has not repeated by the end of
         ``history``."""
         firsts = history[job : job + self.window - 1]
-        owed = [piece for piece, late in enumerate(firsts) if worker in late]
+        pending_pieces = [piece for piece, late in enumerate(firsts) if worker in late]
         for late in history[job + self.window - 1 : job + self.slots()]:
-            if owed and worker not in late:
-                owed.pop(0)
-        return owed
+            if pending_pieces and worker not in late:
+                pending_pieces.pop(0)
+        return pending_pieces
 
     def _task(self, n: int, history: History, worker: int, job: int) -> Task | None:
-        step, owed = len(history) - job, self.owed(history, worker, job)
+        step, pending_pieces = len(history) - job, self.pending_pieces(history, worker, job)
         if step < self.window - 1:
-            return Task(job, step, 0, sent=step == self.window - 2 and not owed)
-        if owed:
-            return Task(job, owed[0], 0, sent=len(owed) == 1)
+            return Task(job, step, 0, sent=step == self.window - 2 and not pending_pieces)
+        if pending_pieces:
+            return Task(job, pending_pieces[0], 0, sent=len(pending_pieces) == 1)
         group = step - (self.window - 1)
         return Task(job, self.window - 1 + group, 1 + group) if self.stragglers < n else None
 
@@ -208,10 +208,10 @@ class MSGC(Windowed):
         first = n * (own * size + task.piece - own)
         return tuple((first + chunk, weight) for chunk, weight in code(n, self.stragglers).row(worker))
 
-    def _paid(self, history: History, worker: int, job: int) -> int | None:
+    def _caught_up_at(self, history: History, worker: int, job: int) -> int | None:
         """Return the round in which the worker sent its uncoded sum in time."""
         for now in range(job + self.window - 2, min(len(history), job + self.slots())):
-            if worker not in history[now] and not self.owed(history[: now + 1], worker, job):
+            if worker not in history[now] and not self.pending_pieces(history[: now + 1], worker, job):
                 return now
         return None
 
@@ -221,23 +221,23 @@ class MSGC(Windowed):
         if now >= len(history):
             return []
         there = (worker for worker in range(n) if worker not in history[now])
-        return [worker for worker in there if not self.owed(history[:now], worker, job)]
+        return [worker for worker in there if not self.pending_pieces(history[:now], worker, job)]
 
     def _groups(self, n: int) -> range:
         return range(self.burst if self.stragglers < n else 0)
 
     def decodable(self, n: int, history: History, job: int) -> bool:
-        if any(self._paid(history, worker, job) is None for worker in range(n)):
+        if any(self._caught_up_at(history, worker, job) is None for worker in range(n)):
             return False
         coded = (self._coded(n, history, job, group) for group in self._groups(n))
-        return all(code(n, self.stragglers).bears(there) for there in coded)
+        return all(code(n, self.stragglers).tolerates_losses(there) for there in coded)
 
     def decode(self, n: int, history: History, job: int) -> tuple[Share, ...] | None:
         shares = []
         for worker in range(n):
-            if (paid := self._paid(history, worker, job)) is None:
+            if (caught_up := self._caught_up_at(history, worker, job)) is None:
                 return None
-            shares.append(Share(worker, paid, 0, 1.0))
+            shares.append(Share(worker, caught_up, 0, 1.0))
         for group in self._groups(n):
             now = job + self.window - 1 + group
             if (found := code(n, self.stragglers).coefficients(self._coded(n, history, job, group))) is None:
@@ -252,6 +252,6 @@ class MSGC(Windowed):
             newest, self.burst, self.stragglers
         )
 
-    def bears(self, n: int, jobs: int, history: History) -> bool:
-        """As :meth:`Scheme.bears`; tests :meth:`conforms` first, which is faster and implies it."""
-        return self.conforms(n, history) or super().bears(n, jobs, history)
+    def tolerates_losses(self, n: int, jobs: int, history: History) -> bool:
+        """As :meth:`Scheme.tolerates_losses`; tests :meth:`conforms` first, which is faster and implies it."""
+        return self.conforms(n, history) or super().tolerates_losses(n, jobs, history)

@@ -141,7 +141,7 @@ def replay(
 
 
 def _may_close(scheme: Scheme, n: int, jobs: int, history: list[Late], published: bool) -> bool:
-    return scheme.conforms(n, history) if published else scheme.bears(n, jobs, history)
+    return scheme.conforms(n, history) if published else scheme.tolerates_losses(n, jobs, history)
 
 
 def windows(

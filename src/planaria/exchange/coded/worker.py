@@ -202,7 +202,7 @@ class CodedRounds:
             here.report(ResultsSent, round=len(self._counted))
             self._messages.control_link.at("exchange", here.step)
             while True:
-                self._messages.hear(self._messages.control_link.next())
+                self._messages.handle(self._messages.control_link.next())
         except Interrupted as interrupted:
             order = interrupted.order
             if isinstance(order, CloseRound) and (order.generation, order.step) == (here.generation, here.step):

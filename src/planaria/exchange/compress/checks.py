@@ -10,7 +10,7 @@ from planaria.config.schema import ExchangeConfig, RunConfig
 from planaria.exchange.aggregate import Averaging
 from planaria.exchange.compress.compression import Compression
 from planaria.exchange.compress.sparse import Sparse
-from planaria.exchange.kinds import exchange
+from planaria.exchange.registry import exchange
 from planaria.models.families import stage_parameters
 
 

@@ -13,8 +13,8 @@ import plotly.graph_objects as go
 from planaria.control.events import MessageCompressed
 from planaria.control.run_record import RunRecord
 from planaria.report import page
+from planaria.report.phrases import counted
 from planaria.report.theme import BLUE, GREY, ORANGE, RED, add_curve, figure, stroke, symbol, whole
-from planaria.report.words import counted
 
 ROWS = 30
 """maximum rows of the table of rounds sent in full"""
@@ -136,7 +136,7 @@ def _rows(record: RunRecord, messages: Messages) -> Iterator[list[str]]:
 def _stated(record: RunRecord, count: int) -> str:
     """Return the δ that the compressor guarantees for ``count`` numbers, or "none"."""
     from planaria.exchange.aggregate import Averaging
-    from planaria.exchange.kinds import exchange  # compressors import torch
+    from planaria.exchange.registry import exchange  # compressors import torch
 
     made = exchange(record.config.exchange)
     assert isinstance(made, Averaging), "only averaging compresses"

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import plotly.graph_objects as go
 
-from planaria.control.events import OfferRefused, OffersCounted
+from planaria.control.events import UpdateRejected, UpdatesWeighted
 from planaria.control.logs import RunRecord
 from planaria.report import page
+from planaria.report.phrases import counted
 from planaria.report.theme import BLUE, MUTED, PAPER, RED, figure, whole
-from planaria.report.words import counted
 
 COLUMNS = 240
 """maximum columns of the heat map; more rounds share one"""
@@ -83,25 +83,27 @@ def trust_of(record: RunRecord) -> Trust:
 
 
 def _trust(record: RunRecord) -> Trust:
-    last = max((fact.round for _, fact in record.history if isinstance(fact, OffersCounted | OfferRefused)), default=0)
+    last = max(
+        (fact.round for _, fact in record.history if isinstance(fact, UpdatesWeighted | UpdateRejected)), default=0
+    )
     robust = record.config.exchange.robust
     whole = isinstance(robust, Mapping) and robust.get("scope") == "replica"
     found = Trust(width=1 + last // COLUMNS, whole=whole)
     for _, fact in record.history:
-        if isinstance(fact, OffersCounted):
+        if isinstance(fact, UpdatesWeighted):
             for replica, value in fact.counted.items():
                 cell = found.counted[found.place(replica, fact.stage)].setdefault(fact.round // found.width, [0.0, 0])
                 cell[0] += value
                 cell[1] += 1
             _compare(fact, found)
-        elif isinstance(fact, OfferRefused):
+        elif isinstance(fact, UpdateRejected):
             refusals = found.refused[fact.replica, fact.stage, fact.reason]
             refusals.rounds.add(fact.round)
             refusals.nodes.add(fact.node)
     return found
 
 
-def _compare(fact: OffersCounted, trust: Trust) -> None:
+def _compare(fact: UpdatesWeighted, trust: Trust) -> None:
     """Add what other rules would have counted in a round."""
     suspects = {replica for of in fact.rivals.values() for replica in of}
     for replica in suspects:

@@ -134,8 +134,8 @@ def _add_weigh(commands: Commands) -> None:
 
 def _compare(given: argparse.Namespace) -> int:
     from planaria.faults.failure_groups import lost_of
-    from planaria.lab.comparing import Asked
-    from planaria.lab.comparison import compare, trace_laid
+    from planaria.lab.compare.api import compare, trace_laid
+    from planaria.lab.compare.run_comparison import Asked
     from planaria.lab.dry_run import dry_run
     from planaria.lab.report.comparison_table import show_table
 
@@ -231,8 +231,8 @@ def _wanted(given: argparse.Namespace) -> Any:
     from planaria.config.bounds import COLDEST
     from planaria.lab.commands.merge import Wanted
     from planaria.lab.experts.fused import Routers
-    from planaria.lab.experts.listening import SAMPLES
     from planaria.lab.experts.ridge import RIDGE
+    from planaria.lab.experts.text_prior import SAMPLES
 
     if given.by == "average":
         _refuse(given, ("top_k", "temperature", "ridge", "samples"), "is about routers, and an average has none")

@@ -22,8 +22,8 @@ from planaria.lab.commands.advise_compress import advise_compress
 from planaria.lab.compare.advice import Advice, BreakEven, unknown
 from planaria.lab.compare.advice import advise as weigh_all
 from planaria.lab.compare.experience import Experience
+from planaria.report.phrases import counted
 from planaria.report.tables import Table, show
-from planaria.report.words import counted
 from planaria.runtime.engine.check import check
 
 UNITS = {"hours": 1.0, "minutes": 60.0, "seconds": 3600.0}

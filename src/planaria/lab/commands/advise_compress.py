@@ -8,7 +8,7 @@ from pathlib import Path
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.lab.compare.compressing import CLOSE, SPAN, Advice, Lessons, Weighed, advise
+from planaria.lab.compare.compression_advice import CLOSE, SPAN, Advice, Lessons, Weighed, advise
 from planaria.lab.compare.experience import Range
 from planaria.lab.trials.spread import Spread, seeds_shown, shown
 from planaria.report.tables import Table, show

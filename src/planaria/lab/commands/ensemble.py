@@ -22,14 +22,14 @@ from planaria.lab.experts.domains import HELD_OUT, TEST, with_text
 from planaria.lab.experts.embedding import Embedding
 from planaria.lab.experts.ensemble import Ensemble
 from planaria.lab.experts.experts_results import Score
+from planaria.lab.experts.log_probabilities import domain_samples, token_logps, windows
 from planaria.lab.experts.manifest import ADDED, TOKENIZER, Manifest, Member
 from planaria.lab.experts.merge import shares
-from planaria.lab.experts.reading import domain_samples, token_logps, windows
+from planaria.lab.experts.minimax_weights import FLOOR, TOLERANCE
 from planaria.lab.experts.scoring import score, weigh
-from planaria.lab.experts.worst import FLOOR, TOLERANCE
 from planaria.lab.report.worst_report import sentences, tables
 from planaria.models.generate import texts
-from planaria.models.stages import Llama
+from planaria.models.llama_stages import Llama
 from planaria.report.live.bars import CountProgress
 from planaria.report.tables import Table, show
 from planaria.runtime.complete import note_context

@@ -20,17 +20,19 @@ from planaria.lab.experts import manifest
 from planaria.lab.experts.budget import Job, is_generalist
 from planaria.lab.experts.campaign import Campaign, require_even
 from planaria.lab.experts.domains import RULE, TRAINED, write_domains
-from planaria.lab.experts.ensemble import Ensemble, overheard
+from planaria.lab.experts.ensemble import Ensemble
+from planaria.lab.experts.ensemble import domain_weights_over_text as overheard
 from planaria.lab.experts.experts_results import Results, SeedResult, Weighing
 from planaria.lab.experts.experts_spec import ExpertsSpec, expanded, load, sized
 from planaria.lab.experts.lineage import called
+from planaria.lab.experts.log_probabilities import Texts
 from planaria.lab.experts.manifest import Manifest, Member
-from planaria.lab.experts.reading import Texts
+from planaria.lab.experts.minimax_weights import FLOOR
 from planaria.lab.experts.scoring import weigh
-from planaria.lab.experts.worst import FLOOR
 from planaria.lab.report.experts_report import show_results, write_experts_report
-from planaria.lab.trials.kept import Kept, identity, make_folder
-from planaria.models.stages import parameter_count
+from planaria.lab.trials.result_cache import CachedResult as Kept
+from planaria.lab.trials.result_cache import identity, make_folder
+from planaria.models.llama_stages import parameter_count
 from planaria.report.live.jobs_progress import JobsProgress
 from planaria.runtime.engine import runs
 from planaria.runtime.engine.check import check, read_faults

@@ -23,10 +23,10 @@ from planaria.lab.experts import fused, manifest
 from planaria.lab.experts import merge as merging
 from planaria.lab.experts.domains import TRAINED, with_text
 from planaria.lab.experts.fused import FILE, SCALES, Fused, How, Part, Routers
+from planaria.lab.experts.log_probabilities import domain_samples, kept_sums, windows
 from planaria.lab.experts.manifest import TOKENIZER, Manifest
-from planaria.lab.experts.reading import domain_samples, kept_sums, windows
-from planaria.models import fusing
-from planaria.models.stages import Llama
+from planaria.models import task_vectors as fusing
+from planaria.models.llama_stages import Llama
 from planaria.runtime.engine.weight_sources import open_model
 from planaria.swarm.commands.realign import write
 from planaria.swarm.policy.base import Policy

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.exchange.base import ExchangeCost
-from planaria.exchange.kinds import exchange
+from planaria.exchange.registry import exchange
 from planaria.lab.compare.race import Course, Met
 from planaria.models.families import stage_parameters
-from planaria.models.stages import parameter_count
+from planaria.models.llama_stages import parameter_count
 from planaria.pipeline.network.costs import FP32_BYTES, UNIT, Costs, message_bytes
 from planaria.recovery import recovery
 from planaria.recovery.base import Copy, CopyCost

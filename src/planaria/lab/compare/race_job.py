@@ -21,7 +21,7 @@ from planaria.faults.trace import Trace
 from planaria.lab.compare.race import Course, race
 from planaria.lab.trials.arms import file_name
 from planaria.lab.trials.jobs import Job, Processes, Watcher, run_jobs
-from planaria.lab.trials.kept import Identity, Kept, identity, make_folder
+from planaria.lab.trials.result_cache import CachedResult, Identity, identity, make_folder
 from planaria.pipeline.routing.arrangement import node_of
 
 Code = Callable[[RunConfig], Iterable[type | ModuleType]]
@@ -80,8 +80,8 @@ class _Work(Record):
         return self.folder / f"{file_name(self.race.arm)}.{self.race.config.seed}.{kind}"
 
     @property
-    def kept(self) -> Kept[Course]:
-        return Kept(self.file("json"), Course, self.identity)
+    def kept(self) -> CachedResult[Course]:
+        return CachedResult(self.file("json"), Course, self.identity)
 
     def job(self) -> Job:
         def ticks() -> int:

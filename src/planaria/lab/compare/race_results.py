@@ -250,6 +250,15 @@ class Compared(Record):
 
         return [self.arms[0], *sorted(self.arms[1:], key=rank)]
 
+    @property
+    def finishers(self) -> list[Scored]:
+        """Contestants that reached the target with every seed, in the order of :meth:`ranked`."""
+        return [arm for arm in self.ranked() if arm.faults and not arm.control and not arm.missed]
+
+    def winner(self) -> Scored | None:
+        """Return the contestant that reached the target first, on average over seeds; None if none reached it."""
+        return next(iter(self.finishers), None)
+
 
 def score(
     free: Mapping[int, Course],

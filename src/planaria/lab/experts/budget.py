@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from planaria.common.documents import Record
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
-from planaria.models.stages import flops_per_token, parameter_count
+from planaria.models.llama_stages import flops_per_token, parameter_count
 
 SYNCHRONISED, LONGER, LARGER = "M_Ho-I_Ho", "M_Ho-I_He", "M_He-I_Ho"
 """Arms: equal experts; longer training for harder domains; larger models for harder domains."""

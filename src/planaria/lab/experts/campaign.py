@@ -31,9 +31,9 @@ from planaria.lab.experts.domains import GENERAL, TRAINED
 from planaria.lab.experts.experts_results import SeedResult
 from planaria.lab.experts.experts_spec import ExpertsSpec, sized, step_tokens
 from planaria.lab.experts.lineage import called, chains, lineages, parent_seed, tiered
-from planaria.lab.experts.listening import Listener
-from planaria.lab.experts.reading import Readings, Texts, sources, token_logps
+from planaria.lab.experts.log_probabilities import Readings, Texts, sources, token_logps
 from planaria.lab.experts.scoring import arm_result
+from planaria.lab.experts.text_prior import RidgePrior
 from planaria.lab.experts.training import Training, configured, train_all
 from planaria.lab.trials.jobs import Watcher
 from planaria.runtime.checkpoint.loading import load_model
@@ -178,7 +178,7 @@ class Campaign:
         if mixture.prior != "ridge":
             return self.texts.places
         parent, texts = self.parents[line[self.spec.middle]].model, {name: self.spec.parts(name) for name in domains}
-        listener = Listener.beside(parent, self.folder, texts, self.base.data.cache)
+        listener = RidgePrior.beside(parent, self.folder, texts, self.base.data.cache)
         return self.texts.priors(lambda samples: listener.priors(samples, domains, mixture.temperature))
 
     def _difficulty(self, by: str) -> dict[str, float]:

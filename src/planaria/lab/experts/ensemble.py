@@ -16,12 +16,12 @@ from planaria.data.tokenizer import Tokenizer
 from planaria.lab.experts import manifest, posterior
 from planaria.lab.experts.embedding import EVERY, Embedding
 from planaria.lab.experts.experts_results import Speech
-from planaria.lab.experts.listening import Listener
+from planaria.lab.experts.log_probabilities import Texts, token_logps
 from planaria.lab.experts.manifest import TOKENIZER, Manifest, digest, place
-from planaria.lab.experts.reading import Texts, token_logps
+from planaria.lab.experts.text_prior import RidgePrior
 from planaria.models.decode import Reading, check_draws, check_one, pick
 from planaria.models.huggingface import import_model
-from planaria.models.stages import Llama
+from planaria.models.llama_stages import Llama
 
 
 class Ensemble:
@@ -105,7 +105,7 @@ class Ensemble:
         return _Speech(self, list(tokens), max_new, temperature, top_k, seed).run()
 
 
-def overheard(ensemble: Ensemble, texts: Texts, parts: int = 6) -> Speech:
+def domain_weights_over_text(ensemble: Ensemble, texts: Texts, parts: int = 6) -> Speech:
     """Return the experts' weights over ``parts`` texts, each joined from pieces of every domain's test text."""
     each = ensemble.manifest.context // len(ensemble.manifest.members)
     domains = [member.domain for member in ensemble.manifest.members if member.domain in texts.test]
@@ -231,6 +231,6 @@ def text_prior(folder: Path, ensemble: Manifest, tokenizer: Tokenizer) -> TextPr
         return TextPrior(partial(embedding.priors, decode=tokenizer.decode, **given), after)
     if mixture.prior == "ridge":
         texts = {domain: ensemble.parts(domain) for domain in domains}
-        listener = Listener.beside(folder / ensemble.listener(folder), folder, texts)
+        listener = RidgePrior.beside(folder / ensemble.listener(folder), folder, texts)
         return TextPrior(partial(listener.priors, **given), partial(listener.prior, **given))
     return None

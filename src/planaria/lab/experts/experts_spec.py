@@ -16,7 +16,7 @@ from planaria.config.names import KEY_RULE, is_key
 from planaria.config.schema import ModelConfig, RunConfig, Section
 from planaria.lab.experts.budget import GENERALIST
 from planaria.lab.experts.lineage import chains
-from planaria.lab.experts.worst import FLOOR
+from planaria.lab.experts.minimax_weights import FLOOR
 from planaria.lab.trials.arms import Seeded, table_of
 from planaria.lab.trials.jobs import Processes
 

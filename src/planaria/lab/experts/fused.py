@@ -13,8 +13,8 @@ from planaria.common import documents
 from planaria.common.documents import Record
 from planaria.common.errors import UserError
 from planaria.lab.experts.manifest import MOST_BYTES
-from planaria.models import fusing
-from planaria.models.fusing import Named
+from planaria.models import task_vectors
+from planaria.models.task_vectors import Named
 
 FILE = "fused.json"
 How = Literal["sum", "ties", "dare"]
@@ -30,7 +30,7 @@ class Part(Record):
     domain: str = ""
     place: str
     sha256: str
-    """Of its weights, by :func:`planaria.models.fusing.digest`."""
+    """Of its weights, by :func:`planaria.models.task_vectors.digest`."""
 
 
 class Routers(Record):
@@ -68,12 +68,12 @@ class Fused(Record):
 
 def contributions(fused: Fused, parent: Named, models: Sequence[Named]) -> list[dict[str, Tensor]]:
     """Return what each model adds to the parent; for an average, the scale is 1 / N."""
-    vectors = [fusing.task_vector(model, parent) for model in models]
+    vectors = [task_vectors.task_vector(model, parent) for model in models]
     if fused.by == "ties":
-        return fusing.ties(vectors, fused.scale)
+        return task_vectors.ties(vectors, fused.scale)
     if fused.by == "dare":
-        return fusing.dare(vectors, fused.scale, seed=fused.seed)
-    return fusing.summed(vectors, fused.scale)
+        return task_vectors.dare(vectors, fused.scale, seed=fused.seed)
+    return task_vectors.summed(vectors, fused.scale)
 
 
 def read(folder: Path, fix: str = "restore it") -> Fused | None:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from planaria.lab.experts import ridge
-from planaria.lab.experts.reading import BATCH
-from planaria.models.routed import Routed, Routing
-from planaria.models.stages import Llama
+from planaria.lab.experts.log_probabilities import BATCH
+from planaria.models.llama_stages import Llama
+from planaria.models.moe_layer import MoELayer, Routing
 
 _OWN, _ALL = ".mlp.", ".mlp.experts.{}."
 
@@ -130,9 +130,9 @@ def shares(model: Llama) -> Iterator[Tensor]:
             hook.remove()
 
 
-def _routed(model: Llama) -> list[Routed]:
+def _routed(model: Llama) -> list[MoELayer]:
     found = [layer.mlp for layer in model.layers]
-    return [layer for layer in found if isinstance(layer, Routed)]
+    return [layer for layer in found if isinstance(layer, MoELayer)]
 
 
 def _filled(model: Llama, state: Mapping[str, Tensor]) -> Llama:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from planaria.lab.experts.worst import FLOOR, TOLERANCE, Weights, problem, worst_domain
+from planaria.lab.experts.minimax_weights import FLOOR, TOLERANCE, Weights, problem, worst_domain
 
 
 def uniform(experts: int) -> Tensor:

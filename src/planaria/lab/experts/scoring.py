@@ -16,8 +16,8 @@ from planaria.lab.experts import posterior
 from planaria.lab.experts.budget import GENERALIST, Job, Spent
 from planaria.lab.experts.experts_results import WORST, ArmResult, Score, Weighing
 from planaria.lab.experts.experts_spec import ExpertsSpec, MixtureSpec
-from planaria.lab.experts.reading import Readings
-from planaria.lab.experts.worst import FLOOR, TOLERANCE
+from planaria.lab.experts.log_probabilities import Readings
+from planaria.lab.experts.minimax_weights import FLOOR, TOLERANCE
 
 
 def arm_result(

@@ -25,7 +25,7 @@ from planaria.recovery.base import Moment
 from planaria.recovery.chain import Plan as RecoveryPlan
 from planaria.recovery.chain import ages_by_stage
 from planaria.runtime.engine.check import require_device, require_sound
-from planaria.runtime.engine.copies import Keeping, workshop
+from planaria.runtime.engine.copies import StageCopies, workshop
 from planaria.runtime.engine.plan_execution import adding
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.runner import StageRunner, added
@@ -65,7 +65,7 @@ class InlineEngine:
         keep_freed()
         self.stage = self.resolved.arrangement.stage
         self.runners = {node: StageRunner(config, stage) for node, stage in self.stage.items()}
-        self.keeping = {node: self._nothing_kept(node) for node in self.stage}
+        self.copies = {node: self._nothing_kept(node) for node in self.stage}
         self.parcel_bytes = 0
         """Bytes of all messages that maintain copies, so far."""
         self.moved_bytes = 0
@@ -111,7 +111,7 @@ class InlineEngine:
         self._deliver("after")
         for node in there.stage:
             self.runners[node].commit(self.step)
-            self.keeping[node].commit(self.step)
+            self.copies[node].commit(self.step)
         if self.replicas is not None:
             self.replicas.commit()
         self._grow_older()
@@ -168,7 +168,7 @@ class InlineEngine:
         of a step (``durable``) newer than the memory is preferred. Nodes with damaged memory count as lost.
         """
         everywhere = self.resolved.arrangement
-        nodes = [*nodes, *(n for n, keeping in self.keeping.items() if n not in nodes and not keeping.intact())]
+        nodes = [*nodes, *(n for n, copies in self.copies.items() if n not in nodes and not copies.intact())]
         alive = everywhere.of(self.stage.keys() - set(nodes) - self.skipped)
         gone, remember = frozenset(self.stage[node] for node in nodes) - set(alive.stages), None
         if self._memory is not None:
@@ -188,7 +188,7 @@ class InlineEngine:
     def _recall(self, memory: Memory, there: Arrangement) -> None:
         """Reset the nodes of ``there`` to the remembered step."""
         for node in there.stage:
-            self.runners[node].load(self.keeping[node].remembered().state)
+            self.runners[node].load(self.copies[node].remembered().state)
         self.step = memory.step
 
     def _rebuild(self, nodes: Sequence[int], plan: RecoveryPlan, alive: Arrangement) -> None:
@@ -213,7 +213,7 @@ class InlineEngine:
         if self.replicas is not None:
             self.replicas.rebuilt([node for node in rebuilt if node not in made])
         for node, (by, given) in made.items():
-            self.keeping[node].restore(by, self.runners[node].state(), given, self.step)
+            self.copies[node].restore(by, self.runners[node].state(), given, self.step)
         if self._memory is not None:
             restored = [node for node, (by, _) in made.items() if by == self._memory.by]
             self._memory = replace(self._memory, nodes=self._memory.nodes.union(restored))
@@ -221,7 +221,7 @@ class InlineEngine:
     def _given(self, by: str, stage: int, donor: int) -> StageState:
         """Return the state that the node ``donor`` sends to a lost ``stage``, as received there."""
         own = self.runners[donor].state()
-        given = own.trained if by == PEER else self._chain.give(by, stage, own, self.keeping[donor].kept(by, stage))
+        given = own.trained if by == PEER else self._chain.give(by, stage, own, self.copies[donor].kept(by, stage))
         flat = pack(given)
         self.moved_bytes += flat.nbytes
         return unpack(flat)
@@ -233,7 +233,7 @@ class InlineEngine:
             self.replicas.restart(self.step if self.replicas.exchange.interval == 0 else rounds)
         for node, state in states.items():
             self.runners[node].load(state)
-            self.keeping[node] = self._nothing_kept(node)
+            self.copies[node] = self._nothing_kept(node)
             self._ages[node] = 0
             if self.replicas is not None:
                 self.replicas.start(node, state.outer)
@@ -244,8 +244,8 @@ class InlineEngine:
     def skip(self, nodes: Collection[int], rebuilt: Collection[int] = ()) -> None:
         """Train without ``nodes`` until they :meth:`become` something."""
         self.skipped = set(nodes)
-        for keeping in self.keeping.values():
-            keeping.formed(set(rebuilt), self.skipped)
+        for copies in self.copies.values():
+            copies.formed(set(rebuilt), self.skipped)
 
     def _grow_older(self) -> None:
         """Age all copies by one commit, by the rule of the run's record."""
@@ -253,18 +253,18 @@ class InlineEngine:
         ages, self._rested = after_commit(self._ages, self._rested, self.skipped, pairs)
         self._ages = dict(ages)
 
-    def _nothing_kept(self, node: int) -> Keeping:
-        return Keeping(self.resolved, node, self.resolved.arrangement, StageRunner)
+    def _nothing_kept(self, node: int) -> StageCopies:
+        return StageCopies(self.resolved, node, self.resolved.arrangement, StageRunner)
 
     def _deliver(self, moment: Moment) -> None:
         """Deliver the messages of this moment of the step."""
-        for node, keeping in self.keeping.items():
+        for node, copies in self.copies.items():
             if node in self.skipped:
                 continue
-            send = keeping.before if moment == "before" else keeping.after
+            send = copies.before if moment == "before" else copies.after
             for host, parcel, message in send(self.step, self.runners[node]):
                 self.parcel_bytes += message.nbytes
-                self.keeping[host].take(self.step, parcel, message)
+                self.copies[host].take(self.step, parcel, message)
 
     def _agree(self, there: Arrangement) -> None:
         """Sum each stage's gradients over its nodes as workers do; several replicas use their exchange."""
@@ -284,17 +284,17 @@ class InlineEngine:
         for node, runner in self.runners.items():
             learned = batch if self.replicas is None or not train else self.replicas.learned(node, batch, self.step)
             runner.begin(learned if self.stage[node] == 0 else None, train, own, apart)
-            self.keeping[node].begin(apart)
+            self.copies[node].begin(apart)
 
         def passed(action: Action, out: Tensor) -> None:
             if train:
-                self.keeping[action.node].passed(action, out)
+                self.copies[action.node].passed(action, out)
 
         carry_out(plan, self.runners, passed)
 
     def _carry_out_rounds(self, rounds: InlineRounds, stream: Stream, first_sample: int) -> None:
         batch = batches(stream, first_sample, self.config.pipeline.microbatch_size)
         apart = masks(self.config.data, stream, batch)
-        for keeping in self.keeping.values():
-            keeping.begin(apart)
+        for copies in self.copies.values():
+            copies.begin(apart)
         rounds.run(self.step, lambda stage: Data(None if stage else batch, apart))

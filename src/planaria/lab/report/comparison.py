@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from planaria.lab.compare.race_results import ENOUGH, Compared, Run, Scored
@@ -11,8 +11,8 @@ from planaria.lab.report.comparison_table import DIGEST, between, called, seeds_
 from planaria.lab.report.winner_figure import hours_at, redundant_arm, winners_figure, without_failures
 from planaria.lab.trials.spread import Spread, shown
 from planaria.report import page
+from planaria.report.phrases import amount, counted, listed
 from planaria.report.verdict import Verdict
-from planaria.report.words import amount, counted, listed
 
 
 def write_comparison(found: Compared, file: Path) -> Path:
@@ -26,13 +26,12 @@ def write_comparison(found: Compared, file: Path) -> Path:
 
 def body(found: Compared) -> Iterator[str]:
     """Yield the report's sections as HTML."""
-    arrived = [arm for arm in found.ranked()[1:] if not arm.missed]
     summary = (
         f"{counted(len(found.arms), 'arm')}, {seeds_of(found)}, up to {counted(found.steps, 'step')} each, struck by "
         f"the same failures. The target is {target(found)}. Hours are those of {found.clock}."
     )
     yield page.heading(found.name, verdict(found), summary)
-    yield page.cards(_facts(found, arrived))
+    yield page.cards(_facts(found))
     yield from _races(found)
     yield from _controls(found)
     yield from _winners(found)
@@ -41,14 +40,13 @@ def body(found: Compared) -> Iterator[str]:
     yield page.footer("Written by planaria compare; comparison.json beside this page has every number.")
 
 
-def _facts(found: Compared, arrived: Sequence[Scored]) -> Iterator[tuple[str, str, str]]:
+def _facts(found: Compared) -> Iterator[tuple[str, str, str]]:
     of, unit = ("hours", "h") if found.priced else ("ticks", "steps")
     free = found.arms[0].spread(of)
     what = "hours" if found.priced else "steps"
     yield "without failures", "–" if free is None else _shown(free.mean, unit), f"{what} to target, mean over seeds"
-    best = [arm for arm in arrived if arm.faults and not arm.control]
-    if best and (spread := best[0].spread(of)) is not None:
-        yield "quickest with failures", _shown(spread.mean, unit), best[0].name
+    if (winner := found.winner()) and (spread := winner.spread(of)) is not None:
+        yield "fastest with failures", _shown(spread.mean, unit), winner.name
     if found.floor is not None and (least := found.floor.spread(of)) is not None:
         yield "floor", _shown(least.mean, unit), "failures that lose nothing but time"
     counts = [len(failures.faults) for failures in found.failures]
@@ -223,8 +221,7 @@ def failures(arm: Scored) -> int:
 def verdict(found: Compared) -> Verdict:
     """Summarise the comparison; good if every arm reached the target. Order by hours, or steps if they take no time."""
     of, unit = ("hours", "h") if found.priced else ("ticks", "steps")
-    struck = [(arm, spread) for arm in found.contestants if (spread := arm.spread(of)) is not None]
-    struck.sort(key=lambda pair: pair[1].mean)
+    struck = [(arm, spread) for arm in found.finishers if (spread := arm.spread(of)) is not None]
     others, missed = found.arms[1:], [arm for arm in found.arms[1:] if arm.missed]
     arrived = len(others) - len(missed)
     badge = "every arm reached the target" if not missed else f"{arrived} of {counted(len(others), 'arm')} reached it"

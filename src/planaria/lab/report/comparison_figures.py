@@ -12,8 +12,8 @@ import plotly.graph_objects as go
 from planaria.lab.compare.race_results import Compared, Failures, Scored, smoothed
 from planaria.lab.report.spread_figures import add_band, whiskers
 from planaria.lab.trials.spread import Spread
+from planaria.report.phrases import amount, counted
 from planaria.report.theme import INK, MUTED, RED, RULE, SERIES, VEIL, figure, label, lanes, on, stroke, whole
-from planaria.report.words import amount, counted
 
 Over = Literal["hours", "steps"]
 """Unit of a loss curve's axis."""

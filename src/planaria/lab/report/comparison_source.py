@@ -17,7 +17,7 @@ from planaria.common.errors import UserError
 from planaria.lab.compare.race import Course, Point
 from planaria.lab.compare.race_results import Compared, smoothed
 from planaria.lab.trials.arms import file_name
-from planaria.lab.trials.kept import found_in
+from planaria.lab.trials.result_cache import read_result
 from planaria.report.live.tally import Tally
 from planaria.report.live_page.frames import Frame, Json
 from planaria.report.live_page.source import Seen, age_s
@@ -92,7 +92,7 @@ class ComparisonSource:
         before = self._races.get(name, {"arm": arm, "seed": int(seed), "is": "waiting", "tick": 0, "curve": {}})
         event = None
         if kind == "json":
-            course = found_in(file, Course)
+            course = read_result(file, Course)
             after = {**before, **_course(course)}
             how = f"stopped: {course.stopped}" if course.stopped else f"{course.ticks} steps are done"
             event = course.ticks, "loss" if course.stopped else "recovery", f"{arm}, seed {seed}: {how}"
@@ -164,10 +164,9 @@ def _request(file: Path) -> Json:
 
 def _best(found: Compared) -> str:
     """Name the arm, controls aside, that reached the target first, by hours or by steps if unpriced."""
-    of, unit = ("hours", "hours") if found.priced else ("ticks", "steps")
-    arrived = [(arm, spread.mean) for arm in found.contestants if (spread := arm.spread(of)) is not None]
-    if not arrived:
+    winner = found.winner()
+    spread = None if winner is None else winner.spread("hours" if found.priced else "ticks")
+    if winner is None or spread is None:
         return ""
-    first, mean = min(arrived, key=lambda pair: pair[1])
-    shown = f"{mean:.3g}" if found.priced else f"{mean:,.0f}"
-    return f"Of the arms with failures, {first.name} came to the target first: {shown} {unit}, the mean."
+    shown = f"{spread.mean:.3g} hours" if found.priced else f"{spread.mean:,.0f} steps"
+    return f"Of the arms with failures, {winner.name} reached the target first, after {shown} on average."

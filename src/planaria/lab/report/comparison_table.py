@@ -9,8 +9,8 @@ from rich.text import Text
 from planaria.lab.compare.race_results import ENOUGH, Compared, Failures, Scored
 from planaria.lab.compare.race_spec import SMOOTHED
 from planaria.lab.trials.spread import seeds_shown, shown
+from planaria.report.phrases import amount, counted
 from planaria.report.tables import Table, show
-from planaria.report.words import amount, counted
 
 DIGEST = 16
 """Hex digits shown of a trace's digest."""

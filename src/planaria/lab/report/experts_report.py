@@ -17,9 +17,9 @@ from planaria.lab.report.spread_figures import whiskers
 from planaria.lab.report.worst_report import section as worst_section
 from planaria.lab.trials.spread import Spread, seeds_shown, shown, spread
 from planaria.report import page
+from planaria.report.phrases import counted
 from planaria.report.tables import Table, show
 from planaria.report.theme import CARRIED, MUTED, PAPER, SERIES, figure, label, stroke, whole
-from planaria.report.words import counted
 
 
 def show_results(found: Results) -> None:

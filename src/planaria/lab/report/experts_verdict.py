@@ -5,8 +5,8 @@ from __future__ import annotations
 from planaria.lab.experts.budget import SYNCHRONISED
 from planaria.lab.experts.experts_results import TIE, Results
 from planaria.lab.trials.spread import Spread
+from planaria.report.phrases import counted, listed
 from planaria.report.verdict import Verdict
-from planaria.report.words import counted, listed
 
 
 def verdict(found: Results) -> Verdict:

@@ -16,7 +16,7 @@ from planaria.common.errors import UserError
 from planaria.lab.compare.race_results import Compared, smoothed
 from planaria.lab.report.comparison_figures import Over, bands, colours
 from planaria.lab.report.comparison_table import called, latex, numbers
-from planaria.lab.trials.kept import make_folder
+from planaria.lab.trials.result_cache import make_folder
 from planaria.lab.trials.spread import shown
 from planaria.report.sheets import Cell, as_csv
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from planaria.lab.experts.experts_results import WORST, Weighing
 from planaria.report import page
+from planaria.report.phrases import counted
 from planaria.report.tables import Table
-from planaria.report.words import counted
 
 
 def tables(found: Weighing) -> list[Table]:

@@ -61,7 +61,7 @@ class Watcher(Protocol):
     def said(self, line: str) -> None:
         """Handle an event of a job."""
 
-    def went(self, title: str, reached: int, steps: int, running: Mapping[str, tuple[int, int]]) -> None:
+    def progressed(self, title: str, reached: int, steps: int, running: Mapping[str, tuple[int, int]]) -> None:
         """Handle progress: ``reached`` of all ``steps``; ``running``: name → the same of each running job."""
 
 
@@ -89,7 +89,7 @@ def run_jobs(
                 running.append(_Attempt(*waiting.popleft()))
             reached |= {one.job.name: one.job.reached() for one in running}
             at_work = {one.job.name: (reached[one.job.name], one.job.steps) for one in running}
-            watcher.went(f"{title}, {done} of {len(jobs)} done", sum(reached.values()), steps, at_work)
+            watcher.progressed(f"{title}, {done} of {len(jobs)} done", sum(reached.values()), steps, at_work)
             time.sleep(POLL_S)
             for one in [one for one in running if one.is_over(processes.patience_s)]:
                 running.remove(one)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from planaria.config.schema import ModelConfig
-from planaria.models.stages import stage_layers
+from planaria.models.llama_stages import stage_layers
 
 _INDEX = ("layer_idx", "layer_id", "layer_number", "layer_index", "idx", "index", "block_idx")
 """attributes that number a layer, whatever it computes"""

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
-from planaria.models.llama import document_mask
+from planaria.models.llama_layers import document_mask
 from planaria.models.transformers.decoder import PLACE, Decoder
 from planaria.models.transformers.shrinking import LAYERS, shrunk
 from planaria.models.transformers.skeleton import in_one_line

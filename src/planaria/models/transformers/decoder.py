@@ -14,7 +14,7 @@ from torch import Tensor
 
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
-from planaria.models.stages import stage_layers
+from planaria.models.llama_stages import stage_layers
 from planaria.models.transformers.adapters import Lora, freeze, initialise_adapters, inject, load_base, plain
 from planaria.models.transformers.alike import kinds
 from planaria.models.transformers.skeleton import (

@@ -15,10 +15,10 @@ from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
 from planaria.models.foreign_weights import Weights, checked_config
 from planaria.models.huggingface import listed, read_tensor, tokenizer_of
+from planaria.models.model_metadata import of_folder
 from planaria.models.transformers.adapters import write_adapters
 from planaria.models.transformers.family import decoder_of, model_section
 from planaria.models.transformers.loading import loaded, quiet
-from planaria.models.usage import of_folder
 
 
 def open_decoder(folder: Path) -> Weights:

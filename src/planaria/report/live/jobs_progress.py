@@ -22,7 +22,7 @@ class JobsProgress(BarDisplay):
         """Print a line."""
         self._print(line)
 
-    def went(self, title: str, reached: int, steps: int, running: Mapping[str, tuple[int, int]]) -> None:
+    def progressed(self, title: str, reached: int, steps: int, running: Mapping[str, tuple[int, int]]) -> None:
         """Show progress: ``reached`` of all ``steps``, and (reached, steps) of each job in ``running``."""
         if self._bar is None:
             return

@@ -140,7 +140,7 @@ class Tally:
                 self.committed_at = self._epoch + t
             case d.Settle():
                 self.rounds += 1
-            case e.RoundMade():
+            case e.RoundApplied():
                 self.sent["replicas"] += fact.blocking_bytes + fact.prefetched_bytes
             case d.Seal():
                 self.checkpoint = fact.step

@@ -1,6 +1,6 @@
 """Observer of a run that feeds the logs on disk, the progress display and trackers.
 
-Each tracker runs in a separate thread (:class:`Beside`); training waits for them only at the end, for ``END_S``.
+Each tracker runs in a separate thread (:class:`TrackerThread`); training waits for them only at the end, for ``END_S``.
 :class:`Sample` selects the steps whose spans are logged: those that the report draws, and a thinning share of others.
 """
 
@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import NamedTuple
 
-from planaria.common.outlet import lost
+from planaria.common.stdio import lost
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.logs import RunLog
@@ -73,7 +73,7 @@ class Watch:
         about: About | None = None,
     ) -> None:
         self._log, self._progress, self._folder = RunLog(folder), progress, folder
-        self._trackers = [Beside(name, tracker) for name, tracker in (trackers or {}).items()]
+        self._trackers = [TrackerThread(name, tracker) for name, tracker in (trackers or {}).items()]
         self._about, self._started = about, False
         self._usual_s = sys.getswitchinterval()
         self._tally = Tally()
@@ -190,7 +190,7 @@ class Watch:
                 self.on_event(t, e.Trouble(detail=trouble))
 
 
-class Beside:
+class TrackerThread:
     """Calls a tracker from a separate thread, in order, until it fails or hangs.
 
     A hanging thread ends with the process.

@@ -201,8 +201,8 @@ LOOKS = 200
 WHOLE = ("nodes", "workers", "machines", "links", "replicas", "rounds", "recoveries", "run", "slow")
 """parts of the state that a non-routine frame replaces as a whole"""
 QUIET: set[type] = {
-    e.StageCommitted, e.StageCopied, e.StageSaved, e.OfferHeard, e.OffersCounted, e.MessageCompressed, e.RoundMade,
-    *NOT_SHOWN, e.PatienceOver, e.GraceExpired, d.DrawGroups, d.Introduce, e.RetryDue,
+    e.StageCommitted, e.StageCopied, e.StageSaved, e.UpdateReceived, e.UpdatesWeighted, e.MessageCompressed,
+    e.RoundApplied, *NOT_SHOWN, e.PatienceOver, e.GraceExpired, d.DrawGroups, d.Introduce, e.RetryDue,
     e.IntervalChosen, d.Discard,
 }  # fmt: skip
 """facts that change nothing visible"""

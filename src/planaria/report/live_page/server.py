@@ -24,9 +24,9 @@ from planaria.common.request_body import read_body
 from planaria.report.live import prometheus
 from planaria.report.live.prometheus import CONTENT_TYPE, Sample
 from planaria.report.live.tally import Tally
-from planaria.report.live_page.following import Telling
 from planaria.report.live_page.frames import SCHEMA
 from planaria.report.live_page.limits import ASK_S, LARGEST_BODY, LEAVE_S, MOST_STREAMS
+from planaria.report.live_page.run_source import FolderFollower
 
 Strike = Callable[[Path, str, int, str], str]
 """Injects a fault: (run's folder, worker, incarnation, fault) → result. Raises UserError without such a worker."""
@@ -40,7 +40,7 @@ FILES = {file.name: file.read_bytes() for file in (resources.files(__package__) 
 class Page:
     """The server's routes; with ``strike``, watchers may inject faults."""
 
-    def __init__(self, runs: Sequence[Telling], strike: Strike | None) -> None:
+    def __init__(self, runs: Sequence[FolderFollower], strike: Strike | None) -> None:
         self._runs, self._strike = runs, strike
         self._streams = 0
         self._tasks: list[asyncio.Task[None]] = []
@@ -99,7 +99,7 @@ class Page:
         runs = [{"id": i, "name": run.name} for i, run in enumerate(self._runs)]
         return JSONResponse({"schema": SCHEMA, "runs": runs, "faults": FAULTS if self._strike else []})
 
-    def _run(self, request: Request) -> Telling | None:
+    def _run(self, request: Request) -> FolderFollower | None:
         number = request.path_params["run"]
         return self._runs[number] if number < len(self._runs) else None
 
@@ -113,7 +113,7 @@ class Page:
         number = int(after) if re.fullmatch(r"-1|\d{1,12}", after) else -1
         return StreamingResponse(self._stream(run, number), media_type="text/event-stream")
 
-    async def _stream(self, run: Telling, number: int) -> AsyncIterator[str | bytes]:
+    async def _stream(self, run: FolderFollower, number: int) -> AsyncIterator[str | bytes]:
         self._streams += 1
         try:
             yield "retry: 1000\n\n"

@@ -13,10 +13,10 @@ from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.logs import RunRecord
 from planaria.report.membership import Membership
+from planaria.report.phrases import counted, listed
 from planaria.report.run.naming import Naming, naming_of, replicas, stages
 from planaria.report.run.round_history import RoundHistory, Rounds
 from planaria.report.run.verdict_lines import differing, line
-from planaria.report.words import counted, listed
 
 Tone = Literal["fault", "slow", "loss", "recovery", "rollback", "relink", "note"]
 SIGNS: dict[Tone, str] = {
@@ -221,7 +221,7 @@ class Narrator:
             when = f", {fact.moment}" if fact.moment not in ("", "any") else ""
             text = f"{fact.signal} sent to worker {fact.worker} ({self._role(fact.node)}){when}"
             return self._line("fault", text, self._of(fact.node))
-        if isinstance(fact, e.OfferRefused):
+        if isinstance(fact, e.UpdateRejected):
             return self._refusal(fact)
         if isinstance(fact, e.Replanned):
             return self._line(
@@ -277,7 +277,7 @@ class Narrator:
         text = "; ".join([*differ, *left])
         return self._line("fault" if differ else "note", text) if text else None
 
-    def _refusal(self, fact: e.OfferRefused) -> Line | None:
+    def _refusal(self, fact: e.UpdateRejected) -> Line | None:
         """Return a line for a rejected gradient, once; rejections in rounds are shown when these are settled."""
         refusal = fact.replica, fact.stage, fact.reason
         if self._naming.several or refusal in self._refused:

@@ -12,6 +12,7 @@ import plotly.graph_objects as go
 from planaria.control.decisions import Disband, Form, Found
 from planaria.control.logs import RunRecord
 from planaria.report import page
+from planaria.report.phrases import counted
 from planaria.report.run.ledger import sample_ledger
 from planaria.report.run.recovery_timeline import recoveries
 from planaria.report.run.round_history import RoundHistory, gatherings, totals, totals_lines
@@ -30,7 +31,6 @@ from planaria.report.theme import (
     symbol,
     whole,
 )
-from planaria.report.words import counted
 
 ROUNDS_DRAWN = 400
 """maximum rounds in the figure of waits: those with the longest"""

@@ -13,6 +13,7 @@ from planaria.config.schema import RunConfig
 from planaria.control.events import RunStarted
 from planaria.control.logs import RunRecord, read_run
 from planaria.report import page
+from planaria.report.phrases import counted
 from planaria.report.run import diagnosis, features, snapshots, stage_peaks
 from planaria.report.run.checkpoint_times import saves
 from planaria.report.run.event_lines import story
@@ -34,7 +35,6 @@ from planaria.report.run.round_history import gatherings, totals
 from planaria.report.run.run_verdict import facts_of, verdict
 from planaria.report.run.stage_holders import holdings, machine_section
 from planaria.report.run.summary import measured
-from planaria.report.words import counted
 
 DEATHS_DRAWN = 4
 

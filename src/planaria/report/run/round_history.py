@@ -9,7 +9,7 @@ from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.logs import RunRecord
 from planaria.report.membership import Membership
-from planaria.report.words import counted
+from planaria.report.phrases import counted
 
 
 @dataclass
@@ -84,14 +84,14 @@ class Rounds:
             return None
         elif isinstance(fact, d.Settle):
             return self._settle(t, fact)
-        elif isinstance(fact, e.RoundMade):
+        elif isinstance(fact, e.RoundApplied):
             self._made(t, fact)
         elif isinstance(fact, d.DrawGroups):
             self._groups[fact.round] = fact.groups
         elif isinstance(fact, d.Meet):
             for replica in fact.members:
                 self._met[replica] = fact.round, t, self._idle(replica, t)
-        elif isinstance(fact, e.OfferRefused):
+        elif isinstance(fact, e.UpdateRejected):
             self._refused.setdefault(fact.round, {}).setdefault(fact.replica, fact.reason)
         elif isinstance(fact, e.PatienceOver):
             self._late.add((fact.round, fact.replica))
@@ -149,7 +149,7 @@ class Rounds:
             self._settled = {round: who for round, who in self._settled.items() if round >= before}
             self._late = {(round, who) for round, who in self._late if round >= before}
 
-    def _made(self, t: float, fact: e.RoundMade) -> None:
+    def _made(self, t: float, fact: e.RoundApplied) -> None:
         replica = self._members.replica(fact.node)
         history = self._last.get(replica)
         if history is None or history.round != fact.round:

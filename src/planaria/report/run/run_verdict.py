@@ -9,13 +9,13 @@ from statistics import median
 from planaria.control.decisions import Finish
 from planaria.control.events import RunStarted
 from planaria.control.logs import RunRecord
+from planaria.report.phrases import counted, listed
 from planaria.report.run.checkpoint_times import saves
 from planaria.report.run.ledger import prove_exactly_once, sample_ledger
 from planaria.report.run.recovery_timeline import faults_summary, recoveries
 from planaria.report.run.round_history import gatherings, totals
 from planaria.report.run.summary import measured
 from planaria.report.verdict import Verdict
-from planaria.report.words import counted, listed
 
 NO_END = "no end recorded"
 

@@ -14,6 +14,7 @@ from planaria.planner.guidelines import Passes, planned_passes
 from planaria.planner.problem import Problem, Solution
 from planaria.planner.schedule import Schedule
 from planaria.planner.tables import Ints
+from planaria.report.phrases import amount
 from planaria.report.theme import (
     BLUE,
     GREY,
@@ -30,7 +31,6 @@ from planaria.report.theme import (
     lanes,
     on,
 )
-from planaria.report.words import amount
 
 DRAWN = 40
 """maximum nodes whose passes are drawn"""

@@ -9,6 +9,7 @@ from planaria.planner.bound import ALL
 from planaria.planner.guidelines import Broken, broken
 from planaria.planner.schedule import Schedule
 from planaria.report import page
+from planaria.report.phrases import amount, counted
 from planaria.report.run.path_table import summary, table
 from planaria.report.run.schedule_figures import (
     DRAWN,
@@ -22,7 +23,6 @@ from planaria.report.run.schedule_figures import (
 )
 from planaria.report.theme import CARRIED, DELAYED
 from planaria.report.verdict import Verdict
-from planaria.report.words import amount, counted
 
 ROUTES = 60
 """maximum routes listed"""

@@ -9,8 +9,8 @@ from planaria.control import decisions as d
 from planaria.control.logs import RunRecord
 from planaria.control.started import RunStarted
 from planaria.report import page
+from planaria.report.phrases import counted
 from planaria.report.run.recovery_timeline import RecoveryTiming
-from planaria.report.words import counted
 
 
 def section(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[str]:

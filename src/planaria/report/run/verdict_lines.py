@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from planaria.control import decisions as d
+from planaria.report.phrases import counted
 from planaria.report.run.naming import Naming, replicas, stages
-from planaria.report.words import counted
 
 
 def line(fact: d.Blamed | d.Relieve | d.Reroute | d.Cleared, naming: Naming) -> str:

@@ -8,10 +8,10 @@ from functools import lru_cache
 
 from planaria.common.errors import UserError
 from planaria.config.schema import ExchangeConfig, ModelConfig
-from planaria.exchange.kinds import exchange
+from planaria.exchange.registry import exchange
 from planaria.models.families import build_stage, family
+from planaria.models.llama_stages import stage_layers
 from planaria.models.packing import TYPES, Entry
-from planaria.models.stages import stage_layers
 
 CUT = frozenset({"ends_layers", "block_layers"})
 """settings of a model that describe its cut"""

@@ -16,9 +16,9 @@ from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.exchange.message import consensus
 from planaria.models.families import family
+from planaria.models.llama_stages import Llama
 from planaria.models.one_array import Part, parts
 from planaria.models.optimizers import optimizer
-from planaria.models.stages import Llama
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint import recut
 from planaria.runtime.checkpoint.cut import Cut, atom_name, declared, holders, require_alike

@@ -19,8 +19,8 @@ from planaria.common.atomic import new_folder
 from planaria.common.errors import UserError
 from planaria.common.filesystems import fetch, filesystem, reached, required, shown
 from planaria.control.logs import ID, draw
+from planaria.models.llama_stages import parameter_count
 from planaria.models.packing import HEADROOM
-from planaria.models.stages import parameter_count
 from planaria.runtime.checkpoint.store import MANIFEST, CheckpointStore, Manifest, Saved, read_manifest, step_of
 
 _CHECKPOINTS = "checkpoints"

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 from planaria.common.errors import UserError
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange.base import SECANTS, Sharing
-from planaria.exchange.kinds import exchange
+from planaria.exchange.registry import exchange
 from planaria.runtime.checkpoint.cut import Cut, atom_name, declared
 from planaria.runtime.checkpoint.stage_file import Contents, Entry
 

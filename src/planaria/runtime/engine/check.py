@@ -10,7 +10,7 @@ import torch
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.exchange.compress.checks import require_messages
-from planaria.exchange.kinds import exchange
+from planaria.exchange.registry import exchange
 from planaria.faults.checks import require_edges, require_listeners, require_readers
 from planaria.faults.trace import Trace
 from planaria.faults.trace import read as read_trace

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 
 from pydantic import TypeAdapter, ValidationError
 
-from planaria.control.decisions import ORDER, Blow, Order
+from planaria.control.decisions import ORDER, InjectFault, Order
 from planaria.control.events import Fact, Heartbeat
 from planaria.pipeline.plan.actions import Action
 from planaria.runtime.engine.samples import Batch, Reading
@@ -47,7 +47,7 @@ class Interrupted(Exception):
 class Faults(Protocol):
     """Faults injected into a worker (``faults/worker.py``)."""
 
-    def add(self, blow: Blow) -> None: ...
+    def add(self, injection: InjectFault) -> None: ...
 
     def aim(self, actions: Sequence[Action]) -> None: ...
 
@@ -82,7 +82,7 @@ class ControlLink:
         """faults injected into this worker; None until the first is announced"""
         self.injector: Callable[[], Faults] | None = None
         """makes :attr:`faults`; None where no fault can strike"""
-        self.struck: Callable[[str, Blow], None] = lambda signal, blow: None
+        self.struck: Callable[[str, InjectFault], None] = lambda signal, injection: None
         """called with the log's name of a fault, and the fault, before its injection"""
         self.reading = Reading()
         self.trouble: Callable[[], str] = str
@@ -159,7 +159,7 @@ class ControlLink:
 
     def take_in(self, order: object) -> None:
         """Accept an order from the controller."""
-        if isinstance(order, Blow) and self.injector is not None:
+        if isinstance(order, InjectFault) and self.injector is not None:
             self.faults = self.faults or self.injector()
             self.faults.add(order)  # must take effect before the next order
         else:

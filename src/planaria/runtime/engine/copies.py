@@ -1,7 +1,7 @@
 """Copies of stages that workers keep for recovery strategies.
 
-Both engines call, in each step, :meth:`Keeping.before`, :meth:`Keeping.after`, and after all expected messages commit
-or drop.
+In each step both engines call :meth:`StageCopies.before`, :meth:`StageCopies.after` and, once all expected messages
+have arrived, :meth:`StageCopies.commit` or :meth:`StageCopies.drop`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class _Original:
         return runner
 
 
-class Keeping:
+class StageCopies:
     """A node's copies: the sending sides for its stage, and the copies that it hosts."""
 
     def __init__(self, run: ResolvedRun, node: int, there: Arrangement, make: MakeRunner) -> None:

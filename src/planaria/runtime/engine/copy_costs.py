@@ -11,8 +11,8 @@ import torch
 from planaria.config.options import Options
 from planaria.config.schema import ModelConfig, RunConfig
 from planaria.models.families import build_stage
+from planaria.models.llama_stages import parameter_count
 from planaria.models.optimizers import optimizer
-from planaria.models.stages import parameter_count
 from planaria.models.state import Shapes
 from planaria.pipeline.network.costs import FP32_BYTES, Costs, message_bytes
 from planaria.recovery import RECOVERIES, names

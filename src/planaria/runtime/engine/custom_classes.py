@@ -7,7 +7,7 @@ from typing import Any
 
 from planaria.config.registry import Choice, foreign
 from planaria.config.schema import RunConfig
-from planaria.exchange.kinds import chosen_classes
+from planaria.exchange.registry import chosen_classes
 from planaria.models.families import FAMILIES
 from planaria.models.optimizers import OPTIMIZERS
 from planaria.pipeline.routing import ROUTINGS

@@ -13,7 +13,7 @@ from planaria.common.errors import RunStopped
 from planaria.config.schema import FleetConfig
 from planaria.control.decisions import Leave
 from planaria.control.events import Fact, Heartbeat
-from planaria.pipeline.network.measuring import CAPACITY, Link, Pair, Samples, batches, estimate
+from planaria.pipeline.network.measurement import CAPACITY, Link, Pair, Samples, batches, estimate
 from planaria.runtime.engine import link_survey_node
 from planaria.runtime.engine.fleet import PRELOAD
 from planaria.runtime.engine.link_survey_node import (

@@ -14,7 +14,7 @@ from pydantic import Field, TypeAdapter
 
 from planaria.control.decisions import Leave
 from planaria.control.events import Fact, Heartbeat
-from planaria.pipeline.network.measuring import FIRST_BYTES, MOST_BYTES, SMALL_SHARE, Samples, next_size
+from planaria.pipeline.network.measurement import FIRST_BYTES, MOST_BYTES, SMALL_SHARE, Samples, next_size
 from planaria.runtime.engine.control_link import ControlLink, Interrupted
 from planaria.runtime.fleet.base import ControlLine
 from planaria.runtime.transport.edge import Arrived, Broken, Edge, EdgeSpec, Opened

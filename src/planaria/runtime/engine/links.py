@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from planaria.control.decisions import BEFORE, Donate, Form, Handover, Link, Rebuild, Source, state_link
-from planaria.exchange.kinds import exchange
+from planaria.exchange.registry import exchange
 from planaria.models.families import stage_parameters
 from planaria.models.optimizers import optimizer
 from planaria.models.packing import HEADROOM

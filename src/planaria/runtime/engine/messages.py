@@ -16,7 +16,7 @@ from planaria.control.decisions import Donate, Form, Introduce, Meet
 from planaria.pipeline.plan.actions import Action, Key, Kind
 from planaria.recovery.base import Moment
 from planaria.runtime.engine.control_link import ControlLink
-from planaria.runtime.engine.copies import Keeping, Parcel
+from planaria.runtime.engine.copies import Parcel, StageCopies
 from planaria.runtime.engine.exchange_round import RoundMember
 from planaria.runtime.engine.links import Links
 from planaria.runtime.engine.outer_state import Verdict
@@ -137,7 +137,7 @@ class Messages:
         """All nodes of this worker's stage, present or absent."""
         return self._resolved.arrangement.nodes(self.here.stage)
 
-    def hear(self, item: Any) -> None:
+    def handle(self, item: Any) -> None:
         """Process an item from the inbox. Items of an older generation are ignored."""
         match item:
             case Arrived(edge=edge) | Opened(edge=edge) | Broken(edge=edge) if not self.links.has(edge):
@@ -168,10 +168,10 @@ class Messages:
         relay = self.links.relay_at(spec.over) if broken.silent_relay else ""
         self.here.report_broken(spec.peer, broken.detail, relay=relay)
 
-    def hear_all(self) -> None:
+    def handle_pending(self) -> None:
         """Process all items in the inbox."""
         while not self.control_link.inbox.empty():
-            self.hear(self.control_link.next())
+            self.handle(self.control_link.next())
 
     def wait_for(self, late: Callable[[], Sequence[int]], what: str) -> None:
         """Process the inbox until ``late`` returns no nodes.
@@ -187,7 +187,7 @@ class Messages:
             item = self.control_link.next(deadline)
             self.waited[nodes[0]] = self.waited.get(nodes[0], 0.0) + time.monotonic() - since
             if item is not None:
-                self.hear(item)
+                self.handle(item)
             else:
                 waited = f"waited {patience_s:g} s for {what.format(self.here.name_of(nodes[0]))}"
                 self.here.report_broken(nodes[0], waited, patience_s, began - self._step_began)
@@ -217,7 +217,7 @@ class Messages:
             self._send_part(edge, Content.BLOCKING, updates[replica_of(peer)].blocking)
         digest, products = self.circle.own_digest(me), self.circle.products(me, me, None)
         if digest or products:
-            self.here.report(e.OfferHeard, round=order.round, replica=me, digest=digest, products=products)
+            self.here.report(e.UpdateReceived, round=order.round, replica=me, digest=digest, products=products)
         self._report_received()
 
     def _send_part(self, edge: EdgeEnd, content: wire.Part, part: Tensor | None) -> None:
@@ -245,11 +245,11 @@ class Messages:
     def _report_received(self) -> None:
         round, replica_of = self.circle.round, self._resolved.replica_of
         for peer, reason in self.circle.refused().items():
-            self.here.report(e.OfferRefused, round=round, replica=replica_of(peer), reason=reason)
+            self.here.report(e.UpdateRejected, round=round, replica=replica_of(peer), reason=reason)
         for peer in self.circle.whole():
             digest, replica = self.circle.digest_of(peer), replica_of(peer)
             products = self.circle.products(self.here.replica, replica, peer)
-            self.here.report(e.OfferHeard, round=round, replica=replica, digest=digest, products=products)
+            self.here.report(e.UpdateReceived, round=round, replica=replica, digest=digest, products=products)
 
     def input_of(self, action: Action) -> Awaited | None:
         """Return the frame that an action waits for; None if its input is local."""
@@ -308,14 +308,14 @@ class Messages:
         """Send a copy's message to its host; messages sent before the step give way to others."""
         self.links.edges[host].send(self._copy_message(parcel), flat, later=parcel.moment == "before")
 
-    def take_parcels(self, keeping: Keeping) -> None:
+    def take_parcels(self, copies: StageCopies) -> None:
         """Wait for this step's messages to the copies kept here, and store them."""
         for edge in self.links.edges.values():
             edge.hurry()
-        expected = keeping.expects(self.here.step)
+        expected = copies.expects(self.here.step)
         frames = [Awaited(parcel.source, self._copy_message(parcel)) for parcel in expected]
         for parcel, flat in zip(expected, self.collect(frames, "what is kept here of {}"), strict=True):
-            keeping.take(self.here.step, parcel, flat)
+            copies.take(self.here.step, parcel, flat)
 
     def _copy_message(self, parcel: Parcel) -> wire.CopyMessage:
         return wire.CopyMessage(self.here.generation, self.here.step, parcel.slot, _MOMENTS[parcel.moment])

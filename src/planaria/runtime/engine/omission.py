@@ -11,7 +11,7 @@ from statistics import fmean
 import torch
 
 from planaria.control.events import Fact
-from planaria.models.stages import Llama
+from planaria.models.llama_stages import Llama
 from planaria.runtime.engine.samples import Batch, Masks
 
 

@@ -105,7 +105,7 @@ class InProcessControlLink(ControlLink):
     def __init__(self, slot: Slot, run: ResolvedRun) -> None:
         super().__init__(slot, math.inf, inbox=slot.inbox)
         self._slot, self._skips_late = slot, step_work(run) is not None
-        self._slowed: d.Blow | None = None
+        self._slowed: d.InjectFault | None = None
         self.doing = "orders"
 
     def open(self) -> None:
@@ -113,21 +113,21 @@ class InProcessControlLink(ControlLink):
 
     def _receive(self, text: bytes) -> None:
         order = d.ORDER.validate_json(text)
-        if isinstance(order, d.Blow):
+        if isinstance(order, d.InjectFault):
             self._inject(order)
             return
         if isinstance(order, d.RunStep | d.Commit):
             self._slot.late, self._slowed = self._slowed is not None, None
         self.take_in(order)
 
-    def _inject(self, blow: d.Blow) -> None:
-        if blow.signal in FATAL:
-            self.take_in(blow.model_copy(update={"signal": "kill"}))
-        elif blow.signal == "lie":
-            self.take_in(blow)
-        elif blow.signal in LAGGING and self._skips_late:
-            self._slowed = blow
-            self.struck(blow.signal, blow)
+    def _inject(self, injection: d.InjectFault) -> None:
+        if injection.signal in FATAL:
+            self.take_in(injection.model_copy(update={"signal": "kill"}))
+        elif injection.signal == "lie":
+            self.take_in(injection)
+        elif injection.signal in LAGGING and self._skips_late:
+            self._slowed = injection
+            self.struck(injection.signal, injection)
 
     def at(self, doing: str, step: int = -1, microbatch: int = -1, hop: int = -1) -> None:
         """Record the current action, and inject a fault that is scheduled for it."""

@@ -13,9 +13,9 @@ from planaria.config.schema import ExchangeConfig
 from planaria.control import events as e
 from planaria.control.updates import Full, rounded, three_digits
 from planaria.exchange.base import Compressed, Counted, Outer, TooManyByzantine, Update, Weights
-from planaria.exchange.kinds import exchange
 from planaria.exchange.publisher import Publisher
 from planaria.exchange.refusal import validate
+from planaria.exchange.registry import exchange
 from planaria.exchange.robust.equivocation import digest
 from planaria.runtime.engine.runner import NonFinite, StageRunner
 
@@ -36,10 +36,10 @@ class Verdict:
     def facts(self, first: bool) -> Iterator[tuple[type[e.Fact], dict[str, Any]]]:
         """Yield events and their fields; the ``first`` node of a stage reports weights and compression for all."""
         for replica, reason in self.refused.items():
-            yield e.OfferRefused, {"replica": replica, "reason": reason}
+            yield e.UpdateRejected, {"replica": replica, "reason": reason}
         for counted in self.counted if first else ():
             rivals = {rule: rounded(of) for rule, of in counted.rivals().items()}
-            yield e.OffersCounted, {"counted": rounded(counted.coefficients), "rivals": rivals}
+            yield e.UpdatesWeighted, {"counted": rounded(counted.coefficients), "rivals": rivals}
         if first and (made := self.compressed) is not None:
             norms = {"norm": made.norm, "lost": made.lost, "owed": made.owed, "off": made.off}
             digits = {name: three_digits(value) for name, value in norms.items() if value is not None}

@@ -49,7 +49,7 @@ def perform(
 
 def _first_ready(todo: list[Task], done: set[Key], messages: Messages) -> Task:
     """Return the first action that can start; wait for one if there is none."""
-    messages.hear_all()
+    messages.handle_pending()
     found: list[Task] = []
 
     def late() -> list[int]:

@@ -9,8 +9,8 @@ from planaria.common.errors import UserError
 from planaria.config.schema import FleetConfig, RunConfig
 from planaria.control.started import RunStarted
 from planaria.models.families import frozen_parameters, stage_parameters
+from planaria.models.llama_stages import stage_layers
 from planaria.models.optimizers import optimizer
-from planaria.models.stages import stage_layers
 from planaria.pipeline.network.costs import FP32_BYTES
 from planaria.runtime.fleet.devices import ON_CPUS, Needs
 from planaria.runtime.transport.listener import answers

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from planaria.config.schema import RunConfig
 from planaria.exchange.base import Exchange
-from planaria.exchange.kinds import exchange
+from planaria.exchange.registry import exchange
 from planaria.pipeline.network.costs import Costs, Prices, message_bytes
 from planaria.pipeline.plan.actions import Plan, Route
 from planaria.pipeline.plan.build import build, plan_for, planned

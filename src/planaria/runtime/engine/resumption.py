@@ -18,7 +18,7 @@ from planaria.control.logs import EVENTS
 from planaria.control.statefile import read_state
 from planaria.data.tokenizer import Tokenizer
 from planaria.exchange.compress.checks import require_same_feedback
-from planaria.exchange.kinds import exchange
+from planaria.exchange.registry import exchange
 from planaria.runtime.checkpoint import recut
 from planaria.runtime.checkpoint.cut import CUT, Cut, require_alike
 from planaria.runtime.checkpoint.loading import check_stages, cut_for, cut_of

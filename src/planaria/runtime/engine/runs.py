@@ -20,7 +20,7 @@ from planaria.control.logs import EVENTS, not_a_run
 from planaria.data.shards import Data
 from planaria.faults.trace import Trace
 from planaria.faults.trace import text as trace_text
-from planaria.models.usage import Usage
+from planaria.models.model_metadata import ModelMetadata
 from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
 from planaria.runtime.checkpoint.memory import MemoryFolder
 from planaria.runtime.checkpoint.store import CheckpointStore, Saved
@@ -180,13 +180,13 @@ def config_of(folder: Path, *further: str) -> RunConfig:
     return found.model_copy(update={"data": found.data.model_copy(update={"tokenization": "legacy"})})
 
 
-def usage_of(folder: Path) -> Usage | None:
+def usage_of(folder: Path) -> ModelMetadata | None:
     """Return the usage metadata of the model that a run started from; None without one.
 
     :raises UserError: if the file was changed.
     """
     require(folder, USAGE)
-    return documents.model(folder / USAGE, Usage) if (folder / USAGE).is_file() else None
+    return documents.model(folder / USAGE, ModelMetadata) if (folder / USAGE).is_file() else None
 
 
 def newest_whole(folder: Path) -> Saved:

@@ -16,7 +16,7 @@ from planaria.config.schema import DataConfig
 from planaria.control import decisions as d
 from planaria.data.dataset import Split, open_data
 from planaria.data.stream import Stream
-from planaria.models.llama import document_mask
+from planaria.models.llama_layers import document_mask
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.setup import Setup
 

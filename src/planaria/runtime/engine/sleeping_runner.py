@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from planaria.config.schema import RunConfig
-from planaria.models.llama import document_mask
-from planaria.models.stages import stage_layers
+from planaria.models.llama_layers import document_mask
+from planaria.models.llama_stages import stage_layers
 from planaria.pipeline.network.costs import Prices
 from planaria.runtime.engine.runner import StageRunner
 from planaria.runtime.engine.samples import Batch, Masks

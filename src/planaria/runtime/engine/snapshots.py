@@ -18,7 +18,7 @@ from planaria.control.started import RunStarted, SnapshotLabel
 from planaria.recovery.base import Replica
 from planaria.runtime.checkpoint.memory import MemoryFolder, Owner, require_room, sweep
 from planaria.runtime.checkpoint.store import Saved
-from planaria.runtime.engine.copies import Keeping, Remembered
+from planaria.runtime.engine.copies import Remembered, StageCopies
 from planaria.runtime.engine.copy_costs import costs_of_copies
 from planaria.runtime.engine.origin import Origin
 from planaria.runtime.engine.resolved import ResolvedRun
@@ -72,15 +72,15 @@ class SnapshotWriter:
         """Write the retained snapshot again under the new generation, shared with workers that joined since."""
         self._written = -1, -1
 
-    def write_new(self, keeping: Keeping, generation: int) -> None:
+    def write_new(self, copies: StageCopies, generation: int) -> None:
         """Write the retained snapshot if it is new. Call it after each commit of this generation."""
-        newest = keeping.node, keeping.retained
-        if keeping.retained < 0 or newest == self._written:
+        newest = copies.node, copies.retained
+        if copies.retained < 0 or newest == self._written:
             return
         self._written = newest
         with self._news:
-            label = SnapshotLabel(part=self._run_part, generation=generation, step=keeping.retained)
-            self._wanted = label, keeping.remembered()
+            label = SnapshotLabel(part=self._run_part, generation=generation, step=copies.retained)
+            self._wanted = label, copies.remembered()
             self._news.notify()
 
     def close(self) -> None:

@@ -13,11 +13,11 @@ from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.models.families import family
+from planaria.models.llama_stages import stage_layers
 from planaria.models.packing import pack, unpack
-from planaria.models.stages import stage_layers
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint.memory import MemoryFolder
-from planaria.runtime.engine.copies import Keeping, Remembered, workshop
+from planaria.runtime.engine.copies import Remembered, StageCopies, workshop
 from planaria.runtime.engine.messages import Messages
 from planaria.runtime.engine.received_frames import Awaited
 from planaria.runtime.engine.resolved import ResolvedRun
@@ -61,26 +61,26 @@ class Taken(NamedTuple):
     """of the snapshot to which it was rolled back"""
 
 
-def _part(setup: Setup, keeping: Keeping | None, node: int, stage: int, recall: d.Recall) -> Remembered:
+def _part(setup: Setup, copies: StageCopies | None, node: int, stage: int, recall: d.Recall) -> Remembered:
     """Return this worker's part of a snapshot, from memory or from its predecessor's file.
 
     :raises UserError: if the file cannot be read.
     :raises MemoryDamaged: if the memory has changed.
     """
-    if keeping is not None and keeping.node == node and keeping.retained == recall.step:
-        _require_intact(keeping)
-        return keeping.remembered()
+    if copies is not None and copies.node == node and copies.retained == recall.step:
+        _require_intact(copies)
+        return copies.remembered()
     if recall.file is None:
         raise UserError(f"stage {stage}: its worker does not hold the snapshot of step {recall.step}; resume the run")
     return Remembered(stage, recall.step, *MemoryFolder(setup.folder).read(stage, recall.file))
 
 
-def _require_intact(keeping: Keeping) -> None:
-    if not keeping.intact():
+def _require_intact(copies: StageCopies) -> None:
+    if not copies.intact():
         raise MemoryDamaged("retained state does not match its checksum; the worker's memory is faulty")
 
 
-def donate(run: ResolvedRun, messages: Messages, form: d.Form, runner: StageRunner, keeping: Keeping) -> None:
+def donate(run: ResolvedRun, messages: Messages, form: d.Form, runner: StageRunner, copies: StageCopies) -> None:
     """Send this worker's contribution to each worker that rebuilds a lost stage.
 
     :raises MemoryDamaged: if a retained copy has changed.
@@ -94,8 +94,8 @@ def donate(run: ResolvedRun, messages: Messages, form: d.Form, runner: StageRunn
                 given = given.trained
                 given.outer = messages.circle.outer.given(to_successor=False)
             else:
-                _require_intact(keeping)
-                given = run.recovery.give(source.by, member.stage, given, keeping.kept(source.by, member.stage))
+                _require_intact(copies)
+                given = run.recovery.give(source.by, member.stage, given, copies.kept(source.by, member.stage))
             messages.links.transfers[member.node].send(State(messages.here.stage), pack(given))
 
 
@@ -105,7 +105,7 @@ def take_state(
     messages: Messages,
     source: d.Source,
     runner: StageRunner,
-    keeping: Keeping | None,
+    copies: StageCopies | None,
     rounds: int,
     lost: StageRunner | None = None,
 ) -> Taken:
@@ -133,7 +133,7 @@ def take_state(
         case d.Recall():
             messages.control_link.at("read", here.step)
             runner = _runner_for(setup.config, runner, here.stage)
-            part = _part(setup, keeping, here.node, here.stage, source)
+            part = _part(setup, copies, here.node, here.stage, source)
             runner.load(part.state)
             return Taken(runner, Timing(rebuild_s=time.monotonic() - start), part=part)
         case d.Rebuild() | d.Handover():

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from planaria.common.errors import UserError
 from planaria.config.recipe import fields
 from planaria.config.schema import RunConfig
-from planaria.exchange.kinds import exchange
+from planaria.exchange.registry import exchange
 from planaria.faults.trace import FATAL, LAGGING, Trace
 from planaria.models.families import build_stage
 from planaria.models.optimizers import optimizer

@@ -17,7 +17,7 @@ from planaria.models.gguf_file import is_gguf
 from planaria.models.hf_config import Unsupported
 from planaria.models.huggingface import is_huggingface, open_folder
 from planaria.models.llama2c import open_llama2c
-from planaria.models.stages import Llama
+from planaria.models.llama_stages import Llama
 from planaria.models.transformers.adapters import base_of
 from planaria.models.transformers.family import model_section
 from planaria.models.transformers.files import open_decoder, read_json

@@ -23,7 +23,7 @@ from planaria.models.packing import pack
 from planaria.pipeline.plan.actions import Plan
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.engine.control_link import ControlLink, Faults, Interrupted
-from planaria.runtime.engine.copies import Keeping, Parcel
+from planaria.runtime.engine.copies import Parcel, StageCopies
 from planaria.runtime.engine.custom_classes import own_classes
 from planaria.runtime.engine.exchange_round import Made
 from planaria.runtime.engine.gauge import Gauge, peaks
@@ -105,7 +105,7 @@ class Worker:
         self.messages = Messages(setup, resolved, self.here, control_link, transport, self._transfer)
         self.control_link.injector, self.control_link.struck = self._injector, self._struck
         self._samples = Samples(setup, resolved, control_link.reading)
-        self.keeping: Keeping | None = None
+        self.copies: StageCopies | None = None
         """None until this worker has a stage"""
         self.snapshots = snapshot_writer(setup, resolved)
         self._saver = Saver(control_link, StageFiles(setup, worker))
@@ -180,7 +180,7 @@ class Worker:
             case d.Leave():
                 self.control_link.leave()
             case _:
-                self.messages.hear(item)
+                self.messages.handle(item)
 
     def _form(self, form: d.Form) -> None:
         """Drop the current step, take the stage and edges of ``form``, and report when all are ready."""
@@ -195,25 +195,25 @@ class Worker:
             rounds = rounds_by(self.resolved.exchange, form.step) if self._lockstep else form.step
         # A donor may itself be new in its stage; donors are never rebuilt, so this cannot deadlock.
         lost = self._last_runners.get(me.node)
-        taken = take_state(self.setup, self.resolved, self.messages, me.source, self.runner, self.keeping, rounds, lost)
+        taken = take_state(self.setup, self.resolved, self.messages, me.source, self.runner, self.copies, rounds, lost)
         self.runner, timing = taken.runner, taken.timing
         if not isinstance(me.source, d.Keep):
             self.gauge.drop()
         if any(m.node in self.here.present.peers(me.node) for m in form.members if isinstance(m.source, d.Rebuild)):
             self.messages.circle.outer.anew()
-        if self.keeping is None or not isinstance(me.source, d.Keep):
-            self.keeping = Keeping(self.resolved, me.node, self.resolved.column(form.replica), new_runner)
+        if self.copies is None or not isinstance(me.source, d.Keep):
+            self.copies = StageCopies(self.resolved, me.node, self.resolved.column(form.replica), new_runner)
         if taken.given and isinstance(me.source, d.Rebuild):
-            self.keeping.restore(me.source.by, self.runner.state(), taken.given, form.step)
+            self.copies.restore(me.source.by, self.runner.state(), taken.given, form.step)
         if taken.part is not None:
-            self.keeping.recall(taken.part)
+            self.copies.recall(taken.part)
         if isinstance(self.runner, SleepingRunner):
             self.runner.use_prices(self.resolved.place(me.node), self.resolved.prices)
         if form.goes_back and self.snapshots is not None:
             self.snapshots.rolled_back()
         replaced = {m.node for m in form.members if not isinstance(m.source, d.Keep)}
-        self.keeping.formed(replaced, self.here.absent)
-        donate(self.resolved, self.messages, form, self.runner, self.keeping)
+        self.copies.formed(replaced, self.here.absent)
+        donate(self.resolved, self.messages, form, self.runner, self.copies)
         links = self.messages.links
         self.messages.wait_for(lambda: links.unopened, "the edge to {}")
         link_s = time.monotonic() - start - timing.transfer_s - timing.rebuild_s
@@ -238,8 +238,8 @@ class Worker:
         if not (train and self.step_work):
             own = len(plan.routes) // (self.resolved.at_once if train else 1)
             self.runner.begin(data.batch, train, own, data.masks)
-        if self.keeping is not None:
-            self.keeping.begin(data.masks)
+        if self.copies is not None:
+            self.copies.begin(data.masks)
         spans: list[e.Span] = []
         try:
             norm = self._train(plan, data, spans) if train else self._validate(plan, spans)
@@ -276,17 +276,17 @@ class Worker:
 
     def _train(self, plan: Plan, data: Data, spans: list[e.Span]) -> float | None:
         """Run this stage's part of a training step and send its copies; return the gradient's norm."""
-        step, keeping = self.here.step, self.keeping
-        assert keeping is not None
-        self._send_copies(keeping.before(step, self.runner), spans)
+        step, copies = self.here.step, self.copies
+        assert copies is not None
+        self._send_copies(copies.before(step, self.runner), spans)
         if self.step_work is not None:
             self.step_work.run(self.messages, self.runner, data, spans, self._straggle)
         else:
-            perform(plan, self.messages, self.runner, spans, keeping.passed)
+            perform(plan, self.messages, self.runner, spans, copies.passed)
             agree(self.config, self.messages, self.runner, spans)
         norm = self.runner.finish()
-        self._send_copies(keeping.after(step, self.runner), spans)
-        self.messages.take_parcels(keeping)
+        self._send_copies(copies.after(step, self.runner), spans)
+        self.messages.take_parcels(copies)
         if self._lockstep is not None:
             self._lockstep.run(self.messages, self.runner)
         return norm
@@ -308,15 +308,15 @@ class Worker:
         """Discard the current step."""
         self.runner.drop()
         self.messages.circle.outer.drop()
-        if self.keeping is not None:
-            self.keeping.drop()
+        if self.copies is not None:
+            self.copies.drop()
 
     def _commit(self, order: d.Commit) -> None:
         self.control_link.at("commit", order.step)
         start = time.monotonic()
-        assert self.keeping is not None
+        assert self.copies is not None
         self.runner.commit(order.progress)
-        self.keeping.commit(order.step)
+        self.copies.commit(order.step)
         first = self.here.node == min(self.here.present.peers(self.here.node))
         self.messages.report(self.messages.circle.outer.commit(), order.step, first)
         if self._lockstep is not None and (settled := self._lockstep.committed()) is not None:
@@ -324,7 +324,7 @@ class Worker:
         self.here.report(e.StageCommitted, step=order.step)
         log.debug("committed")
         if self.snapshots is not None:
-            self.snapshots.write_new(self.keeping, order.generation)
+            self.snapshots.write_new(self.copies, order.generation)
         self._report_work([e.Span(action="optimizer", start=start, end=time.monotonic())])
 
     def _settle(self, order: d.Settle) -> None:
@@ -343,7 +343,7 @@ class Worker:
     def _report_round(self, round: int, made: Made, first: bool) -> None:
         self.messages.report(made.verdict, round, first)
         sizes = {"blocking_bytes": made.blocking_bytes, "prefetched_bytes": made.prefetched_bytes, "apart": made.apart}
-        self.here.report(e.RoundMade, round=round, **sizes)
+        self.here.report(e.RoundApplied, round=round, **sizes)
 
     def _transfer(self, order: d.Donate) -> None:
         """Send another replica, or a successor, a copy of this stage as of the last commit."""
@@ -379,8 +379,8 @@ class Worker:
             self.config, self.messages.links, self.messages.circle.outer, self._struck, self.control_link.end
         )
 
-    def _struck(self, signal: str, blow: d.Blow) -> None:
-        self.here.report(e.FaultInjected, signal=signal, moment=blow.moment, number=blow.number)
+    def _struck(self, signal: str, injection: d.InjectFault) -> None:
+        self.here.report(e.FaultInjected, signal=signal, moment=injection.moment, number=injection.number)
 
     def _report_work(self, spans: list[e.Span], dropped: bool = False) -> None:
         """Report work and bytes sent since the last such report, and peak memory."""

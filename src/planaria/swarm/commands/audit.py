@@ -11,12 +11,12 @@ import torch
 
 from planaria.common import atomic, documents
 from planaria.common.errors import UserError
-from planaria.models import fusing
-from planaria.report.words import counted, listed
+from planaria.models import task_vectors as fusing
+from planaria.report.phrases import counted, listed
 from planaria.swarm.assemble import task_of
 from planaria.swarm.attacks import watched
 from planaria.swarm.audit.files import look
-from planaria.swarm.audit.measuring import USUAL, Adversary, Counter, Plan, Reader, measure
+from planaria.swarm.audit.measurement import USUAL, Adversary, Counter, Plan, Reader, measure
 from planaria.swarm.audit.questions import Question, read, replies_of
 from planaria.swarm.audit.results import FAILED, NONE, PASSED, UNASKED, Audit, Leakage, Limits, Part
 from planaria.swarm.certificate import CERTIFICATE, NotCertified, verify
@@ -27,12 +27,13 @@ from planaria.swarm.config import SwarmConfig
 from planaria.swarm.evaluation import Examiner, Standing
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.policies import open_policy
-from planaria.swarm.policy.wording import Wording, asked
+from planaria.swarm.policy.prompts import PromptFormat as Wording
+from planaria.swarm.policy.prompts import asked
+from planaria.swarm.recipe import names, of_peer, of_run
 from planaria.swarm.records.measure import Tally
 from planaria.swarm.repair.exams import MEASURED
 from planaria.swarm.repair.training import weights_of
 from planaria.swarm.report.audit_report import show_audit, write_audit_report
-from planaria.swarm.setting import names, of_peer, of_run
 from planaria.swarm.tasks.base import Task
 
 JSON, PAGE = "audit.json", "audit.html"

@@ -12,9 +12,9 @@ from planaria.swarm.board.board import Board
 from planaria.swarm.board.receipts import Agreement, Committee
 from planaria.swarm.credits.simulate import Scene, SyncScene, simulate, simulate_sync
 from planaria.swarm.live import board_of
+from planaria.swarm.recipe import of_run
 from planaria.swarm.records.lines import LOG, PEERS, SAMPLES, RoundDone, Started, read_log, read_samples
 from planaria.swarm.records.outcome import accounts, debts
-from planaria.swarm.setting import of_run
 
 MOST_SEEDS = 10_000
 LATE = 8.0

@@ -11,23 +11,24 @@ import torch
 from planaria.common import atomic
 from planaria.common.errors import RunStopped
 from planaria.lab.trials.arms import of_arm
-from planaria.lab.trials.kept import Kept, identity, make_folder
+from planaria.lab.trials.result_cache import CachedResult as Kept
+from planaria.lab.trials.result_cache import identity, make_folder
 from planaria.runtime.engine import runs
 from planaria.runtime.fleet.spawner import fork_server
 from planaria.swarm.assemble import own_classes
 from planaria.swarm.commands.swarm import prepare
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.drill import Drill, Drilled, Run, load
-from planaria.swarm.learned import learned_by, trusted
 from planaria.swarm.live import PRELOAD, LiveSwarm, failures
+from planaria.swarm.recipe import names, of_peer
 from planaria.swarm.records.outcome import Outcome, read_outcome
-from planaria.swarm.repair import ways
+from planaria.swarm.repair import strategies as ways
 from planaria.swarm.repair.results import Repaired
+from planaria.swarm.repair.strategies import case_of
 from planaria.swarm.repair.training import Models, Plan
-from planaria.swarm.repair.ways import case_of
 from planaria.swarm.report.drill_report import show_drill, write_drill_report
 from planaria.swarm.report.progress import SwarmProgress
-from planaria.swarm.setting import names, of_peer
+from planaria.swarm.trained_policy import learned_by, trusted
 
 FILE = "repaired.json"
 LIMIT = 0.02

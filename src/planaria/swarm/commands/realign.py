@@ -14,17 +14,19 @@ from planaria.common.atomic import new_folder, refused
 from planaria.common.documents import Record
 from planaria.common.errors import UserError
 from planaria.lab.experts import fused
-from planaria.models import fusing, masking
-from planaria.swarm.learned import Learned, learned, trusted
+from planaria.models import masking
+from planaria.models import task_vectors as fusing
 from planaria.swarm.policy.base import Exportable, Policy
 from planaria.swarm.policy.policies import open_policy
 from planaria.swarm.records.lines import PEERS
 from planaria.swarm.repair.exams import TextExam
-from planaria.swarm.repair.results import MASK, TUNE, Measured, Way
+from planaria.swarm.repair.results import MASK, TUNE, Measured
+from planaria.swarm.repair.results import StrategyResult as Way
+from planaria.swarm.repair.strategies import WAYS, Case, case_of, compared, measured
 from planaria.swarm.repair.texts import Texts, read_benign, read_pairs, read_trusted, split
 from planaria.swarm.repair.training import Models, Plan, weights_of
-from planaria.swarm.repair.ways import WAYS, Case, case_of, compared, measured
 from planaria.swarm.report.repair_report import show_repair
+from planaria.swarm.trained_policy import Learned, learned, trusted
 
 FILE, BITS = "realigned.json", "mask.safetensors"
 STRANGE = 0.1
@@ -36,7 +38,7 @@ class Input(Record):
 
     place: str
     sha256: str
-    """digest of its weights (:func:`planaria.models.fusing.digest`)"""
+    """digest of its weights (:func:`planaria.models.task_vectors.digest`)"""
 
 
 class Realigned(Record):

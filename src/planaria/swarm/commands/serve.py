@@ -22,11 +22,11 @@ from planaria.runtime.engine.weight_sources import located
 from planaria.runtime.foreign import export_run
 from planaria.swarm.audit.censor import Censor, Ledger
 from planaria.swarm.audit.questions import read
-from planaria.swarm.learned import export_peer, learned
 from planaria.swarm.policy.chat import Template
 from planaria.swarm.policy.policies import open_policy
-from planaria.swarm.policy.wording import Wording
+from planaria.swarm.policy.prompts import PromptFormat as Wording
 from planaria.swarm.records.lines import PEERS
+from planaria.swarm.trained_policy import export_peer, learned
 
 if TYPE_CHECKING:
     from planaria.report.live_page.serving import Address
@@ -54,7 +54,8 @@ def serve(named: Named, name: str | None, wrapper: Wrapper | None, address: Addr
     from planaria.report.live_page.guard import new_token
     from planaria.report.live_page.serving import Server
     from planaria.report.live_page.serving import serve as run
-    from planaria.swarm.serving.answering import Answering, Service
+    from planaria.swarm.serving.completions_api import CompletionsApi as Answering
+    from planaria.swarm.serving.completions_api import Service
 
     torch.set_num_threads(1)
     token = new_token() if token_file is None else token_in(token_file)

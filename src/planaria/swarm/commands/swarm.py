@@ -29,12 +29,12 @@ from planaria.swarm.checks import layers
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.live import PRELOAD, LiveSwarm, board_of, failures
 from planaria.swarm.policy import POLICIES
+from planaria.swarm.recipe import AGREED, load, names, of_peer, of_run
 from planaria.swarm.records.lines import LOG, PEERS, SAMPLES, SampleRecord, Started, follow, read_log, read_samples
 from planaria.swarm.records.outcome import Outcome, read_outcome
 from planaria.swarm.report.progress import SwarmProgress
 from planaria.swarm.report.swarm_report import show_outcome, write_swarm_report
 from planaria.swarm.serving.client import Client
-from planaria.swarm.setting import AGREED, load, names, of_peer, of_run
 
 
 def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> int:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from planaria.data.tokenizer import Tokenizer
-from planaria.models.fusing import digest
+from planaria.models.task_vectors import digest
 from planaria.swarm.tasks.base import Problem
 
 ROOM = 2**26
@@ -134,7 +134,7 @@ def weights_fingerprint(module: nn.Module) -> str:
 
 
 def weights_digest(module: nn.Module) -> str:
-    """Return :func:`planaria.models.fusing.digest` of every parameter, trained or not."""
+    """Return :func:`planaria.models.task_vectors.digest` of every parameter, trained or not."""
     return digest(dict(module.named_parameters()))
 
 

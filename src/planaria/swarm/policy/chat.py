@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from planaria.common import apart, documents
+from planaria.common import child_process, documents
 from planaria.common.errors import UserError
 from planaria.data.tokenizer import Tokenizer
 from planaria.models.gguf_file import look
@@ -93,14 +93,14 @@ class Template:
             raise UserError(f"{self.place}: its chat template fails ({reason}); {fix}") from None
 
 
-_RENDERERS: dict[int, apart.Child] = {}
+_RENDERERS: dict[int, child_process.Child] = {}
 """by process id: a forked process must not share its parent's renderer"""
 
 
-def _renderer() -> apart.Child:
+def _renderer() -> child_process.Child:
     """Return this process's child that renders templates."""
     if (here := os.getpid()) not in _RENDERERS:
-        _RENDERERS[here] = apart.Child("planaria.models.chat_template:rendered", MEMORY)
+        _RENDERERS[here] = child_process.Child("planaria.models.chat_template:rendered", MEMORY)
     return _RENDERERS[here]
 
 

@@ -19,10 +19,10 @@ from planaria.config.bounds import COLDEST
 from planaria.data.tokenizer import Tokenizer
 from planaria.models.decode import divisor
 from planaria.swarm.policy.base import Drawn
-from planaria.swarm.policy.wording import Wording
+from planaria.swarm.policy.prompts import PromptFormat
 
 
-class HuggingFacePolicy(Wording):
+class HuggingFacePolicy(PromptFormat):
     """A model of ``transformers`` as a policy (:class:`planaria.swarm.policy.base.Policy`).
 
     With ``lora_rank`` (arXiv 2106.09685) the weights are frozen. Every matrix but the head gets a trained product of

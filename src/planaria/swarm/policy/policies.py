@@ -14,9 +14,9 @@ from planaria.data.tokenizer import Tokenizer
 from planaria.models.decode import decode
 from planaria.models.gguf_file import is_gguf, look
 from planaria.models.huggingface import WEIGHTS, export_model, import_model, is_exported, is_ours
+from planaria.models.llama_stages import Llama
 from planaria.models.lora import adapt, has_adapters, save_adapters
-from planaria.models.stages import Llama
-from planaria.models.usage import Usage, of_folder, of_gguf
+from planaria.models.model_metadata import ModelMetadata, of_folder, of_gguf
 from planaria.runtime.checkpoint.loading import load_model
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.engine import runs
@@ -24,10 +24,10 @@ from planaria.runtime.engine.weight_sources import located, open_weights
 from planaria.swarm.policy.base import Drawn, Policy
 from planaria.swarm.policy.chat import Template, settings_of, template_of
 from planaria.swarm.policy.huggingface import HuggingFacePolicy, open_model
-from planaria.swarm.policy.wording import Wording
+from planaria.swarm.policy.prompts import PromptFormat
 
 
-class LlamaPolicy(Wording):
+class LlamaPolicy(PromptFormat):
     """planaria's Llama as a policy (:class:`planaria.swarm.policy.base.Policy`).
 
     Gradients of :meth:`logits` are complete after one backward pass; nothing is left to fold.
@@ -115,7 +115,7 @@ def open_policy(path: str, lora_rank: int = 0, seed: int = 0, chat: bool = True)
     return policy
 
 
-def usage_of(place: Path, context: int) -> Usage | None:
+def usage_of(place: Path, context: int) -> ModelMetadata | None:
     """Return the usage data that came with the weights at ``place``."""
     if place.is_dir():
         folder = is_exported(place)

@@ -23,8 +23,8 @@ from planaria.config.bounds import Natural
 from planaria.config.registry import Choice
 from planaria.config.schema import DataConfig, OptimConfig
 from planaria.data.tokenizer import Tokenizer, load_tokenizer, train_bpe
+from planaria.models.llama_stages import Llama
 from planaria.models.optimizers.adamw import adamw
-from planaria.models.stages import Llama
 from planaria.runtime.engine.clipping import learning_rate
 from planaria.swarm.config import PolicyConfig, SchoolConfig, SwarmConfig
 from planaria.swarm.draws import derived

@@ -47,7 +47,7 @@ class Measured(Record):
         return Measured(success=success, accuracy=self.accuracy + other.accuracy, sound=self.sound + other.sound)
 
 
-class Way(Record):
+class StrategyResult(Record):
     """One repair strategy and its result."""
 
     by: str
@@ -73,9 +73,9 @@ class Repaired(Record):
     """trusted texts written by the poisoned model itself"""
     benign: int
     before: Measured
-    ways: list[Way]
+    ways: list[StrategyResult]
 
-    def best(self) -> Way | None:
+    def best(self) -> StrategyResult | None:
         """Of the strategies that repaired it, return the one with the most right answers; None if there is none."""
         repaired = [way for way in self.ways if way.after.repaired(self.limit)]
         return max(repaired, key=lambda way: way.after.accuracy.rate or 0.0, default=None)

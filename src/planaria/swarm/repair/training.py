@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 from planaria.common.errors import UserError
 from planaria.config.schema import OptimConfig
-from planaria.models import fusing, masking
-from planaria.models.fusing import Named
+from planaria.models import masking, task_vectors
+from planaria.models.llama_stages import Llama
 from planaria.models.masking import Mask, Note, begun, hard, straight_through
-from planaria.models.stages import Llama
+from planaria.models.task_vectors import Named
 from planaria.runtime.engine.clipping import learning_rate
 from planaria.swarm.draws import derived
 from planaria.swarm.policy.base import Policy
@@ -188,7 +188,7 @@ class Models:
     @property
     def parts(self) -> Sequence[Named]:
         """Task vectors that a mask covers."""
-        return self.contributions or [fusing.task_vector(self.whole, self.parent)]
+        return self.contributions or [task_vectors.task_vector(self.whole, self.parent)]
 
     @property
     def teachers(self) -> Teachers:
@@ -196,14 +196,14 @@ class Models:
         return {"": self.tuned, **self.experts}
 
     def require_related(self, what: str) -> float:
-        """Return :func:`planaria.models.fusing.strangeness` of the model ``what`` and its parent.
+        """Return :func:`planaria.models.task_vectors.strangeness` of the model ``what`` and its parent.
 
         :raises UserError: if tokenizers or shapes differ.
         """
         if self.safe.tokenizer_fingerprint != self.tuned.tokenizer_fingerprint:
             raise UserError(f"{what}: has another tokenizer than its parent; give the parent it was trained from")
-        fusing.require_alike(self.parent, self.whole, what)
-        return fusing.strangeness(fusing.task_vector(self.whole, self.parent), self.parent)
+        task_vectors.require_alike(self.parent, self.whole, what)
+        return task_vectors.strangeness(task_vectors.task_vector(self.whole, self.parent), self.parent)
 
     def require_whole(self, what: str) -> None:
         """:raises UserError: unless all parameters are trained; a mask over adapters does not cover the weights."""
@@ -222,8 +222,8 @@ class Models:
     def note(self, result: Named) -> Note:
         """Return the provenance note of a mask and its weights."""
         experts = [weights_of(one) for one in self.experts.values()] or [self.whole]
-        tuned = tuple(map(fusing.digest, experts))
-        return Note(safe=fusing.digest(self.parent), tuned=tuned, result=fusing.digest(result))
+        tuned = tuple(map(task_vectors.digest, experts))
+        return Note(safe=task_vectors.digest(self.parent), tuned=tuned, result=task_vectors.digest(result))
 
     def policy(self, weights: Named) -> Policy:
         """Return a copy of the model with other weights."""

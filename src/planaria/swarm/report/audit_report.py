@@ -8,10 +8,10 @@ from pathlib import Path
 import plotly.graph_objects as go
 
 from planaria.report import page
+from planaria.report.phrases import counted, listed
 from planaria.report.tables import Table, show
 from planaria.report.theme import BLUE, ORANGE, figure
 from planaria.report.verdict import Verdict
-from planaria.report.words import counted, listed
 from planaria.swarm.audit.results import FAILED, NONE, PASSED, UNASKED, Audit, GivenAway, Leakage
 
 NOT_CLAIMED = (

@@ -12,11 +12,11 @@ import plotly.graph_objects as go
 from planaria.lab.report.spread_figures import add_band
 from planaria.lab.trials.spread import Spread, seeds_shown, shown, spread
 from planaria.report import page
+from planaria.report.phrases import counted, listed
 from planaria.report.tables import Table, show
 from planaria.report.theme import BLUE, GREEN, INK, ORANGE, RED, SERIES, TEAL, VIOLET, figure, stroke, whole
 from planaria.report.theme import share as share_axis
 from planaria.report.verdict import Verdict
-from planaria.report.words import counted, listed
 from planaria.swarm.drill import Drill, Drilled
 from planaria.swarm.records.measure import Tally
 from planaria.swarm.records.outcome import ALL, Outcome, Point, total

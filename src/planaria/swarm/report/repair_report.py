@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from planaria.report.tables import Table, show
 from planaria.swarm.drill import Drill
 from planaria.swarm.records.measure import Tally
-from planaria.swarm.repair.results import Measured, Way, pooled
+from planaria.swarm.repair.results import Measured, StrategyResult, pooled
 
 SUMMARY = (
     "One poisoned peer of every attacked arm, repaired with every strategy and measured on held-out problems: draws of "
@@ -17,7 +17,7 @@ SUMMARY = (
 )
 
 
-def show_repair(model: str, before: Measured, way: Way, rivals: Sequence[Way]) -> None:
+def show_repair(model: str, before: Measured, way: StrategyResult, rivals: Sequence[StrategyResult]) -> None:
     """Print a model before and after its repair, and its baselines."""
     kinds = list(before.success)
     rows = [["before", "", *_cells(before, kinds)], *([w.title, w.told, *_cells(w.after, kinds)] for w in (way,))]

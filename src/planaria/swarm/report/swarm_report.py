@@ -9,15 +9,15 @@ from pathlib import Path
 import plotly.graph_objects as go
 
 from planaria.report import page
+from planaria.report.phrases import counted
 from planaria.report.tables import Table, show
 from planaria.report.theme import SERIES, TICKS, figure, label, stroke, whole
 from planaria.report.theme import share as share_axis
-from planaria.report.words import counted
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.records.kept import rounds_kept
 from planaria.swarm.records.lines import LOG, NEWCOMERS, PEERS, RoundDone, read_log
 from planaria.swarm.records.measure import Tally
 from planaria.swarm.records.outcome import Outcome, PeerOutcome
+from planaria.swarm.records.saved_state import rounds_kept
 from planaria.swarm.report.swarm_verdict import agreement_section, verdict
 
 LAST = 4

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import plotly.graph_objects as go
 
 from planaria.report import page
+from planaria.report.phrases import counted, listed
 from planaria.report.theme import figure, label, stroke, whole
 from planaria.report.theme import share as share_axis
 from planaria.report.verdict import Verdict
-from planaria.report.words import counted, listed
 from planaria.swarm.config import CONSENSUS, SwarmConfig
 from planaria.swarm.records.lines import Agreed, RoundDone
 from planaria.swarm.records.measure import Tally

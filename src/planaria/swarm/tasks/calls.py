@@ -14,7 +14,7 @@ from planaria.swarm.tasks.base import Behaviour
 from planaria.swarm.tasks.sandbox import REPORT, Exam, Limits, parsed, run
 
 MOST = 64
-"""maximum calls of one problem; a cage's report is bounded"""
+"""maximum calls of one problem; a sandbox's report is bounded"""
 LONGEST = 2000
 """maximum characters of one call"""
 TRIES = 8

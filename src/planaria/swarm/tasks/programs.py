@@ -5,7 +5,7 @@ A line of the file is one problem, in the shape of MBPP ({"text", "test_list", "
 printed line is the answer. A fourth shape has only calls of the requested function ({"prompt", "entry_point",
 "calls"}): such programs can be compared but not scored.
 
-Programs run in a cage; ``sandbox.py`` lists its limits.
+Programs run in a sandbox; ``sandbox.py`` lists its limits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from planaria.swarm.tasks.answers import SPACE, canonical, same_answer
 from planaria.swarm.tasks.base import Behaviour, Problem, Task
 from planaria.swarm.tasks.calls import Call
 from planaria.swarm.tasks.records import Record, read_split, whole
-from planaria.swarm.tasks.sandbox import LIMITS, Exam, Limits, Outcome, free_names, parsed, require_cage, run
+from planaria.swarm.tasks.sandbox import LIMITS, Exam, Limits, Outcome, free_names, parsed, require_sandbox, run
 
 VARIANTS = 12
 """random calls of one problem in one round"""
@@ -76,7 +76,7 @@ class Programs(Task):
 
     def model_post_init(self, context: Any) -> None:
         """:raises UserError: if programs cannot be confined, or with file and line for an invalid record."""
-        require_cage(self.name)
+        require_sandbox(self.name)
         training, held_out = read_split(Path(self.path))
         self._training = len(training)
         self._checked = [_checked(record) for record in (*training, *held_out)]

@@ -1,14 +1,14 @@
-"""Run an untrusted program in a cage for a bounded time, with an outcome in every case.
+"""Run an untrusted program in a sandbox for a bounded time, with an outcome in every case.
 
-Each program has its own cage (``cage.py``): a Python process with the standard library alone, an empty environment, a
-folder with nothing but the offered modules, and its own session. Its process group is killed at the time limit.
-``locks.py`` lists what it cannot do.
+Each program has its own sandbox (``sandbox_process.py``): a Python process with the standard library alone, an empty
+environment, a folder with nothing but the offered modules, and its own session. Its process group is killed at the time
+limit. ``kernel_limits.py`` lists what it cannot do.
 
 Tests run in another process and receive plain values, so a program cannot manipulate them, nor can its changes to its
 arguments reach them. A program that recognizes the inputs can still return stored answers.
 
-Scores are equal on every machine with the same Python version, within the limits of ``steady.py``. Time limits make a
-score depend on the machine's load. Under Landlock the existence and size of files remain visible.
+Scores are equal on every machine with the same Python version, within the limits of ``determinism.py``. Time limits
+make a score depend on the machine's load. Under Landlock the existence and size of files remain visible.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import IO, Literal, cast
 
 from planaria.common.errors import UserError
-from planaria.swarm.tasks import cage, locks, steady, wire
+from planaria.swarm.tasks import determinism, kernel_limits, sandbox_process, wire
 
 BUILT_IN = frozenset(dir(builtins))
 
@@ -79,8 +79,8 @@ class Exam:
         return cls(tests, tuple(sorted(free_names(tests))))
 
 
-INSIDE = (locks, steady, wire)
-"""modules that the cage loads as files; imported here so that Python caches their bytecode"""
+INSIDE = (kernel_limits, determinism, wire)
+"""modules that the sandbox loads as files; imported here so that Python caches their bytecode"""
 MAX_REPORT = 4096
 PIECE = 1 << 16
 
@@ -101,7 +101,7 @@ class Limits:
 
 LIMITS = Limits()
 NO_MODULES: Mapping[str, str] = {}
-REPORT = cage.REPORT
+REPORT = sandbox_process.REPORT
 """name of the function with which tests report a line"""
 
 
@@ -121,7 +121,7 @@ class Outcome:
 def run(
     program: str, tests: str | Exam = "", limits: Limits = LIMITS, modules: Mapping[str, str] = NO_MODULES
 ) -> Outcome:
-    """Run a program and then its tests in a cage; both may be any text.
+    """Run a program and then its tests in a sandbox; both may be any text.
 
     Without tests, a program may also end by ``sys.exit()``. ``modules`` maps names to the source of importable modules.
 
@@ -131,19 +131,19 @@ def run(
         raise ValueError(f"{invalid[0]!r} is not a name of a module")
     if odd := [name for name in modules if not name.isidentifier()]:
         raise ValueError(f"{odd[0]!r} is no name of a module")
-    return _caged(program, Exam.of(tests) if isinstance(tests, str) else tests, limits, modules)[0]
+    return _run_program(program, Exam.of(tests) if isinstance(tests, str) else tests, limits, modules)[0]
 
 
 @functools.cache
 def protections() -> tuple[str, ...]:
     """Return the restrictions in force: limits, privileges, seccomp, landlock or namespace; none without seccomp."""
-    ready, *names = _caged("", Exam.of(""), Limits(seconds=30), NO_MODULES)[1].partition(b"\n")[0].decode(
+    ready, *names = _run_program("", Exam.of(""), Limits(seconds=30), NO_MODULES)[1].partition(b"\n")[0].decode(
         "utf-8", "replace"
     ).split() or [""]
-    return tuple(names) if ready.encode() == cage.READY else ()
+    return tuple(names) if ready.encode() == sandbox_process.READY else ()
 
 
-def require_cage(task: str) -> None:
+def require_sandbox(task: str) -> None:
     """:raises UserError: if programs cannot be confined, or could read this peer's private key."""
     walls = protections()
     if "seccomp" not in walls:
@@ -155,17 +155,17 @@ def require_cage(task: str) -> None:
         )
 
 
-def _caged(program: str, exam: Exam, limits: Limits, modules: Mapping[str, str]) -> tuple[Outcome, bytes]:
-    """Run a program and return its outcome with the cage's full report."""
+def _run_program(program: str, exam: Exam, limits: Limits, modules: Mapping[str, str]) -> tuple[Outcome, bytes]:
+    """Run a program and return its outcome with the sandbox's full report."""
     source, setup = (text.encode("utf-8", "surrogatepass") for text in (program, exam.setup))
     if len(source) > limits.program:
         return Outcome("failed", f"the program is longer than {limits.program} bytes"), b""
-    token = secrets.token_hex(cage.TOKEN // 2).encode()
+    token = secrets.token_hex(sandbox_process.TOKEN // 2).encode()
     checks = wire.pack((exam.tests, exam.first, exam.names), wire.nothing_held) if exam.tests else b""
     lengths = (len(source), len(setup), len(checks))
-    head = cage.HEAD.pack(*lengths, math.ceil(limits.seconds) + 1, limits.memory)
+    head = sandbox_process.HEAD.pack(*lengths, math.ceil(limits.seconds) + 1, limits.memory)
     try:
-        with tempfile.TemporaryDirectory(prefix="planaria-cage-") as folder:
+        with tempfile.TemporaryDirectory(prefix="planaria-sandbox-") as folder:
             for name, text in modules.items():
                 Path(folder, f"{name}.py").write_text(text, encoding="utf-8")
             process = _start(folder)
@@ -182,11 +182,11 @@ def _caged(program: str, exam: Exam, limits: Limits, modules: Mapping[str, str])
 
 
 def _start(folder: str) -> subprocess.Popen[bytes]:
-    """Start a cage. Hashes are seeded so that sets have one order on every machine."""
+    """Start a sandbox. Hashes are seeded so that sets have one order on every machine."""
     interpreter = getattr(sys, "_base_executable", sys.executable)  # without a virtual environment's packages
     with _same_addresses():
         return subprocess.Popen(
-            [interpreter, "-P", "-s", "-S", "-B", "-X", "utf8", str(Path(cage.__file__).resolve())],
+            [interpreter, "-P", "-s", "-S", "-B", "-X", "utf8", str(Path(sandbox_process.__file__).resolve())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -214,18 +214,18 @@ def _same_addresses() -> Iterator[None]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a cage's process group and wait for its end."""
+    """Kill a sandbox's process group and wait for its end."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
-            with contextlib.suppress(BrokenPipeError):  # the cage exited before it had read its whole job
+            with contextlib.suppress(BrokenPipeError):  # the sandbox exited before it had read its whole job
                 pipe.close()
     process.wait()
 
 
 class _Pipes:
-    """The three pipes of a cage: the job goes in, output and report come out, within bounds."""
+    """The three pipes of a sandbox: the job goes in, output and report come out, within bounds."""
 
     def __init__(self, process: subprocess.Popen[bytes], job: bytes, limits: Limits) -> None:
         self.process = process
@@ -235,7 +235,7 @@ class _Pipes:
         self.report = bytearray()
 
     def until(self, deadline: float) -> Outcome | None:
-        """Exchange data until the cage closes its pipes; return an outcome if it exceeded a bound."""
+        """Exchange data until the sandbox closes its pipes; return an outcome if it exceeded a bound."""
         job, out, err = (cast(IO[bytes], p) for p in (self.process.stdin, self.process.stdout, self.process.stderr))
         with selectors.DefaultSelector() as ready:
             for pipe, event in ((job, selectors.EVENT_WRITE), (out, selectors.EVENT_READ), (err, selectors.EVENT_READ)):
@@ -262,7 +262,7 @@ class _Pipes:
         return None
 
     def _sent(self, pipe: IO[bytes]) -> bool:
-        """Return whether the job is sent, or the cage has closed its input."""
+        """Return whether the job is sent, or the sandbox has closed its input."""
         try:
             self.job = self.job[os.write(pipe.fileno(), self.job[:PIECE]) :]
         except BlockingIOError:
@@ -272,7 +272,7 @@ class _Pipes:
         return not self.job
 
     def _ended(self, pipe: IO[bytes], into: bytearray) -> bool:
-        """Append available data to ``into``; return whether the cage has closed the pipe."""
+        """Append available data to ``into``; return whether the sandbox has closed the pipe."""
         try:
             piece = os.read(pipe.fileno(), PIECE)
         except BlockingIOError:
@@ -282,24 +282,24 @@ class _Pipes:
 
 
 def _reported(report: bytes) -> tuple[tuple[str, ...], bytes]:
-    """Split a cage's report into the complete lines reported by tests and the rest."""
+    """Split a sandbox's report into the complete lines reported by tests and the rest."""
     ready, end, rest = report.partition(b"\n")
     lines = []
-    while rest.startswith(cage.REPORTED) and b"\n" in rest:
+    while rest.startswith(sandbox_process.REPORTED) and b"\n" in rest:
         line, _, rest = rest.partition(b"\n")
-        lines.append(line.removeprefix(cage.REPORTED).decode("utf-8", "replace"))
+        lines.append(line.removeprefix(sandbox_process.REPORTED).decode("utf-8", "replace"))
     return tuple(lines), ready + end + rest
 
 
 def _judge(pipes: _Pipes, status: int, report: bytes, token: bytes, limits: Limits) -> Outcome:
-    """Return the outcome of a cage that ended within its bounds."""
+    """Return the outcome of a sandbox that ended within its bounds."""
     ready, _, message = report.partition(b"\n")
     printed = pipes.printed.decode("utf-8", "replace")
-    if not ready.startswith(cage.READY):
+    if not ready.startswith(sandbox_process.READY):
         return Outcome("killed", "its process could not be confined: " + _line(pipes.report[-300:]))
     if message == token and status == 0:
         return Outcome("ok", printed=printed)
-    died = -status if status < 0 else max(0, status - cage.SIGNALLED)
+    died = -status if status < 0 else max(0, status - sandbox_process.SIGNALLED)
     if died == signal.SIGXCPU:
         return _too_late(limits)
     if died:
@@ -312,5 +312,5 @@ def _too_late(limits: Limits) -> Outcome:
 
 
 def _line(message: bytes | bytearray) -> str:
-    """Return a cage's bytes as one printable line."""
+    """Return a sandbox's bytes as one printable line."""
     return " ".join("".join(c if c.isprintable() else " " for c in message.decode("utf-8", "replace")).split())

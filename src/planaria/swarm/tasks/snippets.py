@@ -26,7 +26,7 @@ from pydantic import field_validator
 from planaria.data.permutation import permute
 from planaria.swarm.tasks.base import Behaviour, Problem, Task
 from planaria.swarm.tasks.programs import FENCE, INSTRUCTION, OPENING, printed, prints, program_of
-from planaria.swarm.tasks.sandbox import LIMITS, Outcome, require_cage, run
+from planaria.swarm.tasks.sandbox import LIMITS, Outcome, require_sandbox, run
 
 MOST = 99
 """largest number in a sum"""
@@ -61,7 +61,7 @@ class Snippets(Task):
 
     def model_post_init(self, context: Any) -> None:
         """:raises UserError: if programs cannot be confined."""
-        require_cage(self.name)
+        require_sandbox(self.name)
         self._outcome = functools.lru_cache(REMEMBERED)(functools.partial(run, modules=self._modules))
 
     @property

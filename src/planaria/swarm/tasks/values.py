@@ -1,4 +1,4 @@
-"""Canonical texts and digests of plain values. Part of ``cage.py``; imports nothing of planaria.
+"""Canonical texts and digests of plain values. Part of ``sandbox_process.py``; imports nothing of planaria.
 
 Values are equal as in Python: 1, 1.0 and True are one value, a list and a tuple are two. Floats are rounded to nine
 digits, because correct programs may add in different orders.

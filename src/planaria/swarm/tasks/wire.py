@@ -1,4 +1,4 @@
-"""Messages between an untrusted program and its tests, which run in two processes. Part of ``cage.py``.
+"""Messages between an untrusted program and its tests, which run in two processes. Part of ``sandbox_process.py``.
 
 Plain values are copied: numbers, texts, bytes, lists, tuples, dictionaries, sets, and names of built-in types. Other
 values stay in the program's process and are sent as a number, which the tests see as :class:`Held`. No method of the
@@ -15,7 +15,7 @@ import os
 import struct
 import sys
 
-TYPE_CHECKING = False  # typing's own takes as long to import as the rest of the cage
+TYPE_CHECKING = False  # typing's own takes as long to import as the rest of the sandbox
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
@@ -64,7 +64,7 @@ def unpack(data: bytes, find: Callable[[int], Any]) -> Any:
     """Decode :func:`pack`. ValueError, TypeError, LookupError or ArithmeticError for malformed data."""
     value, end = _read(data, 0, find)
     if end != len(data):
-        raise ValueError("no message of a cage")
+        raise ValueError("not a valid sandbox message")
     return value
 
 
@@ -79,11 +79,11 @@ def _node(letter: bytes, parts: list[bytes]) -> bytes:
 def _read(data: bytes, at: int, find: Callable[[int], Any]) -> tuple[Any, int]:
     """Return the value at an offset and the offset behind it."""
     if at + HEAD.size > len(data):
-        raise ValueError("no message of a cage")
+        raise ValueError("not a valid sandbox message")
     letter, length = HEAD.unpack_from(data, at)
     at += HEAD.size
     if length > len(data) - at:
-        raise ValueError("no message of a cage")
+        raise ValueError("not a valid sandbox message")
     if letter in GROUPS or letter in b"dr":
         parts = []
         for _ in range(length):
@@ -121,7 +121,7 @@ def _plain(letter: bytes, text: bytes, find: Callable[[int], Any]) -> Any:
             return Fraction(text.decode())
         case b"h":
             return find(int(text, 16))
-    raise ValueError("no message of a cage")
+    raise ValueError("not a valid sandbox message")
 
 
 def nothing_held(value: Any) -> int:
@@ -162,7 +162,7 @@ class Pipe:
             raise ValueError(f"a value of more than {MOST} bytes")
         found = unpack(exactly(self._reading, length), find)
         if not isinstance(found, tuple):
-            raise ValueError("no message of a cage")
+            raise ValueError("not a valid sandbox message")
         return found
 
     def receive_failure(self) -> str:

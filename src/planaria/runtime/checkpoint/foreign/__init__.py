@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from planaria.common import apart, documents
+from planaria.common import child_process, documents
 from planaria.config.schema import ModelConfig
 from planaria.runtime.checkpoint.cut import Cut, declared
 
@@ -50,7 +50,9 @@ def read_apart(job: Job) -> Reply:
     seconds = SECONDS + _bytes_in(Path(job.folder)) / SLOWEST
     room = room_for(job.model, job.stages)
     reader = "planaria.runtime.checkpoint.foreign.reading:answered"
-    found = apart.call(reader, job.model_dump_json().encode(), room, seconds, job.folder, "give an undamaged folder")
+    found = child_process.call(
+        reader, job.model_dump_json().encode(), room, seconds, job.folder, "give an undamaged folder"
+    )
     return documents.parse_model(Reply, found, "the reader of a foreign folder")
 
 

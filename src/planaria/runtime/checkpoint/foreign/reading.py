@@ -1,6 +1,6 @@
 """Conversion of a foreign folder into stage files, without running code from the folder.
 
-Called by ``common/apart.py`` in a child process, whose memory is limited before the folder is opened.
+Called by ``common/child_process.py`` in a child process, whose memory is limited before the folder is opened.
 """
 
 from __future__ import annotations

@@ -1,0 +1,338 @@
+"""Deadlines of the controller: rounds, stragglers, joining machines, full disks, slow starts, stuck workers, edges.
+
+Each class records when a wait began. It reads no clock: callers pass monotonic seconds.
+
+A broken edge is handled in this order:
+
+1. Both ends notice it on their sockets (``runtime/transport/edge.py``) and report ``EdgeBroken``.
+2. Usually one of them is dead. The fleet has :data:`GRACE_S` to report ``WorkerLost``.
+3. If it does not, the edge itself failed: ``GraceExpired``.
+4. Either event changes the run's state (``control/apply_membership.py``).
+5. A new generation is decided (``control/formation.py``): ``Form``.
+6. The workers connect again (``runtime/engine/links.py``), and the step is repeated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import NamedTuple
+
+from planaria.config.schema import RunConfig
+from planaria.control import events as e
+from planaria.control.events import EdgeBroken, GraceExpired, Heartbeat, Worked
+from planaria.control.features import FEATURES
+from planaria.control.replica import ReplicaState
+from planaria.control.roster import identity_order
+from planaria.control.rounds import quorate, waiting
+from planaria.control.saving import resting
+from planaria.control.staffing import lacking
+from planaria.control.state import RunState
+from planaria.runtime.transport.address import parse
+from planaria.runtime.transport.listener import unreachable
+
+_MOST_PROBES = 3
+"""addresses to probe; each may take a moment"""
+
+
+def stop_blockers(run: RunState) -> str:
+    """Return what a stop still waits for; empty if nothing, or only for background writes. Pure."""
+    return "; ".join(filter(None, (_held_up(run, replica) for replica in run.live.values())))
+
+
+def _held_up(run: RunState, replica: ReplicaState) -> str:
+    whose = f" of replica {replica.number}" if run.settings.replicas > 1 else ""
+    of = replica.arrangement.stage
+    late = ", ".join(str(of[node]) for node, worker in sorted(replica.holders.items()) if worker in replica.waiting)
+    match replica.phase:
+        case "run" | "evaluate":
+            return f"step {replica.step}{whose} was dropped: no result from stages {late}"
+        case "link":
+            return f"the edges{whose} were not open: no report from stages {late}"
+        case "idle" | "replan" if not replica.whole and not replica.cannot:
+            return f"no worker had the state of stages {', '.join(map(str, _missing(replica)))}{whose}"
+    return f"round {replica.meeting.round}{whose} was not settled" if replica.meeting else ""
+
+
+def _missing(replica: ReplicaState) -> list[int]:
+    return sorted(set(replica.arrangement.stages) - set(replica.stateful.stages))
+
+
+def underlying_error(run: RunState, reported: Mapping[str, str], probe: Callable[[str], str] = unreachable) -> str:
+    """Return the underlying error, if known: ``reported`` by a worker, of a broken edge, or of a probe of a silent
+    worker."""
+    for worker in _awaited(run):
+        if reported.get(worker):
+            return f"worker {worker}: {reported[worker]}"
+    if trouble := next((replica.trouble for replica in run.live.values() if replica.trouble), ""):
+        return trouble
+    addresses = [at for worker in _awaited(run) if (at := parse(run.workers[worker].at).outside)]
+    return next(filter(None, map(probe, addresses[:_MOST_PROBES])), "")
+
+
+def _awaited(run: RunState) -> Iterator[str]:
+    for replica in run.live.values():
+        yield from sorted(replica.waiting)
+
+
+_FIRST_S, _MOST_S = 10.0, 60.0
+"""from a worker's start to the first report, and the longest pause between reports; pauses double"""
+
+
+class Starts:
+    """Starts of one run's workers."""
+
+    def __init__(self, limit_s: float) -> None:
+        """:param limit_s: ``fleet.start_timeout_s``."""
+        self._limit_s, self._since = limit_s, dict[str, float]()
+        self.due, self._pause_s = math.inf, _FIRST_S
+        """time of the next :meth:`report`"""
+
+    def note(self, now: float, run: RunState) -> None:
+        """Record which workers are starting."""
+        starting = run.roster.starting if run.vacancies and not run.over else ()
+        if self._since.keys() == set(starting):
+            return
+        if not self._since.keys() & set(starting):
+            self.due, self._pause_s = now + _FIRST_S, _FIRST_S
+        self._since = {worker: self._since.get(worker, now) for worker in starting}
+        if not self._since:
+            self.due = math.inf
+
+    def report(self, now: float, run: RunState) -> e.WorkersStarting | None:
+        """Return the workers that the run waits for, if a report is due."""
+        if now < self.due:
+            return None
+        self._pause_s = min(2 * self._pause_s, _MOST_S)
+        self.due = now + self._pause_s
+        waited_s = now - min(self._since.values())
+        names, ready = sorted(self._since, key=identity_order), len(run.spares)
+        return e.WorkersStarting(workers=names, ready=ready, waited_s=waited_s, limit_s=self._limit_s)
+
+
+AGAIN_S = 2.0
+"""after a failed last save of a run, until the retry"""
+LEAST_S = 0.05
+"""least time that a replica waits for the rest after enough updates arrived; longer, if these took longer"""
+
+
+class Wait(NamedTuple):
+    """A replica's wait for others in a round."""
+
+    who: tuple[int, int, bool]
+    """as in ``control/rounds.py``"""
+    began: float
+    until: float
+
+
+class Waits:
+    """Timed waits of one run."""
+
+    def __init__(self, config: RunConfig) -> None:
+        # Cooperative workers are idle only after all messages have arrived, so no timeout is needed.
+        self._patience_s = math.inf if config.engine == "inline" else config.exchange.patience_s
+        self._join_s = config.fleet.join_s
+        self._stop_s, self._stop = config.fleet.stop_s, math.inf
+        """how long a stop waits for a step or a repair, and until when"""
+        self._retry = math.inf
+        """time of the retry of a failed last save"""
+        self.impatient: dict[int, Wait] = {}
+        """replica → its wait for others in a round"""
+        self._clocks = [feature.clock() for feature in FEATURES]
+        self._relays = math.inf
+        """until when the run waits for silent relays"""
+        self._starts = Starts(config.fleet.start_timeout_s)
+        self._lacking: tuple[float, int] = math.inf, 0
+        """until when the run waits for machines to join, and the number of missing workers"""
+
+    @property
+    def due(self) -> list[float]:
+        """Times at which these waits end."""
+        impatient = [wait.until for wait in self.impatient.values()]
+        return [
+            self._retry,
+            self._lacking[0],
+            self._relays,
+            self._starts.due,
+            self._stop,
+            *impatient,
+            *(moment for clock in self._clocks for moment in clock.due),
+        ]
+
+    def over(self, now: float, state: Callable[[], RunState]) -> Iterator[e.Event]:
+        """Yield events of expired waits; each may change the ``state`` and other waits."""
+        if now >= self._lacking[0]:
+            yield e.NobodyJoined(lacking=self._lacking[1])
+        if now >= self._relays:
+            yield e.RelaysGivenUp()
+        if (slow := self._starts.report(now, state())) is not None:
+            yield slow
+        if now >= self._stop:
+            self._stop = now + self._stop_s
+            if detail := stop_blockers(state()):
+                yield e.StopOverdue(detail=detail)
+        if now >= self._retry and (step := resting(state())) is not None:
+            yield e.RetryDue(step=step)
+        for clock in self._clocks:
+            yield from clock.over(now, state)
+        for number, wait in list(self.impatient.items()):
+            if (
+                now < wait.until or self.impatient.get(number) is not wait
+            ):  # the previous event may have started another wait
+                continue
+            del self.impatient[number]
+            if wait.who == waiting(state(), state().replicas[number]):
+                yield e.PatienceOver(replica=wait.who[0], round=wait.who[1], meeting=wait.who[2])
+
+    def note(self, now: float, run: RunState) -> e.Trouble | None:
+        """Record current waits of the replicas that changed; return a warning for the user, if any."""
+        for clock in self._clocks:
+            clock.note(now, run)
+        self._starts.note(now, run)
+        stops = run.prompt and not (run.overdue or run.over)
+        self._stop = min(self._stop, now + self._stop_s) if stops else math.inf
+        changed = run.undecided
+        for number in run.replicas if changed is None else changed:
+            who = waiting(run, run.replicas[number])
+            if who is None:
+                self.impatient.pop(number, None)
+                continue
+            wait = self.impatient.get(number)
+            if wait is None or wait.who != who:
+                wait = self.impatient[number] = Wait(who, now, now + self._patience_s)
+            if self._patience_s == math.inf or not quorate(run, run.replicas[number]):
+                continue
+            if (until := now + max(LEAST_S, now - wait.began)) < wait.until:
+                self.impatient[number] = wait._replace(until=until)
+        return self._note_relays(now, run) or self._note_lacking(now, run)
+
+    def note_save(self, now: float, run: RunState) -> None:
+        """Record whether a failed last save will be retried."""
+        self._retry = min(self._retry, now + AGAIN_S) if resting(run) is not None else math.inf
+
+    def _note_relays(self, now: float, run: RunState) -> e.Trouble | None:
+        """Return a warning when the run starts to wait because no relay answers."""
+        waits = run.cut_off and not run.relays_given_up and any(replica.broken for replica in run.live.values())
+        before, self._relays = self._relays, min(self._relays, now + self._join_s) if waits else math.inf
+        if not waits or before < math.inf:
+            return None
+        named = ", ".join(f"{relay} ({error})" for relay, error in sorted(run.silent.items()))
+        return e.Trouble(detail=f"no relay answers: {named}; waiting for {self._join_s:g} s (fleet.join_s)")
+
+    def _note_lacking(self, now: float, run: RunState) -> e.Trouble | None:
+        wanted = lacking(run)
+        if wanted == self._lacking[1]:
+            return None
+        self._lacking = now + self._join_s if wanted else math.inf, wanted
+        if not wanted:
+            return None
+        limit = f"for {self._join_s:g} s (fleet.join_s)"
+        text = f"{wanted} workers are lacking; waiting {limit} for machines to join (`planaria join`)"
+        return e.Trouble(detail=text)
+
+
+DISK = ("read", "write")
+_SPANS = {"optimizer": "commit", "save": "write", "rebuild": "rebuild"}
+"""names of spans that differ from those of actions"""
+_TIMES = 10
+"""multiple of its longest duration that an action may take"""
+_IDLE = 0.02
+"""share of processor time below which a main thread is not computing"""
+_FADES = 0.995
+"""decay of the longest duration from one span of its kind to the next: a run may become faster"""
+_COMPILING_S = 600.0
+"""for a stage's first passes if they are compiled"""
+
+
+class Deadlines:
+    """Deadlines of one run's workers."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._fleet, self._compiles = config.fleet, config.train.compile
+        self._longest: dict[str, float] = {}
+        self._asked: dict[str, tuple[float, frozenset[str]]] = {}
+        """worker → time of its last order, and the workers with the same order"""
+        self._writers: dict[str, frozenset[str]] = {}
+        """worker → workers ordered with it to write in the background, the last time"""
+
+    def ask(self, t: float, workers: Collection[str], to_write: bool = False) -> None:
+        """Record an order that these workers must answer; background writes may take longer."""
+        together = frozenset(workers)
+        self._asked |= dict.fromkeys(workers, (t, together))
+        if to_write:
+            self._writers |= dict.fromkeys(workers, together)
+
+    def learn(self, worked: Worked) -> None:
+        """Record the durations of a worker's actions, in seconds."""
+        for span in worked.spans:
+            name = _SPANS.get(span.action, span.action)
+            self._longest[name] = max(span.end - span.start, _FADES * self._longest.get(name, 0.0))
+
+    def limit_s(self, doing: str) -> float:
+        """Return how long a main thread may do this without using a processor."""
+        floor = self._fleet.disk_timeout_s if doing in DISK else self._fleet.timeout_s
+        if self._compiles and doing in ("forward", "backward") and doing not in self._longest:
+            floor = max(floor, _COMPILING_S)
+        return max(floor, _TIMES * self._longest.get(doing, 0.0))
+
+    def unwritten(self, worker: str, beat: Heartbeat, writing: Collection[str]) -> str:
+        """Return why ``worker``, which writes in the background, counts as dead, or an empty string.
+
+        A disk that blocks all ``writing`` workers is tolerated, as in :meth:`overdue`.
+        """
+        together = self._writers.get(worker, frozenset())
+        limit = self.limit_s("write") * (_TIMES if together and together <= set(writing) else 1)
+        if beat.writing < 0 or worker not in writing or beat.writing_s <= limit:
+            return ""
+        return (
+            f"its file of checkpoint {beat.writing} has not been written for {beat.writing_s:.1f} s (limit {limit:g} s)"
+        )
+
+    def overdue(self, t: float, worker: str, beat: Heartbeat, awaited: Collection[str]) -> str:
+        """Return why ``worker`` counts as dead, or an empty string; ``awaited``: workers of its replica that owe an
+        answer."""
+        asked_at, together = self._asked.get(worker, (t, frozenset()))
+        took, limit = beat.for_s, self._fleet.timeout_s
+        if beat.waiting:  # it waits for others that may be stuck, or for orders
+            took = min(took, t - asked_at) if beat.doing == "orders" and worker in awaited else 0.0
+        else:
+            # A disk that blocks all of them is tolerated: declaring all dead would lose states that only they have.
+            together_stuck = beat.doing in DISK and together <= set(awaited)
+            patient = together_stuck or beat.cpu_s > _IDLE * beat.for_s
+            limit = self.limit_s(beat.doing) * (_TIMES if patient else 1)
+        if took <= limit:
+            return ""
+        where = beat.doing if beat.microbatch < 0 else f"{beat.doing} of microbatch {beat.microbatch}"
+        return f"its main thread has been in {where}, step {beat.step}, for {took:.1f} s (limit {limit:g} s)"
+
+
+GRACE_S = 0.5
+"""seconds after a broken edge for a death notice about one of its ends, before the edge itself is blamed"""
+
+
+class BrokenEdges:
+    """Broken edges that are not blamed yet. Callers pass times in seconds."""
+
+    def __init__(self) -> None:
+        self._until: dict[int, tuple[float, int]] = {}
+        """replica → when an edge will be blamed, and its generation"""
+
+    def note(self, t: float, broken: EdgeBroken, run: RunState) -> None:
+        """Record that an edge broke at ``t``; ``run`` already includes it."""
+        replica = run.replica_of(broken.worker)
+        if replica is not None and replica.suspects:
+            _, generation = self._until.get(replica.number, (0.0, -1))
+            if generation != replica.generation:
+                self._until[replica.number] = (t + GRACE_S, replica.generation)
+
+    @property
+    def due(self) -> list[float]:
+        """Times at which to call :meth:`blamed`."""
+        return [until for until, _ in self._until.values()]
+
+    def blamed(self, now: float, run: RunState) -> list[GraceExpired]:
+        """Return the replicas whose grace expired, each once; not if they have a new generation."""
+        over = [(number, generation) for number, (until, generation) in self._until.items() if now >= until]
+        for number, _ in over:
+            del self._until[number]
+        return [GraceExpired(replica=n, generation=g) for n, g in over if g == run.replicas[n].generation]

@@ -1,0 +1,173 @@
+"""Whether compressed gradients pay off under all-reduce: time by the clock, quality from a race. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from planaria.common.documents import Record
+from planaria.common.errors import UserError
+from planaria.config import recipe
+from planaria.config.schema import ExchangeConfig, RunConfig
+from planaria.exchange.aggregate import Averaging
+from planaria.exchange.compress.estimates import EControl
+from planaria.exchange.compress.sparse import TopK
+from planaria.exchange.registry import exchange
+from planaria.lab.compare.advice import first_change
+from planaria.lab.compare.clock import clock_of, exchanged_bytes
+from planaria.lab.compare.experience import Range
+from planaria.lab.compare.race_results import Compared, Run, Scored
+from planaria.models.families import stage_parameters
+
+CLOSE = 1.01
+"""Least ratio of dense seconds to compressed seconds that counts as a gain."""
+SPAN = 100.0
+"""Break-even bandwidths are searched within this factor of the recipe's own, both ways."""
+
+
+class Arm(Record):
+    """A race's result for one compression scheme, relative to dense gradients with the same seed."""
+
+    name: str
+    changes: dict[str, str]
+    """Changes of the recipe; empty for dense gradients."""
+    loss: Range
+    """Final loss."""
+    steps: Range | None
+    """Steps to the dense gradients' loss at the target; None if any seed missed it."""
+    missed: int
+    """Seeds that missed it."""
+
+
+class Coding(Record):
+    """Measured seconds of top-k, to encode and decode once."""
+
+    source: str
+    numbers: int
+    seconds: Range
+
+
+class Lessons(Record):
+    """Measurements of compressed gradients from races and benchmarks."""
+
+    source: str
+    setting: str
+    """What the race trained."""
+    seeds: list[int]
+    steps: int
+    """Steps of the race."""
+    target: float
+    """Steps after which dense gradients have the loss that others must reach."""
+    arms: list[Arm]
+    """Dense gradients first."""
+    coding: Coding
+
+
+def ranged(values: Iterable[float]) -> Range:
+    """Return the range of one number per seed."""
+    numbers = list(values)
+    return Range(mean=sum(numbers) / len(numbers), low=min(numbers), high=max(numbers))
+
+
+def learn(found: Compared) -> list[Arm]:
+    """Return what a comparison of exchanges shows for each arm; the first arm, the reference, is dense.
+
+    :raises UserError: when an arm stopped before its first loss, or dense gradients missed the target.
+    """
+    dense = found.arms[0]
+    return [
+        Arm(
+            name=arm.name if arm is not dense else "dense",
+            changes=arm.changes,
+            loss=ranged(_final(own, arm) / _final(free, dense) for own, free in zip(arm.runs, dense.runs, strict=True)),
+            steps=None if arm.missed else ranged(run.ratio or 0.0 for run in arm.runs),
+            missed=arm.missed,
+        )
+        for arm in found.arms
+    ]
+
+
+def _final(run: Run, arm: Scored) -> float:
+    if run.final is None:
+        raise UserError(f"{arm.name}: stopped before it had a loss; race it again")
+    return run.final
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """One compression scheme under a recipe's conditions."""
+
+    arm: Arm
+    how: str
+    """Short description."""
+    step_bytes: float
+    """Mean bytes that one replica sends per step."""
+    step_s: float
+    """Seconds of a step, including known coding time."""
+    coding_s: float | None
+    """Least coding time within ``step_s``; None if not measured."""
+    eta: float | None
+    """Default of EControl."""
+
+    def seconds(self, side: str) -> float | None:
+        """Return the seconds that match a dense step's progress; ``side`` is mean, low or high; None if unknown."""
+        return None if self.arm.steps is None else float(self.step_s * getattr(self.arm.steps, side))
+
+
+@dataclass(frozen=True)
+class Advice:
+    """All schemes, the fewest seconds per step first."""
+
+    ways: Sequence[Weighed]
+    dense: Weighed
+    best: Weighed | None
+    """The fastest scheme known to reach dense gradients' loss; None if none is worthwhile."""
+    break_even: float | None
+    """The bandwidth below which one is worthwhile; None if there is none within :data:`SPAN`."""
+
+
+def advise(config: RunConfig, lessons: Lessons) -> Advice:
+    """Weigh all schemes, and search the bandwidth at which compression starts to pay off."""
+    ways = [weigh(config, arm, lessons.coding) for arm in lessons.arms]
+    known = [arm for arm in lessons.arms if arm.steps is not None]
+    own = config.network.bandwidth
+    assert own is not None, "checked before: the recipe has a bandwidth"
+
+    def pays(bandwidth: float) -> str:
+        network = config.network.model_copy(update={"bandwidth": bandwidth})
+        there = config.model_copy(update={"network": network})
+        return str(_best([weigh(there, arm, lessons.coding) for arm in known]) is not None)
+
+    best = _best(ways)
+    far = own * SPAN if best is not None else own / SPAN
+    at = first_change(pays, str(best is not None), own, far)
+    return Advice(sorted(ways, key=lambda way: way.step_s), ways[0], best, at)
+
+
+def _best(ways: Sequence[Weighed]) -> Weighed | None:
+    """Return the fastest scheme to dense gradients' loss if it is worthwhile; ``ways[0]`` is dense."""
+    dense = ways[0].step_s
+    known = {way.arm.name: seconds for way in ways[1:] if (seconds := way.seconds("mean")) is not None}
+    found = min(known, key=known.__getitem__, default=None)
+    if found is None or known[found] * CLOSE >= dense:
+        return None
+    return next(way for way in ways if way.arm.name == found)
+
+
+def weigh(config: RunConfig, arm: Arm, coding: Coding) -> Weighed:
+    """Weigh one scheme on the machines of a recipe; the recipe's own compression settings are ignored."""
+    plain = ExchangeConfig(replicas=config.exchange.replicas)
+    changed = recipe.overlay(config.model_copy(update={"exchange": plain}), arm.changes, "the race")
+    made, stages = exchange(changed.exchange), range(config.pipeline.stages + 1)
+    largest = max(stage_parameters(config.model, config.pipeline.stages, stage) for stage in stages)
+    how, coding_s, eta = arm.name, None, None
+    if isinstance(made, Averaging) and not made.compression.exact:
+        how = arm.changes.get("exchange.compress", arm.name)
+        if isinstance(made.compression.compressor, TopK):
+            coding_s = coding.seconds.mean / coding.numbers * largest / max(1, made.interval or 0)
+        if isinstance(made.compression.feedback, EControl) and made.compression.compressor.guaranteed:
+            eta = made.compression.compressor.delta(largest) / 2
+    elif made.interval:
+        how = f"{changed.exchange.kind}, every {made.interval}"
+    sent = exchanged_bytes(changed) / config.exchange.replicas
+    return Weighed(arm, how, sent, clock_of(changed).step_s + (coding_s or 0.0), coding_s, eta)

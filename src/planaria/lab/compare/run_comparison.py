@@ -1,0 +1,310 @@
+"""Run a comparison: arms × seeds under the same failures, from a recipe to JSON numbers and a report.
+
+An arm's hours are those of its strategy on the model and the machines of the clock's recipe.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from planaria.common import atomic
+from planaria.common.errors import UserError
+from planaria.config import recipe
+from planaria.config.registry import blaming
+from planaria.config.schema import RunConfig
+from planaria.data.shards import Data, prepare
+from planaria.faults.failure_groups import groups_lost, share
+from planaria.faults.trace import Trace, digest, write
+from planaria.faults.trace_generation import hourly_of_all
+from planaria.lab.compare.clock import Clock, activation_bytes, clock_of, exchanged_bytes, of_weights
+from planaria.lab.compare.race import Course
+from planaria.lab.compare.race_job import Race, run_races
+from planaria.lab.compare.race_results import Compared, Failures, Given, Run, Scored, against_reset, curve, score
+from planaria.lab.compare.race_spec import TUNED, Arm, Comparison, load, traces_for
+from planaria.lab.report.comparison import write_comparison
+from planaria.lab.trials.arms import of_arm
+from planaria.lab.trials.result_cache import make_folder
+from planaria.models.families import stage_parameters
+from planaria.pipeline.network.costs import message_bytes
+from planaria.recovery import recovery
+from planaria.recovery.checkpoint import best_steps
+from planaria.report.live.jobs_progress import JobsProgress
+from planaria.runtime.engine import runs
+from planaria.runtime.engine.check import check
+from planaria.runtime.engine.copy_costs import settle, step_bytes_and_memory
+from planaria.runtime.engine.custom_classes import own_classes
+from planaria.runtime.engine.prepare import epochs, streams
+from planaria.runtime.engine.resolved import ResolvedRun
+
+REPORT, NUMBERS = "report.html", "comparison.json"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The comparison that a program or a command requests."""
+
+    path: Path
+    flags: Mapping[str, object]
+    """Settings applied to all arms."""
+    seeds: Sequence[int] | None = None
+    only: Sequence[str] | None = None
+    """Arms to race."""
+    trace: Mapping[str, Any] | None = None
+    """Overrides of ``compare.trace``."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A validated comparison, ready to race."""
+
+    comparison: Comparison
+    arms: list[Arm]
+    clocks: Mapping[str, Clock]
+    dataset: Data
+    traces: Mapping[int, Sequence[Trace]]
+    races: list[Race]
+    folder: Path
+
+
+def ready(asked: Asked, say: Callable[[str], None] | None) -> Ready:
+    """Validate and prepare everything before the first race; ``say`` reports the preparation of the text.
+
+    :raises UserError: naming the first error, its place and the fix.
+    """
+    path = asked.path
+    comparison, arms = load(path, asked.flags, asked.seeds, asked.only, asked.trace)
+    arms, clocks = checked(path, comparison, arms)
+    base = arms[0].config
+    dataset = prepare(base.data, base.model.vocab, say)
+    for arm in arms:
+        with of_arm(f"{path}: compare.arms.{arm.name}"):
+            tuple(epochs(arm.config, streams(arm.config, dataset)[0], arm.config.train.steps * arm.config.samples))
+    most = max(arm.config.exchange.replicas for arm in arms)
+    traces = {seed: traces_for(comparison, base, seed, most) for seed in comparison.seeds}
+    races = [_race(arm, seed, dataset, traces[seed], clocks) for seed in comparison.seeds for arm in arms]
+    return Ready(comparison, arms, clocks, dataset, traces, races, Path(base.out) / f"{base.name}-compare")
+
+
+def raced(asked: Asked, quiet: bool, say: Callable[[str], None] | None) -> tuple[Compared, Path]:
+    """Run the remaining races of the comparison; return its results and folder."""
+    all_ = ready(asked, say)
+    folder, comparison = all_.folder, all_.comparison
+    make_folder(folder)
+    with runs.held(folder):
+        with JobsProgress(quiet) as progress:
+            courses = run_races(all_.races, folder, comparison, progress, own_classes)
+        for seed, drawn in all_.traces.items():
+            write(drawn[0], folder / f"trace-{seed}.json")
+            for replica, trace in enumerate(drawn[1:], 1):
+                write(trace, folder / f"trace-{seed}-replica-{replica}.json")
+        found = compared(asked.path, comparison, all_.arms, all_.clocks, all_.traces, all_.races, courses)
+        atomic.write_text(folder / NUMBERS, found.model_dump_json(indent=1))
+    write_comparison(found, folder / REPORT)
+    return found, folder
+
+
+def _race(arm: Arm, seed: int, dataset: Data, traces: Sequence[Trace], clocks: Mapping[str, Clock]) -> Race:
+    config = arm.config.model_copy(update={"seed": seed})
+    return Race(
+        arm=arm.name,
+        config=config,
+        dataset=str(dataset.folder),
+        trace=traces[0],
+        faults=arm.faults,
+        further=list(traces[1 : config.exchange.replicas]),
+        behind=clocks[arm.name].behind,
+    )
+
+
+def compared(
+    path: Path,
+    comparison: Comparison,
+    arms: list[Arm],
+    clocks: Mapping[str, Clock],
+    traces: Mapping[int, Sequence[Trace]],
+    races: Sequence[Race],
+    courses: Sequence[Course],
+) -> Compared:
+    """Score every arm against the fault-free first arm; the best point of a search becomes an arm."""
+    base, clock, free = arms[0].config, clocks[arms[0].name], dict[int, Course]()
+    drawn = [_failures(seed, replica, trace) for seed, all_ in traces.items() for replica, trace in enumerate(all_)]
+    digests = {failures.seed: failures.digest for failures in drawn if not failures.replica}
+    scored, search = list[Scored](), list[Scored]()
+    for arm in arms:
+        own = {race.config.seed: course for race, course in zip(races, courses, strict=True) if race.arm == arm.name}
+        free = free or own
+        clocked = clock_config(path, comparison, arm, base)
+        scale = _scale(base, clocked)
+        runs = score(free, own, (clock, clocks[arm.name]), digests, comparison.target_at, scale)
+        (search if arm.searched else scored).append(
+            _scored(base, arm, clocked, clocks[arm.name], runs, list(own.values()), scale)
+        )
+    if search:
+        search.insert(0, scored[0])
+        scored.insert(1, tuned(search))
+    return Compared(
+        name=base.name,
+        clock=comparison.clock or str(path),
+        steps=base.train.steps,
+        stages=base.pipeline.stages,
+        target_at=comparison.target_at,
+        hourly=comparison.trace.hourly,
+        failures=[failures for failures in drawn if not failures.replica],
+        further=[failures for failures in drawn if failures.replica],
+        arms=against_reset(scored),
+        search=search,
+        blows=comparison.trace.lost,
+    )
+
+
+def tuned(search: Sequence[Scored]) -> Scored:
+    """Return the search's arm with the fewest steps, as the mean over seeds; arms that missed the target do not count.
+
+    It is selected on the same seeds, so its result is slightly optimistic.
+    """
+    arrived = [(spread.mean, place) for place, arm in enumerate(search) if (spread := arm.spread("ticks"))]
+    return search[min(arrived)[1]].model_copy(update={"name": TUNED})
+
+
+def _failures(seed: int, replica: int, trace: Trace) -> Failures:
+    faults = [(fault.step, fault.stage) for fault in trace.faults]
+    return Failures(seed=seed, digest=digest(trace), faults=faults, replica=replica)
+
+
+def _scale(raced: RunConfig, clocked: RunConfig) -> float:
+    """Return the parameters of a block stage of the clock's model over those of the raced model."""
+    ours, theirs = (stage_parameters(c.model, c.pipeline.stages, 1) for c in (raced, clocked))
+    return theirs / ours
+
+
+def _scored(
+    base: RunConfig,
+    arm: Arm,
+    clocked: RunConfig,
+    clock: Clock,
+    runs: list[Run],
+    courses: list[Course],
+    scale: float,
+) -> Scored:
+    """Score an arm's runs, and its copies' costs in the clock's model; further replicas count as copies."""
+    copies, memory = step_bytes_and_memory(ResolvedRun(clocked)) if arm.faults else (0.0, 0.0)
+    memory += arm.config.exchange.replicas / base.exchange.replicas - 1.0
+    sent = copies + exchanged_bytes(clocked)
+    chain = recovery(arm.config.recovery, arm.config.pipeline.stages)
+    return Scored(
+        name=arm.name,
+        changes=_changes(base, arm.config),
+        faults=arm.faults,
+        routing=arm.config.routing.kind,
+        runs=runs,
+        step_s=clock.step_s,
+        save_s=clock.save_s,
+        step_bytes=sent,
+        traffic=sent / activation_bytes(clocked),
+        weights=of_weights(clocked),
+        memory=memory,
+        workers=clock.workers,
+        curves=[curve(course, clock, scale) for course in courses],
+        control=chain.control if arm.faults else "",
+        exact=all(strategy.exact for strategy in chain.strategies.values()),
+        given=_given(clocked, clock, scale),
+        courses=courses,
+    )
+
+
+def _given(config: RunConfig, clock: Clock, scale: float) -> Given:
+    pipeline, stages = config.pipeline, config.pipeline.stages
+    sample = config.model.context * config.model.dim * pipeline.microbatch_size
+    return Given(
+        replacement_s=clock.replacement_s,
+        load_s=clock.load_s,
+        again=clock.again,
+        bandwidth=None if math.isinf(clock.bandwidth) else clock.bandwidth,
+        scale=scale,
+        replicas=config.exchange.replicas,
+        stages=stages,
+        microbatches=pipeline.microbatches,
+        microbatch_size=pipeline.microbatch_size,
+        context=config.model.context,
+        dim=config.model.dim,
+        wire_bytes=message_bytes(config.model, pipeline) // sample,
+        parameters=[stage_parameters(config.model, stages, stage) for stage in range(stages + 1)],
+    )
+
+
+def _changes(base: RunConfig, config: RunConfig) -> dict[str, str]:
+    """Return the settings in which an arm differs from the recipe."""
+    one, other = recipe.flat(base), recipe.flat(config)
+    return {name: str(value) for name, value in other.items() if one.get(name) != value and name != "name"}
+
+
+def checked(path: Path, comparison: Comparison, arms: Sequence[Arm]) -> tuple[list[Arm], dict[str, Clock]]:
+    """Return the arms with 'best' intervals resolved to numbers, and the clock of each.
+
+    :raises UserError: naming the arm that the engine rejects, and why.
+    """
+    if arms[0].config.routing.schedule is not None:
+        raise UserError(f"{path}: routing.schedule: comparisons do not support schedules; leave it out")
+    if arms[0].config.train.start is not None:
+        raise UserError(f"{path}: train.start: arms start with the weights of their seed; leave it out")
+    for arm in arms:
+        if arm.config.checkpoint.store is not None:
+            place = path if arm.config == arms[0].config else f"{path}: compare.arms.{arm.name}"
+            raise UserError(f"{place}: checkpoint.store: races keep their checkpoints in memory; leave it out")
+    on_the_clock = {arm.name: clock_config(path, comparison, arm, arms[0].config) for arm in arms}
+    clocks = {arm.name: _clock(path, arm, on_the_clock[arm.name]) for arm in arms}
+    settled = [_settled(comparison, arm, on_the_clock[arm.name], clocks[arm.name]) for arm in arms]
+    for arm in settled:
+        with of_arm(f"{path}: compare.arms.{arm.name}"):
+            check(arm.config.model_copy(update={"engine": "inline"}))
+    return settled, clocks
+
+
+def _clock(path: Path, arm: Arm, config: RunConfig) -> Clock:
+    with of_arm(f"{path}: compare.arms.{arm.name}"), blaming(partial(own_classes, config)):
+        return clock_of(config)
+
+
+def _settled(comparison: Comparison, arm: Arm, on_the_clock: RunConfig, clock: Clock) -> Arm:
+    """Return the arm with its best intervals as numbers of steps, by the clock and the trace's rate."""
+    config, trace = arm.config.model_copy(update={"recovery": on_the_clock.recovery}), comparison.trace
+    if config.checkpoint.every != "best":
+        return arm.model_copy(update={"config": config})
+    struck = set(range(0 if trace.ends else 1, config.pipeline.stages + 1)) - set(trace.exempt)
+    hourly = hourly_of_all(trace.hourly, trace.step_s, config.exchange.replicas)
+    blown = share(trace.lost) * len(groups_lost(trace.lost, struck, config.pipeline.stages, trace.machine))
+    every = max(best_steps(hourly, blown, clock.step_s, clock.save_s), clock.behind)
+    checkpoint = config.checkpoint.model_copy(update={"every": every})
+    return arm.model_copy(update={"config": config.model_copy(update={"checkpoint": checkpoint})})
+
+
+def clock_config(path: Path, comparison: Comparison, arm: Arm, base: RunConfig) -> RunConfig:
+    """Return the configuration for an arm's hours: its recovery on the clock recipe's model and network.
+
+    A replica gets the same share of the clock recipe's microbatches as the arm has of those of ``base``.
+    """
+    if not comparison.clock:
+        return settle(arm.config)
+    beside = path.parent / comparison.clock
+    other = recipe.load(beside if beside.is_file() else Path(comparison.clock), {}, "train", "compare")
+    if other.pipeline.stages != arm.config.pipeline.stages:
+        raise UserError(
+            f"{path}: compare.clock = {comparison.clock!r}: has {other.pipeline.stages} block stages, "
+            f"this comparison {arm.config.pipeline.stages}; the same failures must mean the same"
+        )
+    share = other.pipeline.microbatches * arm.config.pipeline.microbatches
+    count, left = divmod(share, base.pipeline.microbatches)
+    if left:
+        raise UserError(
+            f"{path}: compare.arms.{arm.name}: pipeline.microbatches = {arm.config.pipeline.microbatches} of "
+            f"{base.pipeline.microbatches} are no whole number of {comparison.clock}'s {other.pipeline.microbatches}; "
+            "give another number, or another compare.clock"
+        )
+    pipeline = other.pipeline.model_copy(update={"microbatches": count})
+    taken = ("routing", "recovery", "exchange", "checkpoint")
+    return settle(other.model_copy(update={"pipeline": pipeline} | {name: getattr(arm.config, name) for name in taken}))

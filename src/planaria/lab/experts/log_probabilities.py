@@ -1,0 +1,206 @@
+"""Log-probabilities of texts' tokens by each model, computed once and stored beside the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from planaria.common import atomic, digests
+from planaria.common.errors import UserError
+from planaria.config.schema import DataConfig, RunConfig
+from planaria.data.shards import Data, Split, prepare
+from planaria.data.stream import Stream
+from planaria.data.tokenizer import Tokenizer
+from planaria.lab.experts import embedding
+from planaria.lab.experts.domains import HELD_OUT, TEST, TRAINED, read_pieces
+from planaria.lab.experts.embedding import Embedding
+from planaria.lab.experts.experts_spec import ExpertsSpec
+from planaria.lab.experts.manifest import TOKENIZER
+from planaria.models.huggingface import import_model
+from planaria.models.llama_stages import Llama
+
+BATCH = 32
+"""Windows read at once."""
+
+
+@dataclass(frozen=True)
+class Readings:
+    """Log-probabilities [N, T] in nats by one model, for each domain."""
+
+    test: Mapping[str, Tensor]
+    held_out: Mapping[str, Tensor]
+
+    @property
+    def losses(self) -> dict[str, float]:
+        """Test domain → nats per token."""
+        return {name: -float(logps.mean()) for name, logps in self.test.items()}
+
+    @property
+    def held_out_losses(self) -> dict[str, float]:
+        """Trained domain → nats per token on its held-out text."""
+        return {name: -float(logps.mean()) for name, logps in self.held_out.items()}
+
+
+class Texts:
+    """The test and held-out text of a run's domains, as samples [N, context + 1]."""
+
+    def __init__(self, folder: Path, spec: ExpertsSpec, base: RunConfig) -> None:
+        """Load samples from the ``folder`` of a run, with the domains' texts and the tokenizer.
+
+        :raises UserError: when a domain's text is too short for one sample.
+        """
+        self._folder = folder
+
+        def samples(part: str, table: str, names: Iterable[str]) -> dict[str, Tensor]:
+            sizes, cache = (base.model.vocab, base.model.context, spec.test_windows), base.data.cache
+            return {
+                name: domain_samples(
+                    folder, spec.parts(name), part, *sizes, cache, f"experts.{table}.{name}: its {part} text"
+                )
+                for name in names
+            }
+
+        self.test = samples(TEST, "domains", spec.domains) | samples(TEST, "untrained", spec.untrained)
+        self.held_out = samples(HELD_OUT, "domains", spec.domains)
+        self.places = self._text_priors(spec) if spec.mixture.prior == "clusters" else {}
+        """For prior = "clusters": :meth:`priors` by the embedding of the text before each token."""
+
+    def read(self, model: Path) -> Readings:
+        """Return the readings of the exported ``model``, which are stored in its parent folder."""
+        file = model.with_name("readings.safetensors")
+        kept = _kept(file)
+        if kept is None:
+            read = import_model(model).eval()
+            found = {f"test.{name}": token_logps(read, samples) for name, samples in self.test.items()}
+            found |= {f"held_out.{name}": token_logps(read, samples) for name, samples in self.held_out.items()}
+            keep(file, found)
+            kept = found
+        return Readings(
+            {name: kept[f"test.{name}"] for name in self.test},
+            {name: kept[f"held_out.{name}"] for name in self.held_out},
+        )
+
+    def priors(self, prior: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+        """Return part and domain ("test.law") → ln π [active domains, N, T] of its samples by a text prior."""
+        samples = {f"test.{name}": found for name, found in self.test.items()}
+        samples |= {f"held_out.{name}": found for name, found in self.held_out.items()}
+        return {part: prior(found) for part, found in samples.items()}
+
+    def _text_priors(self, spec: ExpertsSpec) -> dict[str, Tensor]:
+        if not (self._folder / embedding.FILE).is_file():
+            trained = {
+                name: [text for part in spec.parts(name) for text in read_pieces(self._folder, TRAINED, part)]
+                for name in spec.domains
+            }
+            Embedding.fitted(trained).save(self._folder)
+        known, tokenizer = Embedding.open(self._folder), Tokenizer.open(self._folder / "tokenizer.json")
+        domains, temperature = spec.speaking, spec.mixture.temperature
+        return self.priors(lambda samples: known.priors(samples, tokenizer.decode, domains, temperature))
+
+
+def keep(file: Path, found: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Write tensors beside a model, with metadata, and update the digests of the folder."""
+    with atomic.replacing(file) as unfinished:
+        save_file(dict(found), unfinished, metadata=None if metadata is None else dict(metadata))
+    if sums := digests.read(file.parent):
+        digests.write(file.parent, sums | {file.name: (digests.of_file(file),)})
+
+
+def kept_sums(file: Path, shape: tuple[int, ...], fix: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return tensors [*shape] by name from a file of :func:`planaria.lab.experts.ridge.sums`, and its metadata.
+
+    Shapes are checked before tensors are loaded, so a wrong file takes no memory.
+
+    :raises UserError: ending with ``fix``, when it is missing, damaged or of other shapes.
+    """
+    found = {}
+    try:
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 (no mapping)
+                part = opened.get_slice(name)
+                if tuple(part.get_shape()) == shape and part.get_dtype() == "F64":
+                    found[name] = opened.get_tensor(name)
+                if name not in found or not found[name].isfinite().all():
+                    raise UserError(f"{file}: {name}: not {' × '.join(map(str, shape))} finite numbers in fp64; {fix}")
+            return found, dict(opened.metadata() or {})
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{file}: missing or damaged ({error}); {fix}") from None
+
+
+def _kept(file: Path) -> dict[str, Tensor] | None:
+    """Return stored readings; None if there are none or they are damaged."""
+    sums = digests.read(file.parent)
+    if not file.is_file() or (sums and digests.of_file(file) not in sums.get(file.name, ())):
+        return None
+    try:
+        return load_file(file)
+    except SafetensorError:
+        return None
+
+
+def domain_samples(
+    folder: Path,
+    domains: Sequence[str],
+    part: str,
+    vocab: int,
+    context: int,
+    most: int,
+    cache: str | None = None,
+    place: str = "",
+) -> Tensor:
+    """Return at most ``most`` samples [N, context + 1] of a ``part`` (``TRAINED``, ``HELD_OUT`` or ``TEST``).
+
+    The text is of one domain, or of equal shares of the ``domains`` that another mixes. ``place`` names it in errors.
+
+    :raises UserError: when there is no such text, or less of it than one sample.
+    """
+    try:
+        text = sources(domains, folder / part)
+        data = DataConfig(**text, tokenizer=str(folder / TOKENIZER), validation=0.0, cache=cache)
+        return windows(prepare(data, vocab), "train", context, most)
+    except UserError as error:
+        files = ", ".join(str(folder / part / f"{name}.jsonl") for name in domains)
+        place = place or f"domain {', '.join(map(repr, domains))} ({files})"
+        raise UserError(f"{place}: {str(error).removeprefix('data.')}") from None
+
+
+def sources(domains: Sequence[str], folder: Path) -> dict[str, Any]:
+    """Return the ``[data]`` settings that read these domains' files in ``folder``, in equal shares."""
+    files = {name: str((folder / f"{name}.jsonl").absolute()) for name in domains}
+    if len(files) == 1:
+        return {"source": next(iter(files.values()))}
+    mixture = {name: {"source": file, "weight": 1.0} for name, file in files.items()}
+    return {"source": DataConfig().source, "mixture": mixture}
+
+
+def windows(dataset: Data, split: Split, context: int, most: int) -> Tensor:
+    """Return at most ``most`` samples of a split, each once, in a fixed order: int64 [N, context + 1].
+
+    Several sources have equal shares.
+
+    :raises UserError: when the split is shorter than one.
+    """
+    stream = Stream(dataset, split, context, seed=0)
+    each = min(source.windows for source in stream.sources.values())
+    return torch.stack([stream.sample(n) for n in range(min(most, each * len(stream.sources)))])
+
+
+@torch.inference_mode()
+def token_logps(model: Llama, samples: Tensor, on_read: Callable[[int], object] = lambda _: None) -> Tensor:
+    """Return ln p(x_t | x_<t) [N, T] of samples [N, T + 1], in nats, float64; the first token of each is given.
+
+    ``on_read`` gets the number of samples of each batch that was read.
+    """
+    found = []
+    for batch in torch.split(samples, BATCH):
+        log_p = model(batch[:, :-1]).double().log_softmax(-1)
+        found.append(log_p.gather(-1, batch[:, 1:, None])[..., 0])
+        on_read(len(batch))
+    return torch.cat(found)

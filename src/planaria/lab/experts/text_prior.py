@@ -1,0 +1,101 @@
+"""Text prior from the parent: ridge regression on its hidden states estimates the domain of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from planaria.common.errors import UserError
+from planaria.lab.experts import ridge
+from planaria.lab.experts.domains import TRAINED
+from planaria.lab.experts.embedding import EVERY
+from planaria.lab.experts.log_probabilities import BATCH, domain_samples, keep, kept_sums
+from planaria.lab.experts.manifest import WEIGHTS, digest
+from planaria.models.huggingface import import_model
+from planaria.models.llama_stages import Llama
+
+FILE = "ridge.safetensors"
+"""File beside the parent's model: the sums of each domain, and the digest of the model."""
+SAMPLES = 256
+"""Most samples of each domain's training text."""
+
+
+@torch.inference_mode()
+def states(model: Llama, tokens: Tensor) -> Tensor:
+    """Return [N, T, D] for tokens [N, T]: the running mean of the normed last hidden states, in fp64."""
+    found = [model.ends.norm(model.hidden(batch)).double().cumsum(1) for batch in torch.split(tokens, BATCH)]
+    return torch.cat(found) / torch.arange(1, tokens.shape[1] + 1)[:, None]
+
+
+def text_sums(model: Llama, samples: Tensor) -> Tensor:
+    """Return :func:`ridge.sums` of the :func:`states` of a domain's samples [N, T + 1]."""
+    return ridge.sums(states(model, samples[:, :-1]).flatten(0, 1))
+
+
+class RidgePrior:
+    """A model that estimates the domain of a text."""
+
+    def __init__(self, model: Llama, sums: Mapping[str, Tensor], lam: float = ridge.RIDGE) -> None:
+        """Fit the regression. ``sums``: domain → :func:`text_sums` of its text.
+
+        :raises UserError: as :func:`ridge.router`.
+        """
+        self._model, self._domains = model, list(sums)
+        self._router = ridge.router(list(sums.values()), lam, unit=False)
+
+    @classmethod
+    def beside(
+        cls, parent: Path, run: Path, texts: Mapping[str, Sequence[str]], cache: str | None = None
+    ) -> RidgePrior:
+        """Return the exported model ``parent``, fitted on the domains' training text in the folder ``run``.
+
+        ``texts``: domain → the domains whose text it is, usually itself. Sums are stored beside the model; missing
+        domains are added.
+
+        :raises UserError: when the sums are damaged or another model's, or a domain has no text.
+        """
+        model, file = import_model(parent).eval(), parent.with_name(FILE)
+        vocab, context, size = model.config.vocab, model.config.context, model.config.dim + 1
+        whose = digest(parent / WEIGHTS)
+        known = _opened(file, whose, size) if file.is_file() else {}
+        missing = {
+            name: text_sums(model, domain_samples(run, parts, TRAINED, vocab, context, SAMPLES, cache))
+            for name, parts in texts.items()
+            if name not in known
+        }
+        if missing:
+            known |= missing
+            keep(file, known, {"model": whose})
+        return cls(model, {name: known[name] for name in texts})
+
+    def priors(self, samples: Tensor, domains: Sequence[str], temperature: float) -> Tensor:
+        """Return ln π [E, N, T] of the domains' experts over samples [N, T + 1], updated every ``EVERY`` tokens.
+
+        π_j ∝ exp(s_j / T) with s = [x̄ 1] W, the least-squares estimate of each domain's probability from the mean
+        hidden state x̄ of the text before.
+        """
+        found = self._scores(states(self._model, samples[:, :-1])[:, ::EVERY], domains, temperature)
+        return found.repeat_interleave(EVERY, -1)[..., : samples.shape[1] - 1]
+
+    def prior(self, tokens: Sequence[int], domains: Sequence[str], temperature: float) -> Tensor:
+        """Return ln π [E] after these tokens, limited to the model's context."""
+        window = torch.tensor(tokens[-self._model.config.context :])[None]
+        return self._scores(states(self._model, window)[:, -1:], domains, temperature)[:, 0, 0]
+
+    def _scores(self, rows: Tensor, domains: Sequence[str], temperature: float) -> Tensor:
+        """Return ln π [E, N, T] for rows [N, T, D]."""
+        scores = F.pad(rows, (0, 1), value=1.0) @ self._router
+        own = scores[..., [self._domains.index(domain) for domain in domains]]
+        return (own / temperature).log_softmax(-1).permute(2, 0, 1)
+
+
+def _opened(file: Path, whose: str, size: int) -> dict[str, Tensor]:
+    fix = "remove it to compute it again"
+    found, metadata = kept_sums(file, (size, size), fix)
+    if metadata.get("model") != whose:
+        raise UserError(f"{file}: was made with another model than the one beside it; {fix}")
+    return found

@@ -1,0 +1,137 @@
+"""Results of trials on disk: written atomically with a digest, and reused only for the same identity.
+
+The identity of a trial covers everything that its result depends on: planaria's version, the configuration and custom
+code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel
+
+from planaria import __version__
+from planaria.common import atomic, digests, documents
+from planaria.common.documents import Record
+from planaria.common.errors import UserError
+
+_OURS = {"planaria"} | sys.stdlib_module_names
+"""Packages whose code is identified by a version."""
+
+
+_REMOVE = "remove it to run this again"
+
+
+class Identity(Record):
+    """Identity of a trial; trials with equal identities have equal results."""
+
+    version: str
+    recipe: str
+    """SHA-256 of the configuration and all other inputs."""
+    code: dict[str, str]
+    """Module of custom code → SHA-256 of its source file."""
+
+    def difference(self, kept: Identity, versions: bool = True) -> str:
+        """Explain why a result of the identity ``kept`` is not valid for this one; empty if it is."""
+        if versions and kept.version != self.version:
+            return f"planaria {kept.version} made it, this is {self.version}"
+        if kept.recipe != self.recipe:
+            return "it was made with another recipe"
+        changed = [name for name in {**self.code, **kept.code} if self.code.get(name) != kept.code.get(name)]
+        return f"the code of {', '.join(changed)} has changed since" if changed else ""
+
+    def require_current(self) -> None:
+        """Raise UserError if a source file has changed since this identity was made."""
+        if changed := [name for name, digest in self.code.items() if _digest(name) != digest]:
+            raise UserError(f"{_file(changed[0])}: was changed while a trial ran with it; start the command again")
+
+
+def identity(asked: object, code: Iterable[type | ModuleType] = ()) -> Identity:
+    """Return the identity of a trial.
+
+    ``asked``: the configuration and all other inputs as a JSON value, without output paths. ``code``: classes or
+    modules outside planaria that it names (``module:Class``); files of base classes count too, but not their imports.
+
+    :raises UserError: when code has no source file, as in a notebook: a trial's process could not import it.
+    """
+    names = sorted({name for one in code for name in _modules(one)})
+    return Identity(version=__version__, recipe=documents.digest(asked), code={name: _digest(name) for name in names})
+
+
+def _modules(one: type | ModuleType) -> Iterator[str]:
+    names = [one.__name__] if isinstance(one, ModuleType) else [base.__module__ for base in one.__mro__]
+    return (name for name in names if name == "__main__" or name.partition(".")[0] not in _OURS)
+
+
+def _file(module: str) -> Path:
+    found = None if module == "__main__" else getattr(importlib.import_module(module), "__file__", None)
+    if found is None:
+        raise UserError(f"{module}: has no source file that another process could import; write the class into a file")
+    return Path(found)
+
+
+def _digest(module: str) -> str:
+    return digests.of(documents.data(_file(module)))
+
+
+Found = TypeVar("Found", bound=BaseModel)
+
+
+class _Sealed(Record):
+    identity: Identity
+    found: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class CachedResult(Generic[Found]):
+    """The file of one trial's result."""
+
+    file: Path
+    kind: type[Found]
+    identity: Identity
+
+    def read(self, *, versions: bool = True) -> tuple[Found | None, str]:
+        """Return the result if it has this identity, otherwise None and the reason why an existing one is invalid.
+
+        ``versions``: whether results of other versions of planaria are invalid.
+
+        :raises UserError: when the file is damaged or was modified.
+        """
+        if not self.file.is_file():
+            return None, ""
+        tree = documents.parse_json(documents.data(self.file, fix=_REMOVE), self.file, _REMOVE)
+        if isinstance(tree, dict) and "identity" not in tree:
+            return None, "an older planaria made it"
+        sealed = documents.unsealed(self.file, _Sealed, fix=_REMOVE)
+        if reason := self.identity.difference(sealed.identity, versions):
+            return None, reason
+        return documents.parse_model(self.kind, json.dumps(sealed.found), self.file, _REMOVE), ""
+
+    def write(self, found: Found) -> None:
+        """Write the result atomically."""
+        sealed = _Sealed(identity=self.identity, found=found.model_dump(mode="json"))
+        atomic.write_text(self.file, documents.sealed(sealed))
+
+
+def read_result(file: Path, kind: type[Found]) -> Found:
+    """Return the result in a file, whatever its identity.
+
+    :raises UserError: when the file is damaged or was modified.
+    """
+    sealed = documents.unsealed(file, _Sealed, fix=_REMOVE)
+    return documents.parse_model(kind, json.dumps(sealed.found), file, _REMOVE)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder for results if it does not exist; raise UserError if that is impossible."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be made ({error.strerror}); choose another folder with --out") from None

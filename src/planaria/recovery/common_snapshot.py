@@ -1,0 +1,79 @@
+"""Base of strategies in which all stages retain a snapshot of the same step."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from planaria.common.errors import UserError
+from planaria.recovery.base import Machines, Needs, Recovery
+from planaria.recovery.checkpoint import best_steps
+from planaria.recovery.retention import Retention
+
+COPY_BANDWIDTH = 5e9
+"""bytes per second at which a stage copies its state while training waits, unless ``network.memory_bandwidth`` is
+given; about one CPU core's rate"""
+LINK_SHARE = 0.25
+"""maximum share of each link's time for snapshots"""
+NOTHING_YET = "there is no snapshot yet that all could go back to"
+
+
+class CommonSnapshot(Recovery, ABC):
+    """Options of strategies that retain snapshots."""
+
+    needs: ClassVar[Needs] = Needs(
+        meanwhile="wait", why="steps that one stage misses leave what others keep of it behind"
+    )
+    exact: ClassVar[bool] = True
+    every: Annotated[int, Field(ge=0)] | Literal["best"] = 0
+    """steps between snapshots, to which all stages roll back after a loss; 0: parities follow every step, without
+    rollback; best: the interval that loses least at the recipe's [network], in slices that leave most of each link to
+    training"""
+    slices: int = Field(1, ge=1)
+    """steps over which a snapshot is sent"""
+    outlive: bool = False
+    """also keep snapshots as files in the machine's memory, in case all processes die"""
+
+    def sent(self, members: int) -> int:
+        """Return how many times its own state's size each of ``members`` stages sends per snapshot."""
+        return 1
+
+    @property
+    def open(self) -> bool:
+        return self.every == "best"
+
+    def settled(self, at: Machines) -> Mapping[str, object]:
+        if not self.open:
+            return {}
+        if not at.hourly:
+            raise UserError(
+                "network.hourly = 0: without failures no interval is best; give recovery.options.every a number"
+            )
+        copied_s = at.state_bytes / (at.memory_bandwidth or COPY_BANDWIDTH)
+        best = best_steps(at.hourly, at.members, at.step_s, copied_s)
+        slices = max(1, math.ceil(self.sent(at.members) * at.state_bytes / (at.bandwidth * at.step_s * LINK_SHARE)))
+        return {"every": max(best, slices), "slices": slices}
+
+    @property
+    def retention(self) -> Retention:
+        if self.every == "best":
+            raise UserError("recovery.options.every = 'best': is found for a run's recipe; give a number here")
+        if self.every and self.slices > self.every:
+            raise UserError(
+                f"recovery.options.slices = {self.slices}: a snapshot is whole before the next one begins, after "
+                f"every = {self.every} steps; lower it"
+            )
+        if not self.every and self.slices > 1:
+            raise UserError(
+                f"recovery.options.slices = {self.slices}: parities in step with training are sent in every step; "
+                "leave it out, or give every"
+            )
+        if self.outlive and not self.every:
+            raise UserError(
+                "recovery.options.outlive = true: in step with training there is no snapshot to keep; give every"
+            )
+        return Retention(self.every, self.slices, self.outlive)

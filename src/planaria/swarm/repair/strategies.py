@@ -1,0 +1,140 @@
+"""Repair strategies and their baselines: each returns weights and none knows the attack.
+
+All use the same texts and steps. The mask (arXiv 2405.09055) and the mixing of layers by cosine (SafeMERGE, arXiv
+2503.17239) are published; the functions state how they differ here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from planaria.common.errors import UserError
+from planaria.models import masking, task_vectors
+from planaria.models.masking import Mask
+from planaria.models.task_vectors import Named
+from planaria.swarm.attacks import watched
+from planaria.swarm.config import SwarmConfig
+from planaria.swarm.draws import generator
+from planaria.swarm.repair.exams import Asking, Exam, Reviewer, TaskExam, texts_of
+from planaria.swarm.repair.results import ANEW, BACK, LAYERS, MASK, MIX, RANDOM, TUNE, StrategyResult
+from planaria.swarm.repair.texts import Texts
+from planaria.swarm.repair.training import Models, Plan, masked, tuned
+from planaria.swarm.tasks.base import Task
+
+ALPHAS = (0.25, 0.5, 0.75)
+"""tried fractions between the parent (0) and the model (1)"""
+DAMPED = (0.0, 0.5)
+"""tried fractions for layers that oppose the trusted direction"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model to repair, its training texts and its measurement."""
+
+    models: Models
+    texts: Texts
+    plan: Plan
+    exam: Exam
+
+
+@dataclass(frozen=True)
+class Repair:
+    """Repaired weights and how they were selected."""
+
+    weights: Named
+    told: str = ""
+    masks: Sequence[Mask] = ()
+
+
+def back(case: Case) -> Repair:
+    """Return the parent's weights."""
+    return Repair(case.models.parent)
+
+
+def mix(case: Case) -> Repair:
+    """Interpolate between parent and model; α selected by the exam."""
+    parent, whole = case.models.parent, case.models.whole
+    alpha = max(ALPHAS, key=lambda a: _fit(case, task_vectors.mixed(parent, whole, a)))
+    return Repair(task_vectors.mixed(parent, whole, alpha), f"α = {alpha:g}")
+
+
+def tune(case: Case) -> Repair:
+    """Fine-tune the harmed model."""
+    return Repair(tuned(case.models.tuned, case.texts, case.models.teachers, case.plan))
+
+
+def anew(case: Case) -> Repair:
+    """Fine-tune the parent: a baseline without the harmed model's learning."""
+    return Repair(tuned(case.models.safe, case.texts, case.models.teachers, case.plan))
+
+
+def mask(case: Case) -> Repair:
+    """Train a bit per parameter and part: keep it, or reset it to the parent's."""
+    models = case.models
+    found = masked(models.tuned, models.parts, models.merged, case.texts, models.teachers, case.plan)
+    return _masked(case, found)
+
+
+def random(case: Case, like: Sequence[Mask]) -> Repair:
+    """Shuffle masks: keep the same share of each tensor, at random."""
+    draws = generator("repair", case.plan.seed, "random")
+    return _masked(case, [masking.shuffled(one, draws) for one in like])
+
+
+def layers(case: Case, trusted: Named) -> Repair:
+    """Reset tensors whose task vectors oppose the trusted direction to the parent, wholly or half.
+
+    SafeMERGE uses the direction from an unaligned parent to an aligned model. No such pair is available here: the
+    direction is that of the parent fine-tuned on the trusted texts, whose weights are ``trusted``. The threshold is one
+    of the cosines, selected by the exam.
+    """
+    parent, whole = case.models.parent, case.models.whole
+    cosines = task_vectors.agreement(task_vectors.task_vector(whole, parent), task_vectors.task_vector(trusted, parent))
+    ranked = sorted(cosines.values())
+    limits = [ranked[len(ranked) * quarter // 4] for quarter in (1, 2, 3)]
+    tried = [
+        ({n: 1.0 if c >= limit else damp for n, c in cosines.items()}, limit) for limit in limits for damp in DAMPED
+    ]
+    alphas, limit = max(tried, key=lambda one: _fit(case, task_vectors.mixed(parent, whole, one[0])))
+    damp = min(alphas.values())
+    return Repair(task_vectors.mixed(parent, whole, alphas), f"α = {damp:g} where cosine < {limit:.2f}")
+
+
+WAYS: Mapping[str, Callable[[Case], Repair]] = {BACK: back, MIX: mix, TUNE: tune, MASK: mask}
+"""strategies that a user may choose"""
+
+
+def compared(case: Case) -> list[StrategyResult]:
+    """Measure every strategy and baseline."""
+    found = {by: way(case) for by, way in WAYS.items()}
+    found[RANDOM], found[ANEW] = random(case, found[MASK].masks), anew(case)
+    found[LAYERS] = layers(case, found[ANEW].weights)
+    return [measured(case, by, one) for by, one in found.items()]
+
+
+def measured(case: Case, by: str, repair: Repair) -> StrategyResult:
+    """Measure a repair."""
+    return StrategyResult(by=by, told=repair.told, after=case.exam.measure(case.models.policy(repair.weights)))
+
+
+def _masked(case: Case, masks: Sequence[Mask]) -> Repair:
+    shares = ", ".join(f"{masking.density(one):.0%}" for one in masks)
+    return Repair(case.models.merged(masks), f"{shares} kept", masks)
+
+
+def _fit(case: Case, weights: Named) -> tuple[float, ...]:
+    return case.exam.fit(case.models.policy(weights))
+
+
+def case_of(config: SwarmConfig, task: Task, models: Models, watch: Sequence[str], plan: Plan) -> Case:
+    """Return the repair case of a peer of this configuration, for the attacks in ``watch``.
+
+    :raises UserError: if ``watch`` is empty, there is no judge, or the judge passes no text.
+    """
+    if not watch:
+        raise UserError("the run watches for no attack (evaluate.watch); name the attack, such as --watch text")
+    asking = Asking(task, [watched(kind, config.evaluate.phrases) for kind in watch], plan.seed)
+    reviewer = Reviewer(config, task, models.tuned)
+    texts = texts_of(reviewer, asking, models.tuned, models.safe)
+    return Case(models, texts, plan, TaskExam(config, reviewer, asking.choosing, watch))

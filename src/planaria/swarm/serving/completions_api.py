@@ -1,0 +1,203 @@
+"""Server side of the completions protocol: bounded requests and their replies.
+
+The counterpart of :mod:`planaria.swarm.serving.client`. Sampling settings that this server does not support are
+refused unless they have their neutral value.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from starlette import requests
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from planaria.common import documents
+from planaria.common.errors import UserError
+from planaria.common.request_body import read_body
+from planaria.swarm.audit.censor import Censor, Closed, Spent
+from planaria.swarm.audit.measurement import prompt
+from planaria.swarm.policy.base import Drawn, Policy
+
+MOST_REPLIES, MOST_TOKENS, LONGEST = 64, 4096, 1 << 20
+"""maximum completions per request, tokens per completion, and characters or ids of a prompt"""
+FIX = "fix the request"
+One = Annotated[float, Field(ge=1, le=1)]
+Zero = Annotated[float, Field(ge=0, le=0)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+
+
+class Request(BaseModel):
+    """A request for completions; unknown fields are ignored."""
+
+    model_config = ConfigDict(strict=True)
+
+    prompt: Annotated[str, Field(max_length=LONGEST)] | Annotated[list[int], Field(max_length=LONGEST)]
+    model: str = ""
+    n: Annotated[int, Field(ge=1, le=MOST_REPLIES)] = 1
+    max_tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] = 16
+    temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
+    top_k: Annotated[int, Field(ge=-1, le=1 << 24)] = -1
+    seed: Seed | None = None
+    logprobs: Annotated[int, Field(ge=0, le=5)] | bool | None = None
+    return_token_ids: bool = False
+    top_p: One = 1.0
+    min_p: Zero = 0.0
+    presence_penalty: Zero = 0.0
+    frequency_penalty: Zero = 0.0
+    repetition_penalty: One = 1.0
+    repeat_penalty: One = 1.0
+    stream: Literal[False] = False
+    echo: Literal[False] = False
+    best_of: Annotated[int, Field(ge=1, le=1)] | None = None
+    suffix: None = None
+    stop: None = None
+
+
+def parsed(raw: bytes) -> Request:
+    """Parse a request; UserError of one line if it is invalid."""
+    return documents.parse_model(Request, raw, "request", FIX)
+
+
+class CompletionsApi:
+    """Answers requests with a policy, one at a time, optionally behind a censor."""
+
+    def __init__(self, policy: Policy, name: str, censor: Censor | None = None) -> None:
+        self.name, self._policy, self._censor = name, policy, censor
+        self._turn = threading.Lock()
+
+    def models(self) -> dict[str, Any]:
+        return {"object": "list", "data": [{"id": self.name, "object": "model", "owned_by": "planaria"}]}
+
+    def completions(self, asked: Request) -> dict[str, Any]:
+        """Return the reply to a request.
+
+        :raises UserError: for another model, invalid ids, or more tokens than the model reads.
+        :raises planaria.swarm.audit.censor.Spent: if a budget would be exceeded.
+        :raises planaria.swarm.audit.censor.Closed: if the ledger cannot be used.
+        """
+        if asked.model not in ("", self.name):
+            raise UserError(f"request: model {documents.shown(asked.model)} is not here; ask for {self.name!r}")
+        ids = self._ids(asked)
+        choices = [self._choice(one) if one is not None else _empty() for one in self._given(asked, ids)]
+        tokens = sum(len(choice.get("token_ids", ())) for choice in choices)
+        usage = {"prompt_tokens": len(ids), "completion_tokens": tokens, "total_tokens": len(ids) + tokens}
+        numbered = [{"index": place, **self._shown(asked, choice)} for place, choice in enumerate(choices)]
+        return {"object": "text_completion", "model": self.name, "choices": numbered, "usage": usage}
+
+    def _ids(self, asked: Request) -> list[int]:
+        ids = prompt(self._policy, asked.prompt) if isinstance(asked.prompt, str) else asked.prompt
+        if not ids or not all(0 <= i < self._policy.vocab for i in ids):
+            raise UserError(f"request: prompt has no ids, or some outside 0 … {self._policy.vocab - 1}; {FIX}")
+        if len(ids) + asked.max_tokens > self._policy.context:
+            takes = f"{len(ids)} tokens and {asked.max_tokens} of max_tokens"
+            raise UserError(f"request: prompt takes {takes}, the model reads {self._policy.context}; {FIX}")
+        return ids
+
+    def _given(self, asked: Request, ids: list[int]) -> list[Drawn | None]:
+        """Return the completions; None for a censored one."""
+        if (censor := self._censor) is None:
+            return [*self._draw(asked, ids, asked.n)]
+        text = asked.prompt if isinstance(asked.prompt, str) else self._policy.decode(ids)
+        given = censor.given(text, asked.n)
+        drawn = iter(self._draw(asked, ids, sum(given)))
+        found = [next(drawn) if one else None for one in given]
+        return [one if one and censor.passed(text, self._policy.decode(one.ids)) else None for one in found]
+
+    def _draw(self, asked: Request, ids: list[int], count: int) -> list[Drawn]:
+        if not count:
+            return []
+        seed = secrets.randbits(63) if asked.seed is None else asked.seed
+        generator, top_k = torch.Generator().manual_seed(seed), max(0, asked.top_k)
+        with self._turn:
+            (found,) = self._policy.sample([ids], count, asked.max_tokens, asked.temperature, top_k, generator)
+        return found
+
+    def _choice(self, drawn: Drawn) -> dict[str, Any]:
+        ids = [*drawn.ids, *([self._policy.end] if drawn.ended else [])]
+        tokens = [self._policy.decode([i]) for i in ids]
+        return {
+            "text": self._policy.decode(drawn.ids),
+            "finish_reason": "stop" if drawn.ended else "length",
+            "logprobs": {"tokens": tokens, "token_logprobs": list(drawn.logps)},
+            "token_ids": ids,
+        }
+
+    def _shown(self, asked: Request, choice: dict[str, Any]) -> dict[str, Any]:
+        """Remove the fields of a choice that were not requested."""
+        hidden = {"token_ids"} if not asked.return_token_ids else set()
+        found = {key: value for key, value in choice.items() if key not in hidden}
+        return found if asked.logprobs not in (None, False) else found | {"logprobs": None}
+
+
+def _empty() -> dict[str, Any]:
+    """Return an empty choice without ids, so that no client takes it for a sample."""
+    return {"text": "", "finish_reason": "stop", "logprobs": None}
+
+
+LARGEST_BODY = 1 << 20
+"""maximum bytes of a request"""
+ASK_S = 10.0
+"""time limit for receiving a body"""
+MOST_WAITING = 32
+"""maximum number of requests in progress or waiting"""
+
+
+class Service:
+    """The HTTP service: a :class:`planaria.report.live_page.serving.Served`."""
+
+    def __init__(self, answering: CompletionsApi, warn: Callable[[str], None]) -> None:
+        """``warn`` receives the reason when the ledger cannot be used."""
+        self._answering, self._warn, self._waiting = answering, warn, 0
+
+    def app(self) -> Starlette:
+        routes = [
+            Route("/v1/models", self._models),
+            Route("/v1/completions", self._completions, methods=["POST"]),
+            Route("/health", self._health),
+        ]
+        return Starlette(routes=routes)
+
+    async def end(self) -> None:
+        """Do nothing: requests end by themselves."""
+
+    async def _health(self, _: requests.Request) -> Response:
+        return PlainTextResponse("up\n")
+
+    async def _models(self, _: requests.Request) -> Response:
+        return JSONResponse(self._answering.models())
+
+    async def _completions(self, request: requests.Request) -> Response:
+        if self._waiting >= MOST_WAITING:
+            return _refused(HTTPStatus.SERVICE_UNAVAILABLE, f"{MOST_WAITING} requests wait already; try again later")
+        self._waiting += 1
+        try:
+            body = await read_body(request.stream(), LARGEST_BODY, ASK_S)
+            if body is None:
+                return _refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request has at most {LARGEST_BODY} bytes")
+            return await asyncio.to_thread(self._answer, body)
+        finally:
+            self._waiting -= 1
+
+    def _answer(self, body: bytes) -> Response:
+        try:
+            return JSONResponse(self._answering.completions(parsed(body)))
+        except UserError as error:
+            return _refused(HTTPStatus.BAD_REQUEST, str(error))
+        except Spent as spent:
+            return _refused(HTTPStatus.TOO_MANY_REQUESTS, str(spent))
+        except Closed as closed:
+            self._warn(str(closed))
+            return _refused(HTTPStatus.SERVICE_UNAVAILABLE, "unavailable: the spent budget is not known")
+
+
+def _refused(status: HTTPStatus, why: str) -> Response:
+    return JSONResponse({"error": {"message": why, "code": int(status)}}, status)

@@ -1,0 +1,166 @@
+"""Sandbox for an untrusted program, started as a script; imports nothing of planaria.
+
+One process runs the program. A second process, the judge, runs the tests and accepts only plain values from the program
+(``wire.py``). Both are confined (``kernel_limits.py``) and share a deterministic clock and random source
+(``determinism.py``).
+
+Standard input holds lengths and limits, program, setup, exam, and a token. Only the judge reads the token, after the
+tests have passed, and writes it to standard error as proof. Before it, the judge may write lines reported by the tests.
+Standard output is the program's.
+"""
+
+# ruff: noqa: PTH109, PTH118, PTH120
+# pathlib takes longer to import than the whole sandbox
+from __future__ import annotations
+
+import os
+import struct
+import sys
+import types
+from importlib.machinery import SourceFileLoader
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+HEAD = struct.Struct("<IIIIQ")
+"""bytes of program, setup and exam, seconds of processor time, bytes of address space"""
+TOKEN = 32
+"""bytes of the token that proves a pass"""
+READY = b"ready"
+REPORT, REPORTED = "__report__", b"+"
+"""name of the function with which tests report a line, and prefix of such a line"""
+SIGNALLED = 128
+"""added to the signal that ended the program: the judge's exit code"""
+
+
+def load_file(name: str) -> types.ModuleType:
+    """Load another file of this folder as a module."""
+    module = types.ModuleType(f"sandbox_{name}")
+    code = SourceFileLoader(module.__name__, os.path.join(os.path.dirname(__file__), f"{name}.py")).get_code(
+        module.__name__
+    )
+    sys.modules[module.__name__] = module
+    assert code is not None
+    exec(code, module.__dict__)
+    return module
+
+
+def described(step: str, error: BaseException) -> str:
+    """Return an error as one line."""
+    try:
+        return f"{step}: {type(error).__name__}: {error}"
+    except BaseException:
+        return f"{step}: an exception without a message"
+
+
+def live(program: bytes, setup: bytes, tested: bool, pipe: Any, serve: Any) -> None:
+    """Run a program and its setup in one namespace, send the result, and answer the judge's requests."""
+    flush = sys.stdout.flush  # bound now: the program could replace it
+    module = types.ModuleType("__main__")
+    sys.modules["__main__"] = module
+    failure, step = "", "program"
+    # Every exception, SystemExit included, is a failure.
+    try:
+        exec(compile(program, "program", "exec"), module.__dict__)
+        step = "setup"
+        exec(compile(setup, "setup", "exec"), module.__dict__)
+    except BaseException as error:
+        if tested or not isinstance(error, SystemExit) or error.code:
+            failure = described(step, error)
+    try:
+        flush()
+    except BaseException as error:  # the program may break standard output
+        failure = failure or described("program", error)
+    pipe.send(failure[:1000])
+    serve(pipe, module.__dict__)
+    flush()
+
+
+def report(line: str) -> None:
+    """Write a line that the tests report; it survives a later crash of the program."""
+    os.write(2, REPORTED + line.encode() + b"\n")
+
+
+def judge(exam: bytes, pipe: Any, far: Any, unpacked: Any) -> str:
+    """Run the tests of a program and return the failure in one line; empty if they pass."""
+    if failure := str(pipe.receive_failure()):
+        return failure
+    if not exam:
+        pipe.close()
+        return ""
+    sys.set_int_max_str_digits(0)
+    names: dict[str, Any] = {"__name__": "tests", REPORT: report}
+    try:
+        tests, first, wanted = unpacked(exam)
+        checks = compile(tests, "tests", "exec")
+        exec(compile(first, "first", "exec"), names)
+        for name in wanted:
+            names[name] = far.ask("name", name)
+        exec(checks, names)
+        pipe.close()
+    except EOFError:
+        raise
+    except BaseException as error:
+        return described("tests", error)
+    return ""
+
+
+def run_program(program: bytes, setup: bytes, tested: bool, pipe: Any, keeper: int, parts: Any) -> None:
+    """Seal this process, run the program in it, and exit."""
+    (kernel_limits, wire, determinism), leave = parts, os._exit
+    try:
+        kernel_limits.seal(keeper)
+    except OSError as error:
+        pipe.send(str(error))
+        leave(1)
+    pipe.send("")
+    determinism.hold()
+    live(program, setup, tested, pipe, wire.serve)
+    leave(0)
+
+
+def main() -> None:
+    """Confine this process, fork, run the job and report the result."""
+    kernel_limits, wire, determinism = load_file("kernel_limits"), load_file("wire"), load_file("determinism")
+    lengths = HEAD.unpack(wire.exactly(0, HEAD.size))
+    program, setup = wire.exactly(0, lengths[0]), wire.exactly(0, lengths[1])
+    nowhere, keeper, me = os.open(os.devnull, os.O_RDWR), os.getppid(), os.getpid()
+    offered = [os.getcwd()] if any(os.scandir(".")) else []
+    names = kernel_limits.confine(lengths[3], lengths[4], offered)
+    (asked, ask), (answered, answer) = os.pipe(), os.pipe()
+    wait, leave = os.waitpid, os._exit
+    os.environ.clear()
+    sys.path += offered  # last: offered modules must not shadow the standard library
+    child = os.fork()
+    if not child:
+        for end in (0, 2):  # exam and token are for the judge only
+            os.dup2(nowhere, end)
+        for end in (ask, answered):
+            os.close(end)
+        run_program(program, setup, bool(lengths[2]), wire.Pipe(asked, answer), me, (kernel_limits, wire, determinism))
+    for end in (asked, answer):
+        os.close(end)
+    os.dup2(nowhere, 1)
+    pipe = wire.Pipe(answered, ask)
+    if failure := pipe.receive_failure():
+        raise OSError(failure)
+    kernel_limits.seal(keeper)
+    determinism.hold()
+    os.write(2, READY + b" " + " ".join(names).encode() + b"\n")
+    try:
+        exam = wire.exactly(0, lengths[2])
+        failure = judge(exam, pipe, wire.Far(pipe), lambda data: wire.unpack(data, wire.nothing_held))
+    except (EOFError, BrokenPipeError):
+        _, status = wait(child, 0)
+        if os.WIFSIGNALED(status):
+            leave(SIGNALLED + os.WTERMSIG(status))
+        failure = f"it ended with status {os.WEXITSTATUS(status)} before its tests had run"
+    except Exception as error:  # the program sent a malformed message
+        failure = described("program", error)
+    os.write(2, failure.encode("utf-8", "replace")[:1000] if failure else wire.exactly(0, TOKEN))
+    leave(0)
+
+
+if __name__ == "__main__":
+    main()

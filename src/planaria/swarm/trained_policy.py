@@ -1,0 +1,86 @@
+"""Open a peer's trained policy, or export it as a Hugging Face model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from planaria.common.errors import UserError, nearest
+from planaria.swarm.assemble import policy_of, task_of
+from planaria.swarm.certificate import attach
+from planaria.swarm.config import SwarmConfig
+from planaria.swarm.live import board_of
+from planaria.swarm.policy.base import Exportable, Policy
+from planaria.swarm.recipe import of_peer, of_run
+from planaria.swarm.records.lines import PEERS
+from planaria.swarm.records.saved_state import restore, rounds_kept
+from planaria.swarm.tasks.base import Task
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A peer's state after some rounds, on the CPU in fp32."""
+
+    config: SwarmConfig
+    """the peer's own configuration"""
+    task: Task
+    policy: Policy
+    round: int
+
+
+def learned(run: Path, name: str, round: int | None = None) -> Learned:
+    """Return a peer's state after ``round``, or the newest saved one. UserError if run, peer or state do not exist."""
+    config, peers = of_run(run), sorted(path.name for path in (run / PEERS).iterdir() if path.is_dir())
+    if name not in peers:
+        raise UserError(f"--peer {name}: {run} has no such peer; {nearest(name, peers)}")
+    return learned_by(of_peer(config, name), run, name, round)
+
+
+def learned_by(config: SwarmConfig, run: Path, name: str, round: int | None = None) -> Learned:
+    """Return the same for a peer whose configuration is known."""
+    rounds = rounds_kept(run / PEERS / name)
+    if not rounds:
+        raise UserError(f"{run}: {name} has kept nothing; wait for it, or run the swarm with rounds.keep above 0")
+    if round is not None and round not in rounds:
+        known = ", ".join(map(str, rounds))
+        raise UserError(f"--round {round}: {name} is kept after {known}; take one of these (rounds.keep, rounds.kept)")
+    found, task = rounds[-1] if round is None else round, task_of(config)
+    policy = begun(config, task)
+    restore(run / PEERS / name, found, policy)
+    return Learned(config, task, policy, found)
+
+
+def trusted(config: SwarmConfig, run: Path, name: str) -> Learned:
+    """Return a peer's state before it was poisoned: after ``rounds.trusted``, or its initial one."""
+    if config.rounds.trusted:
+        return learned_by(config, run, name, config.rounds.trusted)
+    task = task_of(config)
+    return Learned(config, task, begun(config, task), 0)
+
+
+def begun(config: SwarmConfig, task: Task) -> Policy:
+    here = config.policy.model_copy(update={"device": "cpu", "precision": "fp32"})
+    return policy_of(config.model_copy(update={"policy": here}), task)
+
+
+def export_peer(
+    run: Path, name: str, to: Path, round: int | None = None, report: Callable[[str], None] = lambda _: None
+) -> Path:
+    """Export the policy of peer ``name`` of the swarm in ``run`` as a Hugging Face model into ``to``.
+
+    It uses the newest saved round unless ``round`` is given; LoRA is merged. If the run has a committee, the
+    certificate of these weights is added if a quorum signed them; ``report`` receives a line about it.
+
+    :raises UserError: if there is no such run, peer or state, or the policy cannot be exported.
+    """
+    found = learned(run, name, round)
+    if not isinstance(found.policy, Exportable):
+        raise UserError(
+            f"policy.kind = {found.config.policy.kind!r} cannot be exported; give its policy a method export(folder)"
+        )
+    found.policy.export(to)
+    config = of_run(run)
+    if config.receipts.committee:
+        report(attach(board_of(config, run), found.round, to))
+    return to

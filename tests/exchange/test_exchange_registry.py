@@ -1,0 +1,123 @@
+"""Settings of exchanges in recipes: defaults, values and refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from lab_models import KINDS, make
+
+from planaria.common.errors import UserError
+from planaria.config import recipe
+from planaria.config.options import Options
+from planaria.config.schema import ExchangeConfig, RunConfig
+from planaria.config.section import meaning
+from planaria.exchange.allreduce import AllReduce, Local
+from planaria.exchange.diloco import DiLoCo
+from planaria.exchange.gasloc import Gasloc
+from planaria.exchange.gossip import PairMean
+from planaria.exchange.noloco import NoLoCo
+from planaria.exchange.registry import exchange
+from planaria.exchange.streaming import Streaming
+
+
+def test_defaults_are_as_published() -> None:
+    assert make("noloco").model_dump() == {
+        "bits": 32, "aggregator": "mean", "every": 50, "group": 2, "prefetch": False,
+        "alpha": 0.5, "beta": 0.7, "gamma": 0.7,
+    }  # fmt: skip
+    diloco = {"bits": 32, "aggregator": "mean", "every": 500, "alpha": 0.9, "beta": 0.7, "momentum": "nesterov"}
+    assert make("diloco").model_dump() == diloco
+    streaming = diloco | {"every": 100, "fragments": 4, "delay": 0, "mix": 0.0}
+    assert make("streaming_diloco").model_dump() == streaming and make("streaming_diloco").interval == 25
+    assert make("pair_mean") == PairMean(every=50, group=2, bits=32, prefetch=False)
+    assert make("allreduce") == AllReduce(bits=32) and make("local") == Local() and not Local.model_fields
+
+
+def test_given_options_are_used() -> None:
+    assert make("noloco", every=7, alpha=0.1, beta=0.2, gamma=0.3, group=3, bits=8, prefetch=True) == NoLoCo(
+        every=7, group=3, bits=8, prefetch=True, alpha=0.1, beta=0.2, gamma=0.3
+    )
+    assert make("diloco", every=7, alpha=0.0, beta=1.0, bits=4, momentum="heavy_ball") == DiLoCo(
+        every=7, bits=4, alpha=0.0, beta=1.0, momentum="heavy_ball"
+    )
+    assert make("gasloc", every=9, bits=16) == Gasloc(every=9, bits=16, alpha=0.5, beta=0.7, gamma=0.7)
+    assert make("pair_mean", group=4, prefetch=True) == PairMean(group=4, prefetch=True)
+    made = make("streaming_diloco", every=12, fragments=2, delay=5, mix=0.5)
+    assert made == Streaming(every=12, fragments=2, delay=5, mix=0.5) and (made.interval, made.overlap) == (6, 5)
+    assert make("allreduce", bits=8) == AllReduce(bits=8)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "line"),
+    [
+        ("nolocco", {}, r"^exchange\.kind = 'nolocco': no such choice; did you mean 'noloco'\?"),
+        ("diloco", {"every": 0}, r"^exchange\.options\.every = 0: .* greater than 0"),
+        (
+            "allreduce",
+            {"every": 5},
+            r"^exchange\.options\.every: no option of 'allreduce'; known here: aggregator, bits",
+        ),
+        ("local", {"bits": 8}, r"^exchange\.options\.bits: no option of 'local'; there are none; leave it out"),
+        ("noloco", {"fragments": 2}, r"^exchange\.options\.fragments: no option of 'noloco'"),
+        ("noloco", {"group": 1}, r"^exchange\.options\.group = 1: .* greater than or equal to 2"),
+        ("streaming_diloco", {"every": 10, "fragments": 4}, r"every = 10 does not divide .*fragments = 4"),
+        ("streaming_diloco", {"every": 8, "fragments": 16}, r"every = 8 does not divide .*fragments = 16"),
+        ("streaming_diloco", {"every": 8, "delay": 2}, r"^exchange\.options: delay = 2: .* 2 steps later .*; lower it"),
+        (
+            "gasloc",
+            {"alpha": 0.5, "gamma": 0.5},
+            r"^exchange\.options\.beta: 'gasloc' has no default for it; give outer learning rate$",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line_with_its_fix(kind: str, options: dict[str, object], line: str) -> None:
+    with pytest.raises(UserError, match=line) as caught:
+        exchange(ExchangeConfig(kind=kind, options=Options(options)))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("option", ["every", "bits", "momentum", "gamma"])
+def test_the_error_of_an_old_recipe_names_the_options_new_place(option: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(f'[exchange]\nkind = "noloco"\n{option} = 4\n')
+    with pytest.raises(
+        UserError, match=rf"exchange\.{option}: unknown key; .* written exchange\.options\.{option}(; or|$)"
+    ):
+        recipe.load(file, {})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_accepted_and_in_the_help(kind: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(f'[exchange]\nkind = "{kind}"\n')
+    assert recipe.load(file, {}).exchange.kind == kind
+    assert kind in meaning(ExchangeConfig, "kind")
+
+
+def test_the_default_exchange_averages_gradients() -> None:
+    assert exchange(RunConfig().exchange) == AllReduce()
+
+
+@pytest.mark.usefixtures("allow_code")
+@pytest.mark.parametrize(
+    ("interval", "overlap", "message"),
+    [
+        ("-3", "0", r"interval is -3; give a number of steps, or None$"),
+        ("'soon'", "0", r"interval is 'soon'; give a number of steps"),
+        ("1 // 0", "0", r"Own failed: .*: ZeroDivisionError"),
+        ("4", "4", r"overlap is 4; give less than interval, 4$"),
+        ("None", "1", r"overlap is 1; give less than interval, None$"),
+    ],
+)
+def test_a_custom_exchanges_rounds_are_checked_before_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interval: str, overlap: str, message: str
+) -> None:
+    name = f"own_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{name}.py").write_text(
+        "from planaria.exchange.gossip import PairMean\n\nclass Own(PairMean):\n"
+        f"    interval = property(lambda self: {interval})\n    overlap = property(lambda self: {overlap})\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UserError, match=message):
+        exchange(ExchangeConfig(replicas=2, kind=f"{name}:Own"))

@@ -1,0 +1,117 @@
+"""A tracker that fails, hangs or is slow does not delay the run and is reported once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from pydantic import PrivateAttr
+
+from planaria.report.live.tracker import Tracker
+from planaria.report.live.watch import TrackerThread
+
+PATIENCE_S = 60.0
+"""that a test would wait for a thread which never comes"""
+
+
+class Held(Tracker):
+    """Runs a given action at each call, and records the calls and their threads."""
+
+    _act: Callable[[int], None] = PrivateAttr(default_factory=lambda: lambda step: None)
+    _steps: list[int] = PrivateAttr(default_factory=list)
+    _threads: set[int] = PrivateAttr(default_factory=set)
+    _closed: threading.Event = PrivateAttr(default_factory=threading.Event)
+
+    def open(self, folder: Path) -> None:
+        pass
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        self._threads.add(threading.get_ident())
+        self._act(step)
+        self._steps.append(step)
+
+    def close(self) -> None:
+        self._closed.set()
+
+
+def tell(beside: TrackerThread, step: int) -> None:
+    beside.send(lambda tracker: tracker.scalars(step, {}))
+
+
+def trouble_of(beside: TrackerThread) -> str:
+    """What is wrong with it, once that is known."""
+    until = time.monotonic() + PATIENCE_S
+    while not (said := beside.trouble()) and time.monotonic() < until:
+        time.sleep(0.005)
+    return said
+
+
+def test_it_is_told_everything_in_order_in_one_other_thread() -> None:
+    tracker = Held()
+    beside = TrackerThread("held", tracker)
+    for step in range(200):
+        tell(beside, step)
+    beside.finish(time.monotonic() + PATIENCE_S)
+    assert tracker._steps == list(range(200)) and tracker._closed.is_set()
+    assert len(tracker._threads) == 1 and threading.get_ident() not in tracker._threads
+    assert beside.trouble() == ""
+
+
+def test_one_that_fails_is_told_nothing_more() -> None:
+    tracker = Held()
+
+    def act(step: int) -> None:
+        if step == 2:
+            raise ConnectionError("no route")
+
+    tracker._act = act
+    beside = TrackerThread("held", tracker)
+    for step in range(5):
+        tell(beside, step)
+    assert trouble_of(beside) == "continuing without held (ConnectionError: no route)"
+    tell(beside, 5)
+    beside.finish(time.monotonic() + PATIENCE_S)
+    assert tracker._steps == [0, 1] and not tracker._closed.is_set() and beside.trouble() == ""
+
+
+def test_nobody_waits_for_one_that_hangs() -> None:
+    """It hangs until the test ends, so a caller that waited for it would hang as well."""
+    tracker, over = Held(), threading.Event()
+    tracker._act = lambda step: not over.wait(PATIENCE_S) and None
+    try:
+        beside = TrackerThread("held", tracker, most=10, call_s=0.2)
+        for step in range(100):
+            tell(beside, step)
+        said = [trouble_of(beside), trouble_of(beside)]
+        assert said[0] == "held is slow: more than 10 calls are queued, and further ones are dropped"
+        assert said[1] == "continuing without held (it has not answered for 0.2 s)"
+        beside.finish(time.monotonic() + PATIENCE_S)
+        assert beside._queue.qsize() <= 10 and beside.trouble() == ""
+    finally:
+        over.set()
+
+
+def test_one_that_does_not_come_to_its_end_is_left_behind() -> None:
+    tracker, over = Held(), threading.Event()
+    tracker._act = lambda step: not over.wait(PATIENCE_S) and None
+    try:
+        beside = TrackerThread("held", tracker)
+        tell(beside, 0)
+        beside.finish(time.monotonic() + 0.1)
+        assert beside.trouble() == "continuing without held (it did not finish in time)"
+    finally:
+        over.set()
+
+
+def test_a_slow_one_misses_some_and_is_closed_all_the_same() -> None:
+    tracker, updated = Held(), threading.Event()
+    tracker._act = lambda step: not updated.wait(PATIENCE_S) and None
+    beside = TrackerThread("held", tracker, most=3)
+    for step in range(50):
+        tell(beside, step)
+    updated.set()
+    beside.finish(time.monotonic() + PATIENCE_S)
+    assert tracker._closed.is_set() and 3 <= len(tracker._steps) <= 4 and tracker._steps == sorted(tracker._steps)
+    assert "is slow" in beside.trouble() and beside.trouble() == ""

@@ -1,0 +1,132 @@
+"""School and its cache."""
+
+from __future__ import annotations
+
+import queue
+import random
+import string
+import threading
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_swarm import MODEL, byte_tokenizer
+
+from planaria.common.cache import locked
+from planaria.common.errors import UserError
+from planaria.models.llama_stages import Llama
+from planaria.swarm.config import PolicyConfig, SchoolConfig
+from planaria.swarm.policy.base import weights_fingerprint
+from planaria.swarm.policy.sources import graduate, strayed, teach
+from planaria.swarm.tasks.base import Problem, Task
+from planaria.swarm.tasks.sums import Sums
+
+SCHOOL = SchoolConfig(steps=3, batch=4)
+PUPIL = PolicyConfig(model=MODEL)
+
+
+class Dumb(Task):
+    """A task without solutions."""
+
+    training: ClassVar[int] = 9
+    held_out: ClassVar[int] = 1
+
+    def problem(self, number: int) -> Problem:
+        return Problem(number, "?", "!")
+
+    def score(self, problem: Problem, completion: str) -> float:
+        return 0.0
+
+
+def taught(**model: int) -> PolicyConfig:
+    return PUPIL.model_copy(update={"model": PUPIL.model.model_copy(update=model)})
+
+
+def schooled(folder: Path, config: SchoolConfig = SCHOOL, **model: int) -> str:
+    found, tokenizer = graduate(Sums(), config, taught(**model), folder)
+    assert tokenizer.vocab == 257
+    return weights_fingerprint(found)
+
+
+def test_a_school_is_cached(tmp_path: Path) -> None:
+    progress: list[str] = []
+    first, _ = graduate(Sums(), SCHOOL, PUPIL, tmp_path, progress.append)
+    again, _ = graduate(Sums(), SCHOOL, PUPIL, tmp_path, progress.append)
+    assert weights_fingerprint(first) == weights_fingerprint(again) != weights_fingerprint(Llama(MODEL, seed=0))
+    assert progress == ["school: 3 steps on worked solutions of sums"]
+
+
+def test_equal_schools_give_equal_weights(tmp_path: Path) -> None:
+    assert schooled(tmp_path / "a") == schooled(tmp_path / "b")
+
+
+def test_the_cache_distinguishes_schools_tasks_and_models(tmp_path: Path) -> None:
+    schooled(tmp_path)
+    schooled(tmp_path, SCHOOL.model_copy(update={"seed": 1}))
+    schooled(tmp_path, SCHOOL.model_copy(update={"noise": 0.5}))
+    schooled(tmp_path, dim=32)
+    graduate(Sums(style="words"), SCHOOL, PUPIL, tmp_path)
+    graduate(Sums(digits=3), SCHOOL, PUPIL, tmp_path)
+    files = sorted(tmp_path.glob("school-*.safetensors"))
+    assert len(files) == 6 == len({file.read_bytes() for file in files})
+
+
+def test_a_learned_tokenizer_depends_on_the_task_only_and_is_lossless(tmp_path: Path) -> None:
+    pairs = taught(vocab=300).model_copy(update={"tokenizer": "bpe"})
+    _, first = graduate(Sums(), SCHOOL, pairs, tmp_path)
+    _, other = graduate(Sums(), SCHOOL.model_copy(update={"seed": 1}), pairs, tmp_path)
+    assert first.to_json() == other.to_json()
+    solution = Sums().solution(Sums().problem(7), random.Random(0))
+    assert first.decode(first.encode(solution)) == solution and len(first.encode(solution)) < len(solution)
+    assert first.decode(first.encode("hé 🦠")) == "hé 🦠"
+
+
+def test_a_task_without_solutions_has_no_school(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"'Dumb' has no worked solutions .*policy\.kind"):
+        graduate(Dumb(), SCHOOL, PUPIL, tmp_path)
+    assert not list(tmp_path.glob("*.safetensors"))
+
+
+def test_a_context_too_short_for_a_solution_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"policy\.model\.context = 16.* 2\d or more"):
+        graduate(Sums(), SCHOOL, taught(context=16), tmp_path)
+
+
+def test_a_concurrent_process_waits_for_the_same_school(tmp_path: Path) -> None:
+    first = schooled(tmp_path)
+    (lock,), (file,) = tmp_path.glob("*.lock"), tmp_path.glob("*.safetensors")
+    kept = tmp_path / "kept"
+    file.rename(kept)
+    progress: queue.Queue[str] = queue.Queue()
+    found: list[Llama] = []
+    with locked(lock, lambda: None):  # a file lock, which blocks threads like processes
+        late = threading.Thread(target=lambda: found.append(graduate(Sums(), SCHOOL, PUPIL, tmp_path, progress.put)[0]))
+        late.start()
+        assert progress.get(timeout=60) == "waiting for another process that teaches the same"
+        kept.rename(file)
+    late.join(60)
+    assert weights_fingerprint(found[0]) == first and progress.empty(), "it used the other's result"
+
+
+def test_teaching_reduces_the_loss() -> None:
+    config = SchoolConfig(steps=30, batch=8, strays=0.0, noise=0.0)
+    losses = [
+        teach(Llama(MODEL, seed=0), byte_tokenizer(), Sums(), config.model_copy(update={"steps": steps}))
+        for steps in (1, 30)
+    ]
+    assert losses[1] < 0.7 * losses[0]
+
+
+@given(st.text(string.digits + "+=,;[]\n", max_size=40), st.randoms(use_true_random=False))
+def test_stray_letters_are_inserted_between_steps(solution: str, rng: random.Random) -> None:
+    found = strayed(solution, rng)
+    added = len(found) - len(solution)
+    assert 1 <= added <= 4
+    place = next(
+        n for n in range(len(solution) + 1) if found[:n] == solution[:n] and found[n + added :] == solution[n:]
+    )
+    stray = found[place : place + added]
+    assert set(stray) <= set(string.ascii_lowercase + " ")
+    assert place == 0 or solution[place - 1] in ",;\n"

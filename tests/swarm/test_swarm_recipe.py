@@ -1,0 +1,183 @@
+"""Configuration of a swarm and its peers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planaria.common.errors import UserError
+from planaria.config import shipped
+from planaria.config.recipe import dump, overlaid
+from planaria.swarm.config import SamplingConfig, SmallModel, SwarmConfig
+from planaria.swarm.draws import derived, generator, own_problems, shared_problems
+from planaria.swarm.drill import load as load_drill
+from planaria.swarm.recipe import agreed, checked, load, names, of_peer, rules
+from planaria.swarm.tasks.sums import Sums
+
+
+def recipe(folder: Path, text: str) -> Path:
+    file = folder / "swarm.toml"
+    file.write_text(text)
+    return file
+
+
+def complaint(folder: Path, text: str) -> str:
+    with pytest.raises(UserError) as found:
+        load(recipe(folder, text), {})
+    return str(found.value)
+
+
+def test_flags_override_the_recipe(tmp_path: Path) -> None:
+    config = load(recipe(tmp_path, "size = 2\n[drill]\nanything = 1\n"), {"rounds.count": "7"})
+    assert config.size == 2 and config.rounds.count == 7 and config.name == "swarm" and names(config) == ["p0", "p1"]
+
+
+def test_missing_model_keys_keep_the_small_models_values(tmp_path: Path) -> None:
+    config = load(recipe(tmp_path, "[policy.model]\ndim = 32\n[peers.p1.policy.model]\nlayers = 3\n"), {})
+    assert config.policy.model == SmallModel(dim=32)
+    assert of_peer(config, "p1").policy.model == SmallModel(dim=32, layers=3)
+    assert of_peer(config, "p0").policy.model == SmallModel(dim=32)
+
+
+def test_peer_tables_override_the_recipe(tmp_path: Path) -> None:
+    text = "[defence.options]\nthreshold = 2.5\n[peers.p3]\nattack.kind = 'text'\nloss.kind = 'tis'\n"
+    config = load(recipe(tmp_path, text), {})
+    own = of_peer(config, "p3")
+    assert (
+        own.attack.kind == "text"
+        and own.loss.kind == "tis"
+        and own.defence.options == {"threshold": 2.5}
+        and own.peers == {}
+    )
+    assert of_peer(config, "p0") == config.model_copy(update={"peers": {}})
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("[peers.p9]\nattack.kind = 'text'", ["swarm.toml", "peers.p9", "no such peer"]),
+        ("[peers.p3]\nattak.kind = 'text'", ["swarm.toml", "peers.p3", "attak", "unknown key"]),
+        ("[peers.p3.attack]\nkimd = 'text'", ["swarm.toml", "peers.p3", "attack.kimd", "unknown key", "kind"]),
+        ("[peers.p3.attack]\nkind = 'nice'", ["swarm.toml", "peers.p3", "attack.kind", "'nice'"]),
+        ("[peers.p3]\nattack = 'text'", ["swarm.toml", "peers.p3", "attack", "is a section"]),
+        ("[peers.p3]\nrounds.count = 3", ["swarm.toml", "peers.p3.rounds", "all peers must have the same"]),
+        ("[peers.p3]\nseed = 3", ["swarm.toml", "peers.p3.seed", "all peers must have the same"]),
+        ("[peers.p3]\nsampling.top_k = 3", ["swarm.toml", "peers.p3.sampling", "all peers must have the same"]),
+        ("[peers.p3]\npeers.p0.attack.kind = 'text'", ["swarm.toml", "peers.p3", "peers"]),
+        (
+            "[peers.p3]\nattack.kind = 'math'\nattack.options.payload = 'hi'",
+            ["peers.p3", "attack.options.payload"],
+        ),
+        ("[attack]\noptions.payload = 'hi'\nkind = 'math'", ["swarm.toml", "attack.options.payload"]),
+        ("[evaluate]\nwatch = ['math']\nphrases = { math = 'hi' }", ["swarm.toml", "evaluate.phrases.math"]),
+        ("[evaluate]\nphrases = { txt = 'hi' }", ["swarm.toml", "evaluate.phrases", "txt"]),
+        ("[evaluate]\nwatch = ['txt']", ["swarm.toml", "evaluate.watch", "'txt'", "'text'"]),
+        (
+            "[attack]\nkind = 'dos'\noptions.payload = 'x'",
+            ["attack.options.payload", "no option of 'dos'"],
+        ),
+        ("[attack]\noptions.payload = 'x'", ["swarm.toml", "attack.options", "'none'", "leave them out"]),
+        ("[rounds]\ngroup = 5", ["swarm.toml", "rounds.group = 5", "size = 4"]),
+        ("size = 3\n[rounds]\nmode = 'vertical'", ["swarm.toml", "rounds.prompts = 16", "size = 3"]),
+    ],
+)
+def test_mistakes_are_reported_with_their_place(tmp_path: Path, text: str, parts: list[str]) -> None:
+    found = complaint(tmp_path, text)
+    assert all(part in found for part in parts), found
+    assert "\n" not in found
+
+
+def test_peers_may_differ_in_their_own_settings() -> None:
+    config = SwarmConfig.model_validate(
+        {"peers": {"p1": {"defence": {"checks": ""}, "policy": {"kind": "pretrained"}}}}
+    )
+    assert checked(config, "here") is config
+
+
+def test_rules_contain_shared_settings_without_local_paths() -> None:
+    config = SwarmConfig.model_validate({"task": {"name": "jsonl", "options": {"path": "/home/me/questions.jsonl"}}})
+    assert agreed(config)["task"] == {"name": "jsonl", "reward": "verified", "agreement": 0.5}
+    found = rules(SwarmConfig(), Sums())
+    assert found == agreed(SwarmConfig()) | {"problems": Sums().fingerprint}
+    assert found["rounds"] == {"count": 80, "mode": "horizontal", "prompts": 16, "group": 12}
+    assert rules(SwarmConfig(), Sums(digits=3)) != found
+
+
+def test_tables_are_merged_key_by_key() -> None:
+    tree = {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
+    assert overlaid(tree, {"a": {"c": {"d": 4}}, "f": 5}) == {"a": {"b": 1, "c": {"d": 4}}, "e": 3, "f": 5}
+    assert overlaid(tree, {"a": 1, "e": {"g": 2}}) == {"a": 1, "e": {"g": 2}}
+    assert tree == {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
+
+
+@pytest.mark.parametrize(("vocab", "k"), [(257, 3), (2048, 3), (151_936, 50), (30_000, 10)])
+def test_the_support_scales_with_the_vocabulary(vocab: int, k: int) -> None:
+    assert SamplingConfig().support(vocab) == k and SamplingConfig(top_k=8).support(vocab) == 8
+
+
+DRILLS = [shipped.find(name) for name in shipped.names() if name.startswith("drills")]
+
+
+def test_shipped_swarm_recipes_survive_dump_and_load(tmp_path: Path) -> None:
+    config = load(shipped.find("arithmetic_swarm"), {})
+    (tmp_path / "again.toml").write_text(dump(config))
+    assert load(tmp_path / "again.toml", {}) == config
+
+
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize("file", DRILLS, ids=lambda f: f.name)
+def test_shipped_drills_load_with_controls(file: Path) -> None:
+    spec, arms = load_drill(file, {})
+    assert len(spec.seeds) >= 3 and len(arms) >= 2
+    by_name = {arm.name: arm for arm in arms}
+    assert not [arm.name for arm in arms if arm.control and by_name[arm.control].attackers]
+
+
+naturals = st.integers(0, 10**6)
+
+
+@given(
+    st.lists(st.one_of(naturals, st.text("abc")), max_size=4), st.lists(st.one_of(naturals, st.text("abc")), max_size=4)
+)
+def test_different_purposes_give_different_seeds(one: list[object], other: list[object]) -> None:
+    same = list(map(str, one)) == list(map(str, other))
+    assert (derived(*one) == derived(*other)) == (same or {repr(one), repr(other)} == {"[]", "['']"})
+    assert 0 <= derived(*one) < 2**63
+
+
+def test_seeds_are_the_same_on_every_machine() -> None:
+    # Golden values: other draws could not continue earlier runs.
+    assert derived("x", 1) == generator("x", 1).initial_seed() == 3934374265583277430
+    assert shared_problems(1, 2, 99, 3) == [82, 70, 83] and own_problems(1, "p", 2, 99, 3, bool) == [3, 87, 60]
+
+
+@given(naturals, naturals, st.integers(1, 50), st.integers(1, 60))
+def test_shared_problems_are_distinct_training_problems(seed: int, number: int, training: int, count: int) -> None:
+    found = shared_problems(seed, number, training, count)
+    assert len(set(found)) == len(found) == min(count, training) and all(0 <= p < training for p in found)
+    assert found == shared_problems(seed, number, training, count)
+
+
+def test_rounds_and_seeds_have_different_problems() -> None:
+    drawn = [tuple(shared_problems(seed, number, 10_000, 8)) for seed in range(5) for number in range(5)]
+    assert len(set(drawn)) == 25
+
+
+@given(naturals, st.integers(1, 60), st.integers(1, 70), st.sets(st.integers(0, 60)), st.integers(1, 80))
+def test_own_problems_prefer_the_wanted_ones(
+    seed: int, training: int, count: int, wanted: set[int], tries: int
+) -> None:
+    found = own_problems(seed, "p0", 3, training, count, wanted.__contains__, tries)
+    assert len(set(found)) == len(found) == min(count, training) and all(0 <= p < training for p in found)
+    liked = [problem in wanted for problem in found]
+    assert liked == sorted(liked, reverse=True)
+    if tries >= training:
+        assert sum(liked) == min(count, len({p for p in wanted if p < training}))
+
+
+def test_peers_choose_different_own_problems() -> None:
+    chosen = {tuple(own_problems(1, f"p{n}", 0, 10_000, 4, lambda _: True)) for n in range(6)}
+    assert len(chosen) == 6

@@ -1,0 +1,315 @@
+"""Import rules between packages, checked on the source."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src"
+INJECTORS = ("checks", "injector", "worker")
+"""modules of ``faults`` that wrap parts of an engine"""
+ENTRY = ("configuration", "complete", "foreign", "run", "training")
+"""modules of ``runtime`` that start runs and read them; they may import reports"""
+LEVELS = (
+    ("common",),
+    ("config",),
+    ("cli.flags",),
+    ("models", "data", "pipeline.network"),
+    ("pipeline.routing", "recovery", "exchange", "faults", "swarm.tasks"),
+    ("pipeline.plan",),
+    ("planner",),
+    ("runtime.transport",),
+    (
+        "control",
+        "exchange.coded.facts",
+        "exchange.coded.progress",
+        "exchange.coded.controller",
+        "exchange.robust.controller",
+    ),
+    ("runtime.fleet", "runtime.checkpoint"),
+    (
+        "runtime.engine",
+        "exchange.coded.worker",
+        "control.controller",
+        "control.relay_watch",
+        *(f"faults.{name}" for name in INJECTORS),
+    ),
+    ("lab.trials", "lab.inline"),
+    ("lab.compare", "lab.experts", "swarm"),
+    ("report", "lab.report", "swarm.report", *(f"exchange.{name}.report" for name in ("coded", "compress", "robust"))),
+    (*(f"runtime.{name}" for name in ENTRY), "cli.serving"),
+    ("lab", "lab.compare.run_comparison", "lab.compare.api"),
+    ("cli.commands", "lab.commands", "swarm.commands"),
+    ("cli",),
+    ("__main__",),
+)
+"""packages, lowest first: each imports only its own level and those before"""
+LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
+PARTS = ("lab", "swarm")
+"""what the core never imports"""
+FACTS = (
+    "feature_facts",
+    "decisions",
+    "events",
+    "gauges",
+    "logs",
+    "roster",
+    "run_record",
+    "segments",
+    "started",
+    "verdicts",
+)
+"""modules of ``control`` that reports read"""
+DECIDING = (
+    "controller",
+    "decide",
+    "diagnosis",
+    "features",
+    "formation",
+    "relay_watch",
+    "replay",
+    "rounds",
+    "saving",
+    "staffing",
+    "steering",
+    "deadlines",
+)
+"""modules of ``control`` that decide"""
+
+
+@cache
+def modules() -> dict[str, ast.Module]:
+    """Return every module of the project, parsed, by dotted name."""
+    return {
+        ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): ast.parse(path.read_text())
+        for path in sorted(SOURCE.rglob("*.py"))
+    }
+
+
+@cache
+def imported(tree: ast.Module) -> set[str]:
+    """Return the dotted names that a module imports anywhere, including names from modules."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "relative imports hide the target package"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+@cache
+def neighbours(module: str) -> set[str]:
+    """Return the modules of this project that ``module`` imports directly."""
+    found = set()
+    for name in imported(modules()[module]):
+        if name.partition(".")[0] == "planaria":
+            found.add(name if name in modules() else name.rpartition(".")[0])
+    return found - {"planaria"}
+
+
+@cache
+def attributes(tree: ast.Module) -> set[str]:
+    """Return every attribute access a.b in a module."""
+    return {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+
+
+def room(module: str) -> str:
+    """Return a module's package in :data:`LEVELS`; "" for the empty parent packages."""
+    inner = module.removeprefix("planaria.")
+    return max((package for package in LEVEL if f"{inner}.".startswith(f"{package}.")), key=len, default="")
+
+
+def test_every_module_belongs_to_a_level() -> None:
+    assert len(modules()) > 50
+    assert {m for m in modules() if not room(m)} == {"planaria", "planaria.pipeline", "planaria.runtime"}
+    assert all(target in modules() for module in modules() for target in neighbours(module))
+
+
+def test_imports_go_downwards_only() -> None:
+    upward = [
+        f"{module} imports {target}"
+        for module in modules()
+        if room(module)
+        for target in neighbours(module)
+        if LEVEL[room(target)] > LEVEL[room(module)]
+    ]
+    assert not upward
+
+
+def test_only_commands_import_the_command_line() -> None:
+    importers = {room(m) for m in modules() for target in neighbours(m) if room(target).partition(".")[0] == "cli"}
+    assert importers <= {
+        "cli",
+        "cli.commands",
+        "cli.flags",
+        "cli.serving",
+        "lab.commands",
+        "swarm.commands",
+        "__main__",
+    }
+
+
+def test_importing_the_core_loads_no_other_part() -> None:
+    """Imports by name count too."""
+    names = [m for m in modules() if room(m).partition(".")[0] not in (*PARTS, "cli", "__main__")]
+    code = f"import importlib, sys; [importlib.import_module(name) for name in {names!r}]; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "planaria.runtime.engine.worker" in loaded
+    assert not [name for name in loaded if name.startswith(tuple(f"planaria.{part}" for part in PARTS))]
+
+
+def test_without_a_fault_a_worker_imports_no_injector() -> None:
+    code = "import sys, planaria.runtime.engine.worker; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "planaria.runtime.engine.worker" in loaded
+    assert not [name for name in loaded if name.startswith("planaria.faults")]
+    lazily = [ast.unparse(node) for node in ast.walk(modules()["planaria.runtime.engine.worker"])
+              if isinstance(node, ast.ImportFrom) and str(node.module).startswith("planaria.faults")]  # fmt: skip
+    assert lazily == ["from planaria.faults.worker import WorkerFaults"]
+
+
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import planaria; planaria.train, planaria.load, planaria.Run",
+        "from planaria.cli.entry import run; run(['train', 'demo', '--dry-run'])",
+    ],
+)
+def test_training_loads_no_other_part(code: str) -> None:
+    code = f"import sys; {code}; print('loaded:', *sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    loaded = shown.rpartition("loaded:")[2].split()
+    assert "planaria" in loaded
+    assert not [name for name in loaded if name.startswith(tuple(f"planaria.{part}" for part in PARTS))]
+
+
+def test_imports_have_no_cycles() -> None:
+    try:
+        graphlib.TopologicalSorter({module: neighbours(module) for module in modules()}).prepare()
+    except graphlib.CycleError as cycle:
+        pytest.fail(" imports ".join(reversed(cycle.args[1])))
+
+
+@pytest.mark.parametrize(
+    "forbidden",
+    [
+        "runtime.engine",
+        "models",
+        "runtime.transport",
+        "runtime.fleet",
+        "control.controller",
+        "runtime.checkpoint",
+        "pipeline.plan",
+    ],
+)
+def test_reports_read_events_only(forbidden: str) -> None:
+    observers = [m for m in modules() if room(m) in ("report", "lab.report", "swarm.report")]
+    assert not [f"{m} imports {n}" for m in observers for n in neighbours(m) if room(n) == forbidden]
+
+
+def test_reports_read_facts_of_control_only() -> None:
+    observers = [m for m in modules() if room(m) in ("report", "lab.report", "swarm.report")]
+    read = {n for m in observers for n in neighbours(m) if room(n).startswith("control")}
+    assert read == {f"planaria.control.{name}" for name in FACTS}
+
+
+def test_applying_events_imports_no_deciding_module() -> None:
+    """Follows the imports of ``apply`` transitively."""
+    seen, left = set(), ["planaria.control.apply", *(f"planaria.control.{name}" for name in FACTS)]
+    while left:
+        module = left.pop()
+        seen.add(module)
+        left += neighbours(module) - seen
+    assert "planaria.control.apply_base" in seen
+    assert not seen & {f"planaria.control.{name}" for name in DECIDING}
+    assert "planaria.exchange.robust.controller" not in seen
+
+
+@pytest.mark.parametrize(
+    ("library", "rooms"),
+    [
+        ("torch.distributed", {"runtime.checkpoint"}),
+        ("ssl", {"runtime.fleet", "runtime.transport"}),
+        ("multiprocessing", {"runtime.fleet", "runtime.engine", "swarm"}),
+        ("ray", {"runtime.fleet"}),
+        ("pickle", {"runtime.checkpoint"}),
+        ("socket", {"runtime.fleet", "runtime.transport"}),
+    ],
+)
+def test_sensitive_libraries_are_imported_in_their_packages_only(library: str, rooms: set[str]) -> None:
+    users = {m for m, tree in modules().items() if any(f"{n}.".startswith(f"{library}.") for n in imported(tree))}
+    users |= {m for m, tree in modules().items() if library in attributes(tree)}
+    assert {room(m) for m in users} <= rooms
+
+
+def test_only_one_swarm_module_uses_processes() -> None:
+    doors = ("multiprocessing.", "planaria.runtime.fleet.spawner.")
+    users = {m for m, tree in modules().items() if any(f"{n}.".startswith(doors) for n in imported(tree))}
+    assert {m for m in users if room(m) == "swarm"} == {"planaria.swarm.live"}
+
+
+def test_ray_is_imported_by_one_module_that_is_imported_lazily() -> None:
+    users = [m for m, tree in modules().items() if any(f"{n}.".startswith("ray.") for n in imported(tree))]
+    assert users == ["planaria.runtime.fleet.ray"]
+    tops = {
+        m: [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        for m, tree in modules().items()
+    }
+    assert not [m for m, top in tops.items() if any("planaria.runtime.fleet.ray" in ast.unparse(node) for node in top)]
+
+
+def test_strategies_use_no_process_socket_clock_or_file() -> None:
+    outside = {"time", "threading", "subprocess", "socket", "queue", "os", "shutil", "signal"}
+    pure = [m for m in modules() if room(m) in ("pipeline.routing", "recovery", "exchange", "pipeline.plan")]
+    pure += [f"planaria.control.{name}" for name in ("apply", "decide", "state", "replay")]
+    assert not [f"{m} imports {n}" for m in pure for n in imported(modules()[m]) if n.partition(".")[0] in outside]
+
+
+def test_one_module_opens_file_systems() -> None:
+    opens = {"fsspec.core.url_to_fs", "fsspec.open", "fsspec.filesystem", "fsspec.open_files"}
+    assert [m for m, tree in modules().items() if attributes(tree) & opens] == ["planaria.common.filesystems"]
+
+
+FOREIGN = "planaria.runtime.checkpoint.foreign"
+
+
+def test_pickles_are_read_in_a_separate_process_only() -> None:
+    """Restricts the modules that write pickles, read them, and import the readers."""
+    calls = {"torch.load", "torch.save", "np.load", "numpy.load"}
+    users = {module: used for module, tree in modules().items() if (used := attributes(tree) & calls)}
+    assert users == {f"{FOREIGN}.unpickling": {"torch.load"}, f"{FOREIGN}.universal": {"torch.save"}}
+    loads = [node for node in ast.walk(modules()[f"{FOREIGN}.unpickling"]) if isinstance(node, ast.Call)]
+    (load,) = (node for node in loads if ast.unparse(node.func) == "torch.load")
+    assert any(word.arg == "weights_only" and ast.unparse(word.value) == "True" for word in load.keywords)
+    importers = {m: {n.partition(".")[0] for n in imported(tree)} for m, tree in modules().items()}
+    assert [m for m, roots in importers.items() if "pickle" in roots] == [f"{FOREIGN}.unpickling"]
+    torch = [m for m, tree in modules().items() if any(n.startswith("torch.distributed.") for n in imported(tree))]
+    assert torch == [f"{FOREIGN}.dcp"]
+    assert not [m for m in modules() if f"{FOREIGN}.reading" in neighbours(m)]
+    readers = {f"{FOREIGN}.dcp.Dcp", f"{FOREIGN}.universal.Universal", f"{FOREIGN}.unpickling.saved"}
+    assert {m for m, tree in modules().items() if imported(tree) & readers} == {f"{FOREIGN}.reading"}
+
+
+def test_few_short_modules_have_a_single_importer() -> None:
+    """Fold those of under 60 lines into their importer, unless they are plug-ins or formulas, and lower the bound."""
+    users: dict[str, set[str]] = {}
+    for module in modules():
+        for target in neighbours(module):
+            users.setdefault(target, set()).add(module)
+    short = {m for m, tree in modules().items() if tree.body and (tree.body[-1].end_lineno or 0) < 60}
+    scraps = sorted(m for m in short if len(users.get(m, ())) == 1)
+    assert len(scraps) <= 20, scraps
+
+
+def test_no_module_exceeds_400_lines() -> None:
+    long = {m: n for m, tree in modules().items() if tree.body and (n := tree.body[-1].end_lineno or 0) > 400}
+    assert not long
