@@ -46,7 +46,7 @@ def report(run: RunState, replica: ReplicaState, worker: str) -> RunState:
 
 
 def reported(replica: ReplicaState, worker: str) -> ReplicaState:
-    """Return the replica with one report less to wait for; the last ends the phase. ``decide`` orders commits first."""
+    """Return the replica after an expected report; the last report ends the phase. ``decide`` orders commits first."""
     waiting = replica.waiting.without(worker)
     if waiting or replica.phase == "run":
         return updated(replica, waiting=waiting)
@@ -76,7 +76,7 @@ def out_of_round(replica: ReplicaState) -> ReplicaState:
 def call_off(run: RunState, meeting: OpenRound | None) -> RunState:
     """Remove a departed replica from its round and notify the rest.
 
-    A synchronised replica that is left alone will meet again.
+    A synchronised replica that remains alone joins a later round.
     """
     if meeting is None:
         return run
@@ -99,7 +99,7 @@ def give_up_if_none_is_saved(run: RunState) -> RunState:
 
 
 def written(run: RunState, worker: str) -> RunState:
-    """Record that ``worker`` writes no more, successfully or not."""
+    """Record that a background write of ``worker`` has ended, successfully or not."""
     return anew(replace(run, writing=freeze({w: part for w, part in run.writing.items() if w != worker})))
 
 

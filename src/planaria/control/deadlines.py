@@ -32,11 +32,11 @@ from planaria.runtime.transport.address import parse
 from planaria.runtime.transport.listener import unreachable
 
 _MOST_PROBES = 3
-"""addresses to probe; each may take a moment"""
+"""maximum number of addresses to probe; each probe may block briefly"""
 
 
 def stop_blockers(run: RunState) -> str:
-    """Return what a stop still waits for; empty if nothing, or only for background writes. Pure."""
+    """Return the activities that delay a stop; empty if there are none, or only background writes. Pure."""
     return "; ".join(filter(None, (_held_up(run, replica) for replica in run.live.values())))
 
 
@@ -113,7 +113,7 @@ class Starts:
 AGAIN_S = 2.0
 """after a failed last save of a run, until the retry"""
 LEAST_S = 0.05
-"""least time that a replica waits for the rest after enough updates arrived; longer, if these took longer"""
+"""minimum wait for further updates after enough have arrived; longer if these took longer"""
 
 
 class Wait(NamedTuple):
@@ -269,7 +269,7 @@ class Deadlines:
             self._longest[name] = max(span.end - span.start, _FADES * self._longest.get(name, 0.0))
 
     def limit_s(self, doing: str) -> float:
-        """Return how long a main thread may do this without using a processor."""
+        """Return the seconds that a main thread may spend on this activity without using a processor."""
         floor = self._fleet.disk_timeout_s if doing in DISK else self._fleet.timeout_s
         if self._compiles and doing in ("forward", "backward") and doing not in self._longest:
             floor = max(floor, _COMPILING_S)
@@ -289,8 +289,10 @@ class Deadlines:
         )
 
     def overdue(self, t: float, worker: str, beat: Heartbeat, awaited: Collection[str]) -> str:
-        """Return why ``worker`` counts as dead, or an empty string; ``awaited``: workers of its replica that owe an
-        answer."""
+        """Return why ``worker`` counts as dead, or an empty string.
+
+        :param awaited: workers of its replica that have not answered their orders yet.
+        """
         asked_at, together = self._asked.get(worker, (t, frozenset()))
         took, limit = beat.for_s, self._fleet.timeout_s
         if beat.waiting:  # it waits for others that may be stuck, or for orders

@@ -4,13 +4,13 @@ Every decision changes the state it was made from (through ``apply``), so ``deci
 decides a replica's next phase, the end of a run, and the removal of members whose updates are repeatedly invalid.
 Other modules decide:
 
-- ``control/saving.py``: when to save, seal and give up a checkpoint;
+- ``control/saving.py``: saving, sealing and cancelling checkpoints;
 - ``control/formation.py``: new generations, with lost stages replaced;
-- ``control/rounds.py``: when replicas meet, and which;
+- ``control/rounds.py``: rounds of the exchange and their groups;
 - ``control/features.py``: features such as gradient coding, whose steps continue without stragglers;
-- ``exchange/robust/controller.py``: when a step continues without Byzantine replicas;
-- ``control/staffing.py``: which workers to start and to release;
-- ``control/diagnosis.py``, ``control/steering.py``: who is slow, and what to do about it.
+- ``exchange/robust/controller.py``: steps that continue without Byzantine replicas;
+- ``control/staffing.py``: workers to start and to release;
+- ``control/diagnosis.py``, ``control/steering.py``: slow workers and links, and reactions to them.
 """
 
 from __future__ import annotations

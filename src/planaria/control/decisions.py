@@ -69,7 +69,7 @@ class Seal(Fact):
     first_block: int = 0
     """all blocks of samples before this one were used"""
     blocks_ahead: list[int] = Field(default_factory=list)
-    """and these beyond it"""
+    """further used blocks above these"""
     digests: dict[int, dict[str, str]] = Field(default_factory=dict)
     """replica → file → SHA-256 reported by its writer"""
     unequal: list[Unequal] = Field(default_factory=list)
@@ -95,7 +95,7 @@ class Spawn(Fact):
 
 
 class Release(Fact):
-    """A worker that should leave holds nothing any more: it exits."""
+    """A leaving worker no longer holds a stage: it exits."""
 
     kind: Literal["release"] = "release"
     worker: str
@@ -196,7 +196,7 @@ class Commit(Fact):
 
 
 class Disband(Fact):
-    """A replica cannot continue, others can. Its workers become spares."""
+    """A replica cannot continue while others can: its workers become spares."""
 
     kind: Literal["disband"] = "disband"
     interrupts: ClassVar[bool] = True
@@ -237,7 +237,7 @@ class Donate(Fact):
 
 
 class InjectFault(Fact):
-    """Suffer a fault of a trace at the next matching point (see ``chaos.trace.Fault``)."""
+    """Inject a fault of a trace at the next matching action (:class:`planaria.faults.trace.Fault`)."""
 
     kind: Literal["blow"] = "blow"
     number: int
@@ -253,7 +253,7 @@ class InjectFault(Fact):
 
 
 class Cannot(Fact):
-    """The recovery strategy cannot rebuild what was lost: save the rest, then stop."""
+    """The recovery strategy cannot rebuild the lost stages: save the others, then stop."""
 
     kind: Literal["cannot"] = "cannot"
     replica: int = 0

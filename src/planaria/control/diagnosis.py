@@ -92,7 +92,7 @@ def verdicts(
     work: Sequence[float],
     known: Known,
 ) -> tuple[Verdict, ...]:
-    """Return what is slow among the nodes in ``hosts`` (node, its worker's machine).
+    """Return the slow parts among the nodes in ``hosts`` (node, its worker's machine).
 
     :param work: of a pass, by stage; empty if block stages are alike.
     :param known: parts already blamed.
@@ -142,7 +142,7 @@ def ways(own: Mapping[int, Gauge], hosts: Mapping[int, str]) -> dict[Pair, Readi
 
 
 def _hot(edges: Mapping[Pair, Reading], known: Known) -> tuple[set[Pair], set[Pair]]:
-    """Return edges with slow activations, and edges whose last ones were slow."""
+    """Return edges with slow activations, and edges whose last activations were slow."""
     if len(edges) < 3:
         return set(), set()
     middle, hottest = median(way.low for way in edges.values()), max(way.low for way in edges.values())

@@ -1,4 +1,4 @@
-"""Events of a run, as typed records in the order in which the controller learned them.
+"""Events of a run, as typed records in the order in which the controller received them.
 
 Workers report most of them over their control connection; the controller adds its own observations.
 ``runs/NAME/events.jsonl``, with its segments, keeps all of them. ``control.apply`` folds them into the state of the

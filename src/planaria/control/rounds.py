@@ -1,4 +1,4 @@
-"""Rounds of the exchange without a global barrier: when replicas meet, and in which groups. Pure.
+"""Rounds of the exchange without a global barrier: their times and groups. Pure.
 
 When the first replica reaches a round, groups are drawn from the present replicas. A member waits for the others of its
 group for at most ``exchange.patience_s`` on the controller's clock; then those present meet without the rest, or a
@@ -80,7 +80,7 @@ def _with_groups(run: RunState, replicas: Collection[ReplicaState]) -> list[Repl
 
 
 def behind(run: RunState) -> frozenset[int]:
-    """Return the replicas that synchronised others settled a round without; they must copy one."""
+    """Return the replicas without which synchronised others settled a round; they must copy one of these."""
     if run.settings.replicas == 1 or not run.rule.synchronised:
         return frozenset()
     rounds = {number: settled(replica) for number, replica in run.live.items()}
@@ -114,7 +114,7 @@ def _at_rest(run: RunState, replica: ReplicaState) -> bool:
 
 
 def _to_settle(run: RunState, replica: ReplicaState) -> bool:
-    """Return whether the replica is at the end of its round, or as close as it will get."""
+    """Return whether the replica has completed its round, as far as it can."""
     if not replica.meeting or not _at_rest(run, replica):
         return False
     return replica.step >= replica.meeting.settle_at or bool(run.stopping) or next_block(run, replica) is None

@@ -1,6 +1,6 @@
-"""When checkpoints are made, sealed and given up, and how often. Pure.
+"""Decisions about checkpoints: their interval, and when they start, are sealed or are cancelled. Pure.
 
-A failed save costs that save only: the run continues with the previous checkpoint and tries again at the next interval.
+A failed save does not stop the run, which continues with the previous checkpoint and tries again at the next interval.
 The last save of a run is retried several times; if all fail, the run fails with a message.
 
 In the background, a save ends for a replica as soon as its workers hold copies; the checkpoint is sealed when the last
@@ -71,7 +71,7 @@ def _checkpoint_reached(run: RunState) -> bool:
 
 
 def saves(run: RunState) -> bool:
-    """Return whether replicas are being saved, are due, or failed to be saved, which affects all."""
+    """Return whether replicas are being saved, must be saved, or could not be saved, which affects all."""
     return (run.saving >= 0 or run.unsaved is not None or _checkpoint_reached(run)) and not is_being_written(run)
 
 

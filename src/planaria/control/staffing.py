@@ -1,4 +1,4 @@
-"""Workers: how many to start and where, which to release, which spare takes over a node, which replica lends a stage.
+"""Workers: where to start or release them, which spare takes over a node, and which replica lends a stage.
 
 Pure. The run's own machines have room for the workers of its first replicas and for spares. Joined machines have room
 of their own, which is used at once. A dead worker is replaced on its own machine.
@@ -221,7 +221,7 @@ _OLD = 1 << 30
 
 
 def exposed(run: RunState) -> dict[str, str]:
-    """Return joined machine → cost of its loss, considering which of its stages others could rebuild.
+    """Return joined machine → cost of its loss, given the stages that others could rebuild.
 
     Excludes the run's own machine, whose loss ends the run.
     """

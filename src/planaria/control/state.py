@@ -119,7 +119,7 @@ class Writing(NamedTuple):
 
 @dataclass(frozen=True)
 class RunState:
-    """All that decisions depend on: replicas, their shared workers, and global facts."""
+    """The state on which decisions depend: replicas, their shared workers, and global facts."""
 
     settings: RunStarted
     replicas: Replicas
@@ -159,7 +159,7 @@ class RunState:
     gauges: Gauges = field(default_factory=Gauges)
     """measurements of workers"""
     blamed: Mapping[tuple[str, tuple[int, ...]], Blamed] = field(default_factory=lambda: MappingProxyType({}))
-    """(fault, nodes) → what is slow at present"""
+    """(fault, nodes) → the part that is currently slow"""
     relieved: float | None = None
     """when, by the gauges' clock, a worker last had to hand over its stage because it was slow"""
     stopping: str = ""
@@ -167,7 +167,7 @@ class RunState:
     prompt: bool = False
     """whether the stop precedes repairs"""
     overdue: str = ""
-    """what has not ended within ``fleet.stop_s`` of the stop request"""
+    """actions that have not ended within ``fleet.stop_s`` of the stop request"""
     failed: str = ""
     """a worker's own error that ends the run"""
     over: bool = False

@@ -25,7 +25,7 @@ Known = frozenset[tuple[str, tuple[int, ...]]]
 
 
 class Verdict(NamedTuple):
-    """A slow thing; fields as in :class:`planaria.control.verdicts.Blamed`."""
+    """A slow part; fields as in :class:`planaria.control.verdicts.Blamed`."""
 
     fault: Fault
     nodes: tuple[int, ...]

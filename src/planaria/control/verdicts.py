@@ -12,7 +12,7 @@ Fault = Literal[
 
 
 class Blamed(Fact):
-    """Something is slow, according to workers' measurements (``control/diagnosis.py``)."""
+    """A worker, machine or link is slow, according to measurements (``control/diagnosis.py``)."""
 
     kind: Literal["blamed"] = "blamed"
     replica: int
@@ -32,7 +32,7 @@ class Blamed(Fact):
 
 
 class Cleared(Fact):
-    """It is no longer slow, or another worker took its place."""
+    """A blamed part is no longer slow, or another worker replaced it."""
 
     kind: Literal["cleared"] = "cleared"
     replica: int
@@ -63,9 +63,9 @@ class Relieve(Fact):
     node: int
     worker: str
     step_s: float
-    """seconds of a step now"""
+    """current seconds per step"""
     predicted_s: float
-    """and afterwards"""
+    """expected seconds per step afterwards"""
     cost_s: float
     """of the handover: the longest time a worker has taken to link"""
 
@@ -79,6 +79,6 @@ class Reroute(Fact):
     before_s: float
     """simulated step on the current routes, with links as measured"""
     predicted_s: float
-    """and on the new ones"""
+    """simulated step on the new routes"""
     cost_s: float
     """of a new generation: the longest time a worker has taken to link"""

@@ -38,7 +38,7 @@ from planaria.exchange.robust.rules import Robust
 
 
 def contraction(members: int, group: int) -> float:
-    """Return c of equation (3): the mean share of a disagreement that lies within the groups of a round.
+    """Return c of equation (3) in docs/systems.md: the mean share of a disagreement within the groups of a round.
 
     ``members`` replicas form K = ⌈members / group⌉ groups, drawn by :func:`random_groups`. Within-group differences
     span members − K of the members − 1 dimensions of all differences, and no direction is preferred:
@@ -51,7 +51,9 @@ def contraction(members: int, group: int) -> float:
 
 
 def largest_gamma(alpha: float, c: float) -> float:
-    """Return the bound of equation (3): disagreement vanishes (in mean square, without noise) iff 0 < γ < bound.
+    """Return the bound on γ, equation (3) in docs/systems.md.
+
+    Without noise, the mean square of the disagreement vanishes if and only if 0 < γ < bound:
 
         γ < 2(1 − α²) / (1 + α − 2αc)
 

@@ -36,17 +36,17 @@ class NoLoCo(Pulled):
 
 
 def contribution(drift: Tensor, slow: Tensor, beta: float, gamma: float) -> Tensor:
-    """Return u = β(θ − φ) + γφ: all that equation (1) needs of a member, in one tensor of its shape. [derived]"""
+    """Return u = β(θ − φ) + γφ, a member's term of equation (1) in docs/systems.md, as one tensor. [derived here]"""
     return beta * drift + gamma * slow
 
 
 def stepped(slow: Tensor, momentum: Tensor, mean_sent: Tensor, alpha: float, gamma: float) -> tuple[Tensor, Tensor]:
-    """Equations (1) and (2) of docs/systems.md (arXiv 2506.10911), elementwise, for group G of replica i:
+    """Return φ and δ after the outer step of a replica in group G, elementwise (arXiv 2506.10911).
 
-        δ ← αδ − (β/n) Σ_{j∈G} (φ_j − θ_j) − γ(φ − (1/n) Σ_{j∈G} φ_j)  =  αδ + ū_G − γφ
-        φ ← φ + δ
+        δ ← αδ − (β/n) Σ_{j∈G} (φ_j − θ_j) − γ(φ − (1/n) Σ_{j∈G} φ_j)  =  αδ + ū_G − γφ    (1)
+        φ ← φ + δ                                                                          (2)
 
-    ``mean_sent`` is the mean of u (:func:`contribution`) over the group. Return φ and δ.
+    ``mean_sent`` is ū_G, the mean of u (:func:`contribution`) over the group. The numbers are those of docs/systems.md.
     """
     momentum = alpha * momentum + mean_sent - gamma * slow
     return slow + momentum, momentum

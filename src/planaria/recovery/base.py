@@ -68,7 +68,7 @@ RollbackTo = Literal["disk", "memory"]
 
 @dataclass(frozen=True)
 class Answer:
-    """What one strategy can do about lost stages."""
+    """The response of one strategy to lost stages."""
 
     donors: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """lost stage → surviving stages whose workers send its data"""
@@ -198,11 +198,11 @@ class Recovery(Choice, ABC):
 
     @abstractmethod
     def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
-        """Return what a donor sends, from its ``own`` stage or the ``kept`` copies that :meth:`concerns` selects."""
+        """Return a donor's message, from its ``own`` stage or the ``kept`` copies that :meth:`concerns` selects."""
 
     @abstractmethod
     def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
-        """Return the lost stage's new state from what its donors sent."""
+        """Return the lost stage's new state from its donors' messages."""
 
     def restored(self, copy: Copy, given: Mapping[int, StageState]) -> StageState | None:
         """Return what the lost stage ``copy.host`` held of ``copy``, from the same donors; None: it starts empty."""
@@ -281,7 +281,7 @@ class Holder(Protocol):
     def drop(self) -> None: ...
 
     def state(self) -> StageState:
-        """Return what the host can send of its copy; shares memory."""
+        """Return the part of the copy that the host can send; shares memory."""
         ...
 
 
@@ -309,7 +309,7 @@ def numel(shapes: Mapping[str, torch.Size]) -> int:
 
 
 class Original(Protocol):
-    """What a holder knows of the stage that it copies."""
+    """A holder's access to the stage that it copies."""
 
     @property
     def shapes(self) -> Shapes:

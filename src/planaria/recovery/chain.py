@@ -1,4 +1,4 @@
-"""A chain of recovery strategies: each gets the lost stages that the earlier ones refused."""
+"""A chain of recovery strategies: each handles the lost stages that the earlier ones refused."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def best_interval(save_s: float, mean_time_to_failure_s: float) -> float:
 
 
 class Rollback(NamedTuple):
-    """What a number of useful steps takes with whole-model rollback."""
+    """Cost of a number of useful steps with whole-model rollback."""
 
     ticks: int
     """executed steps, including those lost again"""

@@ -1,4 +1,4 @@
-"""Echo: every worker keeps a coarse copy of another stage, renewed in the background, one slice per step. [ours]
+"""Echo: every worker keeps a quantised copy of another stage, refreshed in the background by slices. [ours]
 
 The stages form a ring 0, 1, …, S; stage s is echoed ``distance`` stages ahead. Its parameters, as one long vector, are
 cut into ``every`` slices; step t sends slice t mod ``every``, so a round takes ``every`` steps of equal size.

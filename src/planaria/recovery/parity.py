@@ -26,7 +26,7 @@ PARITY = "parity"
 
 
 class _Side:
-    """What both sides of a copy know of the snapshots."""
+    """Common state of both sides of a copy: the pending and the retained snapshot."""
 
     def __init__(self, rule: Retention) -> None:
         self._rule = rule

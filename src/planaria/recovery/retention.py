@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Retention(NamedTuple):
-    """How often a snapshot begins, and over how many steps it is sent."""
+    """The interval of snapshots, and the number of steps over which one is sent."""
 
     every: int
     """steps between snapshots; 0: copies follow every commit, without rollback"""

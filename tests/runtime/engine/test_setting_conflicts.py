@@ -28,7 +28,7 @@ ASKED: dict[str, dict[str, dict[str, Any]]] = {
     },
     "`robust`": {
         "any rule": {"robust": "clipping"},
-        "groups that are large enough": {"robust": "median", "options": {"group": 5}},
+        "groups above the minimum size": {"robust": "median", "options": {"group": 5}},
         "in pairs": {"robust": "median"},
     },
     "`coded`": {"yes": {"coded": "gc"}},

@@ -1,6 +1,6 @@
-"""Computation of one stage in a step: forward, backward, update, and its state in and out.
+"""Computation of one stage in a step: forward pass, backward pass and update, and access to its state.
 
-Both engines drive it with the same actions, which is why their losses agree.
+Both engines call it with the same actions, so their losses agree.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class StageRunner:
     def weigh(self) -> None:
         """Scale the gradient to the mean over the microbatches that this stage has seen, if routes skipped it.
 
-        Otherwise a stage that saw half of them would take half the step. Idempotent; nothing to do at the ends.
+        Otherwise a stage that processed half of them would make half the update. Idempotent; no effect at the ends.
         """
         if self.stage == 0:
             self._fold()

@@ -119,7 +119,7 @@ class Worker:
         return {"run": self.config.name} | self.here.log_fields()
 
     def run(self, incarnation: int, layer_s: float = 0.0) -> NoReturn:
-        """Report to the controller, with the seconds that a layer takes here, then follow orders until it exits."""
+        """Report to the controller and follow its orders until it exits. ``layer_s``: measured seconds per layer."""
         self.control_link.open()
         device = os.environ.get(VISIBLE, "") if self.config.train.device == "cuda" else ""
         at, memory = self.transport.address, device_memory(self.config)
@@ -137,7 +137,7 @@ class Worker:
             except Interrupted as interrupted:
                 order = interrupted.order
                 log.debug("interrupted by the order %s", order.kind)
-            except MemoryDamaged as damaged:  # treat it as lost
+            except MemoryDamaged as damaged:  # the stage counts as lost
                 self._fail(str(damaged), leaves=True)
                 self.control_link.leave(1)
             except (NonFinite, UserError, OSError, MemoryError, torch.OutOfMemoryError) as error:
@@ -372,7 +372,7 @@ class Worker:
         self._report_work([span])
 
     def _injector(self) -> Faults:
-        """Return this worker's faults; without any, it does not import ``faults/``."""
+        """Return the fault injector; ``faults/`` is imported only if this worker has faults."""
         from planaria.faults.worker import WorkerFaults
 
         return WorkerFaults(
@@ -383,7 +383,7 @@ class Worker:
         self.here.report(e.FaultInjected, signal=signal, moment=injection.moment, number=injection.number)
 
     def _report_work(self, spans: list[e.Span], dropped: bool = False) -> None:
-        """Report work and bytes sent since the last such report, and peak memory."""
+        """Report the spans and bytes sent since the last report, and peak memory."""
         if not self.control_link.reports_timings:
             return
         own = peaks()._asdict()
