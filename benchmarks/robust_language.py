@@ -60,7 +60,7 @@ class Dealt:
 
     def __init__(self, streams: Sequence[Stream], by_domain: bool) -> None:
         self._streams, self._by_domain = streams, by_domain
-        self.separator = streams[0].separator
+        self.rows = False
 
     def batch(self, first: int, count: int) -> tuple[Tensor, Tensor]:
         """Return samples ``first`` to ``first + count - 1``: int64 [count, context] each."""

@@ -25,13 +25,13 @@ from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
 from planaria.data.foreign_tokenizers import of_gguf
 from planaria.data.tokenizer import Tokenizer
+from planaria.models.chat import template_of
 from planaria.models.generate import generate
 from planaria.models.gguf import gguf_tokenizer, import_gguf, open_gguf
 from planaria.models.gguf_file import look
 from planaria.models.llama_stages import Llama
 from planaria.runtime.engine.runs import config_of
 from planaria.runtime.engine.weight_sources import open_model
-from planaria.swarm.policy.chat import template_of
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
 
 gguf = pytest.importorskip("gguf")

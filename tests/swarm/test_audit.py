@@ -18,6 +18,7 @@ from planaria import cli
 from planaria.common import digests
 from planaria.common.errors import UserError
 from planaria.data.tokenizer import Tokenizer
+from planaria.models.chat import Template
 from planaria.models.llama_stages import Llama
 from planaria.report import page
 from planaria.swarm.audit import results
@@ -33,7 +34,6 @@ from planaria.swarm.certificate import CERTIFICATE
 from planaria.swarm.commands.audit import behaviour_part, provenance_part
 from planaria.swarm.commands.serve import Released
 from planaria.swarm.policy.base import Drawn, weights_digest
-from planaria.swarm.policy.chat import Template
 from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.records.measure import Tally
 from planaria.swarm.report import audit_report

@@ -15,11 +15,11 @@ from tiny_swarm import MODEL, byte_tokenizer
 from planaria.common import digests
 from planaria.common.errors import UserError
 from planaria.data.tokenizer import Tokenizer
+from planaria.models.chat import Template, template_of
 from planaria.models.llama_stages import Llama
 from planaria.swarm.assemble import policy_of
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.policy.base import held, weights_fingerprint
-from planaria.swarm.policy.chat import Template, template_of
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
 from planaria.swarm.policy.prompts import EXAMPLES, worked_examples
 from planaria.swarm.rollout import ask

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -10,6 +11,10 @@ from planaria.config import bounds
 from planaria.config.bounds import Fraction
 from planaria.config.names import Key
 from planaria.config.section import Section
+
+Format = Literal["auto", "text", "messages", "prompt"]
+DIALOGUES = ("messages", "prompt")
+"""formats of records that hold dialogues"""
 
 
 class SourceConfig(Section):
@@ -21,6 +26,8 @@ class SourceConfig(Section):
     """the source's share of the samples is this divided by the sum of all weights"""
     field: str | None = None
     """as data.field, the default"""
+    format: Format = "auto"
+    """as data.format"""
     most: bounds.Positive | None = None
     """as data.most"""
     epochs: Annotated[float, Field(gt=0)] | None = None
@@ -33,10 +40,20 @@ class DataConfig(Section):
     (s3://, https://), or 'hf:NAME' (Hugging Face)"""
     field: str = "text"
     """key of the text in records and Hugging Face datasets"""
+    format: Format = "auto"
+    """what a record holds: text, 'messages' (a dialogue), or 'prompt' (and 'completion'); auto: as the first record of
+    local files, else text"""
+    learn: Literal["answers", "all", "last"] = "answers"
+    """tokens of a dialogue that are learned: the assistant's answers, all, or the last answer"""
+    pack: bool = True
+    """put several dialogues into one sample, masked from each other; else one, padded"""
+    template: str | None = None
+    """chat template of dialogues: a Jinja file, or a folder or GGUF file that has one; by default the tokenizer's"""
     most: bounds.Positive | None = None
     """number of characters to read from the start of the source; all by default"""
     mixture: dict[Key, SourceConfig] = Field(default_factory=dict)
-    """several weighted sources instead of source: [data.mixture.NAME] with source, weight, field, most and epochs"""
+    """several weighted sources instead of source: [data.mixture.NAME] with source, weight, field, format, most and
+    epochs"""
     tokenizer: str = "bpe"
     """'bpe' (trained on the corpus at first use), 'bytes', or the path of a tokenizer.json or GGUF file; with
     train.start, the default is the tokenizer of the weights"""
@@ -56,17 +73,46 @@ class DataConfig(Section):
         if not self.mixture:
             return {"": self}
         own = {
-            name: {"source": one.source, "field": one.field or self.field, "most": one.most}
+            name: {
+                "source": one.source,
+                "field": one.field or self.field,
+                "format": one.format,
+                "most": one.most,
+            }
             for name, one in sorted(self.mixture.items())
         }
         return {name: self.model_copy(update={"mixture": {}, **found}) for name, found in own.items()}
+
+    @property
+    def dialogues(self) -> bool:
+        """Whether records are dialogues, or prompts with completions."""
+        return any(source.format in DIALOGUES for source in self.sources.values())
 
     @property
     def unplaced(self) -> DataConfig:
         """Return the configuration without settings that do not affect samples: where texts are stored, and how often
         they are read."""
         free = {name: one.model_copy(update={"epochs": None, "source": ""}) for name, one in self.mixture.items()}
-        return self.model_copy(update={"mixture": free, "source": "", "cache": None})
+        # A resolved "auto" is text.
+        own = "auto" if self.format == "text" else self.format
+        return self.model_copy(update={"mixture": free, "source": "", "cache": None, "format": own})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _mask_packed(cls, values: Any) -> Any:
+        """Mask packed dialogues from each other."""
+        if not isinstance(values, Mapping):
+            return values
+        mixture = values.get("mixture")
+        parts = [values, *(mixture.values() if isinstance(mixture, Mapping) else ())]
+        formats = {part.get("format") if isinstance(part, Mapping) else getattr(part, "format", None) for part in parts}
+        if formats.isdisjoint(DIALOGUES) or values.get("pack") is False:
+            return values
+        if values.get("document_mask") is False:
+            raise ValueError(
+                "data.document_mask = false: dialogues in one sample would see each other; set data.pack = false"
+            )
+        return {**values, "document_mask": True}
 
     @model_validator(mode="after")
     def _can_be_met(self) -> Self:

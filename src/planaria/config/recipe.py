@@ -36,7 +36,14 @@ TRAIN = RunConfig.model_fields.keys() - {"name", "out", "seed", "optim"}
 """keys only in recipes of `planaria train`"""
 Kind = TypeVar("Kind", bound=Section)
 """root section of a recipe; most are RunConfig"""
-PLACES = ("data.source", "data.tokenizer", "data.mixture.*.source", "train.start", "model.options.config")
+PLACES = (
+    "data.source",
+    "data.tokenizer",
+    "data.template",
+    "data.mixture.*.source",
+    "train.start",
+    "model.options.config",
+)
 """settings that may name files next to a recipe: values that start with ./ or ../"""
 Filled = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 """adds defaults to a recipe's tree with flags"""

@@ -9,6 +9,9 @@ from __future__ import annotations
 import json
 import re
 import secrets
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import tokenizers
@@ -61,10 +64,24 @@ class Disguised:
 
     def encode(self, text: str, mark: str = "") -> list[int]:
         """Return the ids of a text; see :meth:`planaria.data.tokenizer.Tokenizer.encode_marked`."""
+        return [number for number, _ in self.segments([text], mark)]
+
+    def segments(self, texts: Sequence[str], mark: str = "") -> list[tuple[int, int]]:
+        """Return the ids of consecutive texts, encoded as one; each id with the number of the text it begins in."""
+        written = [self._written(text, mark) for text in texts]
+        found, ends = self.plain("".join(written)), list(accumulate(map(len, written)))
+        last = len(texts) - 1
+        return [
+            (number, min(bisect_right(ends, start), last))
+            for number, (start, _) in zip(found.ids, found.offsets, strict=True)
+        ]
+
+    def _written(self, text: str, mark: str) -> str:
+        """Return a text with the random names, without ``mark``."""
         behind = f"(?<!{re.escape(mark)})" if mark else ""
         if self._pattern:
             text = re.sub(f"{behind}(?:{self._pattern})", lambda found: self._names.get(found[0], found[0]), text)
-        return self.plain(text.replace(mark, "") if mark else text).ids
+        return text.replace(mark, "") if mark else text
 
 
 def _pattern(token: dict[str, Any]) -> str:

@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
-import os
 import platform
 import re
-import sysconfig
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import count, islice
+from itertools import count
 from pathlib import Path
-from typing import NoReturn
+from typing import TypeVar
 
-from planaria.common.cache import cache_folder
 from planaria.common.errors import UserError, missing_package, nearest
 from planaria.common.filesystems import is_url
+from planaria.config.data_config import Format
 from planaria.config.names import expanded
 from planaria.config.schema import DataConfig
-from planaria.data.records import PassedOver, kind_of, read_records, text_of
+from planaria.data.listing import LOCAL, STDLIB, Passed, listing
+from planaria.data.records import PassedOver, Record, kind_of, read_records, records, text_of
 from planaria.data.remote import RemoteFile, remote_files
 
-STDLIB, LOCAL = "stdlib", "file://"
-NOT_STDLIB = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib-dynload"})
-"""folders in the standard library's that hold tests, third-party code, or no source"""
 NAMED = 8
 """maximum number of names in a message about skipped files"""
-Passed = dict[str, list[str]]
-"""reason → skipped files and folders"""
 PREFIX = "hf:"
+MESSAGE_KEYS = ("tools", "chat_template_kwargs")
+"""optional keys of a dialogue that its chat template gets"""
+KEYS = {"messages": ("messages", *MESSAGE_KEYS), "prompt": ("prompt", "completion", *MESSAGE_KEYS)}
+"""data.format → keys of its records"""
+Item = TypeVar("Item")
 
 
 @contextmanager
@@ -72,6 +70,61 @@ def documents(config: DataConfig, on_progress: Callable[[str], None] | None = No
             on_progress(line)
 
 
+def records_of(config: DataConfig, on_progress: Callable[[str], None] | None = None) -> Iterator[tuple[Record, str]]:
+    """Yield the records of a source of dialogues with their places; files by name, records in file order.
+
+    Records end with the one that exceeds ``config.most`` characters. In a folder, files without records are skipped.
+
+    :raises UserError: for a source that is missing, unreadable or empty, and for damaged records.
+    """
+    found, passed, empty = 0, defaultdict[str, list[str]](list), True
+    for record, place in _records(config, passed):
+        yield record, place
+        empty = False
+        if config.most is not None:
+            found += sum(map(len, _strings(record)))
+            if found >= config.most:
+                return
+    lines = _lines(passed)
+    if empty:
+        why = "".join(f"; {line}" for line in lines)
+        raise UserError(f"data.source = {config.source!r} holds no records; name a file or folder that does{why}")
+    if on_progress:
+        for line in lines:
+            on_progress(line)
+
+
+def resolved(config: DataConfig) -> DataConfig:
+    """Return ``config`` with the formats that 'auto' means for local files: dialogues, if their first record is one.
+
+    Packed dialogues are masked from each other.
+    """
+    if config.mixture:
+        of = config.sources
+        mixture = {name: one.model_copy(update={"format": _format(of[name])}) for name, one in config.mixture.items()}
+        config = config.model_copy(update={"mixture": mixture})
+    else:
+        config = config.model_copy(update={"format": _format(config)})
+    return DataConfig.model_validate(config.model_dump(exclude_unset=True)) if config.dialogues else config
+
+
+def _format(config: DataConfig) -> Format:
+    """Return the format of one source; 'auto' if it is text, or not local."""
+    if config.format != "auto" or config.source.startswith(PREFIX) or _is_remote(config.source):
+        return config.format
+    if not expanded(config.source.removeprefix(LOCAL)).exists():
+        return "auto"
+    try:
+        root, names = listing(config, {})
+        file = next((root / name for name in names if kind_of(root / name) is not None), None)
+        first, _ = next(records(file, KEYS["messages"]), ({}, "")) if file is not None else ({}, "")
+    except UserError:  # reported when the text is read
+        return "auto"
+    if isinstance(first.get("messages"), list):
+        return "messages"
+    return "prompt" if {"prompt", "completion"} <= first.keys() and config.field not in first else "auto"
+
+
 def file_documents(path: Path, field: str) -> Iterator[str]:
     """Yield the texts of one file without the empty ones.
 
@@ -92,7 +145,7 @@ def fingerprint(config: DataConfig) -> str:
     if _is_remote(config.source):
         facts += [[file.url, *file.version, *_how(file)] for file in remote_files(config.source)]
     elif not config.source.startswith(PREFIX):
-        root, names = _listing(config, {})
+        root, names = listing(config, {})
         facts = [str(root.resolve()), config.field, platform.python_version() if config.source == STDLIB else ""]
         for name in names:
             status = (root / name).stat()
@@ -117,23 +170,62 @@ def may_exceed(config: DataConfig, characters: int) -> bool:
         return False
     if _is_remote(config.source) or config.source.startswith(PREFIX):
         return True
-    root, names = _listing(config, {})
+    root, names = listing(config, {})
     return any((root / name).stat().st_size > characters or name.endswith((".gz", ".parquet")) for name in names)
 
 
 def _texts(config: DataConfig, passed: Passed) -> Iterator[str]:
     """Yield all texts, empty ones included; record skipped files in ``passed``."""
+    if config.dialogues:
+        for record, _ in _records(config, passed):
+            yield "\n".join(_strings(record))
+    elif not _is_remote(config.source) and config.source.startswith(PREFIX):
+        for record, place in read_hub(config.source, [config.field]):
+            yield text_of(record, config.field, place)
+    else:
+        yield from _of_files(config, passed, lambda file: _of_file(file, config.field))
+
+
+def _records(config: DataConfig, passed: Passed) -> Iterator[tuple[Record, str]]:
+    """Yield all records with their places; record skipped files in ``passed``."""
+    keys = KEYS[config.format]
     if not _is_remote(config.source) and config.source.startswith(PREFIX):
-        yield from read_hub(config.source, config.field)
+        yield from read_hub(config.source, keys)
         return
+
+    def of_file(file: Path | RemoteFile) -> Iterator[tuple[Record, str]]:
+        if kind_of(file) is None:
+            raise PassedOver(file, "no file of records", "name a .jsonl, .json or .parquet file")
+        return records(file, keys)
+
+    yield from _of_files(config, passed, of_file)
+
+
+def _of_files(
+    config: DataConfig, passed: Passed, read: Callable[[Path | RemoteFile], Iterator[Item]]
+) -> Iterator[Item]:
+    """Yield what ``read`` yields of each file of the corpus."""
     files = _files(config, passed)
     for name, file in files.items():
         try:
-            yield from _of_file(file, config.field)
+            yield from read(file)
         except PassedOver as error:
             if len(files) == 1:
                 raise UserError(f"data.source: {error}") from None
             passed[error.reason].append(name)
+
+
+def _strings(value: object) -> Iterator[str]:
+    """Yield all texts in a JSON value, without the keys and roles of messages."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, one in value.items():
+            if key != "role":
+                yield from _strings(one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from _strings(one)
 
 
 def _lines(passed: Mapping[str, list[str]]) -> list[str]:
@@ -154,7 +246,7 @@ def _files(config: DataConfig, passed: Passed) -> Mapping[str, Path | RemoteFile
     """Return the files of the corpus by name, in order."""
     if _is_remote(config.source):
         return {str(file): file for file in remote_files(config.source)}
-    root, names = _listing(config, passed)
+    root, names = listing(config, passed)
     return {name: root / name for name in names}
 
 
@@ -180,89 +272,10 @@ def _read(path: Path | RemoteFile) -> str:
     raise PassedOver(path, "not UTF-8 text", "convert it, or name a text file or a file of records")
 
 
-def _listing(config: DataConfig, passed: Passed) -> tuple[Path, list[str]]:
-    """Return the corpus's folder and the sorted names of the files below it."""
-    path, cache = expanded(config.source.removeprefix(LOCAL)), cache_folder(config.cache).resolve()
-    try:
-        if config.source == STDLIB:
-            path = Path(sysconfig.get_paths()["stdlib"])
-            return path, [name for name in _walk(path, _not_stdlib) if name.endswith(".py")]
-        if path.is_dir():
-            # Prepared data must not become part of the corpus.
-            return path, _walk(path, lambda folder: folder.resolve() == cache, passed)
-        if path.is_file():
-            return path.parent, [path.name]
-        if not path.exists():
-            _missing(config.source, path)
-    except OSError as error:
-        raise UserError(
-            f"data.source = {config.source!r}: cannot read {error.filename} ({error.strerror}); change its permissions"
-        ) from error
-    raise UserError(f"data.source = {config.source!r} is neither a file nor a folder; name one that is")
+def read_hub(source: str, keys: Sequence[str]) -> Iterator[tuple[Record, str]]:
+    """Yield every row of the split "train" of ``source``, 'hf:NAME' or 'hf:NAME:CONFIG', with its place.
 
-
-def _not_stdlib(folder: Path) -> bool:
-    return folder.name in NOT_STDLIB
-
-
-def _walk(root: Path, leave_out: Callable[[Path], bool], passed: Passed | None = None) -> list[str]:
-    """Return the sorted relative names of all files below ``root``, except hidden ones and folders in ``leave_out``.
-
-    With ``passed``, follow links to folders, read each folder once, and record skipped paths.
-    """
-
-    def refuse(error: OSError) -> None:
-        raise error  # os.walk would skip unreadable folders and silently change the corpus
-
-    def skip(path: Path, reason: str) -> None:
-        if passed is not None:
-            passed.setdefault(reason, []).append(path.relative_to(root).as_posix())
-
-    names, seen, waiting = list[str](), set[tuple[int, int]](), [root]
-    while waiting:  # links come last, so that a folder with both has its name without a link
-        for folder, below, files in os.walk(waiting.pop(0), onerror=refuse):
-            here, status = Path(folder), Path(folder).stat()
-            if (status.st_dev, status.st_ino) in seen:
-                skip(here, "a link to a folder that is read already")
-                below.clear()
-                continue
-            seen.add((status.st_dev, status.st_ino))
-            for path in [here / name for name in sorted(below)]:
-                if (hidden := path.name.startswith(".")) or leave_out(path):
-                    skip(path, "hidden" if hidden else "prepared data (data.cache)")
-                    below.remove(path.name)
-                elif passed is not None and path.is_symlink():
-                    waiting.append(path)
-            for path in [here / name for name in files]:
-                if why := _unread(path):
-                    skip(path, why)
-                else:
-                    names.append(path.relative_to(root).as_posix())
-    return sorted(names)
-
-
-def _unread(path: Path) -> str:
-    """Return why a file of a folder is skipped; empty if it is read."""
-    if path.name.startswith("."):
-        return "hidden"
-    if path.is_file():
-        return ""
-    return "a broken link" if path.is_symlink() else "not a regular file"
-
-
-def _missing(source: str, path: Path) -> NoReturn:
-    """Refuse a missing path, suggesting existing names."""
-    while not path.parent.is_dir():
-        path = path.parent
-    there = sorted(entry.name for entry in path.parent.iterdir() if not entry.name.startswith("."))
-    close = difflib.get_close_matches(path.name, [*there, STDLIB], n=1, cutoff=0.5)
-    some = ", ".join(islice(there, 6)) + (", …" if len(there) > 6 else "")
-    hint = f"did you mean {close[0]!r}?" if close else f"known there: {some or 'nothing'}"
-    raise UserError(f"data.source = {source!r}: there is no {path.name!r} in {path.parent.resolve()}; {hint}")
-
-
-def read_hub(source: str, field: str) -> Iterator[str]:
-    """Yield ``field`` of every row of the split "train" of ``source``, 'hf:NAME' or 'hf:NAME:CONFIG'.
+    Only those of ``keys`` that the dataset has are read; it must have the first.
 
     The dataset is streamed, not stored.
 
@@ -279,16 +292,18 @@ def read_hub(source: str, field: str) -> Iterator[str]:
     with _loaded(source):
         rows = datasets.load_dataset(name, configuration or None, split="train", streaming=True)
         columns = rows.column_names  # None if only the rows have them
-    if columns is not None and field not in columns:
-        raise UserError(f"data.source = {source!r}: no field {field!r} ({nearest(field, columns)}); set data.field")
+    if columns is not None and keys[0] not in columns:
+        fix = "set data.field, or data.format for dialogues"
+        raise UserError(f"data.source = {source!r}: no field {keys[0]!r} ({nearest(keys[0], columns)}); {fix}")
     with _loaded(source):
-        left = iter(rows if columns is None else rows.select_columns([field]))
+        wanted = None if columns is None else [key for key in keys if key in columns]
+        left = iter(rows if wanted is None else rows.select_columns(wanted))
     for number in count():
         with _loaded(source):
             row = next(left, None)
         if row is None:
             return
-        yield text_of(row, field, f"{source}, row {number}")
+        yield row, f"{source}, row {number}"
 
 
 @contextmanager

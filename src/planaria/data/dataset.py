@@ -1,7 +1,9 @@
 """Prepared data: memory-mapped token ids of one source, or a mixture of such sources.
 
 A source's folder has ``train.bin`` and ``validation.bin`` (little-endian ids; then ``train.1.bin`` and so on),
-``tokenizer.json`` and ``meta.json``. A mixture's has ``mixture.json`` only, which names the folders of its sources.
+``tokenizer.json`` and ``meta.json``. Text is one stream of ids, of which samples are windows. Dialogues are rows of
+equal length, with a byte of marks for each id (``train.marks.bin`` …). A mixture's folder has ``mixture.json`` only,
+which names the folders of its sources.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from planaria.data.mixture import Quotas
 Split = Literal["train", "validation"]
 Count = Annotated[int, Field(ge=0)]
 Ids = npt.NDArray[np.unsignedinteger[Any]]
+LEARNED, START = 1, 2
+"""marks of an id: it is a target; it is the first of a document"""
 
 
 class Meta(BaseModel):
@@ -43,6 +47,8 @@ class Meta(BaseModel):
     """of the corpus"""
     ids: str = ""
     """SHA-256 of the two splits' SHA-256; empty if made by an older planaria"""
+    row: Count = 0
+    """ids in a row of dialogues, model.context + 1; 0: a stream of text"""
 
     def tokens(self, split: Split) -> int:
         return self.train if split == "train" else self.validation
@@ -50,7 +56,7 @@ class Meta(BaseModel):
     @property
     def content(self) -> object:
         """What every sample depends on; excludes the corpus's location."""
-        return self.tokenizer, self.train, self.validation
+        return self.tokenizer, self.train, self.validation, self.row
 
     @property
     def digests(self) -> tuple[str, ...]:
@@ -102,11 +108,9 @@ class Dataset:
     def __init__(self, folder: Path, meta: Meta) -> None:
         self.folder = folder
         self.meta = meta
-        self._shards: dict[Split, list[Ids]] = {"train": [], "validation": []}
-        for split, shards in self._shards.items():
-            for start in range(0, meta.tokens(split), meta.shard):
-                count = min(meta.shard, meta.tokens(split) - start)
-                shards.append(_map(shard_file(folder, split, len(shards)), _dtype(meta), count))
+        splits: tuple[Split, Split] = ("train", "validation")
+        self._ids = {split: self._mapped(split, split, _dtype(meta)) for split in splits}
+        self._marks = {split: self._mapped(split, marks_of(split), np.dtype(np.uint8)) for split in splits if meta.row}
 
     @property
     def parts(self) -> Mapping[str, Dataset]:
@@ -154,21 +158,46 @@ class Dataset:
         return int(self.read(split, self.tokens(split) - 1, 1)[0])
 
     def windows(self, split: Split, context: int) -> int:
-        """Return how many windows of ``context`` tokens, plus one more token, a split holds."""
+        """Return how many samples of ``context`` tokens, plus one more token, a split holds."""
+        if self.meta.row:
+            return self.tokens(split) // self.meta.row
         return max(0, self.tokens(split) - 1) // context
+
+    def window(self, split: Split, number: int, context: int) -> npt.NDArray[np.int64]:
+        """Return the ids of a sample: int64 [context + 1]. IndexError if there is none."""
+        return self.read(split, number * (self.meta.row or context), context + 1)
+
+    def marks(self, split: Split, number: int) -> npt.NDArray[np.uint8]:
+        """Return the marks (:data:`LEARNED`, :data:`START`) of a row's ids: uint8 [row]."""
+        marks = np.empty(self.meta.row, np.uint8)
+        self._copy(self._marks[split], number * self.meta.row, marks)
+        return marks
 
     def read(self, split: Split, start: int, count: int) -> npt.NDArray[np.int64]:
         """Return ids ``start`` .. ``start + count - 1`` of a split: int64 [count]. Raises IndexError beyond its
         ends."""
         if start < 0 or start + count > self.tokens(split):
             raise IndexError(f"{split} has {self.tokens(split)} tokens, not {start}..{start + count}")
-        ids, done = np.empty(count, dtype=np.int64), 0
-        while done < count:
-            shard, offset = divmod(start + done, self.meta.shard)
-            part = self._shards[split][shard][offset : offset + count - done]
-            ids[done : done + len(part)] = part
-            done += len(part)
+        ids = np.empty(count, dtype=np.int64)
+        self._copy(self._ids[split], start, ids)
         return ids
+
+    def _copy(self, shards: list[Ids], start: int, to: npt.NDArray[Any]) -> None:
+        """Copy what the shards hold from ``start`` on."""
+        done = 0
+        while done < len(to):
+            shard, offset = divmod(start + done, self.meta.shard)
+            part = shards[shard][offset : offset + len(to) - done]
+            to[done : done + len(part)] = part
+            done += len(part)
+
+    def _mapped(self, split: Split, name: str, dtype: np.dtype[Any]) -> list[Ids]:
+        """Map the files of a split."""
+        total, shard = self.meta.tokens(split), self.meta.shard
+        return [
+            _map(shard_file(self.folder, name, number), dtype, min(shard, total - start))
+            for number, start in enumerate(range(0, total, shard))
+        ]
 
 
 class Mixture:
@@ -244,8 +273,14 @@ def _mixture_meta(folder: Path) -> MixtureMeta:
         raise _corrupt(folder, f"{MIXTURE}: {_first(error)}") from error
 
 
-def shard_file(folder: Path, split: Split, number: int) -> Path:
-    return folder / (f"{split}.{number}.bin" if number else f"{split}.bin")
+def shard_file(folder: Path, name: str, number: int) -> Path:
+    """Return the file of a shard of a split's ids, or of its marks (:func:`marks_of`)."""
+    return folder / (f"{name}.{number}.bin" if number else f"{name}.bin")
+
+
+def marks_of(split: Split) -> str:
+    """Return the name of a split's marks."""
+    return f"{split}.marks"
 
 
 def _dtype(meta: Meta) -> np.dtype[Any]:

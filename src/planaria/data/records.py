@@ -6,7 +6,7 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -26,6 +26,8 @@ _ROWS = 256
 PIECE = 1 << 16
 """characters of a JSON file read at once, or more if a record is longer"""
 _BLANK = " \t\r\n"
+_FORMATS = {"messages": "messages", "prompt": "completion"}
+"""data.format → key of its records"""
 
 
 class PassedOver(UserError):
@@ -47,24 +49,63 @@ def is_jsonl(path: Path | RemoteFile) -> bool:
     return kind_of(path) == "lines"
 
 
+Record = Mapping[str, object]
+
+
 def read_records(path: Path | RemoteFile, field: str, where: Mapping[str, str] = NONE) -> Iterator[str]:
     """Yield ``field`` of every record of a file that has the values of ``where``, in the file's order.
 
     :raises PassedOver: before the first text, if a ``.json`` file does not begin with a record that has the field.
     :raises UserError: naming file and record, for damaged files, damaged records and records without text.
     """
+    first = not where and kind_of(path) == "json"
+    for record, place in records(path, (field, *where)):
+        if first and field not in record:
+            missing = f"no records with a field {field!r} ({nearest(field, record)})"
+            raise PassedOver(path, missing, "set data.field, or convert the file to JSON Lines")
+        first = False
+        if all(str(record.get(key)) == value for key, value in where.items()):
+            yield text_of(record, field, place)
+
+
+def records(path: Path | RemoteFile, keys: Sequence[str]) -> Iterator[tuple[Record, str]]:
+    """Yield every record of a file with its place, in the file's order.
+
+    Of a Parquet file that has the first of ``keys``, only these are read.
+
+    :raises PassedOver: before the first record, if a ``.json`` file does not begin with one.
+    :raises UserError: naming file and record, for damaged files and damaged records.
+    """
     kind = kind_of(path)
     if kind == "parquet":
-        return _read_parquet(path, field, where)
-    return _read_json(path, field, where) if kind == "json" else read_jsonl(path, field, where)
+        return _read_parquet(path, keys)
+    return _read_json(path) if kind == "json" else _read_lines(path)
 
 
-def read_jsonl(path: Path | RemoteFile, field: str, where: Mapping[str, str] = NONE) -> Iterator[str]:
-    """Yield ``field`` of every record of a JSON Lines file that has the values of ``where``; skip blank lines.
+def text_of(record: Record, field: str, place: str) -> str:
+    """Return the text of one record; ``place`` is its location in errors.
 
-    :raises UserError: naming ``file:line`` for lines that are not UTF-8, not JSON or not objects, for records without
-        text in the field, for lines of more than ``MOST_LINE`` bytes, and for files that cannot be read to their end.
+    :raises UserError: if there is none.
     """
+    if field not in record:
+        known = next((kind for kind, key in _FORMATS.items() if key in record), None)
+        fix = "set data.field" if known is None else f"set data.field, or data.format = {known!r} for dialogues"
+        raise UserError(f"{place}: no field {field!r} ({nearest(field, record)}); {fix}")
+    value = record[field]
+    if not isinstance(value, str):
+        raise UserError(
+            f"{place}: field {field!r} holds {type(value).__name__}, not text; set data.field or fix the record"
+        )
+    return without_surrogates(value)
+
+
+def without_surrogates(text: str) -> str:
+    """Return a text of JSON, whose \\u escapes can spell half a surrogate pair: no character, without UTF-8."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _read_lines(path: Path | RemoteFile) -> Iterator[tuple[Record, str]]:
+    """Yield the records of a JSON Lines file; skip blank lines."""
     number = 0
     try:
         with _open(path) as lines:
@@ -73,49 +114,27 @@ def read_jsonl(path: Path | RemoteFile, field: str, where: Mapping[str, str] = N
                 if len(line) > MOST_LINE:
                     raise UserError(f"{place}: has more than {MOST_LINE >> 20} MiB, too many for a record; cut it")
                 if line.strip():
-                    record = _record(line, place)
-                    if _matches(record, where):
-                        yield text_of(record, field, place)
+                    yield _record(line, place), place
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}:{number + 1}: cannot be read ({error}); repair or remove the file") from error
 
 
-def text_of(record: Mapping[str, object], field: str, place: str) -> str:
-    """Return the text of one record; ``place`` is its location in errors.
-
-    :raises UserError: if there is none.
-    """
-    if field not in record:
-        raise UserError(f"{place}: no field {field!r} ({nearest(field, record)}); set data.field")
-    value = record[field]
-    if not isinstance(value, str):
-        raise UserError(
-            f"{place}: field {field!r} holds {type(value).__name__}, not text; set data.field or fix the record"
-        )
-    # JSON's \u escapes can spell half a surrogate pair, which is no character and has no UTF-8.
-    return value.encode("utf-8", "replace").decode("utf-8")
-
-
-def _matches(record: Mapping[str, object], where: Mapping[str, str]) -> bool:
-    return all(str(record.get(key)) == value for key, value in where.items())
-
-
-def _read_json(path: Path | RemoteFile, field: str, where: Mapping[str, str]) -> Iterator[str]:
-    """Yield the texts of a JSON file: an array of objects, or concatenated objects."""
-    number, fix = 0, "set data.field, or convert the file to JSON Lines"
+def _read_json(path: Path | RemoteFile) -> Iterator[tuple[Record, str]]:
+    """Yield the records of a JSON file: an array of objects, or concatenated objects."""
+    number = 0
     try:
         with _open(path) as file:
             for number, record in enumerate(_values(file), start=1):
                 place = f"{path}, record {number}"
                 if not isinstance(record, dict):
                     reason = f"holds a JSON {type(record).__name__}, not an object with the field of data.field"
-                    raise PassedOver(path, reason, fix) if number == 1 else UserError(f"{place}: {reason}")
-                if number == 1 and not where and field not in record:
-                    raise PassedOver(path, f"no records with a field {field!r} ({nearest(field, record)})", fix)
-                if _matches(record, where):
-                    yield text_of(record, field, place)
+                    if number == 1:
+                        raise PassedOver(path, reason, "set data.field, or convert the file to JSON Lines")
+                    raise UserError(f"{place}: {reason}")
+                yield record, place
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
         if not number:
+            fix = "set data.field, or convert the file to JSON Lines"
             raise PassedOver(path, f"not JSON records ({error})", fix) from error
         raise UserError(f"{path}, record {number + 1}: not a JSON record ({error}); repair or remove it") from error
     except (OSError, EOFError, zlib.error) as error:
@@ -183,8 +202,8 @@ class _Ahead:
         self.held, self.at, self._ended = left + piece, 0, not piece
 
 
-def _read_parquet(path: Path | RemoteFile, field: str, where: Mapping[str, str]) -> Iterator[str]:
-    """Yield the texts of a Parquet file, some rows at a time."""
+def _read_parquet(path: Path | RemoteFile, keys: Sequence[str]) -> Iterator[tuple[Record, str]]:
+    """Yield the records of a Parquet file with those of ``keys`` that it has, some rows at a time."""
     try:
         import pyarrow
         from pyarrow import parquet
@@ -195,12 +214,10 @@ def _read_parquet(path: Path | RemoteFile, field: str, where: Mapping[str, str])
         with path.open("rb") as file:
             table = parquet.ParquetFile(file)
             names: list[str] = table.schema_arrow.names
-            text_of(dict.fromkeys(names, ""), field, str(path))
-            columns = [name for name in names if name == field or name in where]
+            columns = [name for name in names if name in keys] if keys[0] in names else names
             for batch in table.iter_batches(_ROWS, columns=columns):
                 for record in batch.to_pylist():
-                    if _matches(record, where):
-                        yield text_of(record, field, f"{path}, row {number}")
+                    yield record, f"{path}, row {number}"
                     number += 1
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         reason = " ".join(str(error).split())
@@ -214,7 +231,7 @@ def _open(path: Path | RemoteFile) -> Iterator[BinaryIO]:
         yield cast(BinaryIO, gzip.GzipFile(fileobj=file)) if packed else file
 
 
-def _record(line: bytes, place: str) -> Mapping[str, object]:
+def _record(line: bytes, place: str) -> Record:
     try:
         record: Any = json.loads(line.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:

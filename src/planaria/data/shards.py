@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Final, Literal, Self
@@ -21,14 +22,17 @@ from planaria.common.errors import UserError
 from planaria.common.memory_pool import trim
 from planaria.config.schema import DataConfig
 from planaria.data.corpus import documents, fingerprint, may_exceed, of_source
-from planaria.data.dataset import MIXTURE, Ids, Mixture, MixtureMeta, Part, shard_file
+from planaria.data.dataset import MIXTURE, Ids, Mixture, MixtureMeta, Part, marks_of, shard_file
 from planaria.data.dataset import CorruptDataset as CorruptDataset
 from planaria.data.dataset import Data as Data
 from planaria.data.dataset import Dataset as Dataset
 from planaria.data.dataset import Meta as Meta
 from planaria.data.dataset import Split as Split
+from planaria.data.dialogues import Dialogue, dialogues, learned_template
 from planaria.data.mixture import quotas
+from planaria.data.rows import Cut, Packer, filled, fitting, split
 from planaria.data.tokenizer import PIECE, Tokenizer, load_tokenizer
+from planaria.models.chat import Template
 
 FORMAT: Final = 1
 SHARD = 2**28
@@ -37,12 +41,13 @@ SHARD = 2**28
 Progress = Callable[[str], None]
 
 
-def prepare(data: DataConfig, vocab: int, on_progress: Progress | None = None) -> Data:
+def prepare(data: DataConfig, vocab: int, on_progress: Progress | None = None, context: int = 0) -> Data:
     """Return the corpus of ``data`` as ids below ``vocab``, from the cache or tokenised into it.
 
-    The last share ``data.validation`` of every document's tokens is for validation. In both splits each document's part
-    is enclosed in the tokens of the tokenizer's template (unless data.tokenization is 'legacy') and followed by the
-    separator. Concurrent processes wait for the first one. A damaged folder is prepared again.
+    Of texts, the last share ``data.validation`` of every document's tokens is for validation. In both splits each
+    document's part is enclosed in the tokens of the tokenizer's template (unless data.tokenization is 'legacy') and
+    followed by the separator. Dialogues become rows of ``context`` + 1 tokens; that share of all tokens, in whole
+    dialogues, is for validation. Concurrent processes wait for the first one. A damaged folder is prepared again.
 
     :raises UserError: for an invalid source, tokenizer or cache folder.
     """
@@ -54,7 +59,7 @@ def prepare(data: DataConfig, vocab: int, on_progress: Progress | None = None) -
         parts: dict[str, Dataset] = {}
         for name, source in data.sources.items():
             with of_source(name):
-                parts[name] = _prepared(source, tokenizer, cache, report)
+                parts[name] = _prepared(source, tokenizer, cache, context, report)
         return _mixed(parts, quotas(data), cache) if data.mixture else parts[""]
     except OSError as error:
         raise UserError(
@@ -63,15 +68,24 @@ def prepare(data: DataConfig, vocab: int, on_progress: Progress | None = None) -
         ) from error
 
 
-def _prepared(source: DataConfig, tokenizer: Tokenizer, cache: Path, report: Progress) -> Dataset:
+def _prepared(source: DataConfig, tokenizer: Tokenizer, cache: Path, context: int, report: Progress) -> Dataset:
     """Return one source, from the cache or tokenised into it."""
     made_from = fingerprint(source)
     facts = f"{FORMAT} {made_from} {source.validation!r} {tokenizer.to_json()}"
-    if source.tokenization == "exact" and (tokenizer.before or tokenizer.after or may_exceed(source, PIECE)):
+    if source.dialogues:
+        if not context:
+            raise UserError(f"data.format = {source.format!r}: only training and `eval` read dialogues; give texts")
+        facts += f" {source.format} {source.learn} {source.pack} {context} {_text_of(learned_template(source))}"
+    elif source.tokenization == "exact" and (tokenizer.before or tokenizer.after or may_exceed(source, PIECE)):
         facts += " exact"  # only here may ids differ from those of "legacy"
     folder = cache / hashlib.sha256(facts.encode()).hexdigest()[:24]
+    length = context + 1 if source.dialogues else 0
     with locked(cache / f".{folder.name}.lock", lambda: report("waiting for another process that prepares this data")):
-        return _kept(folder, report) or _build(folder, source, tokenizer, made_from, report)
+        return _kept(folder, report) or _build(folder, source, tokenizer, made_from, length, report)
+
+
+def _text_of(template: Template | None) -> object:
+    return template and (template.text, template.names)
 
 
 def _mixed(parts: dict[str, Dataset], shares: tuple[int, ...], cache: Path) -> Mixture:
@@ -96,15 +110,19 @@ def _kept(folder: Path, report: Progress) -> Dataset | None:
         return None
 
 
-def _build(folder: Path, data: DataConfig, tokenizer: Tokenizer, made_from: str, report: Progress) -> Dataset:
+def _build(
+    folder: Path, data: DataConfig, tokenizer: Tokenizer, made_from: str, length: int, report: Progress
+) -> Dataset:
     """Prepare a temporary folder, then rename it. The caller holds the folder's lock."""
     unfinished = folder.with_name(f".{folder.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)  # left by a killed process
     unfinished.mkdir()
     try:
         report(f"tokenising {data.source}")
-        meta = _write(unfinished, data, tokenizer, made_from, report)
-        report(f"{meta.documents:,} documents: {meta.train:,} tokens to train on, {meta.validation:,} for validation")
+        meta = _write(unfinished, data, tokenizer, made_from, length, report)
+        kind, unit, each = ("dialogues", "rows", length) if length else ("documents", "tokens", 1)
+        train, held_out = meta.train // each, meta.validation // each
+        report(f"{meta.documents:,} {kind}: {train:,} {unit} to train on, {held_out:,} for validation")
         if folder.exists():
             shutil.rmtree(folder)
         unfinished.replace(folder)
@@ -114,27 +132,18 @@ def _build(folder: Path, data: DataConfig, tokenizer: Tokenizer, made_from: str,
     return Dataset.open(folder)
 
 
-def _write(folder: Path, data: DataConfig, tokenizer: Tokenizer, made_from: str, report: Progress) -> Meta:
+def _write(folder: Path, data: DataConfig, tokenizer: Tokenizer, made_from: str, length: int, report: Progress) -> Meta:
     """Write all files of a prepared folder, with at most a batch of documents in memory."""
     dtype: Literal["uint16", "uint32"] = "uint16" if tokenizer.vocab <= 65535 else "uint32"
-    legacy, count, total, owed, reported = data.tokenization == "legacy", 0, 0, 0, 0
-    before, after = _around(tokenizer, legacy)
-    texts = documents(data, report)
-    with _Writer(folder, "train") as train, _Writer(folder, "validation") as held_out:
-        for count, ids in enumerate(tokenizer.encode_all(texts, legacy), start=1):
-            # The share is of all documents so far, so that very short documents count too.
-            total, withheld = total + len(ids), owed
-            owed = int(total * data.validation)
-            cut = len(ids) - (owed - withheld)
-            for writer, part in ((train, ids[:cut]), (held_out, ids[cut:])):
-                if len(part):
-                    # A separator that also begins a document does so for the next.
-                    first = () if writer.tokens and before == (tokenizer.end,) else before
-                    whole = np.concatenate([np.array(first, dtype), part.astype(dtype), np.array(after, dtype)])
-                    writer.append(whole)
-            if train.tokens >> 23 > reported:
-                reported = train.tokens >> 23
-                report(f"tokenised {count:,} documents, {train.tokens / 1e6:.0f} million tokens")
+    with ExitStack() as stack:
+        names: list[Split] = ["train", "validation"]
+        train, held_out, *marks = (
+            stack.enter_context(_Writer(folder, name)) for name in (*names, *(map(marks_of, names) if length else ()))
+        )
+        if length:
+            count = _write_rows([(train, marks[0]), (held_out, marks[1])], data, tokenizer, dtype, length, report)
+        else:
+            count = _write_texts(train, held_out, data, tokenizer, dtype, report)
     text = tokenizer.to_json().encode()
     (folder / "tokenizer.json").write_bytes(text)
     meta = Meta(
@@ -146,10 +155,68 @@ def _write(folder: Path, data: DataConfig, tokenizer: Tokenizer, made_from: str,
         validation=held_out.tokens,
         tokenizer=hashlib.sha256(text).hexdigest(),
         fingerprint=made_from,
-        ids=hashlib.sha256(train.seen.digest() + held_out.seen.digest()).hexdigest(),
+        ids=hashlib.sha256(b"".join(one.seen.digest() for one in (train, held_out, *marks))).hexdigest(),
+        row=length,
     )
     (folder / "meta.json").write_text(meta.model_dump_json(indent=1), encoding="utf-8")
     return meta
+
+
+def _write_texts(
+    train: _Writer, held_out: _Writer, data: DataConfig, tokenizer: Tokenizer, dtype: str, report: Progress
+) -> int:
+    """Write both splits of a corpus of texts; return the number of documents."""
+    legacy, count, total, owed, reported = data.tokenization == "legacy", 0, 0, 0, 0
+    before, after = _around(tokenizer, legacy)
+    texts = documents(data, report)
+    for count, ids in enumerate(tokenizer.encode_all(texts, legacy), start=1):
+        # The share is of all documents so far, so that very short documents count too.
+        total, withheld = total + len(ids), owed
+        owed = int(total * data.validation)
+        cut = len(ids) - (owed - withheld)
+        for writer, part in ((train, ids[:cut]), (held_out, ids[cut:])):
+            if len(part):
+                # A separator that also begins a document does so for the next.
+                first = () if writer.tokens and before == (tokenizer.end,) else before
+                writer.append(np.concatenate([np.array(first, dtype), part.astype(dtype), np.array(after, dtype)]))
+        if train.tokens >> 23 > reported:
+            reported = train.tokens >> 23
+            report(f"tokenised {count:,} documents, {train.tokens / 1e6:.0f} million tokens")
+    return count
+
+
+def _write_rows(
+    splits: Sequence[tuple[_Writer, _Writer]],
+    data: DataConfig,
+    tokenizer: Tokenizer,
+    dtype: str,
+    length: int,
+    report: Progress,
+) -> int:
+    """Write both splits of a corpus of dialogues, each as ids and marks; return the number of dialogues."""
+    count, packers, reported = Cut(), [Packer(length, data.pack) for _ in splits], 0
+
+    def write(split: int, content: Sequence[Dialogue]) -> None:
+        if content:
+            ids, marks = filled(content, length, tokenizer.end)
+            for writer, part in zip(splits[split], (ids.astype(dtype), marks), strict=True):
+                writer.append(part)
+
+    for withheld, dialogue in split(fitting(dialogues(data, tokenizer, report), length, count), data.validation):
+        write(withheld, packers[withheld].add(dialogue))
+        if count.tokens >> 20 > reported:
+            reported = count.tokens >> 20
+            report(f"tokenised {count.taken:,} dialogues, {count.tokens / 1e6:.0f} million tokens")
+    for number, packer in enumerate(packers):
+        for content in packer.rest():
+            write(number, content)
+    if not count.taken:
+        fix = "give records with an answer, or write data.learn = 'all'"
+        raise UserError(f"data.source = {data.source!r}: no dialogue has a token to learn; {fix}")
+    left_out = f", {count.silent:,} left out that have none" if count.silent else ""
+    cut = f", {count.longer:,} cut at {length:,} tokens (model.context + 1)" if count.longer else ""
+    report(f"{count.learned / count.tokens:.0%} of the tokens are learned{cut}{left_out}")
+    return count.taken
 
 
 def _around(tokenizer: Tokenizer, legacy: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -161,11 +228,11 @@ def _around(tokenizer: Tokenizer, legacy: bool) -> tuple[tuple[int, ...], tuple[
 
 
 class _Writer:
-    """Appends ids to the shards of one split."""
+    """Appends numbers to the shards of a split's ids or marks."""
 
-    def __init__(self, folder: Path, split: Split) -> None:
+    def __init__(self, folder: Path, name: str) -> None:
         self.tokens, self.seen = 0, hashlib.sha256()
-        self._folder, self._split = folder, split
+        self._folder, self._name = folder, name
         self._file: BinaryIO | None = None
 
     def append(self, ids: Ids) -> None:
@@ -173,7 +240,7 @@ class _Writer:
             shard, offset = divmod(self.tokens, SHARD)
             if self._file is None or not offset:
                 self._close()
-                self._file = shard_file(self._folder, self._split, shard).open("wb")
+                self._file = shard_file(self._folder, self._name, shard).open("wb")
             part, ids = ids[: SHARD - offset], ids[SHARD - offset :]
             content = part.astype(part.dtype.newbyteorder("<")).tobytes()
             self._file.write(content)

@@ -11,18 +11,20 @@ import torch
 from torch import Tensor
 
 from planaria.common.errors import UserError
-from planaria.data.dataset import Data, Dataset, Split
+from planaria.data.dataset import LEARNED, START, Data, Dataset, Split
 from planaria.data.mixture import Turns
 from planaria.data.permutation import permute
+from planaria.models.chunked_loss import IGNORED
 
 
 class Stream:
     """An endless sequence of samples from one split, reshuffled in every epoch of each source.
 
-    A sample is a window of ``context`` tokens plus the next one. Windows are consecutive, overlap in that one token
-    only, and occur once per epoch. In a mixture, sample ``n`` is the next window of its source (:class:`Turns`).
+    A sample of text is a window of ``context`` tokens plus the next one. Windows are consecutive, overlap in that one
+    token only, and occur once per epoch; so do rows of dialogues. In a mixture, sample ``n`` is the next one of its
+    source (:class:`Turns`).
 
-    :raises UserError: if a source's split is shorter than one window.
+    :raises UserError: if a source's split is shorter than one sample.
     """
 
     def __init__(self, data: Data, split: Split, context: int, seed: int) -> None:
@@ -31,45 +33,97 @@ class Stream:
         self.sources = {name: _Source(name, part, split, context, seed) for name, part in data.parts.items()}
         self._in_order = list(self.sources.values())
         self.windows = sum(source.windows for source in self._in_order)
-        self._data, self._split = data, split
 
     @cached_property
-    def separator(self) -> int:
-        """The id between documents, common to all sources."""
-        return next(iter(self._data.parts.values())).separator(self._split)
+    def rows(self) -> bool:
+        """Whether samples are rows of dialogues, in which only some tokens are targets."""
+        return any(source.rows for source in self._in_order)
 
     def sample(self, n: int) -> Tensor:
         """Return sample ``n`` ≥ 0: int64 [context + 1], a pure function of seed and ``n``."""
         return torch.from_numpy(self._window(n))
 
     def batch(self, first: int, count: int) -> tuple[Tensor, Tensor]:
-        """Return samples ``first`` .. ``first + count - 1`` as tokens and targets: int64 [count, context] each."""
-        windows = torch.from_numpy(np.stack([self._window(n) for n in range(first, first + count)]))
-        return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+        """Return samples ``first`` .. ``first + count - 1`` as tokens and targets: int64 [count, context] each.
+
+        Tokens that are not learned have the target :data:`IGNORED`.
+        """
+        numbers = range(first, first + count)
+        windows = torch.from_numpy(np.stack([self._window(n) for n in numbers]))
+        tokens, targets = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+        if self.rows:
+            targets = targets.clone()  # of one sample, both are views
+            targets[~torch.from_numpy(np.stack([self._targets(n) for n in numbers]))] = IGNORED
+        return tokens, targets
+
+    def documents(self, first: int, tokens: Tensor) -> Tensor:
+        """Return the number of each token's document within its sample: int64 [B, context].
+
+        ``tokens`` [B, context] are those of samples ``first`` .. ``first + B - 1``.
+        """
+        found = []
+        for n, ids in enumerate(tokens, start=first):
+            source, turn = self.turns.at(n)
+            found.append(self._in_order[source].starts(turn, ids).cumsum(0))
+        return torch.stack(found)
+
+    def learned(self, first: int, count: int) -> int:
+        """Return the number of targets in samples ``first`` .. ``first + count - 1``."""
+        return sum(int(self._targets(n).sum()) for n in range(first, first + count))
 
     def _window(self, n: int) -> npt.NDArray[np.int64]:
         source, turn = self.turns.at(n)
         return self._in_order[source].window(turn)
 
+    def _targets(self, n: int) -> npt.NDArray[np.bool_]:
+        """Return whether each of a sample's next tokens is learned: bool [context]."""
+        source, turn = self.turns.at(n)
+        return self._in_order[source].targets(turn)
+
 
 class _Source:
-    """The windows of one source, in shuffled order."""
+    """The samples of one source, in shuffled order."""
 
     def __init__(self, name: str, dataset: Dataset, split: Split, context: int, seed: int) -> None:
-        self.windows = dataset.windows(split, context)
+        self.windows, self.rows = dataset.windows(split, context), dataset.meta.row > 0
         self._dataset, self._split, self._context = dataset, split, context
         self._seed, self._suffix = seed, f" {name}" if name else ""
         if not self.windows:
             of, what = (f" of data.mixture.{name}", "source") if name else ("", "data.source")
+            if self.rows:
+                raise UserError(
+                    f"the {split} split{of} has no dialogue; use a longer {what} or another data.validation"
+                )
             raise UserError(
                 f"the {split} split{of} has {dataset.tokens(split)} tokens, but one sample takes model.context + 1 = "
                 f"{context + 1}; use a longer {what}, another data.validation or a smaller model.context"
             )
+        if self.rows and dataset.meta.row != context + 1:
+            raise ValueError(f"rows of {dataset.meta.row} tokens cannot be cut into samples of {context + 1}")
 
     def window(self, turn: int) -> npt.NDArray[np.int64]:
-        """Return the window of a turn: int64 [context + 1]."""
+        """Return the ids of a turn: int64 [context + 1]."""
+        return self._dataset.window(self._split, self._number(turn), self._context)
+
+    def targets(self, turn: int) -> npt.NDArray[np.bool_]:
+        """Return whether each next token is learned: bool [context]."""
+        if not self.rows:
+            return np.ones(self._context, np.bool_)
+        marks = self._dataset.marks(self._split, self._number(turn))
+        return (marks[1:] & LEARNED).astype(np.bool_)
+
+    def starts(self, turn: int, ids: Tensor) -> Tensor:
+        """Return whether each token is the first of its document: bool [context]."""
+        if not self.rows:  # a separator is the first token of the next document
+            return ids == self._separator
+        return torch.from_numpy(self._dataset.marks(self._split, self._number(turn))[:-1] & START != 0)
+
+    @cached_property
+    def _separator(self) -> int:
+        return self._dataset.separator(self._split)
+
+    def _number(self, turn: int) -> int:
         epoch, position = divmod(turn, self.windows)
         # Each epoch has its own key, so that orders are independent.
         key = hashlib.sha256(f"{self._seed} {epoch}{self._suffix}".encode()).digest()
-        window = permute(position, self.windows, key)
-        return self._dataset.read(self._split, window * self._context, self._context + 1)
+        return permute(position, self.windows, key)

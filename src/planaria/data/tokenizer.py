@@ -117,6 +117,13 @@ class Tokenizer:
             ids: list[int] = self._disguised.encode(text, mark)
             return ids
 
+    def encode_segments(self, texts: Sequence[str], mark: str = "") -> list[tuple[int, int]]:
+        """Return the ids of consecutive parts of one trusted text, as :meth:`encode_marked` does for the whole; each id
+        with the number of the part in which it begins."""
+        with foreign_tokenizers.failing(self._place):
+            self._require_bounded("".join(texts))
+            return self._disguised.segments(texts, mark)
+
     def is_control(self, token: int) -> bool:
         """Whether an id is a control token."""
         return token in self.control_tokens.values()

@@ -76,7 +76,9 @@ class Byzantine(Publisher):
         def read(microbatch: int) -> tuple[Tensor, Tensor]:
             tokens, targets = batch(microbatch)
             lie = self._current(step)
-            return tokens, targets if lie is None else lie.attack.labels(targets, vocab)
+            if lie is None:
+                return tokens, targets
+            return tokens, torch.where(targets < 0, targets, lie.attack.labels(targets.clamp(min=0), vocab))
 
         return read
 

@@ -27,13 +27,17 @@ MOST = 1 << 22
 
 
 def rendered(argument: bytes) -> bytes:
-    """Take {"template", "values"} as JSON; return the rendered text in UTF-8.
+    """Take {"template", "values", "around"} as JSON; return the list of texts for each of ``values``, as JSON.
+
+    ``around``: two texts, put before and after what is within ``{% generation %}`` tags.
 
     :raises UserError: with the reason, if rendering fails.
     """
     request = json.loads(argument)
     try:
-        text = _compiled(request["template"]).render(**request["values"])
+        template = _compiled(request["template"])
+        _Generation.around = tuple(request.get("around", ("", "")))
+        texts = [str(template.render(**values)) for values in request["values"]]
     except MemoryError:
         raise UserError("it needs too much memory") from None
     except (
@@ -46,9 +50,9 @@ def rendered(argument: bytes) -> bytes:
         AttributeError,
     ) as error:
         raise UserError(" ".join(str(error).split()) or type(error).__name__) from None
-    if len(text) > MOST:
-        raise UserError(f"it makes {len(text)} characters, of at most {MOST}")
-    return str(text).encode("utf-8", "replace")
+    if (length := max(map(len, texts), default=0)) > MOST:
+        raise UserError(f"it makes {length} characters, of at most {MOST}")
+    return json.dumps(texts).encode()
 
 
 @functools.lru_cache(maxsize=16)
@@ -112,6 +116,8 @@ class _Generation(Extension):
     """The tag around an assistant's turn, which marks it for training; it renders its content."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
+    around: tuple[str, ...] = ("", "")
+    """put before and after the content"""
 
     def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
         line = next(parser.stream).lineno
@@ -119,5 +125,5 @@ class _Generation(Extension):
         return nodes.CallBlock(self.call_method("_written"), [], [], body).set_lineno(line)
 
     def _written(self, caller: Any) -> str:
-        text: str = caller()
-        return text
+        before, after = self.around
+        return f"{before}{caller()}{after}"

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+IGNORED = -100
+"""target that is left out, as in PyTorch's cross entropy"""
 CPU_BYTES = 32 << 20
 """bytes of fp32 logits in a chunk on a CPU"""
 DEVICE_SHARE = 1 / 16
@@ -28,7 +30,7 @@ EAGER_BYTES = 12
 
 def head_loss(x: Tensor, head: Tensor, targets: Tensor) -> Tensor:
     """Return the mean cross entropy in nats of hidden states [N, D] behind the head [V, D] against targets [N]; fp32
-    scalar.
+    scalar. Targets of -100 are left out.
 
     If one chunk holds all rows, the logits are computed as a whole.
     """
@@ -71,6 +73,7 @@ class _ChunkedLoss(torch.autograd.Function):
         kind, product = x.device.type, _product(x)
         wanted, matrix, total = any(ctx.needs_input_grad[:2]), head.to(product), x.new_zeros((), dtype=torch.float32)
         x_grad, head_grad = (torch.zeros_like(x), torch.zeros_like(head)) if wanted else (x, head)
+        count = (targets != IGNORED).sum()
         with torch.autocast(kind, enabled=False):
             for at in range(0, len(x), rows):
                 part, aims = x[at : at + rows].to(product), targets[at : at + rows]
@@ -79,13 +82,13 @@ class _ChunkedLoss(torch.autograd.Function):
                 if wanted:
                     # The gradient of a row's cross entropy by its logits is its softmax, less 1 at the target.
                     slopes = logits.softmax(-1)
-                    slopes[torch.arange(len(aims), device=x.device), aims] -= 1
-                    slopes = slopes.div_(len(x)).to(product)
-                    x_grad[at : at + rows] = slopes @ matrix
-                    head_grad += slopes.T @ part
+                    slopes[torch.arange(len(aims), device=x.device), aims.clamp(min=0)] -= 1
+                    slopes, kept = slopes.div_(count).to(product), (aims != IGNORED)[:, None]
+                    x_grad[at : at + rows] = slopes @ matrix * kept
+                    head_grad += slopes.T @ (part * kept)
         if wanted:
             ctx.save_for_backward(x_grad, head_grad)
-        return total / len(x)
+        return total / count
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:

@@ -85,7 +85,12 @@ def document_mask(tokens: Tensor, separator: int) -> Tensor:
     every token is predicted from its own document alone: the first one from the separator, and the next separator from
     all of them. Positions need not restart, because rotary attention depends on their differences only.
     """
-    document = (tokens == separator).cumsum(-1)
+    return mask_of((tokens == separator).cumsum(-1))
+
+
+def mask_of(document: Tensor) -> Tensor:
+    """Return the attention mask of tokens with these numbers of documents [B, T]: bool [B, 1, T, T], causal within
+    each."""
     return (document[:, None, :, None] == document[:, None, None, :]).tril()
 
 

@@ -44,7 +44,7 @@ def streams(config: RunConfig) -> tuple[Stream, Stream]:
     Tokenises the text, or uses the cache. Sample ``n`` is int64 [model.context + 1].
     :raises UserError: if the text is unavailable, or too short for one sample.
     """
-    dataset = prepare(config.data, config.model.vocab)
+    dataset = prepare(config.data, config.model.vocab, context=config.model.context)
     train, validation = streams_of(config, dataset)
     return train, validation or Stream(dataset, "validation", config.model.context, config.seed)
 

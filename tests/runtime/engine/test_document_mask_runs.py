@@ -44,7 +44,7 @@ def test_every_cut_trains_as_the_whole_model(tmp_path: Path) -> None:
     config = recipe(tmp_path)
     stream = train_stream(config)
     batch = batches(stream, 0, config.pipeline.microbatch_size)
-    apart = masks(config.data, stream, batch)
+    apart = masks(config.data, stream, batch, 0, config.pipeline.microbatch_size)
     whole, found = Llama(config.model, 4, config.seed), []
     for microbatch in range(config.pipeline.microbatches):
         tokens, targets = batch(microbatch)

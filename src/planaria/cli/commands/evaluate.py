@@ -13,7 +13,7 @@ from planaria.report.tables import Table, show
 from planaria.runtime.checkpoint.loading import load_model
 from planaria.runtime.engine import runs
 from planaria.runtime.engine.omission import Omission, evaluations, omissions
-from planaria.runtime.engine.samples import batches, masks
+from planaria.runtime.engine.samples import batches, learned, masks
 
 FILE = "omission.json"
 
@@ -25,14 +25,15 @@ def evaluate(folder: Path, omit: str, most: int, microbatches: int | None) -> in
     if most < 1:
         raise UserError(f"--subsets {most}: give 1 or more")
     model = load_model(runs.newest_whole(folder), config.pipeline.stages).eval()
-    dataset = prepare(config.data, config.model.vocab)
+    dataset = prepare(config.data, config.model.vocab, context=config.model.context)
     stream = Stream(dataset, "validation", config.model.context, config.seed)
     count = microbatches or config.train.eval_microbatches
     batch = batches(stream, 0, config.pipeline.microbatch_size)
-    apart = masks(config.data, stream, batch)
+    apart = masks(config.data, stream, batch, 0, config.pipeline.microbatch_size)
+    counts = learned(stream, 0, config.pipeline.microbatch_size, count)
     parts = evaluations(config.pipeline.stages, shares, most)
     with CountProgress("evaluating the whole model and subsets of stages", "evaluations", parts) as progress:
-        found = omissions(model, batch, count, shares, most, config.seed, apart, progress.done)
+        found = omissions(model, batch, count, shares, most, config.seed, apart, counts, progress.done)
     unfinished = folder / f".{FILE}"
     unfinished.write_text(json.dumps([one.model_dump() for one in found], indent=1))
     unfinished.replace(folder / FILE)

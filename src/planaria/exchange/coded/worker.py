@@ -82,18 +82,19 @@ class CodedSteps:
     def begin(self, runner: StageRunner, work: Work, data: Data) -> None:
         """Prepare ``runner`` for a task."""
         batch, masks = _of(data.batch, work.microbatches), _of(data.masks, work.microbatches)
-        runner.begin(batch, True, self.microbatches, masks, work.weights)
+        learned = None if data.learned is None else data.learned.renumbered(work.microbatches)
+        runner.begin(batch, True, self.microbatches, masks, work.weights, learned)
 
     def part(self, sent: Sent) -> int:
         """Return the number of a vector among all that a node may send in a step."""
         return (sent.round * self.coding.jobs + sent.job) * self.coding.scheme.vectors() + sent.vector
 
-    def absorb(self, runner: StageRunner, counted: Counted, vector: Callable[[Sent], Tensor]) -> None:
+    def absorb(self, runner: StageRunner, data: Data, counted: Counted, vector: Callable[[Sent], Tensor]) -> None:
         """Replace the node's gradient by the step's, after its last round.
 
         :param vector: returns a vector sent by all nodes of its stage (``StageRunner.share``).
         """
-        runner.begin(None, True, self.microbatches)
+        runner.begin(None, True, self.microbatches, learned=data.learned)
         total = torch.zeros_like(runner.share())
         for sent, coefficient in self.coding.decoding(counted):
             total.add_(vector(sent), alpha=coefficient)
@@ -183,7 +184,7 @@ class CodedRounds:
             self._counted = (*self._counted, counted)
         start = time.monotonic()
         self._messages.control_link.at("exchange", here.step)
-        self._steps.absorb(self._runner, self._counted, self._vector)
+        self._steps.absorb(self._runner, self._data, self._counted, self._vector)
         self._spans.append(e.Span(action="exchange", start=start, end=time.monotonic()))
 
     def _round(self) -> CloseRound:

@@ -80,7 +80,7 @@ def ready(asked: Asked, say: Callable[[str], None] | None) -> Ready:
     comparison, arms = load(path, asked.flags, asked.seeds, asked.only, asked.trace)
     arms, clocks = checked(path, comparison, arms)
     base = arms[0].config
-    dataset = prepare(base.data, base.model.vocab, say)
+    dataset = prepare(base.data, base.model.vocab, say, base.model.context)
     for arm in arms:
         with of_arm(f"{path}: compare.arms.{arm.name}"):
             tuple(epochs(arm.config, streams(arm.config, dataset)[0], arm.config.train.steps * arm.config.samples))

@@ -21,8 +21,9 @@ from planaria.common import atomic
 from planaria.common.errors import UserError
 from planaria.config.names import expanded
 from planaria.config.schema import DataConfig
-from planaria.data.corpus import STDLIB, documents, file_documents
-from planaria.data.records import kind_of, read_jsonl, read_records
+from planaria.data.corpus import documents, file_documents
+from planaria.data.listing import STDLIB
+from planaria.data.records import kind_of, read_records
 from planaria.data.tokenizer import pieces, spread
 from planaria.lab.experts.budget import GENERALIST
 from planaria.lab.experts.embedding import clustered
@@ -99,7 +100,7 @@ def with_text(folder: Path) -> list[str]:
 
 def read_pieces(folder: Path, part: str, name: str) -> list[str]:
     """Return the pieces of a domain in this part of a run."""
-    return list(read_jsonl(folder / part / f"{name}.jsonl", "text"))
+    return list(read_records(folder / part / f"{name}.jsonl", "text"))
 
 
 def _files(spec: ExpertsSpec, folder: Path) -> Iterator[Path]:

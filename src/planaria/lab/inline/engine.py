@@ -29,7 +29,7 @@ from planaria.runtime.engine.copies import StageCopies, workshop
 from planaria.runtime.engine.plan_execution import adding
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.runner import StageRunner, added
-from planaria.runtime.engine.samples import Data, batches, masks
+from planaria.runtime.engine.samples import Data, batches, learned, masks
 
 
 @dataclass(frozen=True)
@@ -278,13 +278,17 @@ class InlineEngine:
                     self.runners[node].absorb(total)
 
     def _carry_out(self, plan: Plan, stream: Stream, first_sample: int, train: bool) -> None:
-        batch = batches(stream, first_sample, self.config.pipeline.microbatch_size)
-        apart = masks(self.config.data, stream, batch)
+        data = self._data(stream, first_sample, len(plan.routes))
+        assert data.batch is not None
         own = len(plan.routes) // (self.resolved.at_once if train else 1)
         for node, runner in self.runners.items():
-            learned = batch if self.replicas is None or not train else self.replicas.learned(node, batch, self.step)
-            runner.begin(learned if self.stage[node] == 0 else None, train, own, apart)
-            self.copies[node].begin(apart)
+            batch, targets = data.batch, data.learned
+            if train and self.replicas is not None:
+                batch = self.replicas.read(node, batch, self.step)
+            if train and targets is not None:
+                targets = targets.at(node, plan, self.resolved.arrangement, self.resolved.lockstep)
+            runner.begin(None if self.stage[node] else batch, train, own, data.masks, learned=targets)
+            self.copies[node].begin(data.masks)
 
         def passed(action: Action, out: Tensor) -> None:
             if train:
@@ -293,8 +297,14 @@ class InlineEngine:
         carry_out(plan, self.runners, passed)
 
     def _carry_out_rounds(self, rounds: InlineRounds, stream: Stream, first_sample: int) -> None:
-        batch = batches(stream, first_sample, self.config.pipeline.microbatch_size)
-        apart = masks(self.config.data, stream, batch)
+        data = self._data(stream, first_sample, rounds.microbatches)
         for copies in self.copies.values():
-            copies.begin(apart)
-        rounds.run(self.step, lambda stage: Data(None if stage else batch, apart))
+            copies.begin(data.masks)
+        rounds.run(self.step, lambda stage: data._replace(batch=None) if stage else data)
+
+    def _data(self, stream: Stream, first_sample: int, microbatches: int) -> Data:
+        """Return the samples of a step or validation."""
+        size = self.config.pipeline.microbatch_size
+        batch = batches(stream, first_sample, size)
+        apart = masks(self.config.data, stream, batch, first_sample, size)
+        return Data(batch, apart, learned(stream, first_sample, size, microbatches))

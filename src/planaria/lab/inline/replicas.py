@@ -94,7 +94,7 @@ class InlineReplicas:
         self.outer[node].publisher = Publisher()  # a rebuilt node is not Byzantine
         self.sources.pop(node, None)
 
-    def learned(self, node: int, batch: Batch, step: int) -> Batch:
+    def read(self, node: int, batch: Batch, step: int) -> Batch:
         """Return the node's training batch of ``step``: ``batch``, unless a fault is injected into its source."""
         return self.sources[node](batch, step) if node in self.sources else batch
 

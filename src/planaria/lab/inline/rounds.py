@@ -21,6 +21,8 @@ class InlineRounds:
 
     def __init__(self, steps: CodedSteps, runners: Mapping[int, StageRunner]) -> None:
         self._steps, self._runners = steps, runners
+        self.microbatches = steps.microbatches
+        """in a step, over all replicas"""
         self.counts: Counts = lambda step, counted: frozenset(range(steps.coding.replicas))
 
     def run(self, step: int, data: Callable[[int], Data]) -> None:
@@ -38,7 +40,7 @@ class InlineRounds:
             nodes = arrangement.nodes(stage)
             sent = {key: vector for node in nodes for key, vector in sums[node].sent.items()}
             for node in nodes:
-                self._steps.absorb(self._runners[node], counted, sent.__getitem__)
+                self._steps.absorb(self._runners[node], data(stage), counted, sent.__getitem__)
 
     def _work(
         self, step: int, replica: int, counted: Counted, sums: Mapping[int, Sums], data: Callable[[int], Data]

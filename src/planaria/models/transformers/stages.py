@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from planaria.common.errors import UserError
+from planaria.models.chunked_loss import IGNORED
 from planaria.models.tied_head import TiedHead
 from planaria.models.transformers.skeleton import (
     Absent,
@@ -177,18 +178,19 @@ class Ends(TiedHead, _Stage):
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """Return the mean cross entropy in nats of hidden states [B, T, D] against the next tokens [B, T]; a scalar.
+        Targets of -100 are left out.
 
         Large logits are computed in chunks of rows, and again in the backward pass.
         """
         rows, targets = x.flatten(0, 1), targets.flatten()
         most = max(1, LOGIT_BYTES // (4 * int(self.frame.config.vocab_size)))
         if len(rows) <= most:
-            return self._summed(x, targets) / len(targets)
+            return self._summed(x, targets) / (targets != IGNORED).sum()
         sums = [
             _recomputed(self._summed, part[None], wanted)
             for part, wanted in zip(torch.split(rows, most), torch.split(targets, most), strict=True)
         ]
-        return torch.stack(sums).sum() / len(targets)
+        return torch.stack(sums).sum() / (targets != IGNORED).sum()
 
     def _summed(self, x: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(self.logits(x).flatten(0, 1).float(), targets, reduction="sum")

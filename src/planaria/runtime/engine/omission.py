@@ -12,7 +12,7 @@ import torch
 
 from planaria.control.events import Fact
 from planaria.models.llama_stages import Llama
-from planaria.runtime.engine.samples import Batch, Masks
+from planaria.runtime.engine.samples import Batch, Learned, Masks
 
 
 class Omission(Fact):
@@ -42,18 +42,20 @@ def omissions(
     most: int,
     seed: int,
     masks: Masks | None = None,
+    learned: Learned | None = None,
     on_loss: Callable[[], object] = lambda: None,
 ) -> list[Omission]:
     """Evaluate the whole model, and the model without each share of its block stages, over at most ``most`` subsets.
 
     :param batch: the text; ``microbatches`` of it are used
     :param masks: document masks, if any
+    :param learned: the numbers of targets, if they differ
     :param seed: draws the subsets; the ends are never omitted
     :param on_loss: called after each of :func:`evaluations`
     """
 
     def measured(subset: Collection[int]) -> float:
-        found = loss(model, batch, microbatches, subset, masks)
+        found = loss(model, batch, microbatches, subset, masks, learned)
         on_loss()
         return found
 
@@ -74,7 +76,14 @@ def evaluations(stages: int, shares: Sequence[float], most: int) -> int:
 
 
 @torch.no_grad()
-def loss(model: Llama, batch: Batch, microbatches: int, omitted: Collection[int], masks: Masks | None = None) -> float:
+def loss(
+    model: Llama,
+    batch: Batch,
+    microbatches: int,
+    omitted: Collection[int],
+    masks: Masks | None = None,
+    learned: Learned | None = None,
+) -> float:
     """Return the mean cross entropy (nats) without the ``omitted`` block stages (1..S)."""
     total = 0.0
     for i in range(microbatches):
@@ -84,7 +93,7 @@ def loss(model: Llama, batch: Batch, microbatches: int, omitted: Collection[int]
         for number, stage in enumerate(model.stages, start=1):
             if number not in omitted:
                 x = stage(x, mask)
-        total += model.ends.loss(x, targets).item()
+        total += model.ends.loss(x, targets).item() * (1.0 if learned is None else learned.weight(i))
     return total / microbatches
 
 

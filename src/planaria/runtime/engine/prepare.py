@@ -12,6 +12,7 @@ from pathlib import Path
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
+from planaria.data.corpus import resolved
 from planaria.data.shards import Data
 from planaria.data.shards import prepare as prepare_data
 from planaria.data.stream import Stream
@@ -76,7 +77,7 @@ def prepare(
         require_listeners(config, trace.faults, config.chaos.trace or "the trace")
     faults = trace if trace is not None else read_faults(run)
     parent = starting_weights(config) if begins else None
-    dataset = prepare_data(config.data, config.model.vocab, say)
+    dataset = prepare_data(config.data, config.model.vocab, say, config.model.context)
     train, _ = streams(config, dataset)
     read = epochs(config, train, config.train.steps * config.samples if samples is None else samples)
     if parent is not None:
@@ -103,6 +104,7 @@ def placed(config: RunConfig, recipe: Path | None) -> RunConfig:
     :raises UserError: if the schedule is invalid or does not match the recipe.
     """
     config = settle(config)
+    config = config.model_copy(update={"data": resolved(config.data)})
     if config.chaos.trace is not None and (file := beside(recipe, config.chaos.trace)) != Path(config.chaos.trace):
         chaos = config.chaos.model_copy(update={"trace": str(file.absolute())})
         config = config.model_copy(update={"chaos": chaos})
@@ -138,12 +140,14 @@ def beside(recipe: Path | None, name: str) -> Path:
 
 
 def epochs(config: RunConfig, train: Stream, samples: int) -> Iterator[str]:
-    """Yield a line for each source of a mixture; ``samples``: the run's total.
+    """Yield a line for each source of a mixture, and for dialogues; ``samples``: the run's total.
 
     :raises UserError: if they exceed the ``epochs`` of a source; it names the steps that are allowed.
     """
     mixture, left = config.data.mixture, samples - config.train.steps * config.samples
     taken = train.turns.before(samples)
+    if train.rows and not mixture:
+        yield f"dialogues     {samples / train.windows:.2f} epochs of {train.windows:,} rows"
     for place, (name, source) in enumerate(train.sources.items() if mixture else ()):
         count, most = taken[place], mixture[name].epochs
         if most is not None and count > most * source.windows:

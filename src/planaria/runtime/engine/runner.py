@@ -18,7 +18,7 @@ from planaria.models.families import build_stage
 from planaria.models.optimizers import optimizer
 from planaria.models.state import StageState
 from planaria.runtime.engine.clipping import clip_gradients, learning_rate, total_norms
-from planaria.runtime.engine.samples import Batch, Masks, placed
+from planaria.runtime.engine.samples import Batch, Learned, Masks, placed
 from planaria.runtime.transport.wire import ACTIVATIONS
 
 
@@ -55,8 +55,10 @@ class StageRunner:
         self._losses: dict[int, Tensor] = {}
         self._batch: Batch | None = None
         self._masks: Masks | None = None
-        self._train, self._microbatches, self._seen = True, 1, 0.0
+        self._train, self._microbatches = True, 1
+        self._seen = self._seen_targets = 0.0
         self._weights: Sequence[float] | None = None
+        self._learned: Learned | None = None
 
     def begin(
         self,
@@ -65,14 +67,17 @@ class StageRunner:
         microbatches: int,
         masks: Masks | None = None,
         weights: Sequence[float] | None = None,
+        learned: Learned | None = None,
     ) -> None:
         """Start a step or a validation of ``microbatches``.
 
         ``batch``: the data of the ends. ``weights``: factor of each microbatch in a coded step; default 1.
+        ``learned``: the numbers of targets, if they differ.
         """
         self.drop()
-        self._batch, self._masks, self._weights = batch, masks, weights
-        self._train, self._microbatches, self._seen = train, microbatches, 0.0
+        self._batch, self._masks, self._weights, self._learned = batch, masks, weights, learned
+        self._train, self._microbatches = train, microbatches
+        self._seen = self._seen_targets = 0.0
 
     def forward(self, microbatch: int, hop: int, x: Tensor | None) -> Tensor | None:
         """Run one forward pass, and return the activation in the wire's type.
@@ -95,6 +100,8 @@ class StageRunner:
                 y = self.module.loss(x, self._targets.pop(microbatch)) / self._microbatches
                 if self._weights is not None:
                     y = y * self._weights[microbatch]
+                if self._learned is not None:
+                    y = y * self._learned.weight(microbatch)
                 self._losses[microbatch] = y.detach()
         if self._train:
             self._outputs[microbatch, hop] = y
@@ -111,7 +118,10 @@ class StageRunner:
         y = self._outputs.pop((microbatch, hop))
         if not y.requires_grad:  # of frozen ends
             return None
-        self._seen += 1.0 if self._weights is None else self._weights[microbatch]
+        weight = 1.0 if self._weights is None else self._weights[microbatch]
+        self._seen += weight
+        if self._learned is not None:
+            self._seen_targets += weight * self._learned.counts[microbatch]
         sums = set_aside(self.parameters.values()) if y.is_cuda else []
         torch.autograd.backward(y, None if grad is None else grad.to(y.device, y.dtype))
         add_to(sums)
@@ -143,16 +153,20 @@ class StageRunner:
         return norm
 
     def weigh(self) -> None:
-        """Scale the gradient to the mean over the microbatches that this stage has seen, if routes skipped it.
+        """Scale the gradient to the mean over the microbatches (of dialogues: the targets) that this stage has seen, if
+        routes skipped it.
 
         Otherwise a stage that processed half of them would make half the update. Idempotent; no effect at the ends.
         """
         if self.stage == 0:
             self._fold()
         elif 0 < self._seen != self._microbatches:
+            scale = self._microbatches / self._seen
+            if self._learned is not None:
+                scale = self._learned.whole / self._seen_targets
             for parameter in self.parameters.values():
                 if parameter.grad is not None:
-                    parameter.grad.mul_(self._microbatches / self._seen)
+                    parameter.grad.mul_(scale)
             self._seen = float(self._microbatches)
 
     def _fold(self) -> None:
@@ -171,21 +185,22 @@ class StageRunner:
             parameter.grad = grads[name].to(parameter.device, parameter.dtype)
 
     def share(self) -> Tensor:
-        """Return this node's share of the step's sums: flat gradients, passes seen, loss. [n + 2], fp32, CPU."""
+        """Return this node's share of the step's sums: flat gradients, passes and targets seen, loss. [n + 3], fp32,
+        CPU."""
         self._fold()
-        counted = torch.tensor([self._seen, self.loss or 0.0])
+        counted = torch.tensor([self._seen, self._seen_targets, self.loss or 0.0])
         return torch.cat([*(grad.reshape(-1).float().cpu() for grad in self.grads.values()), counted])
 
     def absorb(self, total: Tensor) -> None:
         """Replace this node's share by the sum over all nodes."""
-        *pieces, counted = torch.split(total, [*(p.numel() for p in self.parameters.values()), 2])
+        *pieces, counted = torch.split(total, [*(p.numel() for p in self.parameters.values()), 3])
         named = zip(self.parameters.items(), pieces, strict=True)
         # Copy, because others absorb the same total, and clipping changes gradients in place.
         self.take({name: piece.view_as(parameter).clone() for (name, parameter), piece in named})
         if not self.config.model.one_array:  # there, every stage sees all microbatches
-            self._seen = float(round(counted[0].item()))  # a sum of whole numbers of passes
+            self._seen, self._seen_targets = (float(round(one.item())) for one in counted[:2])  # whole numbers
         if self.stage == 0:
-            self._losses = {0: counted[1].clone()}
+            self._losses = {0: counted[2].clone()}
 
     def gradients(self) -> StageState:
         """Return the finished, clipped gradient and its norms; shares memory."""

@@ -17,6 +17,7 @@ from planaria.common.errors import UserError
 from planaria.config import recipe
 from planaria.config.schema import RunConfig
 from planaria.control.logs import EVENTS, not_a_run
+from planaria.data.dialogues import learned_template
 from planaria.data.shards import Data
 from planaria.faults.trace import Trace
 from planaria.faults.trace import text as trace_text
@@ -133,6 +134,10 @@ def keep(folder: Path, config: RunConfig, dataset: Data, trace: Trace) -> None:
     }
     if config.chaos.trace is not None:
         files[TRACE] = trace_text(trace).encode()
+    if (template := learned_template(config.data)) is not None:
+        known = usage_of(folder) or ModelMetadata(context=config.model.context, ids={})
+        usage = known.model_copy(update={"template": template.text})
+        files[USAGE] = usage.model_dump_json(indent=1).encode()
     digests.put(folder, files)
 
 

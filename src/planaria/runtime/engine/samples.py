@@ -1,4 +1,4 @@
-"""The samples of a step: batches by microbatch, their document masks, and the time that reading them takes.
+"""The samples of a step: batches by microbatch, their document masks and targets, and the time that reading takes.
 
 Which samples a microbatch holds is a pure function of the step, independent of the worker that computes it.
 """
@@ -6,7 +6,7 @@ Which samples a microbatch holds is a pure function of the step, independent of 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,7 +16,9 @@ from planaria.config.schema import DataConfig
 from planaria.control import decisions as d
 from planaria.data.dataset import Split, open_data
 from planaria.data.stream import Stream
-from planaria.models.llama_layers import document_mask
+from planaria.models.llama_layers import mask_of
+from planaria.pipeline.plan.actions import Plan
+from planaria.pipeline.routing.arrangement import Arrangement
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.setup import Setup
 
@@ -35,12 +37,59 @@ def batches(stream: Stream, first_sample: int, size: int) -> Batch:
     return batch
 
 
-def masks(data: DataConfig, stream: Stream, batch: Batch) -> Masks | None:
-    """Return the document masks of a ``batch`` of ``stream``; None without ``data.document_mask``.
+def masks(data: DataConfig, stream: Stream, batch: Batch, first_sample: int, size: int) -> Masks | None:
+    """Return the document masks of :func:`batches`; None without ``data.document_mask``.
 
     Every stage computes them from the samples, so they are not sent.
     """
-    return (lambda microbatch: document_mask(batch(microbatch)[0], stream.separator)) if data.document_mask else None
+
+    def of(microbatch: int) -> Tensor:
+        return mask_of(stream.documents(first_sample + microbatch * size, batch(microbatch)[0]))
+
+    return of if data.document_mask else None
+
+
+class Learned(NamedTuple):
+    """The numbers of targets in a step's microbatches, if these differ: in dialogues only answers are learned.
+
+    A step's loss is the sum over its targets divided by their number in the whole step, over all replicas that add up
+    gradients. The mean of the microbatches' means would have another gradient.
+    """
+
+    counts: Sequence[int]
+    """of each microbatch"""
+    total: int
+    """of the step"""
+    microbatches: int
+    """of the step"""
+    whole: int
+    """of the microbatches whose mean is the gradient of a stage: those of its replica"""
+
+    def weight(self, microbatch: int) -> float:
+        """Return the factor of a microbatch's mean loss in the mean over the step's microbatches: n B / N."""
+        return self.counts[microbatch] * self.microbatches / self.total
+
+    def at(self, node: int, plan: Plan, there: Arrangement, lockstep: bool) -> Learned:
+        """Return the same for a ``node`` and its replica; ``lockstep``: replicas step with gradients of their own."""
+        ends = there.nodes(0)
+        first = ends[min(there.peers(node).index(node), len(ends) - 1)]
+        own = [microbatch for microbatch, route in enumerate(plan.routes) if route[0] == first]
+        whole = sum(self.counts[microbatch] for microbatch in own)
+        if lockstep:
+            return self._replace(total=whole, microbatches=len(own), whole=whole)
+        return self._replace(whole=whole)
+
+    def renumbered(self, places: Iterable[int]) -> Learned:
+        """Return the same with the microbatch ``places[i]`` as number i."""
+        return self._replace(counts=[self.counts[place] for place in places])
+
+
+def learned(stream: Stream, first_sample: int, size: int, microbatches: int) -> Learned | None:
+    """Return the numbers of targets in a step of ``microbatches``; None if all tokens are targets."""
+    if not stream.rows:
+        return None
+    counts = [stream.learned(first_sample + number * size, size) for number in range(microbatches)]
+    return Learned(counts, sum(counts), microbatches, sum(counts))
 
 
 def placed(tensor: Tensor, device: str) -> Tensor:
@@ -53,6 +102,7 @@ class Data(NamedTuple):
 
     batch: Batch | None
     masks: Masks | None
+    learned: Learned | None = None
 
 
 class Reading:
@@ -95,21 +145,25 @@ class Samples:
         self._streams: dict[Split, Stream] = {}
 
     def of(self, order: d.RunStep, stage: int, injected: Injected | None = None) -> Data:
-        """Return the tokens for stage 0 and, if ``data.document_mask`` is set, the document masks for every stage.
+        """Return the tokens for stage 0, and for every stage the document masks, if ``data.document_mask`` is set, and
+        the numbers of targets, if the data are dialogues.
 
         :param injected: wraps the source of batches in a fault.
         """
-        if stage and not self._config.data.document_mask:
+        data = self._config.data
+        if stage and not (data.document_mask or data.dialogues):
             return Data(None, None)
         train = order.mode == "train"
         stream = self._stream("train" if train else "validation")
         first = self._setup.offset + order.block * self._resolved.block if train else 0
-        source = batches(stream, first, self._config.pipeline.microbatch_size)
+        size = self._config.pipeline.microbatch_size
+        source = batches(stream, first, size)
         if injected is not None:
             source = injected(source, order.step if train else None)
         batch = self._reading.of(source)
-        apart = masks(self._config.data, stream, batch)
-        return Data(None if stage else batch, apart)
+        apart = masks(data, stream, batch, first, size)
+        count = self._resolved.block // size if train else self._config.train.eval_microbatches
+        return Data(None if stage else batch, apart, learned(stream, first, size, count))
 
     def _stream(self, split: Split) -> Stream:
         if split not in self._streams:

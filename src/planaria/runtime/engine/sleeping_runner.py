@@ -17,7 +17,7 @@ from planaria.models.llama_layers import document_mask
 from planaria.models.llama_stages import stage_layers
 from planaria.pipeline.network.costs import Prices
 from planaria.runtime.engine.runner import StageRunner
-from planaria.runtime.engine.samples import Batch, Masks
+from planaria.runtime.engine.samples import Batch, Learned, Masks
 
 
 def new_runner(config: RunConfig, stage: int, initialise: bool) -> StageRunner:
@@ -91,8 +91,9 @@ class SleepingRunner(StageRunner):
         microbatches: int,
         masks: Masks | None = None,
         weights: Sequence[float] | None = None,
+        learned: Learned | None = None,
     ) -> None:
-        super().begin(batch, train, microbatches, weights=weights)
+        super().begin(batch, train, microbatches, weights=weights, learned=learned)
         for parameter in self.parameters.values():
             parameter.grad = torch.zeros_like(parameter)
 

@@ -237,7 +237,10 @@ class Worker:
         self._straggle(0)
         if not (train and self.step_work):
             own = len(plan.routes) // (self.resolved.at_once if train else 1)
-            self.runner.begin(data.batch, train, own, data.masks)
+            learned = data.learned
+            if train and learned is not None:
+                learned = learned.at(self.here.node, plan, self.here.present, self.resolved.lockstep)
+            self.runner.begin(data.batch, train, own, data.masks, learned=learned)
         if self.copies is not None:
             self.copies.begin(data.masks)
         spans: list[e.Span] = []

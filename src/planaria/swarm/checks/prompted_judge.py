@@ -26,11 +26,11 @@ from planaria.common.errors import UserError, missing_package
 from planaria.config.bounds import Positive
 from planaria.config.names import expanded
 from planaria.data.tokenizer import Tokenizer
+from planaria.models.chat import Template, template_of
 from planaria.runtime.engine.weight_sources import HUB, downloaded
 from planaria.swarm.checks.base import Context
 from planaria.swarm.checks.judge import Judge
 from planaria.swarm.draws import derived
-from planaria.swarm.policy.chat import Template, template_of
 from planaria.swarm.policy.huggingface import open_model, reading
 from planaria.swarm.policy.policies import folder_tokenizer
 from planaria.swarm.tasks.base import Problem

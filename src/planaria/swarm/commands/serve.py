@@ -17,12 +17,12 @@ import torch
 
 from planaria.cli.serving import require_server, token_in
 from planaria.common.errors import UserError
+from planaria.models.chat import Template
 from planaria.models.huggingface import is_exported
 from planaria.runtime.engine.weight_sources import located
 from planaria.runtime.foreign import export_run
 from planaria.swarm.audit.censor import Censor, Ledger
 from planaria.swarm.audit.questions import read
-from planaria.swarm.policy.chat import Template
 from planaria.swarm.policy.policies import open_policy
 from planaria.swarm.policy.prompts import PromptFormat as Wording
 from planaria.swarm.records.lines import PEERS

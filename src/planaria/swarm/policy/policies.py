@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from planaria.common.errors import UserError
 from planaria.data.tokenizer import Tokenizer
+from planaria.models.chat import Template, settings_of, template_of
 from planaria.models.decode import decode
 from planaria.models.gguf_file import is_gguf, look
 from planaria.models.huggingface import WEIGHTS, export_model, import_model, is_exported, is_ours
@@ -22,7 +23,6 @@ from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.engine import runs
 from planaria.runtime.engine.weight_sources import located, open_weights
 from planaria.swarm.policy.base import Drawn, Policy
-from planaria.swarm.policy.chat import Template, settings_of, template_of
 from planaria.swarm.policy.huggingface import HuggingFacePolicy, open_model
 from planaria.swarm.policy.prompts import PromptFormat
 

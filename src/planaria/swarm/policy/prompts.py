@@ -21,11 +21,11 @@ from torch import nn
 
 from planaria.common.errors import UserError
 from planaria.data.tokenizer import Tokenizer
+from planaria.models.chat import Template, Turn
 from planaria.models.model_metadata import ModelMetadata
 from planaria.swarm.config import PolicyConfig
 from planaria.swarm.draws import derived
 from planaria.swarm.policy.base import ROOM, tokenizer_fingerprint
-from planaria.swarm.policy.chat import Template, Turn
 from planaria.swarm.tasks.base import Problem, Task
 
 EXAMPLES = 4

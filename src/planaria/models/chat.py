@@ -12,9 +12,9 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from planaria.common import child_process, documents
 from planaria.common.errors import UserError
@@ -29,6 +29,7 @@ MOST = 1 << 18
 """maximum characters of a template, and of its rendering of placeholder turns"""
 MEMORY, SECONDS = 256 << 20, 20.0
 """limits of rendering a conversation, in bytes and seconds"""
+_TAG = re.compile(r"\{%[-+]?\s*generation\b")
 _TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
 
@@ -83,16 +84,121 @@ class Template:
     def _rendered(self, turns: Sequence[Turn]) -> str:
         messages = [{"role": role, "content": content} for role, content in turns]
         values = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
-        request = {"template": self.text, "values": dict(self.names) | values}
-        fix = "write policy.chat = 'never'"
+        (text,) = self.rendered([values], "write policy.chat = 'never'")
+        return text
+
+    @property
+    def tags_answers(self) -> bool:
+        """Whether answers are within ``{% generation %}`` tags."""
+        return _TAG.search(self.text) is not None
+
+    def rendered(self, several: Sequence[Mapping[str, Any]], fix: str, around: tuple[str, str] = ("", "")) -> list[str]:
+        """Return the text for each of ``several`` sets of values; ``around``: put before and after each tagged answer.
+
+        :raises UserError: with ``fix``, if the template fails.
+        """
+        values = [{**dict(self.names), **each} for each in several]
+        request = {"template": self.text, "values": values, "around": around}
         try:
-            return _renderer().call(json.dumps(request).encode(), SECONDS, "the template", fix).decode()
+            found: list[str] = json.loads(_renderer().call(json.dumps(request).encode(), SECONDS, "the template", fix))
         except UserError as error:
             _stop_renderer()
             reason = str(error).removesuffix(f"; {fix}")
             raise UserError(f"{self.place}: its chat template fails ({reason}); {fix}") from None
+        return found
 
 
+class Segments(NamedTuple):
+    """The text of a dialogue in parts, each with whether it is learned; names after the character ``mark`` are plain
+    text (:meth:`planaria.data.tokenizer.Tokenizer.encode_marked`)."""
+
+    parts: list[tuple[str, bool]]
+    mark: str
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A dialogue with all that its template gets, or several plain texts."""
+
+    content: Sequence[Any]
+    """messages, or texts"""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """the template's other values"""
+
+    def guarded(self, tokenizer: Tokenizer) -> tuple[Conversation, str]:
+        """Return the same without texts that name a control token, and the character that prevents it."""
+        names, (mark,) = tuple(tokenizer.control_tokens), self._unused(1)
+        content, values = _guarded_in([self.content, self.values], names, mark)
+        return Conversation(content, values), mark
+
+    def whole(self, template: Template, tokenizer: Tokenizer) -> Segments:
+        """Return the text, all of which is learned; UserError if the template fails."""
+        own, mark = self.guarded(tokenizer)
+        return Segments([(own._rendered(template, [(own.content, False)])[0], True)], mark)
+
+    def answers(self, template: Template, tokenizer: Tokenizer, wanted: Sequence[int]) -> Segments:
+        """Return the text, of which the messages ``wanted`` are learned.
+
+        :raises UserError: if the template fails, or changes earlier messages when later ones follow.
+        """
+        own, mark = self.guarded(tokenizer)
+        return Segments((own._tagged if template.tags_answers else own._by_prefixes)(template, wanted), mark)
+
+    def _by_prefixes(self, template: Template, wanted: Sequence[int]) -> list[tuple[str, bool]]:
+        """Return the text in parts; an answer is what it adds to the text before it."""
+        shorter = [(self.content[:end], end == n) for n in wanted for end in (n, n + 1)]
+        *texts, full = self._rendered(template, [*shorter, (self.content, False)])
+        parts, at = [], 0
+        for number, before, after in zip(wanted, texts[::2], texts[1::2], strict=True):
+            if not (full.startswith(after) and after.startswith(before)):
+                raise UserError(
+                    f"messages[{number}]: the chat template of {template.place} writes it in another way when messages "
+                    "follow; write data.learn = 'last', or set data.template to one with {% generation %} tags"
+                )
+            parts += [(full[at : len(before)], False), (full[len(before) : len(after)], True)]
+            at = len(after)
+        return [*parts, (full[at:], False)]
+
+    def _tagged(self, template: Template, wanted: Sequence[int]) -> list[tuple[str, bool]]:
+        """Return the text in parts, by the template's tags."""
+        _, start, stop = self._unused(3)  # the first may be the mark
+        (full,) = self._rendered(template, [(self.content, False)], (start, stop))
+        pieces = full.split(start)
+        roles = [number for number, message in enumerate(self.content) if message["role"] == "assistant"]
+        if len(pieces) - 1 != len(roles):
+            raise UserError(
+                f"the chat template of {template.place} tags {len(pieces) - 1} answers of {len(roles)}; fix its "
+                "{% generation %} tags, or set data.template"
+            )
+        parts = [(pieces[0], False)]
+        for number, piece in zip(roles, pieces[1:], strict=True):
+            answer, _, rest = piece.partition(stop)
+            parts += [(answer, number in wanted), (rest, False)]
+        return parts
+
+    def _rendered(
+        self, template: Template, several: Sequence[tuple[Any, bool]], around: tuple[str, str] = ("", "")
+    ) -> list[str]:
+        """Render lists of messages; with a true value, followed by the beginning of an answer."""
+        values = [{**self.values, "messages": some, "add_generation_prompt": asks} for some, asks in several]
+        return template.rendered(values, "fix the record, or set data.template", around)
+
+    def _unused(self, count: int) -> list[str]:
+        """Return private-use characters that no text contains."""
+        text = json.dumps([self.content, self.values], ensure_ascii=False)
+        return list(itertools.islice((letter for letter in map(chr, _PRIVATE) if letter not in text), count))
+
+
+def jinja_file(file: Path, names: tuple[tuple[str, str], ...]) -> Template:
+    """Return the template in a Jinja file, with these ``names`` of special tokens; UserError if it cannot be read."""
+    found = _made(file, documents.data(file, fix="give a Jinja file").decode("utf-8", "replace"), dict(names))
+    if found is None:
+        raise UserError(f"{file}: an empty chat template; give another")
+    return found
+
+
+_PRIVATE = range(0xF0000, 0xFFFFE)
+"""characters of private use"""
 _RENDERERS: dict[int, child_process.Child] = {}
 """by process id: a forked process must not share its parent's renderer"""
 
@@ -111,7 +217,16 @@ def _stop_renderer() -> None:
 
 def _unused(text: str) -> str:
     """Return a private-use character that a text does not contain."""
-    return next(letter for letter in map(chr, range(0xF0000, 0xFFFFE)) if letter not in text)
+    return next(letter for letter in map(chr, _PRIVATE) if letter not in text)
+
+
+def _guarded_in(value: Any, names: tuple[str, ...], mark: str) -> Any:
+    """Return a JSON value in which all texts but roles and keys are guarded."""
+    if isinstance(value, str):  # JSON's \u escapes can spell half a surrogate pair, which has no UTF-8
+        return _guarded(value.encode("utf-8", "replace").decode("utf-8"), names, mark)
+    if isinstance(value, Mapping):
+        return {key: one if key == "role" else _guarded_in(one, names, mark) for key, one in value.items()}
+    return [_guarded_in(one, names, mark) for one in value] if isinstance(value, list) else value
 
 
 @functools.lru_cache(maxsize=4)

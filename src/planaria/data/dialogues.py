@@ -1,0 +1,152 @@
+"""Dialogues as token ids, and which of these a model learns.
+
+A record holds ``messages`` (role and content), or a ``prompt`` and its ``completion`` (texts or messages). A chat
+template makes one text of a dialogue, which is tokenised as a whole. ``{% generation %}`` tags in the template enclose
+the answers. Without them an answer is found by prefixes: it is what the template adds to the dialogue before it, and
+includes the end-of-turn token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from planaria.common.errors import UserError, nearest
+from planaria.config.names import expanded
+from planaria.config.schema import DataConfig
+from planaria.data.corpus import KEYS, records_of
+from planaria.data.records import Record
+from planaria.data.tokenizer import END, Tokenizer
+from planaria.models.chat import Conversation, Segments, Template, jinja_file, template_of
+
+Message = Mapping[str, Any]
+OWN = ("bpe", "bytes")
+"""tokenizers without a chat template"""
+
+
+class Dialogue(NamedTuple):
+    """Token ids, uint32 [n], and whether each is learned, bool [n]."""
+
+    ids: npt.NDArray[np.uint32]
+    learned: npt.NDArray[np.bool_]
+
+
+def dialogues(
+    config: DataConfig, tokenizer: Tokenizer, on_progress: Callable[[str], None] | None = None
+) -> Iterator[Dialogue]:
+    """Yield every dialogue of a source.
+
+    :raises UserError: naming file and record, for a record that is none, or that the chat template cannot render; or if
+        there is no template.
+    """
+    template = None if config.format == "prompt" else chat_template(config)
+    for record, place in records_of(config, on_progress):
+        messages, first, texts = _read(record, config.format, place)
+        if texts is not None:
+            learned, (plain, mark) = (config.learn == "all", True), Conversation(texts).guarded(tokenizer)
+            pairs = tokenizer.encode_segments(plain.content, mark)
+            ids = [*tokenizer.before, *(i for i, _ in pairs), tokenizer.end]
+            marks = [*(False for _ in tokenizer.before), *(learned[segment] for _, segment in pairs), True]
+        else:
+            template = template or chat_template(config)
+            segments = _segments(config, template, tokenizer, record, messages, first, place)
+            pairs = tokenizer.encode_segments([text for text, _ in segments.parts], segments.mark)
+            ids, marks = [i for i, _ in pairs], [segments.parts[segment][1] for _, segment in pairs]
+        yield Dialogue(np.array(ids, np.uint32), np.array(marks, np.bool_))
+
+
+def chat_template(config: DataConfig) -> Template:
+    """Return the chat template of a source of dialogues: that of ``data.template``, or the tokenizer's.
+
+    :raises UserError: if there is none.
+    """
+    own = config.tokenizer in OWN
+    beside = None if own else expanded(config.tokenizer)
+    if beside is not None and beside.suffix == ".json":
+        beside = beside.parent
+    place = beside if config.template is None else expanded(config.template)
+    if place is not None and not place.exists():
+        raise UserError(f"data.template = {config.template!r}: no such file or folder; check the path")
+    named = template_of(beside) if beside is not None else None
+    if place is not None and place.is_file() and place != beside:
+        names = named.names if named is not None else (("bos_token", ""), ("eos_token", END))
+        return jinja_file(place, names)
+    found = named if place == beside else template_of(place) if place is not None else None
+    if found is None:
+        of = f"data.tokenizer = {config.tokenizer!r}" if config.template is None else f"data.template = {str(place)!r}"
+        raise UserError(
+            f"data.source = {config.source!r} holds dialogues, but {of} has no chat template; set data.template to a "
+            "Jinja file, or to the folder or GGUF file of a model that has one"
+        )
+    return found
+
+
+def learned_template(data: DataConfig) -> Template | None:
+    """Return the chat template of the first source of dialogues; None without one. Prompts with completions may need
+    none."""
+    for source in data.sources.values():
+        if source.dialogues:
+            try:
+                return chat_template(source)
+            except UserError:
+                if source.format == "messages":
+                    raise
+    return None
+
+
+def _read(record: Record, kind: str, place: str) -> tuple[list[Message], int, tuple[str, str] | None]:
+    """Return a record's messages and the number of the first that may be learned; or its prompt and completion."""
+    for key in KEYS[kind][: 1 if kind == "messages" else 2]:
+        if key not in record:
+            raise UserError(f"{place}: no {key!r} ({nearest(key, record)}); fix the record, or set data.format")
+    if kind == "messages":
+        return _messages(record["messages"], f"{place}: messages"), 0, None
+    prompt, completion = record["prompt"], record["completion"]
+    if isinstance(prompt, str) and isinstance(completion, str):
+        return [], 0, (prompt, completion)
+    asked = _messages(prompt, f"{place}: prompt")
+    return [*asked, *_messages(completion, f"{place}: completion")], len(asked), None
+
+
+def _messages(value: object, place: str) -> list[Message]:
+    """:raises UserError: if the value is not a list of messages."""
+    if not isinstance(value, list) or not value:
+        raise UserError(f"{place}: {_kind(value)}, not a list of messages; fix or remove the record")
+    for number, message in enumerate(value):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise UserError(f"{place}[{number}]: no object with 'role' and 'content'; fix or remove the record")
+        if not isinstance(message.get("content"), str) and not message.get("tool_calls"):
+            raise UserError(f"{place}[{number}]: its content is not text; fix or remove the record")
+    return value
+
+
+def _kind(value: object) -> str:
+    return "an empty list" if value == [] else f"holds {type(value).__name__}"
+
+
+def _segments(
+    config: DataConfig,
+    template: Template,
+    tokenizer: Tokenizer,
+    record: Record,
+    messages: Sequence[Message],
+    first: int,
+    place: str,
+) -> Segments:
+    """Return the parts of a dialogue's text, each with whether it is learned."""
+    settings = record.get("chat_template_kwargs") or {}
+    if not isinstance(settings, Mapping):
+        raise UserError(f"{place}: chat_template_kwargs: {_kind(settings)}, not an object; fix or remove the record")
+    answers = [n for n, message in enumerate(messages) if n >= first and message["role"] == "assistant"]
+    values = {"tools": record.get("tools"), "documents": None, **settings}
+    conversation = Conversation(messages, values)
+    try:
+        if config.learn == "all":
+            return conversation.whole(template, tokenizer)
+        found = conversation.answers(template, tokenizer, answers if config.learn == "answers" else answers[-1:])
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from None
+    return found

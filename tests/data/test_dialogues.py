@@ -1,0 +1,187 @@
+"""Dialogues: which tokens are learned, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planaria.common.errors import UserError
+from planaria.config.schema import DataConfig
+from planaria.data.corpus import resolved
+from planaria.data.dialogues import dialogues
+from planaria.data.shards import prepare
+from planaria.data.stream import Stream
+from planaria.data.tokenizer import Tokenizer, load_tokenizer
+
+PLAIN = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+TAGGED = (
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}"
+    "{% generation %}{{ m.content }}<|end|>{% endgeneration %}{% else %}{{ m.content }}<|end|>{% endif %}{% endfor %}"
+)
+FORGETFUL = (
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' and loop.last %}[thought]{% endif %}"
+    "{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+TALK = [("user", "a?"), ("assistant", "b"), ("user", "c?"), ("assistant", "d")]
+
+
+def turns(pairs: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
+    return [{"role": role, "content": content} for role, content in pairs]
+
+
+def source(folder: Path, records: Sequence[Any], template: str | None = PLAIN, **fields: Any) -> DataConfig:
+    """Data of these records, with a tokenizer of bytes."""
+    (folder / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    file = None if template is None else folder / "template.jinja"
+    if file is not None:
+        file.write_text(template or "")
+    plain = {"source": str(folder / "records.jsonl"), "tokenizer": "bytes", "cache": str(folder / "cache")}
+    given = {**plain, "template": file and str(file), "validation": 0.0, "format": "messages", **fields}
+    return DataConfig.model_validate(given)
+
+
+def read(data: DataConfig) -> list[tuple[str, str]]:
+    """Return the text of each dialogue, and its learned part with other tokens as dots; 256 is written as $."""
+    tokenizer = load_tokenizer(data, 257, Path(str(data.cache)))
+    found = []
+    for ids, learned in dialogues(data, tokenizer):
+        text = "".join("$" if i == 256 else chr(i) for i in ids.tolist())
+        found.append((text, "".join(c if one else "." for c, one in zip(text, learned.tolist(), strict=True))))
+    return found
+
+
+@pytest.mark.parametrize("template", [PLAIN, TAGGED])
+def test_answers_are_learned_with_their_end_of_turn(tmp_path: Path, template: str) -> None:
+    ((text, learned),) = read(source(tmp_path, [{"messages": turns(TALK)}], template))
+    assert text == "<|user|>a?$<|assistant|>b$<|user|>c?$<|assistant|>d$"
+    assert "".join(c for c in learned if c != ".") == "b$d$"
+    assert learned.index("b") == text.index("b") and learned.rindex("d") == text.rindex("d")
+
+
+def test_the_last_answer_or_all_tokens_can_be_learned(tmp_path: Path) -> None:
+    ((text, last),) = read(source(tmp_path, [{"messages": turns(TALK)}], learn="last"))
+    assert last == "." * (len(text) - 2) + "d$"
+    ((text, whole),) = read(source(tmp_path, [{"messages": turns(TALK)}], learn="all"))
+    assert whole == text
+
+
+def test_a_template_that_rewrites_earlier_answers_is_refused_unless_the_last_is_learned(tmp_path: Path) -> None:
+    talk = [{"messages": turns(TALK)}]
+    with pytest.raises(UserError, match=r"records\.jsonl:1: messages\[1\]: .*write data\.learn = 'last'"):
+        read(source(tmp_path, talk, FORGETFUL))
+    ((_, learned),) = read(source(tmp_path, talk, FORGETFUL, learn="last"))
+    assert learned.strip(".") == "[thought]d$"
+
+
+def test_a_text_cannot_name_a_control_token(tmp_path: Path) -> None:
+    ((text, _),) = read(source(tmp_path, [{"messages": turns([("user", "x<|end|>"), ("assistant", "y")])}]))
+    assert text == "<|user|>x<|end|>$<|assistant|>y$"
+
+
+def test_prompts_with_completions_need_no_template(tmp_path: Path) -> None:
+    records = [
+        {"prompt": "1 + 1 =", "completion": " 2"},
+        {"prompt": turns(TALK[:3]), "completion": turns(TALK[3:])},
+    ]
+    assert read(source(tmp_path, records[:1], format="prompt", template=None)) == [("1 + 1 = 2$", "....... 2$")]
+    _, (text, learned) = read(source(tmp_path, records, format="prompt"))
+    assert learned == "." * (len(text) - 2) + "d$"
+    with pytest.raises(UserError, match=r"holds dialogues, but data\.tokenizer = 'bytes' has no chat template"):
+        read(source(tmp_path, records, format="prompt", template=None))
+
+
+@pytest.mark.parametrize(
+    ("record", "wrong"),
+    [
+        ({"messages": []}, r"records\.jsonl:1: messages: an empty list"),
+        ({"messages": "hello"}, r"messages: holds str, not a list"),
+        ({"messages": [{"content": "a"}]}, r"messages\[0\]: no object with 'role'"),
+        ({"messages": [{"role": "user", "content": [1]}]}, r"messages\[0\]: its content is not text"),
+        ({"message": []}, r"records\.jsonl:1: no 'messages' \(did you mean 'message'\?\)"),
+        ({"messages": turns(TALK), "chat_template_kwargs": 3}, r"chat_template_kwargs: holds int"),
+    ],
+)
+def test_a_record_that_is_no_dialogue_is_named(tmp_path: Path, record: dict[str, Any], wrong: str) -> None:
+    with pytest.raises(UserError, match=wrong):
+        read(source(tmp_path, [record]))
+
+
+def test_the_format_is_that_of_the_first_record(tmp_path: Path) -> None:
+    def found(record: dict[str, Any]) -> DataConfig:
+        return resolved(source(tmp_path, [record], format="auto"))
+
+    assert found({"messages": turns(TALK)}).format == "messages" and found({"messages": turns(TALK)}).document_mask
+    assert found({"prompt": "a", "completion": "b"}).format == "prompt"
+    assert found({"text": "a", "prompt": "a", "completion": "b"}).format == "auto"
+    assert not found({"text": "a"}).document_mask
+    assert not resolved(source(tmp_path, [{"messages": turns(TALK)}], format="auto", pack=False)).document_mask
+    with pytest.raises(ValueError, match=r"document_mask = false.*set data\.pack = false"):
+        source(tmp_path, [{"messages": turns(TALK)}], document_mask=False)
+
+
+@pytest.mark.parametrize("pack", [True, False])
+def test_rows_hold_whole_dialogues_and_count_their_targets(tmp_path: Path, pack: bool) -> None:
+    records = [{"messages": turns([("user", "q" * (n % 7)), ("assistant", "a" * (n % 5 + 1))])} for n in range(40)]
+    data, reports = source(tmp_path, records, pack=pack, validation=0.25), list[str]()
+    dataset = prepare(data, 257, reports.append, context=63)
+    assert any("of the tokens are learned" in line for line in reports)
+    seen = []
+    for split in ("train", "validation"):
+        stream = Stream(dataset, split, 63, seed=1)
+        for n in range(stream.windows):
+            tokens, targets = stream.batch(n, 1)
+            numbers = stream.documents(n, tokens)[0]
+            text = "".join("$" if i == 256 else chr(i) for i in tokens[0].tolist())
+            wanted = [chr(i) if i != 256 else "$" for i in targets[0].tolist() if i >= 0]
+            assert stream.learned(n, 1) == len(wanted)
+            found = [part for part in text.split("<|user|>") if part]
+            assert pack or len(found) == 1
+            assert "".join(c for c in wanted if c == "a").count("a") == sum(part.count("a") for part in found) - sum(
+                part.count("<|assistant|>") * 2 for part in found
+            )
+            begins = [at for at in range(len(text)) if text.startswith("<|user|>", at)]
+            assert [int(numbers[at]) for at in begins] == [*range(1, len(begins) + 1)]
+            seen += found
+    assert len(seen) == 40 and len([*seen]) == dataset.meta.documents
+    assert dataset.meta.row == 64 and dataset.tokens("validation") > 0
+
+
+def test_long_dialogues_are_cut_and_silent_ones_left_out(tmp_path: Path) -> None:
+    long = {"messages": turns([("user", "q"), ("assistant", "a" * 200)])}
+    silent = {"messages": turns([("user", "q" * 200), ("assistant", "a")])}
+    reports: list[str] = []
+    dataset = prepare(source(tmp_path, [long, silent, {"messages": turns([("user", "q")])}]), 257, reports.append, 63)
+    assert dataset.meta.documents == 1
+    assert any("1 cut at 64 tokens (model.context + 1), 2 left out that have none" in line for line in reports)
+    with pytest.raises(UserError, match=r"no dialogue has a token to learn; give records with an answer"):
+        prepare(source(tmp_path, [silent]), 257, context=63)
+
+
+def test_only_training_reads_dialogues(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"data\.format = 'messages': only training"):
+        prepare(source(tmp_path, [{"messages": turns(TALK)}]), 257)
+
+
+def test_ids_are_those_of_transformers(tmp_path: Path) -> None:
+    """Also for text that a byte-pair tokenizer would join across the parts."""
+    transformers = pytest.importorskip("transformers")
+    words = tmp_path / "words.txt"
+    words.write_text("hello world, the answer is forty-two. " * 50)
+    own = load_tokenizer(DataConfig(source=str(words), cache=str(tmp_path)), 300, tmp_path)
+    own.save(tmp_path / "tokenizer.json")
+    library = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    talk = turns([("user", "hello  world"), ("assistant", "the answer, é"), ("user", "is"), ("assistant", " 42 ")])
+    data = source(tmp_path, [{"messages": talk}], TAGGED, tokenizer=str(tmp_path / "tokenizer.json"))
+    ((ids, learned),) = dialogues(data, Tokenizer.open(tmp_path / "tokenizer.json"))
+    theirs = library.apply_chat_template(
+        talk, chat_template=TAGGED, return_dict=True, return_assistant_tokens_mask=True, tokenize=True
+    )
+    assert ids.tolist() == theirs["input_ids"]
+    assert learned.tolist() == [bool(one) for one in theirs["assistant_masks"]]

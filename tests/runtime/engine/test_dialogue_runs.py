@@ -1,0 +1,168 @@
+"""Runs on dialogues: a step's loss is the mean over all its targets, however they are spread over microbatches."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from planaria.models.llama_layers import mask_of
+from planaria.models.llama_stages import Llama
+from tiny import config_in, engine_of, losses, train_stream
+from torch.nn import functional as F
+
+import planaria
+import talks
+from planaria.cli.commands.evaluate import evaluate
+from planaria.config.schema import RunConfig
+from planaria.control.logs import read_run
+from planaria.runtime.engine.runner import StageRunner
+from planaria.runtime.engine.samples import batches, learned, masks
+
+SMALL = {"model": {"layers": 2, "context": 24}, "optim": {"clip": 0.0}}
+
+
+def recipe(home: Path, microbatches: int = 4, size: int = 2, stages: int = 2, **sections: Any) -> RunConfig:
+    pipeline = {"stages": stages, "microbatches": microbatches, "microbatch_size": size}
+    given = {**SMALL, "pipeline": pipeline, **sections}
+    return config_in(home, data={**talks.written(home), **given.pop("data", {}), "validation": 0.2}, **given)
+
+
+@pytest.mark.parametrize("pack", [True, False])
+def test_a_step_has_the_gradient_of_the_mean_over_its_targets(tmp_path: Path, pack: bool) -> None:
+    config = recipe(tmp_path, data={"pack": pack})
+    stream, engine = train_stream(config), engine_of(config)
+    whole = Llama(config.model, 2, config.seed)
+    tokens, targets = stream.batch(0, 8)
+    mask = mask_of(stream.documents(0, tokens)) if pack else None
+    counts = [int((targets[n : n + 2] >= 0).sum()) for n in range(0, 8, 2)]
+    assert len({*counts}) > 1 and stream.learned(0, 8) == sum(counts)
+    x = whole.ends.embed(tokens, mask)
+    for stage in whole.stages:
+        x = stage(x, mask)
+    loss = F.cross_entropy(whole.ends.logits(x).flatten(0, 1), targets.flatten())
+    loss.backward()
+    whole.ends.fold_gradients()
+    kept: dict[int, dict[str, torch.Tensor]] = {}
+    for node, runner in engine.runners.items():
+        commit = runner.commit
+
+        def keep(step: int, node: int = node, runner: StageRunner = runner, commit: Any = commit) -> None:
+            kept[node] = {name: grad.clone() for name, grad in runner.grads.items()}
+            commit(step)
+
+        runner.commit = keep  # type: ignore[method-assign]
+    assert engine.train_step().loss == pytest.approx(loss.item(), rel=1e-6)
+    for node, module in enumerate([whole.ends, *whole.stages]):
+        for name, parameter in module.named_parameters():
+            assert parameter.grad is not None
+            torch.testing.assert_close(kept[node][name], parameter.grad, rtol=1e-5, atol=1e-7)
+
+
+def test_the_cut_into_microbatches_and_replicas_does_not_matter(tmp_path: Path) -> None:
+    expected = losses(engine_of(recipe(tmp_path, microbatches=8, size=1)), 4)
+    for given in (
+        recipe(tmp_path, microbatches=1, size=8),
+        recipe(tmp_path, microbatches=2, exchange={"replicas": 2, "kind": "allreduce"}),
+        recipe(tmp_path, microbatches=2, exchange={"replicas": 2, "kind": "allreduce"}, routing={"mixed": True}),
+        recipe(tmp_path, microbatches=2, size=1, exchange={"replicas": 4, "coded": {"scheme": "gc", "stragglers": 1}}),
+        recipe(tmp_path, microbatches=4, stages=1),
+    ):
+        assert losses(engine_of(given), 4) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_stage_that_routes_skip_takes_the_mean_over_the_targets_it_saw(tmp_path: Path) -> None:
+    config = recipe(tmp_path)
+    stream = train_stream(config)
+    batch, apart = batches(stream, 0, 2), masks(config.data, stream, batches(stream, 0, 2), 0, 2)
+    counts = learned(stream, 0, 2, 4)
+    assert counts is not None and apart is not None
+
+    def gradient(microbatches: list[int]) -> dict[str, torch.Tensor]:
+        """Of stage 1, if only these microbatches pass through it."""
+        ends, block = (StageRunner(config, stage) for stage in (0, 1))
+        for runner in (ends, block):
+            runner.begin(None if runner is block else batch, True, 4, apart, learned=counts)
+        for microbatch in range(4):
+            x = ends.forward(microbatch, 0, None)
+            if microbatch in microbatches:
+                x = block.forward(microbatch, 1, x)
+            ends.forward(microbatch, 2, x)
+            grad = ends.backward(microbatch, 2, None)
+            if microbatch in microbatches:
+                block.backward(microbatch, 1, grad)
+        block.weigh()
+        return {name: grad.clone() for name, grad in block.grads.items()}
+
+    some, parts = gradient([0, 3]), [gradient([n]) for n in (0, 3)]
+    shares = [counts.counts[n] / (counts.counts[0] + counts.counts[3]) for n in (0, 3)]
+    assert shares[0] != 0.5
+    for name, grad in some.items():
+        expected = sum(share * part[name] for share, part in zip(shares, parts, strict=True))
+        torch.testing.assert_close(grad, expected, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("exchange", [{"kind": "noloco", "options": {"every": 3}}, {"kind": "local"}])
+def test_replicas_that_step_alone_take_the_mean_over_their_own_targets(
+    tmp_path: Path, exchange: dict[str, Any]
+) -> None:
+    config = recipe(tmp_path, microbatches=2, exchange={"replicas": 2, **exchange})
+    engine, stream = engine_of(config), train_stream(config)
+    found: dict[int, float | None] = {}
+    for node, runner in engine.runners.items():
+        if runner.stage == 0:
+            finish = runner.finish
+
+            def note(node: int = node, runner: StageRunner = runner, finish: Any = finish) -> float | None:
+                found[node] = runner.loss
+                norm: float | None = finish()
+                return norm
+
+            runner.finish = note  # type: ignore[method-assign]
+    engine.train_step()
+    whole = Llama(config.model, 2, config.seed)
+    for first, loss in zip((0, 4), (loss for _, loss in sorted(found.items())), strict=True):
+        tokens, targets = stream.batch(first, 4)
+        mask = mask_of(stream.documents(first, tokens))
+        x = whole.ends.embed(tokens, mask)
+        for stage in whole.stages:
+            x = stage(x, mask)
+        expected = F.cross_entropy(whole.ends.logits(x).flatten(0, 1), targets.flatten())
+        assert loss == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_packed_dialogues_do_not_see_each_other(tmp_path: Path) -> None:
+    """The first dialogue of a row is another; the loss of the second stays."""
+    config = recipe(tmp_path)
+    stream, whole = train_stream(config), Llama(config.model, 2, config.seed)
+    n = next(n for n in range(stream.windows) if int(stream.documents(n, stream.batch(n, 1)[0]).max()) > 1)
+    tokens, _ = stream.batch(n, 1)
+    numbers = stream.documents(n, tokens)
+    second, found = int((numbers[0] == 1).sum()), []
+    for shift in (0, 1):
+        changed = tokens.clone()
+        changed[0, :second] = (changed[0, :second] + shift) % 257
+        x = whole.ends.embed(changed, mask_of(numbers))
+        for stage in whole.stages:
+            x = stage(x, mask_of(numbers))
+        found.append(whole.ends.logits(x)[0, second:])
+    assert 0 < second < tokens.shape[1] and torch.equal(*found)
+
+
+def test_eval_weighs_microbatches_by_their_targets(tmp_path: Path) -> None:
+    train = {"steps": 2, "eval_every": 2, "eval_microbatches": 3}
+    config = recipe(tmp_path, train=train).model_copy(update={"engine": "inline", "out": str(tmp_path / "runs")})
+    planaria.train(config, progress=False)
+    evaluate(tmp_path / "runs" / "run", "0.5", 4, None)
+    whole = json.loads((tmp_path / "runs" / "run" / "omission.json").read_text())[0]
+    last = list(read_run(tmp_path / "runs" / "run").validated)[-1].val_loss
+    assert torch.tensor(whole["perplexity"]).log().item() == pytest.approx(last, rel=1e-6)
+
+
+def test_an_export_has_the_chat_template_of_the_dialogues(tmp_path: Path) -> None:
+    """Also of a run that starts from no weights."""
+    config = recipe(tmp_path, train={"steps": 1}).model_copy(update={"engine": "inline", "out": str(tmp_path / "runs")})
+    planaria.train(config, progress=False)
+    assert (tmp_path / "runs" / "run" / "model" / "chat_template.jinja").read_text() == talks.TEMPLATE
