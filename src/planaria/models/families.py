@@ -55,23 +55,25 @@ def build_stage(
 
 def stage_parameters(config: ModelConfig, stages: int, stage: int) -> int:
     """Return the number of parameters of one stage of 0..``stages``, frozen ones included."""
-    return sum(_parameter_counts(config, stages, stage))
+    return sum(_parameter_counts(config, stages, stage)[:2])
 
 
-def frozen_parameters(config: ModelConfig, stages: int, stage: int) -> int:
-    """Return the number of a stage's parameters that are not trained, and so have neither gradient nor moments."""
-    return _parameter_counts(config, stages, stage)[1]
+def frozen_parameters(config: ModelConfig, stages: int, stage: int) -> tuple[int, int]:
+    """Return the number of a stage's parameters that are not trained, and so have neither gradient nor moments, and
+    their bytes."""
+    return _parameter_counts(config, stages, stage)[1:]
 
 
 @lru_cache(maxsize=256)
-def _parameter_counts(config: ModelConfig, stages: int, stage: int) -> tuple[int, int]:
-    """Return the numbers of a stage's trained and frozen parameters."""
+def _parameter_counts(config: ModelConfig, stages: int, stage: int) -> tuple[int, int, int]:
+    """Return the numbers of a stage's trained and frozen parameters, and the bytes of the latter."""
     chosen = family(config)
     if (known := chosen.parameter_counts(config, stages, stage)) is not None:
         return known
     built = build_stage(config, stages, stage, 0, "meta")
-    frozen = sum(one.numel() for one in built.buffers()) if chosen.based else 0
-    return sum(parameter.numel() for parameter in built.parameters()), frozen
+    frozen = [*built.buffers()] if chosen.based else []
+    trained = sum(parameter.numel() for parameter in built.parameters())
+    return trained, sum(one.numel() for one in frozen), sum(one.nbytes for one in frozen)
 
 
 def parameters(config: ModelConfig, stages: int) -> int:

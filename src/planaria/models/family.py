@@ -55,8 +55,9 @@ class Family(Choice, ABC):
         be computed from weights.
         """
 
-    def parameter_counts(self, config: ModelConfig, stages: int, stage: int) -> tuple[int, int] | None:
-        """Return the numbers of a stage's trained and frozen parameters, or None to count them on the device "meta"."""
+    def parameter_counts(self, config: ModelConfig, stages: int, stage: int) -> tuple[int, int, int] | None:
+        """Return the numbers of a stage's trained and frozen parameters and the bytes of the latter, or None to count
+        them on the device "meta"."""
         return None
 
     def pass_bytes(self, config: ModelConfig, stages: int, stage: int, passes: Passes) -> PassBytes | None:

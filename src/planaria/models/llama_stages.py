@@ -132,8 +132,8 @@ class LlamaFamily(Family):
         """Return the Hugging Face name; ValueError for a name outside of the stage's layers."""
         return global_name(config, stages, stage, local)
 
-    def parameter_counts(self, config: ModelConfig, stages: int, stage: int) -> tuple[int, int]:
-        return stage_parameters(config, stages, stage), 0
+    def parameter_counts(self, config: ModelConfig, stages: int, stage: int) -> tuple[int, int, int]:
+        return stage_parameters(config, stages, stage), 0, 0
 
     def pass_bytes(self, config: ModelConfig, stages: int, stage: int, passes: Passes) -> PassBytes:
         if stage == 0:

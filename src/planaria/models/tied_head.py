@@ -1,4 +1,4 @@
-"""A head that is tied to the embedding table, with a gradient of its own.
+"""A head that is tied to the embedding table, with a separate gradient.
 
 The gradients of both roles are accumulated separately, the head's in an unregistered alias of the table's storage.
 Otherwise the sum would depend on how the embedding and head backwards of different microbatches interleave, because
@@ -8,6 +8,7 @@ floating-point addition is not associative.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, Self
 
 from torch import Tensor, nn
@@ -26,7 +27,7 @@ class TiedHead(nn.Module, ABC):
 
     @abstractmethod
     def _tie(self) -> None:
-        """Create the alias if the head is tied; called whenever the table may have other storage."""
+        """Create the alias if the head is tied."""
 
     def keep_tied(self) -> None:
         """Tie now, and after weights were loaded."""
@@ -51,14 +52,21 @@ class TiedHead(nn.Module, ABC):
         if self.head_alias is not None:
             self.head_alias.grad = None
 
-    def _loaded(self, _keys: object) -> None:
+    def _tie_again(self, change: Callable[[Tensor], Tensor] = lambda gradient: gradient) -> None:
+        """Tie after the table may have got other storage; a gradient not yet folded is kept, with ``change``."""
+        gradient = None if self.head_alias is None else self.head_alias.grad
         self._tie()
+        if gradient is not None and self.head_alias is not None:
+            self.head_alias.grad = change(gradient)
+
+    def _loaded(self, _keys: object) -> None:
+        self._tie_again()
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._tie()
+        self._tie_again(fn)
         return self
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._tie()
+        self._tie_again()

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from planaria.models.llama_layers import mask_of
-from planaria.models.llama_stages import Llama
 from tiny import config_in, engine_of, losses, train_stream
 from torch.nn import functional as F
 
@@ -18,6 +16,8 @@ import talks
 from planaria.cli.commands.evaluate import evaluate
 from planaria.config.schema import RunConfig
 from planaria.control.logs import read_run
+from planaria.models.llama_layers import mask_of
+from planaria.models.llama_stages import Llama
 from planaria.runtime.engine.runner import StageRunner
 from planaria.runtime.engine.samples import batches, learned, masks
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import torch
 from torch import Tensor
 
 from harness import ending, folder_of, in_one_process, losses, newest, tiny, train
-from planaria.config.schema import RunConfig
+from planaria.config.schema import ModelConfig, RunConfig
+from planaria.control.logs import RunRecord
 from planaria.faults.trace import Fault
-from planaria.models.transformers.decoder import PLACE
+from planaria.models.transformers.adapters import base_of
+from planaria.models.transformers.decoder import PLACE, Decoder
 from planaria.models.transformers.family import model_section
 from planaria.models.transformers.shrinking import shrunk
 from planaria.models.transformers.skeleton import read_config
@@ -29,8 +32,10 @@ def values_of(kind: str) -> dict[str, Any]:
     return shrunk(read_config(whole, PLACE)) | {"vocab_size": 260}
 
 
-def run_of(folder: Path, kind: str, **sections: dict[str, Any]) -> RunConfig:
+def run_of(folder: Path, kind: str, options: dict[str, Any] | None = None, **sections: dict[str, Any]) -> RunConfig:
+    """``options``: further ones of the family."""
     model = model_section(values_of(kind), "config.json") | {"context": 32}
+    model["options"] |= options or {}
     given = {"model": model, "pipeline": {"microbatches": 2}, "checkpoint": {"every": 3}}
     given |= {name: {**given.get(name, {}), **fields} for name, fields in sections.items()}
     return tiny(folder, stages=2, steps=6, **given)
@@ -40,14 +45,51 @@ def weights(config: RunConfig) -> dict[str, Tensor]:
     return {atom.name: atom.read("weights") for atom in weights_of(newest(folder_of(config)))}
 
 
-@pytest.mark.parametrize("kind", ["gemma2", pytest.param("gpt_oss", marks=pytest.mark.slow)])
-def test_kills_of_every_stage_change_nothing_under_redundant_copies(tmp_path: Path, kind: str) -> None:
-    """Each stage has one layer, of which every other has a sliding window: no spare may take over with another's."""
-    config = run_of(tmp_path, kind, recovery={"strategy": "redundant"}, pipeline={"stages": 4})
-    faults = [Fault(step=1, stage=1), Fault(step=2, stage=2, moment="backward"), Fault(step=4, stage=0)]
+def trained(folder: Path, kind: str) -> dict[str, Any]:
+    """Write a base model with random weights in bf16; return the options of adapters on it, with it in bf16."""
+    decoder = Decoder.of(values_of(kind))
+    shapes = decoder.shapes(ModelConfig.model_validate(model_section(decoder.values, "config.json")))
+    generator = torch.Generator().manual_seed(1)
+    whole = decoder.whole({name: torch.randn(shape, generator=generator) * 0.05 for name, shape in shapes.items()})
+    whole.to(torch.bfloat16).save_pretrained(folder)
+    return {"lora_rank": 4, "lora_base": "bf16", **base_of(folder)}
+
+
+def require_unharmed(config: RunConfig, faults: list[Fault]) -> RunRecord:
+    """Require the losses and weights of a run without ``faults``, to the last bit."""
     record = train(config, faults)
     assert ending(record).outcome == "finished" and len(losses(record)) == 6
     unharmed = config.model_copy(update={"name": "unharmed"})
     assert losses(in_one_process(unharmed, name="unharmed")) == losses(record)
     found, expected = weights(config), weights(unharmed)
     assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+    return record
+
+
+@pytest.mark.parametrize("kind", ["gemma2", pytest.param("gpt_oss", marks=pytest.mark.slow)])
+def test_kills_of_every_stage_change_nothing_under_redundant_copies(tmp_path: Path, kind: str) -> None:
+    """Each stage has one layer, of which every other has a sliding window: no spare may take over with another's."""
+    config = run_of(tmp_path, kind, recovery={"strategy": "redundant"}, pipeline={"stages": 4})
+    faults = [Fault(step=1, stage=1), Fault(step=2, stage=2, moment="backward"), Fault(step=4, stage=0)]
+    require_unharmed(config, faults)
+
+
+@pytest.mark.parametrize("kind", ["gemma2", pytest.param("gpt_oss", marks=pytest.mark.slow)])
+def test_kills_change_nothing_for_adapters_on_a_base_in_bf16(tmp_path: Path, kind: str) -> None:
+    """Frozen weights come from the base's file again; adapters and moments, in fp32, from a twin."""
+    pytest.importorskip("peft")
+    options = trained(tmp_path / "base", kind)
+    config = run_of(tmp_path, kind, options, recovery={"strategy": "redundant"}, optim={"lr": 0.01})
+    require_unharmed(config, [Fault(step=1, stage=1), Fault(step=3, stage=2, moment="backward")])
+    assert all(one.dtype == torch.float32 and one.abs().sum() > 0 for one in weights(config).values())
+
+
+def test_kills_change_nothing_in_packed_documents(tmp_path: Path) -> None:
+    """A model that takes the library's masks, since it does not find documents by positions."""
+    lines = (json.dumps({"text": f"{number} times {number * 7}"}) for number in range(900))
+    (tmp_path / "texts.jsonl").write_text("\n".join(lines))
+    data = {"source": str(tmp_path / "texts.jsonl"), "document_mask": True}
+    config = run_of(tmp_path, "opt", recovery={"strategy": "redundant"}, data=data)
+    record = require_unharmed(config, [Fault(step=1, stage=1), Fault(step=3, stage=0)])
+    unmasked = config.model_copy(update={"data": config.data.model_copy(update={"document_mask": False})})
+    assert losses(in_one_process(unmasked, name="unmasked")) != losses(record)

@@ -22,6 +22,7 @@ from planaria.models.transformers.skeleton import in_one_line
 
 LINEAR = "linear"
 """all matrices of decoder layers"""
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _ADAPTER = "lora_"
 _BASE = ".base_layer"
 _NAME = ".default"
@@ -39,6 +40,13 @@ class Lora:
     """folder of the base model"""
     base_sha256: str
     """digest of its files (:func:`base_of`)"""
+    precision: str = "fp32"
+    """of the base model's weights in memory: a key of :data:`PRECISIONS`"""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the base model's weights in memory; adapters are fp32."""
+        return PRECISIONS[self.precision]
 
     def peft(self, layers: nn.Module) -> Any:
         """Return ``peft``'s configuration; the names of all matrices are those in ``layers``."""
@@ -67,11 +75,13 @@ class Lora:
 
 
 def inject(layers: nn.Module, lora: Lora) -> None:
-    """Add adapters on the device "meta" to the matrices of decoder layers."""
+    """Add fp32 adapters on the device "meta" to the matrices of decoder layers."""
     config = lora.peft(layers)
     from peft import inject_adapter_in_model
+    from peft.tuners.tuners_utils import cast_adapter_dtype
 
     inject_adapter_in_model(config, layers, low_cpu_mem_usage=True)
+    cast_adapter_dtype(layers, _NAME.removeprefix("."))
 
 
 def freeze(stage: nn.Module) -> list[str]:
@@ -89,7 +99,7 @@ def freeze(stage: nn.Module) -> list[str]:
 
 
 def load_base(stage: nn.Module, lora: Lora, text: str, frozen: Mapping[str, str]) -> None:
-    """Copy the base model's weights into a stage.
+    """Copy the base model's weights into a stage, in the stage's dtypes.
 
     ``text``: its config.json; ``frozen``: the name of each weight in the stage → by the library.
 

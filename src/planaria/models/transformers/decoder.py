@@ -116,7 +116,8 @@ class Decoder:
         if not 0 <= stage <= stages or model.uncut(stages):
             raise ValueError(f"no stage {stage} of {stages} in a model of {model.layers} layers")
         device = torch.get_default_device()
-        frame = Frame(self.config, self.attention, PLACE, self.facts.in_tuple, buffers=device.type != "meta")
+        dtype = torch.float32 if self.lora is None else self.lora.dtype
+        frame = Frame(self.config, self.attention, PLACE, self.facts.in_tuple, device.type != "meta", dtype)
         built = build(frame, stage_layers(model, stages, stage), stage)
         if self.lora is not None and stage:
             inject(built.layers, self.lora)

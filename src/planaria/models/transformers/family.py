@@ -26,7 +26,7 @@ class TransformersFamily(Family):
 
     config: str
     """the model's config.json: its path, or its contents, which a run's own configuration has"""
-    attention: Literal["sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"] = "sdpa"
+    attention: Literal["sdpa", "eager"] = "sdpa"
     """the library's implementation of attention; eager where the model has no sdpa"""
 
     lora_rank: Annotated[int, Field(ge=0)] = 0
@@ -35,6 +35,8 @@ class TransformersFamily(Family):
     """scale of adapters, divided by their rank"""
     lora_targets: str = LINEAR
     """matrices with adapters, by the last parts of their names and separated by commas; linear: all of the layers"""
+    lora_base: Literal["fp32", "bf16"] = "fp32"
+    """type of the frozen weights in memory and of hidden states within a stage; adapters are fp32"""
     base: Annotated[str, Field(json_schema_extra=DERIVED)] = ""
     """folder of the weights under adapters; derived from train.start"""
     base_sha256: Annotated[str, Field(json_schema_extra=DERIVED)] = ""
@@ -48,8 +50,8 @@ class TransformersFamily(Family):
     @property
     def decoder(self) -> Decoder:
         targets = tuple(name.strip() for name in self.lora_targets.split(","))
-        lora = Lora(self.lora_rank, self.lora_alpha, targets, self.base, self.base_sha256) if self.lora_rank else None
-        return Decoder(self.config, self.attention, lora)
+        lora = Lora(self.lora_rank, self.lora_alpha, targets, self.base, self.base_sha256, self.lora_base)
+        return Decoder(self.config, self.attention, lora if self.lora_rank else None)
 
     @property
     def based(self) -> bool:
@@ -79,8 +81,9 @@ class TransformersFamily(Family):
         positions = getattr(decoder.config, "max_position_embeddings", None)
         if require_cuttable(decoder, masked).longest and isinstance(positions, int) and config.context > positions:
             raise UserError(f"model.context = {config.context}: the model has {positions} positions; use at most these")
-        if not self.lora_rank and {"lora_alpha", "lora_targets"} & self.model_fields_set:
-            raise UserError("model.options.lora_alpha, lora_targets: have no effect without lora_rank; leave them out")
+        settings = ("lora_alpha", "lora_targets", "lora_base")
+        if not self.lora_rank and (unused := next((name for name in settings if name in self.model_fields_set), "")):
+            raise UserError(f"model.options.{unused}: has no effect without lora_rank; leave it out")
         if self.lora_rank and not self.base:
             raise UserError("model.options.lora_rank: adapters need trained weights under them; give train.start")
         if self.lora_rank:

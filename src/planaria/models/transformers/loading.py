@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from planaria.common.errors import UserError
-from planaria.models.transformers.skeleton import in_one_line, read_config
+from planaria.models.transformers.skeleton import in_one_line, read_config, skeleton
 
 
 @lru_cache(maxsize=1)
@@ -44,7 +44,20 @@ def loaded(folder: Path, text: str, fix: str = "download it again") -> dict[str,
         raise UserError(f"{folder}: weights: {missing[0]} is missing; {fix}")
     if unknown := sorted(report["unexpected_keys"]):
         raise UserError(f"{folder}: weights: {unknown[0]} has no place in the model that config.json describes")
+    _require_known_buffers(model, f"{folder}: weights")
     return {name: one.detach() for name, one in model.named_parameters()}
+
+
+def _require_known_buffers(model: Any, place: str) -> None:
+    """Refuse values beside the parameters, such as a router's biases, which stages would not take over.
+
+    Those that follow from config.json are no matter.
+    """
+    kept = model.state_dict().keys()
+    known = dict(skeleton(model.config, model.config._attn_implementation, place).named_buffers())
+    for name, one in model.named_buffers():
+        if name in kept and not torch.equal(one, known[name].to(one.dtype)):
+            raise UserError(f"{place}: {name} is a buffer, not a parameter, and its values would be lost")
 
 
 @contextmanager

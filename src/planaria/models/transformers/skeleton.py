@@ -8,8 +8,10 @@ input in place of what arrives there, and the last one ends the call. Nothing he
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from threading import get_ident
 from typing import Any, cast
 
 import torch
@@ -88,8 +90,10 @@ def _require_countable(values: Mapping[str, Any], place: str) -> None:
             raise UserError(f"{place}: {key} = {value} is not between 1 and {MOST_LAYERS}; download it again")
 
 
-def skeleton(config: Any, attention: str, place: str, buffers: bool = True) -> nn.Module:
-    """Build the whole causal decoder of ``config`` in fp32 with parameters on the device "meta".
+def skeleton(
+    config: Any, attention: str, place: str, buffers: bool = True, dtype: torch.dtype = torch.float32
+) -> nn.Module:
+    """Build the whole causal decoder of ``config`` in ``dtype`` with parameters on the device "meta".
 
     ``buffers``: whether buffers are real, on the CPU. Without them a layer can be called on "meta", experts included.
 
@@ -99,33 +103,42 @@ def skeleton(config: Any, attention: str, place: str, buffers: bool = True) -> n
     for implementation in (attention, "eager") if attention == "sdpa" else (attention,):
         try:
             with _parameters_on_meta() if buffers else torch.device("meta"):
-                return whole(config, implementation, None if buffers else "batched_mm")
+                return whole(config, implementation, None if buffers else "batched_mm", dtype)
         except Exception as error:  # the library may raise anything
             last = error
     assert last is not None
     raise UserError(f"{place}: {in_one_line(last)}")
 
 
-def whole(config: Any, attention: str, experts: str | None = None) -> nn.Module:
-    """Build the library's causal decoder of ``config`` in fp32 on the current device; it raises anything.
+def whole(config: Any, attention: str, experts: str | None = None, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """Build the library's causal decoder of ``config`` in ``dtype`` on the current device; it raises anything.
 
+    As when the library loads weights, some parameters of a model in bf16 are fp32.
     ``experts``: the library's implementation of mixtures; None: its default. "batched_mm" copies a matrix per token,
     but is the only one that "meta" supports.
     """
     from transformers import AutoModelForCausalLM
 
     build: Any = AutoModelForCausalLM.from_config
-    made: Any = build(config, dtype=torch.float32, attn_implementation=attention, experts_implementation=experts)
+    made: Any = build(config, dtype=dtype, attn_implementation=attention, experts_implementation=experts)
+    for pattern, wider in made._get_dtype_plan(dtype).items():
+        for name, one in (*made.named_parameters(), *made.named_buffers()):
+            if re.search(pattern.replace("*", ".*"), name) and one.is_floating_point():
+                one.data = one.data.to(wider)
     made.tie_weights()
     return cast(nn.Module, made)
 
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Move each parameter to "meta" when it is registered, before it is initialised; small ones keep their values."""
+    """Move each parameter to "meta" when it is registered, before it is initialised; small ones keep their values.
+
+    Torch's hook is global, so those that other threads register are left alone.
+    """
+    thread = get_ident()
 
     def moved(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
-        if parameter is None or parameter.is_meta:
+        if parameter is None or parameter.is_meta or get_ident() != thread:
             return None
         meta = type(parameter)(parameter.to("meta"), requires_grad=parameter.requires_grad)
         if parameter.numel() <= _SMALL:
@@ -170,6 +183,10 @@ class Passage:
     stop_at: int = -1
     """number of the layer at which the call ends before it runs; -1: none"""
 
+    def received(self, arriving: Tensor) -> Tensor:
+        """Return the hidden states that replace ``arriving``, in its dtype, or these if nothing does."""
+        return arriving if self.given is None else self.given.to(arriving.dtype)
+
 
 class Absent(nn.Module):
     """Stands in for a decoder layer: returns hidden states as the layer does, and may end the call."""
@@ -190,7 +207,7 @@ class Absent(nn.Module):
         hidden = args[0] if args else kwargs[_HIDDEN]
         if self._passage.stop_at == self._number:
             raise Reached(hidden, args, kwargs)
-        return self._returned(hidden if self._passage.given is None else self._passage.given)
+        return self._returned(self._passage.received(hidden))
 
     def _returned(self, hidden: Tensor) -> Any:
         return (hidden, *(None,) * (self._in_tuple - 1)) if self._in_tuple else hidden
@@ -208,9 +225,9 @@ class Own(Absent):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self._first and args:
-            args = (self._passage.given, *args[1:])
+            args = (self._passage.received(args[0]), *args[1:])
         elif self._first:
-            kwargs = {**kwargs, _HIDDEN: self._passage.given}
+            kwargs = {**kwargs, _HIDDEN: self._passage.received(kwargs[_HIDDEN])}
         out = self._layer[0](*args, **kwargs)
         if self._last:
             raise Reached(out[0] if isinstance(out, tuple) else out)
@@ -222,7 +239,7 @@ class EndsLayer(Absent):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self._passage.given is not None:
-            return self._returned(self._passage.given)
+            return self._returned(self._passage.received(args[0] if args else kwargs[_HIDDEN]))
         return self._layer[0](*args, **kwargs)
 
 
@@ -303,7 +320,7 @@ def materialise(module: nn.Module, device: torch.device | str) -> None:
                 if id(parameter) not in made:
                     held = torch.full_like(parameter, torch.nan, device=device)
                     if hasattr(parameter, "constructed"):
-                        held = parameter.constructed.to(device)
+                        held = parameter.constructed.to(device, parameter.dtype)
                     made[id(parameter)] = type(parameter)(held, requires_grad=parameter.requires_grad)
                 one._parameters[name] = made[id(parameter)]
 

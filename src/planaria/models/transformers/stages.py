@@ -33,9 +33,20 @@ _recomputed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 class Frame:
     """The library's whole model on "meta", cut for one stage."""
 
-    def __init__(self, config: Any, attention: str, place: str, in_tuple: int, buffers: bool = True) -> None:
-        """``in_tuple``: size of the tuple that decoder layers return, or 0; ``buffers``: whether they have memory."""
-        self.config, self.model = config, skeleton(config, attention, place, buffers)
+    def __init__(
+        self,
+        config: Any,
+        attention: str,
+        place: str,
+        in_tuple: int,
+        buffers: bool = True,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """``in_tuple``: size of the tuple that decoder layers return, or 0; ``buffers``: whether they have memory.
+
+        ``dtype``: of weights and of hidden states inside; a stage takes and returns fp32.
+        """
+        self.config, self.model, self.dtype = config, skeleton(config, attention, place, buffers, dtype), dtype
         self.path, self.layers = decoder_layers(self.model, config, place)
         self.in_tuple, self.passage = in_tuple, Passage()
 
@@ -61,12 +72,22 @@ class Frame:
     def blank(self, x: Tensor) -> Tensor:
         """Return input embeddings of the shape that belongs to hidden states ``x``; they are not used."""
         width = self.model.get_input_embeddings().embedding_dim  # type: ignore[operator]
-        return x.new_zeros(()).expand(*x.shape[:2], width)
+        return x.new_zeros((), dtype=self.dtype).expand(*x.shape[:2], width)
 
+    def documents(self, mask: Tensor | None) -> dict[str, Any]:
+        """Return what the library needs for the documents of ``mask`` [B, 1, T, T]; nothing without a mask.
 
-def positions(mask: Tensor | None) -> dict[str, Tensor]:
-    """Return position ids [B, T] that begin anew in every document of ``mask`` [B, 1, T, T]; none without a mask."""
-    return {} if mask is None else {"position_ids": mask.sum(-1).squeeze(1) - 1}
+        This is position ids [B, T] that begin anew in every document, and the library's own attention masks for them,
+        by type of layer. Many models make the same masks of position ids alone; some ignore these.
+        """
+        if mask is None:
+            return {}
+        from transformers.masking_utils import create_masks_for_generate
+
+        ids = mask.sum(-1).squeeze(1) - 1
+        like = mask.new_zeros((), dtype=self.dtype).expand(*ids.shape, 1)
+        masks: Any = create_masks_for_generate(self.model.config, like, None, None, ids)  # type: ignore[arg-type]
+        return {"position_ids": ids, "attention_mask": masks}
 
 
 class _Stage(nn.Module, ABC):
@@ -137,9 +158,10 @@ class Block(_Stage):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Map hidden states [B, T, D] to [B, T, D]; ``mask`` bool [B, 1, T, T]: whether a token attends to another."""
         frame = self.frame
+        given = frame.documents(mask)
         frame.passage.given = x
-        out: Tensor = frame.call(frame.model.base_model, inputs_embeds=frame.blank(x), **positions(mask))  # type: ignore[arg-type]
-        return out
+        out: Tensor = frame.call(frame.model.base_model, inputs_embeds=frame.blank(x), **given)  # type: ignore[arg-type]
+        return out.float()
 
 
 class Ends(TiedHead, _Stage):
@@ -165,9 +187,10 @@ class Ends(TiedHead, _Stage):
 
     def embed(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """Map token ids [B, T] to hidden states [B, T, D] before the first block stage."""
+        given = self.frame.documents(mask)
         self.frame.passage.stop_at = self.own
-        out: Tensor = self.frame.call(self.whole, input_ids=tokens, **positions(mask))
-        return out
+        out: Tensor = self.frame.call(self.whole, input_ids=tokens, **given)
+        return out.float()
 
     def logits(self, x: Tensor) -> Tensor:
         """Map hidden states [B, T, D] to logits [B, T, V], with the model's own norm, head and scaling."""

@@ -18,7 +18,7 @@ from planaria.runtime.transport.secure import NO_PROC
 
 
 def needs(config: RunConfig) -> Needs:
-    """Return the fp32 bytes of weights, gradients and moments of each stage; empty on CPUs.
+    """Return the bytes of weights, gradients and moments of each stage; empty on CPUs.
 
     A lower bound, without activations, copies for recovery and the 0.5 GB of CUDA itself in each process.
     """
@@ -29,7 +29,7 @@ def needs(config: RunConfig) -> Needs:
     model, stages = config.model, config.pipeline.stages
     frozen = [frozen_parameters(model, stages, stage) for stage in range(stages + 1)]
     counts = zip(_parameters(config), frozen, strict=True)
-    taken = (FP32_BYTES * (copies * (count - still) + still) for count, still in counts)
+    taken = (FP32_BYTES * copies * (count - still) + nbytes for count, (still, nbytes) in counts)
     return Needs(tuple(taken), sized=config.pipeline.unlike)
 
 
