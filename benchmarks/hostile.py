@@ -283,14 +283,14 @@ def _further() -> Iterator[Case]:
         yield Case(f"trace --seed {seed[:6]}", ("lab", "trace", "HOME/out.json", *_words(trace), f"--seed={seed}"))
     for command in (
         "report",
-        "run replay",
+        "run check",
         "export",
         "eval",
         "generate",
         "run chaos",
         "join",
-        "run accept",
-        "swarm explain",
+        "run check --accept",
+        "swarm show",
     ):
         more = FURTHER.get(command, ())
         for path in PATHS:
@@ -369,7 +369,7 @@ class DamageCase:
             "export": ["export", run, "--to", f"{run}/exported"],
             "eval": ["eval", run, "--omit", "0.25", "--subsets", "1", "--microbatches", "1"],
             "report": ["report", run],
-            "replay": ["run", "replay", run],
+            "replay": ["run", "check", run],
         }[self.command]
 
 

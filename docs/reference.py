@@ -1,12 +1,12 @@
-"""Write the generated pages: docs/settings.md from the schema, docs/commands.md from the command line's parsers."""
+"""Write the generated pages: docs/settings.md from the schema, docs/commands.md from the commands' signatures."""
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
-from planaria.cli.entry import make_parser
-from planaria.cli.flags import SET, fill
+from planaria.cli.entry import every_command
+from planaria.cli.flags import Command, Group
+from planaria.cli.settings import Settings
 from planaria.config import options, recipe
 
 DOCS = Path(__file__).parent
@@ -34,38 +34,33 @@ def settings() -> str:
 
 def commands() -> str:
     """Return the page of all commands with their arguments, without flags that are settings."""
-    _, known = make_parser()
     lines = [
         "# Commands",
         "",
         "Generated from the command line. `planaria COMMAND --help-all` also lists settings, which are flags.",
         "Exit codes: 0 success, 1 stopped or failed, 2 invalid input, 3 a sample was lost or used twice.",
     ]
-    for name, command in sorted(known.items()):
-        fill(command)
-        lines += ["", f"## planaria {name}", "", _sentence(command.description or ""), ""]
-        own = [action for action in command._actions if not action.dest.startswith((SET, "help"))]
-        if own:
-            lines += ["| argument | meaning |", "|---|---|"]
-        formatter = command._get_formatter()
-        lines += [f"| `{_usage(action)}` | {_cell(formatter._expand_help(action))} |" for action in own if action.help]
-        lines += [f"| `{_usage(action)}` | |" for action in own if not action.help]
+    root = every_command()
+    for word, found in sorted(root.commands.items()):
+        for name, command in sorted(getattr(found, "commands", {"": found}).items()):
+            lines += _command(f"planaria {word} {name}".rstrip(), command, root)
     return "\n".join(lines) + "\n"
 
 
-def _usage(action: argparse.Action) -> str:
-    """Return an argument as a user writes it."""
-    value = action.metavar or (action.dest.upper() if action.nargs != 0 else "")
-    shown = " ".join(value) if isinstance(value, tuple) else str(value)
-    return " ".join(filter(None, (", ".join(action.option_strings), shown if action.nargs != 0 else "")))
+def _command(name: str, command: Command, root: Group) -> list[str]:
+    """Return a command's section of the page."""
+    context = root.make_context(name, [])
+    context.command = command
+    params = command.get_params(context)
+    settings = command.keys if isinstance(command, Settings) else {}
+    rows = [command.row(param, context) for param in params if param.name not in settings and param.name != "help"]
+    shown = [f"| `{_cell(row[0])}` | {_cell(row[1])} |".replace("|  |", "| |") for row in rows if row is not None]
+    table = ["| argument | meaning |", "|---|---|", *shown]
+    return ["", f"## {name}", "", str(command.help), "", *(table if shown else [])]
 
 
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}." if text else ""
 
 
 if __name__ == "__main__":

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
 from planaria.cli import main
+from planaria.cli.entry import every_command
+from planaria.cli.flags import Command, Group
 
 
 def exit_code(*words: object) -> int:
@@ -25,3 +30,23 @@ def refused(capture: pytest.CaptureFixture[str], *words: object, silent: bool = 
     assert code == 2 and err.startswith("planaria: ") and err.count("\n") == 1 and err.endswith("\n"), err
     assert not (silent and out), out
     return err
+
+
+def commands(group: Group | None = None, prefix: str = "") -> Iterator[tuple[str, Command]]:
+    """Yield the name and the command of every command, such as ``run chaos``."""
+    for name, found in (group or every_command()).commands.items():
+        if isinstance(found, Group):
+            yield from commands(found, f"{name} ")
+        else:
+            assert isinstance(found, Command)
+            yield f"{prefix}{name}", found
+
+
+def parsed(words: list[str]) -> Any:
+    """Parse a command line without running it; return the context of its command."""
+    command: Any = every_command()
+    context = command.make_context("planaria", [])
+    while isinstance(command, Group):
+        name, command, words = command.resolve_command(context, words)
+        context = command.make_context(name, words, parent=context)
+    return context

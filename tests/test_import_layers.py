@@ -19,7 +19,7 @@ ENTRY = ("configuration", "complete", "foreign", "run", "training")
 LEVELS = (
     ("common",),
     ("config",),
-    ("cli.flags",),
+    ("cli.flags", "cli.settings"),
     ("models", "data", "pipeline.network"),
     ("pipeline.routing", "recovery", "exchange", "faults", "swarm.tasks"),
     ("pipeline.plan",),
@@ -151,6 +151,7 @@ def test_only_commands_import_the_command_line() -> None:
         "cli.commands",
         "cli.flags",
         "cli.serving",
+        "cli.settings",
         "lab.commands",
         "swarm.commands",
         "__main__",

@@ -52,7 +52,7 @@ def test_all_are_listed_with_their_purpose(capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize("name", [name for name in shipped.names() if "drill" not in name and "swarm" not in name])
 def test_a_copy_is_the_same_recipe(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     copy = tmp_path / "mine.toml"
-    assert cli.run(["init", str(copy), "--from", name]) == 0
+    assert cli.run(["recipes", name, "--to", str(copy)]) == 0
     *written, then = capsys.readouterr().out.splitlines()
     assert {path for path in tmp_path.rglob("*") if path.is_file()} == {*map(Path, written)}
     mine, theirs = recipe.read(copy), recipe.read(shipped.find(name))
@@ -67,7 +67,7 @@ def test_a_copy_is_the_same_recipe(name: str, tmp_path: Path, capsys: pytest.Cap
 
 def test_no_file_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "demo.trace.json").write_text("mine")
-    assert "demo.trace.json: exists already" in refused(capsys, "init", tmp_path / "mine.toml")
+    assert "demo.trace.json: exists already" in refused(capsys, "recipes", "demo", "--to", tmp_path / "mine.toml")
     assert [path.name for path in tmp_path.iterdir()] == ["demo.trace.json"]
 
 
@@ -106,7 +106,7 @@ def test_the_wheel_works_without_the_repository(tmp_path: Path) -> None:
     )
     assert Path(found.stdout.strip()).is_relative_to(site)
     assert "demo" in planaria("recipes")
-    planaria("init", "my.toml")
+    planaria("recipes", "demo", "--to", "my.toml")
     assert "dim = 128" in planaria("train", "my.toml", "--dry-run")
     (elsewhere / "text").write_text((ROOT / "README.md").read_text())
     model = ["--model.dim", "32", "--model.hidden", "64", "--model.vocab", "300", "--data.source", "text"]

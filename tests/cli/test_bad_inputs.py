@@ -247,7 +247,7 @@ TRACED = ["--step-seconds", "1", "--stages", "4", "--steps", "10"]
         (["train", "--resume", "HOME/nothing"], ["nothing", "not a run"]),
         (["generate", "HOME", "--prompt", "a"], ["HOME"]),
         (["report", "HOME"], ["HOME"]),
-        (["run", "replay", "HOME"], ["HOME"]),
+        (["run", "check", "HOME"], ["HOME"]),
         (["run", "chaos", "HOME", "--kill", "stage=1"], ["HOME"]),
         (["lab", "trace", "HOME/t.json", "--hourly", "1.5", *TRACED], ["hourly"]),
         (
@@ -471,7 +471,7 @@ def test_replaying_a_damaged_log_is_refused(
     else:
         for name in ("events", "spans", "metrics"):
             (run / f"{name}.jsonl").write_text("")
-    mistake(capfd, home, ["run", "replay", run], complaint)
+    mistake(capfd, home, ["run", "check", run], complaint)
 
 
 @pytest.mark.slow

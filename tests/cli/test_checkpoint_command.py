@@ -78,20 +78,20 @@ def test_show_lists_every_parameter_with_its_state(made: Path) -> None:
 
 def test_verify_names_the_damaged_file(made: Path, tmp_path: Path) -> None:
     run = copied(made, "two", tmp_path)
-    result = carry_out(["checkpoint", "verify", str(run)])
+    result = carry_out(["checkpoint", "show", str(run), "--verify"])
     assert result.code == 0 and result.out.count("tensors: unchanged") == 2 and "step-00000006: 10 files" in result.out
     path = run / "checkpoints" / "step-00000003" / "replica-1" / "stage-0002.safetensors"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 8
     path.write_bytes(content)
-    result = carry_out(["checkpoint", "verify", str(run)])
+    result = carry_out(["checkpoint", "show", str(run), "--verify"])
     assert (
         result.code == 2
         and result.kind
         and f"{path}: " in result.err
         and "has changed since it was written" in result.err
     )
-    assert carry_out(["checkpoint", "verify", str(run), "--checkpoint", "step-00000006"]).code == 0
+    assert carry_out(["checkpoint", "show", str(run), "--verify", "--checkpoint", "step-00000006"]).code == 0
 
 
 @pytest.mark.slow
@@ -117,9 +117,9 @@ def test_a_converted_checkpoint_resumes_like_the_original(made: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["checkpoint"], "checkpoint: give one of its commands: show, verify"),
+        (["checkpoint"], "checkpoint: give one of its commands: show, convert, import"),
         (["checkpoint", "show", "RUN", "--checkpoint", "step-7"], "no such checkpoint"),
-        (["checkpoint", "verify", "nowhere"], "not a run"),
+        (["checkpoint", "show", "nowhere", "--verify"], "not a run"),
         (["checkpoint", "convert", "RUN", "--to", "RUN/checkpoints"], "would replace a checkpoint"),
         (["checkpoint", "convert", "RUN", "--to", "x", "--pipeline.stages", "3"], "does not divide"),
         (["train", "--resume", "RUN", "--train.steps", "9", "--pipeline.stages", "3"], "does not divide"),

@@ -64,7 +64,7 @@ def test_a_code_that_misses_the_target_is_reported_and_written(
         (["--shards", "60", "--distance", "9"], "lower it, or --shards"),
         (["--degree", "9"], "degree = 9: a shard can be in at most 8 checks"),
         (["--to", "nowhere/code.json"], "nowhere/code.json: nowhere is not a folder"),
-        (["--data", "eight"], "invalid int value"),
+        (["--data", "eight"], "'--data': Input should be a valid integer"),
     ],
 )
 def test_impossible_targets_are_refused(wrong: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:

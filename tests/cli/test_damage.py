@@ -88,10 +88,10 @@ def test_a_change_by_hand_is_named_and_can_be_accepted(run: Path) -> None:
     generate = ["generate", str(run), "--prompt", "a", "--tokens", "1"]
     result = carry_out(generate)
     assert result.kind and f"{config}: has changed since it was written" in result.err
-    assert f"planaria run accept {run}" in result.err
-    result = carry_out(["run", "accept", str(run)])
+    assert f"planaria run check {run} --accept" in result.err
+    result = carry_out(["run", "check", str(run), "--accept"])
     assert (result.code, result.out) == (0, f"{config}: accepted in its current state\n")
-    assert carry_out(["run", "accept", str(run)]).out == f"{run}: nothing had changed\n"
+    assert carry_out(["run", "check", str(run), "--accept"]).out == f"{run}: nothing had changed\n"
     assert carry_out(generate).code == 0
 
 

@@ -383,7 +383,7 @@ def test_weights_for_the_worst_domain_equal_those_of_the_report(
 ) -> None:
     """The command changes no file."""
     before = {file: file.read_bytes() for file in copied.rglob("*") if file.is_file()}
-    assert cli.run(["experts", "weigh", str(copied), "--worst"]) == 0
+    assert cli.run(["eval", "--experts", str(copied), "--worst"]) == 0
     printed = capsys.readouterr().out
     assert {file: file.read_bytes() for file in copied.rglob("*") if file.is_file()} == before
     found = results(copied).worst
@@ -391,7 +391,7 @@ def test_weights_for_the_worst_domain_equal_those_of_the_report(
     assert 0 <= found.gap < 1e-3 and sum(found.weights) == pytest.approx(1)
     assert "Worst of 3 domains on" in printed and "wants a better expert" in printed
     assert "The worst domain" in (copied / "report.html").read_text()
-    assert cli.run(["experts", "weigh", str(copied), "--worst", "--tokens", "3", "--tolerance", "1e-9"]) == 0
+    assert cli.run(["eval", "--experts", str(copied), "--worst", "--tokens", "3", "--tolerance", "1e-9"]) == 0
     assert "first 3 tokens" in capsys.readouterr().out
 
 
@@ -399,7 +399,8 @@ def test_weights_for_the_worst_domain_equal_those_of_the_report(
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        ([], "--worst"),
+        (["--tokens", "3"], "--tokens 3: requires --worst"),
+        (["--worst", "--text", "x"], "--text x: cannot be combined with --worst"),
         (["--worst", "--tokens", "33"], "--tokens 33: texts have 32 tokens here"),
         (["--worst", "--floor", "0.34"], "--floor 0.34: must be above 0 and below 1/3"),
         (["--worst", "--tolerance", "0"], "--tolerance 0: must be above 0"),
@@ -407,21 +408,21 @@ def test_weights_for_the_worst_domain_equal_those_of_the_report(
 )
 def test_invalid_options_of_weigh_are_refused(flags: list[str], complaint: str, made: Path) -> None:
     with pytest.raises(UserError, match=complaint):
-        cli.run(["experts", "weigh", str(made / "runs" / "tiny"), *flags])
+        cli.run(["eval", "--experts", str(made / "runs" / "tiny"), *flags])
 
 
 @pytest.mark.slow
 def test_weigh_needs_texts_and_several_experts(copied: Path) -> None:
     (copied / "held-out" / "code.jsonl").write_text('{"text": "x"}\n')
     with pytest.raises(UserError, match=r"domain 'code' .*code\.jsonl"):
-        cli.run(["experts", "weigh", str(copied), "--worst"])
+        cli.run(["eval", "--experts", str(copied), "--worst"])
     shutil.rmtree(copied / "held-out")
     with pytest.raises(UserError, match="has no domains' texts"):
-        cli.run(["experts", "weigh", str(copied), "--worst"])
+        cli.run(["eval", "--experts", str(copied), "--worst"])
     for member in Ensemble(copied).manifest.members[1:]:
-        assert cli.run(["experts", "remove", str(copied), member.name]) == 0
+        assert cli.run(["experts", "edit", str(copied), "--remove", member.name]) == 0
     with pytest.raises(UserError, match="has only one expert"):
-        cli.run(["experts", "weigh", str(copied), "--worst"])
+        cli.run(["eval", "--experts", str(copied), "--worst"])
 
 
 @pytest.mark.slow
@@ -435,10 +436,10 @@ def test_the_number_of_loaded_experts_is_limited(made: Path) -> None:
 @pytest.mark.slow
 def test_experts_are_added_and_removed(copied: Path, made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = [member.name for member in Ensemble(copied).manifest.members]
-    assert cli.run(["experts", "remove", str(copied), names[0]]) == 0
+    assert cli.run(["experts", "edit", str(copied), "--remove", names[0]]) == 0
     assert [member.name for member in Ensemble(copied).manifest.members] == names[1:]
     again = copied / "seed-1" / "experts" / names[0]
-    assert cli.run(["experts", "add", str(copied), str(again), "--as", "back", "--domain", "tables"]) == 0
+    assert cli.run(["experts", "edit", str(copied), "--add", str(again), "--as", "back", "--domain", "tables"]) == 0
     found = Ensemble(copied)
     assert [member.name for member in found.manifest.members] == [*names[1:], "back"]
     samples = torch.randint(0, 256, (2, 33))
@@ -446,8 +447,8 @@ def test_experts_are_added_and_removed(copied: Path, made: Path, capsys: pytest.
     for name, complaint in (("back", "already"), ("a/b", "not a valid name")):
         with pytest.raises(UserError, match=complaint):
             commands.add_expert(copied, again, name, "")
-    assert cli.run(["experts", "remove", str(copied), "back"]) == 0
-    assert cli.run(["experts", "add", str(copied), str(again), "--as", "back", "--domain", "[/law]"]) == 0
+    assert cli.run(["experts", "edit", str(copied), "--remove", "back"]) == 0
+    assert cli.run(["experts", "edit", str(copied), "--add", str(again), "--as", "back", "--domain", "[/law]"]) == 0
     assert Ensemble(copied).manifest.member("back").model == "added/back-2"
     assert sorted(path.name for path in (copied / "added").iterdir()) == ["back", "back-2"]
     assert cli.run(["eval", "--experts", str(copied), "--text", str(copied / "test" / "code.jsonl")]) == 0
@@ -456,11 +457,11 @@ def test_experts_are_added_and_removed(copied: Path, made: Path, capsys: pytest.
     assert cli.run(words) == 0, "resuming the run keeps changes by hand"
     assert [member.name for member in Ensemble(copied).manifest.members] == [*names[1:], "back"]
     for name in names[1:]:
-        cli.run(["experts", "remove", str(copied), name])
+        cli.run(["experts", "edit", str(copied), "--remove", name])
     with pytest.raises(UserError, match="only expert"):
-        cli.run(["experts", "remove", str(copied), "back"])
+        cli.run(["experts", "edit", str(copied), "--remove", "back"])
     with pytest.raises(UserError, match="there is no expert 'bakc' here; did you mean 'back'"):
-        cli.run(["experts", "remove", str(copied), "bakc"])
+        cli.run(["experts", "edit", str(copied), "--remove", "bakc"])
 
 
 @pytest.mark.slow

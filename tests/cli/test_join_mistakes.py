@@ -171,7 +171,7 @@ def test_a_machine_without_a_gpu_is_refused_by_a_run_on_gpus(
     [
         ("--workers=0", "--workers 0: give 1 to 256"),
         ("--workers=1000", "1000"),
-        ("--patience=-1", "argument --patience: -1: not a duration"),
+        ("--patience=-1", "'--patience': -1: not a duration"),
     ],
 )
 def test_invalid_numbers_are_refused(run: Path, capfd: pytest.CaptureFixture[str], flag: str, named: str) -> None:

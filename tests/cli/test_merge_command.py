@@ -38,6 +38,10 @@ def merge(run: Path, to: Path, *words: object) -> None:
     assert cli.run(["experts", "merge", str(run), "--to", str(to), *map(str, words)]) == 0
 
 
+def edit(run: Path, to: Path, *words: object) -> None:
+    assert cli.run(["experts", "edit", str(run), "--to", str(to), *map(str, words)]) == 0
+
+
 def logits(folder: Path) -> torch.Tensor:
     with torch.inference_mode():
         return import_model(folder)(TOKENS)
@@ -99,7 +103,7 @@ def test_experts_are_added_to_and_removed_from_a_merged_model(made: Path, tmp_pa
     run = made_ensemble(tmp_path, names=THREE)
     (source := tmp_path / "upper.txt").write_text(text("upper"))
     words = ["--add", run / "upper" / "model", "--as", "third", "--domain", "upper", "--text", source]
-    merge(made / "merged", tmp_path / "more", *words)
+    edit(made / "merged", tmp_path / "more", *words)
     record = Fused.model_validate_json((tmp_path / "more" / "fused.json").read_text())
     assert [part.name for part in record.parts] == ["digits-expert", "lower-expert", "third"]
     kept, sums = (
@@ -107,26 +111,26 @@ def test_experts_are_added_to_and_removed_from_a_merged_model(made: Path, tmp_pa
         load_file(tmp_path / "more" / "routers.safetensors"),
     )
     assert all(torch.equal(kept[name], sums[name]) for name in kept) and set(sums) == {*kept, "third"}
-    merge(tmp_path / "more", tmp_path / "fewer", "--remove", "third")
+    edit(tmp_path / "more", tmp_path / "fewer", "--remove", "third")
     assert torch.equal(logits(tmp_path / "fewer"), logits(made / "merged")), (
         "adding and removing an expert restores the model"
     )
-    merge(tmp_path / "more", tmp_path / "other", "--remove", "digits-expert")
+    edit(tmp_path / "more", tmp_path / "other", "--remove", "digits-expert")
     assert import_model(tmp_path / "other").routing == (2, 1, True)
-    merge(tmp_path / "other", tmp_path / "one", "--remove", "third")
+    edit(tmp_path / "other", tmp_path / "one", "--remove", "third")
     for folder, name, complaint in (
         ("one", "lower-expert", "is its only expert"),
         ("more", "thrid", "did you mean 'third'"),
     ):
         with pytest.raises(UserError, match=complaint):
-            merge(tmp_path / folder, tmp_path / "none", "--remove", name)
+            edit(tmp_path / folder, tmp_path / "none", "--remove", name)
 
 
 def test_top_k_zero_selects_every_expert_after_an_addition(made: Path, tmp_path: Path) -> None:
     run = made_ensemble(tmp_path, names=THREE)
     (tmp_path / "upper.txt").write_text(text("upper"))
     merge(made / "ensemble", tmp_path / "all", "--top-k", 0)
-    merge(tmp_path / "all", tmp_path / "more", "--add", run / "upper" / "model", "--text", tmp_path / "upper.txt")
+    edit(tmp_path / "all", tmp_path / "more", "--add", run / "upper" / "model", "--text", tmp_path / "upper.txt")
     assert import_model(tmp_path / "all").routing == (2, 2, True)
     assert import_model(tmp_path / "more").routing == (3, 3, True)
 
@@ -200,19 +204,34 @@ def test_too_little_text_needs_a_lambda(tmp_path: Path) -> None:
         (["--lambda", "inf"], "--lambda inf: must be 0 or more"),
         (["--samples", "0"], "--samples 0: must be 1 or more"),
         (["--by", "average", "--top-k", "1"], "--top-k 1: is about routers"),
+        (["--by", "sum", "--samples", "1"], "--samples 1: is about routers"),
+        (["--by", "average", "--lambda", "1"], "--lambda 1.0: is no part of an average"),
+        (["--seed", "1"], "--seed 1: is for --by dare"),
         (["--by", "average", "--no-bias"], "--no-bias: is about routers"),
-        (["--text", "x"], "--text x: goes with --add"),
-        (["--as", "x"], "--as x: goes with --add"),
-        (["--add", "x"], "--add x: of which text"),
-        (["--add", "x", "--remove", "y"], "--add and --remove: give one"),
-        (["--remove", "x", "--top-k", "2"], "--top-k 2: is what the merged model was made with"),
-        (["--remove", "x", "--no-bias"], "--no-bias: is for making"),
-        (["--remove", "x"], "is no model of `planaria experts merge --by dume`"),
     ],
 )
 def test_invalid_options_are_refused(words: list[str], complaint: str, made: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=complaint):
         merge(made / "ensemble", tmp_path / "out", *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("RUN", "give --add MODEL or --remove NAME"),
+        ("RUN --text x", "--text x: goes with --add"),
+        ("RUN --as x", "--as x: goes with --add"),
+        ("RUN --add x --remove y", "--add and --remove: give one"),
+        ("RUN --remove x --to y", "--to y: is for a merged model"),
+        ("MERGED --remove x", "is a merged model, which is not changed in place; give --to FOLDER"),
+        ("MERGED --add x --to y", "--add x: of which text"),
+        ("RUN/digits/model --remove x --to y", "is no model of `planaria experts merge --by dume`"),
+    ],
+)
+def test_an_invalid_edit_is_refused(words: str, complaint: str, made: Path) -> None:
+    words = words.replace("RUN", str(made / "ensemble")).replace("MERGED", str(made / "merged"))
+    with pytest.raises(UserError, match=complaint):
+        cli.run(["experts", "edit", *words.split()])
 
 
 def test_an_invalid_addition_is_refused(made: Path, tmp_path: Path) -> None:
@@ -223,7 +242,7 @@ def test_an_invalid_addition_is_refused(made: Path, tmp_path: Path) -> None:
         complaint: str, model: Path, folder: Path = merged, words: tuple[object, ...] = ("--text", source)
     ) -> None:
         with pytest.raises(UserError, match=complaint):
-            merge(folder, tmp_path / "out", "--add", model, *words)
+            edit(folder, tmp_path / "out", "--add", model, *words)
         assert not (tmp_path / "out").exists()
 
     refused("has an expert 'lower-expert' already", expert, words=("--as", "lower-expert", "--text", source))
@@ -236,7 +255,7 @@ def test_an_invalid_addition_is_refused(made: Path, tmp_path: Path) -> None:
     moved = Path(shutil.copytree(merged, tmp_path / "moved"))
     (moved / "routers.safetensors").write_bytes(b"rubbish")
     refused("has changed since it was written", expert, moved)
-    assert cli.run(["run", "accept", str(moved)]) == 0
+    assert cli.run(["run", "check", str(moved), "--accept"]) == 0
     refused(r"routers\.safetensors: missing or damaged", expert, moved)
     for sums, complaint in (
         ({"digits-expert": torch.zeros(2, 2)}, "digits-expert: not 2 × 17 × 17 finite numbers in fp64"),
@@ -244,7 +263,7 @@ def test_an_invalid_addition_is_refused(made: Path, tmp_path: Path) -> None:
         ({"lower-expert": torch.ones(2, 17, 17).double()}, "has no sums of expert 'digits-expert'"),
     ):
         save_file(sums, moved / "routers.safetensors")
-        assert cli.run(["run", "accept", str(moved)]) == 0
+        assert cli.run(["run", "check", str(moved), "--accept"]) == 0
         refused(complaint, expert, moved)
 
 

@@ -1,4 +1,4 @@
-"""Several paths between sites: in plans, in ``planaria network paths`` after a changed link, and errors."""
+"""Several paths between sites: in plans, in ``planaria plan --update`` after a changed link, and errors."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_plan_has_paths_and_a_slow_link_moves_some(home: Path, capsys: pytest.
     assert {edge["path"] for edge in written["paths"]["edges"]} == {"north", "south"}
     assert "the busiest link carries" in (home / "plan.html").read_text()
 
-    paths = ("network", "paths", "recipe.toml", "--routing.schedule", "plan.json")
+    paths = ("plan", "recipe.toml", "--update", "--routing.schedule", "plan.json")
     assert exit_code(*paths) == 0
     assert "moved         0 of" in capsys.readouterr().out
     (home / "topology.toml").write_text(TOPOLOGY.replace("bandwidth_mbit = 100", "bandwidth_mbit = 10", 1))
@@ -82,15 +82,17 @@ def test_invalid_schedules_and_topologies_are_refused(home: Path, capsys: pytest
     capsys.readouterr()
 
     def mistake(*words: str) -> str:
-        return refused(capsys, "network", *words)
+        return refused(capsys, *words)
 
-    assert "routing.schedule: not given" in mistake("paths", "recipe.toml")
-    known = ("paths", "recipe.toml", "--routing.schedule", "plan.json")
+    assert "routing.schedule: not given" in mistake("plan", "recipe.toml", "--update")
+    known = ("plan", "recipe.toml", "--update", "--routing.schedule", "plan.json")
     assert "--moves -1: give 0 or more" in mistake(*known, "--moves", "-1")
+    assert "--moves 2: requires --update" in mistake("plan", "recipe.toml", "--moves", "2")
+    assert "--budget 9s: limits a search" in mistake(*known, "--budget", "9s")
     assert "pipeline.microbatches" in mistake(*known, "--pipeline.microbatches", "6")
     (home / "topology.toml").write_text(TOPOLOGY.replace("count = 3", "count = 4"))
     assert "its nodes are not those of network.topology (B 1)" in mistake(*known)
-    assert "lists several paths" in mistake("measure", "recipe.toml", "--to", "found")
+    assert "lists several paths" in mistake("network", "measure", "recipe.toml", "--to", "found")
     (home / "topology.toml").write_text('matrix = "twelve_cities"\n[[nodes]]\nsite = "Iowa"\ncount = 4\n')
     assert "has no [[link]] entries" in mistake(*known)
     tree = json.loads((home / "plan.json").read_text())

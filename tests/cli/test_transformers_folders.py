@@ -125,7 +125,7 @@ def test_a_run_from_scratch_takes_sizes_from_a_config_json(tmp_path: Path, monke
         (["--recovery.strategy", "checkfree"], "kinds of layers (A and B); they are alike with pipeline.stages = 2"),
         (["--model.options.lora_rank", "4", "--model.options.lora_targets", "q"], "'q' is no matrix of this model's"),
         (["--model.options.lora_rank", "4", "--recovery.strategy", "checkfree"], "up to a change of basis"),
-        (["--model.options.lora_alpha", "8"], "have no effect without lora_rank"),
+        (["--model.options.lora_alpha", "8"], "has no effect without lora_rank"),
         (["--model.family", "llama"], "architecture ['Gemma2ForCausalLM'] is not supported"),
     ],
 )

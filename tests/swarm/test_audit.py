@@ -260,7 +260,7 @@ def test_repair_record_must_match_the_weights(model: Path, tmp_path: Path) -> No
         other = tmp_path / f"repaired-{message.split()[-1]}-{verdict}"
         shutil.copytree(mended, other)
         (other / "realigned.json").write_text(json.dumps(record | changes))
-        cli.run(["run", "accept", str(other)])
+        cli.run(["run", "check", str(other), "--accept"])
         found = gate(int(verdict == "failed"), tmp_path / "b", other)
         repair = part_of(found, "repair")
         assert (repair.verdict, message in repair.said) == (verdict, True), repair

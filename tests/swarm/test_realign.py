@@ -203,7 +203,8 @@ def test_fused_experts_are_repaired_with_one_mask_each(
 ) -> None:
     run = ensemble(tmp_path / "run", pupil, {"one": tuned, "two": pupil})
     fused = tmp_path / "fused"
-    assert cli.run(["experts", "fuse", str(run), "--to", str(fused), "--safe", str(pupil), "--lambda", "0.5"]) == 0
+    merging = ["experts", "merge", str(run), "--by", "sum", "--to"]
+    assert cli.run([*merging, str(fused), "--safe", str(pupil), "--lambda", "0.5"]) == 0
     parent, child, whole = (weights_of(open_policy(str(place))) for place in (pupil, tuned, fused))
     name = next(iter(parent))
     torch.testing.assert_close(whole[name], parent[name] + 0.5 * (child[name] - parent[name]))
@@ -217,7 +218,9 @@ def test_fused_experts_are_repaired_with_one_mask_each(
     mask = tmp_path / "mended" / "mask.safetensors"
     assert cli.run(["swarm", "realign", str(fused), "--mask", str(mask), "--to", str(tmp_path / "again")]) == 0
     assert task_vectors.digest(weights_of(open_policy(str(tmp_path / "again")))) == record["result"]
-    assert "which one model they branched off" in refused(capsys, "experts", "fuse", run, "--to", tmp_path / "x")
+    assert "which one model they branched off" in refused(
+        capsys, "experts", "merge", run, "--by", "sum", "--to", tmp_path / "x"
+    )
 
 
 @pytest.mark.slow

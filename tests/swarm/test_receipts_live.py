@@ -65,7 +65,7 @@ def test_rounds_rewards_and_weights_are_certified(done: Path) -> None:
 def test_an_exported_model_is_verified_offline(model: Path, done: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = verify(model, str(done / "board"))
     assert lines[0].startswith("4 of 4 named peers signed these weights after 4 rounds; at most 1")
-    assert cli.run(["swarm", "verify", str(model)]) == 0
+    assert cli.run(["swarm", "show", str(model), "--certificate"]) == 0
     assert "4 of 4 named peers" in capsys.readouterr().out
 
 
@@ -94,7 +94,7 @@ def test_one_changed_bit_is_detected(model: Path) -> None:
     flipped(safetensors, safetensors.stat().st_size - 2)
     with pytest.raises(NotCertified):
         verify(model)
-    assert cli.run(["run", "accept", str(model)]) == 0
+    assert cli.run(["run", "check", str(model), "--accept"]) == 0
     with pytest.raises(NotCertified, match="has other weights than were signed"):
         verify(model)
 
@@ -109,7 +109,7 @@ def test_a_certificate_of_another_run_is_refused(model: Path, pupil: Path, tmp_p
 
 
 def test_credits_count_certified_rounds(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["swarm", "credits", str(done)]) == 0
+    assert cli.run(["swarm", "show", str(done), "--credits"]) == 0
     said = capsys.readouterr().out
     assert "4 of 4 rounds are certified" in said and "owed, at 2 for each" in said
     assert cli.run(["report", str(done)]) == 0

@@ -1,4 +1,4 @@
-"""``planaria swarm train``, ``swarm join``, ``swarm explain`` and ``report``."""
+"""``planaria swarm train``, ``swarm join``, ``swarm show`` and ``report``."""
 
 from __future__ import annotations
 
@@ -67,25 +67,25 @@ def test_keys_on_a_shared_board_are_private(there: Path) -> None:
 
 
 def test_explain_lists_all_training_completions(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    cli.run(["swarm", "explain", "runs/tiny", "--peer", "p0", "--round", "1"])
+    cli.run(["swarm", "show", "runs/tiny", "--peer", "p0", "--round", "1"])
     assert "p0: 16 completions" in capsys.readouterr().out
     lines = (there / "runs/tiny/peers/p0/samples.jsonl").read_text().splitlines()
     problem = json.loads(lines[0])["problem"]
-    cli.run(["swarm", "explain", "runs/tiny", "--peer", "p1", "--round", "0", "--problem", str(problem)])
+    cli.run(["swarm", "show", "runs/tiny", "--peer", "p1", "--round", "0", "--problem", str(problem)])
     shown = capsys.readouterr().out
     assert "p1: 4 completions" in shown and "text" in shown
-    cli.run(["swarm", "explain", "runs/tiny", "--round", "1", "--source", "p1"])
+    cli.run(["swarm", "show", "runs/tiny", "--round", "1", "--source", "p1"])
     assert "p0: 8 completions" in capsys.readouterr().out
-    cli.run(["swarm", "explain", "runs/tiny", "--refused"])
+    cli.run(["swarm", "show", "runs/tiny", "--refused"])
     count = sum(bool(json.loads(line)["layer"]) for line in lines)
     assert f"p0: {count} completions, 0 learned from" in capsys.readouterr().out
 
 
 def test_unknown_peers_sources_and_rounds_are_mistakes(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "did you mean 'p1'?" in refused(capsys, "swarm", "explain", "runs/tiny", "--peer", "p7")
-    assert "--source p7" in refused(capsys, "swarm", "explain", "runs/tiny", "--source", "p7")
-    assert "--round 9: p0 recorded rounds 0 to 2" in refused(capsys, "swarm", "explain", "runs/tiny", "--round", "9")
-    assert "no run of a swarm" in refused(capsys, "swarm", "explain", "runs")
+    assert "did you mean 'p1'?" in refused(capsys, "swarm", "show", "runs/tiny", "--peer", "p7")
+    assert "--source p7" in refused(capsys, "swarm", "show", "runs/tiny", "--source", "p7")
+    assert "--round 9: p0 recorded rounds 0 to 2" in refused(capsys, "swarm", "show", "runs/tiny", "--round", "9")
+    assert "no run of a swarm" in refused(capsys, "swarm", "show", "runs")
 
 
 def test_a_report_can_be_rewritten(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,7 +186,7 @@ def test_a_second_run_gets_its_own_folder_and_can_be_joined(
     records = [json.loads(line) for line in (there / "runs/guest/peers/late/log.jsonl").read_text().splitlines()]
     assert records[0]["first_round"] >= 2 and records[-1]["kind"] == "finished" and not records[-1]["reason"]
     assert "did collaborating help?" in capsys.readouterr().out
-    cli.run(["swarm", "explain", "runs/guest", "--peer", "late"])
+    cli.run(["swarm", "show", "runs/guest", "--peer", "late"])
     heard = [json.loads(line) for line in log.read_text().splitlines() if '"kind":"round"' in line]
     assert any(records[0]["id"] in record["sent"] for record in heard)
 
@@ -227,7 +227,7 @@ def _session(leader: int) -> list[int]:
 
 
 def test_settle_prints_each_case(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["swarm", "settle", "--hops", "3", "--seeds", "3"]) == 0
+    assert cli.run(["swarm", "drill", "--settlement", "--hops", "3", "--seeds", "3"]) == 0
     said = capsys.readouterr().out
     assert "f = 1 of 4 members Byzantine" in said and "hop 1 is dry" in said and "an honest party lost credits" in said
     assert "164" in said, "messages of three hops"
@@ -235,7 +235,7 @@ def test_settle_prints_each_case(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("wrong", [["--hops", "0"], ["--faulty", "-1"], ["--seeds", "0"]])
 def test_invalid_settle_arguments_are_refused_in_one_line(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert "; give" in refused(capsys, "swarm", "settle", *wrong)
+    assert "; give" in refused(capsys, "swarm", "drill", "--settlement", *wrong)
 
 
 DRILL = """

@@ -1,93 +1,70 @@
-"""Commands on checkpoints: show, verify, convert; export and import for other programs."""
+"""Commands on checkpoints: show, convert, import."""
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
+from typing import Annotated, Literal
 
-from planaria.cli.flags import Commands, add_fields, command, flagged
+from typer import Argument, Option
+
+from planaria.cli.flags import Run, command, flag, switch
+from planaria.cli.settings import Settings
 from planaria.config.shipped import find
 
-
-def add(commands: Commands) -> None:
-    for name, what, action in (
-        ("show", "list the parameters of a checkpoint, with clocks, sizes and digests", _show),
-        ("verify", "read a run's checkpoints, and check every digest", _verify),
-        ("convert", "write a checkpoint as it would be resumed with other settings", _convert),
-    ):
-        checkpoint = command(commands, f"checkpoint {name}", what, action)
-        checkpoint.add_argument("run", type=Path)
-        checkpoint.add_argument("--checkpoint", metavar="NAME", help="this checkpoint of the run")
-        if name == "convert":
-            checkpoint.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="folder of checkpoints")
-            add_fields(checkpoint)
-    _add_foreign(commands)
+FORMATS = "hf: Hugging Face, only weights; dcp: torch.distributed.checkpoint; universal: DeepSpeed's"
+Format = Literal["hf", "dcp", "universal"]
+Checkpoint = Annotated[str | None, flag("NAME", "this checkpoint of the run")]
 
 
-def _add_foreign(commands: Commands) -> None:
-    """Add the commands for checkpoints of other programs."""
-    export = command(
-        commands,
-        "checkpoint export",
-        "write a checkpoint for other programs, with moments and clocks",
-        _export,
-    )
-    export.add_argument("run", type=Path)
-    export.add_argument("--checkpoint", metavar="NAME", help="this checkpoint of the run")
-    export.add_argument("--to", type=Path, required=True, metavar="FOLDER")
-    export.add_argument("--precision", choices=("fp32", "bf16"), help="hf: type of weights (default fp32)")
-    export.add_argument("--shard", type=_megabytes, metavar="MB", help="hf: largest file of weights (default 4096)")
-
-    bring = command(commands, "checkpoint import", "start a run from another program's checkpoint", _import)
-    bring.add_argument("folder", type=Path)
-    bring.add_argument("recipe", type=find, help="the run's recipe, or a run with that recipe")
-    bring.add_argument("--names", type=Path, metavar="FILE", help="map of tensors to parameters, if not as in hf")
-    add_fields(bring)
-    text = "hf: Hugging Face, only weights; dcp: torch.distributed.checkpoint; universal: DeepSpeed's"
-    for parser in (export, bring):
-        parser.add_argument("--format", choices=("hf", "dcp", "universal"), required=True, help=text)
-
-
-def _show(given: argparse.Namespace) -> int:
-    from planaria.cli.commands.checkpoint import show
+@command("checkpoint show")
+def _show(
+    run: Run,
+    *,
+    checkpoint: Checkpoint = None,
+    verify: Annotated[
+        bool, switch("--verify", "read the run's checkpoints instead, or the named one, and check every digest")
+    ] = False,
+) -> int:
+    """List the parameters of a checkpoint, with clocks, sizes and digests."""
+    from planaria.cli.commands import checkpoint as commands
     from planaria.report import tables
 
-    tables.show(show(given.run, given.checkpoint))
+    if verify:
+        for line in commands.verify(run, checkpoint):
+            print(line)
+    else:
+        tables.show(commands.show(run, checkpoint))
     return 0
 
 
-def _verify(given: argparse.Namespace) -> int:
-    from planaria.cli.commands.checkpoint import verify
-
-    for line in verify(given.run, given.checkpoint):
-        print(line)
-    return 0
-
-
-def _convert(given: argparse.Namespace) -> int:
+@command("checkpoint convert", cls=Settings)
+def _convert(
+    run: Run,
+    *,
+    checkpoint: Checkpoint = None,
+    to: Annotated[Path, flag("FOLDER", "folder of checkpoints")],
+    settings: dict[str, str],
+) -> int:
+    """Write a checkpoint as it would be resumed with other settings."""
     from planaria.cli.commands.checkpoint import convert
 
-    print("\n".join(convert(given.run, given.checkpoint, flagged(given), given.to)))
+    print("\n".join(convert(run, checkpoint, settings, to)))
     return 0
 
 
-def _export(given: argparse.Namespace) -> int:
-    from planaria.cli.commands.checkpoint import export
-
-    lines = export(given.run, given.checkpoint, given.format, given.to, given.precision, given.shard)
-    print("\n".join(lines))
-    return 0
-
-
-def _import(given: argparse.Namespace) -> int:
+@command("checkpoint import", cls=Settings)
+def _import(
+    folder: Annotated[Path, Argument(metavar="FOLDER", help="folder that the other program has written")],
+    recipe: Annotated[
+        Path, Argument(metavar="RECIPE", parser=find, help="the run's recipe, or a run with that recipe")
+    ],
+    *,
+    kind: Annotated[Format, Option("--format", help=FORMATS)],
+    names: Annotated[Path | None, flag("FILE", "map of tensors to parameters, if not as in hf")] = None,
+    settings: dict[str, str],
+) -> int:
+    """Start a run from another program's checkpoint."""
     from planaria.cli.commands.checkpoint import bring
 
-    print("\n".join(bring(given.folder, given.recipe, flagged(given), given.format, given.names)))
+    print("\n".join(bring(folder, recipe, settings, kind, names)))
     return 0
-
-
-def _megabytes(text: str) -> int:
-    """Parse the size of files in MB."""
-    if not text.isdecimal() or not 1 <= int(text) <= 1 << 20:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of MB from 1 to {1 << 20}")
-    return int(text)

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
+from typing import Annotated
 
-from planaria.cli.flags import Commands, command
-
-
-def add(commands: Commands) -> None:
-    codes = command(
-        commands,
-        "lab codes",
-        "search a code of sparse parity checks, and report the losses it survives",
-        _codes,
-        code=False,
-    )
-    codes.add_argument("--shards", type=int, required=True, metavar="N")
-    codes.add_argument("--data", type=int, required=True, metavar="K", help="shards of data; the others are parities")
-    codes.add_argument("--distance", type=int, required=True, metavar="D", help="any D - 1 losses can be rebuilt")
-    codes.add_argument("--weight", type=int, required=True, metavar="W", help="most shards in a check")
-    codes.add_argument("--degree", type=int, default=0, metavar="C", help="most checks of a shard (default: any)")
-    codes.add_argument("--seed", type=int, default=0)
-    codes.add_argument("--tries", type=int, default=20_000, help="number of candidate matrices (default %(default)s)")
-    codes.add_argument("--to", type=Path, metavar="FILE", help="write the code: recovery.options.code = FILE")
-    codes.add_argument("--product", type=Path, metavar="FILE", help="write its hypergraph product with itself")
+from planaria.cli.flags import Seed, command, flag
 
 
-def _codes(given: argparse.Namespace) -> int:
+@command("lab codes", code=False)
+def _codes(
+    *,
+    shards: Annotated[int, flag("N", "shards of the code")],
+    data: Annotated[int, flag("K", "shards of data; the others are parities")],
+    distance: Annotated[int, flag("D", "any D - 1 losses can be rebuilt")],
+    weight: Annotated[int, flag("W", "most shards in a check")],
+    degree: Annotated[int, flag("C", "most checks of a shard (default: any)", show_default=False)] = 0,
+    seed: Seed = 0,
+    tries: Annotated[int, flag("N", "number of candidate matrices")] = 20_000,
+    to: Annotated[Path | None, flag("FILE", "write the code: recovery.options.code = FILE")] = None,
+    product: Annotated[Path | None, flag("FILE", "write its hypergraph product with itself")] = None,
+) -> int:
+    """Search a code of sparse parity checks, and report the losses it survives."""
     from planaria.cli.commands.codes import Request, search
     from planaria.recovery.codes.search import Target
 
-    target = Target(given.shards, given.data, given.distance, given.weight, given.degree)
-    return search(Request(target, given.seed, given.tries, given.to, given.product))
+    return search(Request(Target(shards, data, distance, weight, degree), seed, tries, to, product))

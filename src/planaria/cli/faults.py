@@ -1,12 +1,16 @@
-"""Commands that inject faults into a run, or generate a trace of faults."""
+"""Commands on faults: run chaos injects them, lab trace generates a trace of them."""
 
 from __future__ import annotations
 
-import argparse
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from planaria.cli.flags import Commands, command, duration
+from typer import Argument, Option
+
+from planaria.cli.flags import Command, Run, Seed, command, flag, switch
 from planaria.common.errors import UserError
+from planaria.config.durations import seconds
 
 SIGNALLED = {"kill": "SIGKILL (also to TARGET controller)", "stop": "SIGSTOP (also to TARGET controller)"}
 """faults sent as a signal, at once"""
@@ -24,95 +28,83 @@ INJECTED = {
     "lie": "corrupt its next update to other replicas, or all updates until a step",
 }
 """faults that the worker injects into itself, at its next opportunity"""
+STRENGTH = "--slow, --slow-host: factor; --slow-data, --delay: seconds; --lie: of --attack"
+MOMENTS = "any, forward, backward, commit, transfer, save, settle or link"
 
 
-def add(commands: Commands) -> None:
-    chaos = command(commands, "run chaos", "inject a fault into a live run", _chaos, code=False)
-    chaos.add_argument("run", type=Path)
-    target = chaos.add_mutually_exclusive_group(required=True)
-    for action, what in (*SIGNALLED.items(), *INJECTED.items()):
-        flag = f"--{action.replace('_', '-')}"
-        target.add_argument(
-            flag, dest=action, metavar="TARGET", help=f"{what}; TARGET is stage=N, node=N or worker=NAME"
-        )
-    chaos.add_argument(
-        "--resume-after", type=duration, metavar="S", help="time until the fault ends, such as 5 or 1min"
-    )
-    strength = "--slow, --slow-host: factor; --slow-data, --delay: seconds; --lie: of --attack"
-    chaos.add_argument("--strength", type=float, metavar="X", help=strength)
-    chaos.add_argument(
-        "--peer", type=int, metavar="STAGE", help="--delay, --reset: only the edge from this stage or node"
-    )
-    chaos.add_argument("--attack", metavar="NAME", help="--lie: the corruption, such as sign_flip or alie")
-    chaos.add_argument("--until", type=int, metavar="STEP", help="--lie: the first step with a correct update again")
-    chaos.add_argument("--moment", metavar="M", help="any, forward, backward, commit, transfer, save, settle or link")
-
-    found = command(commands, "run diagnose", "show the waiting times of a run's workers, and what is slow", _diagnose)
-    found.add_argument("run", type=Path)
-
-    trace = command(commands, "lab trace", "generate a trace of faults from a failure rate", _trace, code=False)
-    trace.add_argument("file", type=Path)
-    trace.add_argument("--hourly", type=float, required=True, help="probability that a stage fails within an hour")
-    trace.add_argument("--step-seconds", type=duration, required=True, help="duration of one step in seconds")
-    trace.add_argument("--stages", type=int, required=True)
-    trace.add_argument("--steps", type=int, required=True)
-    trace.add_argument("--seed", type=int, default=0)
-    trace.add_argument("--exempt", type=int, nargs="*", default=[], metavar="STAGE", help="stages that never fail")
-    trace.add_argument("--forbid-adjacent", action="store_true", help="never two adjacent stages in the same step")
-    trace.add_argument("--ends", action="store_true", help="the ends fail at the same rate")
-    trace.add_argument(
-        "--together", type=float, default=0.0, metavar="P", help="probability that a failure also takes the next stage"
-    )
-    trace.add_argument(
-        "--lost", default="stage", metavar="WHAT", help="what one fault takes: stage, adjacent, machine or region"
-    )
-    trace.add_argument("--machine", type=int, default=2, metavar="N", help="stages in a row that share a machine")
+Loss = Literal["stage", "adjacent", "machine", "region"]
 
 
-def _diagnose(given: argparse.Namespace) -> int:
-    from planaria.cli.commands.diagnose import diagnose
+class Faults(Command):
+    """A command with a flag for each fault."""
 
-    print(diagnose(given.run))
-    return 0
+    def table(self) -> Mapping[str, Any]:
+        target = "TARGET is stage=N, node=N or worker=NAME"
+        return {
+            fault: Option(f"--{fault.replace('_', '-')}", metavar="TARGET", help=f"{what}; {target}")
+            for fault, what in (SIGNALLED | INJECTED).items()
+        }
 
 
-def _chaos(given: argparse.Namespace) -> int:
+@command("run chaos", cls=Faults, code=False)
+def _chaos(
+    run: Run,
+    *,
+    resume_after: Annotated[
+        float | None, flag("S", "time until the fault ends, such as 5 or 1min", parser=seconds)
+    ] = None,
+    strength: Annotated[float | None, flag("X", STRENGTH)] = None,
+    peer: Annotated[int | None, flag("STAGE", "--delay, --reset: only the edge from this stage or node")] = None,
+    attack: Annotated[str | None, flag("NAME", "--lie: the corruption, such as sign_flip or alie")] = None,
+    until: Annotated[int | None, flag("STEP", "--lie: the first step with a correct update again")] = None,
+    moment: Annotated[str | None, flag("M", MOMENTS)] = None,
+    faults: dict[str, str],
+) -> int:
+    """Inject a fault into a live run."""
     from planaria.cli.commands.chaos import ask, strike
 
-    action = next(name for name in (*SIGNALLED, *INJECTED) if getattr(given, name) is not None)
-    target = getattr(given, action)
+    if len(faults) != 1:
+        what = " and ".join(f"--{fault.replace('_', '-')}" for fault in faults) or "run chaos"
+        raise UserError(f"{what}: give one fault, such as --kill stage=1; see `planaria run chaos --help`")
+    ((action, target),) = faults.items()
+    named = {"strength": strength, "moment": moment, "attack": attack, "until": until, "peer": peer}
+    given = {name: value for name, value in named.items() if value is not None}
     if action in INJECTED:
-        named = {"resume_after_s": given.resume_after, "strength": given.strength, "moment": given.moment}
-        named |= {"attack": given.attack, "until": given.until, "peer": given.peer}
-        print(ask(given.run, target, {"signal": action} | {k: v for k, v in named.items() if v is not None}))
+        timed = {} if resume_after is None else {"resume_after_s": resume_after}
+        print(ask(run, target, {"signal": action} | timed | given))
         return 0
-    if (given.strength, given.moment, given.attack, given.until, given.peer) != (None,) * 5:
+    if given:
         raise UserError("--strength, --moment, --attack, --until, --peer: a signal acts at once and has no options")
-    if given.resume_after is not None and action != "stop":
+    if resume_after is not None and action != "stop":
         raise UserError("--resume-after: requires --stop, or another fault with a duration")
-    print(strike(given.run, action, target, given.resume_after))
+    print(strike(run, action, target, resume_after))
     return 0
 
 
-def _trace(given: argparse.Namespace) -> int:
+@command("lab trace", code=False)
+def _trace(
+    file: Annotated[Path, Argument(metavar="FILE")],
+    *,
+    hourly: Annotated[float, flag("P", "probability that a stage fails within an hour")],
+    step_seconds: Annotated[float, flag("S", "duration of one step in seconds", parser=seconds)],
+    stages: Annotated[int, flag("N", "stages of the run")],
+    steps: Annotated[int, flag("N", "steps of the run")],
+    seed: Seed = 0,
+    exempt: Annotated[list[int] | None, flag("STAGE", "a stage that never fails; can be given several times")] = None,
+    forbid_adjacent: Annotated[bool, switch("--forbid-adjacent", "never two adjacent stages in the same step")] = False,
+    ends: Annotated[bool, switch("--ends", "the ends fail at the same rate")] = False,
+    together: Annotated[float, flag("P", "probability that a failure also takes the next stage")] = 0.0,
+    lost: Annotated[Loss, Option(help="what one fault takes")] = "stage",
+    machine: Annotated[int, flag("N", "stages in a row that share a machine")] = 2,
+) -> int:
+    """Generate a trace of faults from a failure rate."""
     from planaria.faults.trace import burst_sizes, digest, write
     from planaria.faults.trace_generation import generate
 
-    trace = generate(
-        given.seed,
-        given.hourly,
-        given.step_seconds,
-        given.stages,
-        given.steps,
-        set(given.exempt),
-        given.forbid_adjacent,
-        given.ends,
-        given.together,
-        given.lost,
-        given.machine,
-    )
-    write(trace, given.file)
+    spared = set(exempt or [])
+    trace = generate(seed, hourly, step_seconds, stages, steps, spared, forbid_adjacent, ends, together, lost, machine)
+    write(trace, file)
     shared = burst_sizes(trace)
     bursts = "".join(f", {count} × {size} together" for size, count in sorted(shared.items()) if size > 1)
-    print(f"{given.file}: {len(trace.faults)} faults{bursts}, digest {digest(trace)[:16]}")
+    print(f"{file}: {len(trace.faults)} faults{bursts}, digest {digest(trace)[:16]}")
     return 0

@@ -1,297 +1,310 @@
-"""Building blocks of the parsers: a command, and every field of a recipe as a flag.
-
-Functions import the schema when they need it, so that ``planaria --help`` does not wait for pydantic.
-"""
+"""Building blocks of the command line: registration of commands, their help, and flags that commands share."""
 
 from __future__ import annotations
 
-import argparse
-import sys
+import inspect
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, get_args
+from contextlib import AbstractContextManager
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
 from planaria.common import logs
 from planaria.common.errors import UserError
-from planaria.config import consent
-from planaria.config.durations import seconds
-from planaria.config.shipped import find
+from planaria.config import consent, shipped
 
-if TYPE_CHECKING:
-    from planaria.config.schema import Section
-
-WIDTH = 118
-"""columns of help texts of commands with settings"""
-SET = "set "
-"""prefix of a field's flag among the parsed arguments"""
-
-
-COMMON = {
-    *("name", "engine", "seed", "model.vocab", "model.dim", "model.layers", "model.context", "pipeline.stages"),
-    *("pipeline.microbatches", "data.source", "optim.lr", "train.steps", "train.start", "train.device"),
-    *("recovery.strategy", "exchange.replicas", "exchange.kind", "checkpoint.every"),
-    *("size", "board", "task.name", "policy.kind", "rounds.count", "loss.kind", "defence.checks", "attack.kind"),
-}
-"""settings that ``--help`` shows; ``--help-all`` shows all"""
-ADVANCED = {"--live-at", "--live-name", "--live-token-file", "--live-chaos"}
-"""flags that only ``--help-all`` shows"""
-
-
+ADVANCED = "advanced"
+"""panel of flags that only ``--help-all`` shows"""
+RUNS = Path("runs")
 SECTIONS = {
     "training": ("train", "join", "plan", "compare", "advise"),
     "runs and models": ("watch", "report", "generate", "eval", "export", "serve"),
-    "recipes and shell": ("recipes", "init", "completion"),
+    "recipes": ("recipes",),
     "groups of commands": ("run", "checkpoint", "experts", "swarm", "network", "lab"),
 }
 """title → first words of commands, in the order of ``planaria --help``"""
 GROUPS = {
-    "run": "inspect or disturb a run",
-    "checkpoint": "inspect, convert and exchange checkpoints",
+    "run": "disturb or check a run",
+    "checkpoint": "inspect, convert and import checkpoints",
     "experts": "ensembles of domain experts",
     "swarm": "peers that do not trust each other",
     "network": "links between machines",
     "lab": "offline generators of codes and fault traces",
 }
 """first word of a command of two words → description of its group"""
+GIVEN = "planaria.table"
+"""key of the given flags of a command's table in the context's metadata"""
+EVERYTHING = "planaria.everything"
+"""key in the context's metadata if the help shows every flag"""
 
 
-class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line and whose help fits a screen."""
+class Asked(NamedTuple):
+    """How a command runs, by its registration and its shared flags."""
 
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; see `{self.prog} --help`")
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        fill(self)
-        return super().parse_known_args(args, namespace)
-
-    def format_help(self) -> str:
-        if self.get_default("root") is None:
-            return super().format_help()
-        explain(self, every=False)
-        formatter = self._get_formatter()
-        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
-        formatter.add_text(self.description)
-        own = [action for action in self._actions if not action.dest.startswith(SET)]
-        common = [action for action in self._actions if action.dest.removeprefix(SET) in COMMON]
-        for title, actions in (("arguments", own), ("common settings", common)):
-            formatter.start_section(title)
-            formatter.add_arguments([action for action in actions if not ADVANCED & {*action.option_strings}])
-            formatter.end_section()
-        return formatter.format_help()
+    lasting: bool
+    forks: bool
+    allow_code: bool = False
+    log_level: str | None = None
+    log_json: bool = False
 
 
-class Root(Parser):
-    """The parser of ``planaria``, whose help lists commands in sections."""
-
-    def format_help(self) -> str:
-        formatter = self._get_formatter()
-        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
-        formatter.add_text(self.description)
-        (below,) = (action for action in self._actions if isinstance(action, argparse._SubParsersAction))
-        entries = {entry.dest: entry for entry in below._choices_actions}
-        for title, names in SECTIONS.items():
-            formatter.start_section(title)
-            formatter.add_arguments([entries[name] for name in names if name in entries])
-            formatter.end_section()
-        formatter.start_section("options")
-        formatter.add_arguments([action for action in self._actions if action is not below])
-        formatter.end_section()
-        formatter.add_text("`planaria COMMAND --help` shows a command's arguments, or a group's commands.")
-        return formatter.format_help()
+Around = Callable[[Asked], AbstractContextManager[None]]
+"""prepares this process for a command; the object of the root context"""
 
 
-class Commands:
-    """The commands of ``planaria``: single words, and groups of commands of two words."""
+class UnexpectedArgument(typer.TyperException):
+    """A command line has an argument more than the command accepts."""
 
-    def __init__(self, parser: Root) -> None:
-        self._top = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
-        self._groups: dict[str, Any] = {}
-        self._known: dict[str, Parser] = {}
+    def __init__(self, word: str, ctx: typer.Context) -> None:
+        super().__init__(word)
+        self.ctx = ctx
+
+
+class Command(TyperCommand):
+    """A command that can have a table of further flags, whose given values it receives as one mapping."""
+
+    allow_extra_args = True
+    keys: Mapping[str, str]
+    """the library's name of a parameter → name in the table; set by :meth:`get_params`"""
+
+    def table(self) -> Mapping[str, Any]:
+        """Return name → option of the further flags."""
+        return {}
+
+    def get_params(self, ctx: Any) -> Any:
+        if not hasattr(self, "keys"):
+            options = self.table()
+            self.keys = {f"{name.replace('.', '__')}_": name for name in options}
+            self.params += _parameters({key: options[name] for key, name in self.keys.items()})
+        return super().get_params(ctx)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        known = {name: param for param in self.get_params(ctx) for name in param.opts}
+        for word, following in pairwise(args):
+            valued = word in known and not getattr(known[word], "is_flag", True)
+            if valued and following in known and not ctx.resilient_parsing:
+                raise UserError(f"{word}: has no value; write {word} VALUE")
+        rest = super().parse_args(ctx, args)
+        if rest and not ctx.resilient_parsing:
+            raise UnexpectedArgument(rest[0], ctx)
+        given = {name: ctx.params.pop(key, None) for key, name in self.keys.items()}
+        ctx.meta[GIVEN] = {name: text for name, text in given.items() if text is not None}
+        return rest
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for param in self.get_params(ctx):
+            if (title := self.section(param, ctx)) is not None and (row := self.row(param, ctx)) is not None:
+                sections.setdefault(title, []).append(row)
+        for title, rows in sections.items():
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows, col_max=36)
+
+    def section(self, param: Any, ctx: Any) -> str | None:
+        """Return the section of the help that lists a flag or argument; None if none does."""
+        if param.param_type_name == "argument":
+            return "Arguments"
+        panel: str | None = param.rich_help_panel
+        if panel == ADVANCED:
+            return "Options" if EVERYTHING in ctx.meta else None
+        return panel or "Options"
+
+    def row(self, param: Any, ctx: Any) -> tuple[str, str] | None:
+        """Return a flag or argument as a user writes it, and its help text."""
+        record: tuple[str, str] | None = param.get_help_record(ctx)
+        if record is None or param.param_type_name == "option":
+            return record
+        return record[0].partition(" <")[0], record[1]
+
+
+class Group(TyperGroup):
+    """A group of commands, which its help lists in full."""
+
+    def __init__(self, **named: Any) -> None:
+        super().__init__(**named | {"context_settings": {"help_option_names": ["-h", "--help"]}})
+
+    def get_params(self, ctx: Any) -> Any:
+        params = super().get_params(ctx)
+        for switch in params:
+            switch.default = False  # the library would validate None with pydantic, which takes 0.1 s to import
+        return params
 
     @property
-    def known(self) -> Mapping[str, Parser]:
-        """Return the parsers of all commands by name, such as ``train`` or ``run replay``."""
-        return self._known
+    def summary(self) -> str:
+        """Return what the group is about, with its commands."""
+        return f"{self.help}: {', '.join(self.commands)}"
 
-    @property
-    def first_words(self) -> frozenset[str]:
-        """Return the first words of all commands."""
-        return frozenset(name.partition(" ")[0] for name in self._known)
+    def sections(self) -> Mapping[str, list[str]]:
+        """Return title → commands."""
+        return {"Commands": list(self.commands)}
 
-    def add(self, name: str, what: str) -> Parser:
-        """Add the parser of a command, and of its group if it is the group's first."""
-        group, _, last = name.rpartition(" ")
-        below = self._group(group) if group else self._top
-        parser: Parser = below.add_parser(last, help=what, description=what, allow_abbrev=False)
-        self._known[name] = parser
-        if group:
-            (entry,) = (entry for entry in self._top._choices_actions if entry.dest == group)
-            entry.help = f"{GROUPS[group]}: {', '.join(below.choices)}"
-        return parser
-
-    @property
-    def groups(self) -> Mapping[str, Parser]:
-        """Return the parsers of all groups by name."""
-        return {name: self._top.choices[name] for name in self._groups}
-
-    def _group(self, name: str) -> Any:
-        if name not in self._groups:
-            what = GROUPS[name]
-            parser = self._top.add_parser(name, help=what, description=what, allow_abbrev=False)
-            self._groups[name] = parser.add_subparsers(dest="below", required=True, metavar="COMMAND")
-        return self._groups[name]
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        for title, names in self.sections().items():
+            there = {name: self.commands[name] for name in names if name in self.commands}
+            rows = [(name, one.summary if isinstance(one, Group) else str(one.help)) for name, one in there.items()]
+            with formatter.section(title):
+                formatter.write_dl(rows)
 
 
-class HelpAll(argparse.Action):
-    """Print the help with every setting, and exit."""
+class Root(Group):
+    """All commands, listed by what they are for."""
 
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        explain(parser, every=True)
-        print(argparse.ArgumentParser.format_help(parser), end="")
-        sys.exit(0)
+    def sections(self) -> Mapping[str, list[str]]:
+        return {title: list(names) for title, names in SECTIONS.items()}
+
+
+def _new(cls: type[Group], what: str, **named: Any) -> typer.Typer:
+    return typer.Typer(cls=cls, help=what, rich_markup_mode=None, pretty_exceptions_enable=False, **named)
+
+
+app = _new(Root, "Trains language models on machines that fail, lag and lie.", add_completion=True)
+app.info.epilog = "`planaria COMMAND --help` shows a command's arguments, or a group's commands."
+_groups: dict[str, typer.Typer] = {}
 
 
 def command(
-    commands: Commands,
     name: str,
-    what: str,
-    action: Any,
+    *,
+    cls: type[Command] = Command,
     code: bool = True,
     lasting: bool = False,
     forks: bool = False,
-) -> argparse.ArgumentParser:
-    """Add a command that calls ``action`` with the parsed arguments; ``action`` returns the exit code.
+    logged: bool = False,
+) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Return a decorator that registers a function as a command; the function returns the exit code.
+
+    Its signature declares arguments and flags, its docstring is the help text. A parameter ``dict[str, str]`` receives
+    the given flags of the table of ``cls``, by name.
 
     :param name: one word, or two, such as ``checkpoint show``.
     :param code: the command reads recipes or runs, which may name classes of modules to import.
-    :param lasting: the command continues when its output is closed, and has the flags of :func:`add_logs`.
+    :param lasting: the command continues when its output is closed; implies ``logged``.
     :param forks: the command forks its workers from its own process.
+    :param logged: the command has the flags of logs.
     """
-    parser = commands.add(name, what)
-    parser.set_defaults(action=action, parser=parser, root=None, allow_code=False, lasting=lasting, forks=forks)
-    parser.set_defaults(log_level=None, log_json=False)
-    if code:
-        parser.add_argument(
-            consent.FLAG,
-            action="store_true",
-            help="import the modules of classes that the recipe or run names as module:Class; this runs their code",
-        )
-    if lasting:
-        add_logs(parser)
-    return parser
+    shared = (["allow_code"] if code else []) + (["log_level", "log_json"] if lasting or logged else [])
+
+    def register(function: Callable[..., int]) -> Callable[..., int]:
+        group, _, last = name.rpartition(" ")
+        _typer(group).command(last, cls=cls)(_wrapped(function, shared, Asked(lasting, forks)))
+        return function
+
+    return register
 
 
-def add_logs(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of logs."""
-    levels = f"{', '.join(logs.LEVELS[:-1])} or {logs.LEVELS[-1]} (default: warning here, info in workers' files)"
-    parser.add_argument("--log-level", choices=logs.LEVELS, metavar="LEVEL", help=levels)
-    parser.add_argument("--log-json", action="store_true", help="write logs as JSON lines")
+def _typer(group: str) -> typer.Typer:
+    if not group:
+        return app
+    if group not in _groups:
+        _groups[group] = _new(Group, GROUPS[group])
+        app.add_typer(_groups[group], name=group)
+    return _groups[group]
 
 
-def add_recipe(parser: argparse.ArgumentParser, what: str = "", needed: bool = True) -> None:
-    """Add the recipe argument, parsed to a path; ``what`` completes its help text."""
+def _wrapped(function: Callable[..., int], shared: list[str], how: Asked) -> Callable[..., int]:
+    """Return a function with the parameters of ``function`` and the ``shared`` flags, which runs it as ``how`` says."""
+    given = inspect.signature(function, eval_str=True).parameters.values()
+    tables = [param.name for param in given if param.annotation == dict[str, str]]
+
+    def run(ctx: typer.Context, **values: Any) -> int:
+        around: Around = ctx.find_root().obj
+        with around(how._replace(**{flag: values.pop(flag) for flag in shared})):
+            return function(**values, **dict.fromkeys(tables, ctx.meta[GIVEN]))
+
+    own = [param.replace(kind=param.KEYWORD_ONLY) for param in given if param.name not in tables]
+    usual = [_keyword(flag, _SHARED[flag], how._field_defaults[flag]) for flag in shared]
+    context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+    _declare(run, [context, *own, *usual])
+    run.__doc__ = function.__doc__
+    return run
+
+
+def _declare(function: Callable[..., Any], parameters: list[inspect.Parameter]) -> None:
+    """Set the signature that the library reads."""
+    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    function.__annotations__ = {param.name: param.annotation for param in parameters}
+
+
+def _keyword(name: str, annotation: Any, default: object) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _parameters(options: Mapping[str, Any]) -> list[Any]:
+    """Return the library's parameters for options that only a table names; a flag with a callback has no value."""
+
+    def holder(**_: Any) -> None: ...
+
+    kinds = {key: bool if option.callback else str | None for key, option in options.items()}
+    _declare(holder, [_keyword(key, Annotated[kinds[key], option], None) for key, option in options.items()])
+    one = typer.Typer(add_completion=False)
+    one.command()(holder)
+    return get_command(one).params
+
+
+def _recipes(kind: str | None) -> Callable[[str], list[str]]:
+    """Return a completer for shipped recipes of a kind (None: any); the shell completes files where none fits."""
+
+    def complete(incomplete: str) -> list[str]:
+        from planaria.config import recipe
+
+        near = [name for name in shipped.names() if name.startswith(incomplete)]
+        return [name for name in near if kind is None or kind in recipe.kinds_of(recipe.read(shipped.find(name)))]
+
+    return complete
+
+
+def _runs(incomplete: str) -> list[str]:
+    """Complete with runs below ``runs``; the shell completes folders where none fits."""
+    near = [path for path in sorted(RUNS.glob("*")) if str(path).startswith(incomplete)]
+    return [str(path) for path in near if any((path / name).is_file() for name in ("config.json", "experts.json"))]
+
+
+def refuse(given: Mapping[str, object], why: str) -> None:
+    """Raise UserError naming the first of these flags that was given (not None)."""
+    for flag, value in given.items():
+        if value is not None:
+            raise UserError(f"--{flag} {value}: {why}")
+
+
+def recipe_argument(what: str = "", kind: str | None = "train") -> Any:
+    """Return the argument of a recipe, parsed to a path; ``what`` completes its help text."""
     text = f"a TOML file{what}, or a name from `planaria recipes`"
-    parser.add_argument("recipe", type=find, nargs=None if needed else "?", help=text)
+    return typer.Argument(metavar="RECIPE", parser=shipped.find, help=text, autocompletion=_recipes(kind))
 
 
-def run_config() -> type[Section]:
-    """Return the root section of a run's recipe."""
-    from planaria.config.schema import RunConfig
-
-    return RunConfig
+def run_argument(text: str | None = None) -> Any:
+    """Return the argument of a run's folder."""
+    return typer.Argument(metavar="RUN", help=text, autocompletion=_runs)
 
 
-def add_fields(parser: argparse.ArgumentParser, root: Callable[[], type[Section]] = run_config) -> None:
-    """Make every field of a recipe a flag; :func:`fill` adds the flags.
-
-    :param root: imports and returns the recipe's root section.
-    """
-    parser.set_defaults(root=root)
-    parser.formatter_class = partial(argparse.HelpFormatter, max_help_position=34, width=WIDTH)
-    parser.add_argument(
-        "--help-all", action=HelpAll, nargs=0, help="show every setting of a recipe, which are flags too"
-    )
-    words = [str(action.metavar or action.dest.upper()) for action in parser._actions if not action.option_strings]
-    parser.usage = f"{parser.prog} [{' '.join(words)}] [OPTIONS] [--SECTION.SETTING VALUE ...]"
+def run_option(flag: str, text: str) -> Any:
+    """Return a flag whose value is a run's folder."""
+    return typer.Option(flag, metavar="RUN", help=text, autocompletion=_runs)
 
 
-def fill(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of a command's settings, if that has not been done; only the command that is parsed needs them."""
-    root = parser.get_default("root")
-    if root is None or parser.get_default("filled"):
-        return
-    from planaria.config import options, recipe
-
-    parser.set_defaults(filled=True)
-    groups: dict[str, Any] = {}
-    for name, field in recipe.fields(root()):
-        if name.endswith(f".{options.NAME}"):
-            continue  # see take_options
-        section = name.rpartition(".")[0] or "run"
-        if section not in groups:
-            groups[section] = parser.add_argument_group(section)
-        choices = [a for a in get_args(field.annotation) if isinstance(a, str)]
-        metavar = "|".join(choices) if choices else name.rpartition(".")[2].upper()
-        groups[section].add_argument(
-            f"--{name}", dest=f"{SET}{name}", default=argparse.SUPPRESS, metavar=metavar, help=" "
-        )
+def flag(metavar: str, text: str, *names: str, **more: Any) -> Any:
+    """Return a flag with a value; without ``names``, it is named after its parameter."""
+    return typer.Option(*names, metavar=metavar, help=text, **more)
 
 
-def explain(parser: argparse.ArgumentParser, every: bool) -> None:
-    """Set the help text of each setting's flag from the docstrings in the source.
-
-    :param every: in full; otherwise its first phrase.
-    """
-    if (root := parser.get_default("root")) is None:
-        return
-    from planaria.config import recipe
-
-    fill(parser)
-    fields, meanings = dict(recipe.fields(root())), dict(recipe.meanings(root()))
-    for action in parser._actions:
-        if action.dest.startswith(SET):
-            name = action.dest.removeprefix(SET)
-            usual = None if fields[name].is_required() else fields[name].get_default(call_default_factory=True)
-            default = f" (default {usual})" if usual not in (None, "", [], {}) else ""
-            meaning = meanings[name] if every else meanings[name].partition(";")[0]
-            action.help = f"{meaning}{default}".replace("%", "%%")
+def switch(name: str, text: str, **more: Any) -> Any:
+    """Return a flag without a value."""
+    return typer.Option(name, help=text, **more)
 
 
-def take_options(words: list[str]) -> tuple[list[str], dict[str, str]]:
-    """Split a command line into the rest and the options of choices (``--recovery.options.bits 4``) and entries of
-    tables (``--data.mixture.books.weight 2``), by dotted name.
-
-    Only the choices or the recipe know these, so no parser lists them.
-    :raises UserError: if an option has no value.
-    """
-    rest, found = [], {}
-    left = iter(words)
-    for word in left:
-        name, given, value = word.partition("=")
-        if not (name.startswith("--") and "." in name and _is_option(name.removeprefix("--"))):
-            rest.append(word)
-        elif (text := value if given else next(left, None)) is None:
-            raise UserError(f"{name}: has no value; write {name} VALUE")
-        else:
-            found[name.removeprefix("--")] = text
-    return rest, found
-
-
-def _is_option(name: str) -> bool:
-    from planaria.config import options, recipe
-
-    return f".{options.NAME}." in name or recipe.in_table(name)
-
-
-def duration(text: str) -> float:
-    """Parse a flag that is a duration, in seconds."""
-    try:
-        return seconds(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def flagged(given: argparse.Namespace) -> dict[str, str]:
-    """Field → text, for every field given as a flag."""
-    return {name.removeprefix(SET): text for name, text in vars(given).items() if name.startswith(SET)}
+Run = Annotated[Path, run_argument()]
+DryRun = Annotated[bool, switch("--dry-run", "print the resolved recipe and stop")]
+Quiet = Annotated[bool, switch("--quiet", "no progress display")]
+Seed = Annotated[int, flag("SEED", "seed of random numbers")]
+_LEVELS = f"{', '.join(logs.LEVELS[:-1])} or {logs.LEVELS[-1]} (default: warning here, info in workers' files)"
+_CODE = "import the modules of classes that the recipe or run names as module:Class; this runs their code"
+_SHARED = {
+    "allow_code": Annotated[bool, switch(consent.FLAG, _CODE)],
+    "log_level": Annotated[Literal["debug", "info", "warning", "error"] | None, flag("LEVEL", _LEVELS, "--log-level")],
+    "log_json": Annotated[bool, switch("--log-json", "write logs as JSON lines")],
+}

@@ -1,45 +1,38 @@
-"""Commands on networks: network measure, network paths."""
+"""Commands on networks: network measure, network relay."""
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
+from typing import Annotated
 
-from planaria.cli.flags import Commands, add_fields, add_recipe, command, flagged
-
-
-def add(commands: Commands) -> None:
-    """Add both commands."""
-    measure = command(
-        commands, "network measure", "measure latency and bandwidth between nodes, and write a topology", _measure
-    )
-    add_recipe(measure, "; its network.topology names the nodes, if given")
-    measure.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder to write the topology to")
-    measure.add_argument(
-        "--nodes", type=int, metavar="N", help="without a topology: local nodes (default: one per stage)"
-    )
-    measure.add_argument("--quiet", action="store_true", help="no progress display")
-    add_fields(measure)
-    paths = command(
-        commands, "network paths", "compare a schedule's paths with the current topology, and move changed ones", _paths
-    )
-    add_recipe(paths, "; its routing.schedule was planned on [[link]] entries of its network.topology")
-    paths.add_argument(
-        "--moves", type=int, default=0, metavar="N", help="additional improving moves (default %(default)s)"
-    )
-    paths.add_argument("--to", type=Path, metavar="FILE", help="schedule file to write, with an HTML page beside it")
-    add_fields(paths)
+from planaria.cli.flags import Quiet, command, flag, recipe_argument
+from planaria.cli.settings import Settings
 
 
-def _paths(given: argparse.Namespace) -> int:
-    from planaria.cli.commands.paths import move_paths
-    from planaria.config import recipe
-
-    return move_paths(recipe.load(given.recipe, flagged(given), "train"), given.recipe, given.moves, given.to)
-
-
-def _measure(given: argparse.Namespace) -> int:
+@command("network measure", cls=Settings)
+def _measure(
+    recipe: Annotated[Path, recipe_argument("; its network.topology names the nodes, if given")],
+    *,
+    to: Annotated[Path, flag("DIR", "folder to write the topology to")],
+    nodes: Annotated[int | None, flag("N", "without a topology: local nodes (default: one per stage)")] = None,
+    quiet: Quiet = False,
+    settings: dict[str, str],
+) -> int:
+    """Measure latency and bandwidth between nodes, and write a topology."""
     from planaria.cli.commands.topology import measure
-    from planaria.config import recipe
+    from planaria.config.recipe import load
 
-    return measure(recipe.load(given.recipe, flagged(given), "train"), given.recipe, given.to, given.nodes, given.quiet)
+    return measure(load(recipe, settings, "train"), recipe, to, nodes, quiet)
+
+
+@command("network relay", code=False, logged=True)
+def _relay(
+    *,
+    key_file: Annotated[Path, flag("FILE", "the run's fleet.key; created if missing")],
+    host: Annotated[str, flag("HOST", "address to listen on")] = "127.0.0.1",
+    port: Annotated[int, flag("N", "port to listen on (default: any free one)", show_default=False)] = 0,
+) -> int:
+    """Forward edges between workers that cannot connect, until Ctrl-C."""
+    from planaria.cli.commands.relay import carry
+
+    return carry(key_file, host, port)

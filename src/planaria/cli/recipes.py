@@ -1,32 +1,33 @@
-"""Commands on recipes: recipes, init."""
+"""The command on recipes."""
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
+from typing import Annotated
 
-from planaria.cli.flags import Commands, command
-
-
-def add(commands: Commands) -> None:
-    command(commands, "recipes", "list the recipes that come with planaria", _recipes, code=False)
-
-    init = command(commands, "init", "copy a recipe for editing", _init, code=False)
-    init.add_argument("file", type=Path, help="file to write, such as my.toml")
-    init.add_argument("--from", dest="source", default="demo", metavar="RECIPE", help="(default %(default)s)")
+from planaria.cli.flags import command, flag, recipe_argument
+from planaria.common.errors import UserError
 
 
-def _recipes(given: argparse.Namespace) -> int:
-    from planaria.cli.commands.recipes import listing
+@command("recipes", code=False)
+def _recipes(
+    recipe: Annotated[Path | None, recipe_argument(kind=None)] = None,
+    *,
+    to: Annotated[
+        Path | None, flag("FILE", "copy it to this file, such as my.toml, with the files that it names")
+    ] = None,
+) -> int:
+    """List the recipes that come with planaria; with a name, print or copy that one."""
+    from planaria.cli.commands.recipes import copy, listing
 
-    print("\n".join(listing()))
-    return 0
-
-
-def _init(given: argparse.Namespace) -> int:
-    from planaria.cli.commands.recipes import copy
-
-    files, then = copy(given.source, given.file)
-    print("\n".join(map(str, files)))
-    print(f"next          {then}")
+    if recipe is None:
+        if to is not None:
+            raise UserError(f"--to {to}: give the recipe to copy, as in `planaria recipes demo --to {to}`")
+        print("\n".join(listing()))
+    elif to is None:
+        print(recipe.read_text(encoding="utf-8"), end="")
+    else:
+        files, then = copy(recipe, to)
+        print("\n".join(map(str, files)))
+        print(f"next          {then}")
     return 0

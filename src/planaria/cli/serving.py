@@ -7,6 +7,8 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from typer import Option
+
 from planaria.common.errors import UserError, install
 
 if TYPE_CHECKING:
@@ -16,14 +18,25 @@ ANYWHERE = "127.0.0.1:0"
 SHORTEST_TOKEN, LONGEST_TOKEN = 16, 200
 
 
-def add_place(parser: Any, prefix: str) -> None:
-    """Add the flags of the address, with names that start with ``prefix``."""
-    help_text = "where to listen (default: a free port of 127.0.0.1, which no other machine can reach)"
-    parser.add_argument(f"{prefix}at", metavar="HOST:PORT", help=help_text)
-    named = "another name that browsers may call the server by, such as a proxy's; can be given several times"
-    parser.add_argument(f"{prefix}name", metavar="HOST[:PORT]", action="append", default=[], help=named)
-    token = "use the token in this file (default: a new one)"
-    parser.add_argument(f"{prefix}token-file", type=Path, metavar="FILE", help=token)
+CHAOS = "let watchers kill, freeze, slow and cut workers"
+_AT = "where to listen (default: a free port of 127.0.0.1, which no other machine can reach)"
+_NAMED = "another name that browsers may call the server by, such as a proxy's; can be given several times"
+_TOKEN = "use the token in this file (default: a new one)"
+
+
+def place_option(flag: str = "--at", panel: str | None = None) -> Any:
+    """Return the flag of the address."""
+    return Option(flag, metavar="HOST:PORT", help=_AT, rich_help_panel=panel)
+
+
+def named_option(flag: str = "--name", panel: str | None = None) -> Any:
+    """Return the flag of further names, a list."""
+    return Option(flag, metavar="HOST[:PORT]", help=_NAMED, rich_help_panel=panel)
+
+
+def token_option(flag: str = "--token-file", panel: str | None = None) -> Any:
+    """Return the flag of the file with the token."""
+    return Option(flag, metavar="FILE", help=_TOKEN, rich_help_panel=panel)
 
 
 def address(at: str | None, names: list[str], flag: str) -> Address:

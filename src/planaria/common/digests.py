@@ -40,7 +40,7 @@ def read(folder: Path) -> Sums:
 
     :raises UserError: if it is damaged.
     """
-    path, fix = folder / FILE, f"bring it back, or make it anew with `planaria run accept {folder}`"
+    path, fix = folder / FILE, f"bring it back, or make it anew with `planaria run check {folder} --accept`"
     if not path.is_file():
         return {}
     head, _, body = documents.text(path, MAX_BYTES, fix).partition("\n")
@@ -90,7 +90,7 @@ def require(folder: Path, names: Iterable[str], sums: Sums) -> None:
     """
     for name in names:
         path, known = folder / name, sums.get(name, ())
-        fix = f"bring it back, or accept that with `planaria run accept {folder}`"
+        fix = f"bring it back, or accept that with `planaria run check {folder} --accept`"
         if not path.exists():
             if known:
                 raise UserError(f"{path}: is gone; {fix}")

@@ -139,7 +139,7 @@ def listed(folder: Path, renamed: Callable[[str], str], exported: bool) -> tuple
     for file in _weight_files(folder):
         with _opened(file) as opened:
             if not exported and LISTED.items() <= (opened.metadata() or {}).items():
-                fix = f"bring it back, or make it anew with `planaria run accept {folder}`"
+                fix = f"bring it back, or make it anew with `planaria run check {folder} --accept`"
                 raise UserError(f"{folder / digests.FILE}: is gone; {fix}")
             for name in opened.keys():  # noqa: SIM118 (no mapping)
                 if name.endswith("rotary_emb.inv_freq"):  # older files repeat what follows from the config

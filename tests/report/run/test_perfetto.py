@@ -56,12 +56,12 @@ def test_the_command_writes_it_plain_or_compressed(
     packed = folder / "perfetto.json.gz"
     assert capsys.readouterr().out.strip() == str(packed)
     plain = tmp_path / "trace.json"
-    assert command(["report", str(folder), "--perfetto", str(plain)]) == 0
+    assert command(["report", str(folder), "--perfetto", "--to", str(plain)]) == 0
     told = json.loads(plain.read_text())
     assert told == json.loads(gzip.decompress(packed.read_bytes()))
     assert told["traceEvents"] == list(trace_events(read_run(folder)))
     with pytest.raises(UserError, match="requires a report"):
-        command(["report", str(folder), "--perfetto", "--to", "x.html"])
+        command(["report", str(folder), "--perfetto", "--csv", "x"])
     with pytest.raises(UserError, match=r"nowhere/trace\.json"):
         write_trace(folder, tmp_path / "nowhere" / "trace.json")
     assert not list(tmp_path.glob(".*"))

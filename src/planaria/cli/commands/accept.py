@@ -1,4 +1,4 @@
-"""``planaria run accept``: accept manual changes to a run's folder, or to an exported model's."""
+"""``planaria run check --accept``: accept manual changes to a run's folder, or to an exported model's."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""``planaria checkpoint``: list and verify a run's checkpoints, convert one to another cut, export and import folders
-of other programs.
+"""``planaria checkpoint`` and ``planaria export``: list and verify a run's checkpoints, convert one to another cut,
+export and import folders of other programs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``planaria run diagnose``: waiting times, slow workers and links of a run, and the responses to them."""
+"""``planaria report --waits``: waiting times, slow workers and links of a run, and the responses to them."""
 
 from __future__ import annotations
 

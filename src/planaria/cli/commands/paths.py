@@ -1,4 +1,4 @@
-"""``planaria network paths``: compare the paths of a schedule's edges with a changed network, and move some."""
+"""``planaria plan --update``: compare the paths of a schedule's edges with a changed network, and move some."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``planaria recipes`` and ``planaria init``: list the shipped recipes, and copy one for editing."""
+"""``planaria recipes``: list the shipped recipes, and copy one for editing."""
 
 from __future__ import annotations
 
@@ -27,13 +27,12 @@ def listing() -> Iterator[str]:
         yield f"{name:{width}}  {command:13}  {_first_sentence(path)}"
 
 
-def copy(source: str, to: Path) -> tuple[list[Path], str]:
-    """Copy the recipe ``source`` (a name or a file) to ``to``, with the files that it names.
+def copy(path: Path, to: Path) -> tuple[list[Path], str]:
+    """Copy the recipe ``path`` to ``to``, with the files that it names.
 
     The copy is named after its file. Returns all copies, and the command that runs the recipe.
-    :raises UserError: if ``source`` is not a recipe, or a file exists; then nothing is written.
+    :raises UserError: if ``path`` is not a recipe, or a file exists; then nothing is written.
     """
-    path = shipped.find(source)
     tree = recipe.read(path)
     copies = {to: path} | {to.parent / name: path.parent / name for name in _named(tree)}
     there = [file for file in copies if file.exists()]

@@ -1,4 +1,4 @@
-"""``planaria run replay``: replay a run's log and compare the result with what the run recorded."""
+"""``planaria run check``: replay a run's log and compare the result with what the run recorded."""
 
 from __future__ import annotations
 

@@ -1,160 +1,76 @@
-"""Command line of the lab: compare, advise, experts train, add, remove, weigh, fuse and merge.
+"""Command line of the lab: compare, advise, experts train, edit and merge.
 
 Commands import their modules when they run.
 """
 
 from __future__ import annotations
 
-import argparse
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from planaria.cli.flags import Commands, add_fields, add_recipe, command, flagged
+from typer import Option
+
+from planaria.cli.flags import DryRun, Quiet, command, flag, recipe_argument, refuse, run_argument, run_option, switch
+from planaria.cli.settings import Settings
 from planaria.common.errors import UserError
 
+if TYPE_CHECKING:
+    from planaria.lab.commands.merge import Wanted
 
-def add(commands: Commands) -> None:
-    """Add every command of the lab."""
-    _add_compare(commands)
-    _add_advise(commands)
-    _add_experts(commands)
-    _add_members(commands)
-    _add_fuse(commands)
-    _add_merge(commands)
-    _add_weigh(commands)
-
-
-def _add_compare(commands: Commands) -> None:
-    compare = command(commands, "compare", "compare strategies on the same failures; resumable", _compare, lasting=True)
-    add_recipe(compare, " with a [compare] table, or any with --arms")
-    compare.add_argument(
-        "--arms", metavar="A,B", help="race only these arms, and strategies by name or as module:Class"
-    )
-    compare.add_argument("--seeds", metavar="1,2", help="instead of the recipe's")
-    compare.add_argument("--together", type=float, metavar="P", help="instead of the recipe's compare.trace.together")
-    compare.add_argument(
-        "--lost", metavar="WHAT", help="what one failure takes instead: stage, adjacent, machine or region"
-    )
-    compare.add_argument("--steps", type=int, metavar="N", help="short for --train.steps")
-    compare.add_argument("--dry-run", action="store_true", help="print what would run, and about how long; run nothing")
-    compare.add_argument(
-        "--to",
-        type=Path,
-        metavar="DIR",
-        help="also write the table and figures there, for a paper: CSV, LaTeX, PDF, SVG",
-    )
-    compare.add_argument("--quiet", action="store_true", help="no progress display")
-    add_fields(compare)
+DELAYS = "choose a gradient code for replicas as late as those of this run (its folder)"
+ADD = "the expert to add: for an ensemble, a run or an exported model with its tokenizer"
+BY = (
+    "one dense model: weighted sum of what each learned (sum), TIES (ties), DARE (dare) or the plain mean (average); "
+    "or all feed-forward blocks behind routers made without training (dume)"
+)
+LAMBDA = "sum, ties, dare: weight of each (default .3, ties .4); dume: of the ridge regression (default .01)"
+SAFE = "the parent of all experts, if the run does not name it"
 
 
-def _add_advise(commands: Commands) -> None:
-    advise = command(commands, "advise", "predict which recovery strategy suits a recipe", _advise)
-    add_recipe(advise, " whose [network] states costs and the failure rate")
-    advise.add_argument(
-        "--delays",
-        type=Path,
-        metavar="RUN",
-        help="choose a gradient code for replicas as late as those of this run (its folder)",
-    )
-    advise.add_argument("--compress", action="store_true", help="choose a compression of all-reduced gradients")
-    add_fields(advise)
-
-
-def _add_experts(commands: Commands) -> None:
-    experts = command(
-        commands,
-        "experts train",
-        "train one expert per domain and combine them into one model",
-        _experts,
-        lasting=True,
-    )
-    add_recipe(experts, " with an [experts] table")
-    experts.add_argument("--dry-run", action="store_true", help="print the resolved recipe and stop")
-    experts.add_argument("--quiet", action="store_true", help="no progress display")
-    add_fields(experts)
-
-
-def _add_members(commands: Commands) -> None:
-    adding = command(commands, "experts add", "add an expert to an ensemble", _add, lasting=True)
-    adding.add_argument("run", type=Path)
-    adding.add_argument("model", type=Path, help="a run or an exported model with the ensemble's tokenizer")
-    adding.add_argument("--as", dest="called", metavar="NAME", help="its name (default: its folder's name)")
-    adding.add_argument("--domain", default="", help="its domain, for reports")
-
-    removing = command(commands, "experts remove", "remove an expert from an ensemble", _remove, lasting=True)
-    removing.add_argument("run", type=Path)
-    removing.add_argument("name", help="its name in experts.json")
-
-
-def _add_fuse(commands: Commands) -> None:
-    fusing = command(commands, "experts fuse", "fuse an ensemble's experts into one model", _fuse, lasting=True)
-    fusing.add_argument("run", type=Path)
-    fusing.add_argument("--to", type=Path, required=True, metavar="FOLDER")
-    methods = "weighted sum of what each learned, TIES, or DARE (default %(default)s)"
-    fusing.add_argument("--by", choices=("sum", "ties", "dare"), default="sum", help=methods)
-    fusing.add_argument("--lambda", dest="scale", type=float, metavar="L", help="weight of each (default .3, ties .4)")
-    fusing.add_argument("--safe", metavar="MODEL", help="the parent of all experts, if the run does not name it")
-    fusing.add_argument("--seed", type=int, default=0, help="dare: seed of the dropping")
-
-
-def _add_merge(commands: Commands) -> None:
-    merging = command(
-        commands, "experts merge", "merge an ensemble's experts into one mixture-of-experts model", _merge, lasting=True
-    )
-    merging.add_argument("run", type=Path, help="an ensemble; with --add or --remove, a merged model")
-    merging.add_argument("--to", type=Path, required=True, metavar="FOLDER")
-    methods = "keep all feed-forward blocks behind routers made without training, or plain mean (default dume)"
-    merging.add_argument("--by", choices=("average", "dume"), help=methods)
-    merging.add_argument("--top-k", type=int, metavar="K", help="blocks that a token passes; 0: all (default 1)")
-    merging.add_argument("--temperature", type=float, metavar="T", help="divides routers' logits (default 1)")
-    merging.add_argument(
-        "--lambda", dest="ridge", type=float, metavar="L", help="of the ridge regression (default .01)"
-    )
-    merging.add_argument("--samples", type=int, metavar="N", help="of each domain's text, at most (default 256)")
-    merging.add_argument("--no-bias", action="store_true", help="routers as Mixtral's: transformers loads the folder")
-    merging.add_argument("--safe", metavar="MODEL", help="the parent of all experts, if the run does not name it")
-    merging.add_argument("--add", metavar="MODEL", help="an expert to add, with --as, --domain and --text")
-    merging.add_argument("--as", dest="called", metavar="NAME", help="with --add: its name (default: its folder's)")
-    merging.add_argument("--domain", help="with --add: its domain, for reports")
-    merging.add_argument("--text", metavar="SOURCE", help="with --add: text of its domain, from which routers are made")
-    merging.add_argument("--remove", metavar="NAME", help="an expert to remove")
-
-
-def _add_weigh(commands: Commands) -> None:
-    weighing = command(
-        commands, "experts weigh", "find the best weights for an ensemble's worst domain", _weigh, lasting=True
-    )
-    weighing.add_argument("run", type=Path)
-    worst = "weights for the domain with the largest loss, with a certificate and prices of domains; changes nothing"
-    weighing.add_argument("--worst", action="store_true", required=True, help=worst)
-    weighing.add_argument("--tokens", type=int, metavar="T", help="of each text, from its beginning (default: prefix)")
-    weighing.add_argument("--floor", type=float, help="least weight of an expert (default .01)")
-    weighing.add_argument("--tolerance", type=float, help="residual to reach (default .001)")
-
-
-def _compare(given: argparse.Namespace) -> int:
+@command("compare", cls=Settings, lasting=True)
+def _compare(
+    recipe: Annotated[Path, recipe_argument(" with a [compare] table, or any with --arms", "compare")],
+    *,
+    arms: Annotated[
+        str | None,
+        flag("A,B", "race only these arms, and strategies by name or as module:Class"),
+    ] = None,
+    seeds: Annotated[str | None, flag("1,2", "instead of the recipe's")] = None,
+    together: Annotated[float | None, flag("P", "instead of the recipe's compare.trace.together")] = None,
+    lost: Annotated[
+        str | None,
+        flag("WHAT", "what one failure takes instead: stage, adjacent, machine or region"),
+    ] = None,
+    steps: Annotated[int | None, flag("N", "short for --train.steps")] = None,
+    dry_run: Annotated[bool, switch("--dry-run", "print what would run, and about how long; run nothing")] = False,
+    to: Annotated[
+        Path | None,
+        flag("DIR", "also write the table and figures there, for a paper: CSV, LaTeX, PDF, SVG"),
+    ] = None,
+    quiet: Quiet = False,
+    settings: dict[str, str],
+) -> int:
+    """Compare strategies on the same failures; resumable."""
     from planaria.faults.failure_groups import lost_of
     from planaria.lab.compare.api import compare, trace_laid
     from planaria.lab.compare.run_comparison import Asked
-    from planaria.lab.dry_run import dry_run
+    from planaria.lab.dry_run import dry_run as estimate
     from planaria.lab.report.comparison_table import show_table
 
-    settings: dict[str, object] = dict(flagged(given))
-    if given.steps is not None:
-        settings["train.steps"] = given.steps
-    arms = None if given.arms is None else [name.strip() for name in given.arms.split(",")]
-    seeds, progress, lost = _seeds(given.seeds), not given.quiet, lost_of(given.lost)
-    if given.dry_run:
-        laid = trace_laid(given.together, lost)
-        dry_run(Asked(given.recipe, settings, seeds, arms, laid), print if progress else None)
+    changes: dict[str, object] = {**settings} | ({} if steps is None else {"train.steps": steps})
+    names = None if arms is None else [name.strip() for name in arms.split(",")]
+    numbers, progress, taken = _seeds(seeds), not quiet, lost_of(lost)
+    if dry_run:
+        estimate(Asked(recipe, changes, numbers, names, trace_laid(together, taken)), print if progress else None)
         return 0
     result = compare(
-        given.recipe, seeds=seeds, arms=arms, together=given.together, lost=lost, settings=settings, progress=progress
+        recipe, seeds=numbers, arms=names, together=together, lost=taken, settings=changes, progress=progress
     )
     show_table(result.found)
     print(f"report        {result.report}\nnumbers       {result.numbers}")
-    if given.to is not None:
-        print(f"for a paper   {', '.join(result.write(given.to))} in {given.to}")
+    if to is not None:
+        print(f"for a paper   {', '.join(result.write(to))} in {to}")
     return 0
 
 
@@ -167,66 +83,106 @@ def _seeds(text: str | None) -> list[int] | None:
     return [int(word) for word in words]
 
 
-def _advise(given: argparse.Namespace) -> int:
+@command("advise", cls=Settings)
+def _advise(
+    recipe: Annotated[Path, recipe_argument(" whose [network] states costs and the failure rate")],
+    *,
+    delays: Annotated[Path | None, run_option("--delays", DELAYS)] = None,
+    compress: Annotated[bool, switch("--compress", "choose a compression of all-reduced gradients")] = False,
+    settings: dict[str, str],
+) -> int:
+    """Predict which recovery strategy suits a recipe."""
     from planaria.lab.commands.advise import advise
 
-    return advise(given.recipe, flagged(given), given.delays, given.compress)
+    return advise(recipe, settings, delays, compress)
 
 
-def _experts(given: argparse.Namespace) -> int:
+@command("experts train", cls=Settings, lasting=True)
+def _train(
+    recipe: Annotated[Path, recipe_argument(" with an [experts] table", "experts")],
+    *,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
+    settings: dict[str, str],
+) -> int:
+    """Train one expert per domain and combine them into one model."""
     from planaria.lab.commands.experts import start
 
-    return start(given.recipe, flagged(given), given.dry_run, given.quiet)
+    return start(recipe, settings, dry_run, quiet)
 
 
-def _add(given: argparse.Namespace) -> int:
-    from planaria.lab.commands.ensemble import add_expert
+@command("experts edit", lasting=True)
+def _edit(
+    run: Annotated[Path, run_argument("an ensemble, or a merged model")],
+    *,
+    add: Annotated[str | None, flag("MODEL", ADD)] = None,
+    called: Annotated[str | None, flag("NAME", "with --add: its name (default: its folder's)", "--as")] = None,
+    domain: Annotated[str | None, flag("NAME", "with --add: its domain, for reports")] = None,
+    text: Annotated[
+        str | None,
+        flag("SOURCE", "with --add to a merged model: text of its domain, from which routers are made"),
+    ] = None,
+    remove: Annotated[str | None, flag("NAME", "the expert to remove")] = None,
+    to: Annotated[Path | None, flag("FOLDER", "for a merged model: folder to write the changed model to")] = None,
+) -> int:
+    """Add an expert to an ensemble or a merged model, or remove one."""
+    from planaria.lab.commands import ensemble, merge
+    from planaria.models.huggingface import is_exported
 
-    return add_expert(given.run, given.model, given.called or given.model.resolve().name, given.domain)
+    if add is not None and remove is not None:
+        raise UserError("--add and --remove: give one of them; change the result with the second")
+    if add is None:
+        refuse({"as": called, "domain": domain, "text": text}, "goes with --add MODEL")
+    name = called or Path(add or ".").resolve().name
+    if not is_exported(run):
+        refuse({"to": to, "text": text}, f"is for a merged model, and {run} is an ensemble, changed in place")
+        if add is not None:
+            return ensemble.add_expert(run, Path(add), name, domain or "")
+        if remove is not None:
+            return ensemble.remove_expert(run, remove)
+    elif to is None:
+        raise UserError(f"{run}: is a merged model, which is not changed in place; give --to FOLDER for the result")
+    elif add is not None:
+        if text is None:
+            raise UserError(f"--add {add}: of which text? give --text SOURCE, from which routers are made")
+        return merge.add_expert(run, to, add, name, domain or "", text)
+    elif remove is not None:
+        return merge.remove_expert(run, to, remove)
+    raise UserError(f"experts edit {run}: give --add MODEL or --remove NAME")
 
 
-def _remove(given: argparse.Namespace) -> int:
-    from planaria.lab.commands.ensemble import remove_expert
-
-    return remove_expert(given.run, given.name)
-
-
-def _weigh(given: argparse.Namespace) -> int:
-    from planaria.lab.commands.ensemble import weigh_worst
-
-    return weigh_worst(given.run, given.tokens, given.floor, given.tolerance)
-
-
-def _fuse(given: argparse.Namespace) -> int:
-    from planaria.lab.commands.merge import fuse
-
-    return fuse(given.run, given.to, given.by, given.scale, given.safe, given.seed)
-
-
-def _merge(given: argparse.Namespace) -> int:
+@command("experts merge", lasting=True)
+def _merge(
+    run: Annotated[Path, run_argument("an ensemble")],
+    *,
+    to: Annotated[Path, flag("FOLDER", "folder to write the model to")],
+    by: Annotated[Literal["sum", "ties", "dare", "average", "dume"], Option(help=BY)] = "dume",
+    scale: Annotated[float | None, flag("L", LAMBDA, "--lambda")] = None,
+    safe: Annotated[str | None, flag("MODEL", SAFE)] = None,
+    seed: Annotated[int | None, flag("SEED", "dare: seed of the dropping (default 0)")] = None,
+    top_k: Annotated[int | None, flag("K", "dume: blocks that a token passes; 0: all (default 1)")] = None,
+    temperature: Annotated[float | None, flag("T", "dume: divides routers' logits (default 1)")] = None,
+    samples: Annotated[int | None, flag("N", "dume: of each domain's text, at most (default 256)")] = None,
+    no_bias: Annotated[bool, switch("--no-bias", "dume: routers as Mixtral's: transformers loads the folder")] = False,
+) -> int:
+    """Merge an ensemble's experts into one model."""
     from planaria.lab.commands import merge
 
-    making = ("by", "top_k", "temperature", "ridge", "samples", "safe")
-    adding = ("called", "domain", "text")
-    if given.add is not None and given.remove is not None:
-        raise UserError("--add and --remove: give one of them; give the model written by the first to the second")
-    if given.add is not None or given.remove is not None:
-        _refuse(given, making, "is what the merged model was made with; merge the ensemble again to change it")
-        if given.no_bias:
-            raise UserError("--no-bias: is for making a merged model; leave it out, and the model stays as it is")
-    if given.add is None:
-        _refuse(given, adding, "goes with --add MODEL")
-    if given.remove is not None:
-        return merge.remove_expert(given.run, given.to, given.remove)
-    if given.add is not None:
-        if given.text is None:
-            raise UserError(f"--add {given.add}: of which text? give --text SOURCE, from which routers are made")
-        name = given.called or Path(given.add).resolve().name
-        return merge.add_expert(given.run, given.to, given.add, name, given.domain or "", given.text)
-    return merge.merge(given.run, given.to, _wanted(given), given.safe)
+    if by != "dare":
+        refuse({"seed": seed}, "is for --by dare")
+    routers = {"top-k": top_k, "temperature": temperature, "samples": samples}
+    if by != "dume":
+        refuse(routers, "is about routers, which only --by dume makes")
+        if no_bias:
+            raise UserError("--no-bias: is about routers, which only --by dume makes; leave it out")
+    if by == "average":
+        refuse({"lambda": scale}, "is no part of an average; leave it out")
+    if by == "average" or by == "dume":
+        return merge.merge(run, to, _wanted(by, routers | {"lambda": scale}, not no_bias), safe)
+    return merge.fuse(run, to, by, scale, safe, seed or 0)
 
 
-def _wanted(given: argparse.Namespace) -> Any:
+def _wanted(by: Literal["average", "dume"], given: Mapping[str, float | None], bias: bool) -> Wanted:
     """Return the options of a merged model; raise UserError if they are invalid."""
     from planaria.config.bounds import COLDEST
     from planaria.lab.commands.merge import Wanted
@@ -234,28 +190,12 @@ def _wanted(given: argparse.Namespace) -> Any:
     from planaria.lab.experts.ridge import RIDGE
     from planaria.lab.experts.text_prior import SAMPLES
 
-    if given.by == "average":
-        _refuse(given, ("top_k", "temperature", "ridge", "samples"), "is about routers, and an average has none")
-        if given.no_bias:
-            raise UserError("--no-bias: is about routers, and an average has none; leave it out")
-    ranges = {"top_k": (0, "0 (all) or more"), "ridge": (0, "0 or more"), "samples": (1, "1 or more")}
-    for name, (least, bound) in ranges.items():
-        value = getattr(given, name)
-        if value is not None and not least <= value < float("inf"):
-            raise UserError(f"--{_FLAGS.get(name, name)} {value:g}: must be {bound}")
-    if given.temperature is not None and not COLDEST <= given.temperature < float("inf"):
-        raise UserError(f"--temperature {given.temperature:g}: must be {COLDEST:g} or more")
-    defaults = {"top_k": 1, "temperature": 1.0, "ridge": RIDGE, "samples": SAMPLES}
-    chosen = {name: getattr(given, name) if getattr(given, name) is not None else own for name, own in defaults.items()}
-    return Wanted(given.by or "dume", Routers.model_validate(chosen), not given.no_bias)
-
-
-_FLAGS = {"top_k": "top-k", "ridge": "lambda", "called": "as"}
-"""Flags of arguments with another name in the program."""
-
-
-def _refuse(given: argparse.Namespace, names: tuple[str, ...], why: str) -> None:
-    """Raise UserError naming the first of these flags that was given."""
-    for name in names:
-        if (value := getattr(given, name)) is not None:
-            raise UserError(f"--{_FLAGS.get(name, name)} {value}: {why}")
+    least = {"top-k": 0, "temperature": COLDEST, "samples": 1, "lambda": 0}
+    for name, value in given.items():
+        if value is not None and not least[name] <= value < float("inf"):
+            note = " (all)" if name == "top-k" else ""
+            raise UserError(f"--{name} {value:g}: must be {least[name]:g}{note} or more")
+    usual = {"top_k": 1, "temperature": 1.0, "samples": SAMPLES, "ridge": RIDGE}
+    fields = {"top-k": "top_k", "lambda": "ridge"}
+    chosen = {fields.get(name, name): value for name, value in given.items() if value is not None}
+    return Wanted(by, Routers.model_validate(usual | chosen), bias)

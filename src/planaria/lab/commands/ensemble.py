@@ -208,7 +208,7 @@ def weigh_worst(folder: Path, tokens: int | None, floor: float | None, tolerance
         raise UserError(f"--tolerance {tolerance:g}: must be above 0 and below 1")
     experts = [member.name for member in ensemble.manifest.members]
     if len(experts) < 2:
-        raise UserError(f"{folder}: has only one expert, so no weights; add another with `planaria experts add`")
+        raise UserError(f"{folder}: has only one expert, so no weights; add another with `planaria experts edit`")
     if floor is not None and not 0 < floor < 1 / len(experts):
         raise UserError(f"--floor {floor:g}: must be above 0 and below 1/{len(experts)}, so that weights can differ")
     held_out, test = _read(ensemble, folder, HELD_OUT), _read(ensemble, folder, TEST)

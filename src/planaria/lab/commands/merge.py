@@ -1,7 +1,7 @@
-"""``planaria experts fuse`` and ``experts merge``: turn the experts of an ensemble into one model.
+"""``planaria experts merge``: turn the experts of an ensemble into one model.
 
-``fuse`` sums what each learned since their common parent; ``merge`` averages them or keeps their blocks as a mixture of
-experts.
+:func:`fuse` sums what each learned since their common parent; :func:`merge` averages them or keeps their blocks as a
+mixture of experts.
 """
 
 from __future__ import annotations

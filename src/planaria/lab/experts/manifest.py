@@ -115,7 +115,7 @@ def read(folder: Path) -> Manifest:
         raise UserError(f"{folder}: holds no ensemble (no {FILE}); make one with `planaria experts train RECIPE`")
     manifest = documents.model(file, Manifest, MOST_BYTES, "bring an older copy back")
     if not manifest.members:
-        raise UserError(f"{file}: has no experts; add one with `planaria experts add {folder} MODEL`")
+        raise UserError(f"{file}: has no experts; add one with `planaria experts edit {folder} --add MODEL`")
     return manifest
 
 
@@ -133,7 +133,7 @@ def place(folder: Path, member: Member) -> Path:
     if not (model / WEIGHTS).is_file():
         raise UserError(
             f"{folder / FILE}: expert {member.name!r}: there is no {model / WEIGHTS}; bring it back, or "
-            f"`planaria experts remove {folder} {member.name}`"
+            f"`planaria experts edit {folder} --remove {member.name}`"
         )
     if digest(model / WEIGHTS) != member.sha256:
         raise UserError(

@@ -103,7 +103,7 @@ def problem(texts: Mapping[str, Array], floor: float = FLOOR) -> Problem:
             raise UserError(f"domain {name!r}: has no held-out text, on which weights are fitted; provide some")
     experts = next(iter(texts.values())).shape[1]
     if experts < 2:
-        raise UserError("there is only one expert, so there are no weights; add another with `planaria experts add`")
+        raise UserError("there is only one expert, so there are no weights; add another with `planaria experts edit`")
     if not 0 < floor < 1 / experts:
         raise UserError(f"floor = {floor:g}: must be above 0 and below 1/{experts}, so that weights can differ")
     for name, found in texts.items():

@@ -162,7 +162,7 @@ def require_same_data(folder: Path, prepared: Prepared) -> None:
     kept = folder / runs.DATA
     if not kept.is_file():
         return
-    fix = f"restore it, or remove it and accept that with `planaria run accept {folder}`"
+    fix = f"restore it, or remove it and accept that with `planaria run check {folder} --accept`"
     now = prepared.dataset.meta
     was = documents.model(kept, type(now), fix=fix)
     unlike = any(one != other for one, other in zip(was.digests, now.digests, strict=False) if one and other)

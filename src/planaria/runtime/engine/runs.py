@@ -165,7 +165,7 @@ def require(folder: Path, *names: str) -> None:
     if sums:
         digests.require(folder, names, sums)
     elif any(saved.manifest.digests for saved in CheckpointStore(folder / "checkpoints").list()):
-        fix = f"restore it, or recreate it with `planaria run accept {folder}`"
+        fix = f"restore it, or recreate it with `planaria run check {folder} --accept`"
         raise UserError(f"{folder / digests.FILE}: is missing; {fix}")
 
 

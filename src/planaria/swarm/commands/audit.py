@@ -27,8 +27,7 @@ from planaria.swarm.config import SwarmConfig
 from planaria.swarm.evaluation import Examiner, Standing
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.policies import open_policy
-from planaria.swarm.policy.prompts import PromptFormat as Wording
-from planaria.swarm.policy.prompts import asked
+from planaria.swarm.policy.prompts import PromptFormat, asked
 from planaria.swarm.recipe import names, of_peer, of_run
 from planaria.swarm.records.measure import Tally
 from planaria.swarm.repair.exams import MEASURED
@@ -182,14 +181,14 @@ def _opened(found: Released, config: SwarmConfig | None) -> tuple[Policy | None,
         policy = open_policy(str(found.place), chat=config is None or config.policy.chat != "never")
     except UserError as error:
         return None, str(error)
-    if found.template is not None and isinstance(policy, Wording):
+    if found.template is not None and isinstance(policy, PromptFormat):
         policy.template = found.template
     return policy, None
 
 
 def _examined(policy: Policy, wanted: _Asked) -> Standing:
     assert wanted.config is not None and wanted.task is not None
-    if isinstance(policy, Wording):
+    if isinstance(policy, PromptFormat):
         policy.asking = asked(policy.template, policy.tokenizer, wanted.config.policy, wanted.task)
     return Examiner(wanted.task, wanted.config, "audit").examine(policy)
 

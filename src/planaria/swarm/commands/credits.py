@@ -1,4 +1,4 @@
-"""``planaria swarm credits`` and ``swarm settle``: accounts of a run, and simulated settlement along a route."""
+"""``planaria swarm show --credits`` and ``drill --settlement``: a run's accounts, and a simulated route."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from planaria.runtime.foreign import export_run
 from planaria.swarm.audit.censor import Censor, Ledger
 from planaria.swarm.audit.questions import read
 from planaria.swarm.policy.policies import open_policy
-from planaria.swarm.policy.prompts import PromptFormat as Wording
+from planaria.swarm.policy.prompts import PromptFormat
 from planaria.swarm.records.lines import PEERS
 from planaria.swarm.trained_policy import export_peer, learned
 
@@ -62,7 +62,7 @@ def serve(named: Named, name: str | None, wrapper: Wrapper | None, address: Addr
     censor = None if wrapper is None else _censor(wrapper)
     with released(named) as found:
         policy = open_policy(str(found.place))
-    if found.template is not None and isinstance(policy, Wording):
+    if found.template is not None and isinstance(policy, PromptFormat):
         policy.template = found.template
     called = name or named.peer or Path(named.model.rstrip("/")).name
     service = Service(Answering(policy, called, censor), lambda text: print(f"planaria: {text}", file=sys.stderr))

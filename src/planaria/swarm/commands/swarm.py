@@ -1,4 +1,4 @@
-"""``planaria swarm train``, ``swarm join`` and ``swarm explain``.
+"""``planaria swarm train``, ``swarm join`` and ``swarm show``.
 
 Local processes as peers, one peer that joins through a board, and the origin of every completion a peer examined.
 """

@@ -101,7 +101,7 @@ def body(folder: Path, config: SwarmConfig, outcome: Outcome) -> Iterator[str]:
         page.table("kept", ["peer", "kept after rounds"], _kept(folder, outcome), numbers_from=1),
     )
     yield page.section("Settings", "The complete recipe.", page.settings(_settings(config)))
-    yield page.footer(f"Written by planaria swarm train; planaria swarm explain {folder} traces every completion.")
+    yield page.footer(f"Written by planaria swarm train; planaria swarm show {folder} traces every completion.")
 
 
 def _cards(config: SwarmConfig, outcome: Outcome) -> str:
@@ -151,8 +151,8 @@ def _receipts(folder: Path, outcome: Outcome) -> str:
         "Receipts",
         "Rounds whose certificate the peer had seen when it learned from them, and peers in these rounds without a "
         "receipt seen by then. A certificate states that its named peers found the same result, not that the work is "
-        "good. planaria swarm credits counts the receipts on the board; planaria export puts a certificate of the "
-        "weights beside the model.",
+        "good. planaria swarm show RUN --credits counts the receipts on the board; planaria export puts a certificate "
+        "of the weights beside the model.",
         page.table("receipts", ["peer", "rounds certified", "had not signed, in rounds"], rows, numbers_from=3),
     )
 

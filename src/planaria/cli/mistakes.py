@@ -1,0 +1,144 @@
+"""Command lines that planaria does not accept: earlier spellings, unknown words, and the nearest valid ones."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from planaria.cli.flags import Group, UnexpectedArgument
+from planaria.cli.settings import Settings
+from planaria.common.errors import UserError, nearest
+from planaria.config import shipped
+
+MOVED = {
+    "accept": "run check FOLDER --accept",
+    "audit": "swarm audit",
+    "chaos": "run chaos",
+    "checkpoint export": "export RUN --to FOLDER --format FORMAT",
+    "checkpoint verify": "checkpoint show RUN --verify",
+    "codes": "lab codes",
+    "completion": "--show-completion",
+    "diagnose": "report RUN --waits",
+    "drill": "swarm drill",
+    "experts add": "experts edit RUN --add MODEL",
+    "experts fuse": "experts merge RUN --to FOLDER --by sum",
+    "experts remove": "experts edit RUN --remove NAME",
+    "experts weigh": "eval --experts RUN --worst",
+    "init": "recipes NAME --to FILE",
+    "network paths": "plan RECIPE --update",
+    "realign": "swarm realign",
+    "relay": "network relay",
+    "replay": "run check",
+    "run accept": "run check FOLDER --accept",
+    "run diagnose": "report RUN --waits",
+    "run replay": "run check",
+    "swarm credits": "swarm show RUN --credits",
+    "swarm explain": "swarm show",
+    "swarm settle": "swarm drill --settlement",
+    "swarm verify": "swarm show MODEL --certificate",
+    "topology measure": "network measure",
+    "topology paths": "plan RECIPE --update",
+    "topology": "network",
+    "trace": "lab trace",
+    "verify": "swarm show MODEL --certificate",
+}
+"""earlier spelling of a command → its spelling"""
+FLAGS = {
+    ("experts merge", "--add"): "experts edit MODEL --add EXPERT --to FOLDER",
+    ("experts merge", "--remove"): "experts edit MODEL --remove NAME --to FOLDER",
+    ("report", "--perfetto="): "report RUN --perfetto --to FILE",
+}
+"""command and the beginning of a flag that it had → the spelling of that"""
+EXTRA = {"--prompt": "--prompt", "--perfetto": "--perfetto --to", "--exempt": "--exempt"}
+"""flag of a command → how to write an argument too many, which some users write without it, or wrote after it"""
+WITH_RECIPE = ("experts", "swarm")
+"""groups that were commands with a recipe: the command of that is ``train``"""
+PLACES = ("--port", "--host", "--live-port", "--live-host")
+"""other servers' flags for --at or --live-at"""
+HELP = ("-h", "--help")
+
+
+def require_known(words: Sequence[str], root: Group) -> None:
+    """:raises UserError: if ``words`` begin with no command; names the spelling of an earlier one, or a similar one."""
+    first, second = (*words, "", "")[:2]
+    for old in (f"{first} {second}", first):
+        if old in MOVED:
+            raise UserError(f"{old}: is now `planaria {MOVED[old]}`")
+    for (name, flag), new in FLAGS.items():
+        if f"{first} {second} ".startswith(f"{name} ") and any(word.startswith(flag) for word in words):
+            raise UserError(f"{name} {flag}: is now `planaria {new}`")
+    if not first or first.startswith("-"):
+        return
+    if first not in root.commands:
+        leaves = {f"{group} {leaf}" for group, one in root.commands.items() for leaf in getattr(one, "commands", ())}
+        meant = sorted(leaf for leaf in leaves if leaf.endswith(f" {first}") or leaf == first.replace("-", " "))
+        similar = f"did you mean {meant[0]!r}?" if meant else nearest(first, root.commands)
+        raise UserError(f"{first}: unknown command; {similar}")
+    group = root.commands[first]
+    if isinstance(group, Group) and second not in (*HELP, *group.commands):
+        _refuse(first, second, group)
+
+
+def _refuse(first: str, second: str, group: Group) -> None:
+    """:raises UserError: always, since the group ``first`` has no command ``second``."""
+    if not second:
+        below = ", ".join(group.commands)
+        raise UserError(f"{first}: give one of its commands: {below}; see `planaria {first} --help`")
+    if first in WITH_RECIPE and (second.startswith("-") or second.endswith(".toml") or _is_recipe(second)):
+        raise UserError(f"{first} {second}: is now `planaria {first} train {second}`")
+    raise UserError(f"{first} {second}: unknown command; {nearest(second, group.commands)}")
+
+
+def _is_recipe(word: str) -> bool:
+    return word in shipped.names() or Path(word).exists()
+
+
+def explained(error: typer.TyperException) -> str:
+    """Describe in one line an argument or flag that a command does not accept, and suggest another."""
+    ctx: Any = getattr(error, "ctx", None)
+    if ctx is None:
+        return error.format_message().removesuffix(".")
+    see = f"see `{ctx.command_path} --help`"
+    known = [flag for param in ctx.command.get_params(ctx) for flag in param.opts if flag.startswith("-")]
+    if isinstance(error, UnexpectedArgument):
+        return f"{error}: unexpected argument{_as_flag(str(error), known, ctx)}; {see}"
+    if hasattr(error, "possibilities"):
+        name = str(getattr(error, "option_name", ""))
+        return f"{name}: unknown flag; {_near_flag(name, known, ctx) or see}"
+    text = " ".join(error.format_message().split()).removesuffix(".")
+    return f"{text.replace('Value error, ', '')}; {see}"
+
+
+def _as_flag(word: str, known: Sequence[str], ctx: Any) -> str:
+    """Return how to write an unexpected argument as a flag; "" if it is none."""
+    name, _, value = word.partition("=")
+    shown = value or "VALUE"
+    if meant := [flag for flag in known if flag.removeprefix("--") == name or flag.rpartition(".")[2] == name]:
+        return f"; write {' or '.join(f'{flag} {shown}' for flag in meant[:3])}"
+    if isinstance(ctx.command, Settings):
+        return "; settings are flags, such as --train.steps 200" if "--train.steps" in known else ""
+    return next((f"; write {EXTRA[flag]} {shlex.quote(word)}" for flag in known if flag in EXTRA), "")
+
+
+def _near_flag(name: str, known: Sequence[str], ctx: Any) -> str:
+    if name in PLACES and (at := f"{name.rpartition('-')[0]}-at" if "live" in name else "--at") in known:
+        return f"write {at} HOST:PORT, such as {at} 127.0.0.1:8080"
+    close = nearest(name, known)
+    return _as_option(name, ctx) or (close if name.startswith("--") and close.startswith("did") else "")
+
+
+def _as_option(flag: str, ctx: Any) -> str:
+    """Return an unknown flag as an option of its section's choice; "" if it is none."""
+    if not isinstance(ctx.command, Settings):
+        return ""
+    from planaria.config import recipe
+    from planaria.config.section import section_of
+
+    head, _, key = flag.removeprefix("--").rpartition(".")
+    fields = ctx.command.root().model_fields
+    section = section_of(fields[head].annotation) if head in fields else None
+    return "" if section is None else recipe.as_option(key, section, f"--{head}.")

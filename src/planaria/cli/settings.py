@@ -1,0 +1,137 @@
+"""Commands on recipes: every field of a recipe is a flag.
+
+Functions import the schema when they need it, so that ``planaria --help`` does not wait for pydantic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, get_args
+
+import typer
+
+from planaria.cli.flags import EVERYTHING, GIVEN, Command
+from planaria.common.errors import UserError
+
+if TYPE_CHECKING:
+    from planaria.config.schema import Section
+
+WIDTH = 120
+"""columns of help texts"""
+COMMON = {
+    *("name", "engine", "seed", "model.vocab", "model.dim", "model.layers", "model.context", "pipeline.stages"),
+    *("pipeline.microbatches", "data.source", "optim.lr", "train.steps", "train.start", "train.device"),
+    *("recovery.strategy", "exchange.replicas", "exchange.kind", "checkpoint.every"),
+    *("size", "board", "task.name", "policy.kind", "rounds.count", "loss.kind", "defence.checks", "attack.kind"),
+}
+"""settings that ``--help`` shows; ``--help-all`` shows all"""
+
+
+class Settings(Command):
+    """A command with every field of a recipe as a flag; a subclass names the recipe's root section."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.options_metavar = "[OPTIONS] [--SECTION.SETTING VALUE ...]"
+        self.context_settings = {"terminal_width": WIDTH}
+
+    def root(self) -> type[Section]:
+        """Import and return the root section."""
+        from planaria.config.schema import RunConfig
+
+        return RunConfig
+
+    def table(self) -> Mapping[str, Any]:
+        from planaria.config import options, recipe
+
+        meanings, found = dict(recipe.meanings(self.root())), {}
+        for name, field in recipe.fields(self.root()):
+            if name.endswith(f".{options.NAME}"):
+                continue  # see take_options
+            usual = None if field.is_required() else field.get_default(call_default_factory=True)
+            shown = f" (default {usual})" if usual not in (None, "", [], {}) else ""
+            choices = [value for value in get_args(field.annotation) if isinstance(value, str)]
+            found[name] = typer.Option(
+                f"--{name}",
+                metavar="|".join(choices) or name.rpartition(".")[2].upper(),
+                help=f"{meanings[name]}{shown}",
+                autocompletion=_offer(choices),
+                rich_help_panel=name.rpartition(".")[0] or "run",
+            )
+        every = "show every setting of a recipe, which are flags too"
+        return found | {"help_all": typer.Option("--help-all", is_eager=True, callback=_help_all, help=every)}
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        args, options = (args, {}) if ctx.resilient_parsing else take_options(args)
+        rest = super().parse_args(ctx, args)
+        for name in options:
+            self._require_choice(name, ctx)
+        ctx.meta[GIVEN].pop("help_all", None)
+        ctx.meta[GIVEN] |= options
+        return rest
+
+    def _require_choice(self, name: str, ctx: Any) -> None:
+        from planaria.config import recipe
+        from planaria.config.options import NAME
+
+        setting = name if recipe.in_table(name) else f"{name.partition(f'.{NAME}.')[0]}.{NAME}"
+        if recipe.setting(setting, self.root()) is None:
+            raise UserError(f"--{name}: unknown flag; see `{ctx.command_path} --help`")
+
+    def section(self, param: Any, ctx: Any) -> str | None:
+        name = self.keys.get(param.name)
+        if EVERYTHING in ctx.meta or name in (None, "help_all"):
+            return super().section(param, ctx)
+        return "Common settings" if name in COMMON else None
+
+    def row(self, param: Any, ctx: Any) -> tuple[str, str] | None:
+        row = super().row(param, ctx)
+        if row is None or EVERYTHING in ctx.meta or param.name not in self.keys:
+            return row
+        return row[0], _first_phrase(row[1])
+
+
+def _offer(values: list[str]) -> Callable[[], list[str]]:
+    """Return a completer for a flag with these values."""
+    return lambda: values
+
+
+def _help_all(ctx: typer.Context, value: bool) -> None:
+    """Print the help with every flag, and end the command."""
+    if value and not ctx.resilient_parsing:
+        ctx.meta[EVERYTHING] = True
+        print(ctx.get_help())
+        raise typer.Exit
+
+
+def _first_phrase(text: str) -> str:
+    """Return a setting's help text without what follows the first semicolon, but with its default."""
+    phrase, more, rest = text.partition(";")
+    start = rest.rfind(" (default ")
+    return phrase + (rest[start:] if more and start >= 0 else "")
+
+
+def take_options(words: list[str]) -> tuple[list[str], dict[str, str]]:
+    """Split a command line into the rest and the options of choices (``--recovery.options.bits 4``) and entries of
+    tables (``--data.mixture.books.weight 2``), by dotted name.
+
+    Only the choices or the recipe know these, so no command lists them.
+    :raises UserError: if an option has no value.
+    """
+    rest, found = [], {}
+    left = iter(words)
+    for word in left:
+        name, given, value = word.partition("=")
+        if not (name.startswith("--") and "." in name and _is_option(name.removeprefix("--"))):
+            rest.append(word)
+        elif (text := value if given else next(left, None)) is None:
+            raise UserError(f"{name}: has no value; write {name} VALUE")
+        else:
+            found[name.removeprefix("--")] = text
+    return rest, found
+
+
+def _is_option(name: str) -> bool:
+    from planaria.config import options, recipe
+
+    return f".{options.NAME}." in name or recipe.in_table(name)
