@@ -126,6 +126,17 @@ def test_experts_are_added_to_and_removed_from_a_merged_model(made: Path, tmp_pa
             edit(tmp_path / folder, tmp_path / "none", "--remove", name)
 
 
+def test_an_ensemble_is_edited_in_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = made_ensemble(tmp_path, names=THREE)
+    names = [member.name for member in manifest.read(run).members]
+    model = Path(shutil.copytree(run / "upper" / "model", tmp_path / "model"))
+    assert cli.run(["experts", "edit", str(run), "--remove", names[0]]) == 0
+    assert cli.run(["experts", "edit", str(run), "--add", str(model), "--as", "back", "--domain", "upper"]) == 0
+    assert [member.name for member in manifest.read(run).members] == [*names[1:], "back"]
+    assert cli.run(["eval", "--experts", str(run), "--worst", "--tokens", "4"]) == 0
+    assert "Worst of 3 domains on" in capsys.readouterr().out
+
+
 def test_top_k_zero_selects_every_expert_after_an_addition(made: Path, tmp_path: Path) -> None:
     run = made_ensemble(tmp_path, names=THREE)
     (tmp_path / "upper.txt").write_text(text("upper"))

@@ -163,6 +163,8 @@ class RunStarted(Fact):
     """relay → bytes per second; empty: ends connect to each other directly"""
     memory_needs: list[int] = []
     """least bytes of a CUDA device for stages 0..S; empty if all have as many layers, and on CPUs"""
+    predicted_bytes: list[int] = []
+    """predicted peaks of stages 0..S, for reports: of processes on CPUs, of tensors on CUDA devices; empty: unknown"""
 
     @cached_property
     def chain(self) -> Chain:

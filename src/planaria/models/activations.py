@@ -1,7 +1,8 @@
-"""CUDA memory of a LLaMA stage's passes, by formula.
+"""Memory of a LLaMA stage's passes, by formula.
 
 The terms are the tensors that autograd saves for the backward pass, listed with ``saved_tensors_hooks``;
-``python -m benchmarks.gpu memory`` compares the sums with real peaks. n tokens of a microbatch, D = ``model.dim``,
+``python -m benchmarks.gpu_memory memory`` compares the sums with real peaks on a GPU, and tests those on a CPU with
+counted passes (:mod:`planaria.models.counting`). n tokens of a microbatch, D = ``model.dim``,
 h = ``model.hidden``, H and K heads of d channels, V = ``model.vocab``; matrix products have w bytes per number, 2 under
 bf16 and 4 otherwise. Residuals and norms are fp32.
 """
@@ -23,7 +24,7 @@ class Passes(NamedTuple):
     samples: int
     """of ``model.context`` tokens"""
     device_bytes: int
-    """memory of the device, which decides the chunks of the loss"""
+    """memory of the CUDA device, which decides the chunks of the loss; 0: a CPU"""
     bf16: bool = False
     compiled: bool = False
     recompute: bool = False
@@ -52,15 +53,15 @@ def layer_bytes(model: ModelConfig, passes: Passes) -> int:
 
     n · w · (2h + h + (H + 2K) d + (2H + K) d + 2D) for gate and up, their product, the joint projection of q, k and v,
     rotated q and k, attention's output, and both normed inputs; n · 4 · (2D + H + 2) for residuals, log-sums of
-    attention and norms. Eager layers also keep silu(gate), n · w · h. Weights are kept as bf16 copies, or as the joint
-    matrices of one product.
+    attention and norms. Eager layers also keep silu(gate), n · w · h. Weights are kept as bf16 copies, or on a GPU as
+    the joint matrices of one product.
     """
     n, w = passes.samples * model.context, passes.number_bytes
     heads, kv = model.heads * model.head_dim, model.kv * model.head_dim
     numbers = 3 * model.hidden + (heads + 2 * kv) + (2 * heads + kv) + 2 * model.dim
     numbers += 0 if passes.compiled else model.hidden
     joint = model.dim * (heads + 2 * kv + 2 * model.hidden)
-    weights = 2 * matrix_numbers(model) if passes.bf16 else FP32 * joint
+    weights = 2 * matrix_numbers(model) if passes.bf16 else FP32 * joint if passes.device_bytes else 0
     mask = passes.samples * model.context**2 * (1 + w) if passes.masked else 0
     return n * (w * numbers + FP32 * (2 * model.dim + model.heads + 2)) + weights + mask
 
@@ -94,6 +95,7 @@ def ends_bytes(model: ModelConfig, passes: Passes) -> PassBytes:
     rows = chunk_rows(vocab, w, passes.device_bytes, passes.compiled)
     if n > rows:
         each = 2 * w if passes.compiled else EAGER_BYTES
+        head = head if passes.device_bytes else FP32 * vocab * dim  # a chunk's gradient
         return PassBytes(kept, 2 * residual + FP32 * vocab * dim, max(working, rows * vocab * each + head))
     if passes.compiled:
         return PassBytes(kept, residual + n * w * dim + n * w * vocab + head, working)

@@ -43,15 +43,17 @@ def head_loss(x: Tensor, head: Tensor, targets: Tensor) -> Tensor:
 def rows_on(device: torch.device, vocab: int, itemsize: int) -> int:
     """Return the number of rows in a chunk of logits of ``itemsize`` bytes on a device."""
     if device.type != "cuda":
-        return max(1, CPU_BYTES // (4 * vocab))
+        return chunk_rows(vocab, itemsize, 0, False)
     return chunk_rows(vocab, itemsize, _device_bytes(device.index or 0), torch.compiler.is_compiling())
 
 
 def chunk_rows(vocab: int, itemsize: int, device_bytes: int, compiled: bool) -> int:
-    """Return the number of rows in a chunk on a GPU of ``device_bytes``.
+    """Return the number of rows in a chunk on a GPU of ``device_bytes``, or on a CPU if that is 0.
 
     It depends on total, not free, memory: sums must not depend on other processes.
     """
+    if not device_bytes:
+        return max(1, CPU_BYTES // (4 * vocab))
     each = 2 * itemsize + (0 if compiled else _EAGER_BYTES)
     return max(1, int(DEVICE_SHARE * device_bytes) // (each * vocab))
 

@@ -58,6 +58,11 @@ def stage_parameters(config: ModelConfig, stages: int, stage: int) -> int:
     return sum(_parameter_counts(config, stages, stage)[:2])
 
 
+def trained_parameters(config: ModelConfig, stages: int, stage: int) -> int:
+    """Return the number of a stage's parameters with gradient and moments."""
+    return _parameter_counts(config, stages, stage)[0]
+
+
 def frozen_parameters(config: ModelConfig, stages: int, stage: int) -> tuple[int, int]:
     """Return the number of a stage's parameters that are not trained, and so have neither gradient nor moments, and
     their bytes."""

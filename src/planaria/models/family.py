@@ -61,7 +61,15 @@ class Family(Choice, ABC):
         return None
 
     def pass_bytes(self, config: ModelConfig, stages: int, stage: int, passes: Passes) -> PassBytes | None:
-        """Return the CUDA memory of a stage's passes, or None if it is unknown: then none is predicted."""
+        """Return the memory of a stage's passes, or None if it is unknown: then none is predicted."""
+        return None
+
+    def layer_work(self, config: ModelConfig) -> tuple[float, ...] | None:
+        """Return the FLOPs of each decoder layer's passes of one sample; None if all layers are equal."""
+        return None
+
+    def layer_sizes(self, config: ModelConfig) -> tuple[int, ...] | None:
+        """Return the number of parameters of each decoder layer; None if all layers are equal."""
         return None
 
     def global_name(self, config: ModelConfig, stages: int, stage: int, local: str) -> str:

@@ -32,7 +32,7 @@ from planaria.report.live.trackers import trackers
 from planaria.report.live.watch import About, Watch
 from planaria.report.run.ledger import require_exactly_once
 from planaria.report.run.report import write_report
-from planaria.report.run.summary import summary
+from planaria.report.run.summary import measured, summary
 from planaria.runtime.checkpoint.mirror import Mirror, mirrored
 from planaria.runtime.complete import complete
 from planaria.runtime.configuration import Recipe, Settings, configure, named
@@ -40,6 +40,7 @@ from planaria.runtime.engine import fleet, runs
 from planaria.runtime.engine.custom_classes import own_classes
 from planaria.runtime.engine.device_memory import fitted_here
 from planaria.runtime.engine.origin import START, Origin
+from planaria.runtime.engine.preflight import table
 from planaria.runtime.engine.prepare import Prepared, on_schedule, prepare
 from planaria.runtime.engine.profiling import resized, sized
 from planaria.runtime.engine.resolved import ResolvedRun
@@ -152,7 +153,8 @@ def _begin(config: RunConfig, callbacks: Callbacks, again: bool) -> Run:
     config = sized(config, prepared.dataset, callbacks.say, callbacks.stopped)
     if config is not prepared.config:  # sized, so its memory is known only now
         config, note = fitted_here(config)
-        callbacks.say(note)
+        if note:
+            callbacks.say(note)
     prepared = prepared.with_config(config)
     folder, origin = _created(config, prepared.parent)
     mirror = None
@@ -248,6 +250,11 @@ def _train(prepared: Prepared, folder: Path, origin: Origin, mirror: Mirror | No
     config, before = prepared.config, runs.log_size(folder)
     followers = trackers(config.observe)
     runs.keep(folder, config, prepared.dataset, prepared.trace)
+    if callbacks.progress:
+        speed = measured(read_run(folder)).tokens_per_s if origin.step else None
+        step_s = config.samples * config.model.context / speed if speed else None
+        for line in table(config, origin.step, step_s):
+            callbacks.say(line)
     display = Progress() if callbacks.progress else Quiet()
     listener = None if callbacks.on_step is None else Listener(display, callbacks.on_step)
     about = About(identity(folder), told_settings(config)) if followers else None

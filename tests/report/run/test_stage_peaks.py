@@ -47,6 +47,14 @@ def test_the_device_is_what_binds_where_there_is_one() -> None:
     assert html.count("<tr>") == 3 and ">20,000</td>" in html and ">4</td>" in html
 
 
+def test_the_prediction_stands_beside_the_peak() -> None:
+    started = r.started(replicas=1).model_copy(update={"columns": [], "predicted_bytes": [n * MB for n in (7, 800, 9)]})
+    run = r.record(r.timed([started]), works=[work(1, "a", 640)])
+    assert [(one.where, one.bytes // MB, one.predicted // MB) for one in stage_peaks(run)] == [("stage 1", 640, 800)]
+    (html,) = section(run)
+    assert "predicted, MB" in html and ">800</td>" in html
+
+
 def test_one_process_is_one_line() -> None:
     assert [(one.where, one.bytes) for one in stage_peaks(record(work(-1, "inline", 640)))] == [
         ("all stages", 640 * MB)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations_with_replacement, permutations
+from itertools import combinations, combinations_with_replacement, pairwise, permutations
 from typing import Any
 
 import pytest
@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planaria.common.errors import UserError
-from planaria.runtime.engine.profiling import Machine, divide
+from planaria.config.schema import RunConfig
+from planaria.runtime.engine.division import Load, Machine, divide
+from planaria.runtime.engine.requirements import layer_loads, work
 
 machine = st.builds(
     Machine, st.sampled_from([0.5, 1.0, 1.25, 2.0, 3.0, 7.0]), st.integers(0, 7), st.sampled_from([True, True, False])
@@ -53,9 +55,9 @@ def test_no_division_has_a_faster_slowest_stage(stages: int, more: int, ends: fl
     best = min(slowest(sizes, ends, machines) for sizes in all_sizes)
     if best == float("inf"):
         with pytest.raises(UserError, match="have room for"):
-            divide(layers, stages, ends, machines)
+            divide([Load()] * layers, stages, ends, machines)
         return
-    found = divide(layers, stages, ends, machines)
+    found = divide([Load()] * layers, stages, ends, machines)
     assert len(found) == stages and sum(found) == layers and min(found) >= 1
     assert found == sorted(found, reverse=True)
     assert slowest(tuple(found), ends, machines) == pytest.approx(best)
@@ -66,13 +68,87 @@ def test_no_division_has_a_faster_slowest_stage(stages: int, more: int, ends: fl
 def test_the_controllers_rule_is_optimal_with_enough_room(stages: int, more: int, ends: float, data: Any) -> None:
     pace = st.sampled_from([0.5, 1.0, 1.25, 2.0, 3.0, 7.0])
     machines = [Machine(s, 99) for s in data.draw(st.lists(pace, min_size=stages + 1, max_size=stages + 2))]
-    sizes = divide(stages + more, stages, ends, machines)
+    sizes = divide([Load()] * (stages + more), stages, ends, machines)
     assert placed(sizes, ends, machines) == pytest.approx(slowest(tuple(sizes), ends, machines))
 
 
 def test_layers_follow_speed_and_memory() -> None:
-    assert divide(30, 4, 2.0, [Machine(1.0, 30)] * 5) == [8, 8, 7, 7]
-    assert divide(28, 4, 2.0, [Machine(s, 28) for s in (1.0, 1.01, 1.02, 0.99, 1.03)]) == [7, 7, 7, 7]
-    assert divide(21, 3, 1.0, [Machine(1.0, 21), Machine(1.0, 21), Machine(2.0, 21), Machine(9.0, 21)]) == [9, 8, 4]
+    assert divide([Load()] * 30, 4, 2.0, [Machine(1.0, 30)] * 5) == [8, 8, 7, 7]
+    assert divide([Load()] * 28, 4, 2.0, [Machine(s, 28) for s in (1.0, 1.01, 1.02, 0.99, 1.03)]) == [7, 7, 7, 7]
+    assert divide([Load()] * 21, 3, 1.0, [Machine(1.0, 21), Machine(1.0, 21), Machine(2.0, 21), Machine(9.0, 21)]) == [
+        9,
+        8,
+        4,
+    ]
     fast_and_small = Machine(0.1, 3, ends=False)
-    assert divide(12, 2, 1.0, [fast_and_small, Machine(1.0, 12), Machine(1.0, 12)]) == [9, 3]
+    assert divide([Load()] * 12, 2, 1.0, [fast_and_small, Machine(1.0, 12), Machine(1.0, 12)]) == [9, 3]
+
+
+load = st.builds(Load, st.sampled_from([0.5, 1.0, 2.0, 5.0]), st.sampled_from([0.5, 1.0, 3.0]))
+
+
+def slowest_of(loads: list[Load], counts: list[int], ends: float, machines: list[Machine]) -> float:
+    """Return the time of the slowest stage of consecutive layers in the best placement."""
+    bounds = [0]
+    for count in counts:
+        bounds.append(bounds[-1] + count)
+    parts = [loads[first:last] for first, last in pairwise(bounds)]
+
+    def worst_of(way: tuple[Machine, ...]) -> float:
+        last, *blocks = way
+        if not last.ends or any(sum(one.size for one in p) > m.most for p, m in zip(parts, blocks, strict=True)):
+            return float("inf")
+        times = (sum(one.work for one in part) * m.layer_s for part, m in zip(parts, blocks, strict=True))
+        return max(last.layer_s * ends, *times)
+
+    return min((worst_of(way) for way in permutations(machines, len(counts) + 1)), default=float("inf"))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(1, 3),
+    st.lists(load, min_size=3, max_size=7),
+    st.sampled_from([0.25, 4.5]),
+    st.lists(machine, min_size=2, max_size=5),
+)
+def test_no_division_of_unequal_layers_has_a_faster_slowest_stage(
+    stages: int, loads: list[Load], ends: float, machines: list[Machine]
+) -> None:
+    cuts = ((0, *inner, len(loads)) for inner in combinations(range(1, len(loads)), stages - 1))
+    all_counts = [[last - first for first, last in pairwise(cut)] for cut in cuts]
+    best = min(slowest_of(loads, counts, ends, machines) for counts in all_counts)
+    if best == float("inf"):
+        with pytest.raises(UserError, match="have room for"):
+            divide(loads, stages, ends, machines)
+        return
+    found = divide(loads, stages, ends, machines)
+    assert len(found) == stages and sum(found) == len(loads) and min(found) >= 1
+    assert slowest_of(loads, found, ends, machines) == pytest.approx(best)
+
+
+def test_a_stage_of_heavy_layers_gets_fewer() -> None:
+    dense_first = [Load(), Load(), *[Load(4.0, 6.0)] * 4]
+    assert divide(dense_first, 3, 0.5, [Machine(1.0, 99)] * 4) == [3, 2, 1]
+    paces = [Machine(1.0, 99), Machine(2.0, 99), Machine(4.0, 99)]
+    assert divide(dense_first, 2, 0.5, paces) == [3, 3]
+    with pytest.raises(UserError, match=r"room for 13 of 26 layers in 2 stages"):
+        divide(dense_first, 2, 0.5, [Machine(1.0, 6), Machine(1.0, 7), Machine(1.0, 0)])
+
+
+def test_layers_of_a_mixture_count_by_their_own_work_and_size() -> None:
+    pytest.importorskip("transformers")
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    from planaria.models.transformers.family import model_section
+    from planaria.models.transformers.shrinking import shrunk
+    from planaria.models.transformers.skeleton import read_config
+
+    whole = CONFIG_MAPPING["deepseek_v3"]().get_text_config().to_dict() | {"model_type": "deepseek_v3"}
+    values = shrunk(read_config(whole, "config.json")) | {"first_k_dense_replace": 2, "intermediate_size": 1024}
+    model = model_section(values, "config.json") | {"context": 16}
+    config = RunConfig.model_validate({"model": model, "pipeline": {"stages": 2, "layers": "auto"}})
+    first, second, third, fourth = layer_loads(config)
+    assert first == second == Load() and third == fourth and third.work < 0.9 and third.size < 0.9
+    assert work(config)[1:] == pytest.approx([2.0, 2 * third.work])
+    assert divide(layer_loads(config), 2, 0.1, [Machine(1.0, 9)] * 3) in ([1, 3], [2, 2])
+    assert work(RunConfig())[1:] == [1.0] * 4

@@ -18,7 +18,9 @@ from planaria.runtime.configuration import configure
 from planaria.runtime.engine import runs
 from planaria.runtime.engine.check import check, read_faults
 from planaria.runtime.engine.copy_costs import copies_stated
+from planaria.runtime.engine.device_memory import fitted_here
 from planaria.runtime.engine.fleet import preload_for
+from planaria.runtime.engine.preflight import table
 from planaria.runtime.engine.starting_weights import starting_weights, weight_warnings
 from planaria.runtime.engine.unused_settings import require_used
 from planaria.runtime.fleet.spawner import fork_server
@@ -60,11 +62,14 @@ def start(
         if config.engine != "simulate":
             require_used(config)
         run = check(config)
+        fitted, note = (config, "") if config.engine == "simulate" else fitted_here(config)
         if config.engine != "simulate":
             read_faults(run)
         trackers(config.observe)
         print(recipe.dump(config).rstrip("\n") if dry_run else describe(config))
         for line in (*weight_warnings(run, starting_weights(config)), *copies_stated(run)) if dry_run else ():
+            print(f"# {line}")
+        for line in (*filter(None, (note,)), *table(fitted)) if dry_run and config.engine != "simulate" else ():
             print(f"# {line}")
         if auto:
             earlier = existing_run(config)

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.exchange.base import ExchangeCost
 from planaria.exchange.registry import exchange
 from planaria.lab.compare.race import Course, Met
 from planaria.models.families import stage_parameters
 from planaria.models.llama_stages import parameter_count
-from planaria.pipeline.network.costs import FP32_BYTES, UNIT, Costs, message_bytes
+from planaria.pipeline.network.costs import FP32_BYTES, Costs, message_bytes
 from planaria.recovery import recovery
 from planaria.recovery.base import Copy, CopyCost
-from planaria.runtime.engine.copy_costs import costs_of_copies, shapes_of, state_bytes
+from planaria.runtime.engine.copy_costs import costs_of_copies, state_bytes
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.simulate import Simulated, simulate
+from planaria.runtime.engine.traffic import exchange_costs, link_bytes, one_replica
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def clock_of(config: RunConfig) -> Clock:
     :raises UserError: when background uploads take time and steps take none.
     """
     pipeline, network = config.pipeline, config.network
-    plan = ResolvedRun(_one_replica(config)).training(0)
+    plan = ResolvedRun(one_replica(config)).training(0)
     size, costs = message_bytes(config.model, pipeline), Costs(network)
     plain = simulate(plan, costs, size)
     copies = costs_of_copies(ResolvedRun(config))
@@ -95,19 +95,9 @@ def clock_of(config: RunConfig) -> Clock:
     return Clock(step, pause, moved, donated, network.replacement_s, bandwidth, upload, workers, again)
 
 
-def _one_replica(config: RunConfig) -> RunConfig:
-    alone = config.exchange.model_copy(update={"replicas": 1, "robust": ""})
-    return config.model_copy(update={"exchange": alone})
-
-
 def activation_bytes(config: RunConfig) -> int:
-    """Return the bytes of activations and gradients that all replicas send between stages in one step.
-
-    One replica is counted and multiplied, since some exchanges plan all replicas and others one.
-    """
-    plan = ResolvedRun(_one_replica(config)).training(0)
-    sent = simulate(plan, UNIT, message_bytes(config.model, config.pipeline)).sent_bytes
-    return config.exchange.replicas * sum(sent.values())
+    """Return the bytes of activations and gradients that all replicas send between stages in one step."""
+    return config.exchange.replicas * sum(link_bytes(config).values())
 
 
 def of_weights(config: RunConfig) -> float:
@@ -144,13 +134,6 @@ def waiting_s(config: RunConfig) -> float:
     network, longest = config.network, max(cost.critical for cost in costs)
     wait = longest / (network.bandwidth or math.inf) + network.latency_s
     return wait / max(1, every) if longest else 0.0
-
-
-def exchange_costs(config: RunConfig) -> list[ExchangeCost]:
-    """Return the cost of one round for one replica, stage by stage; empty for one replica."""
-    replicas, stages = config.exchange.replicas, range(config.pipeline.stages + 1)
-    agreed = exchange(config.exchange)
-    return [agreed.cost(shapes_of(config, stage), replicas) for stage in stages] if replicas > 1 else []
 
 
 def exchanged_bytes(config: RunConfig) -> float:

@@ -12,6 +12,7 @@ from torch import nn
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
 from planaria.config.section import DERIVED
+from planaria.models.activations import PassBytes, Passes
 from planaria.models.family import Family
 from planaria.models.transformers.adapters import LINEAR, Lora
 from planaria.models.transformers.alike import unlike_stages
@@ -19,6 +20,7 @@ from planaria.models.transformers.check import require_cuttable
 from planaria.models.transformers.decoder import PLACE, Decoder
 from planaria.models.transformers.skeleton import read_config
 from planaria.models.transformers.stages import Block, Ends
+from planaria.models.transformers.weighing import layer_parameters, layer_work, pass_bytes
 
 
 class TransformersFamily(Family):
@@ -92,6 +94,15 @@ class TransformersFamily(Family):
 
     def warnings(self, config: ModelConfig) -> list[str]:
         return [*self.decoder.differences]
+
+    def pass_bytes(self, config: ModelConfig, stages: int, stage: int, passes: Passes) -> PassBytes | None:
+        return pass_bytes(self.decoder, config, stages, stage, passes)
+
+    def layer_work(self, config: ModelConfig) -> tuple[float, ...]:
+        return layer_work(self.decoder, config)
+
+    def layer_sizes(self, config: ModelConfig) -> tuple[int, ...]:
+        return layer_parameters(self.decoder, config)
 
     def unlike(self, config: ModelConfig, stages: int) -> str:
         if self.lora_rank:

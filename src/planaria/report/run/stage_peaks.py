@@ -9,10 +9,11 @@ from planaria.control.run_record import RunRecord
 from planaria.report import page
 from planaria.report.run.naming import naming_of
 
-HEAD = ["stage", "workers", "the largest", "peak memory, MB", "on its device, MB"]
+HEAD = ["stage", "workers", "the largest", "peak memory, MB", "on its device, MB", "predicted, MB"]
 KEY = (
     "Peak memory of the processes that held the stage, including their time as spares or at other stages. Memory: "
-    "resident set size, shared pages included. On its device: tensors."
+    "resident set size, shared pages included. On its device: tensors. Predicted, for the "
+    "device or the process on a CPU: an upper limit, since all microbatches in flight may wait at one stage."
 )
 
 
@@ -28,6 +29,8 @@ class StagePeak:
     """worker with the highest peak"""
     bytes: int
     device_bytes: int
+    predicted: int = 0
+    """bytes predicted before the run: on its device, if it has one; 0: unknown"""
 
 
 def stage_peaks(record: RunRecord) -> list[StagePeak]:
@@ -38,17 +41,20 @@ def stage_peaks(record: RunRecord) -> list[StagePeak]:
 def _stage_peaks(record: RunRecord) -> list[StagePeak]:
     host: dict[int, dict[str, int]] = {}
     device: dict[int, int] = {}
+    stage: dict[int, int] = {}
     for _, work in record.worked:
         if work.peak_bytes:
+            stage[work.node] = work.stage
             own = host.setdefault(work.node, {})
             own[work.worker] = max(own.get(work.worker, 0), work.peak_bytes)
             device[work.node] = max(device.get(work.node, 0), work.device_peak_bytes)
-    naming = naming_of(record)
-    found = []
+    naming, found = naming_of(record), []
+    predicted = record.starts[-1][1].predicted_bytes if record.starts else []
     for node, by in sorted(host.items()):
         largest = max(by, key=by.__getitem__)
         where = "all stages" if node < 0 else naming.row(node)
-        found.append(StagePeak(where, len(by), largest, by[largest], device[node]))
+        known = predicted[stage[node]] if 0 <= stage[node] < len(predicted) else 0
+        found.append(StagePeak(where, len(by), largest, by[largest], device[node], known))
     return found
 
 
@@ -62,6 +68,7 @@ def section(record: RunRecord) -> Iterator[str]:
                 one.largest,
                 _mb(one.bytes),
                 _mb(one.device_bytes) if one.device_bytes else "–",
+                _mb(one.predicted) if one.predicted else "–",
             ]
             for one in found
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 
@@ -32,6 +33,16 @@ def costs_of_copies(run: ResolvedRun) -> list[tuple[Copy, CopyCost]]:
     return [
         (copy, by.cost(copy, {stage: shapes_of(run.config, stage) for stage in copy.sources})) for by, copy in named
     ]
+
+
+def copies_held(run: ResolvedRun) -> dict[int, int]:
+    """Return the bytes that the worker of each stage holds for copies, its own and others'; without replicas."""
+    held: Counter[int] = Counter()
+    for copy, cost in costs_of_copies(run) if run.config.exchange.replicas == 1 else ():
+        held[copy.host] += cost.host_memory
+        for stage in copy.sources:
+            held[stage] += cost.own_memory
+    return held
 
 
 def shapes_of(config: RunConfig, stage: int) -> Shapes:

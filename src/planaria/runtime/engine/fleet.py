@@ -28,6 +28,7 @@ from planaria.planner.problem import Problem, Solution
 from planaria.planner.replan import measured, replan
 from planaria.planner.schedule import Schedule
 from planaria.runtime.engine import link_survey_node, worker
+from planaria.runtime.engine.device_memory import predicted_bytes
 from planaria.runtime.engine.one_process import inline_config, one_process, peak_report
 from planaria.runtime.engine.origin import START, Origin, run_started
 from planaria.runtime.engine.prepare import Prepared
@@ -68,7 +69,7 @@ def train(
     if inline:
         prepared = prepared.with_config(inline_config(prepared.config))
     config, resolved = prepared.config, prepared.run
-    started = run_started(resolved, origin)
+    started = run_started(resolved, origin).model_copy(update={"predicted_bytes": predicted_bytes(config)})
     planner = None if resolved.schedule is None else Replanner(resolved.schedule, config.seed)
     memory = prepare_memory(resolved, folder, started)
     with ExitStack() as ending:

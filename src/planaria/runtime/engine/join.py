@@ -17,12 +17,14 @@ from planaria.common.documents import first, refuse_nul
 from planaria.common.errors import RunStopped, UserError
 from planaria.common.logs import from_environment
 from planaria.common.signals import interrupted
+from planaria.runtime.engine.device_memory import require_room
 from planaria.runtime.engine.fleet import PRELOAD
 from planaria.runtime.engine.requirements import needs
 from planaria.runtime.engine.run_files import settled
 from planaria.runtime.engine.setup import SETUP, Setup
 from planaria.runtime.engine.stopping import stop_asked
 from planaria.runtime.fleet.devices import require_devices
+from planaria.runtime.fleet.host_memory import free_memory
 from planaria.runtime.fleet.joined_machine import Ending, Visit
 from planaria.runtime.fleet.joining import DOOR, Door, read_door, read_key
 from planaria.runtime.fleet.process_pool import Orders, ProcessPool
@@ -199,7 +201,9 @@ class _Stay:
         orders = Orders(settle, PRELOAD, visit.address, visit.key, wanted, visit.welcome.host, start_s=start_s)
         self._pool = ProcessPool(orders)
         found, workers = self._pool.facts().found, visit.workers or setup.config.pipeline.stages + 1
-        require_devices(f"this machine ({platform.node()})", wanted, found, workers, "join from one that has more")
+        called = f"this machine ({platform.node()})"
+        require_devices(called, wanted, found, workers, "join from one that has more")
+        require_room(setup.config, workers, found, free_memory(), called)
         fleet = setup.config.fleet
         self._silence_s = max(_LEAST_S, _TIMES * fleet.heartbeat_s * fleet.missed)
         say(f"joined {setup.config.name} as {visit.welcome.host}; starting workers")

@@ -69,10 +69,10 @@ def prepare(
         raise UserError("engine = 'simulate': a simulation trains no model; use 'inline' or 'fleet'")
     if begins:
         require_used(config)
-    fits = ""
+    run, fits = check(config), ""
     if begins and config.pipeline.layers != "auto":
         config, fits = fitted_here(config)
-    run = check(config)
+        run = run if config is run.config else ResolvedRun(config)
     if trace is not None:
         require_listeners(config, trace.faults, config.chaos.trace or "the trace")
     faults = trace if trace is not None else read_faults(run)

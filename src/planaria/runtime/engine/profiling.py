@@ -6,13 +6,11 @@ time of a layer and exits. Machines that joined reconnect for the run itself.
 
 from __future__ import annotations
 
-import heapq
 import math
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
@@ -26,9 +24,10 @@ from planaria.control.events import REPORT, WorkerFailed, WorkerJoined
 from planaria.data.shards import Data, prepare
 from planaria.runtime.engine import runs
 from planaria.runtime.engine.check import check
+from planaria.runtime.engine.division import Machine, divide
 from planaria.runtime.engine.fleet import opened
 from planaria.runtime.engine.origin import START, run_started
-from planaria.runtime.engine.requirements import least, needs, work
+from planaria.runtime.engine.requirements import layer_loads, least, needs, work
 from planaria.runtime.engine.resolved import ResolvedRun
 from planaria.runtime.engine.resumption import changed
 from planaria.runtime.engine.stopping import stop_asked
@@ -52,14 +51,24 @@ def sized(config: RunConfig, data: Data, say: Say, stop: Callable[[], bool] | No
         return config
     if config.engine == "inline":
         return with_layers(config, config.model.block_layers)
-    model, stages = config.model, config.pipeline.stages
+    stages = config.pipeline.stages
     with stop_asked(stop) as asked:
         timed = _timed(config, data, say, asked)
-    layers = model.layers - model.ends_layers
+    layers = layer_loads(config)
     found = divide(layers, stages, work(config)[0], machines(config, [*timed.values()]))
     pace = ", ".join(f"{name} {report.layer_s * 1e3:.3g}" for name, (_, report) in timed.items())
     say(f"stages of {found} layers (pipeline.layers); a layer's milliseconds: {pace}")
-    return with_layers(config, tuple(found))
+    chosen = with_layers(config, tuple(found))
+    say(_least_time(chosen, [report.layer_s for _, report in timed.values()]))
+    return chosen
+
+
+def _least_time(config: RunConfig, layer_s: Sequence[float]) -> str:
+    """Return a line about the run's shortest duration with workers of this pace, the fastest at the largest stages."""
+    loads, pace = sorted(work(config), reverse=True), sorted(layer_s)
+    slowest = max(load * seconds for load, seconds in zip(loads, pace, strict=False))
+    hours = config.train.steps * config.pipeline.microbatches * slowest / 3600
+    return f"time          at least {hours:#.2g} h for {config.train.steps} steps, by the passes of the slowest stage"
 
 
 def resized(
@@ -86,7 +95,7 @@ def with_layers(config: RunConfig, layers: tuple[int, ...] | None) -> RunConfig:
 
 def machines(config: RunConfig, timed: Sequence[Timed]) -> list[Machine]:
     """Return the capacity of the timed workers; workers that share a device share its memory equally."""
-    layers, stages = config.model.layers - config.model.ends_layers, needs(config).stages
+    layers, stages = math.ceil(sum(load.size for load in layer_loads(config))), needs(config).stages
     if not stages:
         return [Machine(report.layer_s, layers) for _, report in timed]
     ends, layer = stages[0], stages[1]  # of the recipe with one layer per stage
@@ -185,74 +194,3 @@ class _Profiling:
         self._found.pop(worker, None)
         if not host:
             raise RunStopped(f"{worker} exited ({reason}) before the machines were timed; nothing was written")
-
-
-@dataclass(frozen=True)
-class Machine:
-    """The measured capacity of a worker."""
-
-    layer_s: float
-    """seconds of one decoder layer's passes of a microbatch"""
-    most: int
-    """largest number of decoder layers of a block stage in its memory"""
-    ends: bool = True
-    """whether the ends fit in its memory"""
-
-
-def divide(layers: int, stages: int, ends: float, machines: Sequence[Machine]) -> list[int]:
-    """Return the layers of each block stage, largest first, that make the slowest stage as fast as possible.
-
-    One of the ``machines`` holds the ends, which are as much work as ``ends`` layers; each block stage is on one of the
-    others.
-
-    :raises UserError: if the layers do not fit.
-    """
-    limits = sorted({m.layer_s * n for m in machines for n in (ends, *range(1, min(layers, m.most) + 1))})
-    low, high = 0, len(limits)
-    while low < high:  # bisect for the lowest feasible limit
-        middle = (low + high) // 2
-        if _within(limits[middle], layers, stages, ends, machines) is None:
-            low = middle + 1
-        else:
-            high = middle
-    chosen = _within(limits[low], layers, stages, ends, machines) if low < len(limits) else None
-    if chosen is None:
-        room = sum(sorted((m.most for m in machines), reverse=True)[:stages])
-        raise UserError(
-            f"pipeline.layers = 'auto': the {len(machines)} timed workers have room for {room} of {layers} layers "
-            f"in {stages} stages beside the ends; lower model.layers, or raise pipeline.stages"
-        )
-    return _spread(layers, chosen)
-
-
-def _within(limit_s: float, layers: int, stages: int, ends: float, machines: Sequence[Machine]) -> list[Machine] | None:
-    """Return the machines of block stages that stay within ``limit_s``; None if impossible.
-
-    The ends go to the machine with room for the fewest layers.
-    """
-    able = [m for m in machines if m.ends and m.layer_s * ends <= limit_s]
-    if not able:
-        return None
-    others = list(machines)
-    others.remove(min(able, key=lambda m: _room(m, limit_s)))
-    chosen = sorted(others, key=lambda m: -_room(m, limit_s))[:stages]
-    rooms = [_room(m, limit_s) for m in chosen]
-    return chosen if len(rooms) == stages and min(rooms) >= 1 and sum(rooms) >= layers else None
-
-
-def _room(machine: Machine, limit_s: float) -> int:
-    """Return the layers that a machine can hold and pass within the limit."""
-    return min(machine.most, math.floor(limit_s / machine.layer_s * (1 + 1e-9)))
-
-
-def _spread(layers: int, machines: Sequence[Machine]) -> list[int]:
-    """Give each machine one layer, then each further layer to the machine that stays fastest with it."""
-    counts = [1] * len(machines)
-    waiting = [(2 * m.layer_s, n) for n, m in enumerate(machines) if m.most > 1]
-    heapq.heapify(waiting)
-    for _ in range(layers - len(machines)):
-        _, n = heapq.heappop(waiting)
-        counts[n] += 1
-        if counts[n] < machines[n].most:
-            heapq.heappush(waiting, ((counts[n] + 1) * machines[n].layer_s, n))
-    return sorted(counts, reverse=True)

@@ -8,10 +8,11 @@ from pathlib import Path
 from planaria.common.errors import UserError
 from planaria.config.schema import FleetConfig, RunConfig
 from planaria.control.started import RunStarted
-from planaria.models.families import frozen_parameters, stage_parameters
+from planaria.models.families import family, frozen_parameters, stage_parameters
 from planaria.models.llama_stages import stage_layers
 from planaria.models.optimizers import optimizer
 from planaria.pipeline.network.costs import FP32_BYTES
+from planaria.runtime.engine.division import Load
 from planaria.runtime.fleet.devices import ON_CPUS, Needs
 from planaria.runtime.transport.listener import answers
 from planaria.runtime.transport.secure import NO_PROC
@@ -25,20 +26,45 @@ def needs(config: RunConfig) -> Needs:
     if config.train.device != "cuda":
         return ON_CPUS
     config = least(config) if config.pipeline.layers == "auto" else config
+    return Needs(stage_state_bytes(config), sized=config.pipeline.unlike)
+
+
+def stage_state_bytes(config: RunConfig) -> tuple[int, ...]:
+    """Return the fp32 bytes of weights, gradients and moments of stages 0..S; frozen weights have only the first."""
     copies = 2 + len(optimizer(config.optim).keys)
     model, stages = config.model, config.pipeline.stages
     frozen = [frozen_parameters(model, stages, stage) for stage in range(stages + 1)]
     counts = zip(_parameters(config), frozen, strict=True)
-    taken = (FP32_BYTES * copies * (count - still) + nbytes for count, (still, nbytes) in counts)
-    return Needs(tuple(taken), sized=config.pipeline.unlike)
+    return tuple(FP32_BYTES * copies * (count - still) + nbytes for count, (still, nbytes) in counts)
 
 
 def work(config: RunConfig) -> list[float]:
-    """Return the work of a pass of stages 0..S in decoder layers; the head counts by its product's parameters."""
+    """Return the work of a pass of stages 0..S in timed decoder layers (:func:`layer_loads`); the head counts by its
+    product.
+    """
     model, stages = config.model, config.pipeline.stages
-    held = [len(stage_layers(model, stages, stage)) for stage in range(stages + 1)]
-    layer = _parameters(config)[1] / held[1]
-    return [held[0] + model.vocab * model.dim / layer, *map(float, held[1:])]
+    loads = [load.work for load in _loads(config)]
+    held = [sum(loads[number] for number in stage_layers(model, stages, stage)) for stage in range(stages + 1)]
+    flops = family(model).layer_work(model)
+    if flops is None:
+        layer = _parameters(config)[1] / len(stage_layers(model, stages, 1))
+        return [held[0] + model.vocab * model.dim / layer, *held[1:]]
+    return [held[0] + 6 * model.vocab * model.dim * model.context / flops[model.ends_layers], *held[1:]]
+
+
+def layer_loads(config: RunConfig) -> list[Load]:
+    """Return the work and memory of the decoder layers of block stages, compared with the first, which workers time."""
+    return _loads(config)[config.model.ends_layers :]
+
+
+def _loads(config: RunConfig) -> list[Load]:
+    """Return the loads of all decoder layers."""
+    model, chosen = config.model, family(config.model)
+    work, sizes = chosen.layer_work(model), chosen.layer_sizes(model)
+    if work is None or sizes is None:
+        return [Load()] * model.layers
+    timed = model.ends_layers
+    return [Load(one / work[timed], size / sizes[timed]) for one, size in zip(work, sizes, strict=True)]
 
 
 def least(config: RunConfig) -> RunConfig:

@@ -70,10 +70,10 @@ def main(setup: Setup, connection: ControlLine, worker: str, incarnation: int) -
     transport = SocketTransport(Port(host, setup.key, setup.reach), inbox)
     control_link.trouble = lambda: transport.trouble
     began = time.monotonic()
-    runner = warm_runner(setup.config)
-    made = Worker(setup, ResolvedRun(setup.config), worker, control_link, transport, runner)
+    # No variable here may refer to the runner: this function never returns, so its memory would stay occupied.
+    made = Worker(setup, ResolvedRun(setup.config), worker, control_link, transport, warm_runner(setup.config))
     made.messages.patience.warm_s = time.monotonic() - began
-    layer_s = layer_seconds(setup.config, runner) if setup.config.pipeline.unlike else 0.0
+    layer_s = layer_seconds(setup.config, made.runner) if setup.config.pipeline.unlike else 0.0
     with logs.about(made.log_fields):
         made.run(incarnation, layer_s)
 

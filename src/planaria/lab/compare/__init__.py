@@ -1,0 +1,1 @@
+"""Comparisons of strategies on the same failures, and advice from their results."""
