@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import pytest
 
 from planaria.common.errors import UserError
 from planaria.config.schema import DataConfig
-from planaria.data.corpus import resolved
+from planaria.data.corpus import documents, resolved
 from planaria.data.dialogues import dialogues
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
 from planaria.data.tokenizer import Tokenizer, load_tokenizer
+from planaria.models import chat
+from planaria.models.chat import Template
 
 PLAIN = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
@@ -85,6 +88,66 @@ def test_a_text_cannot_name_a_control_token(tmp_path: Path) -> None:
     assert text == "<|user|>x<|end|>$<|assistant|>y$"
 
 
+def test_a_prompt_a_completion_and_a_key_cannot_name_a_control_token(tmp_path: Path) -> None:
+    prompt = source(tmp_path, [{"prompt": "x<|end|>", "completion": "y<|end|>\ud800"}], format="prompt", template=None)
+    assert read(prompt) == [("x<|end|>y<|end|>?$", "........y<|end|>?$")]
+    tools = [{"messages": turns(TALK[:2]), "tools": [{"<|end|>": "\ud800"}], "chat_template_kwargs": {"a": "<|end|>"}}]
+    ((text, _),) = read(source(tmp_path, tools, "{{ tools | tojson }}{{ a }}" + PLAIN))
+    assert text == '[{"<|end|>": "?"}]<|end|><|user|>a?$<|assistant|>b$'
+
+
+def test_many_answers_are_rendered_some_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    talk, most, rendered = [{"messages": turns(TALK * 5)}], list[int](), Template.rendered
+
+    def counted(self: Template, several: Sequence[Any], *given: Any) -> list[str]:
+        most.append(len(several))
+        return rendered(self, several, *given)
+
+    monkeypatch.setattr(Template, "rendered", counted)
+    whole = read(source(tmp_path, talk))
+    assert max(most) == 20, "two texts for each answer"
+    most.clear()
+    monkeypatch.setattr(chat, "_AT_ONCE", 500)
+    assert read(source(tmp_path, talk)) == whole and max(most) < 10
+
+
+def test_a_table_has_no_null_fields_and_may_have_dates(tmp_path: Path) -> None:
+    """Parquet gives every message the fields of all others."""
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    call = {"role": "assistant", "content": None, "tool_calls": [{"name": "f", "arguments": {"a": 1}}]}
+    rows = [[{"role": "user", "content": "q", "at": date(2024, 1, 2)}, call], turns(TALK[:2])]
+    parquet.write_table(pa.Table.from_pylist([{"messages": row} for row in rows]), tmp_path / "talks.parquet")
+    template = PLAIN.replace(
+        "{{ m.content }}", "{% if 'tool_calls' in m %}{{ m.tool_calls[0].name }}!{% else %}{{ m.content }}{% endif %}"
+    )
+    data = source(tmp_path, [], template).model_copy(update={"source": str(tmp_path / "talks.parquet")})
+    assert [text for text, _ in read(data)] == ["<|user|>q$<|assistant|>f!$", "<|user|>a?$<|assistant|>b$"]
+    null = [{"messages": [{**message, "tool_calls": None} for message in turns(TALK[:2])]}]
+    assert read(source(tmp_path, null, template))[0][0] == "<|user|>a?$<|assistant|>b$"
+
+
+def test_a_folder_may_have_json_files_without_dialogues(tmp_path: Path) -> None:
+    data, reports = source(tmp_path, [{"messages": turns(TALK)}], format="auto"), list[str]()
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (tmp_path / "records.jsonl").rename(folder / "records.jsonl")
+    (folder / "a.json").write_text('{"version": 1}')
+    (folder / "b.json").write_text("[1]")
+    data = resolved(data.model_copy(update={"source": str(folder)}))
+    assert data.format == "messages" and prepare(data, 257, reports.append, 63).meta.documents == 1
+    assert any(line.startswith("skipped a.json: no records with 'messages'") for line in reports)
+    alone = data.model_copy(update={"source": str(folder / "a.json")})
+    with pytest.raises(UserError, match=r"a\.json: no records with 'messages'"):
+        prepare(alone, 257, context=63)
+
+
+def test_only_what_a_dialogue_is_made_of_counts_as_its_text(tmp_path: Path) -> None:
+    """Not a record's other keys, of which Parquet files read none."""
+    record = {"id": "x" * 99, "messages": turns(TALK)}
+    data = source(tmp_path, [record], template=PLAIN)
+    assert [*documents(data)] == ["a?\nb\nc?\nd"]
+
+
 def test_prompts_with_completions_need_no_template(tmp_path: Path) -> None:
     records = [
         {"prompt": "1 + 1 =", "completion": " 2"},
@@ -106,6 +169,9 @@ def test_prompts_with_completions_need_no_template(tmp_path: Path) -> None:
         ({"messages": [{"role": "user", "content": [1]}]}, r"messages\[0\]: its content is not text"),
         ({"message": []}, r"records\.jsonl:1: no 'messages' \(did you mean 'message'\?\)"),
         ({"messages": turns(TALK), "chat_template_kwargs": 3}, r"chat_template_kwargs: holds int"),
+        ({"messages": turns([("us\ud800er", "a")])}, r"messages\[0\]: its role is not a word, but 'us\\ud800er'"),
+        ({"messages": turns([("user|><|end", "a")])}, r"messages\[0\]: its role is not a word, but 'user"),
+        ({"messages": turns(TALK), "tools": json.loads("[" * 900 + "]" * 900)}, r"jsonl:1: is nested too deeply"),
     ],
 )
 def test_a_record_that_is_no_dialogue_is_named(tmp_path: Path, record: dict[str, Any], wrong: str) -> None:
@@ -160,7 +226,7 @@ def test_long_dialogues_are_cut_and_silent_ones_left_out(tmp_path: Path) -> None
     dataset = prepare(source(tmp_path, [long, silent, {"messages": turns([("user", "q")])}]), 257, reports.append, 63)
     assert dataset.meta.documents == 1
     assert any("1 cut at 64 tokens (model.context + 1), 2 left out that have none" in line for line in reports)
-    with pytest.raises(UserError, match=r"no dialogue has a token to learn; give records with an answer"):
+    with pytest.raises(UserError, match=r"to learn within model\.context \+ 1 = 64 tokens, beyond which 1 have"):
         prepare(source(tmp_path, [silent]), 257, context=63)
 
 

@@ -8,10 +8,10 @@ import platform
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from planaria.common.errors import UserError, missing_package, nearest
 from planaria.common.filesystems import is_url
@@ -19,7 +19,16 @@ from planaria.config.data_config import Format
 from planaria.config.names import expanded
 from planaria.config.schema import DataConfig
 from planaria.data.listing import LOCAL, STDLIB, Passed, listing
-from planaria.data.records import PassedOver, Record, kind_of, read_records, records, text_of
+from planaria.data.records import (
+    PassedOver,
+    Record,
+    dialogue_records,
+    kind_of,
+    read_records,
+    records,
+    text_of,
+    without_surrogates,
+)
 from planaria.data.remote import RemoteFile, remote_files
 
 NAMED = 8
@@ -82,7 +91,7 @@ def records_of(config: DataConfig, on_progress: Callable[[str], None] | None = N
         yield record, place
         empty = False
         if config.most is not None:
-            found += sum(map(len, _strings(record)))
+            found += sum(map(len, _strings(record, KEYS[config.format])))
             if found >= config.most:
                 return
     lines = _lines(passed)
@@ -116,13 +125,18 @@ def _format(config: DataConfig) -> Format:
         return "auto"
     try:
         root, names = listing(config, {})
-        file = next((root / name for name in names if kind_of(root / name) is not None), None)
-        first, _ = next(records(file, KEYS["messages"]), ({}, "")) if file is not None else ({}, "")
+        for file in (root / name for name in names if kind_of(root / name) is not None):
+            with suppress(PassedOver):
+                first, _ = next(records(file, KEYS["messages"]), ({}, ""))
+                if isinstance(first.get("messages"), list):
+                    return "messages"
+                if config.field in first:
+                    return "auto"
+                if {"prompt", "completion"} <= first.keys():
+                    return "prompt"
     except UserError:  # reported when the text is read
-        return "auto"
-    if isinstance(first.get("messages"), list):
-        return "messages"
-    return "prompt" if {"prompt", "completion"} <= first.keys() and config.field not in first else "auto"
+        pass
+    return "auto"
 
 
 def file_documents(path: Path, field: str) -> Iterator[str]:
@@ -178,7 +192,7 @@ def _texts(config: DataConfig, passed: Passed) -> Iterator[str]:
     """Yield all texts, empty ones included; record skipped files in ``passed``."""
     if config.dialogues:
         for record, _ in _records(config, passed):
-            yield "\n".join(_strings(record))
+            yield "\n".join(_strings(record, KEYS[config.format]))
     elif not _is_remote(config.source) and config.source.startswith(PREFIX):
         for record, place in read_hub(config.source, [config.field]):
             yield text_of(record, config.field, place)
@@ -190,15 +204,28 @@ def _records(config: DataConfig, passed: Passed) -> Iterator[tuple[Record, str]]
     """Yield all records with their places; record skipped files in ``passed``."""
     keys = KEYS[config.format]
     if not _is_remote(config.source) and config.source.startswith(PREFIX):
-        yield from read_hub(config.source, keys)
+        yield from _without_nulls(read_hub(config.source, keys))
         return
 
     def of_file(file: Path | RemoteFile) -> Iterator[tuple[Record, str]]:
         if kind_of(file) is None:
             raise PassedOver(file, "no file of records", "name a .jsonl, .json or .parquet file")
-        return records(file, keys)
+        found = dialogue_records(file, keys)
+        return _without_nulls(found) if kind_of(file) == "parquet" else found
 
     yield from _of_files(config, passed, of_file)
+
+
+def _without_nulls(rows: Iterator[tuple[Record, str]]) -> Iterator[tuple[Record, str]]:
+    """Yield the rows of a table without null fields within: each object there has the fields of all others."""
+
+    def dense(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: dense(one) for key, one in value.items() if one is not None or key == "content"}
+        return [dense(one) for one in value] if isinstance(value, list) else value
+
+    for record, place in rows:
+        yield {key: dense(value) for key, value in record.items()}, place
 
 
 def _of_files(
@@ -215,17 +242,17 @@ def _of_files(
             passed[error.reason].append(name)
 
 
-def _strings(value: object) -> Iterator[str]:
-    """Yield all texts in a JSON value, without the keys and roles of messages."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, one in value.items():
-            if key != "role":
-                yield from _strings(one)
-    elif isinstance(value, list):
-        for one in value:
-            yield from _strings(one)
+def _strings(record: Record, keys: Sequence[str]) -> Iterator[str]:
+    """Yield all texts in the values of a record's ``keys``, without the keys and roles of messages."""
+    left = [record[key] for key in reversed(keys) if key in record]
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            yield without_surrogates(value)
+        elif isinstance(value, Mapping):
+            left += [one for key, one in reversed([*value.items()]) if key != "role"]
+        elif isinstance(value, list):
+            left += reversed(value)
 
 
 def _lines(passed: Mapping[str, list[str]]) -> list[str]:

@@ -8,6 +8,7 @@ includes the end-of-turn token.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -25,6 +26,8 @@ from planaria.models.chat import Conversation, Segments, Template, jinja_file, t
 Message = Mapping[str, Any]
 OWN = ("bpe", "bytes")
 """tokenizers without a chat template"""
+_ROLE = re.compile(r"[\w .-]{1,64}")
+"""roles, which templates write between control tokens: none can name one as a whole"""
 
 
 class Dialogue(NamedTuple):
@@ -118,9 +121,12 @@ def _messages(value: object, place: str) -> list[Message]:
     for number, message in enumerate(value):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise UserError(f"{place}[{number}]: no object with 'role' and 'content'; fix or remove the record")
+        if not _ROLE.fullmatch(message["role"]):
+            raise UserError(f"{place}[{number}]: its role is not a word, but {message['role']!a:.40}; fix the record")
         if not isinstance(message.get("content"), str) and not message.get("tool_calls"):
             raise UserError(f"{place}[{number}]: its content is not text; fix or remove the record")
-    return value
+    # Templates ask whether a message has a key, and tables have all keys in all messages.
+    return [{key: one for key, one in each.items() if one is not None or key == "content"} for each in value]
 
 
 def _kind(value: object) -> str:
@@ -146,7 +152,8 @@ def _segments(
     try:
         if config.learn == "all":
             return conversation.whole(template, tokenizer)
-        found = conversation.answers(template, tokenizer, answers if config.learn == "answers" else answers[-1:])
+        return conversation.answers(template, tokenizer, answers if config.learn == "answers" else answers[-1:])
     except UserError as error:
         raise UserError(f"{place}: {error}") from None
-    return found
+    except RecursionError:
+        raise UserError(f"{place}: is nested too deeply; fix or remove the record") from None

@@ -82,6 +82,21 @@ def records(path: Path | RemoteFile, keys: Sequence[str]) -> Iterator[tuple[Reco
     return _read_json(path) if kind == "json" else _read_lines(path)
 
 
+def dialogue_records(path: Path | RemoteFile, keys: Sequence[str]) -> Iterator[tuple[Record, str]]:
+    """Yield :func:`records` of a file of dialogues.
+
+    :raises PassedOver: before the first record, if a ``.json`` file does not begin with one that has the first of
+        ``keys``.
+    """
+    first = kind_of(path) == "json"
+    for record, place in records(path, keys):
+        if first and keys[0] not in record:
+            missing = f"no records with {keys[0]!r} ({nearest(keys[0], record)})"
+            raise PassedOver(path, missing, "fix the records, or set data.format")
+        first = False
+        yield record, place
+
+
 def text_of(record: Record, field: str, place: str) -> str:
     """Return the text of one record; ``place`` is its location in errors.
 

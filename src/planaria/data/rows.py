@@ -26,6 +26,8 @@ class Cut:
     """dialogues that were cut at a row's length"""
     silent: int = 0
     """dialogues without a learned token, which were left out"""
+    beyond: int = 0
+    """of these, those with one beyond a row's length"""
     tokens: int = 0
     learned: int = 0
 
@@ -38,6 +40,7 @@ def fitting(dialogues: Iterable[Dialogue], length: int, count: Cut) -> Iterator[
         learned[:1] = False
         if not learned.any():
             count.silent += 1
+            count.beyond += bool(dialogue.learned[1:].any())
             continue
         count.taken += 1
         count.longer += len(dialogue.ids) > length

@@ -211,8 +211,11 @@ def _write_rows(
         for content in packer.rest():
             write(number, content)
     if not count.taken:
-        fix = "give records with an answer, or write data.learn = 'all'"
-        raise UserError(f"data.source = {data.source!r}: no dialogue has a token to learn; {fix}")
+        raise UserError(
+            f"data.source = {data.source!r}: no dialogue has a token to learn within model.context + 1 = {length:,} "
+            f"tokens, beyond which {count.beyond:,} have some; give records with an answer, a larger model.context, or "
+            "data.learn = 'all'"
+        )
     left_out = f", {count.silent:,} left out that have none" if count.silent else ""
     cut = f", {count.longer:,} cut at {length:,} tokens (model.context + 1)" if count.longer else ""
     report(f"{count.learned / count.tokens:.0%} of the tokens are learned{cut}{left_out}")

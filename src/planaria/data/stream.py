@@ -91,9 +91,9 @@ class _Source:
         if not self.windows:
             of, what = (f" of data.mixture.{name}", "source") if name else ("", "data.source")
             if self.rows:
-                raise UserError(
-                    f"the {split} split{of} has no dialogue; use a longer {what} or another data.validation"
-                )
+                other = "a smaller" if split == "train" else "train.eval_every = 0 or a larger"
+                fix = f"use a longer {what}, or {other} data.validation"
+                raise UserError(f"the {split} split{of} has no dialogue; {fix}")
             raise UserError(
                 f"the {split} split{of} has {dataset.tokens(split)} tokens, but one sample takes model.context + 1 = "
                 f"{context + 1}; use a longer {what}, another data.validation or a smaller model.context"

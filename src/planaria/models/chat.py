@@ -11,13 +11,14 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from planaria.common import child_process, documents
 from planaria.common.errors import UserError
+from planaria.data.records import without_surrogates
 from planaria.data.tokenizer import Tokenizer
 from planaria.models.gguf_file import look
 
@@ -146,10 +147,9 @@ class Conversation:
 
     def _by_prefixes(self, template: Template, wanted: Sequence[int]) -> list[tuple[str, bool]]:
         """Return the text in parts; an answer is what it adds to the text before it."""
-        shorter = [(self.content[:end], end == n) for n in wanted for end in (n, n + 1)]
-        *texts, full = self._rendered(template, [*shorter, (self.content, False)])
-        parts, at = [], 0
-        for number, before, after in zip(wanted, texts[::2], texts[1::2], strict=True):
+        (full,) = self._rendered(template, [(self.content, False)])
+        parts, at = list[tuple[str, bool]](), 0
+        for number, before, after in self._prefixes(template, wanted, max(1, _AT_ONCE // (len(full) + 1))):
             if not (full.startswith(after) and after.startswith(before)):
                 raise UserError(
                     f"messages[{number}]: the chat template of {template.place} writes it in another way when messages "
@@ -158,6 +158,13 @@ class Conversation:
             parts += [(full[at : len(before)], False), (full[len(before) : len(after)], True)]
             at = len(after)
         return [*parts, (full[at:], False)]
+
+    def _prefixes(self, template: Template, wanted: Sequence[int], count: int) -> Iterator[tuple[int, str, str]]:
+        """Yield the number of each answer with the text before and after it, rendered ``count`` answers at once."""
+        for start in range(0, len(wanted), count):
+            numbers = wanted[start : start + count]
+            texts = self._rendered(template, [(self.content[:end], end == n) for n in numbers for end in (n, n + 1)])
+            yield from zip(numbers, texts[::2], texts[1::2], strict=True)
 
     def _tagged(self, template: Template, wanted: Sequence[int]) -> list[tuple[str, bool]]:
         """Return the text in parts, by the template's tags."""
@@ -185,7 +192,7 @@ class Conversation:
 
     def _unused(self, count: int) -> list[str]:
         """Return private-use characters that no text contains."""
-        text = json.dumps([self.content, self.values], ensure_ascii=False)
+        text = json.dumps([self.content, self.values], ensure_ascii=False, default=str)
         return list(itertools.islice((letter for letter in map(chr, _PRIVATE) if letter not in text), count))
 
 
@@ -197,6 +204,8 @@ def jinja_file(file: Path, names: tuple[tuple[str, str], ...]) -> Template:
     return found
 
 
+_AT_ONCE = 1 << 22
+"""characters of prefixes that are rendered at once, or more if one is longer: many prefixes take much memory"""
 _PRIVATE = range(0xF0000, 0xFFFFE)
 """characters of private use"""
 _RENDERERS: dict[int, child_process.Child] = {}
@@ -221,12 +230,20 @@ def _unused(text: str) -> str:
 
 
 def _guarded_in(value: Any, names: tuple[str, ...], mark: str) -> Any:
-    """Return a JSON value in which all texts but roles and keys are guarded."""
-    if isinstance(value, str):  # JSON's \u escapes can spell half a surrogate pair, which has no UTF-8
-        return _guarded(value.encode("utf-8", "replace").decode("utf-8"), names, mark)
+    """Return a JSON value in which all texts are guarded, except roles and keys that are identifiers. Values that JSON
+    lacks, such as dates of a Parquet file, become texts."""
     if isinstance(value, Mapping):
-        return {key: one if key == "role" else _guarded_in(one, names, mark) for key, one in value.items()}
-    return [_guarded_in(one, names, mark) for one in value] if isinstance(value, list) else value
+        return {
+            key if key.isidentifier() else _guarded_in(key, names, mark): one
+            if key == "role"
+            else _guarded_in(one, names, mark)
+            for key, one in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [_guarded_in(one, names, mark) for one in value]
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    return _guarded(without_surrogates(str(value)), names, mark)
 
 
 @functools.lru_cache(maxsize=4)

@@ -24,7 +24,9 @@ class EndsStage(Protocol):
         ...
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean loss in nats of hidden states [B, T, D] against the next tokens [B, T]; a scalar."""
+        """Return the mean loss in nats of hidden states [B, T, D] against the next tokens [B, T]; a scalar.
+
+        Dialogues have targets of -100: the mean is over the others, as of PyTorch's cross entropy."""
         ...
 
 

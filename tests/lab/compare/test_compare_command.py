@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import planaria
+import talks
 from planaria import cli
 from planaria.config import shipped
 from planaria.config.schema import RunConfig
@@ -59,6 +60,13 @@ def test_lost_replaces_the_recipe_s_rule_of_failures(tmp_path: Path, lost: str) 
     assert (comparison.trace.lost, comparison.trace.forbid_adjacent) == (lost, False)
     race, _ = load(shipped.find("recovery"), {}, laid=laid)
     assert race.trace.lost == lost and not race.trace.forbid_adjacent, "the recipe forbids neighbours"
+
+
+def test_arms_recognise_dialogues(tmp_path: Path) -> None:
+    found = talks.written(tmp_path)
+    flags = {"data.source": found["source"], "data.template": found["template"], "train.eval_every": "1"}
+    _, arms = load(recipe_of(tmp_path), flags)
+    assert {(arm.config.data.format, arm.config.data.document_mask) for arm in arms} == {("messages", True)}
 
 
 def test_the_remaining_time_is_an_even_share_or_the_longest_race() -> None:

@@ -14,12 +14,14 @@ from torch.nn import functional as F
 import planaria
 import talks
 from planaria.cli.commands.evaluate import evaluate
+from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.control.logs import read_run
 from planaria.models.llama_layers import mask_of
 from planaria.models.llama_stages import Llama
 from planaria.runtime.engine.runner import StageRunner
 from planaria.runtime.engine.samples import batches, learned, masks
+from planaria.runtime.engine.unused_settings import require_used
 
 SMALL = {"model": {"layers": 2, "context": 24}, "optim": {"clip": 0.0}}
 
@@ -166,3 +168,22 @@ def test_an_export_has_the_chat_template_of_the_dialogues(tmp_path: Path) -> Non
     config = recipe(tmp_path, train={"steps": 1}).model_copy(update={"engine": "inline", "out": str(tmp_path / "runs")})
     planaria.train(config, progress=False)
     assert (tmp_path / "runs" / "run" / "model" / "chat_template.jinja").read_text() == talks.TEMPLATE
+
+
+def test_settings_of_dialogues_are_refused_for_texts_and_the_reverse(tmp_path: Path) -> None:
+    texts = {"source": "stdlib", "format": "text", "template": None}
+    for field, value in (("learn", "last"), ("pack", False), ("template", "a.jinja")):
+        with pytest.raises(UserError, match=rf"data\.{field} = .*: it is for dialogues, and these are texts"):
+            require_used(recipe(tmp_path, data={**texts, field: value}))
+    with pytest.raises(UserError, match=r"data\.tokenization = 'legacy': it is for texts, and these are dialogues"):
+        require_used(recipe(tmp_path, data={"tokenization": "legacy"}))
+    mixture = {"mixture": {"a": {"source": "stdlib", "weight": 1}}, "source": "stdlib", "template": None}
+    with pytest.raises(UserError, match=r"data\.format = 'messages': with data\.mixture, each source has its own"):
+        require_used(recipe(tmp_path, data={**mixture, "format": "messages"}))
+
+
+def test_few_dialogues_leave_none_to_validate_with(tmp_path: Path) -> None:
+    (tmp_path / "talks.jsonl").write_text(json.dumps({"messages": [{"role": "assistant", "content": "a"}]}))
+    (tmp_path / "talks.jinja").write_text(talks.TEMPLATE)
+    with pytest.raises(UserError, match=r"has no dialogue; .*, or train\.eval_every = 0 or a larger data\.validation"):
+        planaria.train(recipe(tmp_path, train={"eval_every": 1}), progress=False)

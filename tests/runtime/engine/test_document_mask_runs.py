@@ -12,6 +12,7 @@ import torch
 from tiny import config_in, engine_of, losses, train_stream
 
 import planaria
+import talks
 from planaria.cli.commands.evaluate import evaluate
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
@@ -114,3 +115,5 @@ def test_families_without_masks_are_refused(tmp_path: Path) -> None:
         patch.setattr(LlamaFamily, "masks", False)
         with pytest.raises(UserError, match=r"data\.document_mask: model\.family = 'llama' takes no masks"):
             check(recipe(tmp_path))
+        with pytest.raises(UserError, match=r"takes no masks; set data\.pack = false, which needs none"):
+            check(config_in(tmp_path, data=talks.written(tmp_path)))

@@ -13,6 +13,7 @@ from pydantic import Field
 from planaria.common.errors import UserError, nearest
 from planaria.config.bounds import EXACT, Fraction, Natural, Stages
 from planaria.config.schema import RunConfig, Section
+from planaria.data.corpus import resolved
 from planaria.faults.failure_groups import Lost
 from planaria.faults.trace import Trace
 from planaria.faults.trace_generation import generate
@@ -143,12 +144,14 @@ def load(
             f"{path}: train.eval_every = {base.train.eval_every}: the target needs {SMOOTHED} validations within "
             f"{comparison.target_at:g} of {base.train.steps} steps; validate more often"
         )
+    data = resolved(base.data)  # no arm may change it
     alike = [base]
-    arms = [Arm(name=FAULT_FREE, config=base, faults=False)]
+    arms = [Arm(name=FAULT_FREE, config=base.model_copy(update={"data": data}), faults=False)]
     for name, config in configs.items():
         if name in points and config in alike:
             continue  # equal to the recipe or, after flags, to another point
         alike += [config] if name in points else []
+        config = config.model_copy(update={"data": data})
         arms.append(Arm(name=name, config=config, faults=faults[name], searched=name in points))
     return comparison, arms
 

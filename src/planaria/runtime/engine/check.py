@@ -128,7 +128,9 @@ def require_sound(resolved: ResolvedRun) -> None:
     if config.pipeline.unlike and resolved.schedule is not None:
         raise UserError("routing.schedule: requires block stages of equal size; leave pipeline.layers out")
     if config.data.document_mask and not family(config.model).masks:
-        raise UserError(f"data.document_mask: model.family = {config.model.family!r} takes no masks; leave it out")
+        packed = config.data.dialogues and config.data.pack
+        fix = "set data.pack = false, which needs none" if packed else "leave it out"
+        raise UserError(f"data.document_mask: model.family = {config.model.family!r} takes no masks; {fix}")
     chosen = family(config.model)
     chosen.check(config.model, config.pipeline.stages, config.data.document_mask)
     if not chosen.named:

@@ -82,7 +82,7 @@ def resized(
         return changes
     config = changed(runs.config_of(folder, *runs.KEPT), changes, folder)
     check(config)
-    found = sized(config, prepare(config.data, config.model.vocab), say, stop)
+    found = sized(config, prepare(config.data, config.model.vocab, context=config.model.context), say, stop)
     return {**changes, "pipeline.layers": list(found.pipeline.layers or ())}
 
 

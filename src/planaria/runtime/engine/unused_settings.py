@@ -44,9 +44,18 @@ def _refuses(config: RunConfig) -> bool:
 SKIPPING = "only routing.kind = 'skipping' uses it, and a schedule that `planaria plan` made with it (routing.schedule)"
 STRAGGLING = "only replicas on a fleet with network.emulate = true straggle"
 FAMILY = "this model.family cannot recompute activations"
+TEXTS = "it is for dialogues, and these are texts; for dialogues at a URL or of a hub dataset, set data.format"
 RULES: dict[str, tuple[Used, str]] = {
     "data.source": (lambda c: not c.data.mixture, "data.mixture names the sources"),
     "data.most": (lambda c: not c.data.mixture, "with data.mixture, each source has its own"),
+    "data.format": (lambda c: not c.data.mixture, "with data.mixture, each source has its own"),
+    "data.learn": (lambda c: c.data.dialogues, TEXTS),
+    "data.pack": (lambda c: c.data.dialogues, TEXTS),
+    "data.template": (lambda c: c.data.dialogues, TEXTS),
+    "data.tokenization": (
+        lambda c: not all(source.dialogues for source in c.data.sources.values()),
+        "it is for texts, and these are dialogues",
+    ),
     "pipeline.in_flight": (
         _admits,
         "a schedule, and replicas that add up gradients or share a process, admit microbatches by another rule",
