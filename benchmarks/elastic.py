@@ -40,7 +40,7 @@ from planaria.faults.trace import Fault
 from planaria.report.run.ledger import prove_exactly_once, sample_ledger
 from planaria.report.run.recovery_timeline import recoveries
 from planaria.report.run.round_history import gatherings, totals
-from planaria.runtime.checkpoint.loading import load_model
+from planaria.runtime.checkpoint.loading import load_stages
 from planaria.runtime.checkpoint.stage_file import read_stage
 from planaria.runtime.checkpoint.store import CheckpointStore, Saved, replica_folder
 from planaria.runtime.engine import runs
@@ -83,7 +83,7 @@ def recipe(given: Namespace, name: str, seed: int, steps: int, exchange: dict[st
 def final_loss(record: RunRecord) -> float:
     """Return the validation loss in nats of the final model, of several replicas of their average."""
     config = record.config
-    model = load_model(runs.newest_whole(record.folder), config.pipeline.stages).eval()
+    model = load_stages(runs.newest_whole(record.folder))
     dataset = prepare(config.data, config.model.vocab)
     stream = Stream(dataset, "validation", config.model.context, config.seed)
     batch = batches(stream, 0, config.pipeline.microbatch_size)

@@ -28,6 +28,7 @@ from planaria.lab.compare.race import Point
 from planaria.lab.compare.race_results import smoothed, ticks_to
 from planaria.lab.compare.race_spec import SMOOTHED
 from planaria.lab.inline.engine import InlineEngine
+from planaria.models.family import Pipelined
 from planaria.models.llama_stages import Llama, global_name, parameter_count
 from planaria.pipeline.routing.skipping import visits
 from planaria.recovery.echo import Echo
@@ -353,7 +354,7 @@ def left_out(engine: InlineEngine) -> dict[float, float]:
     stream = Stream(prepare(config.data, config.model.vocab), "validation", config.model.context, config.seed)
     with torch.inference_mode():
         samples = batches(stream, 0, config.pipeline.microbatch_size)
-        found = omissions(model, samples, 24, OMITTED, SUBSETS, config.seed)
+        found = omissions(Pipelined(model.ends, [*model.stages]), samples, 24, OMITTED, SUBSETS, config.seed)
     return {one.share: one.over_full for one in found if one.stages}
 
 

@@ -14,7 +14,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src"
 INJECTORS = ("checks", "injector", "worker")
 """modules of ``faults`` that wrap parts of an engine"""
-ENTRY = ("configuration", "complete", "foreign", "run", "training")
+ENTRY = ("chat", "configuration", "complete", "foreign", "run", "training")
 """modules of ``runtime`` that start runs and read them; they may import reports"""
 LEVELS = (
     ("common",),

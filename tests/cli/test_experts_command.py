@@ -365,7 +365,7 @@ def test_generation_by_the_prior_alone_loads_only_the_selected_experts(copied: P
     tokens = ensemble.tokenizer.encode("import os")
     found = list(ensemble.generate(tokens, 10))
     assert list(ensemble._models) == [ensemble.manifest.members[2].name]
-    assert found == list(generate(ensemble.model(2), tokens, 10, stop=ensemble.tokenizer.end))
+    assert found == list(generate(ensemble.model(2), tokens, 10, stops=(ensemble.tokenizer.end,)))
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from command_line import refused
 from planaria import cli
 from planaria.config.schema import DataConfig, ModelConfig
 from planaria.data.tokenizer import load_tokenizer
+from planaria.models.family import Pipelined
 from planaria.models.huggingface import export_model
 from planaria.models.llama_stages import Llama
 from planaria.runtime.complete import complete
@@ -103,5 +104,13 @@ def test_the_number_of_evaluations_is_known_in_advance(shares: list[float], most
     made: list[Any] = []
     model = Llama(SHAPE, stages=4, seed=1)
     tokens = torch.arange(16)[None]
-    omissions(model, lambda _: (tokens, tokens), 1, shares, most, 0, on_loss=lambda: made.append(1))
+    omissions(
+        Pipelined(model.ends, [*model.stages]),
+        lambda _: (tokens, tokens),
+        1,
+        shares,
+        most,
+        0,
+        on_loss=lambda: made.append(1),
+    )
     assert len(made) == evaluations(4, shares, most)

@@ -279,11 +279,7 @@ INVALID: dict[str, tuple[Damage, str]] = {
     "Granite": (edit(residual_multiplier=0.22), "residual_multiplier = 0.22"),
     "MiniCPM": (edit(scale_depth=1.4), "scale_depth = 1.4"),
     "Qwen": (edit(model_type="qwen2", architectures=["Qwen2ForCausalLM"]), "Qwen2ForCausalLM.* is not supported"),
-    "Mistral's window": (
-        edit(model_type="mistral", architectures=["MistralForCausalLM"], sliding_window=16),
-        "sliding_window = 16",
-    ),
-    "Mistral without a window": (edit(model_type="mistral", architectures=None), "sliding_window is missing"),
+    "Mistral": (edit(model_type="mistral", architectures=["MistralForCausalLM"]), "Mistral.* is not supported"),
     "no name": (edit(model_type="gemma2", architectures=None), "architecture gemma2 is not supported"),
     "NaN": (numbers("model.layers.4.mlp.down_proj.weight", float("nan")), "down_proj.weight has numbers that are not"),
     "infinity": (numbers("lm_head.weight", -float("inf")), "lm_head.weight has numbers that are not finite"),

@@ -36,11 +36,8 @@ def drawn(seed: int) -> ModelConfig:
 
 
 def theirs_of(config: ModelConfig, seed: int) -> Any:
-    """Return a Llama; every fifth is a Mistral without a window."""
     torch.manual_seed(seed)
-    kind = "Mistral" if seed % 5 == 4 else "Llama"
-    made = getattr(transformers, f"{kind}Config")(
-        **({"sliding_window": None, "head_dim": None} if kind == "Mistral" else {}),
+    made = transformers.LlamaConfig(
         vocab_size=config.vocab,
         hidden_size=config.dim,
         intermediate_size=config.hidden,
@@ -53,7 +50,7 @@ def theirs_of(config: ModelConfig, seed: int) -> Any:
         tie_word_embeddings=config.tied,
         initializer_range=config.init_std,
     )
-    model = getattr(transformers, f"{kind}ForCausalLM")(made)
+    model = transformers.LlamaForCausalLM(made)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:  # ones would hide exchanged norms

@@ -45,7 +45,7 @@ def test_top_1_is_greedy_at_any_temperature() -> None:
 def test_generation_ends_before_the_stop_token() -> None:
     tokens = list(generate(MODEL, [1], 20))
     stop = tokens[5]
-    assert list(generate(MODEL, [1], 20, stop=stop)) == tokens[: tokens.index(stop)]
+    assert list(generate(MODEL, [1], 20, stops=(stop,))) == tokens[: tokens.index(stop)]
 
 
 def test_the_prompt_and_the_grad_mode_are_unchanged() -> None:

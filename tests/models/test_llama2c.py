@@ -125,12 +125,12 @@ def test_stories260k_generates_a_likely_story(shared_data: Path) -> None:
     tokenizer = Llama2cTokenizer(shared_data / "stories260K" / "tok512.bin")
     model = import_llama2c(shared_data / "stories260K" / "stories260K.bin")
     prompt = tokenizer.encode("Once upon a time")
-    story = tokenizer.decode(prompt + list(generate(model, prompt, 60, stop=1)))
+    story = tokenizer.decode(prompt + list(generate(model, prompt, 60, stops=(1,))))
     assert story.startswith(
         "Once upon a time, there was a little girl named Lily. She loved to play outside in the park."
     )
 
-    free = prompt + list(generate(model, prompt, 200, temperature=1.0, seed=1, stop=1))
+    free = prompt + list(generate(model, prompt, 200, temperature=1.0, seed=1, stops=(1,)))
     shuffled = torch.tensor(free)[torch.randperm(len(free), generator=torch.Generator().manual_seed(0))].tolist()
     with torch.no_grad():
         likely, unlikely = (model.loss(torch.tensor([t[:-1]]), torch.tensor([t[1:]])) for t in (free, shuffled))

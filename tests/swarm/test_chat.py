@@ -98,9 +98,7 @@ def test_a_template_is_found_in_every_supported_place(tmp_path: Path) -> None:
     plain = json.loads(config.read_text())
     named = [{"name": "tools", "template": "x"}, {"name": "default", "template": CHATML}]
     config.write_text(json.dumps(plain | {"chat_template": named, "bos_token": {"content": "<s>"}}))
-    assert template_of(made) == Template(
-        config, CHATML, (("bos_token", "<s>"), ("eos_token", plain["eos_token"] or ""))
-    )
+    assert template_of(made) == Template(made, CHATML, (("bos_token", "<s>"), ("eos_token", plain["eos_token"] or "")))
     (made / "chat_template.jinja").write_text(NO_SYSTEM)
     found = template_of(made)
     assert found is not None and found.text == NO_SYSTEM and not found.takes_system()

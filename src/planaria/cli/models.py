@@ -21,9 +21,10 @@ CHOICES = (
     "with --as vote or tree: by results that agree, call by call (agreement, the default), or by equal behaviour on "
     "all calls (plurality)"
 )
+CHAT = "answer the lines of standard input in one conversation, by the model's chat template; Ctrl-D leaves"
 TOKENS = (
-    "maximum number of new tokens (default 100; with --task 768 a request); past its context, the model sees only the "
-    "newest tokens"
+    "maximum number of new tokens (default 100; with --chat 512 an answer, with --task 768 a request); past its "
+    "context, the model sees only the newest tokens"
 )
 FORMATS = (
     "hf: Hugging Face, only weights; with moments and clocks: dcp, of torch.distributed.checkpoint, or universal, "
@@ -41,6 +42,7 @@ def _generate(
     *,
     experts: Experts = None,
     prompt: Annotated[str | None, flag("TEXT", "the text to complete; or use --task and --problem")] = None,
+    chat: Annotated[bool, switch("--chat", CHAT)] = False,
     task: Annotated[str | None, flag("programs:PATH", "write a program for a problem of this file")] = None,
     problem: Annotated[int | None, flag("N", "with --task: the problem's number, from 0")] = None,
     way: Annotated[Way | None, Option("--as", help=WAYS)] = None,
@@ -51,13 +53,17 @@ def _generate(
     seed: Seed = 0,
 ) -> int:
     """Complete a prompt with a run's model, or an exported one."""
+    if chat:
+        given = {"prompt": prompt, "experts": experts, "task": task, "problem": problem, "as": way, "choose": choose}
+        refuse(given, "cannot be combined with --chat; leave one of them out")
+        return _chat(run, tokens, 0.7 if temperature is None else temperature, top_k, seed)
     if task is not None:
         others = {"prompt": prompt, "experts": experts, "temperature": temperature}
         refuse(others, "cannot be combined with --task; leave one of them out")
         return _write_program(run, task, problem, way or "once", choose, 768 if tokens is None else tokens, top_k, seed)
     if prompt is None or (problem, way, choose) != (None, None, None):
         raise UserError(
-            "give --prompt TEXT, or --task programs:PATH --problem N and optionally --as once, vote or tree"
+            "give --prompt TEXT, --chat, or --task programs:PATH --problem N and optionally --as once, vote or tree"
         )
     from planaria.lab.commands import ensemble
     from planaria.runtime.complete import stream
@@ -70,6 +76,15 @@ def _generate(
         print(piece, end="", flush=True)
     print()
     return 0
+
+
+def _chat(run: Path | None, tokens: int | None, temperature: float, top_k: int, seed: int) -> int:
+    """Answer lines of standard input."""
+    from planaria.models.decode import Draws
+    from planaria.runtime import chat
+
+    draws = Draws(chat.TOKENS if tokens is None else tokens, temperature, top_k, seed)
+    return chat.converse(_one_of(run, None), draws, _note)
 
 
 def _note(line: str) -> None:

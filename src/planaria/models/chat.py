@@ -21,22 +21,24 @@ from planaria.common.errors import UserError
 from planaria.data.records import without_surrogates
 from planaria.data.tokenizer import Tokenizer
 from planaria.models.gguf_file import look
+from planaria.models.model_metadata import ModelMetadata, of_folder, of_gguf
 
 Role = Literal["system", "user", "assistant"]
 Turn = tuple[Role, str]
-FILE, SETTINGS = "chat_template.jinja", "tokenizer_config.json"
-DOWNLOAD = "download it again"
+FIX = "fix it, or leave it out (`generate --prompt`, policy.chat = 'never')"
 MOST = 1 << 18
 """maximum characters of a template, and of its rendering of placeholder turns"""
 MEMORY, SECONDS = 256 << 20, 20.0
 """limits of rendering a conversation, in bytes and seconds"""
 _TAG = re.compile(r"\{%[-+]?\s*generation\b")
 _TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+_ALWAYS = ("bos_token", "eos_token")
+"""template variables that are defined, if empty, for every model"""
 
 
 @dataclass(frozen=True)
 class Template:
-    """A chat template and the file it comes from."""
+    """A chat template and the model it belongs to."""
 
     place: Path
     text: str
@@ -77,15 +79,14 @@ class Template:
             once = rest.count(slot) == 1
             part, _, rest = rest.partition(slot)
             if not once or len(part) > MOST:
-                fix = "fix it, or write policy.chat = 'never'"
-                raise UserError(f"{self.place}: its chat template omits or repeats a turn; {fix}")
+                raise UserError(f"{self.place}: its chat template omits or repeats a turn; {FIX}")
             parts.append(part)
         return [*parts, rest]
 
     def _rendered(self, turns: Sequence[Turn]) -> str:
         messages = [{"role": role, "content": content} for role, content in turns]
         values = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
-        (text,) = self.rendered([values], "write policy.chat = 'never'")
+        (text,) = self.rendered([values], FIX)
         return text
 
     @property
@@ -267,37 +268,22 @@ def _guarded(content: str, names: tuple[str, ...], mark: str) -> str:
 
 def template_of(place: Path) -> Template | None:
     """Return the chat template of a Hugging Face folder or a GGUF file, if any. UserError if its files are damaged."""
-    return _in_folder(place) if place.is_dir() else _in_gguf(place)
+    return of_metadata(of_folder(place, {}, 0) if place.is_dir() else of_gguf(look(place).values, 0), place)
 
 
-def settings_of(file: Path) -> dict[str, Any]:
-    """Return the object in a JSON file of a model; empty if there is none. UserError if the file is damaged."""
-    found = documents.parse_json(documents.data(file, fix=DOWNLOAD), file, DOWNLOAD) if file.is_file() else {}
-    return found if isinstance(found, dict) else {}
+def of_metadata(known: ModelMetadata | None, place: Path) -> Template | None:
+    """Return the chat template among the settings of the model at ``place``; None if it has none.
 
-
-def _in_folder(folder: Path) -> Template | None:
-    settings = folder / SETTINGS
-    known = settings_of(settings)
-    text, place = known.get("chat_template"), settings
+    :raises UserError: if the template is too large.
+    """
+    if known is None:
+        return None
+    text = known.template or known.tokenizer.get("chat_template")
     if isinstance(text, list):  # several templates by name
         text = next(
             (each.get("template") for each in text if isinstance(each, dict) and each.get("name") == "default"), None
         )
-    if (alone := folder / FILE).is_file():
-        text, place = documents.data(alone, fix=DOWNLOAD).decode("utf-8", "replace"), alone
-    return _made(place, text, {name: _name(known.get(name)) for name in _TOKENS})
-
-
-def _in_gguf(file: Path) -> Template | None:
-    found = look(file).values
-    tokens = found.get("tokenizer.ggml.tokens", [])
-
-    def name(kind: str) -> str:
-        number = found.get(f"tokenizer.ggml.{kind}_token_id")
-        return str(tokens[number]) if isinstance(number, int) and 0 <= number < len(tokens) else ""
-
-    return _made(file, found.get("tokenizer.chat_template"), {f"{kind}_token": name(kind) for kind in ("bos", "eos")})
+    return _made(place, text, {name: _name(known.tokenizer.get(name)) for name in _TOKENS})
 
 
 def _made(place: Path, text: object, names: Mapping[str, str]) -> Template | None:
@@ -305,8 +291,7 @@ def _made(place: Path, text: object, names: Mapping[str, str]) -> Template | Non
         return None
     if len(text) > MOST:
         raise UserError(f"{place}: a chat template of {len(text)} characters, of at most {MOST}; remove it")
-    known = {name: token for name, token in names.items() if token or name in ("bos_token", "eos_token")}
-    return Template(place, text, tuple(known.items()))
+    return Template(place, text, tuple((name, one) for name, one in names.items() if one or name in _ALWAYS))
 
 
 def _name(token: object) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +25,39 @@ KEPT_BYTES = 2**29
 """maximum bytes of keys and values at once; more rows are processed in turns, without effect on draws"""
 MOST_NEW = 1_000_000
 """maximum number of tokens of one completion"""
+
+
+class Draws(NamedTuple):
+    """How one text is completed."""
+
+    max_new: int
+    """maximum number of tokens"""
+    temperature: float = 0.0
+    """0 is greedy; otherwise draw with probability softmax(logits / temperature)"""
+    top_k: int | None = None
+    """from this many of the likeliest tokens; None: all"""
+    seed: int = 0
+
+    def check(self) -> None:
+        """Check the settings.
+
+        :raises UserError: if one is out of range.
+        """
+        if self.top_k is not None and self.top_k < 1:
+            raise UserError(f"generate: top_k = {self.top_k}; give at least 1, or leave it out to draw from all tokens")
+        check_draws(self.temperature, self.top_k or 0)
+        if not 1 <= self.max_new <= MOST_NEW:
+            raise UserError(f"generate: tokens = {self.max_new}; give 1 to {MOST_NEW:,}")
+        if not -(2**63) <= self.seed < 2**63:
+            raise UserError(f"generate: seed = {shown(self.seed)} has more than 64 bits; give a smaller one")
+
+    def pick(self, logits: Tensor, generator: torch.Generator) -> int:
+        """Draw a token by ``logits`` [1, V] and one number of ``generator``.
+
+        On the CPU, where both are the same for every device.
+        """
+        uniform = torch.rand(1, generator=generator)
+        return int(pick(logits.float().cpu(), self.temperature, self.top_k or 0, uniform))
 
 
 @dataclass(frozen=True)
@@ -173,14 +207,22 @@ def check_prompts(model: Llama, prompts: Sequence[Sequence[int]], at_most: int |
     :raises UserError: if one is empty, longer than ``at_most`` (default: the context), or has ids outside the
         vocabulary.
     """
-    vocab, room = model.config.vocab, at_most or model.config.context
+    room = at_most or model.config.context
     for prompt in prompts:
-        if not prompt:
-            raise UserError("generate: the prompt has no tokens; give at least one")
-        if unknown := [t for t in prompt if not 0 <= t < vocab]:
-            raise UserError(f"generate: token {unknown[0]} is outside the model's vocabulary of {vocab}")
+        check_ids(prompt, model.config.vocab)
         if len(prompt) > room:
             raise UserError(f"generate: a prompt of {len(prompt)} tokens; the context has room for {room} of them")
+
+
+def check_ids(prompt: Sequence[int], vocab: int) -> None:
+    """Check a prompt.
+
+    :raises UserError: if it is empty, or has ids outside a vocabulary of ``vocab`` tokens.
+    """
+    if not prompt:
+        raise UserError("generate: the prompt has no tokens; give at least one")
+    if unknown := [token for token in prompt if not 0 <= token < vocab]:
+        raise UserError(f"generate: token {unknown[0]} is outside the model's vocabulary of {vocab}")
 
 
 def check_draws(temperature: float, top_k: int) -> None:
@@ -192,17 +234,6 @@ def check_draws(temperature: float, top_k: int) -> None:
         raise UserError(f"generate: temperature = {temperature} is not from 0 up; 0 is greedy, 1 is the model's own")
     if top_k < 0:
         raise UserError(f"generate: top_k = {top_k}; give at least 1, or leave it out to draw from all tokens")
-
-
-def check_one(max_new: int, seed: int) -> None:
-    """Check the settings of one completion.
-
-    :raises UserError: if the length or the seed is out of range.
-    """
-    if not 1 <= max_new <= MOST_NEW:
-        raise UserError(f"generate: tokens = {max_new}; give 1 to {MOST_NEW:,}")
-    if not -(2**63) <= seed < 2**63:
-        raise UserError(f"generate: seed = {shown(seed)} has more than 64 bits; give a smaller one")
 
 
 def divisor(temperature: float) -> float:

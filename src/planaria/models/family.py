@@ -7,7 +7,8 @@ every route and computes the loss at its end.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Protocol
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
@@ -30,13 +31,22 @@ class EndsStage(Protocol):
         ...
 
 
+class Pipelined(NamedTuple):
+    """All stages of a model in one process."""
+
+    ends: Any
+    """an :class:`EndsStage`"""
+    stages: Sequence[nn.Module]
+    """block stages 1..S"""
+
+
 class Family(Choice, ABC):
     """Base class of families; its fields are its options (``model.options``)."""
 
     named: ClassVar[bool] = False
     """whether every cut shares the parameters' names (:meth:`global_name`), so that checkpoints can be re-cut"""
     whole: ClassVar[bool] = False
-    """whether stages can be joined to one model, for export and completion"""
+    """whether a whole model completes texts (`planaria generate`)"""
     interchangeable: ClassVar[bool] = True
     """whether the module of a block stage becomes another stage with as many layers by loading its weights"""
     preload: ClassVar[tuple[str, ...]] = ()
@@ -80,6 +90,10 @@ class Family(Choice, ABC):
         :raises ValueError: if there is none.
         """
         raise ValueError(f"{local}: this family has no names for all cuts")
+
+    def tables(self, config: ModelConfig) -> tuple[str, str]:
+        """Return the global names of the embedding table and of the head that may be tied to it; "" if unknown."""
+        return "", ""
 
     def check(self, config: ModelConfig, stages: int, masked: bool) -> None:
         """Raise UserError if the model cannot be trained in these stages; ``masked``: documents are masked."""

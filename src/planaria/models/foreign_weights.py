@@ -72,10 +72,7 @@ class Weights:
     def model(self) -> Llama:
         """Return the whole model in memory; UserError as in :meth:`tensor`, or if it is not of the family llama."""
         if self.config.family != "llama":
-            raise UserError(
-                f"{self.place}: planaria completes texts with its own LLaMA only; export this model and load it in "
-                "transformers"
-            )
+            raise UserError(f"{self.place}: model.family = {self.config.family!r}: only a LLaMA can be used here")
         model = Llama(self.config, initialise=False, routing=self.routing)
         for name, own in model.global_state().items():
             own.copy_(self.tensor(name))

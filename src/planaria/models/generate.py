@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import torch
 
-from planaria.common.errors import UserError
-from planaria.models.decode import Reading, check_draws, check_one, check_prompts, pick
+from planaria.models.decode import Draws, Reading, check_ids
 from planaria.models.llama_stages import Llama
 
 
@@ -18,9 +17,9 @@ def generate(
     temperature: float = 0.0,
     top_k: int | None = None,
     seed: int = 0,
-    stop: int | None = None,
+    stops: Collection[int] = (),
 ) -> Iterator[int]:
-    """Yield at most ``max_new`` tokens that continue ``tokens``, as they are drawn; end before ``stop``.
+    """Yield at most ``max_new`` tokens that continue ``tokens``, as they are drawn; end before one of ``stops``.
 
     Temperature 0 is greedy. Otherwise draw from the ``top_k`` likeliest (default: all) with probability softmax(logits
     / temperature), reproducibly for the same seed. Beyond ``config.context`` tokens the model sees the newest ones
@@ -30,13 +29,10 @@ def generate(
     :raises UserError: for an empty prompt, ids outside the vocabulary, and a length, temperature, top_k or seed out of
         range.
     """
-    check_prompts(model, [tokens], at_most=len(tokens))
-    if top_k is not None and top_k < 1:
-        raise UserError(f"generate: top_k = {top_k}; give at least 1, or leave it out to draw from all tokens")
-    check_draws(temperature, top_k or 0)
-    check_one(max_new, seed)
-    generator = torch.Generator().manual_seed(seed)
-    return _continue(model, list(tokens), max_new, temperature, top_k or 0, generator, stop)
+    check_ids(tokens, model.config.vocab)
+    draws = Draws(max_new, temperature, top_k, seed)
+    draws.check()
+    return _continue(model, list(tokens), draws, stops)
 
 
 def texts(ids: Iterable[int], decode: Callable[[Sequence[int]], str]) -> Iterator[str]:
@@ -56,25 +52,15 @@ def texts(ids: Iterable[int], decode: Callable[[Sequence[int]], str]) -> Iterato
         yield rest
 
 
-def _continue(
-    model: Llama,
-    tokens: list[int],
-    max_new: int,
-    temperature: float,
-    top_k: int,
-    generator: torch.Generator,
-    stop: int | None,
-) -> Iterator[int]:
-    context, reading = model.config.context, None
-    for _ in range(max_new):
+def _continue(model: Llama, tokens: list[int], draws: Draws, stops: Collection[int]) -> Iterator[int]:
+    context, reading, generator = model.config.context, None, torch.Generator().manual_seed(draws.seed)
+    for _ in range(draws.max_new):
         if reading is not None and len(tokens) <= context:
             reading.read(torch.tensor(tokens[-1:], device=reading.logits.device))
         else:
-            reading = Reading(model, [tokens[-context:]], min(max_new, max(0, context - len(tokens))))
-        # Numbers and choice on the CPU, where they are the same for every device.
-        uniform = torch.rand(1, generator=generator)
-        chosen = int(pick(reading.logits.float().cpu(), temperature, top_k, uniform))
-        if chosen == stop:
+            reading = Reading(model, [tokens[-context:]], min(draws.max_new, max(0, context - len(tokens))))
+        chosen = draws.pick(reading.logits, generator)
+        if chosen in stops:
             return
         tokens.append(chosen)
         yield chosen

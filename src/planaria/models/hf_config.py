@@ -17,16 +17,10 @@ from planaria.models.moe_layer import Routing, to_keys
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "planaria_routed": "PlanariaRoutedForCausalLM",
 }
-"""architectures with the same computation, except for refused features and, for the last two, the MoE layer"""
-_STATED = {
-    "mistral": ("num_key_value_heads", "sliding_window"),
-    "mixtral": ("num_key_value_heads", "max_position_embeddings", "rms_norm_eps"),
-}
-"""keys that are required because their default differs from Llama's"""
+"""a LLaMA, and exports of models with its layers and :mod:`planaria.models.moe_layer`"""
 PLAIN: Mapping[str, object] = {
     "hidden_act": "silu",
     "attention_bias": False,
@@ -50,6 +44,7 @@ PLAIN: Mapping[str, object] = {
     "num_local_experts": None,
     "parallel_attn": False,
     "clip_qkv": None,
+    "sliding_window": None,
 }
 """a plain LLaMA's value of each optional key; null is ignored"""
 _ROPE = {"rope_type": "default", "type": "default", "factor": 1.0, "partial_rotary_factor": 1.0}
@@ -113,8 +108,6 @@ class _Stated(BaseModel):
     intermediate_size: int | None = None
     head_dim: int | None = None
     max_position_embeddings: int | None = None
-    sliding_window: int | None = None
-    use_sliding_window: bool | None = None
     rope_theta: float | None = None
     rms_norm_eps: float | None = None
     initializer_range: float | None = None
@@ -166,14 +159,7 @@ def _refuse_unsupported(place: Path, found: Mapping[str, Any]) -> None:
     model = str(found.get("model_type"))
     if model not in ARCHITECTURES or found.get("architectures") not in (None, [ARCHITECTURES[model]]):
         kind = found.get("architectures") or model
-        raise Unsupported(
-            f"{place}: architecture {kind} is not supported; give a {' or '.join(ARCHITECTURES.values())}"
-        )
-    if model == "mixtral" and "rope_theta" not in (found.get("rope_parameters") or found):
-        raise UserError(f"{place}: rope_theta is missing; download it again, or save it with transformers")
-    for key in _STATED.get(model, ()):
-        if key not in found:
-            raise UserError(f"{place}: {key} is missing; download it again, or save it with transformers")
+        raise Unsupported(f"{place}: architecture {kind} is not supported; give a {ARCHITECTURES['llama']}")
     for key in ("rope_scaling", "rope_parameters"):
         rope = found.get(key) or {}
         kind = rope.get("rope_type", rope.get("type", "default"))
@@ -187,14 +173,3 @@ def _refuse_unsupported(place: Path, found: Mapping[str, Any]) -> None:
         if key not in routed and found.get(key, plain) not in (plain, None):
             shown = f"{found[key]!r:.80}"
             raise Unsupported(f"{place}: {key} = {shown} is not supported; this LLaMA has {key} = {plain!r}")
-    if _slides(found):
-        raise Unsupported(
-            f"{place}: sliding_window = {found['sliding_window']!r} is not supported; a token sees all before it"
-        )
-
-
-def _slides(found: Mapping[str, Any]) -> bool:
-    """Whether the attention window is narrower than the model's context."""
-    window, context = found.get("sliding_window"), found.get("max_position_embeddings", 2048)
-    inactive = window is None or found.get("use_sliding_window") is False
-    return not inactive and not (isinstance(window, int) and isinstance(context, int) and window >= context)

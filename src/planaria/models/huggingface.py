@@ -19,11 +19,12 @@ from planaria.common.atomic import new_folder, refused
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
 from planaria.models.foreign_weights import Weights
-from planaria.models.hf_config import from_config, to_config
+from planaria.models.hf_config import Unsupported, from_config, to_config
 from planaria.models.llama_stages import Llama
 from planaria.models.lora import merged
 from planaria.models.model_metadata import CLASS, GENERATION, SETTINGS, ModelMetadata, of_folder, write_json
 from planaria.models.moe_layer import Routing, from_file, from_keys, to_file
+from planaria.models.transformers.adapters import ADAPTERS
 
 WEIGHTS, INDEX, TOKENIZER = "model.safetensors", "model.safetensors.index.json", "tokenizer.json"
 DTYPES = ("F32", "BF16", "F16")
@@ -98,7 +99,8 @@ def export_folder(
 
 
 def open_folder(folder: Path) -> Weights:
-    """Open the Llama or Mixtral in a Hugging Face folder: one safetensors file or several with an index.
+    """Open the Llama in a Hugging Face folder, or a routed model that was exported: one safetensors file or several
+    with an index.
 
     A head that differs from the embedding table is kept, whatever ``tie_word_embeddings`` is.
 
@@ -109,6 +111,8 @@ def open_folder(folder: Path) -> Weights:
     place = folder / "config.json"
     found = _read(place)
     config, routing = from_config(place, found), from_keys(place, found)
+    if routing is not None and not routing.bias and not sums:  # its missing keys have other defaults
+        raise Unsupported(f"{place}: this Mixtral was not exported here; use model.family = 'transformers'")
     shapes, files = listed(folder, from_file if routing else str, exported=bool(sums))
     if config.tied and HEAD in files:
         if TABLE in files and shapes[HEAD] == shapes[TABLE] and _equal(files[HEAD], files[TABLE], shapes[HEAD][0]):
@@ -127,17 +131,19 @@ def tokenizer_of(folder: Path) -> Path | None:
     return folder / TOKENIZER if (folder / TOKENIZER).is_file() else None
 
 
-def listed(folder: Path, renamed: Callable[[str], str], exported: bool) -> tuple[dict[str, tuple[int, ...]], Files]:
+def listed(
+    folder: Path, renamed: Callable[[str], str], exported: bool, file: str = ""
+) -> tuple[dict[str, tuple[int, ...]], Files]:
     """Return the shape of every tensor in a folder's safetensors files, and its place, by its ``renamed`` name.
 
-    ``exported``: whether the folder has a list of digests.
+    ``exported``: whether the folder has a list of digests; ``file``: the only file to read.
 
     :raises UserError: if a file is missing, damaged, a pickle, or has tensors of another type.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     files: Files = {}
-    for file in _weight_files(folder):
-        with _opened(file) as opened:
+    for path in [folder / file] if file else _weight_files(folder):
+        with _opened(path) as opened:
             if not exported and LISTED.items() <= (opened.metadata() or {}).items():
                 fix = f"bring it back, or make it anew with `planaria run check {folder} --accept`"
                 raise UserError(f"{folder / digests.FILE}: is gone; {fix}")
@@ -146,8 +152,8 @@ def listed(folder: Path, renamed: Callable[[str], str], exported: bool) -> tuple
                     continue
                 part = opened.get_slice(name)
                 if part.get_dtype() not in DTYPES:
-                    raise UserError(f"{file}: {name} is {part.get_dtype()}; weights in {', '.join(DTYPES)} are read")
-                shapes[renamed(name)], files[renamed(name)] = tuple(part.get_shape()), (file, name)
+                    raise UserError(f"{path}: {name} is {part.get_dtype()}; weights in {', '.join(DTYPES)} are read")
+                shapes[renamed(name)], files[renamed(name)] = tuple(part.get_shape()), (path, name)
     return shapes, files
 
 
@@ -173,8 +179,8 @@ def import_model(folder: Path) -> Llama:
 
 
 def is_exported(folder: Path) -> bool:
-    """Whether a folder has Hugging Face's weights."""
-    return (folder / WEIGHTS).is_file() or (folder / INDEX).is_file()
+    """Whether a folder has Hugging Face's weights, or adapters."""
+    return any((folder / name).is_file() for name in (WEIGHTS, INDEX, ADAPTERS))
 
 
 def is_huggingface(folder: Path) -> bool:

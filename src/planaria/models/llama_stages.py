@@ -135,6 +135,9 @@ class LlamaFamily(Family):
     def parameter_counts(self, config: ModelConfig, stages: int, stage: int) -> tuple[int, int, int]:
         return stage_parameters(config, stages, stage), 0, 0
 
+    def tables(self, config: ModelConfig) -> tuple[str, str]:
+        return "model.embed_tokens.weight", "lm_head.weight"
+
     def pass_bytes(self, config: ModelConfig, stages: int, stage: int, passes: Passes) -> PassBytes:
         if stage == 0:
             return ends_bytes(config, passes)

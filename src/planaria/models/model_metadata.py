@@ -42,6 +42,12 @@ class ModelMetadata(Record):
         """Return the keys of config.json for a model that was trained further on texts of ``context`` tokens."""
         return {"max_position_embeddings": max(context, self.context), **self.ids}
 
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Ids that end a text, those of the generation settings included."""
+        stated = (self.ids.get("eos_token_id"), self.generation.get("eos_token_id"))
+        return tuple(one for ids in stated for one in (ids if isinstance(ids, list) else [ids]) if type(one) is int)
+
     def write(self, folder: Path) -> None:
         """Write the files into an exported model's folder, replacing those of the same names."""
         if self.generation:
@@ -58,13 +64,13 @@ def of_folder(folder: Path, config: Mapping[str, Any], context: int) -> ModelMet
     :raises UserError: naming a file that is damaged or too large.
     """
     template = folder / TEMPLATE
-    settings = _table(folder / SETTINGS)
+    settings = table(folder / SETTINGS)
     if "auto_map" in settings:  # a custom class, which would have to be downloaded and executed
         settings = {key: value for key, value in settings.items() if key != "auto_map"} | {"tokenizer_class": CLASS}
     return ModelMetadata(
         context=context,
         ids={key: config[key] for key in _IDS if _is_id(config.get(key))},
-        generation=_table(folder / GENERATION),
+        generation=table(folder / GENERATION),
         tokenizer=settings,
         template=documents.text(template, _MOST, _FIX) if template.is_file() else "",
     )
@@ -106,6 +112,7 @@ def _is_id(value: object) -> bool:
     return type(value) is int or (isinstance(value, list) and all(type(one) is int for one in value))
 
 
-def _table(file: Path) -> dict[str, Any]:
+def table(file: Path) -> dict[str, Any]:
+    """Return the object in a JSON file of a model; empty if there is none. UserError if the file is damaged."""
     found = documents.parse_json(documents.data(file, _MOST, _FIX), file, _FIX) if file.is_file() else {}
     return found if isinstance(found, dict) else {}

@@ -1,13 +1,74 @@
-"""Complete a prompt with a trained model."""
+"""Complete texts with a trained model: of a run, in a folder, or in a file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from planaria.common.errors import UserError
+import torch
+from torch import Tensor
+
+from planaria.models.chat import Template, of_metadata
+from planaria.models.decode import Draws, check_ids
+from planaria.models.foreign_weights import Weights
 from planaria.models.generate import generate, texts
-from planaria.runtime.engine.weight_sources import open_model
+from planaria.models.llama_stages import Llama
+from planaria.models.transformers import generation
+from planaria.models.transformers.family import decoder_of
+from planaria.models.transformers.whole import assembled
+from planaria.runtime.engine.weight_sources import open_weights, tokenizer_of
+
+
+class Completer:
+    """A model in memory that completes token ids."""
+
+    def __init__(self, source: str | Path) -> None:
+        """Load the model at a path or "hf:OWNER/NAME".
+
+        :raises UserError: if there is none, it is damaged, or its tokenizer is missing.
+        """
+        weights = open_weights(source, family="")
+        self.place, self.tokenizer = weights.place, tokenizer_of(weights)
+        self.template: Template | None = of_metadata(weights.usage, weights.place)
+        """its chat template"""
+        self.ends = weights.usage.ends if weights.usage is not None else ()
+        """further ids after which it has no more to write"""
+        self.vocab, self.context = weights.config.vocab, _context(weights)
+        """ids, and tokens of the longest text that it reads"""
+        self.llama: Llama | None = None
+        """the model, if it is not the library's"""
+        self._library: Any = None
+        if weights.config.family == "transformers":
+            self._library = assembled(decoder_of(weights.config), weights.tensor)
+        else:
+            longer = weights.config.model_copy(update={"context": self.context})
+            self.llama = replace(weights, config=longer).model().eval()
+
+    @torch.no_grad()
+    def logits(self, tokens: Tensor) -> Tensor:
+        """Map token ids [B, T] to logits [B, T, V]."""
+        if self.llama is not None:
+            return self.llama.forward(tokens)
+        found: Tensor = self._library(input_ids=tokens, use_cache=False).logits
+        return found
+
+    def generate(self, tokens: Sequence[int], draws: Draws, stops: Collection[int] = ()) -> Iterator[int]:
+        """Yield tokens that continue ``tokens``, as they are drawn; end before one of ``stops``.
+
+        :raises UserError: before the first token, for an empty prompt, ids outside the vocabulary, and invalid draws.
+        """
+        check_ids(tokens, self.vocab)
+        draws.check()
+        if self.llama is None:
+            return generation.generate(self._library, tokens, self.context, draws, stops)
+        return generate(self.llama, [*tokens], *draws, stops)
+
+
+def _context(weights: Weights) -> int:
+    """Return the tokens that a model reads: of a pretrained one that was trained further, as many as before."""
+    return max(weights.config.context, weights.usage.context if weights.usage is not None else 0)
 
 
 def complete(
@@ -26,18 +87,15 @@ def stream(
     seed: int,
     note: Callable[[str], object] | None = None,
 ) -> Iterator[str]:
-    """Yield the completion of ``prompt`` piece by piece; errors are raised before the first piece.
+    """Yield the completion of ``prompt`` piece by piece; invalid arguments are refused before the first piece.
 
     ``note`` receives a line if the text may exceed the model's context.
     """
-    model, tokenizer = open_model(folder)
-    tokens = tokenizer.encode_prompt(prompt) or [tokenizer.end]
-    if max(tokens) >= model.config.vocab:
-        raise UserError(f"{folder}: its tokenizer has ids up to {max(tokens)}, its model only {model.config.vocab}")
-    model.eval()
-    new = generate(model, tokens, max_new, temperature, top_k, seed, tokenizer.end)
-    note_context(len(tokens) + max_new, model.config.context, note)
-    return texts(new, tokenizer.decode)
+    model = Completer(folder)
+    tokens = model.tokenizer.encode_prompt(prompt) or [model.tokenizer.end]
+    new = model.generate(tokens, Draws(max_new, temperature, top_k, seed), (model.tokenizer.end,))
+    note_context(len(tokens) + max_new, model.context, note)
+    return texts(new, model.tokenizer.decode)
 
 
 def note_context(length: int, context: int, note: Callable[[str], object] | None) -> None:

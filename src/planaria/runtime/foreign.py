@@ -45,8 +45,9 @@ def export_run(
 
     def write(made: Path) -> None:
         if saved.manifest.model.family == "transformers":
-            named = {atom.name: atom.read("weights") for atom in atoms}
-            write_weights(saved.manifest.model, named, made, huggingface.DTYPES[precision])
+            named = {atom.name: atom for atom in atoms}
+            precise = huggingface.DTYPES[precision]
+            write_weights(saved.manifest.model, lambda name: named[name].read("weights"), made, precise)
         else:
             huggingface.write(atoms, made, precision, largest or sys.maxsize)
 
@@ -144,9 +145,11 @@ def import_run(folder: Path, config: RunConfig, kind: Kind, names: Path | None =
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: is not a folder; give the checkpoint of another program")
-    if config.engine == "simulate" or not family(config.model).whole:
+    if config.engine == "simulate" or not family(config.model).named:
         what = "engine = 'simulate'" if config.engine == "simulate" else f"model.family = {config.model.family!r}"
         raise UserError(f"{what}: has no single model to start")
+    if family(config.model).based:
+        raise UserError("model.options.lora_rank: adapters cannot be imported; leave it out")
     if config.train.start is not None:
         raise UserError(f"train.start = {config.train.start!r}: the weights come from {folder}; leave it out")
     resolved = check(config)

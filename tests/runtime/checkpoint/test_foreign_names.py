@@ -254,12 +254,12 @@ TABLE, NORM = MODEL
 def test_every_parameter_is_assigned_once(given: list[str], rules: list[tuple[str, str]], complaint: str) -> None:
     made = [names.Rule(pattern, (part,)) for pattern, part in rules]
     with pytest.raises(UserError, match=complaint):
-        names.assign(Path("in"), given, MODEL, made, Path("names.toml"))
+        names.assign(Path("in"), given, MODEL, "lm_head.weight", made, Path("names.toml"))
 
 
 def test_derived_tensors_are_left_out_and_a_tied_head_is_noted() -> None:
     given = [*MODEL, "lm_head.weight", "model.layers.0.self_attn.rotary_emb.inv_freq", "cos.3"]
-    found = names.assign(Path("in"), given, MODEL, [names.Rule("cos.*", ())])
+    found = names.assign(Path("in"), given, MODEL, "lm_head.weight", [names.Rule("cos.*", ())])
     assert {whole.name for whole in found.wholes} == set(MODEL) and found.head == "lm_head.weight"
     assert set(found.left) == {"cos.3", "model.layers.0.self_attn.rotary_emb.inv_freq"}
 

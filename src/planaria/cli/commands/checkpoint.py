@@ -155,8 +155,9 @@ def bring(
 
 
 def _own(folder: Path) -> RunConfig:
-    """Return a run's configuration, with the faults and the schedule in its folder."""
+    """Return a run's configuration, with the faults and the schedule in its folder, and without starting weights."""
     config = runs.config_of(folder, *runs.KEPT)
+    config = config.model_copy(update={"train": config.train.model_copy(update={"start": None})})
     if config.routing.schedule is not None:
         config = on_schedule(config, (folder / runs.SCHEDULE).absolute())
     if config.chaos.trace is not None:

@@ -10,7 +10,7 @@ from planaria.data.shards import prepare
 from planaria.data.stream import Stream
 from planaria.report.live.bars import CountProgress
 from planaria.report.tables import Table, show
-from planaria.runtime.checkpoint.loading import load_model
+from planaria.runtime.checkpoint.loading import load_stages
 from planaria.runtime.engine import runs
 from planaria.runtime.engine.omission import Omission, evaluations, omissions
 from planaria.runtime.engine.samples import batches, learned, masks
@@ -21,23 +21,25 @@ FILE = "omission.json"
 def evaluate(folder: Path, omit: str, most: int, microbatches: int | None) -> int:
     """Evaluate the newest whole checkpoint of a run, print a table, and write it as JSON to the run's folder."""
     config = runs.config_of(folder, *runs.KEPT)
-    shares = parse_shares(omit, config.pipeline.stages)
+    saved = runs.newest_whole(folder)
+    stages = saved.manifest.pipeline_stages
+    shares = parse_shares(omit, stages)
     if most < 1:
         raise UserError(f"--subsets {most}: give 1 or more")
-    model = load_model(runs.newest_whole(folder), config.pipeline.stages).eval()
+    model = load_stages(saved)
     dataset = prepare(config.data, config.model.vocab, context=config.model.context)
     stream = Stream(dataset, "validation", config.model.context, config.seed)
     count = microbatches or config.train.eval_microbatches
     batch = batches(stream, 0, config.pipeline.microbatch_size)
     apart = masks(config.data, stream, batch, 0, config.pipeline.microbatch_size)
     counts = learned(stream, 0, config.pipeline.microbatch_size, count)
-    parts = evaluations(config.pipeline.stages, shares, most)
+    parts = evaluations(stages, shares, most)
     with CountProgress("evaluating the whole model and subsets of stages", "evaluations", parts) as progress:
         found = omissions(model, batch, count, shares, most, config.seed, apart, counts, progress.done)
     unfinished = folder / f".{FILE}"
     unfinished.write_text(json.dumps([one.model_dump() for one in found], indent=1))
     unfinished.replace(folder / FILE)
-    _show(found, config.pipeline.stages)
+    _show(found, stages)
     print(f"numbers       {folder / FILE}")
     return 0
 

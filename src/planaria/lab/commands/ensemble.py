@@ -29,10 +29,9 @@ from planaria.lab.experts.minimax_weights import FLOOR, TOLERANCE
 from planaria.lab.experts.scoring import score, weigh
 from planaria.lab.report.worst_report import sentences, tables
 from planaria.models.generate import texts
-from planaria.models.llama_stages import Llama
 from planaria.report.live.bars import CountProgress
 from planaria.report.tables import Table, show
-from planaria.runtime.complete import note_context
+from planaria.runtime.complete import Completer, note_context
 from planaria.runtime.engine import runs
 from planaria.runtime.engine.weight_sources import open_model
 from planaria.runtime.foreign import export_run
@@ -240,12 +239,11 @@ def evaluate_model(folder: Path, text: str | None) -> int:
     :raises UserError: when there is no such text, or it is shorter than one sample.
     """
     torch.set_num_threads(1)
-    model, _ = open_model(folder)
-    model.eval()
-    made = fused.read(folder)
-    names = [] if made is None or model.routing is None else [part.name for part in made.parts]
-    if model.routing is not None and len(names) != model.routing.experts:
-        names = [f"block {number}" for number in range(model.routing.experts)]
+    model, made = Completer(folder), fused.read(folder)
+    routing = model.llama.routing if model.llama is not None else None
+    names = [] if made is None or routing is None else [part.name for part in made.parts]
+    if routing is not None and len(names) != routing.experts:
+        names = [f"block {number}" for number in range(routing.experts)]
     rows = [[name, *_cells(folder, model, source, names)] for name, source in _test_sources(folder, made, text).items()]
     head = ["text", "perplexity"] + (["passes most", "of all passes"] if names else [])
     show([Table(f"perplexity of {folder}: at most {MOST_WINDOWS} samples of each text", head, rows)])
@@ -264,15 +262,15 @@ def _test_sources(folder: Path, made: fused.Fused | None, text: str | None) -> d
     return {file.stem: str(file) for file in tests}
 
 
-def _cells(folder: Path, model: Llama, source: str, names: list[str]) -> list[str]:
-    """Return the table cells of one text."""
+def _cells(folder: Path, model: Completer, source: str, names: list[str]) -> list[str]:
+    """Return the table cells of one text; ``names`` are those of a routed model's blocks."""
     data = DataConfig(source=source, tokenizer=str(folder / TOKENIZER), validation=0.0)
-    samples = windows(prepare(data, model.config.vocab), "train", model.config.context, MOST_WINDOWS)
+    samples = windows(prepare(data, model.vocab), "train", model.context, MOST_WINDOWS)
     with (
         CountProgress(f"the model reads {source}", "samples", len(samples)) as progress,
-        shares(model) if names else nullcontext(torch.ones(1)) as passed,
+        shares(model.llama) if names and model.llama is not None else nullcontext(torch.ones(1)) as passed,
     ):
-        found = math.exp(-float(token_logps(model, samples, progress.done).mean()))
+        found = math.exp(-float(token_logps(model.logits, samples, progress.done).mean()))
     if not names:
         return [f"{found:.3f}"]
     most = int(passed.argmax())

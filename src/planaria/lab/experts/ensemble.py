@@ -19,7 +19,7 @@ from planaria.lab.experts.experts_results import Speech
 from planaria.lab.experts.log_probabilities import Texts, token_logps
 from planaria.lab.experts.manifest import TOKENIZER, Manifest, digest, place
 from planaria.lab.experts.text_prior import RidgePrior
-from planaria.models.decode import Reading, check_draws, check_one, pick
+from planaria.models.decode import Draws, Reading, pick
 from planaria.models.huggingface import import_model
 from planaria.models.llama_stages import Llama
 
@@ -100,8 +100,7 @@ class Ensemble:
         """
         if not tokens or not 0 <= min(tokens) <= max(tokens) < self.manifest.vocab:
             raise UserError(f"generate: a prompt needs one token or more, with ids below {self.manifest.vocab}")
-        check_draws(temperature, top_k)
-        check_one(max_new, seed)
+        Draws(max_new, temperature, top_k or None, seed).check()
         return _Speech(self, list(tokens), max_new, temperature, top_k, seed).run()
 
 

@@ -24,7 +24,6 @@ from planaria.lab.experts.embedding import Embedding
 from planaria.lab.experts.experts_spec import ExpertsSpec
 from planaria.lab.experts.manifest import TOKENIZER
 from planaria.models.huggingface import import_model
-from planaria.models.llama_stages import Llama
 
 BATCH = 32
 """Windows read at once."""
@@ -193,9 +192,12 @@ def windows(dataset: Data, split: Split, context: int, most: int) -> Tensor:
 
 
 @torch.inference_mode()
-def token_logps(model: Llama, samples: Tensor, on_read: Callable[[int], object] = lambda _: None) -> Tensor:
+def token_logps(
+    model: Callable[[Tensor], Tensor], samples: Tensor, on_read: Callable[[int], object] = lambda _: None
+) -> Tensor:
     """Return ln p(x_t | x_<t) [N, T] of samples [N, T + 1], in nats, float64; the first token of each is given.
 
+    ``model`` maps token ids [B, T] to logits [B, T, V].
     ``on_read`` gets the number of samples of each batch that was read.
     """
     found = []

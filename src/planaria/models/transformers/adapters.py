@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from planaria.common import digests
+from planaria.common import digests, documents
 from planaria.common.errors import UserError, missing_package
 from planaria.models.transformers.loading import loaded
 from planaria.models.transformers.skeleton import in_one_line
@@ -23,9 +23,17 @@ from planaria.models.transformers.skeleton import in_one_line
 LINEAR = "linear"
 """all matrices of decoder layers"""
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
-_ADAPTER = "lora_"
+ADAPTER = "lora_"
+"""part of the names of adapters' parameters"""
 _BASE = ".base_layer"
 _NAME = ".default"
+SETTINGS, ADAPTERS = "adapter_config.json", "adapter_model.safetensors"
+"""files of adapters in a folder"""
+_PREFIX = "base_model.model."
+"""of an adapter's name in a file"""
+_DIGEST = "base_sha256"
+"""metadata of a file of adapters: the digest of the base model's files"""
+_FIX = "export the run again"
 
 
 @dataclass(frozen=True)
@@ -89,7 +97,7 @@ def freeze(stage: nn.Module) -> list[str]:
 
     Return their names.
     """
-    frozen = [(name, one) for name, one in stage.named_parameters() if _ADAPTER not in name]
+    frozen = [(name, one) for name, one in stage.named_parameters() if ADAPTER not in name]
     for name, parameter in frozen:
         owner, _, own = name.rpartition(".")
         module = stage.get_submodule(owner)
@@ -105,15 +113,33 @@ def load_base(stage: nn.Module, lora: Lora, text: str, frozen: Mapping[str, str]
 
     :raises UserError: if the base model's files are missing on this machine, or changed.
     """
-    read = _reader(lora, text)
+    read = base_reader(lora, text)
     with torch.no_grad():
         for local, name in frozen.items():
             try:
                 stage.get_buffer(local).copy_(read(name))
-            except (KeyError, RuntimeError) as error:
-                raise UserError(
-                    f"{lora.base}: {name}: {in_one_line(error)}; give the weights the run started from"
-                ) from None
+            except RuntimeError as error:
+                raise _unlike(lora, name, error) from None
+
+
+def base_reader(lora: Lora, text: str) -> Callable[[str], Tensor]:
+    """Return a reader of the base model's tensors by the library's names in memory; ``text``: its config.json.
+
+    :raises UserError: as :func:`load_base`, also for each tensor.
+    """
+    read = _reader(lora, text)
+
+    def required(name: str) -> Tensor:
+        try:
+            return read(name)
+        except KeyError as error:
+            raise _unlike(lora, name, error) from None
+
+    return required
+
+
+def _unlike(lora: Lora, name: str, error: Exception) -> UserError:
+    return UserError(f"{lora.base}: {name}: {in_one_line(error)}; give the weights the run started from")
 
 
 def plain(local: str) -> str:
@@ -170,6 +196,36 @@ def write_adapters(lora: Lora, layers: nn.Module, named: Mapping[str, Tensor], f
 
     :raises OSError: if the disk is full.
     """
-    tensors = {f"base_model.model.{name.replace(_NAME, '')}": one.contiguous() for name, one in named.items()}
+    tensors = {f"{_PREFIX}{name.replace(_NAME, '')}": one.contiguous() for name, one in named.items()}
     lora.peft(layers).save_pretrained(str(folder))
-    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    save_file(tensors, folder / ADAPTERS, metadata={"format": "pt", _DIGEST: lora.base_sha256})
+
+
+def trained_name(name: str) -> str:
+    """Return the global name of an adapter's tensor by its name in the file.
+
+    >>> trained_name("base_model.model.model.layers.0.mlp.up_proj.lora_A.weight")
+    'model.layers.0.mlp.up_proj.lora_A.default.weight'
+    """
+    return f"{name.removeprefix(_PREFIX).removesuffix('.weight')}{_NAME}.weight"
+
+
+def options_of(folder: Path) -> dict[str, Any]:
+    """Return the options of a model whose adapters :func:`write_adapters` wrote into ``folder``.
+
+    :raises UserError: if the files are damaged.
+    """
+    place = folder / SETTINGS
+    found = documents.parse_json(documents.data(place, fix=_FIX), place, _FIX)
+    try:
+        with safe_open(folder / ADAPTERS, framework="pt") as opened:
+            sha256 = (opened.metadata() or {})[_DIGEST]
+        return {
+            "lora_rank": found["r"],
+            "lora_alpha": found["lora_alpha"],
+            "lora_targets": ",".join(sorted(found["target_modules"])),
+            "base": found["base_model_name_or_path"],
+            "base_sha256": sha256,
+        }
+    except (SafetensorError, OSError, KeyError, TypeError) as error:
+        raise UserError(f"{folder}: its adapters are not readable ({in_one_line(error)}); {_FIX}") from None

@@ -45,6 +45,7 @@ class TransformersFamily(Family):
     """digest of the files in base"""
 
     named: ClassVar[bool] = True
+    whole: ClassVar[bool] = True
     interchangeable: ClassVar[bool] = False
     preload: ClassVar[tuple[str, ...]] = ("transformers.models.auto.modeling_auto",)
     masks: ClassVar[bool] = True
@@ -69,6 +70,10 @@ class TransformersFamily(Family):
 
     def global_name(self, config: ModelConfig, stages: int, stage: int, local: str) -> str:
         return self.decoder.global_name(config, stages, stage, local)
+
+    def tables(self, config: ModelConfig) -> tuple[str, str]:
+        facts = self.decoder.facts
+        return facts.table, facts.tied_head
 
     def check(self, config: ModelConfig, stages: int, masked: bool) -> None:
         """Compare a small model of the architecture, cut into stages, with the library's whole one.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -15,10 +15,11 @@ from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
 from planaria.models.foreign_weights import Weights, checked_config
 from planaria.models.huggingface import listed, read_tensor, tokenizer_of
-from planaria.models.model_metadata import of_folder
-from planaria.models.transformers.adapters import write_adapters
+from planaria.models.model_metadata import ModelMetadata, of_folder
+from planaria.models.transformers.adapters import ADAPTERS, options_of, trained_name, write_adapters
 from planaria.models.transformers.family import decoder_of, model_section
 from planaria.models.transformers.loading import loaded, quiet
+from planaria.models.transformers.whole import assembled
 
 
 def open_decoder(folder: Path) -> Weights:
@@ -33,6 +34,8 @@ def open_decoder(folder: Path) -> Weights:
     place = folder / "config.json"
     found = read_json(place)
     config = checked_config(place, model_section(found, str(place)))
+    if (folder / ADAPTERS).is_file():
+        return _open_adapters(folder, config, of_folder(folder, found, config.context), exported=bool(sums))
     shapes, files = listed(folder, str, exported=bool(sums))
     decoder = decoder_of(config)
     expected, table, head = decoder.shapes(config), decoder.facts.table, decoder.facts.tied_head
@@ -49,6 +52,15 @@ def open_decoder(folder: Path) -> Weights:
     return Weights(folder, config, kept, read, tokenizer_of(folder), usage=of_folder(folder, found, config.context))
 
 
+def _open_adapters(folder: Path, config: ModelConfig, usage: ModelMetadata, exported: bool) -> Weights:
+    """Open adapters over a base model, whose own weights are not among the tensors."""
+    if not exported:
+        raise UserError(f"{folder}: these adapters were not exported here; merge them into their model with `peft`")
+    config = config.model_copy(update={"options": {**config.options, **options_of(folder)}})
+    shapes, files = listed(folder, trained_name, exported, ADAPTERS)
+    return Weights(folder, config, shapes, partial(read_tensor, files), tokenizer_of(folder), usage=usage)
+
+
 def _equal(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and bool(torch.equal(one, other))
 
@@ -61,10 +73,10 @@ def read_json(place: Path) -> dict[str, object]:
     return found
 
 
-def write_weights(config: ModelConfig, named: Mapping[str, Tensor], folder: Path, dtype: torch.dtype) -> None:
-    """Write weights, by global name, as the library's ``save_pretrained`` does, or adapters for ``peft``.
+def write_weights(config: ModelConfig, read: Callable[[str], Tensor], folder: Path, dtype: torch.dtype) -> None:
+    """Write weights as the library's ``save_pretrained`` does, or adapters for ``peft``.
 
-    The whole model is in memory, unless there are adapters.
+    ``read`` gives a tensor by its global name. The whole model is in memory once, unless there are adapters.
 
     :raises OSError: if the disk is full.
     """
@@ -72,9 +84,10 @@ def write_weights(config: ModelConfig, named: Mapping[str, Tensor], folder: Path
     if decoder.lora is not None:
         with torch.device("meta"):
             layers = decoder.base.build(config.model_copy(update={"ends_layers": 0, "block_layers": None}), 1, 1).layers
-        write_adapters(decoder.lora, layers, {name: one.to(dtype) for name, one in named.items()}, folder)
+        named = {name: read(name).to(dtype) for name in decoder.shapes(config)}
+        write_adapters(decoder.lora, layers, named, folder)
         return
-    model = decoder.whole(named).to(dtype)
+    model = assembled(decoder, read).to(dtype)
     with tempfile.TemporaryDirectory(dir=folder) as temporary, quiet():
         model.save_pretrained(temporary)
         for file in Path(temporary).glob("*.safetensors*"):

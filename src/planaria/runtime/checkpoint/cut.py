@@ -63,7 +63,7 @@ def require_known(saved: Cut, place: object) -> None:
 def require_alike(saved: Cut, wanted: Cut, place: str) -> None:
     """Raise UserError if the saved model cannot be re-cut to the wanted one."""
     require_known(saved, place)
-    free = CUT | {"vocab"} if family(saved.model).whole else CUT
+    free = CUT | {"vocab"} if saved.model.family == "llama" else CUT
     if saved.model.model_copy(update={name: getattr(wanted.model, name) for name in free}) != wanted.model:
         raise UserError(f"{place}: was written by a model of another shape; choose another with --checkpoint")
     if saved.lines != wanted.lines and not family(saved.model).named:

@@ -10,12 +10,13 @@ from pathlib import Path
 from threading import Lock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.exchange.message import consensus
-from planaria.models.families import family
+from planaria.models.families import build_stage, family
+from planaria.models.family import Pipelined
 from planaria.models.llama_stages import Llama
 from planaria.models.one_array import Part, parts
 from planaria.models.optimizers import optimizer
@@ -118,15 +119,29 @@ def _digest(folder: Path, manifest: Manifest, held: Path, stage: int, place: int
     return manifest.digests.get(name, "")
 
 
-def load_model(saved: Saved, stages: int = 1) -> Llama:
-    """Load the model of a whole checkpoint, cut into ``stages`` block stages.
+def load_stages(saved: Saved) -> Pipelined:
+    """Load all stages of a whole checkpoint, of any family whose parameters have names for all cuts.
 
-    :raises UserError: if stages are missing or damaged, or the family has no model in one process.
+    :raises UserError: if stages are missing or damaged, or the base model of adapters is missing.
     """
-    if not family(saved.manifest.model).whole:
+    cut = Cut(saved.manifest.model.dense, saved.manifest.pipeline_stages)
+    atoms, built = {atom.name: atom for atom in weights_of(saved)}, list[nn.Module]()
+    for stage in range(cut.stages + 1):
+        built.append(build_stage(cut.model, cut.stages, stage, 0, initialise=False).eval())
+        with torch.no_grad():
+            for local, parameter in built[-1].named_parameters():
+                parameter.copy_(atoms[atom_name(cut, stage, local)].read("weights"))
+    return Pipelined(built[0], built[1:])
+
+
+def load_model(saved: Saved, stages: int = 1) -> Llama:
+    """Load the LLaMA of a whole checkpoint, cut into ``stages`` block stages.
+
+    :raises UserError: if stages are missing or damaged, or the model is of another family.
+    """
+    if saved.manifest.model.family != "llama":
         raise UserError(
-            f"{saved.folder}: model.family = {saved.manifest.model.family!r} is not run here as one model; export it "
-            "(`planaria export`) and load it with its library"
+            f"{saved.folder}: model.family = {saved.manifest.model.family!r}: only a LLaMA can be used here"
         )
     weights = {atom.name: atom.read("weights") for atom in weights_of(saved)}
     model = Llama(saved.manifest.model.dense, stages, initialise=False)

@@ -11,7 +11,7 @@ from statistics import fmean
 import torch
 
 from planaria.control.events import Fact
-from planaria.models.llama_stages import Llama
+from planaria.models.family import Pipelined
 from planaria.runtime.engine.samples import Batch, Learned, Masks
 
 
@@ -35,7 +35,7 @@ class Omission(Fact):
 
 
 def omissions(
-    model: Llama,
+    model: Pipelined,
     batch: Batch,
     microbatches: int,
     shares: Sequence[float],
@@ -77,7 +77,7 @@ def evaluations(stages: int, shares: Sequence[float], most: int) -> int:
 
 @torch.no_grad()
 def loss(
-    model: Llama,
+    model: Pipelined,
     batch: Batch,
     microbatches: int,
     omitted: Collection[int],
@@ -88,11 +88,11 @@ def loss(
     total = 0.0
     for i in range(microbatches):
         tokens, targets = batch(i)
-        mask = None if masks is None else masks(i)
-        x = model.ends.embed(tokens, mask)
+        mask = () if masks is None else (masks(i),)
+        x = model.ends.embed(tokens, *mask)
         for number, stage in enumerate(model.stages, start=1):
             if number not in omitted:
-                x = stage(x, mask)
+                x = stage(x, *mask)
         total += model.ends.loss(x, targets).item() * (1.0 if learned is None else learned.weight(i))
     return total / microbatches
 

@@ -104,11 +104,15 @@ def weight_warnings(run: ResolvedRun, weights: Weights | None) -> Iterator[str]:
 
 
 def branch_off(weights: Weights, folder: Path, config: RunConfig) -> Origin:
-    """Write the weights as the run's checkpoint of step 0, tensor by tensor, unless stages load them themselves.
+    """Write the weights as the run's checkpoint of step 0, tensor by tensor, and the settings beside them.
+
+    The base of adapters is not written, since stages load it themselves.
 
     :raises UserError: if a tensor cannot be read, or is not finite.
     """
-    if family(config.model).based:
+    if weights.usage is not None:
+        digests.put(folder, {runs.USAGE: weights.usage.model_dump_json(indent=1).encode()})
+    if family(config.model).based and not family(weights.config).based:
         return START
     store, cut = CheckpointStore(folder / "checkpoints"), cut_for(config)
     stages, sums = list(range(cut.stages + 1)), dict[str, str]()
@@ -122,6 +126,4 @@ def branch_off(weights: Weights, folder: Path, config: RunConfig) -> Origin:
     manifest = Manifest(step=0, stages=stages, pipeline_stages=cut.stages, samples=0, digests=sums, model=config.model)
     name = folder_name(0, partial=False)
     store.seal(name, manifest, config.checkpoint.keep)
-    if weights.usage is not None:
-        digests.put(folder, {runs.USAGE: weights.usage.model_dump_json(indent=1).encode()})
     return Origin(load=dict.fromkeys(stages, name))

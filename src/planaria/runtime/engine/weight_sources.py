@@ -18,7 +18,7 @@ from planaria.models.hf_config import Unsupported
 from planaria.models.huggingface import is_huggingface, open_folder
 from planaria.models.llama2c import open_llama2c
 from planaria.models.llama_stages import Llama
-from planaria.models.transformers.adapters import base_of
+from planaria.models.transformers.adapters import ADAPTERS, base_of
 from planaria.models.transformers.family import model_section
 from planaria.models.transformers.files import open_decoder, read_json
 from planaria.runtime.checkpoint.loading import weights_of
@@ -66,11 +66,10 @@ def open_weights(source: str | Path, family: str = "llama") -> Weights:
 
 
 def _open_huggingface(folder: Path, family: str) -> Weights:
-    if family == "transformers":
+    if family == "transformers" or (not family and (folder / ADAPTERS).is_file()):
         return open_decoder(folder)
     try:
-        found = open_folder(folder)
-        return found if family or found.routing is None or found.routing.bias else open_decoder(folder)
+        return open_folder(folder)
     except Unsupported as error:
         if family:
             raise
@@ -81,11 +80,16 @@ def _open_huggingface(folder: Path, family: str) -> Weights:
 
 
 def open_model(source: str | Path) -> tuple[Llama, Tokenizer]:
-    """Load a model into memory, with its tokenizer."""
+    """Load a LLaMA into memory, with its tokenizer; UserError for other models."""
     weights = open_weights(source)
+    return weights.model(), tokenizer_of(weights)
+
+
+def tokenizer_of(weights: Weights) -> Tokenizer:
+    """Return the tokenizer beside a model's weights; UserError if there is none."""
     if weights.tokenizer is None:
         raise UserError(f"{weights.place}: no tokenizer.json; save its tokenizer there (the fast kind)")
-    return weights.model(), Tokenizer.open(weights.tokenizer, bare=weights.bare)
+    return Tokenizer.open(weights.tokenizer, bare=weights.bare)
 
 
 def located(source: str | Path) -> Path:
@@ -127,6 +131,8 @@ def inherited(tree: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError(f"train.start = {start!r}: no such run, folder or file; check the path")
     given = {name: value for name, value in stated.items() if value is not None}
     weights = open_weights(start, given.get("family", ""))
+    if "family" not in given and weights.routing is not None and not weights.routing.bias:
+        weights = open_weights(start, "transformers")
     require_dense(start, weights)
     named, own, options = f"train.start = {start!r}", weights.config, _options(given)
     if own.family == "transformers":
@@ -134,7 +140,9 @@ def inherited(tree: Mapping[str, Any]) -> dict[str, Any]:
     require_same(named, own, {"kv" if name == "kv_heads" else name: value for name, value in given.items()})
     model = {"kv_heads" if name == "kv" else name: getattr(own, name) for name in FIXED}
     model["options"] = {**own.options, **options}
-    if options.get("lora_rank") and options.get("base") != str(weights.place.absolute()):
+    if own.options.get("lora_rank"):
+        _require_own_adapters(named, own, options)
+    elif options.get("lora_rank") and options.get("base") != str(weights.place.absolute()):
         model["options"] |= base_of(weights.place)
     model["context"] = min(own.context, ModelConfig().context)
     data = {} if weights.tokenizer is None else {"tokenizer": str(weights.tokenizer.absolute())}
@@ -173,6 +181,15 @@ def _require_own_config(named: str, own: ModelConfig, stated: Mapping[str, Any])
         _require_no_sizes(named, stated)
     elif config != own.options["config"]:
         raise UserError(f"{named}: its model has a config.json; leave model.options.config out")
+
+
+def _require_own_adapters(named: str, own: ModelConfig, options: Mapping[str, Any]) -> None:
+    """Raise UserError if a recipe states other settings of adapters than those in the weights."""
+    for name in options.keys() & {"lora_rank", "lora_alpha", "lora_targets"}:
+        if options[name] != own.options.get(name):
+            raise UserError(
+                f"{named}: its adapters have {name} = {own.options.get(name)}; leave model.options.{name} out"
+            )
 
 
 def _require_no_sizes(named: str, stated: Mapping[str, object]) -> None:

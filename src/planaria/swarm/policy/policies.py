@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 from planaria.common.errors import UserError
 from planaria.data.tokenizer import Tokenizer
-from planaria.models.chat import Template, settings_of, template_of
+from planaria.models.chat import Template, template_of
 from planaria.models.decode import decode
 from planaria.models.gguf_file import is_gguf, look
 from planaria.models.huggingface import WEIGHTS, export_model, import_model, is_exported, is_ours
 from planaria.models.llama_stages import Llama
 from planaria.models.lora import adapt, has_adapters, save_adapters
-from planaria.models.model_metadata import ModelMetadata, of_folder, of_gguf
+from planaria.models.model_metadata import ModelMetadata, of_folder, of_gguf, table
+from planaria.models.transformers.adapters import ADAPTERS
 from planaria.runtime.checkpoint.loading import load_model
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.engine import runs
@@ -100,6 +101,8 @@ def open_policy(path: str, lora_rank: int = 0, seed: int = 0, chat: bool = True)
     place = located(path)
     if not place.exists():
         raise UserError(f"policy.options.path = {path!r}: there is no such folder or file; is the path right?")
+    if (place / ADAPTERS).is_file():
+        raise UserError(f"{place}: has adapters alone; merge them into their model with `peft` (merge_and_unload)")
     foreign = place.is_file() or is_exported(place)
     template = template_of(place) if foreign and chat and (place.is_dir() or is_gguf(place)) else None
     if place.is_dir() and foreign and not is_ours(place):
@@ -119,7 +122,7 @@ def usage_of(place: Path, context: int) -> ModelMetadata | None:
     """Return the usage data that came with the weights at ``place``."""
     if place.is_dir():
         folder = is_exported(place)
-        return of_folder(place, settings_of(place / "config.json"), context) if folder else runs.usage_of(place)
+        return of_folder(place, table(place / "config.json"), context) if folder else runs.usage_of(place)
     return of_gguf(look(place).values, context) if is_gguf(place) else None
 
 
@@ -155,7 +158,7 @@ def folder_tokenizer(folder: Path) -> Tokenizer:
     if not file.is_file():
         raise UserError(f"{folder}: no tokenizer.json; save its tokenizer there (the fast kind)")
     for name in ("generation_config.json", "config.json"):
-        found = settings_of(folder / name).get("eos_token_id")
+        found = table(folder / name).get("eos_token_id")
         end = found[0] if isinstance(found, list) and found else found
         if type(end) is int:
             return Tokenizer.open(file, end)

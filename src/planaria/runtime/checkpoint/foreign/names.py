@@ -19,7 +19,6 @@ from typing import Any
 from planaria.common import documents
 from planaria.common.errors import UserError
 
-HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
 _REDUNDANT = ".rotary_emb.inv_freq"
 _FIELDS = {"parts", "slices", "padded"}
 _MOST_SLICES = 1 << 16
@@ -67,9 +66,16 @@ class Assignment:
 
 
 def assign(
-    place: Path, names: Collection[str], model: Shapes, rules: Sequence[Rule] = (), source: Path | None = None
+    place: Path,
+    names: Collection[str],
+    model: Shapes,
+    head: str,
+    rules: Sequence[Rule] = (),
+    source: Path | None = None,
 ) -> Assignment:
     """Assign each of ``names`` to parameters of the ``model``; ``source``: the file of the rules.
+
+    ``head``: the head's name, which a tied ``model`` lacks.
 
     :raises UserError: if a name has no parameter, two have the same, a parameter is missing, a rule matches nothing, or
         two rules match one name.
@@ -91,10 +97,10 @@ def assign(
     if idle := [rule.pattern for rule in rules if rule.pattern not in used]:
         raise UserError(f"{source}: {idle[0]!r} matches no tensor of {place}; correct it, or remove it")
     left += [whole.name for whole in wholes if whole.name.endswith(_REDUNDANT) and whole.parts == (whole.name,)]
-    head = next((w.name for w in wholes if w.parts == (HEAD,) and HEAD not in model), None)
-    wholes = [whole for whole in wholes if whole.name not in left and whole.name != head]
+    tied = next((w.name for w in wholes if w.parts == (head,) and head not in model), None)
+    wholes = [whole for whole in wholes if whole.name not in left and whole.name != tied]
     _require_each_once(place, wholes, model)
-    return Assignment(tuple(wholes), head, tuple(left))
+    return Assignment(tuple(wholes), tied, tuple(left))
 
 
 def _require_each_once(place: Path, wholes: Iterable[Whole], model: Shapes) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from planaria.common.errors import UserError
+from planaria.models.families import family
 from planaria.models.optimizers import adamw
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint.cut import Cut, atom_name, declared
@@ -32,7 +33,7 @@ from planaria.runtime.checkpoint.foreign.folder import (
     separate,
     summed,
 )
-from planaria.runtime.checkpoint.foreign.names import TABLE, Assignment, Whole
+from planaria.runtime.checkpoint.foreign.names import Assignment, Whole
 from planaria.runtime.checkpoint.foreign.universal import Universal
 from planaria.runtime.checkpoint.stage_file import write_stage
 
@@ -60,7 +61,8 @@ class Reading:
         self._foreign = FORMATS[job.format](self._folder)
         source = None if job.names is None else Path(job.names)
         rules = () if source is None else names.read(source)
-        self._plan = names.assign(self._folder, self._foreign.kinds, self._shapes, rules, source)
+        self._table, head = family(job.model).tables(job.model)
+        self._plan = names.assign(self._folder, self._foreign.kinds, self._shapes, head, rules, source)
         used = {whole.name: self._foreign.kinds[whole.name] for whole in self._plan.wholes}
         self._trained = require_moments(self._folder, used, self._foreign.clocks)
         self._step = _step_of(self._folder, self._foreign, self._plan, self._note)
@@ -116,7 +118,7 @@ class Reading:
 
     def _require_tied(self, head: str) -> None:
         """Require that a tied model's head, if it is in the folder, equals the embedding table."""
-        (table,) = (whole for whole in self._plan.wholes if TABLE in whole.parts)
+        (table,) = (whole for whole in self._plan.wholes if self._table in whole.parts)
         other = Whole(head, table.parts, table.slices, table.padded)
         for kind in sorted(self._foreign.kinds[head]):
             what = f"{self._folder}: {kind} of {head} and of {table.name}, which is tied to it,"

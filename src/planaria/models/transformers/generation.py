@@ -1,0 +1,107 @@
+"""Completion by the whole model of ``transformers``: the library's own ``generate``, with planaria's draws.
+
+The library keeps caches and prepares inputs as each architecture needs; the choice of tokens is that of
+:class:`planaria.models.decode.Draws`, so equal logits and seeds give equal texts in both families.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from planaria.common.errors import UserError
+from planaria.models.decode import Draws
+from planaria.models.transformers.loading import quiet
+from planaria.models.transformers.skeleton import in_one_line
+
+
+def generate(
+    model: Any, tokens: Sequence[int], context: int, draws: Draws, stops: Collection[int] = ()
+) -> Iterator[int]:
+    """Yield at most ``draws.max_new`` tokens that continue ``tokens``, as they are drawn; end before one of ``stops``.
+
+    Beyond ``context`` tokens the model sees the newest ones only, and reads all of them again for every token.
+
+    :raises UserError: if the library fails.
+    """
+    known, generator, left = list(tokens), torch.Generator().manual_seed(draws.seed), draws.max_new
+    while left > 0:
+        window = known[-context:]
+        for token in _Call(model, window, min(left, context - len(window) + 1), draws, generator, stops).run():
+            if token in stops:
+                return
+            known.append(token)
+            left -= 1
+            yield token
+
+
+class _Call:
+    """One call of the library's ``generate``, in a thread, since it returns only when it has all tokens."""
+
+    def __init__(
+        self,
+        model: Any,
+        tokens: Sequence[int],
+        most: int,
+        draws: Draws,
+        generator: torch.Generator,
+        stops: Collection[int],
+    ) -> None:
+        """Prepare at most ``most`` tokens, drawn by numbers of ``generator``, until one of ``stops``."""
+        self._model, self._tokens, self._most = model, tokens, most
+        self._draws, self._generator, self._stops = draws, generator, [*stops]
+        self._drawn: queue.SimpleQueue[int | Exception | None] = queue.SimpleQueue()
+        self._left = False
+        """whether the caller takes no more tokens"""
+
+    def run(self) -> Iterator[int]:
+        """Yield the tokens, one of ``stops`` included."""
+        thread = threading.Thread(target=self._run, name="planaria-generate", daemon=True)
+        thread.start()
+        try:
+            while (found := self._drawn.get()) is not None:
+                if isinstance(found, Exception):
+                    raise UserError(f"generate: transformers fails: {in_one_line(found)}") from found
+                yield found
+        finally:
+            self._left = True
+            thread.join()
+
+    def _run(self) -> None:
+        end: Exception | None = None
+        try:
+            with quiet():
+                self._generate()
+        except Exception as error:  # the library may raise anything
+            end = error
+        self._drawn.put(end)
+
+    def _generate(self) -> None:
+        ids = torch.tensor([self._tokens], device=self._model.device)
+        self._model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=self._most,
+            do_sample=False,  # the likeliest of the one token that is left
+            use_cache=True,
+            eos_token_id=self._stops or None,
+            pad_token_id=0,
+            logits_processor=[self._choose],
+            stopping_criteria=[self._stop],
+        )
+
+    def _choose(self, ids: Tensor, scores: Tensor) -> Tensor:
+        """Draw a token by ``scores`` [1, V], pass it on, and leave only its score finite."""
+        chosen = self._draws.pick(scores, self._generator)
+        self._drawn.put(chosen)
+        only = torch.full_like(scores, -torch.inf)
+        only[:, chosen] = 0.0
+        return only
+
+    def _stop(self, ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        return torch.full((len(ids),), self._left, dtype=torch.bool, device=ids.device)

@@ -1,0 +1,35 @@
+"""The library's whole model in memory, for completion: weights are placed one by one, adapters over their base."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from planaria.models.transformers.adapters import ADAPTER, base_reader, inject, plain
+from planaria.models.transformers.decoder import PLACE, Decoder
+from planaria.models.transformers.skeleton import decoder_layers, skeleton
+
+
+def assembled(decoder: Decoder, read: Callable[[str], Tensor]) -> Any:
+    """Return the library's model in evaluation mode; ``read`` gives the trained weights by global name.
+
+    At most one tensor is in memory besides the model.
+
+    :raises UserError: if weights cannot be read, or the base model of adapters is missing or has changed.
+    """
+    config = decoder.config
+    model: Any = skeleton(config, decoder.attention, PLACE)
+    base = read
+    if decoder.lora is not None:
+        inject(decoder_layers(model, config, PLACE)[1], decoder.lora)
+        base = base_reader(decoder.lora, decoder.text)
+    for name, parameter in list(model.named_parameters()):
+        owner, _, own = name.rpartition(".")
+        tensor = read(name) if ADAPTER in name else base(plain(name))
+        held = nn.Parameter(tensor.to(parameter.dtype), requires_grad=False)
+        model.get_submodule(owner)._parameters[own] = held
+    model.tie_weights()
+    model.generation_config = type(model.generation_config)()  # its defaults may forbid or penalise tokens
+    return model.eval()
