@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import tokenizers
-from planaria.swarm.audit.measurement import prompt
 from test_transformers_folders import given, train
 
 from command_line import refused
@@ -26,6 +25,7 @@ from planaria.models.generate import texts
 from planaria.runtime import chat
 from planaria.runtime.chat import Chat, converse
 from planaria.runtime.complete import Completer
+from planaria.swarm.audit.measurement import prompt
 from planaria.swarm.policy.policies import open_policy
 
 CHATML = (

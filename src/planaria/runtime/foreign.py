@@ -46,8 +46,13 @@ def export_run(
     def write(made: Path) -> None:
         if saved.manifest.model.family == "transformers":
             named = {atom.name: atom for atom in atoms}
-            precise = huggingface.DTYPES[precision]
-            write_weights(saved.manifest.model, lambda name: named[name].read("weights"), made, precise)
+            write_weights(
+                saved.manifest.model,
+                lambda name: named[name].read("weights"),
+                made,
+                huggingface.DTYPES[precision],
+                largest or sys.maxsize,
+            )
         else:
             huggingface.write(atoms, made, precision, largest or sys.maxsize)
 

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from planaria.common import digests, documents
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
 from planaria.models.foreign_weights import Weights, checked_config
-from planaria.models.huggingface import listed, read_tensor, tokenizer_of
-from planaria.models.model_metadata import ModelMetadata, of_folder
+from planaria.models.huggingface import INDEX, METADATA, WEIGHTS, listed, read_tensor, tokenizer_of
+from planaria.models.model_metadata import ModelMetadata, of_folder, write_json
 from planaria.models.transformers.adapters import ADAPTERS, options_of, trained_name, write_adapters
 from planaria.models.transformers.family import decoder_of, model_section
-from planaria.models.transformers.loading import loaded, quiet
-from planaria.models.transformers.whole import assembled
+from planaria.models.transformers.loading import loaded
+from planaria.models.transformers.skeleton import skeleton
+
+SHARD = 1 << 30
+"""largest file of an export in bytes, unless one layer is larger"""
 
 
 def open_decoder(folder: Path) -> Weights:
@@ -73,22 +78,66 @@ def read_json(place: Path) -> dict[str, object]:
     return found
 
 
-def write_weights(config: ModelConfig, read: Callable[[str], Tensor], folder: Path, dtype: torch.dtype) -> None:
-    """Write weights as the library's ``save_pretrained`` does, or adapters for ``peft``.
+def write_weights(
+    config: ModelConfig, read: Callable[[str], Tensor], folder: Path, dtype: torch.dtype, largest: int = SHARD
+) -> None:
+    """Write weights with the names and tensors of the library's ``save_pretrained``, or adapters for ``peft``.
 
-    ``read`` gives a tensor by its global name. The whole model is in memory once, unless there are adapters.
+    Decoder layers are written to files of at most ``largest`` bytes; a larger layer has its own. One file is in memory
+    at a time. ``read`` returns a weight by its global name.
 
     :raises OSError: if the disk is full.
     """
     decoder = decoder_of(config)
+    shapes = decoder.shapes(config)
     if decoder.lora is not None:
         with torch.device("meta"):
             layers = decoder.base.build(config.model_copy(update={"ends_layers": 0, "block_layers": None}), 1, 1).layers
-        named = {name: read(name).to(dtype) for name in decoder.shapes(config)}
-        write_adapters(decoder.lora, layers, named, folder)
+        write_adapters(decoder.lora, layers, {name: read(name).to(dtype) for name in shapes}, folder)
         return
-    model = assembled(decoder, read).to(dtype)
-    with tempfile.TemporaryDirectory(dir=folder) as temporary, quiet():
-        model.save_pretrained(temporary)
-        for file in Path(temporary).glob("*.safetensors*"):
-            file.rename(folder / file.name)
+    from transformers.core_model_loading import revert_weight_conversion
+
+    model: Any = skeleton(decoder.config, decoder.facts.attention, str(folder))
+    buffers = _saved_buffers(model)
+    shapes |= {name: tuple(one.shape) for name, one in buffers.items()}
+    shards = _shards(shapes, decoder.facts.path, dtype.itemsize, min(largest, SHARD))
+    files, size = dict[str, str](), 0
+    for number, names in enumerate(shards, 1):
+        file = WEIGHTS if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        tensors = {name: _cast(buffers[name] if name in buffers else read(name), dtype) for name in names}
+        tensors = {name: one.contiguous() for name, one in revert_weight_conversion(model, tensors).items()}
+        save_file(tensors, folder / file, metadata=METADATA)
+        files |= dict.fromkeys(tensors, file)
+        size += sum(one.nbytes for one in tensors.values())
+    if len(shards) > 1:
+        write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": files})
+
+
+def _saved_buffers(model: Any) -> dict[str, Tensor]:
+    """Return the buffers that the library saves beside a model's parameters."""
+    saved = model.state_dict().keys() - set(model._keys_to_ignore_on_save or ())
+    return {name: one for name, one in model.named_buffers() if name in saved}
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def _shards(shapes: Mapping[str, tuple[int, ...]], path: str, itemsize: int, largest: int) -> list[list[str]]:
+    """Return the names of each file: whole layers, since the library joins or splits tensors of a layer.
+
+    ``path``: of the list of layers.
+    """
+    layers: dict[str, list[str]] = {}
+    for name in shapes:
+        number = name.removeprefix(f"{path}.").partition(".")[0] if name.startswith(f"{path}.") else ""
+        layers.setdefault(number, []).append(name)
+    shards, room = list[list[str]](), 0
+    for names in layers.values():
+        size = sum(prod(shapes[name]) for name in names) * itemsize
+        if size > room:
+            shards.append([])
+            room = largest
+        shards[-1] += names
+        room -= size
+    return shards
