@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -14,6 +15,9 @@ import pytest
 from command_line import refused
 from planaria import cli
 from planaria.config import recipe, shipped
+from planaria.config.schema import ModelConfig
+from planaria.models.families import family
+from planaria.models.transformers.family import model_section
 
 ROOT = Path(__file__).parents[1]
 
@@ -63,6 +67,34 @@ def test_a_copy_is_the_same_recipe(name: str, tmp_path: Path, capsys: pytest.Cap
     assert " ".join(command) in map(recipe.command_of, recipe.kinds_of(mine)) and file == str(copy)
     clock = mine.get("compare", {}).get("clock")
     assert clock is None or (tmp_path / clock).is_file()
+
+
+@pytest.mark.parametrize("name", ["smollm2", "smollm2_sft", "qwen3_lora", "gemma3_270m"])
+def test_missing_weights_are_refused(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    message = refused(capsys, "train", name, "--train.start", "./weights", silent=True)
+    assert "train.start = './weights': no such run, folder or file" in message
+
+
+def test_missing_dialogues_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "data.source = 'dialogues.jsonl'" in refused(capsys, "train", "smollm2_sft")
+
+
+def test_the_stages_of_gemma3_are_alike(tmp_path: Path) -> None:
+    """With the layers of Gemma 3 270M, and not in another number of stages."""
+    gemma = pytest.importorskip("transformers").Gemma3TextConfig
+    small = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "head_dim": 8, "vocab_size": 64}
+    gemma(num_hidden_layers=18, num_key_value_heads=1, **small).save_pretrained(tmp_path)
+    place = str(tmp_path / "config.json")
+    model = ModelConfig.model_validate(model_section(json.loads(Path(place).read_text()), place))
+    stages = recipe.load(shipped.find("gemma3_270m"), {}).pipeline.stages
+    made = family(model)
+    assert made.unlike(model, stages) == "" and "different kinds" in made.unlike(model, 2)
 
 
 def test_no_file_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

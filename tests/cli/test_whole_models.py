@@ -180,7 +180,7 @@ def test_an_imported_checkpoint_resumes_like_a_native_one(home: Path, kind: str,
     """Exported at 2 stages and imported at 4: losses equal those of a native resumption."""
     given(home, kind)
     assert train(home, "run", 1e-3) == 0
-    assert cli.run(["checkpoint", "export", "runs/run", "--format", format_, "--to", "out"]) == 0
+    assert cli.run(["export", "runs/run", "--format", format_, "--to", "out"]) == 0
     flags = ["--name", "back", "--pipeline.stages", "4"]
     assert cli.run(["checkpoint", "import", "out", "runs/run", "--format", format_, *flags]) == 0
     more = ["--train.steps", "6", "--pipeline.stages", "4", "--quiet"]
@@ -194,6 +194,6 @@ def test_adapters_are_not_imported(home: Path) -> None:
     pytest.importorskip("peft")
     given(home, "qwen3")
     assert train(home, "lora", 0.1, *LORA, *STILL) == 0
-    assert cli.run(["checkpoint", "export", "runs/lora", "--format", "dcp", "--to", "out"]) == 0
+    assert cli.run(["export", "runs/lora", "--format", "dcp", "--to", "out"]) == 0
     with pytest.raises(UserError, match="lora_rank: adapters cannot be imported"):
         cli.run(["checkpoint", "import", "out", "runs/lora", "--format", "dcp"])
