@@ -332,10 +332,10 @@ def test_a_missing_trace_is_refused(
         (["--engine", "fleet", "--fleet.port", "TAKEN"], ["fleet.port = ", "Address already in use", "another port"]),
         (["--engine", "fleet", "--fleet.port", "TAKEN", "--checkpoint.store", "STORE"], ["another port"]),
         (["--engine", "fleet", "--fleet.host", "192.0.2.1"], ["'192.0.2.1'", "give fleet.host an address of this mac"]),
-        (["--model.dim", "1000000"], ["out of memory: ", "choose a smaller model"]),
+        (["--model.dim", "1000000"], ["would take", "GB are free", "choose a smaller model"]),
         (
-            ["--engine", "fleet", "--model.dim", "1000000", "--pipeline.stages", "1", "--fleet.spares", "0"],
-            ["died before they were ready; w", "RuntimeError: ", "can't allocate memory"],
+            ["--engine", "fleet", "--model.dim", "1000000", "--fleet.spares", "0"],
+            ["would take", "choose a smaller model"],
         ),
     ],
 )

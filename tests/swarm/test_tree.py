@@ -143,9 +143,9 @@ def test_the_command_reports_a_model_that_writes_no_program(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["model"], "give --prompt TEXT, or --task programs:PATH --problem N"),
-        (["model", "--prompt", "x", "--as", "vote"], "give --prompt TEXT, or"),
-        (["model", "--prompt", "x", "--choose", "plurality"], "give --prompt TEXT, or"),
+        (["model"], "give --prompt TEXT, --chat, or --task programs:PATH --problem N"),
+        (["model", "--prompt", "x", "--as", "vote"], "give --prompt TEXT, --chat, or"),
+        (["model", "--prompt", "x", "--choose", "plurality"], "give --prompt TEXT, --chat, or"),
         (["model", "--task", "programs:PATH", "--problem", "0", "--choose", "plurality"], "requires --as vote"),
         (["model", "--task", "sums", "--problem", "0"], "write programs:PATH"),
         (["model", "--task", "programs:PATH"], "give --problem"),

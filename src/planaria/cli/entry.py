@@ -1,5 +1,7 @@
-"""Parse the command line and run a command. Exit codes: 2 with a one-line message for a user's error, 1 for a stopped
-run.
+"""Parse the command line and run a command.
+
+Exit codes: 1 for a stopped run, 2 with a one-line message for a user's error or a failed run, 3 for samples lost or
+used twice, 130 and 141 for an interrupt and a closed pipe.
 
 Commands import modules when they run, so that ``planaria --help`` waits for neither torch nor pydantic.
 """

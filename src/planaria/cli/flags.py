@@ -298,7 +298,7 @@ def switch(name: str, text: str, **more: Any) -> Any:
 
 
 Run = Annotated[Path, run_argument()]
-DryRun = Annotated[bool, switch("--dry-run", "print the resolved recipe and stop")]
+DryRun = Annotated[bool, switch("--dry-run", "print the resolved recipe, for a run also its memory table, and stop")]
 Quiet = Annotated[bool, switch("--quiet", "no progress display")]
 Seed = Annotated[int, flag("SEED", "seed of random numbers")]
 _LEVELS = f"{', '.join(logs.LEVELS[:-1])} or {logs.LEVELS[-1]} (default: warning here, info in workers' files)"

@@ -63,7 +63,8 @@ class DataConfig(Section):
     document_mask: bool = False
     """let each token attend only to its own document within a sample"""
     validation: Fraction = 0.02
-    """share of every document, at its end, that is reserved for validation"""
+    """share of every document, at its end, that is reserved for validation; of dialogues: whole ones, with at most this
+    share of the tokens"""
     cache: str | None = None
     """folder for tokenizers and token shards; the user's cache folder by default"""
 

@@ -1,6 +1,7 @@
 """Deadlines of the controller: rounds, stragglers, joining machines, full disks, slow starts, stuck workers, edges.
 
-Each class records when a wait began. It reads no clock: callers pass monotonic seconds.
+Each class records when a wait began. It reads no clock: callers pass monotonic seconds. Silence of workers is judged in
+``runtime/fleet/heartbeats.py``.
 
 A broken edge is handled in this order:
 

@@ -33,8 +33,10 @@ class Cut:
 
 
 def fitting(dialogues: Iterable[Dialogue], length: int, count: Cut) -> Iterator[Dialogue]:
-    """Yield the dialogues that can be learned from, cut to ``length`` tokens. Nothing precedes a first token, so that
-    it is no target."""
+    """Yield the dialogues that can be learned from, cut to ``length`` tokens.
+
+    The first token is never a target, because nothing precedes it.
+    """
     for dialogue in dialogues:
         ids, learned = dialogue.ids[:length], dialogue.learned[:length].copy()
         learned[:1] = False

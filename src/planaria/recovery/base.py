@@ -135,7 +135,7 @@ class Needs(NamedTuple):
     meanwhile: str = ""
     """required ``recovery.meanwhile``; empty: any"""
     alike: bool = False
-    """whether it combines block stages, which must then have equally many layers"""
+    """whether it combines block stages, which must then have equal sequences of layers"""
 
 
 class Recovery(Choice, ABC):

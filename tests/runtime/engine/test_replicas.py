@@ -68,7 +68,7 @@ def test_without_an_exchange_each_replica_learns_from_its_own_samples(config: Re
     class Odd:
         """The samples of replica 1: every second share of the stream."""
 
-        stream = alone._train
+        stream, rows = alone._train, False
 
         def batch(self, first: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
             step, own = divmod(first, recipe.pipeline.samples)

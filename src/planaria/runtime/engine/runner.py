@@ -137,7 +137,7 @@ class StageRunner:
             self._norms = clip_gradients(self.parameters, self.config.optim)
 
     def finish(self) -> float | None:
-        """Return the gradient's L2 norm (None in a validation), clipped and ready to commit.
+        """Clip the gradient and make it ready to commit; return its L2 norm before clipping, None in a validation.
 
         :raises NonFinite: if the loss or the gradient is not finite.
         """

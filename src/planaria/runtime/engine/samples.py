@@ -29,7 +29,8 @@ Masks = Callable[[int], Tensor]
 
 
 def batches(stream: Stream, first_sample: int, size: int) -> Batch:
-    """Microbatch ``i`` holds samples ``first_sample + i * size`` and the ``size - 1`` after it."""
+    """Return the batches of a step: microbatch ``i`` holds samples ``first_sample + i * size`` and the next
+    ``size - 1``."""
 
     def batch(microbatch: int) -> tuple[Tensor, Tensor]:
         return stream.batch(first_sample + microbatch * size, size)

@@ -1,4 +1,4 @@
-"""A worker process of the fleet: waits as a spare, takes over any stage, follows the controller's orders."""
+"""A worker, in a process of its own or its controller's: waits as a spare, takes over any stage, follows orders."""
 
 from __future__ import annotations
 
