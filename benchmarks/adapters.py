@@ -24,7 +24,7 @@ RECIPE = """
 [model]
 family = "transformers"
 context = 128
-options = {{ lora_rank = 16, lora_base = "{base}" }}
+lora = {{ rank = 16, precision = "{base}" }}
 [pipeline]
 stages = 4
 layers = [8, 8, 7, 7]

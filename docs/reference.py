@@ -38,7 +38,8 @@ def commands() -> str:
         "# Commands",
         "",
         "Generated from the command line. `planaria COMMAND --help-all` also lists settings, which are flags.",
-        "Exit codes: 0 success, 1 stopped before its end or a check not passed, 2 invalid input or a failed run, 3 a sample was lost or used twice.",
+        "Exit codes: 0 success, 1 stopped before its end or a check not passed, "
+        "2 invalid input or a failed run, 3 a sample was lost or used twice.",
     ]
     root = every_command()
     for word, found in sorted(root.commands.items()):

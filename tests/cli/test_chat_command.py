@@ -59,7 +59,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         short = ("--train.steps", "1", "--train.eval_every", "0")
         for family in ("llama", "transformers"):
             assert train(home, family, 1e-30, "--model.family", family, *short) == 0
-        lora = ("--train.start", "other/given", "--model.options.lora_rank", "4")
+        lora = ("--train.start", "other/given", "--model.lora.rank", "4")
         assert train(home, "lora", 1e-2, *lora, *short) == 0
     finally:
         os.chdir(before)

@@ -90,7 +90,7 @@ def test_adapters_survive_kills_and_load_in_peft(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     base = given(tmp_path, "qwen3")
     kills = (Fault(step=1, stage=1), Fault(step=2, stage=2), Fault(step=3, stage=0))
-    lora = ["--model.options.lora_rank", "4", "--recovery.strategy", "redundant"]
+    lora = ["--model.lora.rank", "4", "--recovery.strategy", "redundant"]
     write(Trace(faults=kills), tmp_path / "kills.jsonl")
     assert train(tmp_path, "unharmed", 1e-2, *lora) == 0
     assert train(tmp_path, "killed", 1e-2, *lora, "--engine", "fleet", "--chaos.trace", "kills.jsonl") == 0
@@ -123,9 +123,9 @@ def test_a_run_from_scratch_takes_sizes_from_a_config_json(tmp_path: Path, monke
     [
         (["--model.heads", "4"], "config.json determines model.heads"),
         (["--recovery.strategy", "checkfree"], "kinds of layers (A and B); they are alike with pipeline.stages = 2"),
-        (["--model.options.lora_rank", "4", "--model.options.lora_targets", "q"], "'q' is no matrix of this model's"),
-        (["--model.options.lora_rank", "4", "--recovery.strategy", "checkfree"], "up to a change of basis"),
-        (["--model.options.lora_alpha", "8"], "has no effect without lora_rank"),
+        (["--model.lora.rank", "4", "--model.lora.targets", "q"], "'q' is no matrix of this model's"),
+        (["--model.lora.rank", "4", "--recovery.strategy", "checkfree"], "up to a change of basis"),
+        (["--model.lora.alpha", "8"], "has no effect without model.lora.rank"),
         (["--model.family", "llama"], "architecture ['Gemma2ForCausalLM'] is not supported"),
     ],
 )

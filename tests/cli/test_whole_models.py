@@ -32,7 +32,7 @@ from planaria.runtime.complete import Completer, complete
 from planaria.runtime.engine.weight_sources import open_weights
 
 transformers = pytest.importorskip("transformers")
-LORA = ("--model.options.lora_rank", "4")
+LORA = ("--model.lora.rank", "4")
 OWN = ("--model.family", "llama")
 STILL = ("--train.steps", "1", "--train.eval_every", "0")
 
@@ -129,8 +129,8 @@ def test_training_continues_with_the_adapters_of_a_run(home: Path, source: str) 
         )
     )
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
-    with pytest.raises(UserError, match=r"its adapters have lora_rank = 4; leave model.options.lora_rank out"):
-        train(home, "bad", 0.1, *words, "--model.options.lora_rank", "8")
+    with pytest.raises(UserError, match=r"its adapters have rank = 4; leave model.lora.rank out"):
+        train(home, "bad", 0.1, *words, "--model.lora.rank", "8")
 
 
 @pytest.mark.parametrize("masked", ["true", "false"])
@@ -195,5 +195,5 @@ def test_adapters_are_not_imported(home: Path) -> None:
     given(home, "qwen3")
     assert train(home, "lora", 0.1, *LORA, *STILL) == 0
     assert cli.run(["export", "runs/lora", "--format", "dcp", "--to", "out"]) == 0
-    with pytest.raises(UserError, match="lora_rank: adapters cannot be imported"):
+    with pytest.raises(UserError, match=r"model\.lora\.rank: adapters cannot be imported"):
         cli.run(["checkpoint", "import", "out", "runs/lora", "--format", "dcp"])

@@ -66,8 +66,7 @@ def test_the_count_is_what_a_real_pass_keeps(kind: str) -> None:
 def test_adapters_keep_less_state_and_their_passes_are_counted() -> None:
     pytest.importorskip("peft")
     decoder = small("qwen3")
-    adapted = dict(section(decoder).options) | {"lora_rank": 4, "base": "nowhere", "base_sha256": "0"}
-    model = section(decoder, context=48, options=adapted)
+    model = section(decoder, context=48, lora={"rank": 4, "base": "nowhere", "base_sha256": "0"})
     assert (found := family(model).pass_bytes(model, 2, 1, CPU)) is not None and found.kept > 0
     assert (ends := family(model).pass_bytes(model, 2, 0, CPU)) is not None and ends.loss > 0
 

@@ -21,6 +21,21 @@ def even(layers: int, stages: int) -> tuple[int, ...] | None:
     return None if least < 1 else (least + 1,) * more + (least,) * (stages - more)
 
 
+class AdapterConfig(Section):
+    rank: Natural = 0
+    """rank of adapters in decoder layers, if only these are trained (LoRA, arXiv 2106.09685); 0: all weights are"""
+    alpha: Annotated[float, Field(gt=0)] = 32.0
+    """scale of adapters, divided by their rank"""
+    targets: str = "linear"
+    """matrices with adapters, by the last parts of their names and separated by commas; linear: all of the layers"""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """type of the frozen weights in memory and of hidden states within a stage; adapters are fp32"""
+    base: Annotated[str, Field(json_schema_extra=DERIVED)] = ""
+    """folder of the frozen weights; derived from train.start"""
+    base_sha256: Annotated[str, Field(json_schema_extra=DERIVED)] = ""
+    """digest of the files in base"""
+
+
 class ModelConfig(Section):
     family: str = "llama"
     """architecture of the stages: llama; transformers, whose sizes come from train.start or options.config; or
@@ -59,6 +74,7 @@ class ModelConfig(Section):
     share_over: Literal["layer", "model"] = "layer"
     """one shared array for each layer; or one for the model, held by every stage, so that any stage can restore all
     others"""
+    lora: AdapterConfig = AdapterConfig()
 
     @property
     def kv(self) -> int:

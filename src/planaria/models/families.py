@@ -76,7 +76,7 @@ def _parameter_counts(config: ModelConfig, stages: int, stage: int) -> tuple[int
     if (known := chosen.parameter_counts(config, stages, stage)) is not None:
         return known
     built = build_stage(config, stages, stage, 0, "meta")
-    frozen = [*built.buffers()] if chosen.based else []
+    frozen = [*built.buffers()] if config.lora.rank else []
     trained = sum(parameter.numel() for parameter in built.parameters())
     return trained, sum(one.numel() for one in frozen), sum(one.nbytes for one in frozen)
 

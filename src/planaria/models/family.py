@@ -53,11 +53,8 @@ class Family(Choice, ABC):
     """modules that the server from which workers fork imports once"""
     masks: ClassVar[bool] = False
     """whether block stages and stage 0's ``embed`` take a document mask (``data.document_mask``) after their input"""
-
-    @property
-    def based(self) -> bool:
-        """Whether stages load the weights of ``train.start`` themselves, and train something on top of them."""
-        return False
+    adapts: ClassVar[bool] = False
+    """whether stages can load the weights of ``train.start`` themselves, and train adapters on them (``model.lora``)"""
 
     @abstractmethod
     def build_stage(self, config: ModelConfig, stages: int, stage: int) -> nn.Module:

@@ -153,8 +153,8 @@ def import_run(folder: Path, config: RunConfig, kind: Kind, names: Path | None =
     if config.engine == "simulate" or not family(config.model).named:
         what = "engine = 'simulate'" if config.engine == "simulate" else f"model.family = {config.model.family!r}"
         raise UserError(f"{what}: has no single model to start")
-    if family(config.model).based:
-        raise UserError("model.options.lora_rank: adapters cannot be imported; leave it out")
+    if config.model.lora.rank:
+        raise UserError("model.lora.rank: adapters cannot be imported; leave it out")
     if config.train.start is not None:
         raise UserError(f"train.start = {config.train.start!r}: the weights come from {folder}; leave it out")
     resolved = check(config)

@@ -46,13 +46,13 @@ def weights(config: RunConfig) -> dict[str, Tensor]:
 
 
 def trained(folder: Path, kind: str) -> dict[str, Any]:
-    """Write a base model with random weights in bf16; return the options of adapters on it, with it in bf16."""
+    """Write a base model with random weights in bf16; return the settings of adapters on it, with it in bf16."""
     decoder = Decoder.of(values_of(kind))
     shapes = decoder.shapes(ModelConfig.model_validate(model_section(decoder.values, "config.json")))
     generator = torch.Generator().manual_seed(1)
     whole = decoder.whole({name: torch.randn(shape, generator=generator) * 0.05 for name, shape in shapes.items()})
     whole.to(torch.bfloat16).save_pretrained(folder)
-    return {"lora_rank": 4, "lora_base": "bf16", **base_of(folder)}
+    return {"rank": 4, "precision": "bf16", **base_of(folder)}
 
 
 def require_unharmed(config: RunConfig, faults: list[Fault]) -> RunRecord:
@@ -90,8 +90,8 @@ def test_a_kill_of_each_stage_changes_nothing(tmp_path: Path, kind: str, seed: i
 def test_kills_change_nothing_for_adapters_on_a_base_in_bf16(tmp_path: Path, kind: str) -> None:
     """Frozen weights come from the base's file again; adapters and moments, in fp32, from a twin."""
     pytest.importorskip("peft")
-    options = trained(tmp_path / "base", kind)
-    config = run_of(tmp_path, kind, options, recovery={"strategy": "redundant"}, optim={"lr": 0.01})
+    lora = trained(tmp_path / "base", kind)
+    config = run_of(tmp_path, kind, model={"lora": lora}, recovery={"strategy": "redundant"}, optim={"lr": 0.01})
     require_unharmed(config, [Fault(step=1, stage=1), Fault(step=3, stage=2, moment="backward")])
     assert all(one.dtype == torch.float32 and one.abs().sum() > 0 for one in weights(config).values())
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from planaria.common import digests, documents
 from planaria.common.errors import UserError, missing_package
+from planaria.config.model_config import AdapterConfig
 from planaria.models.transformers.loading import loaded
 from planaria.models.transformers.skeleton import in_one_line
 
@@ -61,7 +62,7 @@ class Lora:
         try:
             from peft import LoraConfig
         except ImportError as error:
-            raise missing_package("model.options.lora_rank:", "peft", "lora") from error
+            raise missing_package("model.lora.rank:", "peft", "lora") from error
         from transformers.pytorch_utils import Conv1D
 
         matrices = {
@@ -70,7 +71,7 @@ class Lora:
         wanted = matrices if self.targets == (LINEAR,) else set(self.targets)
         if unknown := sorted(wanted - matrices):
             raise UserError(
-                f"model.options.lora_targets: {unknown[0]!r} is no matrix of this model's layers; it has "
+                f"model.lora.targets: {unknown[0]!r} is no matrix of this model's layers; it has "
                 f"{', '.join(sorted(matrices))}"
             )
         return LoraConfig(
@@ -148,7 +149,7 @@ def plain(local: str) -> str:
 
 
 def base_of(folder: Path) -> dict[str, str]:
-    """Return the options that name a base model and its contents."""
+    """Return the settings of ``model.lora`` that name a base model and its contents."""
     return {"base": str(folder.absolute()), "base_sha256": _digest(folder)}
 
 
@@ -210,8 +211,8 @@ def trained_name(name: str) -> str:
     return f"{name.removeprefix(_PREFIX).removesuffix('.weight')}{_NAME}.weight"
 
 
-def options_of(folder: Path) -> dict[str, Any]:
-    """Return the options of a model whose adapters :func:`write_adapters` wrote into ``folder``.
+def settings_of(folder: Path) -> AdapterConfig:
+    """Return the settings of the adapters that :func:`write_adapters` wrote into ``folder``.
 
     :raises UserError: if the files are damaged.
     """
@@ -220,12 +221,12 @@ def options_of(folder: Path) -> dict[str, Any]:
     try:
         with safe_open(folder / ADAPTERS, framework="pt") as opened:
             sha256 = (opened.metadata() or {})[_DIGEST]
-        return {
-            "lora_rank": found["r"],
-            "lora_alpha": found["lora_alpha"],
-            "lora_targets": ",".join(sorted(found["target_modules"])),
-            "base": found["base_model_name_or_path"],
-            "base_sha256": sha256,
-        }
-    except (SafetensorError, OSError, KeyError, TypeError) as error:
+        return AdapterConfig(
+            rank=found["r"],
+            alpha=float(found["lora_alpha"]),
+            targets=",".join(sorted(found["target_modules"])),
+            base=found["base_model_name_or_path"],
+            base_sha256=sha256,
+        )
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{folder}: its adapters are not readable ({in_one_line(error)}); {_FIX}") from None

@@ -18,7 +18,7 @@ from planaria.config.schema import ModelConfig
 from planaria.models.foreign_weights import Weights, checked_config
 from planaria.models.huggingface import INDEX, METADATA, WEIGHTS, listed, read_tensor, tokenizer_of
 from planaria.models.model_metadata import ModelMetadata, of_folder, write_json
-from planaria.models.transformers.adapters import ADAPTERS, options_of, trained_name, write_adapters
+from planaria.models.transformers.adapters import ADAPTERS, settings_of, trained_name, write_adapters
 from planaria.models.transformers.family import decoder_of, model_section
 from planaria.models.transformers.loading import loaded
 from planaria.models.transformers.skeleton import skeleton
@@ -61,7 +61,7 @@ def _open_adapters(folder: Path, config: ModelConfig, usage: ModelMetadata, expo
     """Open adapters over a base model, whose own weights are not among the tensors."""
     if not exported:
         raise UserError(f"{folder}: these adapters were not exported here; merge them into their model with `peft`")
-    config = config.model_copy(update={"options": {**config.options, **options_of(folder)}})
+    config = config.model_copy(update={"lora": settings_of(folder)})
     shapes, files = listed(folder, trained_name, exported, ADAPTERS)
     return Weights(folder, config, shapes, partial(read_tensor, files), tokenizer_of(folder), usage=usage)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from planaria.common.errors import UserError
+from planaria.config.model_config import AdapterConfig
 from planaria.config.schema import RunConfig
 from planaria.exchange.compress.checks import require_messages
 from planaria.exchange.registry import exchange
@@ -131,7 +132,17 @@ def require_sound(resolved: ResolvedRun) -> None:
         packed = config.data.dialogues and config.data.pack
         fix = "set data.pack = false, which needs none" if packed else "leave it out"
         raise UserError(f"data.document_mask: model.family = {config.model.family!r} takes no masks; {fix}")
-    chosen = family(config.model)
+    chosen, lora = family(config.model), config.model.lora
+    if lora.rank and not chosen.adapts:
+        raise UserError(
+            f"model.lora.rank = {lora.rank}: model.family = {config.model.family!r} has no adapters; set it to "
+            "'transformers'"
+        )
+    unused = [
+        name for name in ("alpha", "targets", "precision") if getattr(lora, name) != getattr(AdapterConfig(), name)
+    ]
+    if unused and not lora.rank:
+        raise UserError(f"model.lora.{unused[0]}: has no effect without model.lora.rank; leave it out")
     chosen.check(config.model, config.pipeline.stages, config.data.document_mask)
     if not chosen.named:
         check_shapes(config.model, config.pipeline.stages)

@@ -270,8 +270,8 @@ def _fix(config: RunConfig, memory: Sequence[StageMemory]) -> str:
     given, model = config.pipeline.in_flight, config.model
     largest = max(memory, key=lambda one: one.tensors)
     if largest.state > largest.kept:
-        adapters = model.family == "transformers" and not family(model).based
-        smaller = "train adapters only (model.options.lora_rank)" if adapters else "choose a smaller model"
+        adapters = model.family == "transformers" and not model.lora.rank
+        smaller = "train adapters only (model.lora.rank)" if adapters else "choose a smaller model"
         return f"{smaller}, or use more pipeline.stages on more machines"
     if given and given > 1:
         return f"lower pipeline.in_flight = {given}, or leave it out"

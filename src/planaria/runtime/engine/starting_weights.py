@@ -112,7 +112,7 @@ def branch_off(weights: Weights, folder: Path, config: RunConfig) -> Origin:
     """
     if weights.usage is not None:
         digests.put(folder, {runs.USAGE: weights.usage.model_dump_json(indent=1).encode()})
-    if family(config.model).based and not family(weights.config).based:
+    if config.model.lora.rank and not weights.config.lora.rank:
         return START
     store, cut = CheckpointStore(folder / "checkpoints"), cut_for(config)
     stages, sums = list(range(cut.stages + 1)), dict[str, str]()

@@ -27,7 +27,7 @@ from planaria.runtime.engine import runs
 HUB = "hf:"
 FIXED = ("family", "vocab", "dim", "layers", "heads", "kv", "hidden", "tied", "rope_theta", "norm_eps")
 """properties of trained weights that a recipe cannot change"""
-OF_ANY = ("family", "options", "vocab", "dim", "layers", "tied", "context", "ends_layers")
+OF_ANY = ("family", "options", "lora", "vocab", "dim", "layers", "tied", "context", "ends_layers")
 """settings that a recipe may give beside weights of the family transformers"""
 _PICKLES = (b"PK\x03\x04", b"\x80")
 
@@ -130,7 +130,8 @@ def inherited(tree: Mapping[str, Any]) -> dict[str, Any]:
     if not start.startswith(HUB) and not located(start).exists():
         raise UserError(f"train.start = {start!r}: no such run, folder or file; check the path")
     given = {name: value for name, value in stated.items() if value is not None}
-    weights = open_weights(start, given.get("family", ""))
+    lora = dict(given["lora"]) if isinstance(given.get("lora"), Mapping) else {}
+    weights = open_weights(start, given.get("family", "transformers" if lora.get("rank") else ""))
     if "family" not in given and weights.routing is not None and not weights.routing.bias:
         weights = open_weights(start, "transformers")
     require_dense(start, weights)
@@ -140,13 +141,17 @@ def inherited(tree: Mapping[str, Any]) -> dict[str, Any]:
     require_same(named, own, {"kv" if name == "kv_heads" else name: value for name, value in given.items()})
     model = {"kv_heads" if name == "kv" else name: getattr(own, name) for name in FIXED}
     model["options"] = {**own.options, **options}
-    if own.options.get("lora_rank"):
-        _require_own_adapters(named, own, options)
-    elif options.get("lora_rank") and options.get("base") != str(weights.place.absolute()):
-        model["options"] |= base_of(weights.place)
+    if own.lora.rank:
+        _require_own_adapters(named, own, lora)
+        lora = {**own.lora.model_dump(), **lora}
+    elif lora.get("rank") and lora.get("base") != str(weights.place.absolute()):
+        lora |= base_of(weights.place)
     model["context"] = min(own.context, ModelConfig().context)
     data = {} if weights.tokenizer is None else {"tokenizer": str(weights.tokenizer.absolute())}
-    beneath = {"model": {**model, **given, "options": model["options"]}, "data": data | dict(tree.get("data", {}))}
+    beneath = {
+        "model": {**model, **given, "options": model["options"], "lora": lora},
+        "data": data | dict(tree.get("data", {})),
+    }
     return {**tree, **beneath, "train": {**train, "start": str(located(start)) if start.startswith(HUB) else start}}
 
 
@@ -183,13 +188,11 @@ def _require_own_config(named: str, own: ModelConfig, stated: Mapping[str, Any])
         raise UserError(f"{named}: its model has a config.json; leave model.options.config out")
 
 
-def _require_own_adapters(named: str, own: ModelConfig, options: Mapping[str, Any]) -> None:
+def _require_own_adapters(named: str, own: ModelConfig, lora: Mapping[str, Any]) -> None:
     """Raise UserError if a recipe states other settings of adapters than those in the weights."""
-    for name in options.keys() & {"lora_rank", "lora_alpha", "lora_targets"}:
-        if options[name] != own.options.get(name):
-            raise UserError(
-                f"{named}: its adapters have {name} = {own.options.get(name)}; leave model.options.{name} out"
-            )
+    for name in sorted(lora.keys() & {"rank", "alpha", "targets"}):
+        if lora[name] != (value := getattr(own.lora, name)):
+            raise UserError(f"{named}: its adapters have {name} = {value}; leave model.lora.{name} out")
 
 
 def _require_no_sizes(named: str, stated: Mapping[str, object]) -> None:
