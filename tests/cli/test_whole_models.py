@@ -78,6 +78,7 @@ def test_both_families_complete_a_text_alike(home: Path, draws: Draws) -> None:
     taken.close()
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("kind", ["gemma2", "gpt2", "qwen3_moe", "mamba"])
 def test_a_run_its_export_and_the_library_complete_alike(home: Path, kind: str) -> None:
     given(home, kind)
@@ -175,6 +176,7 @@ def test_a_folder_is_evaluated_on_a_text(home: Path, capsys: pytest.CaptureFixtu
     assert f"{math.exp(loss):.3f}" in shown and "perplexity of given" in shown
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("kind", "format_"), [("gemma2", "dcp"), ("qwen3", "universal")])
 def test_an_imported_checkpoint_resumes_like_a_native_one(home: Path, kind: str, format_: str) -> None:
     """Exported at 2 stages and imported at 4: losses equal those of a native resumption."""

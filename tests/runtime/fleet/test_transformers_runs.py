@@ -96,6 +96,7 @@ def test_kills_change_nothing_for_adapters_on_a_base_in_bf16(tmp_path: Path, kin
     assert all(one.dtype == torch.float32 and one.abs().sum() > 0 for one in weights(config).values())
 
 
+@pytest.mark.slow
 def test_kills_change_nothing_in_packed_documents(tmp_path: Path) -> None:
     """A model that takes the library's masks, since it does not find documents by positions."""
     lines = (json.dumps({"text": f"{number} times {number * 7}"}) for number in range(900))
