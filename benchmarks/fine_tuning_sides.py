@@ -1,4 +1,4 @@
-"""One side of ``benchmarks.fine_tuning`` in a process of its own: a run by planaria or by TRL's SFTTrainer.
+"""One side of ``benchmarks.fine_tuning`` in a separate process: a run by planaria or by TRL's SFTTrainer.
 
 Both get the same samples in the same order: rows of packed dialogues as planaria prepares them. Processor time is
 counted from the end of the first step to that of the last, so that neither start nor export counts.

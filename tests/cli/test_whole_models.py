@@ -107,7 +107,7 @@ def test_adapters_complete_as_in_peft(home: Path, capsys: pytest.CaptureFixture[
     save_file(weights, "given/model.safetensors", metadata={"format": "pt"})
     capsys.readouterr()
     for source in ("runs/lora", "runs/lora/model"):
-        adapters._reader.cache_clear()  # a command is a process of its own
+        adapters._reader.cache_clear()  # a command is a separate process
         assert "base model has changed" in refused(capsys, "generate", source, "--prompt", "a")
     shutil.rmtree("given")
     assert "not on this machine" in refused(capsys, "generate", "runs/lora", "--prompt", "a")

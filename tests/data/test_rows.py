@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from planaria.data.dataset import LEARNED, START
 from planaria.data.dialogues import Dialogue
-from planaria.data.rows import Cut, Packer, filled, fitting, split
+from planaria.data.rows import DialogueCounts, Packer, filled, fitting, split
 
 SIZES = st.lists(st.integers(2, 40), max_size=60)
 
@@ -19,7 +19,7 @@ def dialogue(number: int, size: int) -> Dialogue:
 
 @given(sizes=SIZES, length=st.integers(4, 40))
 def test_every_dialogue_is_in_one_row_whole_or_cut(sizes: list[int], length: int) -> None:
-    packer, count, rows = Packer(length, together=True), Cut(), []
+    packer, count, rows = Packer(length, together=True), DialogueCounts(), []
     for one in fitting((dialogue(n, size) for n, size in enumerate(sizes)), length, count):
         rows += [content] if (content := packer.add(one)) else []
     rows += packer.rest()

@@ -20,6 +20,8 @@ from planaria.config.names import expanded
 from planaria.config.schema import DataConfig
 from planaria.data.listing import LOCAL, STDLIB, Passed, listing
 from planaria.data.records import (
+    KEYS,
+    REQUIRED,
     PassedOver,
     Record,
     dialogue_records,
@@ -34,10 +36,6 @@ from planaria.data.remote import RemoteFile, remote_files
 NAMED = 8
 """maximum number of names in a message about skipped files"""
 PREFIX = "hf:"
-MESSAGE_KEYS = ("tools", "chat_template_kwargs")
-"""optional keys of a dialogue that its chat template gets"""
-KEYS = {"messages": ("messages", *MESSAGE_KEYS), "prompt": ("prompt", "completion", *MESSAGE_KEYS)}
-"""data.format → keys of its records"""
 Item = TypeVar("Item")
 
 
@@ -132,7 +130,7 @@ def _format(config: DataConfig) -> Format:
                     return "messages"
                 if config.field in first:
                     return "auto"
-                if {"prompt", "completion"} <= first.keys():
+                if {*REQUIRED["prompt"]} <= first.keys():
                     return "prompt"
     except UserError:  # reported when the text is read
         pass

@@ -18,8 +18,8 @@ import numpy.typing as npt
 from planaria.common.errors import UserError, nearest
 from planaria.config.names import expanded
 from planaria.config.schema import DataConfig
-from planaria.data.corpus import KEYS, records_of
-from planaria.data.records import Record
+from planaria.data.corpus import records_of
+from planaria.data.records import REQUIRED, Record
 from planaria.data.tokenizer import END, Tokenizer
 from planaria.models.chat import Conversation, Segments, Template, jinja_file, template_of
 
@@ -102,7 +102,7 @@ def learned_template(data: DataConfig) -> Template | None:
 
 def _read(record: Record, kind: str, place: str) -> tuple[list[Message], int, tuple[str, str] | None]:
     """Return a record's messages and the number of the first that may be learned; or its prompt and completion."""
-    for key in KEYS[kind][: 1 if kind == "messages" else 2]:
+    for key in REQUIRED[kind]:
         if key not in record:
             raise UserError(f"{place}: no {key!r} ({nearest(key, record)}); fix the record, or set data.format")
     if kind == "messages":

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import tokenizers
 
-from planaria.common import child_process as apart
-from planaria.common import documents
+from planaria.common import child_process, documents
 from planaria.common.errors import UserError
 from planaria.data.tokenizer_check import FIX, is_plain
 from planaria.models.gguf import gguf_tokenizer
@@ -71,5 +70,5 @@ def of_gguf(path: Path) -> bytes:
 def _tried(source: bytes, place: str) -> float:
     memory, seconds = MEMORY + PER_BYTE * len(source), SECONDS + len(source) / SLOWEST
     request = place.encode(errors="replace").replace(b"\0", b"?") + b"\0" + source
-    found = apart.call("planaria.data.tokenizer_check:checked", request, memory, seconds, place, FIX)
+    found = child_process.call("planaria.data.tokenizer_check:checked", request, memory, seconds, place, FIX)
     return float(json.loads(found)["growth"])

@@ -26,8 +26,10 @@ _ROWS = 256
 PIECE = 1 << 16
 """characters of a JSON file read at once, or more if a record is longer"""
 _BLANK = " \t\r\n"
-_FORMATS = {"messages": "messages", "prompt": "completion"}
-"""data.format → key of its records"""
+REQUIRED = {"messages": ("messages",), "prompt": ("prompt", "completion")}
+"""data.format → keys that its records must have"""
+KEYS = {kind: (*keys, "tools", "chat_template_kwargs") for kind, keys in REQUIRED.items()}
+"""data.format → keys that are read, with those that only chat templates get"""
 
 
 class PassedOver(UserError):
@@ -103,7 +105,7 @@ def text_of(record: Record, field: str, place: str) -> str:
     :raises UserError: if there is none.
     """
     if field not in record:
-        known = next((kind for kind, key in _FORMATS.items() if key in record), None)
+        known = next((kind for kind, keys in REQUIRED.items() if {*keys} <= record.keys()), None)
         fix = "set data.field" if known is None else f"set data.field, or data.format = {known!r} for dialogues"
         raise UserError(f"{place}: no field {field!r} ({nearest(field, record)}); {fix}")
     value = record[field]

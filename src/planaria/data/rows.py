@@ -18,8 +18,8 @@ Row = tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8]]
 
 
 @dataclass
-class Cut:
-    """What happened to dialogues on their way into rows."""
+class DialogueCounts:
+    """How many dialogues were taken, cut or left out, and their tokens."""
 
     taken: int = 0
     longer: int = 0
@@ -32,7 +32,7 @@ class Cut:
     learned: int = 0
 
 
-def fitting(dialogues: Iterable[Dialogue], length: int, count: Cut) -> Iterator[Dialogue]:
+def fitting(dialogues: Iterable[Dialogue], length: int, count: DialogueCounts) -> Iterator[Dialogue]:
     """Yield the dialogues that can be learned from, cut to ``length`` tokens.
 
     The first token is never a target, because nothing precedes it.

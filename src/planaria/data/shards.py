@@ -30,7 +30,7 @@ from planaria.data.dataset import Meta as Meta
 from planaria.data.dataset import Split as Split
 from planaria.data.dialogues import Dialogue, dialogues, learned_template
 from planaria.data.mixture import quotas
-from planaria.data.rows import Cut, Packer, filled, fitting, split
+from planaria.data.rows import DialogueCounts, Packer, filled, fitting, split
 from planaria.data.tokenizer import PIECE, Tokenizer, load_tokenizer
 from planaria.models.chat import Template
 
@@ -194,7 +194,7 @@ def _write_rows(
     report: Progress,
 ) -> int:
     """Write both splits of a corpus of dialogues, each as ids and marks; return the number of dialogues."""
-    count, packers, reported = Cut(), [Packer(length, data.pack) for _ in splits], 0
+    count, packers, reported = DialogueCounts(), [Packer(length, data.pack) for _ in splits], 0
 
     def write(split: int, content: Sequence[Dialogue]) -> None:
         if content:

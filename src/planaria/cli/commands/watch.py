@@ -37,7 +37,7 @@ def watch(folders: Sequence[Path], address: Address, token_file: Path | None, ch
     require_server("watch")
     from planaria.report.live_page.guard import new_token
     from planaria.report.live_page.limits import MOST_RUNS
-    from planaria.report.live_page.run_source import FolderFollower as Telling
+    from planaria.report.live_page.run_source import FolderFollower
     from planaria.report.live_page.server import Page
     from planaria.report.live_page.serving import Server, serve
 
@@ -46,7 +46,7 @@ def watch(folders: Sequence[Path], address: Address, token_file: Path | None, ch
     token = new_token() if token_file is None else token_in(token_file)
     if until_closed:
         os.nice(NICE)
-    sources = [Telling(folder, name) for folder, name in zip(folders, names_of(folders), strict=True)]
+    sources = [FolderFollower(folder, name) for folder, name in zip(folders, names_of(folders), strict=True)]
     page = Page(sources, _striker() if chaos else None)
 
     def announce(where: str) -> None:

@@ -30,8 +30,7 @@ from planaria.lab.experts.manifest import Manifest, Member
 from planaria.lab.experts.minimax_weights import FLOOR
 from planaria.lab.experts.scoring import weigh
 from planaria.lab.report.experts_report import show_results, write_experts_report
-from planaria.lab.trials.result_cache import CachedResult as Kept
-from planaria.lab.trials.result_cache import identity, make_folder
+from planaria.lab.trials.result_cache import CachedResult, identity, make_folder
 from planaria.models.llama_stages import parameter_count
 from planaria.report.live.jobs_progress import JobsProgress
 from planaria.runtime.engine import runs
@@ -119,7 +118,7 @@ def _folder(spec: ExpertsSpec, base: RunConfig) -> Path:
         run=base.model_dump(mode="json", exclude={"out"}),
         split=RULE,
     )
-    kept = Kept(folder / "experts-recipe.json", _Inputs, identity(inputs.model_dump()))
+    kept = CachedResult(folder / "experts-recipe.json", _Inputs, identity(inputs.model_dump()))
     if not folder.exists():
         make_folder(folder)
         kept.write(inputs)

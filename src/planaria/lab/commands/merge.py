@@ -25,7 +25,7 @@ from planaria.lab.experts.domains import TRAINED, with_text
 from planaria.lab.experts.fused import FILE, SCALES, Fused, How, Part, Routers
 from planaria.lab.experts.log_probabilities import domain_samples, kept_sums, windows
 from planaria.lab.experts.manifest import TOKENIZER, Manifest
-from planaria.models import task_vectors as fusing
+from planaria.models import task_vectors
 from planaria.models.llama_stages import Llama
 from planaria.runtime.engine.weight_sources import open_model
 from planaria.swarm.commands.realign import write
@@ -88,7 +88,7 @@ def add_up(found: Gathered, to: Path, record: Fused) -> None:
     parent = weights_of(found.parent)
     added = fused.contributions(record, parent, [weights_of(one) for one in found.experts])
     whole = found.parent.clone()
-    take(whole, fusing.fused(parent, added))
+    take(whole, task_vectors.fused(parent, added))
     write(to, whole, {FILE: record.model_dump_json(indent=1).encode()})
     print(f"{to}: {len(found.experts)} experts in one model of {found.known.members[0].parameters:,} parameters, by "
           f"{record.by}, λ = {record.scale:g}; `planaria eval {to}` measures its loss")  # fmt: skip
@@ -114,8 +114,8 @@ def open_llama(path: str) -> LlamaPolicy:
 def require_child(parent: Policy, expert: Policy, what: str, place: str) -> None:
     """:raises UserError: when the model ``what`` has a shape or weights unrelated to the parent at ``place``."""
     ours, theirs = weights_of(parent), weights_of(expert)
-    fusing.require_alike(ours, theirs, what)
-    if (moved := fusing.strangeness(fusing.task_vector(theirs, ours), ours)) >= UNRELATED:
+    task_vectors.require_alike(ours, theirs, what)
+    if (moved := task_vectors.strangeness(task_vectors.task_vector(theirs, ours), ours)) >= UNRELATED:
         raise UserError(
             f"{what}: its weights are {moved:.0%} of their size away from those of {place}; that is not its parent, "
             "and only experts of one parent can become one model"
@@ -124,7 +124,7 @@ def require_child(parent: Policy, expert: Policy, what: str, place: str) -> None
 
 def part_of(name: str, domain: str, place: Path, policy: Policy) -> Part:
     """Describe a source model."""
-    return Part(name=name, domain=domain, place=str(place.absolute()), sha256=fusing.digest(weights_of(policy)))
+    return Part(name=name, domain=domain, place=str(place.absolute()), sha256=task_vectors.digest(weights_of(policy)))
 
 
 def _parent(run: Path, known: Manifest) -> Path:

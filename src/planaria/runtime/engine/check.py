@@ -138,9 +138,8 @@ def require_sound(resolved: ResolvedRun) -> None:
             f"model.lora.rank = {lora.rank}: model.family = {config.model.family!r} has no adapters; set it to "
             "'transformers'"
         )
-    unused = [
-        name for name in ("alpha", "targets", "precision") if getattr(lora, name) != getattr(AdapterConfig(), name)
-    ]
+    plain = AdapterConfig()
+    unused = [name for name in ("alpha", "targets", "precision") if getattr(lora, name) != getattr(plain, name)]
     if unused and not lora.rank:
         raise UserError(f"model.lora.{unused[0]}: has no effect without model.lora.rank; leave it out")
     chosen.check(config.model, config.pipeline.stages, config.data.document_mask)

@@ -1,4 +1,4 @@
-"""A worker, in a process of its own or its controller's: waits as a spare, takes over any stage, follows orders."""
+"""A worker, in a separate process or its controller's: waits as a spare, takes over any stage, follows orders."""
 
 from __future__ import annotations
 

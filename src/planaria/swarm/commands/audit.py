@@ -11,7 +11,7 @@ import torch
 
 from planaria.common import atomic, documents
 from planaria.common.errors import UserError
-from planaria.models import task_vectors as fusing
+from planaria.models import task_vectors
 from planaria.report.phrases import counted, listed
 from planaria.swarm.assemble import task_of
 from planaria.swarm.attacks import watched
@@ -154,7 +154,7 @@ def _counter(adversary: str | None, questions: list[Question]) -> Counter | None
 
 def _audited(given: Given, wanted: _Asked, found: Released) -> Audit:
     policy, unread = _opened(found, wanted.config)
-    weights = None if policy is None else fusing.digest(weights_of(policy))
+    weights = None if policy is None else task_vectors.digest(weights_of(policy))
     standing = None if policy is None or wanted.task is None else _examined(policy, wanted)
     leakage = None if policy is None or not wanted.questions else _leakage(given, wanted, policy)
     done = [

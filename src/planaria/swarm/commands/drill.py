@@ -11,8 +11,7 @@ import torch
 from planaria.common import atomic
 from planaria.common.errors import RunStopped
 from planaria.lab.trials.arms import of_arm
-from planaria.lab.trials.result_cache import CachedResult as Kept
-from planaria.lab.trials.result_cache import identity, make_folder
+from planaria.lab.trials.result_cache import CachedResult, identity, make_folder
 from planaria.runtime.engine import runs
 from planaria.runtime.fleet.spawner import fork_server
 from planaria.swarm.assemble import own_classes
@@ -22,7 +21,7 @@ from planaria.swarm.drill import Drill, Drilled, Run, load
 from planaria.swarm.live import PRELOAD, LiveSwarm, failures
 from planaria.swarm.recipe import names, of_peer
 from planaria.swarm.records.outcome import Outcome, read_outcome
-from planaria.swarm.repair import strategies as ways
+from planaria.swarm.repair import strategies
 from planaria.swarm.repair.results import Repaired
 from planaria.swarm.repair.strategies import case_of
 from planaria.swarm.repair.training import Models, Plan
@@ -72,7 +71,7 @@ def _outcome(config: SwarmConfig, folder: Path, quiet: bool) -> Outcome:
     """
     asked = config.model_dump(mode="json", exclude={"out"})  # the location does not affect the result
     code = [chosen for name in names(config) for chosen in own_classes(of_peer(config, name))]
-    kept = Kept(folder / "outcome.json", Outcome, identity(asked, code))
+    kept = CachedResult(folder / "outcome.json", Outcome, identity(asked, code))
     outcome, stale = kept.read()
     if outcome is not None:
         return outcome
@@ -104,7 +103,7 @@ def repaired(config: SwarmConfig, folder: Path, arm: str) -> Repaired | None:
         return None
     peer = own[honest]
     asked = {"repair": 1, "config": config.model_dump(mode="json", exclude={"out"}), "limit": LIMIT}
-    kept = Kept(folder / FILE, Repaired, identity(asked, own_classes(peer)))
+    kept = CachedResult(folder / FILE, Repaired, identity(asked, own_classes(peer)))
     found, _ = kept.read()
     if found is None:
         found = _repaired(peer, folder, honest, arm, watch)
@@ -126,5 +125,5 @@ def _repaired(config: SwarmConfig, folder: Path, name: str, arm: str, watch: lis
         own=case.texts.own,
         benign=len(case.texts.benign),
         before=case.exam.measure(models.tuned),
-        ways=ways.compared(case),
+        ways=strategies.compared(case),
     )

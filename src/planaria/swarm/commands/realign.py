@@ -14,14 +14,12 @@ from planaria.common.atomic import new_folder, refused
 from planaria.common.documents import Record
 from planaria.common.errors import UserError
 from planaria.lab.experts import fused
-from planaria.models import masking
-from planaria.models import task_vectors as fusing
+from planaria.models import masking, task_vectors
 from planaria.swarm.policy.base import Exportable, Policy
 from planaria.swarm.policy.policies import open_policy
 from planaria.swarm.records.lines import PEERS
 from planaria.swarm.repair.exams import TextExam
-from planaria.swarm.repair.results import MASK, TUNE, Measured
-from planaria.swarm.repair.results import StrategyResult as Way
+from planaria.swarm.repair.results import MASK, TUNE, Measured, StrategyResult
 from planaria.swarm.repair.strategies import WAYS, Case, case_of, compared, measured
 from planaria.swarm.repair.texts import Texts, read_benign, read_pairs, read_trusted, split
 from planaria.swarm.repair.training import Models, Plan, weights_of
@@ -68,7 +66,7 @@ class Realigned(Record):
     """for each mask, tensor → share kept"""
     before: Measured
     after: Measured
-    rivals: list[Way]
+    rivals: list[StrategyResult]
 
 
 @dataclass(frozen=True)
@@ -139,7 +137,7 @@ def realign(given: Given, wanted: Wanted, to: Path) -> int:
         told=repair.told,
         mended=repaired,
         limit=wanted.most,
-        tuned=Input(place=given.model, sha256=fusing.digest(models.whole)),
+        tuned=Input(place=given.model, sha256=task_vectors.digest(models.whole)),
         safe=Input(place=found.parent, sha256=note.safe) if found.parent else None,
         parts=[Input(place=p, sha256=d) for p, d in zip(found.parts, note.tuned, strict=False)],
         result=note.result,
@@ -205,7 +203,7 @@ def write(to: Path, policy: Policy, extra: dict[str, bytes]) -> None:
         raise UserError(f"{refused(to, error)}; free space, or write elsewhere with --to") from error
 
 
-def _rivals(todo: Case, by: str) -> list[Way]:
+def _rivals(todo: Case, by: str) -> list[StrategyResult]:
     """Measure all strategies except the selected one."""
     return [way for way in compared(todo) if way.by != by]
 
@@ -291,10 +289,10 @@ def _of_fused(given: Given, known: fused.Fused, tuned: Policy) -> Found:
     safe, experts = open_policy(place), [open_policy(part.place) for part in known.parts]
     parent = weights_of(safe)
     for policy, part in zip((safe, *experts), (known.parent, *known.parts), strict=True):
-        if fusing.digest(weights_of(policy)) != part.sha256:
+        if task_vectors.digest(weights_of(policy)) != part.sha256:
             raise UserError(f"{part.place}: is not the model that {given.model} was made of; restore that model")
     contributions = fused.contributions(known, parent, [weights_of(one) for one in experts])
-    if fusing.digest(fusing.fused(parent, contributions)) != fusing.digest(weights_of(tuned)):
+    if task_vectors.digest(task_vectors.fused(parent, contributions)) != task_vectors.digest(weights_of(tuned)):
         raise UserError(f"{given.model}: has changed since it was fused; fuse it again with `planaria experts merge`")
     domains = {part.domain or part.name: one for part, one in zip(known.parts, experts, strict=True)}
     return Found(Models(safe, tuned, contributions, domains), place, tuple(part.place for part in known.parts))

@@ -54,8 +54,7 @@ def serve(named: Named, name: str | None, wrapper: Wrapper | None, address: Addr
     from planaria.report.live_page.guard import new_token
     from planaria.report.live_page.serving import Server
     from planaria.report.live_page.serving import serve as run
-    from planaria.swarm.serving.completions_api import CompletionsApi as Answering
-    from planaria.swarm.serving.completions_api import Service
+    from planaria.swarm.serving.completions_api import CompletionsApi, Service
 
     torch.set_num_threads(1)
     token = new_token() if token_file is None else token_in(token_file)
@@ -65,7 +64,7 @@ def serve(named: Named, name: str | None, wrapper: Wrapper | None, address: Addr
     if found.template is not None and isinstance(policy, PromptFormat):
         policy.template = found.template
     called = name or named.peer or Path(named.model.rstrip("/")).name
-    service = Service(Answering(policy, called, censor), lambda text: print(f"planaria: {text}", file=sys.stderr))
+    service = Service(CompletionsApi(policy, called, censor), lambda text: print(f"planaria: {text}", file=sys.stderr))
 
     def announce(where: str) -> None:
         print(f"serving       {called} at {where.partition('/?')[0]}/v1", flush=True)
