@@ -23,19 +23,19 @@ from planaria.config.schema import RunConfig
 from planaria.data.shards import prepare
 from planaria.faults.trace_generation import per_step_probability
 from planaria.lab.commands.advise import experience
-from planaria.lab.compare.advice import Failures, Prediction, doubt, far, may_be_as_good, predict, ways
-from planaria.lab.compare.clock import Clock, clock_of
+from planaria.lab.compare.advice import FailureRate, Prediction, doubt, far, may_be_as_good, predict, ways
+from planaria.lab.compare.clock import ArmClock, clock_of
 from planaria.lab.compare.experience import Experience, Observation, Range, learn, swapping
-from planaria.lab.compare.race import Course
+from planaria.lab.compare.race import ArmCourse
 from planaria.lab.compare.race_job import Race, run_races
-from planaria.lab.compare.race_results import Compared, loss_at, ticks_to
+from planaria.lab.compare.race_results import ComparisonResults, loss_at, ticks_to
 from planaria.lab.compare.race_spec import Arm, Comparison, load, trace_for
 from planaria.lab.compare.run_comparison import clock_config
 from planaria.models.families import parameters, stage_parameters
 from planaria.recovery.checkpoint import rollback
 from planaria.report.live.jobs_progress import JobsProgress
 
-Courses = Mapping[tuple[str, float, int], Course]
+Courses = Mapping[tuple[str, float, int], ArmCourse]
 """by strategy, failures per hour and seed; the fault-free one has rate 0"""
 
 TRAINED = ("checkfree", "checkfree_plus", "echo (2 bits)", "echo (8 bits)")
@@ -51,7 +51,7 @@ def recipe_of(given: Namespace, name: str) -> tuple[Comparison, RunConfig]:
 
 def raced(
     seeds: Sequence[int], rates: Sequence[float], comparison: Comparison, base: RunConfig, of: str
-) -> dict[tuple[str, float, int], Course]:
+) -> dict[tuple[str, float, int], ArmCourse]:
     """Train the courses by strategy, failure rate and seed; the fault-free one has rate 0."""
     dataset = prepare(base.data, base.model.vocab)
     races, keys = [], []
@@ -67,7 +67,7 @@ def raced(
                     way = way.model_copy(update={"checkpoint": checkpoint})
                 races.append(Race(arm=name, config=way, dataset=str(dataset.folder), trace=trace, faults=bool(rate)))
                 keys.append((name, rate, seed))
-    found: dict[tuple[str, float, int], Course] = {}
+    found: dict[tuple[str, float, int], ArmCourse] = {}
     for rate in sorted({key[1] for key in keys}):
         chosen = {key: race for key, race in zip(keys, races, strict=True) if key[1] == rate}
         folder = RUNS / "advice" / of / f"{100 * rate:g}"
@@ -93,7 +93,7 @@ def hours_of(
     hourly: float,
     courses: Courses,
     seed: int,
-    clock: Clock,
+    clock: ArmClock,
     prediction: Prediction,
 ) -> float | None:
     """Return the hours to the target of one strategy with one seed, or None if it was missed."""
@@ -116,7 +116,7 @@ def hours_of(
     return (steps * clock.step_s + met * each) / 3600
 
 
-def _raced_hours(course: Course, ticks: float, clock: Clock, scale: float, interval: int | None) -> float:
+def _raced_hours(course: ArmCourse, ticks: float, clock: ArmClock, scale: float, interval: int | None) -> float:
     """Return the hours of a race, with saves and rollbacks at checkpoints every ``interval`` steps."""
     unsaved = clock.seconds(course.model_copy(update={"saved": []}), ticks, scale)
     if interval is None:
@@ -225,7 +225,7 @@ def relearn(given: Namespace) -> int:
     known = experience()
     swapped, observed = known.swapped, dict(known.observed)
     for file in given.learn:
-        found = Compared.model_validate_json(file.read_bytes())
+        found = ComparisonResults.model_validate_json(file.read_bytes())
         size = size_of(recipe_of(given, found.name)[1])
         source = f"{found.name}, seeds {', '.join(str(one.seed) for one in found.failures)}"
         observed = {old: seen for old, seen in observed.items() if not old.startswith(f"{found.name}, ")}
@@ -260,7 +260,9 @@ def size_of(base: RunConfig) -> int:
     return parameters(base.model, base.pipeline.stages)
 
 
-def lesson(name: str, course: Course, steps: float, target: float, learnt: Experience, size: int) -> Observation | None:
+def lesson(
+    name: str, course: ArmCourse, steps: float, target: float, learnt: Experience, size: int
+) -> Observation | None:
     """Return a race's observation: repaired failures, and steps without rollbacks; None if the target was missed."""
     ticks = ticks_to(course.points, target)
     if ticks is None:
@@ -283,7 +285,7 @@ def judged(
     unknown: dict[str, str] = {}
     known, size = experience(), size_of(base)
     rate = per_step_probability(setting.hourly, comparison.trace.step_s)
-    failures = Failures(rate, frozenset(range(1, base.pipeline.stages + 1)))
+    failures = FailureRate(rate, frozenset(range(1, base.pipeline.stages + 1)))
     for name, config in clocks.items():
         if (name.startswith("echo") and name not in TRAINED) or doubt(config, failures, known):
             continue
@@ -375,16 +377,16 @@ def interval(line: Expected, logs: Sequence[float]) -> tuple[float, float]:
     return line.mean - half, line.mean + half
 
 
-def saved(names: Sequence[str]) -> list[tuple[Compared, int]]:
+def saved(names: Sequence[str]) -> list[tuple[ComparisonResults, int]]:
     """The saved races of these names, each with the parameters of its model.
 
     :raises UserError: naming the one that cannot be an end of the line, or cannot be held against it.
     """
-    found: dict[int, Compared] = {}
+    found: dict[int, ComparisonResults] = {}
     for name in names:
         record = common.saved(name)
         try:
-            race = Compared.model_validate_json(json.dumps(record))
+            race = ComparisonResults.model_validate_json(json.dumps(record))
         except ValidationError as error:
             raise UserError(f"{name}: the saved result is not a comparison; name a race") from error
         config = recipe.load(shipped.find(name), {})
@@ -397,7 +399,7 @@ def saved(names: Sequence[str]) -> list[tuple[Compared, int]]:
     return [(race, count) for count, race in found.items()]
 
 
-def size(found: Compared, count: int, pair: tuple[str, str], of: str) -> Size:
+def size(found: ComparisonResults, count: int, pair: tuple[str, str], of: str) -> Size:
     arms = {arm.name: arm for arm in found.arms}
     runs = zip(*(arms[name].runs for name in pair), strict=True)
     both = [(getattr(a, of), getattr(b, of)) for a, b in runs]
@@ -409,14 +411,14 @@ def size(found: Compared, count: int, pair: tuple[str, str], of: str) -> Size:
     return Size(count, logs)
 
 
-def compared(races: Sequence[Compared]) -> Iterator[tuple[str, tuple[str, str]]]:
+def compared(races: Sequence[ComparisonResults]) -> Iterator[tuple[str, tuple[str, str]]]:
     """Return the measures, and the pairs of arms in all races."""
     first, *others = ([arm.name for arm in race.contestants if not arm.alike] for race in races)
     names = [name for name in first if all(name in other for other in others)]
     return ((of, pair) for of in OF for pair in combinations(names, 2))
 
 
-def lines(races: Sequence[tuple[Compared, int]]) -> Iterator[Row]:
+def lines(races: Sequence[tuple[ComparisonResults, int]]) -> Iterator[Row]:
     """The first arm over the second at two sizes, and the line's probabilities at all three."""
     (small, few), (large, many), _ = races
     for of, pair in compared([small, large]):
@@ -426,7 +428,7 @@ def lines(races: Sequence[tuple[Compared, int]]) -> Iterator[Row]:
         yield Row(f"{titled(of, pair)}, small and large", means, "equal: 1", None, sure)
 
 
-def measured(races: Sequence[tuple[Compared, int]]) -> Iterator[Row]:
+def measured(races: Sequence[tuple[ComparisonResults, int]]) -> Iterator[Row]:
     """The third size's ratio in its own race, beside the line's prediction."""
     for of, pair in compared([found for found, _ in races]):
         small, large, third = (size(found, count, pair, of) for found, count in races)

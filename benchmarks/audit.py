@@ -33,17 +33,17 @@ from planaria.config import recipe, shipped
 from planaria.config.schema import DataConfig
 from planaria.data.tokenizer import load_tokenizer
 from planaria.models.llama_stages import Llama
-from planaria.runtime.engine import runs
-from planaria.swarm.audit.censor import Ledger
-from planaria.swarm.audit.leakage import Channel, Estimate, estimate, exact, leak, most, sampled, silence
+from planaria.runtime.engine import run_folders
+from planaria.swarm.audit.censor import LeakageLedger
+from planaria.swarm.audit.leakage import Estimate, ReplyChannel, estimate, exact, leak, most, sampled, silence
 from planaria.swarm.commands.swarm import prepare
 from planaria.swarm.config import SmallModel, SwarmConfig
-from planaria.swarm.live import LiveSwarm, failures
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
 from planaria.swarm.recipe import checked
 from planaria.swarm.repair.texts import Text
 from planaria.swarm.repair.training import repair_loss
+from planaria.swarm.swarm_processes import LiveSwarm, failures
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 NAMES, DIGITS, DECOYS = 40, 4, 3
@@ -202,7 +202,7 @@ def drilled(arm: str, seed: int, rounds: int) -> Path:
         return folder
     prepare(config, quiet=True)
     folder.mkdir(parents=True, exist_ok=True)
-    runs.keep_config(folder, config)
+    run_folders.keep_config(folder, config)
     codes = LiveSwarm(config, folder).run(lambda *_: None, lambda *_: None)
     assert not failures(codes), codes
     done.write_text(config.model_dump_json())
@@ -284,13 +284,13 @@ def together(processes: int, tries: int, cost: float = 0.01) -> float:
             process.start()
         for process in running:
             process.join()
-        noted = Ledger(file, 1.0).spent("q")
+        noted = LeakageLedger(file, 1.0).spent("q")
         assert abs(noted - granted.value * cost) < 1e-6, (noted, granted.value)
         return granted.value * cost
 
 
 def _spend(file: Path, cost: float, tries: int, granted: object) -> None:
-    ledger = Ledger(file, 1.0)
+    ledger = LeakageLedger(file, 1.0)
     for _ in range(tries):
         if ledger.spend({"q": cost}):
             with granted.get_lock():  # type: ignore[attr-defined]
@@ -305,7 +305,7 @@ def killed(seed: int) -> int:
         child = os.fork()
         if not child:
             os.close(reads)
-            ledger = Ledger(file, 1e9)
+            ledger = LeakageLedger(file, 1e9)
             while ledger.spend({"q": 1.0}):
                 os.write(writes, b".")
         os.close(writes)
@@ -317,7 +317,7 @@ def killed(seed: int) -> int:
         while some := os.read(reads, 1 << 16):
             received += len(some)
         os.close(reads)
-        noted = round(Ledger(file, 1e9).spent("q"))
+        noted = round(LeakageLedger(file, 1e9).spent("q"))
         assert noted <= received + 1, (noted, received)
         return received - noted
 
@@ -330,7 +330,7 @@ SIXTEEN, SURE = 16, 0.9  # options of the bitwise questions, and the probability
 
 def channel(_: Namespace) -> Iterator[Row]:
     """One reply computed in three ways, then aggregation."""
-    law = Channel(OPTIONS, RIGHT)
+    law = ReplyChannel(OPTIONS, RIGHT)
     one = exact(law, 1).leak
     yield Row("one reply: E[IIL], exact", [one], ".2816 by hand", Claim(0.2806, 0.2826))
     drawn = [sampled(law, 1, 4000, random.Random(seed)) for seed in range(5)]
@@ -346,12 +346,12 @@ def channel(_: Namespace) -> Iterator[Row]:
 
 def censored(_: Namespace) -> Iterator[Row]:
     """Bound and cost of the censor: the published rule and ours."""
-    rules = {"published": exact(Channel(OPTIONS, RIGHT), 1).leak, "ours": most(1 / OPTIONS)}
+    rules = {"published": exact(ReplyChannel(OPTIONS, RIGHT), 1).leak, "ours": most(1 / OPTIONS)}
     for rule, largest in rules.items():
         uses = []
         for epsilon in EPSILONS:
             silent = silence(largest, epsilon)
-            law = Channel(OPTIONS, RIGHT, silent)
+            law = ReplyChannel(OPTIONS, RIGHT, silent)
             for count in (1, 8):
                 found = exact(law, count)
                 beside = f"ρ {silent:.2f}, k ε {count * epsilon:g}, guessed {found.guessed:.2f}, use {found.use:.2f}"

@@ -34,7 +34,7 @@ from planaria.control.logs import read_run
 from planaria.control.replay import replay
 from planaria.report.run.ledger import prove_exactly_once
 from planaria.runtime.checkpoint.loading import load_model
-from planaria.runtime.checkpoint.memory import MemoryFolder
+from planaria.runtime.checkpoint.memory_folder import MemoryFolder
 from planaria.runtime.checkpoint.store import CheckpointStore
 
 Fact = dict[str, Any]

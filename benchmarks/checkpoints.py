@@ -39,7 +39,7 @@ from planaria.models.optimizers.adamw import KEYS
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint.loading import stage_for
 from planaria.runtime.checkpoint.stage_file import write_stage
-from planaria.runtime.checkpoint.store import CheckpointStore, Manifest, Saved, stage_name
+from planaria.runtime.checkpoint.store import CheckpointManifest, CheckpointStore, SealedCheckpoint, stage_name
 from planaria.runtime.transport.wire import as_bytes
 
 CHECKPOINTS_NAME = "checkpoints"
@@ -89,9 +89,9 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def seal(store_folder: Path, config: RunConfig, digests: dict[str, str]) -> Saved:
+def seal(store_folder: Path, config: RunConfig, digests: dict[str, str]) -> SealedCheckpoint:
     stages = config.pipeline.stages
-    manifest = Manifest(
+    manifest = CheckpointManifest(
         step=STEP, stages=list(range(stages + 1)), pipeline_stages=stages, digests=digests, model=config.model
     )
     return CheckpointStore(store_folder).seal(f"step-{STEP:08d}", manifest, 1)

@@ -21,13 +21,13 @@ from benchmarks.fleet_run import VOCAB, bytes_data, require_finished
 from benchmarks.harness import Claim, Flag, Measurement, Row, benchmark, start
 from planaria.control import decisions as d
 from planaria.control.logs import RunRecord
-from planaria.exchange.coded.base import NOBODY, Dropping, Late, Scheme, Uncoded
+from planaria.exchange.coded.base import NOBODY, DropSlowest, Late, Scheme, Uncoded
 from planaria.exchange.coded.choose import choose, grid, timed
 from planaria.exchange.coded.gc import GC, code, enlarges
 from planaria.exchange.coded.report import profile_of
 from planaria.exchange.coded.schemes import SCHEMES, coded_of
 from planaria.exchange.coded.sgc import SRSGC
-from planaria.exchange.coded.simulate import Profile, replay, unhurried
+from planaria.exchange.coded.simulate import FinishTimes, replay, unhurried
 from planaria.exchange.coded.spare import best_stack, endured, holders, stacked
 from planaria.faults.trace import Fault
 from planaria.lab.commands.advise import windows_of
@@ -43,7 +43,7 @@ def burst_delays(
     times: tuple[float, float] = (4.0, 6.0),
     fixed: float = 0.2,
     per_load: float | None = None,
-) -> Profile:
+) -> FinishTimes:
     """Return Gilbert–Elliott delays: per round a worker becomes slow with probability ``enter``, normal with ``leave``.
 
     A round takes ``fixed`` + ``per_load`` · L seconds (per_load = n by default), up to 5 % more, and a factor within
@@ -55,7 +55,7 @@ def burst_delays(
         slow = np.where(slow, draw.random(n) >= leave, draw.random(n) < enter)
         lag = np.where(slow, draw.uniform(*times, n), 1.0)
         seconds[now] = (fixed + per / n) * lag * draw.uniform(1.0, 1.05, n)
-    return Profile(seconds, 1 / n, per)
+    return FinishTimes(seconds, 1 / n, per)
 
 
 def best(n: int, published: bool, **kind: Any) -> dict[str, Scheme]:
@@ -116,7 +116,7 @@ def effective(scheme: Scheme, n: int, jobs: int) -> list[Row]:
 
 def with_deaths(
     scheme_of: Callable[[int], Scheme],
-    profile: Profile,
+    profile: FinishTimes,
     jobs: int,
     deaths: Mapping[int, Sequence[int]],
     restart_s: float,
@@ -156,7 +156,7 @@ def sleeper(pipe: Connection) -> None:
         order = pipe.recv()
 
 
-def sleep_jobs(scheme: Scheme, profile: Profile, jobs: int, scale: float, slow: float = 2.0) -> tuple[float, int]:
+def sleep_jobs(scheme: Scheme, profile: FinishTimes, jobs: int, scale: float, slow: float = 2.0) -> tuple[float, int]:
     """Run the jobs with one process per worker that sleeps ``scale`` times the profile's seconds; return seconds and
     decoded jobs."""
     n, context = profile.workers, get_context("spawn")
@@ -179,7 +179,7 @@ def sleep_jobs(scheme: Scheme, profile: Profile, jobs: int, scale: float, slow: 
 
 
 def _rounds(
-    scheme: Scheme, profile: Profile, jobs: int, scale: float, slow: float, pipes: list[Connection]
+    scheme: Scheme, profile: FinishTimes, jobs: int, scale: float, slow: float, pipes: list[Connection]
 ) -> tuple[float, int]:
     n, history, decoded = profile.workers, list[Any](), 0
     each, patience = scheme.load(n) / scheme.slots(), slow if scheme.delay() else 1.0
@@ -272,7 +272,7 @@ LAGS: dict[str, Lag] = {
 }
 
 
-def profiles(rounds: int, seed: int) -> dict[str, Profile]:
+def profiles(rounds: int, seed: int) -> dict[str, FinishTimes]:
     """Return a profile of each kind of delays."""
     even = burst_delays(rounds, N, seed, enter=0.0)
     found = {
@@ -282,7 +282,7 @@ def profiles(rounds: int, seed: int) -> dict[str, Profile]:
         "fixed cost": burst_delays(rounds, N, seed, fixed=1.0, per_load=2.0),
     }
     for kind, lag in LAGS.items():
-        found[kind] = Profile(even.seconds * lag(np.random.default_rng(seed), rounds), even.load, even.slope)
+        found[kind] = FinishTimes(even.seconds * lag(np.random.default_rng(seed), rounds), even.load, even.slope)
     return found
 
 
@@ -409,7 +409,7 @@ def bursts(given: Namespace) -> list[Row]:
             if not published:
                 rivals = {
                     "SPARe": [stacked(profile, 200, best_stack(n)).seconds for profile in delays],
-                    "the slowest dropped, biased": [replay(Dropping(), profile, 200).seconds for profile in delays],
+                    "the slowest dropped, biased": [replay(DropSlowest(), profile, 200).seconds for profile in delays],
                 }
                 for rival, seconds in rivals.items():
                     what = f"bursts: {cost}, n = {n}, {rival} / none"

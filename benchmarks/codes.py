@@ -27,16 +27,16 @@ from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark,
 from planaria.config import shipped
 from planaria.config.recipe import read
 from planaria.recovery import codes
-from planaria.recovery.codes import Code, Layout, LossError
+from planaria.recovery.codes import ErasureCode, Layout, LossError
 from planaria.recovery.codes.base import loss_chance
-from planaria.recovery.codes.search import Target, anneal, certificate, file
+from planaria.recovery.codes.search import SearchTarget, anneal, certificate, file
 from planaria.swarm.assemble import policy_of, task_of
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.draws import generator
 from planaria.swarm.policy.base import Policy
+from planaria.swarm.random_draws import generator
 from planaria.swarm.records.lines import LOG, Evaluated, read_log
 from planaria.swarm.rollout import ask
-from planaria.swarm.tasks.base import Problem
+from planaria.swarm.tasks.base import TaskProblem
 from planaria.swarm.tasks.codes import Codes
 
 CODES_NAME = "codes"
@@ -52,7 +52,7 @@ CHANCES = (0.01, 0.05, 0.1, 0.2)
 LINK = 100e6 / 8  # bytes a second
 
 
-def restored(code: Code, lost_counts: range, size: int = 64) -> tuple[int, int]:
+def restored(code: ErasureCode, lost_counts: range, size: int = 64) -> tuple[int, int]:
     """Repair every set of these numbers of losses; return the sets tried and failed."""
     everything = shards(code, size)
     tried = wrong = 0
@@ -64,7 +64,7 @@ def restored(code: Code, lost_counts: range, size: int = 64) -> tuple[int, int]:
     return tried, wrong
 
 
-def shards(code: Code, size: int) -> list[Any]:
+def shards(code: ErasureCode, size: int) -> list[Any]:
     """Return random data, including NaN, −0 and denormals, with its parities."""
     data = np.random.default_rng(0).integers(0, 256, (code.data, size), dtype=np.uint8)
     odd = np.array([np.nan, -0.0, 1e-45, np.inf], np.float32).view(np.uint8)
@@ -72,7 +72,7 @@ def shards(code: Code, size: int) -> list[Any]:
     return [*data, *code.encode(list(data))]
 
 
-def believed(code: Code, size: int = 64) -> int:
+def believed(code: ErasureCode, size: int = 64) -> int:
     """Count the sets of one loss too many for which bytes were returned."""
     everything, given = shards(code, size), 0
     for lost in combinations(range(code.shards), len(code.weights) + 1):
@@ -122,7 +122,7 @@ def exactness() -> list[Row]:
     return rows
 
 
-def survival(kinds: dict[str, Code]) -> tuple[list[Row], list[str]]:
+def survival(kinds: dict[str, ErasureCode]) -> tuple[list[Row], list[str]]:
     """Codes of 16 shards for 8: claims, and survived losses against reads."""
     from planaria.recovery.codes.base import shares
 
@@ -152,7 +152,7 @@ def timed(work: Callable[[], object], size: int) -> float:
     return size / 1e6 / max(time.thread_time() - before, 1e-9)
 
 
-def speed(kinds: dict[str, Code], size: int, repeats: int) -> list[Row]:
+def speed(kinds: dict[str, ErasureCode], size: int, repeats: int) -> list[Row]:
     """Speed of encoding and of one repair, beside zfec's encoding and a copy."""
     rows, ratio = [], {}
     chosen = {"XOR 6+1": codes.code("auto", 7, 1), "Reed–Solomon 5+2": codes.code("auto", 7, 2)}
@@ -182,7 +182,7 @@ def speed(kinds: dict[str, Code], size: int, repeats: int) -> list[Row]:
     return rows
 
 
-def zfec_of(code: Code) -> Callable[[Any], object] | None:
+def zfec_of(code: ErasureCode) -> Callable[[Any], object] | None:
     """Return zfec's encoder, or None if it is not installed."""
     if importlib.util.find_spec("zfec") is None:
         return None
@@ -192,7 +192,7 @@ def zfec_of(code: Code) -> Callable[[Any], object] | None:
     return lambda data: encoder.encode([shard.data for shard in data], list(range(code.data, code.shards)))
 
 
-def over_a_link(kinds: dict[str, Code], size: int) -> Row:
+def over_a_link(kinds: dict[str, ErasureCode], size: int) -> Row:
     """Seconds to read (computed) and rebuild one shard at 100 Mbit/s, over Reed–Solomon's."""
     seconds = {}
     for name in ("sparse", "Reed–Solomon 8+8"):
@@ -218,13 +218,13 @@ def run_codes(given: Namespace) -> Measurement:
     Every claimed set of losses is repaired, survival is counted set by set, and annealing finds the sparse code of 16
     shards. Speeds are MB of data per second of one thread's time, beside zfec's where installed.
     """
-    found = anneal(Target(16, 8, 4, 4), given.seed, given.tries)
+    found = anneal(SearchTarget(16, 8, 4, 4), given.seed, given.tries)
     proof = certificate(found)
     kinds = {
         "Reed–Solomon 8+8": codes.code("reed_solomon", 16, 8),
         "local groups": codes.code("local", 16, 6),
         "sparse": found.code,
-        "two copies": codes.Code(np.eye(8, dtype=np.uint8)),
+        "two copies": codes.ErasureCode(np.eye(8, dtype=np.uint8)),
     }
     table, notes = survival(kinds)
     fast = {name: code for name, code in kinds.items() if name != "two copies"}
@@ -242,7 +242,7 @@ def run_codes(given: Namespace) -> Measurement:
 
 
 Columns = list[int]  # of the hidden shards, each the bits of its checks
-Search = Callable[["Codes", "Problem", random.Random], Iterator[float]]  # an endless sequence of evaluated rewards
+Search = Callable[["Codes", "TaskProblem", random.Random], Iterator[float]]  # an endless sequence of evaluated rewards
 PATIENCE = 40  # changes without a gain before a restart
 
 
@@ -260,13 +260,13 @@ def drawn(task: Codes, rng: random.Random) -> Columns:
     return [rng.choice(vectors(task)) for _ in range(task.shards - task.shown)]
 
 
-def blind(task: Codes, problem: Problem, rng: random.Random) -> Iterator[float]:
+def blind(task: Codes, problem: TaskProblem, rng: random.Random) -> Iterator[float]:
     """Draw shards at random."""
     while True:
         yield task.score(problem, text(task, drawn(task, rng)))
 
 
-def climb(task: Codes, problem: Problem, rng: random.Random, patience: int = PATIENCE) -> Iterator[float]:
+def climb(task: Codes, problem: TaskProblem, rng: random.Random, patience: int = PATIENCE) -> Iterator[float]:
     """Climb from random shards by flipping an edge or redrawing a shard; keep changes that are not worse."""
     while True:
         columns = drawn(task, rng)
@@ -286,7 +286,7 @@ def climb(task: Codes, problem: Problem, rng: random.Random, patience: int = PAT
                 columns, now = changed, found
 
 
-def best(search: Search, task: Codes, problem: Problem, rng: random.Random, looks: int) -> float:
+def best(search: Search, task: Codes, problem: TaskProblem, rng: random.Random, looks: int) -> float:
     """Return the best of ``looks`` rewards; stop at 1."""
     found = 0.0
     for reward in islice(search(task, problem, rng), looks):
@@ -340,7 +340,7 @@ def options(given: Namespace) -> dict[str, Any]:
     return {key: getattr(given, key) for key in ("shards", "data", "distance", "weight", "degree", "shown")}
 
 
-def learn(given: Namespace, arm: str, seed: int, problems: Sequence[Problem]) -> Learned:
+def learn(given: Namespace, arm: str, seed: int, problems: Sequence[TaskProblem]) -> Learned:
     """Run a swarm's first peer for all rounds, or read its kept result."""
     config = recipe(given, f"{arm}-{seed}", seed)
     folder = RUNS / CODE_SEARCH_NAME / config.name.replace(" ", "_")
@@ -354,7 +354,7 @@ def learn(given: Namespace, arm: str, seed: int, problems: Sequence[Problem]) ->
     return learned
 
 
-def ran(given: Namespace, config: SwarmConfig, arm: str, problems: Sequence[Problem], folder: Path) -> Learned:
+def ran(given: Namespace, config: SwarmConfig, arm: str, problems: Sequence[TaskProblem], folder: Path) -> Learned:
     task: Any = task_of(config)
     policy = policy_of(config, task, print)  # one school for both arms
     before = drawn_best(given, config, policy, problems, task)
@@ -370,14 +370,14 @@ def only_right(base: type[Codes]) -> type[Codes]:
     """Return the task without partial rewards."""
 
     class OnlyRight(base):  # type: ignore[valid-type, misc]
-        def score(self, problem: Problem, completion: str) -> float:
+        def score(self, problem: TaskProblem, completion: str) -> float:
             return float(super().score(problem, completion) == 1)
 
     return OnlyRight
 
 
 def drawn_best(
-    given: Namespace, config: SwarmConfig, policy: Policy, problems: Sequence[Problem], task: Codes
+    given: Namespace, config: SwarmConfig, policy: Policy, problems: Sequence[TaskProblem], task: Codes
 ) -> dict[int, float]:
     """Return the shares of problems solved by the best of several draws."""
     solved: dict[int, list[bool]] = {looks: [] for looks in LOOKS}
@@ -391,12 +391,12 @@ def drawn_best(
     return {looks: fmean(shares) for looks, shares in solved.items()}
 
 
-def searched(task: Codes, search: Search, problems: Sequence[Problem], seed: int, looks: int) -> float:
+def searched(task: Codes, search: Search, problems: Sequence[TaskProblem], seed: int, looks: int) -> float:
     rng = random.Random(seed)
     return fmean(best(search, task, problem, rng, looks) == 1 for problem in problems)
 
 
-def constructed(task: Codes, problems: Sequence[Problem], seed: int, tries: int) -> float:
+def constructed(task: Codes, problems: Sequence[TaskProblem], seed: int, tries: int) -> float:
     """Return the share of problems that the greedy rule solves in ``tries``, without rewards."""
     rng, solved = random.Random(seed), []
     for problem in problems:
@@ -406,7 +406,7 @@ def constructed(task: Codes, problems: Sequence[Problem], seed: int, tries: int)
     return fmean(solved)
 
 
-def shown(task: Codes, problem: Problem) -> list[int]:
+def shown(task: Codes, problem: TaskProblem) -> list[int]:
     columns = [0] * task.shown
     for edge in problem.prompt.rstrip("=").split(","):
         columns[int(edge[1:])] |= 1 << ord(edge[0]) - ord("a")
@@ -425,7 +425,7 @@ def learning_rows(runs: dict[str, list[Learned]]) -> list[Row]:
     return rows
 
 
-def search_rows(given: Namespace, task: Codes, runs: list[Learned], problems: Sequence[Problem]) -> list[Row]:
+def search_rows(given: Namespace, task: Codes, runs: list[Learned], problems: Sequence[TaskProblem]) -> list[Row]:
     rows = []
     for looks in LOOKS:
         sides = {

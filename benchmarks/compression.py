@@ -19,15 +19,15 @@ from benchmarks.common import ROOT, ratios, saved, write
 from benchmarks.harness import Claim, Flag, Measurement, Row, benchmark, start
 from planaria.config import shipped
 from planaria.config.schema import ExchangeConfig
-from planaria.exchange.base import Outer
+from planaria.exchange.base import StageOuterState
 from planaria.exchange.compress.compression import FEEDBACKS
 from planaria.exchange.compress.feedback import Feedback
 from planaria.exchange.compress.sparse import TopK
 from planaria.exchange.in_process import Replica, meet
 from planaria.exchange.registry import exchange
 from planaria.exchange.stepsize import arithmetic, new_rule, old_rule, quadratic, weights
-from planaria.lab.compare.compression_advice import Coding, Lessons, learn, ranged
-from planaria.lab.compare.race_results import Compared
+from planaria.lab.compare.compression_advice import CodingTimes, CompressionExperience, learn, ranged
+from planaria.lab.compare.race_results import ComparisonResults
 from planaria.lab.compare.race_spec import load
 
 Compress = Callable[[Tensor], Tensor]  # [n, d] → [n, d], row by row
@@ -58,7 +58,7 @@ class Replicas:
     delta: float
     weights: Tensor | None = None
     """[n], of EF21-W: replica i compresses g_i/(n w_i), and counts n w_i; equal unless given"""
-    outer: Outer | None = field(default=None)
+    outer: StageOuterState | None = field(default=None)
 
     def agree(self, gradients: Tensor) -> Tensor:
         """Return the common direction for these gradients, one row per replica."""
@@ -66,13 +66,13 @@ class Replicas:
         exact = {"x": gradients / factor}
         if self.outer is None and self.feedback.estimates:
             joined = {"x": (factor * exact["x"]).mean(0)}
-            self.outer = Outer({**self.feedback.begun(exact), **self.feedback.shared(joined)})
+            self.outer = StageOuterState({**self.feedback.begun(exact), **self.feedback.shared(joined)})
             return joined["x"]
-        outer = self.outer or Outer()
+        outer = self.outer or StageOuterState()
         meant = self.feedback.meant(outer, exact, self.delta)
         sent = {"x": self.compress(meant["x"])}
         reached, shared = self.feedback.reached(outer, {"x": (factor * sent["x"]).mean(0)})
-        self.outer = Outer({**self.feedback.kept(outer, exact, meant, sent), **shared})
+        self.outer = StageOuterState({**self.feedback.kept(outer, exact, meant, sent), **shared})
         return reached["x"]
 
 
@@ -294,14 +294,14 @@ def coding(repeats: int) -> list[Row]:
     ]
 
 
-def lessons(comparison: str) -> Lessons:
+def lessons(comparison: str) -> CompressionExperience:
     """Return the lessons of a comparison (JSON) and of this benchmark's saved results."""
-    found = Compared.model_validate_json(comparison)
+    found = ComparisonResults.model_validate_json(comparison)
     config, free = load(shipped.find(found.name), {})[1][0].config, found.arms[0].runs
     timed = saved(COMPRESSION_NAME)
     taken = next(row["values"] for row in timed["rows"] if row["what"] == CODING)
     model, optim = config.model, config.optim
-    return Lessons(
+    return CompressionExperience(
         source=f"`planaria compare {found.name}`",
         setting=f"{config.exchange.replicas} replicas of {model.layers} layers of width {model.dim}, vocabulary "
         f"{model.vocab}, {found.steps} steps of {optim.kind} with one learning rate, {optim.lr:g}, for all",
@@ -309,7 +309,7 @@ def lessons(comparison: str) -> Lessons:
         steps=found.steps,
         target=ranged(run.ticks or math.inf for run in free).mean,
         arms=learn(found),
-        coding=Coding(source=f"{COMPRESSION_NAME}.json, {timed['machine']}", numbers=CODED, seconds=ranged(taken)),
+        coding=CodingTimes(source=f"{COMPRESSION_NAME}.json, {timed['machine']}", numbers=CODED, seconds=ranged(taken)),
     )
 
 
@@ -367,7 +367,7 @@ def final_loss(given: Namespace, seed: int, optimizer: str, lr: float, compress:
     kinds = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
     update = kinds[optimizer](net.parameters(), lr=lr)
     agreed = exchange(ExchangeConfig(kind="allreduce", compress=compress))
-    of = {worker: Replica({}, Outer()) for worker in range(given.workers)}
+    of = {worker: Replica({}, StageOuterState()) for worker in range(given.workers)}
     generator = torch.Generator().manual_seed(seed)
     for step in range(given.steps):
         for worker, replica in of.items():

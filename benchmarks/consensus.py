@@ -31,7 +31,7 @@ from benchmarks.common import ROOT, RUNS, gaps, ratios
 from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
 from planaria.common.errors import RunStopped
 from planaria.swarm.assemble import policy_of, task_of
-from planaria.swarm.board.attendance import Gathered
+from planaria.swarm.board.attendance import RoundMessages
 from planaria.swarm.board.receipts import Agreement
 from planaria.swarm.checks import layers
 from planaria.swarm.checks.votes import Ballot, label, most_agreeing, plurality
@@ -264,7 +264,7 @@ class Table:
             asked = [ask(peer.task.problem(n), peer.policy) for n in peer._problems(number)]
             peer._publish(number, asked, weights_fingerprint(peer.policy.module))
             found |= peer.meeting.published
-        return Gathered(found, (), {})
+        return RoundMessages(found, (), {})
 
 
 def swarm(name: str, seed: int, rounds: int, school: dict[str, Any], optim: dict[str, Any], **more: Any) -> Any:

@@ -324,10 +324,10 @@ def read(url: str, watchers: int) -> None:
 def watched(folder: Path, watchers: int, shares: list[float]) -> Iterator[None]:
     """Serve the page of a run to watchers; append the page's share of all cores to ``shares``."""
     from planaria.cli.commands.watch import beside
-    from planaria.report.live_page.serving import Address
+    from planaria.report.live_page.serving import ServerAddress
 
     said: list[str] = []
-    with beside(folder, Address(), None, False, said.append) as page:
+    with beside(folder, ServerAddress(), None, False, said.append) as page:
         began, before = time.monotonic(), cpu_seconds([page.pid])
         url = said[0].split()[-1]
         script = f"from benchmarks.controller import read; read({url!r}, {watchers})"

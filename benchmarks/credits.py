@@ -28,12 +28,12 @@ from pathlib import Path
 from statistics import fmean
 
 from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
-from planaria.swarm.board.identity import Identity
+from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.store import Retry, Store
-from planaria.swarm.credits.board_transport import Seat, publish, take_part
-from planaria.swarm.credits.messages import Order, PeerSigner, verify_peer
-from planaria.swarm.credits.psync import Channel, Member
-from planaria.swarm.credits.simulate import Outcome, Scene, SyncScene, expected, simulate, simulate_sync
+from planaria.swarm.credits.board_transport import BoardMember, publish, take_part
+from planaria.swarm.credits.messages import CreditOrder, PeerSigner, verify_peer
+from planaria.swarm.credits.psync import CommitteeMember, CreditChannel
+from planaria.swarm.credits.simulate import PaymentOutcome, PaymentScene, SyncScene, expected, simulate, simulate_sync
 
 HOPS, MEMBERS, AMOUNT, EACH = 3, 4, 3, 10
 DEADLINE_S = 60.0
@@ -68,22 +68,24 @@ class Route:
 
     @classmethod
     def fresh(cls, dry: int = -1) -> Route:
-        keys = [[PeerSigner(Identity.fresh()) for _ in range(MEMBERS)] for _ in range(HOPS)]
-        return cls(keys, PeerSigner(Identity.fresh()), dry)
+        keys = [[PeerSigner(PeerIdentity.fresh()) for _ in range(MEMBERS)] for _ in range(HOPS)]
+        return cls(keys, PeerSigner(PeerIdentity.fresh()), dry)
 
     def committees(self) -> dict[str, tuple[str, ...]]:
         return {f"c{hop}": tuple(key.name for key in keys) for hop, keys in enumerate(self.keys)}
 
-    def order(self) -> Order:
+    def order(self) -> CreditOrder:
         parties, channels = (tuple(f"{kind}{n}" for n in range(HOPS + more)) for kind, more in (("p", 1), ("c", 0)))
-        return Order(parties=parties, channels=channels, numbers=(0,) * HOPS, amount=AMOUNT).signed(self.operator)
+        return CreditOrder(parties=parties, channels=channels, numbers=(0,) * HOPS, amount=AMOUNT).signed(self.operator)
 
     def sit(self, hop: int, store: Store, told: Connection) -> None:
         """Run the committee of a channel to the end."""
         has = (0 if hop == self.dry else EACH, EACH)
-        channel = Channel(f"c{hop}", (f"p{hop}", f"p{hop + 1}"), has)
-        members = [Member(key, channel, self.committees(), self.operator.name, verify_peer) for key in self.keys[hop]]
-        take_part([Seat(member, self.committees(), store) for member in members], 1, DEADLINE_S)
+        channel = CreditChannel(f"c{hop}", (f"p{hop}", f"p{hop + 1}"), has)
+        members = [
+            CommitteeMember(key, channel, self.committees(), self.operator.name, verify_peer) for key in self.keys[hop]
+        ]
+        take_part([BoardMember(member, self.committees(), store) for member in members], 1, DEADLINE_S)
         told.send([(member.settled[0], member.channel.has) for member in members])
 
 
@@ -123,11 +125,11 @@ def settled(
 ALL, NONE = Claim(low=1.0), Claim(high=0.0)
 
 
-def of(scene: Scene, seeds: int) -> list[Outcome]:
+def of(scene: PaymentScene, seeds: int) -> list[PaymentOutcome]:
     return [simulate(scene, seed) for seed in range(seeds)]
 
 
-def sound(what: str, found: Sequence[Outcome], paid: int, seeds: str) -> list[Row]:
+def sound(what: str, found: Sequence[PaymentOutcome], paid: int, seeds: str) -> list[Row]:
     return [
         Row(f"{what}: share that ends", [fmean(one.ended for one in found)], seeds, ALL),
         Row(f"{what}: share where {paid} paid", [fmean(one.paid == paid for one in found)], seeds, ALL),
@@ -139,14 +141,14 @@ def sound(what: str, found: Sequence[Outcome], paid: int, seeds: str) -> list[Ro
 def without_clocks(given: Namespace) -> list[Row]:
     rows, seeds = [], f"{given.seeds} seeds"
     for scene, what in (
-        (Scene(liars=1), "4 hops, 1 of 4 lies"),
-        (Scene(hops=6, tolerated=2, liars=2), "6 hops, 2 of 7 lie"),
-        (Scene(liars=1, relay=True), "4 hops, 1 of 4 lies, one relays"),
+        (PaymentScene(liars=1), "4 hops, 1 of 4 lies"),
+        (PaymentScene(hops=6, tolerated=2, liars=2), "6 hops, 2 of 7 lie"),
+        (PaymentScene(liars=1, relay=True), "4 hops, 1 of 4 lies, one relays"),
     ):
         rows += sound(what, of(scene, given.seeds), 1, seeds)
-    rows += sound("4 hops, 1 of 4 lies, hop 2 dry", of(Scene(liars=1, dry=2), given.seeds), 0, seeds)
-    rows += sound("the same, 6 orders to and fro", of(Scene(liars=1, orders=6), given.seeds), 6, seeds)
-    beyond = of(Scene(liars=2), given.seeds)
+    rows += sound("4 hops, 1 of 4 lies, hop 2 dry", of(PaymentScene(liars=1, dry=2), given.seeds), 0, seeds)
+    rows += sound("the same, 6 orders to and fro", of(PaymentScene(liars=1, orders=6), given.seeds), 6, seeds)
+    beyond = of(PaymentScene(liars=2), given.seeds)
     rows.append(Row("2 of 4 lie: share paid in part", [fmean(one.mixed for one in beyond)], seeds, NONE))
     rows.append(Row("2 of 4 lie: share where credits are lost", [fmean(not o.conserved for o in beyond)], seeds, NONE))
     rows.append(Row("2 of 4 lie: share that never ends", [fmean(not one.ended for one in beyond)], "not borne"))
@@ -155,7 +157,13 @@ def without_clocks(given: Namespace) -> list[Row]:
 
 def counted(given: Namespace) -> list[Row]:
     rows = []
-    for scene in (Scene(), Scene(hops=8), Scene(tolerated=2), Scene(relay=True), Scene(hops=8, relay=True)):
+    for scene in (
+        PaymentScene(),
+        PaymentScene(hops=8),
+        PaymentScene(tolerated=2),
+        PaymentScene(relay=True),
+        PaymentScene(hops=8, relay=True),
+    ):
         want, how = expected(scene), "one relays" if scene.relay else "all to all"
         found = [float(one.messages) for one in of(scene, 20)]
         what = f"messages, {scene.hops} hops, committees of {scene.members}, {how}"

@@ -30,7 +30,7 @@ from planaria.lab.experts import merge, posterior, ridge, scoring
 from planaria.lab.experts.domains import TRAINED
 from planaria.lab.experts.experts_results import Results
 from planaria.lab.experts.experts_spec import ExpertsSpec, MixtureSpec, load
-from planaria.lab.experts.log_probabilities import Readings, Texts, domain_samples, token_logps
+from planaria.lab.experts.log_probabilities import DomainLogProbabilities, DomainTexts, domain_samples, token_logps
 from planaria.lab.experts.text_prior import RidgePrior, text_sums
 from planaria.lab.experts.training import Training, configured, train_all
 from planaria.models.huggingface import import_model
@@ -57,7 +57,7 @@ def arms(
     parent: Path,
     experts: Sequence[Path],
     trained: Sequence[str],
-    texts: Texts,
+    texts: DomainTexts,
     rival: Path | None = None,
 ) -> dict[str, Arm]:
     """Return all arms of one seed. ``rival``: a model with the compute of all experts."""
@@ -73,7 +73,7 @@ def arms(
     return found
 
 
-def ensembles(read: Sequence[Readings], logps: Mapping[str, Tensor]) -> dict[str, Arm]:
+def ensembles(read: Sequence[DomainLogProbabilities], logps: Mapping[str, Tensor]) -> dict[str, Arm]:
     """Ensembles weighted by the experts' likelihoods."""
     experts = len(read)
     held_out = {n: torch.stack([one.held_out[n] for one in read]).double() for n in read[0].held_out}
@@ -92,7 +92,7 @@ def ensembles(read: Sequence[Readings], logps: Mapping[str, Tensor]) -> dict[str
 
 
 def ridge_priors(
-    given: Any, run: Path, parent: Path, trained: Sequence[str], texts: Texts, logps: Mapping[str, Tensor]
+    given: Any, run: Path, parent: Path, trained: Sequence[str], texts: DomainTexts, logps: Mapping[str, Tensor]
 ) -> dict[str, Arm]:
     """Ensembles weighted by the parent."""
     model, found = import_model(parent).eval(), {}
@@ -127,7 +127,9 @@ def kept(log_w: Tensor, prior: Tensor, k: int) -> Tensor:
     return log_w.masked_fill(~chosen, -torch.inf).log_softmax(0)
 
 
-def merges(given: Any, run: Path, experts: Sequence[Path], trained: Sequence[str], texts: Texts) -> dict[str, Arm]:
+def merges(
+    given: Any, run: Path, experts: Sequence[Path], trained: Sequence[str], texts: DomainTexts
+) -> dict[str, Arm]:
     """Merge all experts into one model."""
     models = [import_model(expert).eval() for expert in experts]
     config, count = models[0].config, len(models)
@@ -156,7 +158,7 @@ def merges(given: Any, run: Path, experts: Sequence[Path], trained: Sequence[str
 
 
 def routed(
-    model: Any, sums: Sequence[Tensor], texts: Texts, k: int, temperature: float = 1.0, lam: float = 1e-2,
+    model: Any, sums: Sequence[Tensor], texts: DomainTexts, k: int, temperature: float = 1.0, lam: float = 1e-2,
     bias: bool = True, unit: bool = True,
 ) -> Arm:  # fmt: skip
     """Measure the merged model with these routers."""
@@ -169,7 +171,7 @@ def routed(
     return Arm(logps_of(model, texts))
 
 
-def logps_of(model: Any, texts: Texts, names: Sequence[str] = ()) -> dict[str, Tensor]:
+def logps_of(model: Any, texts: DomainTexts, names: Sequence[str] = ()) -> dict[str, Tensor]:
     return {name: token_logps(model, texts.test[name]) for name in names or texts.test}
 
 
@@ -222,7 +224,7 @@ def measured(given: Any) -> tuple[Found, Found]:
         file = trained(given, seed)
         spec, base = load(file, {"out": str(RUNS)})
         run, names = RUNS / base.name, list(spec.domains)
-        texts, place = Texts(run, spec, base), run / f"seed-{seed}"
+        texts, place = DomainTexts(run, spec, base), run / f"seed-{seed}"
         parent = place / "seeds" / SIZE / "model"
         experts = [place / "experts" / f"{name}-{SIZE}-{given.steps}" / "model" for name in names]
         far.trained, far.untrained = near.trained, near.untrained = names, list(spec.untrained)

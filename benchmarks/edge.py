@@ -27,13 +27,13 @@ from planaria.common.memory_pool import MemoryPool
 from planaria.config.schema import ModelConfig
 from planaria.models.llama_stages import BlockStage
 from planaria.runtime.transport import channel
-from planaria.runtime.transport.channel import Closed, Plain
+from planaria.runtime.transport.channel import ChannelClosed, LocalChannel
 from planaria.runtime.transport.edge import Edge, EdgeSpec
 from planaria.runtime.transport.inbox import Inbox
 from planaria.runtime.transport.port import Port
 from planaria.runtime.transport.ring import Ring, Rings
 from planaria.runtime.transport.secure import begin, new_key, prove
-from planaria.runtime.transport.wire import HEADER_BYTES, Content, Ping, as_bytes
+from planaria.runtime.transport.wire import HEADER_BYTES, FrameContent, Ping, as_bytes
 
 _TAG, _TIMEOUT_S = 7, 30.0
 Side = Literal["gloo", "socket", "edge", "ring", "filled ring", "raw tls", "edge tls"]
@@ -112,9 +112,9 @@ class End:
                 raise RuntimeError("the other end has not read its slots")
             if side == "filled ring":
                 room.copy_(payload)
-            self._edges[side].send(Ping(1, Content.PING), room)
+            self._edges[side].send(Ping(1, FrameContent.PING), room)
         else:
-            self._edges[side].send(Ping(1, Content.PING), payload)
+            self._edges[side].send(Ping(1, FrameContent.PING), payload)
 
     def _receive(self, side: Side, into: Tensor) -> None:
         if side == "gloo":
@@ -298,16 +298,16 @@ def cpu_s(act: Callable[[], object], times: int) -> float:
     return (time.process_time() - began) / times
 
 
-def line() -> tuple[Plain, Plain]:
+def line() -> tuple[LocalChannel, LocalChannel]:
     """Return both ends of a connection as used by edges of one machine."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         calling = socket.create_connection(server.getsockname())
         called, _ = server.accept()
     calling.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return Plain(calling), Plain(called)
+    return LocalChannel(calling), LocalChannel(called)
 
 
-def carry(ends: tuple[Plain, Plain], header: memoryview, payload: memoryview, into: memoryview) -> None:
+def carry(ends: tuple[LocalChannel, LocalChannel], header: memoryview, payload: memoryview, into: memoryview) -> None:
     """Send and receive a frame in turns."""
     sender, receiver = ends
     while into:
@@ -318,7 +318,7 @@ def carry(ends: tuple[Plain, Plain], header: memoryview, payload: memoryview, in
         if got is None:
             continue
         if not got:
-            raise Closed
+            raise ChannelClosed
         into = into[got:]
 
 

@@ -33,7 +33,7 @@ from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.logs import RunRecord
 from planaria.control.protocols import Observer
-from planaria.control.statefile import read_state
+from planaria.control.state_file import read_state
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
 from planaria.faults.trace import Fault
@@ -42,10 +42,10 @@ from planaria.report.run.recovery_timeline import recoveries
 from planaria.report.run.round_history import gatherings, totals
 from planaria.runtime.checkpoint.loading import load_stages
 from planaria.runtime.checkpoint.stage_file import read_stage
-from planaria.runtime.checkpoint.store import CheckpointStore, Saved, replica_folder
-from planaria.runtime.engine import runs
-from planaria.runtime.engine.omission import loss
-from planaria.runtime.engine.samples import batches
+from planaria.runtime.checkpoint.store import CheckpointStore, SealedCheckpoint, replica_folder
+from planaria.runtime.engine import run_folders
+from planaria.runtime.engine.stage_omission import loss
+from planaria.runtime.engine.step_samples import batches
 
 WORKERS = 2  # of a replica: the ends and one block stage
 HOPS = 4  # of a microbatch between them: there and back, forward and backward
@@ -83,7 +83,7 @@ def recipe(given: Namespace, name: str, seed: int, steps: int, exchange: dict[st
 def final_loss(record: RunRecord) -> float:
     """Return the validation loss in nats of the final model, of several replicas of their average."""
     config = record.config
-    model = load_stages(runs.newest_whole(record.folder))
+    model = load_stages(run_folders.newest_whole(record.folder))
     dataset = prepare(config.data, config.model.vocab)
     stream = Stream(dataset, "validation", config.model.context, config.seed)
     batch = batches(stream, 0, config.pipeline.microbatch_size)
@@ -231,14 +231,14 @@ def places(record: RunRecord) -> list[Place]:
     return [one for one in looked if one.rounds <= ROUNDS]
 
 
-def comparable(saved: Saved) -> bool:
+def comparable(saved: SealedCheckpoint) -> bool:
     """Return True if the newcomer is present and all replicas are between the same two rounds."""
     standings = saved.manifest.standings
     same = len({standing.rounds for standing in standings.values()}) == 1
     return VICTIM in standings and same and all(standing.inner > 0 for standing in standings.values())
 
 
-def place(saved: Saved, returned: int) -> Place:
+def place(saved: SealedCheckpoint, returned: int) -> Place:
     """Return the newcomer's distance and the usual one; ``returned`` rounds were settled at its return."""
     weights = {replica: weights_of(saved, replica) for replica in saved.manifest.standings}
     rest = torch.stack([each for replica, each in weights.items() if replica != VICTIM])
@@ -248,7 +248,7 @@ def place(saved: Saved, returned: int) -> Place:
     return Place(saved.manifest.standings[VICTIM].rounds - returned, distance, usual)
 
 
-def weights_of(saved: Saved, replica: int) -> Tensor:
+def weights_of(saved: SealedCheckpoint, replica: int) -> Tensor:
     """Return all fast weights of a replica, concatenated, in float64."""
     folder = replica_folder(saved.folder, replica)
     states = [read_stage(folder, stage, saved.step).weights for stage in saved.manifest.stages]

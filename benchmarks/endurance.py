@@ -30,7 +30,7 @@ from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.logs import RunRecord, read_run
 from planaria.control.replay import replay
-from planaria.control.statefile import StateFile, read_state
+from planaria.control.state_file import StateFile, read_state
 from planaria.faults.trace import Fault, Trace, write
 from planaria.report.run.ledger import prove_exactly_once
 from planaria.report.run.recovery_timeline import recoveries

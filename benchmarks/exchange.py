@@ -24,7 +24,7 @@ from planaria.exchange.gossip import contraction, largest_gamma, random_groups
 from planaria.exchange.in_process import Replica, meet, replicas
 from planaria.exchange.noloco import NoLoCo
 from planaria.exchange.registry import EXCHANGES
-from planaria.pipeline.network.collectives import Links, tree
+from planaria.pipeline.network.collectives import ReplicaLinks, tree
 
 EXCHANGE_QUALITY_NAME = "exchange_quality"
 NOLOCO, NO_PULL, LOCAL, MIXED = "noloco", "noloco, γ near 0", "local", "noloco, mixed routes"
@@ -370,7 +370,7 @@ def variance_rows(given: Namespace) -> list[Row]:
 
 def along_a_tree(times: np.random.Generator, members: int, sigma: float, trials: int) -> np.ndarray:
     """Until all know the sum, [trials], where messages take their latency alone."""
-    links = Links(np.full(members, np.inf), 1.0, sigma, times)
+    links = ReplicaLinks(np.full(members, np.inf), 1.0, sigma, times)
     return np.asarray(tree(np.zeros((trials, members)), 0.0, links).max(1))
 
 

@@ -24,7 +24,7 @@ from planaria.exchange.base import Exchange, Update
 from planaria.exchange.gossip import random_groups
 from planaria.exchange.in_process import Replica, exchanged, settle
 from planaria.exchange.registry import EXCHANGES, exchange
-from planaria.pipeline.network.collectives import COLLECTIVES, Links, everyone, pairs
+from planaria.pipeline.network.collectives import COLLECTIVES, ReplicaLinks, everyone, pairs
 from planaria.runtime.engine.sleeping_runner import straggling
 
 ARMS = {"all": "diloco", "pairs": "noloco"}
@@ -131,7 +131,9 @@ def clock(place: Place, method: Method, n: int, steps: int, seed: int, free: boo
     """Return the seconds per step including delays; with ``free``, messages take no time."""
     drawn = np.random.default_rng([seed, n])
     rate = np.full(n, np.inf) if free else place.rate * drawn.lognormal(0.0, place.rate_sigma, n)
-    links = Links(rate, 0.0 if free else place.latency_s, place.latency_sigma, np.random.default_rng([seed, n, 1]))
+    links = ReplicaLinks(
+        rate, 0.0 if free else place.latency_s, place.latency_sigma, np.random.default_rng([seed, n, 1])
+    )
     every, late = method.every, int(method.options.get("delay", 0))
     said = place.bytes * method.options.get("bits", 32) / 32 / method.options.get("fragments", 1)
     now, coming = np.zeros(n), None
@@ -340,7 +342,7 @@ def predicted(kind: str, seed: int, flags: dict[str, float]) -> float:
     """Predict the seconds of a run of ``stragglers`` from its processes' random draws."""
     n, rounds, every = int(flags["replicas"]), int(flags["rounds"]), int(flags["every"])
     config = recipe(kind, seed, n, rounds, every, flags["pass_ms"] / 1e3)
-    free = Links(np.full(n, np.inf), 0.0, 0.0, np.random.default_rng(0))
+    free = ReplicaLinks(np.full(n, np.inf), 0.0, 0.0, np.random.default_rng(0))
     now = np.zeros(n)
     for number in range(rounds):
         now = now + np.array([every * 6 * flags["pass_ms"] / 1e3 * straggling(config, i, number) for i in range(n)])

@@ -32,18 +32,18 @@ from torch import Tensor
 from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benchmark, start
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
-from planaria.exchange import message
+from planaria.exchange import weight_message
 from planaria.exchange.aggregate import equal, mean
-from planaria.exchange.base import Outer, Update, Weights
+from planaria.exchange.base import StageOuterState, Update, Weights
 from planaria.exchange.diloco import pseudo_gradient
 from planaria.exchange.in_process import Replica, replicas
 from planaria.exchange.noloco import NoLoCo
 from planaria.models.families import build_stage
-from planaria.runtime.transport.edge import Arrived, Edge, EdgeSpec, Opened
+from planaria.runtime.transport.edge import Edge, EdgeOpened, EdgeSpec, FrameArrived
 from planaria.runtime.transport.inbox import Inbox
 from planaria.runtime.transport.port import Port
 from planaria.runtime.transport.secure import new_key
-from planaria.runtime.transport.wire import HEADER_BYTES, Content, OfferPart
+from planaria.runtime.transport.wire import HEADER_BYTES, FrameContent, OfferPart
 
 TIMEOUT_S = 60.0
 
@@ -53,18 +53,21 @@ class TwoTensors(NoLoCo):
 
     half: bool = False  # in bf16, else in fp32
 
-    def update(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Update:
-        parts = (message.pack(outer["slow"]), message.pack(pseudo_gradient(outer["slow"], fast)))
+    def update(self, outer: StageOuterState, fast: Weights, prefetched: Tensor | None = None) -> Update:
+        parts = (weight_message.pack(outer["slow"]), weight_message.pack(pseudo_gradient(outer["slow"], fast)))
         return Update(torch.cat(parts).to(torch.bfloat16 if self.half else torch.float32))
 
     def settle(
-        self, outer: Outer, fast: Weights, updates: Mapping[int, Update], me: int
-    ) -> tuple[dict[str, Tensor], Outer]:
+        self, outer: StageOuterState, fast: Weights, updates: Mapping[int, Update], me: int
+    ) -> tuple[dict[str, Tensor], StageOuterState]:
         """Apply equations (1) and (2) of docs/systems.md."""
         said = {member: update.blocking for member, update in updates.items() if update.blocking is not None}
         halves = {member: blocking.float().chunk(2) for member, blocking in said.items()}
         slows, drifts = (
-            mean({member: message.unpack(half[part], outer["slow"]) for member, half in halves.items()}, equal(halves))
+            mean(
+                {member: weight_message.unpack(half[part], outer["slow"]) for member, half in halves.items()},
+                equal(halves),
+            )
             for part in (0, 1)
         )
         before = outer["momentum"]
@@ -75,7 +78,7 @@ class TwoTensors(NoLoCo):
             for name, slow in outer["slow"].items()
         }
         slow = {name: tensor + momentum[name] for name, tensor in outer["slow"].items()}
-        return message.fast_copy(slow, fast), outer.settled(slow=slow, momentum=momentum)
+        return weight_message.fast_copy(slow, fast), outer.settled(slow=slow, momentum=momentum)
 
 
 FULL, HALF, ONE, EIGHT, FOUR = "two in fp32", "two in bf16", "one", "8 bits", "4 bits"
@@ -154,14 +157,14 @@ class Member:
         module = build_stage(config, 1, 1, 0)
         self._weights = {name: tensor.detach() for name, tensor in module.named_parameters()}
         self.shapes = {name: tensor.shape for name, tensor in self._weights.items()}
-        self._edges = {link: self._open(link, 2 * message.packed_bytes(self.shapes)) for link in LINKS}
+        self._edges = {link: self._open(link, 2 * weight_message.packed_bytes(self.shapes)) for link in LINKS}
         self._edge = self._edges[LOOPBACK]
         self._of: dict[str, Replica] = {}
 
     def _open(self, link: str, max_bytes: int) -> Edge:
         spec = EdgeSpec(link, self._there, 1 - self._me, max_bytes, TIMEOUT_S, *LINKS[link])
         edge = Edge(spec, self._port, self._inbox)
-        self._expect(Opened)
+        self._expect(EdgeOpened)
         return edge
 
     def begin(self, link: str) -> None:
@@ -212,8 +215,8 @@ class Member:
     def _swap(self, part: Tensor | None) -> Tensor | None:
         if part is None:
             return None
-        self._edge.send(OfferPart(1, Content.BLOCKING), part)
-        payload: Tensor = self._expect(Arrived).payload
+        self._edge.send(OfferPart(1, FrameContent.BLOCKING), part)
+        payload: Tensor = self._expect(FrameArrived).payload
         return payload
 
     def _expect(self, kind: type) -> Any:

@@ -20,12 +20,12 @@ from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benc
 from planaria.config import recipe, shipped
 from planaria.lab.commands.experts import RESULTS
 from planaria.lab.experts import manifest
-from planaria.lab.experts.budget import LARGER, LONGER, SYNCHRONISED, Spent
-from planaria.lab.experts.experts_results import ArmResult, Results, SeedResult, Weighing
+from planaria.lab.experts.budget import LARGER, LONGER, SYNCHRONISED, ArmCost
+from planaria.lab.experts.experts_results import ArmResult, FittedWeights, Results, SeedResult
 from planaria.lab.experts.experts_spec import MixtureSpec, load
 from planaria.lab.experts.lineage import called
-from planaria.lab.experts.log_probabilities import Texts
-from planaria.lab.experts.minimax_weights import Array, Problem, Solver, Weights, problem, worst_domain
+from planaria.lab.experts.log_probabilities import DomainTexts
+from planaria.lab.experts.minimax_weights import Array, MinimaxProblem, MinimaxWeights, Solver, problem, worst_domain
 from planaria.lab.experts.scoring import arm_result, weigh
 
 EXPERTS_NAME = "experts"
@@ -216,11 +216,11 @@ def beliefs(name: str, found: Results) -> Iterator[Row]:
         for seed in found.seeds:
             spec, base = load(RUNS / f"{name}-{seed}.toml", {"out": str(RUNS)})
             other = spec.model_copy(update={"mixture": mixture})
-            texts, own = Texts(RUNS / f"{name}-{seed}", other, base), RUNS / f"{name}-{seed}/seed-{seed}/experts"
+            texts, own = DomainTexts(RUNS / f"{name}-{seed}", other, base), RUNS / f"{name}-{seed}/seed-{seed}/experts"
             for run in found.of(seed):
                 arm = run.arms[SYNCHRONISED]
                 readings = {job.name: texts.read(own / called(job.name, run.line) / "model") for job in arm.experts}
-                spent = Spent("", arm.flops, arm.parameter_tokens, arm.inner_parameter_tokens, arm.token_flops)
+                spent = ArmCost("", arm.flops, arm.parameter_tokens, arm.inner_parameter_tokens, arm.token_flops)
                 again = arm_result(arm.experts, spent, readings, other, texts.places)
                 pairs = {"all": (again.scores, arm.scores), "top-1": (again.fewer["top-1"], arm.fewer["top-1"])}
                 for k, (mine, theirs) in pairs.items():
@@ -294,7 +294,7 @@ def run_worst_domain(given: Namespace) -> Measurement:
     return Result(rows, notes)
 
 
-def made(rows: int, domains: int, seed: int) -> Problem:
+def made(rows: int, domains: int, seed: int) -> MinimaxProblem:
     """Return random texts: experts differ by domain, and some domains are harder for all."""
     draw = np.random.default_rng(seed)
     hard, skill = draw.uniform(0, 1, domains), draw.normal(0, 1, (domains, EXPERTS))
@@ -327,7 +327,7 @@ def solvers(sizes: list[int], seeds: list[int]) -> Iterator[Row]:
     yield Row(f"halpern: passes at {min(sizes)} rows over those at {max(sizes)}, means", [falls], "", Claim(low=2.0))
 
 
-def _solved(problems: list[Problem], solver: Solver) -> tuple[list[Weights], list[float]]:
+def _solved(problems: list[MinimaxProblem], solver: Solver) -> tuple[list[MinimaxWeights], list[float]]:
     found, seconds = [], []
     for given in problems:
         begun = time.perf_counter()
@@ -338,7 +338,7 @@ def _solved(problems: list[Problem], solver: Solver) -> tuple[list[Weights], lis
     return found, seconds
 
 
-def _over_rivals(given: Problem, found: Weights) -> float:
+def _over_rivals(given: MinimaxProblem, found: MinimaxWeights) -> float:
     """Return the worst domain's loss minus the least that simple weights reach there."""
     rivals = [np.full(EXPERTS, 1 / EXPERTS), *np.eye(EXPERTS)]
     return found.proof.value - min(float(given.losses(v).max()) for v in rivals)
@@ -357,7 +357,7 @@ def plain_mixtures(seeds: list[int]) -> Iterator[Row]:
         yield Row(f"plain mixture: {who}, passes to {NEAR:g} nats", values, "", None, {"rows": 4096})
 
 
-def _climbed(given: Problem) -> tuple[int, float]:
+def _climbed(given: MinimaxProblem) -> tuple[int, float]:
     """Return the steps until the loss is within ``NEAR`` of that after 5,000, and that loss."""
     v: Array = given.middle()[: given.experts]
     losses = []
@@ -368,7 +368,7 @@ def _climbed(given: Problem) -> tuple[int, float]:
     return next(step for step, loss in enumerate(losses, 1) if loss <= losses[-1] + NEAR), losses[-1]
 
 
-def _passes_to(given: Problem, solver: Solver, loss: float) -> float:
+def _passes_to(given: MinimaxProblem, solver: Solver, loss: float) -> float:
     """Return the passes with the largest tolerance whose weights reach ``loss``."""
     for halves in range(14):
         found = worst_domain(given, 0.1 / 2**halves, solver=solver)
@@ -400,12 +400,12 @@ def experts(runs: list[Path]) -> Iterator[Row]:
         yield Row("gap, nats per token", [found.gap for found in all_found], "0", Claim(low=0.0), beside, "least")
 
 
-def _worst_on_test(found: Weighing) -> dict[str, float]:
+def _worst_on_test(found: FittedWeights) -> dict[str, float]:
     """Return the worst trained domain's loss by prior."""
     return {prior: max(losses[name] for name in found.prices) for prior, losses in found.test.items()}
 
 
-def _weighed(run: Path, tokens: int) -> Weighing:
+def _weighed(run: Path, tokens: int) -> FittedWeights:
     """Weigh the run's experts by their saved log-probabilities."""
     from safetensors.torch import load_file
 

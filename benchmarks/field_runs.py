@@ -17,7 +17,7 @@ from benchmarks.common import RUNS
 from benchmarks.field_systems import Strike, System, Update, alive, next_steps, updates_of
 from benchmarks.trl import bury, children
 from planaria.common.errors import RunStopped
-from planaria.control.statefile import born
+from planaria.control.state_file import born
 
 NAME = "field"
 FIRST_S, END_S = 180.0, 40.0  # limits for the first update and for the end

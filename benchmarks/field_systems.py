@@ -218,7 +218,7 @@ class Planaria(System):
         return [Command([sys.executable, "-m", "planaria", "train", str(file), "--quiet"])]
 
     def living(self, folder: Path) -> list[int | None]:
-        from planaria.control.statefile import born, read_state
+        from planaria.control.state_file import born, read_state
 
         workers = read_state(folder / "run").workers
         there = {w.node: w.pid for w in workers if w.node is not None and w.born == born(w.pid) and alive(w.pid)}

@@ -22,7 +22,7 @@ from planaria.control import events as e
 if TYPE_CHECKING:
     from planaria.control.logs import RunRecord
     from planaria.control.protocols import Observer
-    from planaria.control.statefile import LiveWorker
+    from planaria.control.state_file import LiveWorker
     from planaria.faults.trace import Fault
 
 VOCAB = 512  # rows of the embedding table; ids of bytes need fewer
@@ -82,20 +82,20 @@ def run_fleet(
     """
     from planaria.control.logs import read_run
     from planaria.faults.trace import Trace
-    from planaria.report.live.progress import Quiet
+    from planaria.report.live.progress import NoProgress
     from planaria.report.live.trackers import trackers
-    from planaria.report.live.watch import Watch
-    from planaria.runtime.engine import fleet, runs
+    from planaria.report.live.watch import RunWatch
+    from planaria.runtime.engine import fleet, run_folders
     from planaria.runtime.engine.prepare import prepare
 
     prepared = prepare(config, trace=Trace(faults=faults))
-    folder = runs.create(config)
+    folder = run_folders.create(config)
     shutil.copyfile(prepared.dataset.tokenizer_file, folder / "tokenizer.json")
     observers = trackers(config.observe) if tracked else {}
-    watch = Watch(folder, config.pipeline.samples * config.model.context, Quiet(), observers)
+    watch = RunWatch(folder, config.pipeline.samples * config.model.context, NoProgress(), observers)
     observer: Observer = around(watch, folder) if around else watch
     try:
-        with runs.held(folder):
+        with run_folders.held(folder):
             fleet.train(prepared, folder, observer)
     finally:
         watch.close()
@@ -148,9 +148,9 @@ def thaw_later(worker: LiveWorker, seconds: float) -> None:
     """Send SIGCONT after ``seconds``, unless the process has exited and its number was reused."""
 
     def thaw() -> None:
-        from planaria.control import statefile
+        from planaria.control import state_file
 
-        if worker.born is not None and statefile.born(worker.pid) == worker.born:
+        if worker.born is not None and state_file.born(worker.pid) == worker.born:
             os.kill(worker.pid, signal.SIGCONT)
 
     timer = threading.Timer(seconds, thaw)

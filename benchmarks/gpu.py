@@ -29,11 +29,11 @@ from planaria.data.shards import prepare
 from planaria.data.stream import Stream
 from planaria.lab.inline.engine import InlineEngine
 from planaria.models.llama_stages import flops_per_token, parameter_count, stage_layers
-from planaria.pipeline.network.costs import Prices, message_bytes
-from planaria.pipeline.plan.clock import Clock
+from planaria.pipeline.network.costs import MessageCosts, message_bytes
+from planaria.pipeline.plan.clock import PlanSimulation
 from planaria.report.run.recovery_timeline import recoveries
 from planaria.runtime.engine.requirements import needs
-from planaria.runtime.engine.resolved import ResolvedRun
+from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.runner import StageRunner
 from planaria.runtime.fleet.devices import VISIBLE, inventory
 
@@ -351,7 +351,7 @@ WORKERS = BLOCKS + 1
 NOTES = ("predicted, not measured: no GPU has been used",)
 
 
-class OneDevice(Clock):
+class OneDevice(PlanSimulation):
     """All nodes share a device that computes for one at a time, with one copy each way."""
 
     def _choose(self) -> None:
@@ -390,10 +390,10 @@ def rate(given: Namespace) -> float:
     return float(given.mfu * given.peak * 1e12)
 
 
-def predicted_step_s(config: RunConfig, clock: type[Clock], overlap: bool) -> float:
+def predicted_step_s(config: RunConfig, clock: type[PlanSimulation], overlap: bool) -> float:
     network = config.network.model_copy(update={"overlap": overlap})
     itinerary = ResolvedRun(config.model_copy(update={"network": network}))
-    return Prices.seconds(clock(itinerary.training(0), itinerary.prices).run())
+    return MessageCosts.seconds(clock(itinerary.training(0), itinerary.prices).run())
 
 
 def predicted_rows_of(name: str, given: Namespace) -> list[Row]:
@@ -411,7 +411,7 @@ def predicted_rows_of(name: str, given: Namespace) -> list[Row]:
     full = f"{given.peak * 1e12 / per_token:,.0f} at the peak"
     rows = [Row(f"{name}: tokens/s, inline", [rate(given) / per_token], full, beside=shape)]
     message = {"MB a message": message_bytes(config.model, config.pipeline) / 1e6}
-    for clock, where, limit in ((Clock, "a device each", f"{WORKERS}"), (OneDevice, "one device", "1")):
+    for clock, where, limit in ((PlanSimulation, "a device each", f"{WORKERS}"), (OneDevice, "one device", "1")):
         for overlap, how in ((True, ""), (False, ", copies in place of computing")):
             ratio = inline_s / predicted_step_s(config, clock, overlap)
             rows.append(

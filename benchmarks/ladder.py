@@ -24,7 +24,7 @@ from planaria.common.errors import RunStopped, UserError
 from planaria.config.schema import ModelConfig, RunConfig
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
-from planaria.lab.compare.race import Point
+from planaria.lab.compare.race import ValidationPoint
 from planaria.lab.compare.race_results import smoothed, ticks_to
 from planaria.lab.compare.race_spec import SMOOTHED
 from planaria.lab.inline.engine import InlineEngine
@@ -33,8 +33,8 @@ from planaria.models.llama_stages import Llama, global_name, parameter_count
 from planaria.pipeline.routing.skipping import visits
 from planaria.recovery.echo import Echo
 from planaria.runtime.checkpoint.stage_file import read_stage, write_stage
-from planaria.runtime.engine.omission import omissions
-from planaria.runtime.engine.samples import batches
+from planaria.runtime.engine.stage_omission import omissions
+from planaria.runtime.engine.step_samples import batches
 
 WORKERS = Flag(CORES, "processes at the same time")
 VOCAB = 260  # ids of bytes
@@ -192,7 +192,7 @@ def run_ladder(given: Namespace) -> Measurement:
 class Course:
     """One model: its validations, and the harm of losing its first and its last block stage, in nats."""
 
-    points: list[Point]
+    points: list[ValidationPoint]
     first: float
     last: float
 
@@ -219,7 +219,7 @@ def edges_train(given: Namespace, seed: int, routing: str) -> Course:
     for step in range(1, given.steps + 1):
         engine.train_step()
         if step % given.every == 0:
-            points.append(Point(tick=step, step=step, loss=engine.evaluate()))
+            points.append(ValidationPoint(tick=step, step=step, loss=engine.evaluate()))
     whole, state = engine.evaluate(), {s: copy.deepcopy(runner.state()) for s, runner in engine.runners.items()}
     harm = []
     for stage in (1, given.stages):
@@ -229,7 +229,7 @@ def edges_train(given: Namespace, seed: int, routing: str) -> Course:
     return Course(points, *harm)
 
 
-def steps_ratio(full: list[Point], swapped: list[Point]) -> float:
+def steps_ratio(full: list[ValidationPoint], swapped: list[ValidationPoint]) -> float:
     """Return the steps to the best loss that both reach, swapped over full."""
     target = max(min(loss for _, loss in smoothed(points)) for points in (full, swapped))
     ticks = [ticks_to(points, target) for points in (full, swapped)]

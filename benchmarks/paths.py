@@ -27,11 +27,20 @@ from planaria.control import decisions as d
 from planaria.control.protocols import Observer
 from planaria.control.run_record import RunRecord
 from planaria.pipeline.network.multipath import Path as NetworkPath
-from planaria.pipeline.network.multipath import Ways, completion_times, max_min_rates
-from planaria.planner.paths import Assignment, Flow, better_of_two, hashed, in_turn, largest_load, plan, tightest_cut
+from planaria.pipeline.network.multipath import PathNetwork, completion_times, max_min_rates
+from planaria.planner.paths import (
+    Assignment,
+    SiteFlow,
+    better_of_two,
+    hashed,
+    in_turn,
+    largest_load,
+    plan,
+    tightest_cut,
+)
 
 
-def leaf_spine(leaves: int, spines: int, link: float) -> Ways:
+def leaf_spine(leaves: int, spines: int, link: float) -> PathNetwork:
     """A network with a path over each spine between any two leaves, equal capacity per link and direction."""
     names = [f"leaf {n}" for n in range(leaves)]
     paths = {
@@ -40,19 +49,21 @@ def leaf_spine(leaves: int, spines: int, link: float) -> Ways:
         for b in names
         if a != b
     }
-    return Ways(paths, {link_: link for found in paths.values() for path in found for link_ in path.links})
+    return PathNetwork(paths, {link_: link for found in paths.values() for path in found for link_ in path.links})
 
 
-def ring(leaves: int, each: int, size: int) -> list[Flow]:
+def ring(leaves: int, each: int, size: int) -> list[SiteFlow]:
     """``each`` flows from every leaf to the next."""
-    return [Flow(f"leaf {n}", f"leaf {(n + 1) % leaves}", size) for n in range(leaves) for _ in range(each)]
+    return [SiteFlow(f"leaf {n}", f"leaf {(n + 1) % leaves}", size) for n in range(leaves) for _ in range(each)]
 
 
-def with_dead(ways: Ways, *links: str) -> Ways:
-    return Ways(ways.paths, {**ways.capacity, **dict.fromkeys(links, 0.0)})
+def with_dead(ways: PathNetwork, *links: str) -> PathNetwork:
+    return PathNetwork(ways.paths, {**ways.capacity, **dict.fromkeys(links, 0.0)})
 
 
-def small_instance(chance: random.Random, most_flows: int = 8, most_paths: int = 4) -> tuple[list[Flow], Ways]:
+def small_instance(
+    chance: random.Random, most_flows: int = 8, most_paths: int = 4
+) -> tuple[list[SiteFlow], PathNetwork]:
     """Draw two to four sites, flows of sizes 1 to 10, and paths of one to three shared links."""
     sites = [f"site {n}" for n in range(chance.randint(2, 4))]
     capacity = {f"link {n}": float(chance.randint(1, 10)) for n in range(chance.randint(2, 8))}
@@ -64,11 +75,11 @@ def small_instance(chance: random.Random, most_flows: int = 8, most_paths: int =
             for _ in range(chance.randint(1, most_paths))
         ]
         paths[a, b] = tuple(NetworkPath(f"path {n}", a, b, route) for n, route in enumerate(dict.fromkeys(routes)))
-    flows = [Flow(*chance.choice(pairs), chance.randint(1, 10)) for _ in range(chance.randint(1, most_flows))]
-    return flows, Ways(paths, capacity)
+    flows = [SiteFlow(*chance.choice(pairs), chance.randint(1, 10)) for _ in range(chance.randint(1, most_flows))]
+    return flows, PathNetwork(paths, capacity)
 
 
-def optimum(flows: Sequence[Flow], ways: Ways) -> float:
+def optimum(flows: Sequence[SiteFlow], ways: PathNetwork) -> float:
     """Return the minimal largest load over all choices of paths, by branch and bound."""
     order = sorted(flows, key=lambda flow: -flow.size)
     carried: Counter[str] = Counter()
@@ -197,7 +208,7 @@ PILOT = 40
 RELAYS, MEGABYTES, RATE = 4, 1, 4e6  # flows over real connections: MB each, bytes per second of a relay
 
 
-def of_leaves(flows: Sequence[Flow], ways: Ways, chosen: Assignment) -> tuple[float, float]:
+def of_leaves(flows: Sequence[SiteFlow], ways: PathNetwork, chosen: Assignment) -> tuple[float, float]:
     """Return the mean over leaves of their slowest flow, and the mean rate of all flows."""
     rates = max_min_rates([path.links for path in chosen], ways.capacity)
     slowest: dict[str, float] = {}
@@ -207,7 +218,9 @@ def of_leaves(flows: Sequence[Flow], ways: Ways, chosen: Assignment) -> tuple[fl
     return fmean(slowest.values()), fmean(rates)
 
 
-def mean_of(flows: Sequence[Flow], ways: Ways, choose: Callable[..., Assignment], seeds: int) -> tuple[float, float]:
+def mean_of(
+    flows: Sequence[SiteFlow], ways: PathNetwork, choose: Callable[..., Assignment], seeds: int
+) -> tuple[float, float]:
     found = [of_leaves(flows, ways, choose(flows, ways, seed)) for seed in range(seeds)]
     return fmean(slowest for slowest, _ in found), fmean(mean for _, mean in found)
 
@@ -250,7 +263,7 @@ def unlike(given: Namespace) -> list[Row]:
     for seed in range(given.networks):
         chance = random.Random(seed)
         pairs = [pair for pair in ways.paths for _ in range(2)]
-        flows = [Flow(*chance.choice(pairs), chance.randint(1, 8)) for _ in range(LEAVES * FLOWS)]
+        flows = [SiteFlow(*chance.choice(pairs), chance.randint(1, 8)) for _ in range(LEAVES * FLOWS)]
         planned = plan(flows, ways)
         gaps.append(tightest_cut(flows, ways).gap(largest_load(flows, ways, planned)))
         last = _last(flows, ways, planned)
@@ -264,14 +277,16 @@ def unlike(given: Namespace) -> list[Row]:
     return [Row(f"unlike flows: last one through, {name} / planned", found, note) for name, found in ratios.items()]
 
 
-def _last(flows: Sequence[Flow], ways: Ways, chosen: Assignment) -> float:
+def _last(flows: Sequence[SiteFlow], ways: PathNetwork, chosen: Assignment) -> float:
     return max(completion_times([flow.size for flow in flows], [path.links for path in chosen], ways.capacity))
 
 
-def over_relays() -> tuple[list[Flow], Ways]:
+def over_relays() -> tuple[list[SiteFlow], PathNetwork]:
     size = MEGABYTES * 1_000_000
     relays = tuple(NetworkPath(str(n), "a", "b", (f"relay {n}",)) for n in range(RELAYS))
-    return [Flow("a", "b", size)] * FLOWS, Ways({("a", "b"): relays}, {f"relay {n}": RATE for n in range(RELAYS)})
+    return [SiteFlow("a", "b", size)] * FLOWS, PathNetwork(
+        {("a", "b"): relays}, {f"relay {n}": RATE for n in range(RELAYS)}
+    )
 
 
 def connected(given: Namespace) -> list[Row]:
@@ -300,7 +315,7 @@ def connected(given: Namespace) -> list[Row]:
     return rows
 
 
-def _seconds(flows: Sequence[Flow], chosen: Assignment) -> float:
+def _seconds(flows: Sequence[SiteFlow], chosen: Assignment) -> float:
     return completion([int(path.id) for path in chosen], RELAYS, flows[0].size, RATE)
 
 

@@ -26,7 +26,7 @@ from planaria.pipeline.plan.bound import lower_bound
 from planaria.pipeline.plan.build import plan_for
 from planaria.pipeline.routing import full, routes
 from planaria.runtime.engine.copy_costs import costs_of_copies
-from planaria.runtime.engine.resolved import ResolvedRun
+from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.simulate import simulate
 
 DIM, CONTEXT = 32, 128

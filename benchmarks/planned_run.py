@@ -40,10 +40,10 @@ from planaria.pipeline.network.topology import read
 from planaria.planner.bound import certificate
 from planaria.planner.cells import remaining
 from planaria.planner.guidelines import broken
-from planaria.planner.problem import Problem, Solution, problem_of
+from planaria.planner.problem import PlanningProblem, Solution, problem_of
 from planaria.planner.replan import WORK
-from planaria.planner.schedule import Bound, Search, schedule_of, write
-from planaria.planner.search import Budget, improve, search, step_ns
+from planaria.planner.schedule import ProvedBound, SearchRecord, schedule_of, write
+from planaria.planner.search import SearchBudget, improve, search, step_ns
 from planaria.report.run.recovery_timeline import recoveries
 
 PLANNED_RUN_NAME = "planned_run"
@@ -53,7 +53,7 @@ SKIP_STEPS = 3  # steps that open edges, fill caches and are not counted
 GAP = 6  # steps between two kills
 
 
-def problem(skip: float) -> Problem:
+def problem(skip: float) -> PlanningProblem:
     """Return the published costs and links with one node per city, at a fiftieth of the time."""
     flags = {
         "pipeline.stages": f"{STAGES}", "pipeline.microbatches": f"{MICROBATCHES}", "model.layers": f"{STAGES}",
@@ -74,11 +74,11 @@ def problem(skip: float) -> Problem:
     return problem_of(config, one_each)
 
 
-def config_for(asked: Problem, solution: Solution, step_s: float, name: str, steps: int) -> RunConfig:
+def config_for(asked: PlanningProblem, solution: Solution, step_s: float, name: str, steps: int) -> RunConfig:
     """A small model on this schedule, with the schedule's times of passes and messages."""
-    bound = Bound(**certificate(asked)._asdict())
+    bound = ProvedBound(**certificate(asked)._asdict())
     file = RUNS / f"{name}.schedule.json"
-    write(schedule_of(asked, solution, step_s, bound, {}, Search(seed=0, moves=0, seconds=0)), file)
+    write(schedule_of(asked, solution, step_s, bound, {}, SearchRecord(seed=0, moves=0, seconds=0)), file)
     return run_config(
         name,
         model={"vocab": VOCAB, "dim": 32, "layers": STAGES, "heads": 2, "hidden": 64, "context": 32},
@@ -93,19 +93,19 @@ def config_for(asked: Problem, solution: Solution, step_s: float, name: str, ste
     )
 
 
-def with_sums(asked: Problem) -> Problem:
+def with_sums(asked: PlanningProblem) -> PlanningProblem:
     """Return the problem with gradient sums at the end; a link delays all messages alike."""
     return replace(asked, sums=np.stack([asked.link, asked.link]))
 
 
-def summed_s(asked: Problem, solution: Solution) -> float:
+def summed_s(asked: PlanningProblem, solution: Solution) -> float:
     return step_ns(with_sums(asked), solution) / 1e9
 
 
 def measured(given: Namespace, skip: float, sums: bool) -> tuple[list[float], dict[str, Cell], float]:
     """Return the seconds of steps on a fleet, further columns, and the simulated step with sums."""
     asked = with_sums(problem(skip)) if sums else problem(skip)
-    found = search(asked, given.seed, Budget(moves=given.moves))
+    found = search(asked, given.seed, SearchBudget(moves=given.moves))
     record = finished(config_for(asked, found.solution, found.step_s, PLANNED_RUN_NAME, given.steps + SKIP_STEPS))
     simulated, seconds = summed_s(asked, found.solution), step_seconds(record, SKIP_STEPS)
     beside: dict[str, Cell] = {
@@ -134,7 +134,7 @@ def step_rows(given: Namespace) -> list[Row]:
 def kill_rows(given: Namespace) -> list[Row]:
     """Kill one node of each block stage and one data node, without replacement."""
     asked = problem(given.skip)
-    found = search(asked, given.seed, Budget(moves=given.moves))
+    found = search(asked, given.seed, SearchBudget(moves=given.moves))
     victims = [found.solution.members(stage)[0] for stage in (1, 0, 2, 3)][: given.kills]
     steps = SKIP_STEPS + GAP * (len(victims) + 1)
     faults = tuple(
@@ -156,7 +156,7 @@ def kill_rows(given: Namespace) -> list[Row]:
     ]
 
 
-def broken_rules(asked: Problem, solution: Solution, plan: Replanned) -> Sequence[object]:
+def broken_rules(asked: PlanningProblem, solution: Solution, plan: Replanned) -> Sequence[object]:
     kept = sorted(plan.nodes)
     new = {node: place for place, node in enumerate(kept)}
     routes = np.array([[new[node] for node in route] for route in plan.routes])
@@ -195,12 +195,12 @@ def arms(given: Namespace, seed: int) -> dict[str, float]:
     from planaria.planner.replan import measured
 
     asked = problem(given.skip)
-    found = search(asked, seed, Budget(moves=given.moves))
+    found = search(asked, seed, SearchBudget(moves=given.moves))
     block = [hop for path in found.solution.path.tolist() for hop in pairwise(path)]
     (source, target), _ = Counter(hop for hop in block if asked.site[hop[0]] != asked.site[hop[1]]).most_common(1)[0]
     usual = float(asked.link[asked.site[source], asked.site[target]]) / 1e9
     slower = measured(asked, {(source, target): given.times * usual})
-    true = search(slower, seed, Budget(moves=given.moves))
+    true = search(slower, seed, SearchBudget(moves=given.moves))
     told = {"simulated, old plan": summed_s(slower, found.solution)}
     told["simulated, plan for the slow link"] = summed_s(slower, true.solution)
     routes = improve(slower, found.solution, seed, 16 * WORK // slower.work)

@@ -21,27 +21,27 @@ from planaria.planner.baselines import baselines, random_skipping
 from planaria.planner.bound import certificate
 from planaria.planner.evaluate import NEVER
 from planaria.planner.guidelines import broken
-from planaria.planner.problem import ROLES, Problem, Solution, problem_of
-from planaria.planner.search import Budget, Found, search, step_ns
+from planaria.planner.problem import ROLES, PlanningProblem, Solution, problem_of
+from planaria.planner.search import SearchBudget, SearchResult, search, step_ns
 from planaria.planner.tables import NO_SUMS
 
 PUBLISHED_FULL_S = 82.8  # the full pipeline over all five data nodes on the published arrangement
 PUBLISHED_DATA = (0, 3, 4, 10, 11)
 
 
-def published() -> Problem:
+def published() -> PlanningProblem:
     config = recipe.load(shipped.find("twelve_cities"), {})
     return problem_of(config, read(shipped.FOLDER / "topologies" / "twelve_cities.toml"))
 
 
-def with_data(problem: Problem, data: tuple[int, ...]) -> Problem:
+def with_data(problem: PlanningProblem, data: tuple[int, ...]) -> PlanningProblem:
     role = [ROLES.index("data" if node in data else "worker") for node in range(problem.nodes)]
     return replace(problem, role=np.array(role, np.int64))
 
 
 def generated(
     seed: int, nodes: int, sites: int, stages: int, data: int, speeds: tuple[float, ...], slots: tuple[int, ...]
-) -> Problem:
+) -> PlanningProblem:
     """Return a problem with random sites; latency grows with distance, bandwidth falls quadratically; 33 % skipped."""
     rng = random.Random(seed)
     places = [(rng.random(), rng.random()) for _ in range(sites)]
@@ -53,7 +53,7 @@ def generated(
             link[a, b] = 0.05 + 0.001 + 0.12 * apart + size / bandwidth
     speed = np.array([rng.choice(speeds) for _ in range(nodes)])
     workers = nodes - data
-    return Problem(
+    return PlanningProblem(
         names=tuple(f"node {n}" for n in range(nodes)),
         sites=tuple(f"site {s}" for s in range(sites)),
         site=np.array([rng.randrange(sites) for _ in range(nodes)], np.int64),
@@ -71,7 +71,7 @@ def generated(
     )
 
 
-def fresh(n: int, networks: int) -> Problem:
+def fresh(n: int, networks: int) -> PlanningProblem:
     """Return the n-th generated network, of 10 to 50 nodes."""
     nodes = 10 + 40 * n // max(1, networks - 1)
     return generated(n, nodes, 4 + n % 9, 3 + n % 4, max(1, nodes // 5), (1.0, 2.0), (2, 3, 4))
@@ -85,13 +85,13 @@ def city_rows(given: Namespace) -> list[Row]:
     ):
         early: list[float] = []
 
-        def watch(found: Found, early: list[float] = early) -> None:
+        def watch(found: SearchResult, early: list[float] = early) -> None:
             if found.seconds <= 120:
                 early[:] = [found.step_s]
 
-        found = search(problem, given.seed, Budget(seconds=given.seconds), watch)
+        found = search(problem, given.seed, SearchBudget(seconds=given.seconds), watch)
         bound = certificate(problem)
-        compared = baselines(problem, found.solution, given.seed, Budget(seconds=given.seconds / 5))
+        compared = baselines(problem, found.solution, given.seed, SearchBudget(seconds=given.seconds / 5))
         beside: dict[str, float | int | str] = {
             "step": f"{found.step_s:.2f} s",
             "bound": f"{bound.step_s:.2f} s, gap {bound.gap(found.step_s):.1%}",
@@ -112,8 +112,8 @@ def fresh_rows(given: Namespace) -> list[Row]:
     over, faults, gaps = [], 0, []
     for n in range(given.networks):
         problem = fresh(n, given.networks)
-        found = search(problem, n, Budget(moves=given.moves))
-        compared = baselines(problem, found.solution, n, Budget(moves=given.moves))
+        found = search(problem, n, SearchBudget(moves=given.moves))
+        compared = baselines(problem, found.solution, n, SearchBudget(moves=given.moves))
         faults += bool(broken(problem, found.solution))
         over.append(found.step_s / min(compared.values()))
         gaps.append(certificate(problem).gap(found.step_s))
@@ -126,7 +126,7 @@ def fresh_rows(given: Namespace) -> list[Row]:
 
 def large_rows(given: Namespace) -> list[Row]:
     problem = generated(1, 1000, 20, 7, 200, (1.0,), (3,))
-    found = search(problem, given.seed, Budget(seconds=given.large_seconds))
+    found = search(problem, given.seed, SearchBudget(seconds=given.large_seconds))
     bound = certificate(problem)
     sound = not broken(problem, found.solution)
     beside = {"step": f"{found.step_s:.2f} s", "bound": f"{bound.step_s:.2f} s, gap {bound.gap(found.step_s):.1%}"}
@@ -149,8 +149,8 @@ def unequal_row(given: Namespace) -> Row:
             backward=np.rint(real.backward * 0 + np.array([[0.66e9], [0.66e9], [0.0]]) / mean_speed).astype(np.int64),
             slots=np.full(real.nodes, round(fmean(real.slots.tolist()))),
         )
-        aware = search(real, seed, Budget(moves=given.moves))
-        blind = search(told, seed, Budget(moves=given.moves))
+        aware = search(real, seed, SearchBudget(moves=given.moves))
+        blind = search(told, seed, SearchBudget(moves=given.moves))
         unknown = step_ns(real, blind.solution)
         if unknown == NEVER:
             stuck += 1
@@ -186,9 +186,9 @@ def run_planner(given: Namespace) -> Measurement:
     return Result(rows, ["seconds are of the simulated step; a gap is 1 − bound / step"])
 
 
-def gap_row(what: str, problem: Problem, seed: int, moves: int, most: float) -> Row:
+def gap_row(what: str, problem: PlanningProblem, seed: int, moves: int, most: float) -> Row:
     """One search and its certified gap; an invalid plan fails."""
-    found, bound = search(problem, seed, Budget(moves=moves)), certificate(problem)
+    found, bound = search(problem, seed, SearchBudget(moves=moves)), certificate(problem)
     sound = not broken(problem, found.solution)
     beside: dict[str, float | int | str] = {
         "step": f"{found.step_s:.2f} s", "bound": f"{bound.step_s:.2f} s", "moves": moves,
@@ -201,17 +201,17 @@ def fresh_row(networks: int, moves: int) -> Row:
     gaps = []
     for n in range(networks):
         problem = fresh(n, networks)
-        gaps.append(certificate(problem).gap(search(problem, n, Budget(moves=moves)).step_s))
+        gaps.append(certificate(problem).gap(search(problem, n, SearchBudget(moves=moves)).step_s))
     return Row(f"{networks} networks of 10 to 50 nodes", gaps, "0", None, {"moves": moves})
 
 
-def tiny(seed: int) -> Problem:
+def tiny(seed: int) -> PlanningProblem:
     """One or two data nodes and three workers at three sites."""
     rng = np.random.default_rng(seed)
     data = 1 + seed % 2
     nodes, transmit = data + 3, rng.integers(0, 9, (3, 3))
     forward, backward = rng.integers(1, 9, (2, 3, nodes))
-    return Problem(
+    return PlanningProblem(
         names=("",) * nodes, sites=("", "", ""), site=rng.integers(0, 3, nodes), sizes=(data, 2, 1),
         microbatches=3 - data, visits=int(rng.integers(1, 3)), swaps=1, jump=2, forward=forward, backward=backward,
         link=transmit + rng.integers(0, 20, (3, 3)), transmit=transmit, slots=rng.integers(1, 3, nodes),
@@ -219,7 +219,7 @@ def tiny(seed: int) -> Problem:
     )  # fmt: skip
 
 
-def plans(problem: Problem) -> Iterator[Solution]:
+def plans(problem: PlanningProblem) -> Iterator[Solution]:
     """Yield every arrangement and set of routes that obeys the rules."""
     for order in permutations(range(problem.nodes)):
         stage = np.empty(problem.nodes, np.int64)
@@ -284,11 +284,11 @@ FLAGS = {"model.layers": "5", "model.hidden": "14336", "routing.sums": "true"}
 """five stages of one layer of width 4,096: 1.48 billion parameters with the ends"""
 
 
-def sums_plans(given: Namespace, problem: Problem) -> list[tuple[Solution, Solution]]:
+def sums_plans(given: Namespace, problem: PlanningProblem) -> list[tuple[Solution, Solution]]:
     """Return for each seed a plan for the passes alone, and one for the sums too."""
     alone = replace(problem, sums=NO_SUMS)
     found = [
-        tuple(search(asked, seed, Budget(moves=given.moves)).solution for asked in (alone, problem))
+        tuple(search(asked, seed, SearchBudget(moves=given.moves)).solution for asked in (alone, problem))
         for seed in given.seeds
     ]
     assert not any(broken(problem, plan) for pair in found for plan in pair)
@@ -344,7 +344,9 @@ def rows_of(given: Namespace) -> list[Row]:
             ticks = round((mean_s if link_s is None else link_s) * 1e9)
             alike = replace(base, link=np.full_like(base.link, ticks), slots=np.full(base.nodes, slots))
             full = replace(alike, visits=FULL)
-            steps = [[search(p, seed, Budget(moves=given.moves)).step_s for seed in given.seeds] for p in (alike, full)]
+            steps = [
+                [search(p, seed, SearchBudget(moves=given.moves)).step_s for seed in given.seeds] for p in (alike, full)
+            ]
             beside = {"skipping": f"{min(steps[0]):.2f} s", "full": f"{min(steps[1]):.2f} s"}
             rows.append(Row(f"{what}, {slots} slots a node", ratios(*steps), "0.60 to 0.67", claim, beside))
     return rows

@@ -34,11 +34,11 @@ from planaria.models.transformers.decoder import Decoder
 from planaria.models.transformers.skeleton import in_one_line
 from planaria.pipeline.routing import ROUTINGS
 from planaria.recovery import RECOVERIES
-from planaria.recovery.base import Recovery, Replica
+from planaria.recovery.base import DamagedReplica, Recovery
 from planaria.recovery.echo import KEPT, Echo, EchoHolder, EchoSender
 from planaria.report.run.recovery_timeline import recoveries
-from planaria.runtime.engine.clipping import clip_gradients, total_norms
-from planaria.runtime.engine.copies import workshop
+from planaria.runtime.engine.learning_rate import clip_gradients, total_norms
+from planaria.runtime.engine.recovery_copies import workshop
 from planaria.runtime.engine.weight_sources import open_model
 
 OUTLIERS_NAME = "outliers"
@@ -377,7 +377,9 @@ def weighed(model: Llama, tokens: Tensor) -> list[StageState]:
 def rebuilt(strategy: Recovery, config: RunConfig, stages: Sequence[StageState], lost: int) -> StageState | None:
     """Return a lost block stage as the strategy rebuilds it, or None if it refuses."""
     count = config.pipeline.stages
-    donors = strategy.donors(frozenset({lost}), Replica(count, dict.fromkeys(range(count + 1), 1))).donors.get(lost)
+    donors = strategy.donors(frozenset({lost}), DamagedReplica(count, dict.fromkeys(range(count + 1), 1))).donors.get(
+        lost
+    )
     if donors is None:
         return None
     given = {donor: strategy.give(lost, stages[donor], {}) for donor in donors}

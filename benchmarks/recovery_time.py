@@ -33,7 +33,7 @@ from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.logs import RunRecord
 from planaria.control.protocols import Observer
-from planaria.control.statefile import read_state
+from planaria.control.state_file import read_state
 from planaria.faults.trace import Fault
 from planaria.report.run.ledger import prove_exactly_once
 from planaria.report.run.recovery_timeline import RecoveryTiming, faults_summary, recoveries

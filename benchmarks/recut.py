@@ -22,12 +22,12 @@ from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benc
 from planaria.common.errors import RunStopped
 from planaria.config.schema import RunConfig
 from planaria.control.logs import read_run
-from planaria.report.live.progress import Quiet
-from planaria.report.live.watch import Watch
+from planaria.report.live.progress import NoProgress
+from planaria.report.live.watch import RunWatch
 from planaria.report.run.ledger import prove_exactly_once
 from planaria.runtime.checkpoint.loading import atoms_of, cut_of
 from planaria.runtime.checkpoint.store import CheckpointStore
-from planaria.runtime.engine import fleet, runs
+from planaria.runtime.engine import fleet, run_folders
 from planaria.runtime.engine.prepare import prepare
 from planaria.runtime.engine.resumption import take_up
 from planaria.runtime.engine.runner import StageRunner
@@ -250,9 +250,9 @@ def save_at_once(folder: Path, step: int, shape: Shape) -> None:
     before = saved.stat().st_ino
     there = take_up(folder, shape.settings, _name(step), lambda line: None)
     prepared = prepare(there.config, begins=False)
-    with runs.held(folder):
-        runs.keep(folder, there.config, prepared.dataset, prepared.trace)
-        watch = Watch(folder, there.config.samples * there.config.model.context, Quiet())
+    with run_folders.held(folder):
+        run_folders.keep(folder, there.config, prepared.dataset, prepared.trace)
+        watch = RunWatch(folder, there.config.samples * there.config.model.context, NoProgress())
         try:
             fleet.train(prepared, folder, watch, replace(there.origin, durable_step=step - 1), lambda: True)
         finally:

@@ -16,7 +16,7 @@ import torch
 from benchmarks.common import in_processes, one_thread, ratios
 from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
 from planaria.exchange.attacks import attack_of
-from planaria.exchange.attacks.base import Scene, VectorAttack
+from planaria.exchange.attacks.base import AttackView, VectorAttack
 from planaria.exchange.base import Update
 from planaria.exchange.in_process import Replica
 from planaria.exchange.monna import MoNNA, nearest
@@ -55,7 +55,7 @@ def shipped(name: str, strength: float) -> Attack:
     def attack(x: Tensor, f: int, generator: Generator) -> Tensor:
         chosen, known = attack_of(name, strength), dict(enumerate(x))
         assert isinstance(chosen, VectorAttack)
-        scenes = [Scene(own, known, len(x) + f, f, 0, generator) for own in x[:f]]
+        scenes = [AttackView(own, known, len(x) + f, f, 0, generator) for own in x[:f]]
         return torch.stack([chosen.vector(scene) for scene in scenes])
 
     return attack

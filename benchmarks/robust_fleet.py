@@ -21,15 +21,15 @@ from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
-from planaria.exchange.aggregate import Averaging
+from planaria.exchange.aggregate import AggregatingExchange
 from planaria.exchange.attacks import ATTACKS
-from planaria.exchange.base import Outer, Update, Weights
+from planaria.exchange.base import StageOuterState, Update, Weights
 from planaria.exchange.monna import MoNNA
 from planaria.exchange.registry import exchange
 from planaria.exchange.robust.combining import weighted
 from planaria.exchange.robust.products import chunks
 from planaria.faults.trace import Fault
-from planaria.runtime.engine.position import Position
+from planaria.runtime.engine.worker_position import Position
 from planaria.runtime.transport.edge import Edge
 from planaria.runtime.transport.wire import Label, OfferPart
 
@@ -131,7 +131,7 @@ class Mute(MoNNA):
 
     mute: Natural = 0  # replicas, from number 1 on, whose workers send no offers
 
-    def update(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Update:
+    def update(self, outer: StageOuterState, fast: Weights, prefetched: Tensor | None = None) -> Update:
         here = next((found.replica for found in gc.get_objects() if type(found) is Position), 0)
         if 0 < here <= self.mute:
             silence()
@@ -251,8 +251,8 @@ def sides(given: Namespace) -> dict[str, Callable[[], object]]:
     def side(robust: dict[str, Any] | None) -> Callable[[], object]:
         named = Options({**robust, "liars": given.liars}) if robust else ""
         made = exchange(ExchangeConfig(replicas=given.replicas, robust=named))
-        assert isinstance(made, Averaging)
-        return lambda: made.joined(Outer(), said)
+        assert isinstance(made, AggregatingExchange)
+        return lambda: made.joined(StageOuterState(), said)
 
     def read() -> None:
         for _, rows in chunks([list(weights.values()) for weights in said.values()]):

@@ -23,7 +23,7 @@ from planaria.exchange.robust.base import GramRule
 from planaria.exchange.robust.weighing import Weighing
 from planaria.faults.byzantine import Byzantine, Misbehaviour, misbehaviour_of
 from planaria.lab.inline.engine import InlineEngine
-from planaria.lab.inline.replicas import Round
+from planaria.lab.inline.replicas import StageRounds
 from planaria.runtime.engine.runner import NonFinite
 
 REPLICAS, PER_REPLICA, LIARS = 8, 4, (1, 6)
@@ -232,7 +232,7 @@ def ended(given: Namespace, seed: int, rule: str, scope: str, attack: str) -> En
     return Ended(fmean(over), fmean(there), fmean(honest))
 
 
-def counted(engine: InlineEngine, round: Round) -> dict[int, float]:
+def counted(engine: InlineEngine, round: StageRounds) -> dict[int, float]:
     """Return the Byzantine updates' coefficients in a round by stage; with scope 'replica' the first holds for all."""
     first = [(node, verdict) for node, verdict in round.verdicts.items() if node in round.first and verdict.counted]
     return {engine.stage[node]: verdict.counted[0].coefficients[LIAR] for node, verdict in first}

@@ -17,7 +17,7 @@ from planaria.config.schema import RunConfig
 from planaria.data.shards import prepare
 from planaria.faults.trace_generation import generate, per_step_probability
 from planaria.lab.compare.race import race
-from planaria.recovery.checkpoint import Rollback, best_steps, rollback, rollback_mean
+from planaria.recovery.checkpoint import RollbackCost, best_steps, rollback, rollback_mean
 
 STAGES = 6
 NEEDED = {
@@ -42,7 +42,7 @@ def struck(p: float, seed: int, useful: int, stages: int = STAGES) -> frozenset[
     return frozenset(lost_stages(p, seed, TRACE * useful, stages))
 
 
-def simulated(useful: int, every: int, faults: frozenset[int], by_steps: bool = False) -> Rollback:
+def simulated(useful: int, every: int, faults: frozenset[int], by_steps: bool = False) -> RollbackCost:
     """Simulate rollback on a trace; checkpoints count executed steps, or committed ones ``by_steps``.
 
     :raises UserError: if the trace ends before the work.

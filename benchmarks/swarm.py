@@ -29,23 +29,23 @@ from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark,
 from planaria.common.errors import RunStopped, UserError
 from planaria.swarm.assemble import assemble, policy_of, task_of
 from planaria.swarm.attacks.attacker import Attacker
-from planaria.swarm.authors import HonestAuthor
 from planaria.swarm.board.board import Board
 from planaria.swarm.board.envelope import seal
-from planaria.swarm.board.identity import Identity
+from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.message import Hello, Receipt, Rollouts
-from planaria.swarm.board.receipts import Certificate
+from planaria.swarm.board.receipts import RunCertificate
 from planaria.swarm.checks.base import Check, Context
 from planaria.swarm.checks.defence import Defence, Report
+from planaria.swarm.completion_authors import HonestAuthor
 from planaria.swarm.config import SamplingConfig, SchoolConfig, SwarmConfig
-from planaria.swarm.draws import shared_problems
-from planaria.swarm.live import LiveSwarm, board_of, own_identity
 from planaria.swarm.peer import Peer, Shadow
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.reading import read
+from planaria.swarm.random_draws import shared_problems
 from planaria.swarm.recipe import names, of_peer
 from planaria.swarm.records.lines import LOG, PEERS, RoundDone, Started, read_log
 from planaria.swarm.rollout import Rollout, ask
+from planaria.swarm.swarm_processes import LiveSwarm, board_of, own_identity
 from planaria.swarm.tasks.base import Task
 
 ROUNDS = 8
@@ -83,15 +83,17 @@ def run_receipts(given: Namespace) -> Measurement:
 
 def checking() -> list[float]:
     """Return the milliseconds of processor time per receipt of a certificate, five times."""
-    from planaria.swarm.board.message import Rules
+    from planaria.swarm.board.message import RunRules
     from planaria.swarm.board.receipts import check
 
-    who = [Identity.fresh() for _ in range(7)]
+    who = [PeerIdentity.fresh() for _ in range(7)]
     content: Any = {"receipts": {"committee": ",".join(one.peer for one in who)}}
-    rules = Rules(peer=who[0].peer, nonce="ab" * 16, rules=content)
+    rules = RunRules(peer=who[0].peer, nonce="ab" * 16, rules=content)
     said = [Receipt(run=rules.run, peer=one.peer, round=1, about="weights", digest="ab" * 32) for one in who]
     sealed = tuple(seal(one, receipt).decode() for one, receipt in zip(who, said, strict=True))
-    made = Certificate(about="weights", round=1, digest="ab" * 32, rules=seal(who[0], rules).decode(), receipts=sealed)
+    made = RunCertificate(
+        about="weights", round=1, digest="ab" * 32, rules=seal(who[0], rules).decode(), receipts=sealed
+    )
     found = []
     for _ in range(5):
         began = time.process_time()
@@ -352,8 +354,8 @@ def found(config: SwarmConfig, identities: int, senders: int) -> None:
     """Create the run on its board with fake identities, the first of which have sent for every round."""
     from planaria.swarm.recipe import rules
 
-    run = Board.open(config.board, Identity.fresh()).found(rules(config, task_of(config))).run
-    crowd = [Identity.fresh() for _ in range(identities)]
+    run = Board.open(config.board, PeerIdentity.fresh()).found(rules(config, task_of(config))).run
+    crowd = [PeerIdentity.fresh() for _ in range(identities)]
     files = [file for n, who in enumerate(crowd) for file in said(who, run, config.rounds.count if n < senders else 0)]
     if files:
         import s3fs
@@ -363,7 +365,7 @@ def found(config: SwarmConfig, identities: int, senders: int) -> None:
             list(several.map(lambda file: system.pipe_file(f"{config.board}/{file[0]}", file[1]), files))
 
 
-def said(who: Identity, run: str, rounds: int) -> Iterator[tuple[str, bytes]]:
+def said(who: PeerIdentity, run: str, rounds: int) -> Iterator[tuple[str, bytes]]:
     """Yield the files of a fake identity: a greeting, and per round a message without completions."""
     folder, tokenizer = f"peers/{who.peer}", "00" * 8
     hello = Hello(run=run, peer=who.peer, key=who.public.hex(), name="x", tokenizer=tokenizer, model="x", joined=0)

@@ -40,10 +40,10 @@ from planaria.config.recipe import dump
 from planaria.runtime.fleet.process import adopting
 from planaria.swarm.assemble import policy_of, task_of
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.draws import shared_problems
 from planaria.swarm.evaluation import Examiner
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
+from planaria.swarm.random_draws import shared_problems
 from planaria.swarm.trained_policy import learned
 
 NAME = "trl"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from planaria.cli.entry import every_command
-from planaria.cli.flags import Command, Group
+from planaria.cli.flags import CommandGroup, TabledCommand
 from planaria.cli.settings import Settings
 from planaria.config import options, recipe
 
@@ -48,7 +48,7 @@ def commands() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _command(name: str, command: Command, root: Group) -> list[str]:
+def _command(name: str, command: TabledCommand, root: CommandGroup) -> list[str]:
     """Return a command's section of the page."""
     context = root.make_context(name, [])
     context.command = command

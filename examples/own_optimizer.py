@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from planaria.config.schema import OptimConfig
-from planaria.models.optimizers.base import NONE, Built, Optimizer, groups
+from planaria.models.optimizers.base import NONE, Optimizer, StageOptimizer, groups
 
 
 class Lion(Optimizer):
@@ -28,7 +28,7 @@ class Lion(Optimizer):
         stage: int,
         config: OptimConfig,
         scales: Mapping[nn.Parameter, float] = NONE,
-    ) -> Built:
+    ) -> StageOptimizer:
         options = {"lr": config.lr, "beta1": config.beta1, "beta2": config.beta2, "decay": config.weight_decay}
         return Signs(groups(named.values(), scales), options)
 

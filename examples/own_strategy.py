@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 
 from planaria.models.state import StageState
-from planaria.recovery.base import Workshop
+from planaria.recovery.base import RebuildInputs
 from planaria.recovery.checkfree import CheckFree
 
 
@@ -21,7 +21,7 @@ class Noisy(CheckFree):
 
     noise: float = Field(0.0, ge=0)
 
-    def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
+    def rebuild(self, stage: int, given: Mapping[int, StageState], at: RebuildInputs) -> StageState:
         rebuilt, generator = super().rebuild(stage, given, at), torch.Generator().manual_seed(stage)
         for weight in rebuilt.weights.values():
             weight += self.noise * weight.std() * torch.randn(weight.shape, generator=generator)

@@ -13,9 +13,9 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from planaria.swarm.checks.base import Check, Context, Findings
+from planaria.swarm.checks.base import Check, Context, LayerFindings
 from planaria.swarm.rollout import Rollout
-from planaria.swarm.tasks.base import Problem, Task
+from planaria.swarm.tasks.base import Task, TaskProblem
 
 
 class Backwards(Task):
@@ -23,19 +23,19 @@ class Backwards(Task):
     training: ClassVar[int] = 900
     held_out: ClassVar[int] = 100
 
-    def problem(self, number: int) -> Problem:
+    def problem(self, number: int) -> TaskProblem:
         word = "".join(random.Random(number).choices("abcde", k=self.letters))
-        return Problem(number, f"{word}=", word[::-1])
+        return TaskProblem(number, f"{word}=", word[::-1])
 
-    def score(self, problem: Problem, completion: str) -> float:
+    def score(self, problem: TaskProblem, completion: str) -> float:
         return float(completion == problem.answer)
 
-    def solution(self, problem: Problem, rng: random.Random) -> str:
+    def solution(self, problem: TaskProblem, rng: random.Random) -> str:
         return problem.answer
 
 
 class Short(Check):
     most: int = Field(9, gt=0)
 
-    def examine(self, rollouts: Sequence[Rollout], context: Context) -> Findings:
-        return Findings({n: "too long" for n, one in enumerate(rollouts) if len(one.text) > self.most})
+    def examine(self, rollouts: Sequence[Rollout], context: Context) -> LayerFindings:
+        return LayerFindings({n: "too long" for n, one in enumerate(rollouts) if len(one.text) > self.most})

@@ -9,7 +9,7 @@ import pytest
 
 from planaria.cli import main
 from planaria.cli.entry import every_command
-from planaria.cli.flags import Command, Group
+from planaria.cli.flags import CommandGroup, TabledCommand
 
 
 def exit_code(*words: object) -> int:
@@ -32,13 +32,13 @@ def refused(capture: pytest.CaptureFixture[str], *words: object, silent: bool = 
     return err
 
 
-def commands(group: Group | None = None, prefix: str = "") -> Iterator[tuple[str, Command]]:
+def commands(group: CommandGroup | None = None, prefix: str = "") -> Iterator[tuple[str, TabledCommand]]:
     """Yield the name and the command of every command, such as ``run chaos``."""
     for name, found in (group or every_command()).commands.items():
-        if isinstance(found, Group):
+        if isinstance(found, CommandGroup):
             yield from commands(found, f"{name} ")
         else:
-            assert isinstance(found, Command)
+            assert isinstance(found, TabledCommand)
             yield f"{prefix}{name}", found
 
 
@@ -46,7 +46,7 @@ def parsed(words: list[str]) -> Any:
     """Parse a command line without running it; return the context of its command."""
     command: Any = every_command()
     context = command.make_context("planaria", [])
-    while isinstance(command, Group):
+    while isinstance(command, CommandGroup):
         name, command, words = command.resolve_command(context, words)
         context = command.make_context(name, words, parent=context)
     return context

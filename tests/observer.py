@@ -9,8 +9,8 @@ from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.protocols import Observer
 from planaria.runtime.engine import fleet
-from planaria.runtime.engine.origin import START, Origin
-from planaria.runtime.engine.prepare import Prepared
+from planaria.runtime.engine.prepare import PreparedRun
+from planaria.runtime.engine.run_start import START, Origin
 
 
 class Log:
@@ -42,7 +42,11 @@ class Log:
 
 
 def train_inline(
-    prepared: Prepared, folder: Path, observer: Observer, origin: Origin = START, stop: Callable[[], bool] | None = None
+    prepared: PreparedRun,
+    folder: Path,
+    observer: Observer,
+    origin: Origin = START,
+    stop: Callable[[], bool] | None = None,
 ) -> d.Finish:
     inline = prepared.with_config(prepared.config.model_copy(update={"engine": "inline"}))
     return fleet.train(inline, folder, observer, origin, stop)

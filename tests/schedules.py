@@ -11,7 +11,7 @@ from planaria.pipeline.network.topology import read
 from planaria.planner.bound import certificate
 from planaria.planner.initial_plans import greedy, random_routes
 from planaria.planner.problem import problem_of
-from planaria.planner.schedule import Bound, Search, schedule_of, write
+from planaria.planner.schedule import ProvedBound, SearchRecord, schedule_of, write
 from planaria.planner.search import step_ns
 
 TOPOLOGY = """
@@ -63,8 +63,8 @@ def on_schedule(config: RunConfig, folder: Path, disorderly: bool = True, topolo
     if disorderly:
         stages = [solution.members(stage) for stage in range(len(problem.sizes))]
         solution = random_routes(problem, stages, random.Random(4), swaps=1)
-    bound = Bound(**certificate(problem)._asdict())
-    made = Search(seed=3, moves=0, seconds=0.0)
+    bound = ProvedBound(**certificate(problem)._asdict())
+    made = SearchRecord(seed=3, moves=0, seconds=0.0)
     write(schedule_of(problem, solution, step_ns(problem, solution) / 1e9, bound, {}, made), folder / "schedule.json")
     routing = config.routing.model_copy(update={"schedule": str(folder / "schedule.json")})
     return config.model_copy(update={"routing": routing})

@@ -7,7 +7,7 @@ import pytest
 from command_line import refused
 from planaria.cli.commands.schedule import parse_budget
 from planaria.config.durations import seconds
-from planaria.planner.search import Budget
+from planaria.planner.search import SearchBudget
 
 
 @pytest.mark.parametrize(
@@ -27,5 +27,5 @@ def test_an_invalid_duration_is_refused(text: str, capsys: pytest.CaptureFixture
 
 
 def test_a_budget_is_a_duration_or_a_number_of_moves() -> None:
-    assert parse_budget("5min") == Budget(seconds=300) and parse_budget("60 s") == Budget(seconds=60)
-    assert parse_budget("300000moves") == parse_budget("300000 moves") == Budget(moves=300_000)
+    assert parse_budget("5min") == SearchBudget(seconds=300) and parse_budget("60 s") == SearchBudget(seconds=60)
+    assert parse_budget("300000moves") == parse_budget("300000 moves") == SearchBudget(moves=300_000)

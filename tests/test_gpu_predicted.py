@@ -11,8 +11,8 @@ from benchmarks.common import saved
 from planaria.config import recipe, shipped
 from planaria.config.schema import ModelConfig, RunConfig
 from planaria.models.llama_stages import flops_per_token
-from planaria.pipeline.plan.clock import Clock
-from planaria.runtime.engine.resolved import ResolvedRun
+from planaria.pipeline.plan.clock import PlanSimulation
+from planaria.runtime.engine.resolved_config import ResolvedRun
 
 GIVEN = predicted.flags().parse_args([])
 
@@ -57,8 +57,8 @@ def test_overlapped_copies_are_faster_and_predictions_respect_their_limit(config
     ]
     assert 1 > shared > shared_control > 0 and predicted.WORKERS > separate > separate_control > shared
     free = GIVEN.__class__(**vars(GIVEN) | {"staging": 1e9, "link": 1e9})
-    unhindered = predicted.predicted_step_s(predicted.predicted_preset(name, free), Clock, overlap=True)
-    assert unhindered < predicted.predicted_step_s(config, Clock, overlap=True)
+    unhindered = predicted.predicted_step_s(predicted.predicted_preset(name, free), PlanSimulation, overlap=True)
+    assert unhindered < predicted.predicted_step_s(config, PlanSimulation, overlap=True)
     assert predicted.predicted_rows_of(name, free)[3].value == pytest.approx(1, abs=1e-3)
 
 

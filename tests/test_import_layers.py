@@ -14,7 +14,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src"
 INJECTORS = ("checks", "injector", "worker")
 """modules of ``faults`` that wrap parts of an engine"""
-ENTRY = ("chat", "configuration", "complete", "foreign", "run", "training")
+ENTRY = ("chat", "configuration", "complete", "import_export", "run", "training")
 """modules of ``runtime`` that start runs and read them; they may import reports"""
 LEVELS = (
     ("common",),
@@ -61,8 +61,8 @@ FACTS = (
     "logs",
     "roster",
     "run_record",
-    "segments",
-    "started",
+    "log_segments",
+    "run_started",
     "verdicts",
 )
 """modules of ``control`` that reports read"""
@@ -75,9 +75,10 @@ DECIDING = (
     "relay_watch",
     "replay",
     "rounds",
-    "saving",
-    "staffing",
-    "steering",
+    "checkpoint_decisions",
+    "worker_assignment",
+    "slow_parts",
+    "broken_edges",
     "deadlines",
 )
 """modules of ``control`` that decide"""
@@ -255,7 +256,7 @@ def test_sensitive_libraries_are_imported_in_their_packages_only(library: str, r
 def test_only_one_swarm_module_uses_processes() -> None:
     doors = ("multiprocessing.", "planaria.runtime.fleet.spawner.")
     users = {m for m, tree in modules().items() if any(f"{n}.".startswith(doors) for n in imported(tree))}
-    assert {m for m in users if room(m) == "swarm"} == {"planaria.swarm.live"}
+    assert {m for m in users if room(m) == "swarm"} == {"planaria.swarm.swarm_processes"}
 
 
 def test_ray_is_imported_by_one_module_that_is_imported_lazily() -> None:

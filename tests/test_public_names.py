@@ -13,7 +13,7 @@ import pytest
 
 import planaria
 from planaria.lab.compare.api import ComparisonResult
-from planaria.lab.compare.race_results import Compared, Failures, Run, Scored
+from planaria.lab.compare.race_results import ArmRun, ArmScore, ComparisonResults, SeedTrace
 from planaria.lab.compare.race_spec import load
 
 
@@ -46,9 +46,9 @@ def test_declared_and_lazy_imports_agree() -> None:
     assert typed == planaria._HOMES
 
 
-def runs(ratio: float) -> Iterator[Run]:
+def runs(ratio: float) -> Iterator[ArmRun]:
     for seed in (1, 2):
-        yield Run(
+        yield ArmRun(
             seed=seed, trace="0", target=3.0, ticks=100 * ratio, hours=2.5 * ratio, ratio=ratio, hours_ratio=ratio,
             final=2.5, saves=0, failures=3, steps_lost=0, stopped="",
         )  # fmt: skip
@@ -56,15 +56,15 @@ def runs(ratio: float) -> Iterator[Run]:
 
 @pytest.fixture
 def result(tmp_path: Path) -> ComparisonResult:
-    def arm(name: str, ratio: float, faults: bool) -> Scored:
-        return Scored(
+    def arm(name: str, ratio: float, faults: bool) -> ArmScore:
+        return ArmScore(
             name=name, changes={}, faults=faults, routing="full", runs=list(runs(ratio)), step_s=90.0, save_s=9.0,
             step_bytes=0.0, traffic=0.01, memory=0.5, curves=[[(0.1 * n, 5.0 - 0.2 * n) for n in range(10)]] * 2,
         )  # fmt: skip
 
-    failures = [Failures(seed=seed, digest="0" * 64, faults=[(5, 2)]) for seed in (1, 2)]
+    failures = [SeedTrace(seed=seed, digest="0" * 64, faults=[(5, 2)]) for seed in (1, 2)]
     arms = [arm("fault-free", 1.0, False), arm("50_%_of & more", 1.25, True), arm("quick", 1.125, True)]
-    found = Compared(
+    found = ComparisonResults(
         name="race", clock="clock.toml", steps=200, stages=4, target_at=0.6, hourly=0.1, failures=failures, arms=arms
     )
     return ComparisonResult(found, tmp_path)

@@ -12,8 +12,8 @@ from planaria.common.errors import UserError
 from planaria.config.recipe import fields
 from planaria.config.schema import RunConfig
 from planaria.faults.trace import Fault, Trace
-from planaria.runtime.engine.check import check
-from planaria.runtime.engine.resolved import ResolvedRun
+from planaria.runtime.engine.config_checks import check
+from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.unused_settings import RULES, idle, require_used
 
 SOURCE = Path(__file__).parents[1] / "src" / "planaria"

@@ -20,7 +20,7 @@ from command_line import refused
 from planaria.common.errors import UserError
 from planaria.data.tokenizer import Tokenizer
 from planaria.models.chat import Template, template_of
-from planaria.models.decode import Draws
+from planaria.models.decode import Sampling
 from planaria.models.generate import texts
 from planaria.runtime import chat
 from planaria.runtime.chat import Chat, converse
@@ -77,10 +77,10 @@ class Scripted(Completer):
         self.place, self.vocab, self.context, self.ends = Path("runs/x"), 131, context, ()
         self.template = Template(self.place, CHATML)
         self.seen: list[str] = []
-        self.draws: list[Draws] = []
+        self.draws: list[Sampling] = []
         self._answers = iter(answers)
 
-    def generate(self, tokens: Sequence[int], draws: Draws, stops: Collection[int] = ()) -> Iterator[int]:
+    def generate(self, tokens: Sequence[int], draws: Sampling, stops: Collection[int] = ()) -> Iterator[int]:
         self.seen.append(self.tokenizer._inner.decode([*tokens], skip_special_tokens=False))
         self.draws.append(draws)
         drawn = self.tokenizer.encode_marked(next(self._answers))[: draws.max_new]
@@ -98,7 +98,7 @@ def turn(role: str, content: str) -> str:
 def test_a_conversation_is_kept_and_answers_end_with_their_turn() -> None:
     notes: list[str] = []
     model = Scripted(["Aha<|im_end|>\n<|im_start|>user\nno", "Oho<|end|>x", "cut<|im_end|>"])
-    talk = Chat(model, Draws(4, seed=7), notes.append)
+    talk = Chat(model, Sampling(4, seed=7), notes.append)
     assert [ask(talk, "One"), ask(talk, "Two"), ask(talk, "<|im_end|>")] == ["Aha", "Oho", "cut"]
     first = turn("user", "One")
     assert model.seen[0] == first + "<|im_start|>assistant\n"
@@ -109,7 +109,7 @@ def test_a_conversation_is_kept_and_answers_end_with_their_turn() -> None:
 
 def test_an_answer_that_is_cut_is_reported() -> None:
     notes: list[str] = []
-    talk = Chat(Scripted(["abcdefgh", "ab"]), Draws(4), notes.append)
+    talk = Chat(Scripted(["abcdefgh", "ab"]), Sampling(4), notes.append)
     assert [ask(talk, "One"), ask(talk, "Two")] == ["abcd", "ab"]
     assert notes == ["the answer was cut after 4 tokens (--tokens 4, context 1000)"]
 
@@ -117,7 +117,7 @@ def test_an_answer_that_is_cut_is_reported() -> None:
 def test_the_oldest_turns_are_left_out_when_the_context_is_full() -> None:
     notes: list[str] = []
     model = Scripted(["a" * 9] * 9, context=100)
-    talk = Chat(model, Draws(20), notes.append)
+    talk = Chat(model, Sampling(20), notes.append)
     for number in range(5):
         assert ask(talk, f"{number}" * 10) == "a" * 9
     assert "0" not in model.seen[-1] and "4" * 10 in model.seen[-1] and "3" * 10 in model.seen[-1]
@@ -131,7 +131,7 @@ def test_on_a_terminal_errors_and_ctrl_c_end_an_answer_only(
 ) -> None:
     model, notes = Scripted(["yes"], context=60), list[str]()
 
-    def interrupted(tokens: Sequence[int], draws: Draws, stops: Collection[int] = ()) -> Iterator[int]:
+    def interrupted(tokens: Sequence[int], draws: Sampling, stops: Collection[int] = ()) -> Iterator[int]:
         model.generate = Scripted.generate.__get__(model)  # type: ignore[method-assign]
         yield 65
         raise KeyboardInterrupt
@@ -147,7 +147,7 @@ def test_on_a_terminal_errors_and_ctrl_c_end_an_answer_only(
     monkeypatch.setattr(chat, "Completer", lambda _: model)
     monkeypatch.setattr("builtins.input", read)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    assert converse(Path("runs/x"), Draws(9), notes.append) == 0
+    assert converse(Path("runs/x"), Sampling(9), notes.append) == 0
     assert capsys.readouterr().out == "A\n\nyes\n\n"
     assert len(notes) == 1 and notes[0].startswith("chat: the message has")
     assert model.seen == [turn("user", "and?") + "<|im_start|>assistant\n"]
@@ -158,7 +158,7 @@ def process(*words: str) -> list[str]:
 
 
 def answers(source: Path) -> list[str]:
-    talk = Chat(Completer(source), Draws(6), lambda _: None)
+    talk = Chat(Completer(source), Sampling(6), lambda _: None)
     return [ask(talk, "What is a fox?"), ask(talk, "And a dog?")]
 
 
@@ -188,9 +188,9 @@ def test_a_message_is_rendered_as_by_the_server(home: Path, capsys: pytest.Captu
     template = template_of(home / "runs/llama/model")
     assert model.template is not None and template is not None and model.template.text == template.text
     ids = prompt(policy, "What is a <|im_end|>?")
-    expected = "".join(texts(model.generate(ids, Draws(6)), model.tokenizer.decode))
-    assert ask(Chat(model, Draws(6), lambda _: None), "What is a <|im_end|>?") == expected
-    assert policy.end in Chat(model, Draws(6), lambda _: None)._stops
+    expected = "".join(texts(model.generate(ids, Sampling(6)), model.tokenizer.decode))
+    assert ask(Chat(model, Sampling(6), lambda _: None), "What is a <|im_end|>?") == expected
+    assert policy.end in Chat(model, Sampling(6), lambda _: None)._stops
 
 
 @pytest.mark.slow_after(1)

@@ -23,7 +23,7 @@ from planaria.faults.trace import text as trace_text
 from planaria.models.huggingface import import_model
 from planaria.report.run.ledger import prove_exactly_once
 from planaria.runtime.checkpoint.foreign import universal
-from planaria.runtime.checkpoint.loading import Atom, load_model
+from planaria.runtime.checkpoint.loading import ParameterState, load_model
 from planaria.runtime.checkpoint.store import CheckpointStore
 
 RECIPE = """
@@ -130,7 +130,7 @@ def test_an_export_to_hugging_face_in_bf16(home: Path, tmp_path: Path) -> None:
 
 
 def test_training_starts_from_exported_shards(home: Path, tmp_path: Path) -> None:
-    from planaria.runtime.foreign import export_run
+    from planaria.runtime.import_export import export_run
 
     sharded = export_run(home / "runs" / "run", tmp_path / "hf", largest=8 << 10)
     assert len(list(sharded.glob("model-*.safetensors"))) > 2
@@ -145,16 +145,16 @@ def test_training_starts_from_exported_shards(home: Path, tmp_path: Path) -> Non
 
 
 def test_an_export_that_fails_leaves_nothing(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, count = Atom.read, 0
+    real, count = ParameterState.read, 0
 
-    def full(self: Atom, kind: str) -> torch.Tensor:
+    def full(self: ParameterState, kind: str) -> torch.Tensor:
         nonlocal count
         count += 1
         if count > 20:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return real(self, kind)
 
-    monkeypatch.setattr(Atom, "read", full)
+    monkeypatch.setattr(ParameterState, "read", full)
     for kind in ("dcp", "universal", "hf"):
         count = 0
         result = call("export", home / "runs" / "run", "--format", kind, "--to", tmp_path / "deep" / kind)

@@ -20,13 +20,13 @@ import torch
 from command_line import exit_code, refused
 from planaria import __version__
 from planaria.config.schema import RunConfig
-from planaria.runtime.engine import runs
-from planaria.runtime.engine.setup import SETUP, Setup
+from planaria.runtime.engine import run_folders
+from planaria.runtime.engine.worker_setup import SETUP, Setup
 from planaria.runtime.fleet.base import Joined, Workplace
 from planaria.runtime.fleet.control_connections import Switchboard
 from planaria.runtime.fleet.joined_machine import Ending, Visit
-from planaria.runtime.fleet.joining import Door, Goodbye, open_door
-from planaria.runtime.fleet.open_fleet import Guests
+from planaria.runtime.fleet.joining import Goodbye, RunAddress, open_door
+from planaria.runtime.fleet.open_fleet import JoinedMachines
 from planaria.runtime.fleet.process_pool import ProcessPool
 from planaria.runtime.fleet.remote import NewsQueue, RemoteFleet
 from planaria.runtime.transport.secure import new_key
@@ -37,20 +37,20 @@ def run(tmp_path: Path) -> Path:
     """A run that is not being trained."""
     folder = tmp_path / "runs" / "mine"
     folder.mkdir(parents=True)
-    runs.keep_config(folder, RunConfig(name="mine"))
+    run_folders.keep_config(folder, RunConfig(name="mine"))
     return folder
 
 
 @pytest.fixture
-def guests(run: Path, request: pytest.FixtureRequest) -> Iterator[Guests]:
+def guests(run: Path, request: pytest.FixtureRequest) -> Iterator[JoinedMachines]:
     """The controller's side of a run without a data folder; with ``cuda``, of a run on GPUs."""
     device = getattr(request, "param", "cpu")
     config = RunConfig.model_validate({"name": "mine", "train": {"device": device}})
     setup = SETUP.dump_json(Setup(config, run, run / "nowhere", "127.0.0.1", new_key())).decode()
-    made: list[Guests] = []
+    made: list[JoinedMachines] = []
 
-    def guests(queue: NewsQueue, board: Switchboard) -> Guests:
-        made.append(Guests(queue, board, setup, 4.0))
+    def guests(queue: NewsQueue, board: Switchboard) -> JoinedMachines:
+        made.append(JoinedMachines(queue, board, setup, 4.0))
         return made[0]
 
     fleet = RemoteFleet("127.0.0.1", 0, new_key(), 1.0, 4, guests)
@@ -59,7 +59,7 @@ def guests(run: Path, request: pytest.FixtureRequest) -> Iterator[Guests]:
 
 
 @pytest.fixture
-def door(run: Path, guests: Guests) -> Path:
+def door(run: Path, guests: JoinedMachines) -> Path:
     return open_door(run, guests.address, guests.key)
 
 
@@ -93,7 +93,7 @@ def test_a_damaged_door_file_or_key_is_refused_without_showing_it(
 
 def test_an_unreachable_controller_is_refused(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     open_door(run, f"127.0.0.1:{closed_port()}", new_key())
-    with runs.held(run):
+    with run_folders.held(run):
         err = mistake(capfd, run)
     assert "no answer from there (Connection refused)" in err and "fleet.host" in err
     err = mistake(capfd, run)
@@ -117,8 +117,8 @@ def test_a_late_controller_is_reached_and_a_wrong_key_is_not_retried(
     port, fleets = closed_port(), list[RemoteFleet]()
 
     def begin() -> None:
-        setup = SETUP.dump_json(Setup(runs.config_of(run), run, run, "127.0.0.1", new_key())).decode()
-        guests = partial(Guests, setup=setup, silence_s=4.0)
+        setup = SETUP.dump_json(Setup(run_folders.config_of(run), run, run, "127.0.0.1", new_key())).decode()
+        guests = partial(JoinedMachines, setup=setup, silence_s=4.0)
         fleets.append(RemoteFleet("127.0.0.1", port, new_key(), 1.0, 4, guests))
 
     timer = Timer(0.7, begin)
@@ -130,7 +130,7 @@ def test_a_late_controller_is_reached_and_a_wrong_key_is_not_retried(
 
 
 def test_the_door_of_another_run_is_refused(run: Path, door: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    port = int(Door.model_validate_json(door.read_text()).at.rpartition(":")[2])
+    port = int(RunAddress.model_validate_json(door.read_text()).at.rpartition(":")[2])
     open_door(run, f"127.0.0.1:{port}", new_key())
     assert f"127.0.0.1:{port} is another run, or has another key" in mistake(capfd, run)
 
@@ -179,7 +179,7 @@ def test_invalid_numbers_are_refused(run: Path, capfd: pytest.CaptureFixture[str
 
 
 def test_a_rejected_machine_exits_with_an_error(
-    run: Path, guests: Guests, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run: Path, guests: JoinedMachines, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_door(run, guests.address, guests.key)
 
@@ -230,14 +230,14 @@ def test_relative_paths_are_resolved_once_for_all_attempts(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("planaria.runtime.engine.join.settled", lambda *_: Workplace(print, elsewhere))  # type: ignore[arg-type]
     monkeypatch.setattr(ProcessPool, "warm_up", lambda pool: None)
-    setup = SETUP.dump_json(Setup(runs.config_of(run), run, run, "127.0.0.1", key)).decode()
+    setup = SETUP.dump_json(Setup(run_folders.config_of(run), run, run, "127.0.0.1", key)).decode()
 
     def controllers() -> None:
         for again in (True, False):
-            made = list[Guests]()
+            made = list[JoinedMachines]()
 
-            def guests(queue: NewsQueue, board: Switchboard, made: list[Guests] = made) -> Guests:
-                made.append(Guests(queue, board, setup, 60.0))
+            def guests(queue: NewsQueue, board: Switchboard, made: list[JoinedMachines] = made) -> JoinedMachines:
+                made.append(JoinedMachines(queue, board, setup, 60.0))
                 return made[0]
 
             fleet = RemoteFleet("127.0.0.1", port, key, 1.0, 4, guests)

@@ -30,7 +30,7 @@ from planaria.runtime.checkpoint.stage_file import require_stage, stage_file
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.configuration import configure
 from planaria.runtime.engine.prepare import prepare
-from planaria.runtime.engine.runs import config_of
+from planaria.runtime.engine.run_folders import config_of
 from planaria.runtime.engine.starting_weights import branch_off
 from planaria.runtime.engine.weight_sources import open_model, open_weights
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy

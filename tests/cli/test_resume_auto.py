@@ -13,7 +13,7 @@ from command_line import refused
 from planaria import cli
 from planaria.runtime.checkpoint.mirror import ID, Mirror
 from planaria.runtime.checkpoint.store import CheckpointStore
-from planaria.runtime.engine import runs
+from planaria.runtime.engine import run_folders
 
 RECIPE = """
 name = "mine"
@@ -119,7 +119,7 @@ def test_a_run_in_training_is_not_replaced(recipe: Path, capsys: pytest.CaptureF
     run = train(recipe, "one", *store_of(recipe))
     train(recipe, "two", *store_of(recipe), "--train.steps", "8")
     words = ["train", str(recipe), "--resume", "auto", "--out", str(recipe.parent / "one"), *store_of(recipe)]
-    with runs.held(run.folder):
+    with run_folders.held(run.folder):
         assert "is being trained right now" in refused(capsys, *words)
     assert [path.name for path in run.folder.parent.iterdir()] == ["mine"]
 

@@ -21,7 +21,7 @@ from planaria.config.schema import DataConfig
 from planaria.control.logs import read_run
 from planaria.data.shards import prepare
 from planaria.lab.experts.log_probabilities import windows
-from planaria.models.decode import Draws
+from planaria.models.decode import Sampling
 from planaria.models.transformers import adapters
 from planaria.models.transformers.family import decoder_of
 from planaria.models.transformers.generation import generate
@@ -63,8 +63,8 @@ def smollm2(folder: Path) -> Any:
     return model.eval()
 
 
-@pytest.mark.parametrize("draws", [Draws(60), Draws(60, 1.0, None, 4), Draws(60, 0.7, 5, 5)])
-def test_both_families_complete_a_text_alike(home: Path, draws: Draws) -> None:
+@pytest.mark.parametrize("draws", [Sampling(60), Sampling(60, 1.0, None, 4), Sampling(60, 0.7, 5, 5)])
+def test_both_families_complete_a_text_alike(home: Path, draws: Sampling) -> None:
     """Within the context of 40 tokens and beyond it, until a stop token."""
     smollm2(home)
     ours = list(Completer("given").generate([3, 4, 5], draws))
@@ -87,7 +87,7 @@ def test_a_run_its_export_and_the_library_complete_alike(home: Path, kind: str) 
     tokens = torch.tensor([[3, 4, 5, 6]])
     expected = theirs.generate(tokens, max_new_tokens=12, do_sample=False, eos_token_id=None)[0, 4:].tolist()
     for source in ("runs/run", "runs/run/model"):
-        assert list(Completer(source).generate([3, 4, 5, 6], Draws(12))) == expected
+        assert list(Completer(source).generate([3, 4, 5, 6], Sampling(12))) == expected
     assert complete(Path("runs/run"), "the", 100, seed=1).startswith("the")  # past 64 positions
 
 
@@ -101,7 +101,7 @@ def test_adapters_complete_as_in_peft(home: Path, capsys: pytest.CaptureFixture[
     adapted = theirs.generate(input_ids=tokens, max_new_tokens=12, do_sample=False, eos_token_id=None)
     assert not torch.equal(adapted, plain)
     for source in ("runs/lora", "runs/lora/model"):
-        assert list(Completer(source).generate([3, 4, 5, 6], Draws(12))) == adapted[0, 4:].tolist()
+        assert list(Completer(source).generate([3, 4, 5, 6], Sampling(12))) == adapted[0, 4:].tolist()
     weights = load_file("given/model.safetensors")
     weights["model.norm.weight"] += 1
     save_file(weights, "given/model.safetensors", metadata={"format": "pt"})

@@ -13,8 +13,8 @@ from examples import examples
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.apply import apply
+from planaria.control.checkpoint_decisions import resting
 from planaria.control.replay import replay
-from planaria.control.saving import resting
 
 REPORTS = (
     e.Linked,

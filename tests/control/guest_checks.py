@@ -8,8 +8,8 @@ from replica_worker import Content, ReplicaWorker
 
 from planaria.control import decisions as d
 from planaria.control.replica import ReplicaState
-from planaria.control.staffing import MAX_FAILED_STARTS
 from planaria.control.state import RunState
+from planaria.control.worker_assignment import MAX_FAILED_STARTS
 
 if TYPE_CHECKING:
     from open_replicas import OpenReplicas

@@ -11,7 +11,7 @@ from replica_worker import Content, ReplicaWorker, vector
 
 from planaria.control import decisions as d
 from planaria.control import events as e
-from planaria.control.events import Standing
+from planaria.control.events import ReplicaPosition
 from planaria.control.replica import ReplicaState
 from planaria.control.state import RunState
 from planaria.exchange.registry import exchange
@@ -25,7 +25,7 @@ Ledger = dict[int, list[int]]
 class Saved:
     """A checkpoint: progress and used blocks of each replica, and the stages on disk."""
 
-    standings: Mapping[int, Standing]
+    standings: Mapping[int, ReplicaPosition]
     ledger: Ledger
     content: dict[tuple[int, int], Content] = field(default_factory=dict)
     """replica, stage → state"""
@@ -44,7 +44,7 @@ class Truth:
         self.sealed_over: tuple[Saved, Saved | None] = self.durable, None
         """the durable checkpoint, and the one of the same name, before the last seal"""
         self.saving: Ledger = {}
-        self.parts: dict[tuple[int, int, int], dict[int, tuple[Content, int, Standing | None]]] = {}
+        self.parts: dict[tuple[int, int, int], dict[int, tuple[Content, int, ReplicaPosition | None]]] = {}
         """step, replica, generation → stage → written state, its step, and its standing if the worker can know it"""
         self.folders: dict[str, Saved] = {}
         self.generations: dict[int, int] = dict.fromkeys(range(started.most_replicas), started.first_generation)
@@ -54,7 +54,7 @@ class Truth:
         for folder in set(started.load.values()):
             self.folders[folder] = Saved(standings, {}, self._resumed(folder, standings))
 
-    def _resumed(self, folder: str, standings: Mapping[int, Standing]) -> dict[tuple[int, int], Content]:
+    def _resumed(self, folder: str, standings: Mapping[int, ReplicaPosition]) -> dict[tuple[int, int], Content]:
         """Return the files of an earlier part of the run. Replicas at the same round had the same outer state."""
         return {
             (r, stage): Content((folder, r), tuple(range(standings[r].rounds)))
@@ -121,7 +121,7 @@ class Truth:
         assert len({m.worker for m in form.members}) == len(form.members)
         assert all(workers[m.worker].joined for m in form.members)
         if form.outcome == "rolled back":
-            standing = Standing(step=form.step, rounds=form.rounds, inner=form.inner)
+            standing = ReplicaPosition(step=form.step, rounds=form.rounds, inner=form.inner)
             assert standing == self.durable.standings[form.replica]
             self.ledger[form.replica] = list(self.durable.ledger[form.replica])
             return

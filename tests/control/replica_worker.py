@@ -10,8 +10,8 @@ from simulation import Worker
 from torch import Tensor
 
 from planaria.control import decisions as d
-from planaria.control.events import Standing
-from planaria.exchange.base import Outer
+from planaria.control.events import ReplicaPosition
+from planaria.exchange.base import StageOuterState
 from planaria.exchange.robust.weighing import Weighing
 
 
@@ -36,7 +36,7 @@ class Part(NamedTuple):
     stage: int
     content: Content
     step: int
-    standing: Standing | None
+    standing: ReplicaPosition | None
 
 
 class Loan(NamedTuple):
@@ -89,7 +89,7 @@ class ReplicaWorker(Worker):
         if weighing is None:
             return {}
         self.updates[replica] = {"w": vector(replica, self.round, self.stage) * (3.0 if twisted else 1.0)}
-        return dict(weighing.products(Outer(), self.updates, self.replica, [replica])[replica])
+        return dict(weighing.products(StageOuterState(), self.updates, self.replica, [replica])[replica])
 
     def join_formation(self, form: d.Form) -> d.Member:
         """Take the node that ``form`` assigns; the current round is dropped."""

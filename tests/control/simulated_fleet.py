@@ -15,16 +15,16 @@ from simulation import DISK, Simulation
 
 from planaria.control import decisions as d
 from planaria.control import events as e
+from planaria.control.checkpoint_decisions import LAST_TRIES, resting
 from planaria.control.decide import MAX_ATTEMPTS
 from planaria.control.formation import MAX_FAILED_STARTS
-from planaria.control.gauges import Passes
+from planaria.control.gauges import PassDurations
 from planaria.control.replica import ReplicaState
 from planaria.control.rollback import first_origin
-from planaria.control.saving import LAST_TRIES, resting
 from planaria.control.state import RunState
 from planaria.recovery import recovery
-from planaria.recovery.chain import Plan
-from planaria.recovery.retention import Retention
+from planaria.recovery.chain import RecoveryPlan
+from planaria.recovery.retention import SnapshotRetention
 
 
 class SimulatedFleet(Simulation):
@@ -35,7 +35,7 @@ class SimulatedFleet(Simulation):
     def __init__(self, started: e.RunStarted) -> None:
         self.stage_of = started.stage_of
         retaining = recovery(started.recovery, started.stages).retaining
-        self.by, rule = retaining or ("", Retention(0))
+        self.by, rule = retaining or ("", SnapshotRetention(0))
         self.every, self.slices = rule.every, rule.slices
         self.asked: list[d.Replan] = []
         self.machines: dict[str, tuple[int, float]] = {}
@@ -149,10 +149,10 @@ class SimulatedFleet(Simulation):
         for _ in range(times):
             self.measured += 2
             for node, worker in sorted(self.state.holders.items()):
-                took = Passes(count=1, median_s=slow.get(node, 1.0))
+                took = PassDurations(count=1, median_s=slow.get(node, 1.0))
                 values = {"step": self.measured, "steps": 2, "seconds": 200.0, "waited": {}, "flows": {}}
                 if worker in self.alive and self.state.holders.get(node) == worker and not self.run.over:
-                    self.report(self.alive[worker], e.Gauged, **values, passes={"forward": took})
+                    self.report(self.alive[worker], e.WorkerMeasurements, **values, passes={"forward": took})
 
     def expire_grace(self) -> None:
         self.happened(e.GraceExpired(generation=self.state.generation))
@@ -347,7 +347,7 @@ class SimulatedFleet(Simulation):
             if before.links.get((link.low, link.high)) == link.id:
                 assert {link.low, link.high} <= before.holders.keys()
 
-    def _judge_recall(self, form: d.Form, before: ReplicaState, plan: Plan) -> None:
+    def _judge_recall(self, form: d.Form, before: ReplicaState, plan: RecoveryPlan) -> None:
         """All go back to the same snapshot; workers without their part get it from others."""
         assert before.memory is not None
         for member in form.members:
@@ -378,7 +378,7 @@ class SimulatedFleet(Simulation):
         begun = self.started.first_step if self.started.durable_step is None else self.started.durable_step
         self.next_step = begun if durable.step < 0 else durable.step
 
-    def _answer(self, before: ReplicaState) -> Plan:
+    def _answer(self, before: ReplicaState) -> RecoveryPlan:
         """Return the strategies' plan for the lost stages by what the controller knows.
 
         If it assumes too much, a donor lacks its state; only skipped stages allow it to assume too little.

@@ -13,8 +13,8 @@ from simulation import DISK, Simulation
 
 from planaria.control import decisions as d
 from planaria.control import events as e
+from planaria.control.checkpoint_decisions import resting
 from planaria.control.rounds import waiting
-from planaria.control.saving import resting
 from planaria.control.state import RunState
 
 Mail = tuple[str, int, str]
@@ -260,7 +260,7 @@ class SimulatedReplicas(Simulation):
                 assert not me.writing or self._astray(me), "two files at a time"
                 standing = None
                 if me.round < 0 and me.inner is not None:
-                    standing = e.Standing(step=me.step, rounds=me.rounds, inner=me.inner)
+                    standing = e.ReplicaPosition(step=me.step, rounds=me.rounds, inner=me.inner)
                 part = Part(order, me.stage, me.content, me.step, standing)
                 if order.background:
                     me.writing = part

@@ -12,9 +12,9 @@ from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.apply import apply
 from planaria.control.apply_base import decided
+from planaria.control.checkpoint_decisions import resting
 from planaria.control.deadlines import stop_blockers
 from planaria.control.decide import decide
-from planaria.control.saving import resting
 from planaria.control.state import RunState
 
 DISK = "/disk"

@@ -13,8 +13,8 @@ from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.apply import apply
+from planaria.control.checkpoint_decisions import CheckpointCadence
 from planaria.control.deadlines import Deadlines
-from planaria.control.saving import Cadence
 from planaria.recovery.checkpoint import best_steps
 
 
@@ -188,7 +188,7 @@ def test_a_rolled_back_replica_voids_the_checkpoint_in_progress() -> None:
 
 def test_the_save_interval_depends_on_pauses_and_exceeds_the_writing_time() -> None:
     def chosen(write_s: float) -> e.IntervalChosen:
-        cadence, found = Cadence(0.1, 5), None
+        cadence, found = CheckpointCadence(0.1, 5), None
         for step in range(11):
             cadence.on_decision(float(step), d.RunStep(generation=1, step=step))
         cadence.on_decision(11.0, d.Save(generation=1, step=11, background=True))

@@ -12,7 +12,7 @@ from planaria.control import events as e
 from planaria.control.apply import apply
 from planaria.control.apply_base import freeze
 from planaria.control.decide import decide
-from planaria.control.replica import Waiting
+from planaria.control.replica import WorkerSet
 from planaria.control.state import RunState
 from planaria.exchange.coded.controller import LEAST_S, Stragglers, close_round
 from planaria.exchange.coded.facts import CloseRound, CodedStep, ResultsSent, RoundLate
@@ -33,7 +33,7 @@ def working(coded: Any, step: int = 3) -> RunState:
     links = dict.fromkeys(run.replicas[0].pairs_of(holders), "there")
     replica = replace(
         run.replicas[0], phase="run", step=step, generation=1, holders=freeze(holders), origins=freeze({}),
-        waiting=Waiting(holders.values()), progress=CodedStep(), links=freeze(links),
+        waiting=WorkerSet(holders.values()), progress=CodedStep(), links=freeze(links),
     )  # fmt: skip
     return replace(run, replicas=run.replicas.having(replica))
 

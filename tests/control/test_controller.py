@@ -21,10 +21,10 @@ from planaria.control import controller as module
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.apply_base import anew
+from planaria.control.checkpoint_decisions import LAST_TRIES
 from planaria.control.controller import Controller
-from planaria.control.deadlines import AGAIN_S, Wait, Waits
+from planaria.control.deadlines import AGAIN_S, RoundWait, RoundWaits
 from planaria.control.replay import replay
-from planaria.control.saving import LAST_TRIES
 from planaria.control.state import RunState
 from planaria.exchange.coded.facts import ResultsSent
 from planaria.faults.trace import Fault
@@ -288,7 +288,7 @@ REPORTS = [
     e.RoundApplied(**ABOUT, round=0, blocking_bytes=1, prefetched_bytes=1, apart=0.1),
     e.FaultInjected(worker="w1", node=1, signal="x", step=0, moment="any"),
     e.WorkerJoined(worker="w1", incarnation=1, pid=1, memory=1, layer_s=0.1),
-    e.Gauged(**ABOUT, step=1, steps=2, seconds=1.0, passes={}, waited={2: 0.1}, flows={}, read_s=0.1),
+    e.WorkerMeasurements(**ABOUT, step=1, steps=2, seconds=1.0, passes={}, waited={2: 0.1}, flows={}, read_s=0.1),
     e.Worked(**ABOUT, step=0, spans=[e.Span(action="copy", start=0.1, end=0.2)], sent_bytes={2: 2}, peak_bytes=3),
     e.Heartbeat(doing="save", step=1, microbatch=1, for_s=1.0, cpu_s=0.1, writing=2, writing_s=0.1),
 ]
@@ -355,17 +355,17 @@ def test_a_wait_that_follows_a_timeout_has_its_own_timeout(scene: Scene) -> None
     controller = Controller(CONFIG, made.started, scene.fleet, scene.folder, scene.log, NoChaos())
     controller.state = made.run
     now = scene.clock.now
-    controller._waits.impatient = {number: Wait((number, 0, False), now, now) for number in (0, 1)}
+    controller._waits.impatient = {number: RoundWait((number, 0, False), now, now) for number in (0, 1)}
     controller._look_at_the_clock(now)
     until = now + CONFIG.exchange.patience_s
-    assert controller._waits.impatient == {number: Wait((number, 0, True), now, until) for number in (0, 1)}
+    assert controller._waits.impatient == {number: RoundWait((number, 0, True), now, until) for number in (0, 1)}
     assert len(scene.log.all(e.PatienceOver)) == 1
 
 
 def test_a_replica_with_enough_updates_waits_for_the_rest_as_long_again(scene: Scene) -> None:
     """Of four replicas one may be Byzantine and is silent: two other updates suffice."""
     for kind, hurries in (("monna", True), ("diloco", False)):
-        made, waits = simulate(4, kind, steps=6), Waits(CONFIG)
+        made, waits = simulate(4, kind, steps=6), RoundWaits(CONFIG)
         work_until(made, lambda run: all(r.meeting and r.phase == "idle" for r in run.live.values()))
         while made.pending():
             made.work(made.pending()[0])

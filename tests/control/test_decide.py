@@ -10,11 +10,11 @@ from simulated_fleet import SimulatedFleet
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.apply import apply
+from planaria.control.checkpoint_decisions import LAST_TRIES
 from planaria.control.deadlines import stop_blockers, underlying_error
 from planaria.control.decide import MAX_ATTEMPTS, decide
 from planaria.control.formation import MAX_FAILED_STARTS
 from planaria.control.replay import replay
-from planaria.control.saving import LAST_TRIES
 from planaria.control.state import RunState
 
 STAGES = 4

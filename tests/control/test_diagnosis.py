@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planaria.control.diagnosis import verdicts
-from planaria.control.gauges import EVERY, Flow, Gauged, Gauges, Pair, Passes
-from planaria.control.steering import Verdict, after
+from planaria.control.gauges import EVERY, EdgeTravelTimes, Gauges, Pair, PassDurations, WorkerMeasurements
+from planaria.control.slow_parts import SlowPart, after
 
 STAGES = 5
 """the ends among them"""
@@ -54,14 +54,14 @@ def measured(
                     way = WAY_S * (1 + noise.expovariate(3)) + later.get((source, target), 0.0)
                     skew = clocks.get(target, 0.0) - clocks.get(source, 0.0)
                     high = way * (2 + noise.expovariate(0.5)) + lost.get((source, target), 0.0)
-                    flows[source] = Flow(frames=16, low_s=way + skew, high_s=high + skew)
+                    flows[source] = EdgeTravelTimes(frames=16, low_s=way + skew, high_s=high + skew)
             gauges = gauges.measured(
-                Gauged(
+                WorkerMeasurements(
                     worker=f"w{node}", node=node, stage=node, generation=1, step=EVERY * (report + 1) - 1, steps=EVERY,
                     seconds=EVERY * 0.5, waited={}, flows=flows,
                     read_s=read.get(node, 0.0) * (1 + noise.expovariate(10)),
-                    passes={"forward": Passes(count=16, median_s=seconds / 3),
-                            "backward": Passes(count=16, median_s=2 * seconds / 3)},
+                    passes={"forward": PassDurations(count=16, median_s=seconds / 3),
+                            "backward": PassDurations(count=16, median_s=2 * seconds / 3)},
                 )
             )  # fmt: skip
     return gauges
@@ -193,4 +193,4 @@ def test_the_predicted_step_is_that_of_the_next_slowest_stage() -> None:
     share = after(gauges.nodes, [2])
 
     assert 0.3 < share < 0.45
-    assert isinstance(verdicts(gauges, HERE, (), frozenset())[0], Verdict)
+    assert isinstance(verdicts(gauges, HERE, (), frozenset())[0], SlowPart)

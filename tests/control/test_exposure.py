@@ -9,8 +9,8 @@ from open_replicas import OpenReplicas
 from replica_steps import started, work_until
 
 from planaria.control.apply_base import set_workers
-from planaria.control.staffing import exposed
 from planaria.control.state import RunState
+from planaria.control.worker_assignment import exposed
 
 
 def spread(strategy: str, guests: int, **options: Any) -> RunState:

@@ -9,8 +9,8 @@ from replica_steps import facts, finished, started, work_until
 
 from planaria.control import decisions as d
 from planaria.control import events as e
-from planaria.control.staffing import MAX_FAILED_STARTS, lacking
 from planaria.control.state import RunState
+from planaria.control.worker_assignment import MAX_FAILED_STARTS, lacking
 
 
 def simulate_open(replicas: int, kind: str = "local", stages: int = 1, **changed: Any) -> OpenReplicas:

@@ -15,7 +15,7 @@ from planaria.control.apply import apply
 from planaria.control.state import RunState
 from planaria.report.live_page.frames import Frames, Json, patched
 from planaria.report.live_page.limits import MOST_LOST
-from planaria.report.live_page.log_fold import Story
+from planaria.report.live_page.log_fold import LogFold
 
 SEEDS = range(24)
 
@@ -63,7 +63,7 @@ def assert_shown(state: Json, run: RunState) -> None:
 def test_the_page_shows_the_controllers_state(seed: int) -> None:
     history = troubled(seed).history
     assert isinstance(history[0], e.RunStarted)
-    run, story, frames = RunState.start(history[0]), Story(config()), Frames()
+    run, story, frames = RunState.start(history[0]), LogFold(config()), Frames()
     frames.add(story.opening())
     drawn = story.opening().change
     for t, fact in zip(count(100.0, 0.5), history, strict=False):
@@ -82,7 +82,7 @@ def test_the_page_shows_the_controllers_state(seed: int) -> None:
 def test_the_histories_cover_all_states_of_workers() -> None:
     seen, captions = set[tuple[str, ...]](), set[str]()
     for seed in SEEDS:
-        story = Story(config())
+        story = LogFold(config())
         for t, fact in zip(count(0.0), troubled(seed).history, strict=False):
             story.take(t, fact)
             seen |= {(info["status"],) for info in story.state.get("workers", {}).values()}
@@ -95,7 +95,7 @@ def test_the_histories_cover_all_states_of_workers() -> None:
 
 def test_a_late_report_of_a_broken_edge_does_not_affect_the_new_one() -> None:
     history = troubled(0).history
-    story = Story(config())
+    story = LogFold(config())
     for t, fact in zip(count(0.0), history, strict=False):
         story.take(t, fact)
         if isinstance(fact, d.Form) and fact.links:

@@ -110,7 +110,10 @@ def test_a_resumed_run_starts_without_workers() -> None:
     for fact in troubled(3).history:
         members.take(fact)
     again = started(
-        2, 1, {"kind": "noloco", "options": {"every": 1}}, standings={0: e.Standing(step=5), 1: e.Standing(step=3)}
+        2,
+        1,
+        {"kind": "noloco", "options": {"every": 1}},
+        standings={0: e.ReplicaPosition(step=5), 1: e.ReplicaPosition(step=3)},
     )
     left = set(members.holders)
     assert set(members.take(again)) == left

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from planaria.control.decisions import Commit, Form
-from planaria.control.logs import Surviving, Turn
-from planaria.control.started import RunStarted, SnapshotLabel
+from planaria.control.logs import SurvivingSteps, Turn
+from planaria.control.run_started import RunStarted, SnapshotLabel
 
 STAGES = 3
 SLICES = 2
@@ -154,7 +154,7 @@ class Histories(RuleBasedStateMachine):
 
     def _newest(self) -> tuple[SnapshotLabel, State] | None:
         """What the code under test would resume from: two of three stages suffice."""
-        surviving = Surviving.of(self.log)
+        surviving = SurvivingSteps.of(self.log)
         labels = {label for label, _ in self.written}
         for label in sorted(labels, key=lambda label: (label.step, label.generation), reverse=True):
             parts = [self.written[label, stage] for stage in range(STAGES) if (label, stage) in self.written]
@@ -179,7 +179,7 @@ class Histories(RuleBasedStateMachine):
         """As the log is read for this: of commits in a row, only the last one."""
         brief = [turn for turn, after in zip(self.log, [*self.log[1:], None], strict=True)
                  if not (isinstance(turn, Commit) and isinstance(after, Commit))]  # fmt: skip
-        assert Surviving.of(brief) == Surviving.of(self.log)
+        assert SurvivingSteps.of(brief) == SurvivingSteps.of(self.log)
 
 
 TestHistories = Histories.TestCase
@@ -191,7 +191,7 @@ def test_a_label_of_another_run_or_of_steps_that_the_log_does_not_have_is_not_be
     log.append(Form(generation=1, step=0, outcome="started", members=[], links=[]))
     log += [Commit(generation=1, step=step, progress=step) for step in range(5)]
     label = SnapshotLabel(part="1", generation=1, step=5)
-    assert Surviving.of(log).has(label)
+    assert SurvivingSteps.of(log).has(label)
     for change in ({"part": "2"}, {"generation": 2}, {"step": 6}):
-        assert not Surviving.of(log).has(label.model_copy(update=change))
-    assert not Surviving.of(log[:-1]).has(label)
+        assert not SurvivingSteps.of(log).has(label.model_copy(update=change))
+    assert not SurvivingSteps.of(log[:-1]).has(label)

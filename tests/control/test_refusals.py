@@ -7,14 +7,14 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.exchange.robust.suspicion import Refusals
+from planaria.exchange.robust.suspicion import MemberRejections
 
 Rounds = list[set[int]]
 """round → members that rejected the update"""
 
 
-def after(rounds: Rounds, liars: int) -> Refusals:
-    found = Refusals()
+def after(rounds: Rounds, liars: int) -> MemberRejections:
+    found = MemberRejections()
     for round, by in enumerate(rounds):
         if by:
             found = found.refused(round, by, liars)
@@ -48,6 +48,6 @@ def test_strikes_accumulate_over_pairwise_rounds() -> None:
 
 
 def test_several_reports_of_one_round_count_once() -> None:
-    found = Refusals().refused(4, {1}, 1).refused(4, {2}, 1).refused(4, {3, 0}, 1)
+    found = MemberRejections().refused(4, {1}, 1).refused(4, {2}, 1).refused(4, {3, 0}, 1)
     assert found.strikes(1) == 1
     assert found.refused(5, {1, 2}, 1).refused(4, {5}, 1).strikes(1) == 2, "late reports of an older round do not count"

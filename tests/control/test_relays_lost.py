@@ -9,8 +9,8 @@ from test_decide import decision_kinds, fleet, last, work_until
 from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
-from planaria.control.deadlines import Starts, Waits
-from planaria.control.relay_watch import Probed, RelayWatch
+from planaria.control.deadlines import RoundWaits, StartDeadlines
+from planaria.control.relay_watch import ProbeResult, RelayWatch
 
 REFUSED = "127.0.0.1:7: Connection refused"
 FRESH_S = 120.0
@@ -28,7 +28,7 @@ def test_no_generation_is_formed_while_no_relay_answers() -> None:
     forms = decision_kinds(made).count("form")
     lose_relay(made)
     assert decision_kinds(made).count("form") == forms and made.state.phase == "idle"
-    waits = Waits(RunConfig())
+    waits = RoundWaits(RunConfig())
     trouble = waits.note(5.0, made.run)
     assert trouble is not None
     assert trouble.detail == f"no relay answers: a ({REFUSED}); waiting for 600 s (fleet.join_s)"
@@ -43,7 +43,7 @@ def test_a_run_that_gives_up_its_relays_names_them() -> None:
     made = fleet(relays={"a": 1.0})
     work_until(made, "run", 2)
     lose_relay(made)
-    waits = Waits(RunConfig())
+    waits = RoundWaits(RunConfig())
     waits.note(0.0, made.run)
     assert not list(waits.over(599.0, lambda: made.run))
     (event,) = waits.over(600.0, lambda: made.run)
@@ -80,17 +80,18 @@ def test_working_edges_stay_although_the_only_relay_seems_silent() -> None:
 def test_a_relay_is_silent_after_three_failed_probes_and_back_after_one() -> None:
     watch = RelayWatch({"a": "127.0.0.1:7"}, str)
     found = [
-        watch.validate(Probed("a", float(t), error)) for t, error in enumerate(["no", "no", "", "no", "no", "no", "no"])
+        watch.validate(ProbeResult("a", float(t), error))
+        for t, error in enumerate(["no", "no", "", "no", "no", "no", "no"])
     ]
     assert found == [*[None] * 5, e.RelaySilent(relay="a", detail="127.0.0.1:7: no"), None]
-    assert watch.validate(Probed("a", 7.0, "")) == e.RelayAnswers(relay="a")
+    assert watch.validate(ProbeResult("a", 7.0, "")) == e.RelayAnswers(relay="a")
     assert list(watch.news(10.0, {"a": REFUSED})) == []
-    assert watch.validate(Probed("a", 9.0, "")) is None, "a worker found it silent during this probe"
-    assert watch.validate(Probed("a", 10.5, "")) == e.RelayAnswers(relay="a")
+    assert watch.validate(ProbeResult("a", 9.0, "")) is None, "a worker found it silent during this probe"
+    assert watch.validate(ProbeResult("a", 10.5, "")) == e.RelayAnswers(relay="a")
 
 
 def test_slow_starts_are_reported_repeatedly_at_growing_intervals() -> None:
-    made, starts = fleet(), Starts(FRESH_S)
+    made, starts = fleet(), StartDeadlines(FRESH_S)
     starts.note(0.0, made.run)
     reports = {t: report for t in range(200) if (report := starts.report(float(t), made.run))}
     assert sorted(reports) == [10, 30, 70, 130, 190]

@@ -8,7 +8,7 @@ import pytest
 
 from planaria.control import decisions as d
 from planaria.control.apply import apply
-from planaria.control.events import RunStarted, Standing
+from planaria.control.events import ReplicaPosition, RunStarted
 from planaria.control.replica import ReplicaState
 from planaria.control.rollback import RollbackPoint
 from planaria.control.state import RunState
@@ -30,7 +30,7 @@ def started(**fields: Any) -> RunStarted:
 )
 def test_a_run_rolls_back_to_its_start_which_may_be_a_checkpoint(load: dict[int, str], folder: str, step: int) -> None:
     point = RollbackPoint.begin(started(load=load))
-    assert (point.folder, point.step, point.standings) == (folder, step, {0: Standing(step=4)})
+    assert (point.folder, point.step, point.standings) == (folder, step, {0: ReplicaPosition(step=4)})
     expected = {n: d.Load(folder=load[n]) if n in load else d.Fresh() for n in range(3)}
     assert point.origins(ReplicaState.start(started(load=load)).arrangement) == expected
 

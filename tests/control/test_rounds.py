@@ -12,9 +12,9 @@ from simulated_replicas import SimulatedReplicas
 
 from planaria.control import decisions as d
 from planaria.control import events as e
-from planaria.control.allotment import Used
 from planaria.control.apply_base import decided, with_replica
-from planaria.control.events import Standing
+from planaria.control.events import ReplicaPosition
+from planaria.control.sample_assignment import BlockSet
 from planaria.control.state import RunState
 
 STREAMING = {"kind": "streaming_diloco", "options": {"every": 3, "fragments": 1, "delay": 2}}
@@ -35,7 +35,7 @@ def test_replicas_meet_before_they_are_validated_and_saved() -> None:
     """As with the inline engine; also at the end."""
     made = simulate(2, "noloco", steps=4, eval_every=2, save_every=2)
     assert finished(made)
-    assert facts(made, d.Seal)[-1].standings == dict.fromkeys((0, 1), Standing(step=4, rounds=2, inner=0))
+    assert facts(made, d.Seal)[-1].standings == dict.fromkeys((0, 1), ReplicaPosition(step=4, rounds=2, inner=0))
     settled = {f.round: n for n, f in enumerate(made.history) if isinstance(f, d.Settle)}
     for n, fact in enumerate(made.history):
         if isinstance(fact, d.RunStep) and fact.mode == "evaluate" and fact.step:
@@ -269,7 +269,7 @@ def test_a_replica_without_samples_is_not_waited_for_in_the_next_round() -> None
     settling, others = made.run.groups[0]
     work_until(made, lambda run: all((n, 1, False) in made.impatient() for n in others), without=settling)
     last = made.run.allotment.total - 1
-    none_left = replace(made.run.allotment, used=Used(last), out=MappingProxyType({others[1]: last}))
+    none_left = replace(made.run.allotment, used=BlockSet(last), out=MappingProxyType({others[1]: last}))
     run = decided(replace(made.run, allotment=none_left))
     decision = decide_checked(with_replica(run, run.replicas[others[1]]))
     assert isinstance(decision, d.Settle) and decision.members == [others[0]]

@@ -9,13 +9,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange.registry import exchange
-from planaria.exchange.robust.equivocation import Findings
+from planaria.exchange.robust.equivocation import Exclusions
 from planaria.exchange.robust.suspicion import Suspicion
 
 NOTHING = Suspicion()
 
 
-def after(strikes: int, *steps: dict[int, set[int]], liars: int = 1) -> Findings:
+def after(strikes: int, *steps: dict[int, set[int]], liars: int = 1) -> Exclusions:
     robust = Options({"rule": "median", "liars": liars, "strikes": strikes})
     made, suspicion = exchange(ExchangeConfig(replicas=5, robust=robust)), NOTHING
     for step, refused in enumerate(steps):
@@ -25,18 +25,18 @@ def after(strikes: int, *steps: dict[int, set[int]], liars: int = 1) -> Findings
 
 def test_a_member_that_all_reject_is_excluded_after_the_configured_strikes() -> None:
     all_refuse: dict[int, set[int]] = {0: {2}, 1: {2}, 3: {2}, 4: {2}}
-    assert after(2, all_refuse) == Findings() and after(0, *[all_refuse] * 9) == Findings()
+    assert after(2, all_refuse) == Exclusions() and after(0, *[all_refuse] * 9) == Exclusions()
     found = after(2, all_refuse, {}, all_refuse)
-    assert found == Findings(useless=(2,)) and found.least == 1
+    assert found == Exclusions(useless=(2,)) and found.least == 1
     assert found.left_out == {2: "its updates were invalid too often"}
 
 
 def test_a_member_that_a_single_member_rejects_is_not_excluded() -> None:
-    assert after(1, {0: {2}}, {0: {2}}, {0: {2}}) == Findings(), "one of five may be Byzantine"
+    assert after(1, {0: {2}}, {0: {2}}, {0: {2}}) == Exclusions(), "one of five may be Byzantine"
     assert after(1, {0: {2}}, {3: {2}}).useless == (2,), "but not both accusers"
-    assert after(2, {0: {2}}, {3: {2}}, {0: {2}}) == Findings(), "at most one step of these is proved"
+    assert after(2, {0: {2}}, {3: {2}}, {0: {2}}) == Exclusions(), "at most one step of these is proved"
     assert after(1, {0: {2}, 3: {2}}).useless == (2,)
-    assert after(1, {0: {2}, 3: {2}}, liars=2) == Findings()
+    assert after(1, {0: {2}, 3: {2}}, liars=2) == Exclusions()
 
 
 class Steps(RuleBasedStateMachine):

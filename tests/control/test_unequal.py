@@ -8,18 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planaria.control import decisions as d
-from planaria.control.saving import unequal
+from planaria.control.checkpoint_decisions import unequal
 
 
 def test_of_two_unequal_replicas_none_is_blamed() -> None:
-    assert unequal({1: {0: "a", 1: "b"}}) == [d.Unequal(stage=1, replicas=[0, 1], odd=[])]
+    assert unequal({1: {0: "a", 1: "b"}}) == [d.UnequalReplicas(stage=1, replicas=[0, 1], odd=[])]
 
 
 def test_of_three_replicas_the_minority_is_blamed_by_stage() -> None:
     digests = {0: {0: "a", 1: "a", 2: "a"}, 1: {0: "b", 1: "c", 2: "b"}, 2: {0: "a", 1: "b", 2: "c"}}
     assert unequal(digests) == [
-        d.Unequal(stage=1, replicas=[0, 1, 2], odd=[1]),
-        d.Unequal(stage=2, replicas=[0, 1, 2], odd=[]),
+        d.UnequalReplicas(stage=1, replicas=[0, 1, 2], odd=[1]),
+        d.UnequalReplicas(stage=2, replicas=[0, 1, 2], odd=[]),
     ]
 
 

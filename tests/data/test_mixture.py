@@ -17,7 +17,7 @@ from planaria.config.bounds import MIXTURE
 from planaria.config.schema import DataConfig
 from planaria.data import shards, tokenizer
 from planaria.data.dataset import CorruptDataset, Mixture, open_data
-from planaria.data.mixture import Turns, quotas
+from planaria.data.mixture import SourceOrder, quotas
 from planaria.data.shards import Dataset, prepare
 from planaria.data.stream import Stream
 from planaria.data.tokenizer import load_tokenizer, train_bpe
@@ -68,7 +68,7 @@ def test_inexact_weights_are_met_within_a_ten_thousandth(weights: list[float]) -
     first=st.integers(0, 10**12),
 )
 def test_shares_are_exact_in_every_block_and_even_at_every_length(shares: list[int], seed: int, first: int) -> None:
-    turns, size = Turns(tuple(shares), seed), sum(shares)
+    turns, size = SourceOrder(tuple(shares), seed), sum(shares)
     start = first // size * size
     found = Counter[int]()
     for n in range(start, start + 2 * size):
@@ -82,7 +82,7 @@ def test_shares_are_exact_in_every_block_and_even_at_every_length(shares: list[i
 
 
 def test_every_second_sample_has_the_same_shares() -> None:
-    turns = Turns((5, 4, 1), seed=3)
+    turns = SourceOrder((5, 4, 1), seed=3)
     for lane in (0, 1):
         read = Counter(turns.at(n)[0] for n in range(lane, 20_000, 2))
         assert all(abs(read[s] / 10_000 - share) < 0.02 for s, share in enumerate((0.5, 0.4, 0.1)))
@@ -90,7 +90,9 @@ def test_every_second_sample_has_the_same_shares() -> None:
 
 def test_orders_depend_on_seed_and_block() -> None:
     orders = {
-        tuple(Turns((7, 2, 1), seed).at(10 * block + i)[0] for i in range(10)) for seed in (1, 2) for block in (0, 1, 2)
+        tuple(SourceOrder((7, 2, 1), seed).at(10 * block + i)[0] for i in range(10))
+        for seed in (1, 2)
+        for block in (0, 1, 2)
     }
     assert len(orders) > 3
 

@@ -17,7 +17,7 @@ from planaria.data.tokenizer import Tokenizer
 from planaria.models.huggingface import export_model
 from planaria.models.llama_stages import Llama
 from planaria.runtime import complete as completing
-from planaria.runtime.engine import runs
+from planaria.runtime.engine import run_folders
 
 transformers = pytest.importorskip("transformers")
 TEXTS = ["ab cd", "  two\n\nlines é的", text(3, 300, runs=False)]
@@ -86,11 +86,11 @@ def test_the_cache_key_changes_only_with_the_ids(tmp_path: Path) -> None:
 
 def test_a_run_older_than_the_setting_resumes_with_legacy_ids(tmp_path: Path) -> None:
     found = json.loads(RunConfig().model_dump_json())
-    (tmp_path / runs.CONFIG).write_text(json.dumps(found))
-    assert runs.config_of(tmp_path).data.tokenization == "exact"
+    (tmp_path / run_folders.CONFIG).write_text(json.dumps(found))
+    assert run_folders.config_of(tmp_path).data.tokenization == "exact"
     del found["data"]["tokenization"]
-    (tmp_path / runs.CONFIG).write_text(json.dumps(found))
-    assert runs.config_of(tmp_path).data.tokenization == "legacy"
+    (tmp_path / run_folders.CONFIG).write_text(json.dumps(found))
+    assert run_folders.config_of(tmp_path).data.tokenization == "legacy"
 
 
 def test_a_prompt_begins_with_the_templates_token(tmp_path: Path) -> None:

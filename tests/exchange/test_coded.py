@@ -14,9 +14,18 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from planaria.common.errors import UserError
-from planaria.exchange.coded.base import NOBODY, Dropping, Late, Scheme, Uncoded
-from planaria.exchange.coded.gc import GC, MOST_ENLARGED, Cyclic, Joined, Repeated, code, encoding, enlarges
-from planaria.exchange.coded.schemes import SCHEMES, Coded, coded_of
+from planaria.exchange.coded.base import NOBODY, DropSlowest, Late, Scheme, Uncoded
+from planaria.exchange.coded.gc import (
+    GC,
+    MOST_ENLARGED,
+    CyclicCode,
+    MixedCode,
+    RepetitionCode,
+    code,
+    encoding,
+    enlarges,
+)
+from planaria.exchange.coded.schemes import SCHEMES, CodedSchedule, coded_of
 from planaria.exchange.coded.sgc import MSGC, SRSGC
 from planaria.exchange.coded.simulate import decoded
 
@@ -134,7 +143,7 @@ def test_any_n_minus_s_workers_give_the_sum(n: int, data: st.DataObject) -> None
     s = data.draw(st.integers(0, n - 1))
     late = data.draw(st.sets(st.integers(0, n - 1), max_size=s))
     made, there = code(n, s), [worker for worker in range(n) if worker not in late]
-    assert isinstance(made, Repeated if n % (s + 1) == 0 else Cyclic if n < 2 * (s + 1) else Joined)
+    assert isinstance(made, RepetitionCode if n % (s + 1) == 0 else CyclicCode if n < 2 * (s + 1) else MixedCode)
     found = made.coefficients(there)
     assert found is not None and set(found) <= set(there)
     total = np.zeros(n)
@@ -187,7 +196,7 @@ def test_rounding_errors_grow_no_more_than_stated(n: int, most: float) -> None:
 @pytest.mark.slow
 def test_a_code_that_does_not_divide_is_repeated_in_part() -> None:
     made = code(11, 2)
-    assert isinstance(made, Joined) and made.groups.workers == 6 and len(made.rest.matrix) == 5
+    assert isinstance(made, MixedCode) and made.groups.workers == 6 and len(made.rest.matrix) == 5
     assert [sorted(chunk for chunk, _ in made.row(worker)) for worker in (0, 5, 6, 10)] == [
         [0, 1, 2], [3, 4, 5], [6, 7, 8], [6, 7, 10]
     ]  # fmt: skip
@@ -269,9 +278,9 @@ def test_counting_mini_tasks_counts_them(which: tuple[int, Scheme], seed: int) -
 
 def test_dropping_is_an_estimate() -> None:
     g = torch.arange(4.0)
-    found = decoded(Dropping(stragglers=1), 4, 1, [frozenset({3})], lambda _, chunk: g[chunk])[0]
-    assert float(found) == pytest.approx((0 + 1 + 2) * 4 / 3) and not Dropping.exact
-    assert "drop" not in SCHEMES.names and Dropping not in SCHEMES.shipped.values()
+    found = decoded(DropSlowest(stragglers=1), 4, 1, [frozenset({3})], lambda _, chunk: g[chunk])[0]
+    assert float(found) == pytest.approx((0 + 1 + 2) * 4 / 3) and not DropSlowest.exact
+    assert "drop" not in SCHEMES.names and DropSlowest not in SCHEMES.shipped.values()
 
 
 # ---- as a setting
@@ -310,9 +319,9 @@ def test_invalid_settings_are_refused_by_name(spec: object, members: int, compla
 
 
 def test_a_setting_becomes_a_scheme_and_requires_enough_microbatches() -> None:
-    assert coded_of("none", 3) == Coded(Uncoded(), 1)
+    assert coded_of("none", 3) == CodedSchedule(Uncoded(), 1)
     made = coded_of({"scheme": "msgc", "burst": 1, "window": 3, "stragglers": 2, "jobs": 4, "slow": 3}, 8)
-    assert made == Coded(MSGC(burst=1, window=3, stragglers=2), 4, 3.0)
+    assert made == CodedSchedule(MSGC(burst=1, window=3, stragglers=2), 4, 3.0)
     made = coded_of({"scheme": "msgc", "jobs": 4}, 8)  # 24 chunks a job of 8 replicas
     assert made.least(8) == 12
     made.require(8, 24)

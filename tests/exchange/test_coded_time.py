@@ -10,26 +10,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planaria.exchange.coded.base import Dropping, History, Scheme, Uncoded
+from planaria.exchange.coded.base import DropSlowest, History, Scheme, Uncoded
 from planaria.exchange.coded.choose import choose, grid, orders, slow_always, timed
 from planaria.exchange.coded.gc import GC
 from planaria.exchange.coded.sgc import MSGC, SRSGC, arbitrary, bursty, bursty_throughout
-from planaria.exchange.coded.simulate import Profile, close, replay, unhurried, windows
+from planaria.exchange.coded.simulate import FinishTimes, close, replay, unhurried, windows
 from planaria.exchange.coded.spare import best_stack, cover, distances, endured, holders, stacked
 
 
-def even(rounds: int, n: int, *slow: tuple[int, int, float]) -> Profile:
+def even(rounds: int, n: int, *slow: tuple[int, int, float]) -> FinishTimes:
     """Each worker takes 1 s for its 1/n, of which 0.2 s are fixed; (round, worker, times) are slow."""
     seconds = np.ones((rounds, n))
     for at, worker, times in slow:
         seconds[at, worker] = times
-    return Profile(seconds, 1 / n, 0.8 * n)
+    return FinishTimes(seconds, 1 / n, 0.8 * n)
 
 
-def lagging(rounds: int, n: int, seed: int, fixed: float = 0.2) -> Profile:
+def lagging(rounds: int, n: int, seed: int, fixed: float = 0.2) -> FinishTimes:
     """One worker in ten is five times as slow in a round."""
     rng = np.random.default_rng(seed)
-    return Profile(np.where(rng.random((rounds, n)) < 0.1, 5.0, 1.0), 1 / n, (1 - fixed) * n)
+    return FinishTimes(np.where(rng.random((rounds, n)) < 0.1, 5.0, 1.0), 1 / n, (1 - fixed) * n)
 
 
 # ---- patterns
@@ -81,7 +81,7 @@ def test_replays_by_hand() -> None:
     retried = replay(MSGC(burst=1, window=2, stragglers=4), profile, 6)
     assert retried.history[1] == {2} and retried.waits == 0
     assert retried.rounds == pytest.approx((1, 2, double, 1, 1, 1)), "round 2 retries; round 6 has nothing to do"
-    assert replay(Dropping(stragglers=1), profile, 6).rounds == pytest.approx([1] * 6)
+    assert replay(DropSlowest(stragglers=1), profile, 6).rounds == pytest.approx([1] * 6)
     full = replay(MSGC(burst=1, window=2, stragglers=4), profile, 6, published=True)
     assert full.rounds == pytest.approx((double, 2 * double, double, double, double, double))
 
@@ -91,13 +91,13 @@ def test_a_worker_that_stays_slow_is_waited_for_if_needed() -> None:
     found = replay(MSGC(burst=1, window=2, stragglers=2), profile, 4)
     assert found.waits == 2 and [bool(late) for late in found.history] == [True, False] * 2 + [True]
     seconds, loads = np.array([[1.0, 5.0, 1.0]]), np.full(3, 2 / 3)
-    times, plus = (Profile(seconds, 1 / 3, 2.4, slows).at(0, loads) for slows in ("times", "plus"))
+    times, plus = (FinishTimes(seconds, 1 / 3, 2.4, slows).at(0, loads) for slows in ("times", "plus"))
     assert times == pytest.approx([1.8, 9.0, 1.8]) and plus == pytest.approx([1.8, 5.8, 1.8])
 
 
 def test_further_vectors_cost_their_send_time() -> None:
     quiet = even(5, 4)
-    dear = Profile(quiet.seconds, quiet.load, quiet.slope, send_s=0.5)
+    dear = FinishTimes(quiet.seconds, quiet.load, quiet.slope, send_s=0.5)
     scheme = MSGC(burst=1, window=2, stragglers=1)
     cheap, found = replay(scheme, quiet, 5), replay(scheme, dear, 5)
     assert found.seconds - cheap.seconds == pytest.approx(0.5 * 4), "in rounds 1 to 4 two are sent; at the ends one"
@@ -139,7 +139,7 @@ def test_a_code_is_chosen_only_where_it_pays() -> None:
 
 def test_short_probes_of_equal_workers_are_replayed_in_several_orders() -> None:
     probe, long = lagging(40, 6, 1), lagging(400, 6, 1)
-    unlike = Profile(probe.seconds * np.where(np.arange(6) < 3, 1.6, 1.0), probe.load, probe.slope)
+    unlike = FinishTimes(probe.seconds * np.where(np.arange(6) < 3, 1.6, 1.0), probe.load, probe.slope)
     assert [len(orders(profile)) for profile in (probe, long, unlike)] == [4, 1, 1]
     for other in orders(probe):
         assert sorted(map(tuple, other.seconds.T)) == sorted(map(tuple, probe.seconds.T)), "each has its own delays"
@@ -155,7 +155,7 @@ def test_steps_with_one_barrier_and_microbatches_limit_the_choice() -> None:
 def test_a_machine_that_is_always_slow_gets_no_code() -> None:
     seconds = np.ones((30, 6))
     seconds[:, 4] = 5.0
-    profile = Profile(seconds, 1 / 6, 0.8 * 6)
+    profile = FinishTimes(seconds, 1 / 6, 0.8 * 6)
     found = choose(profile, most_delay=2)
     assert slow_always(profile, 2.0) == found.always_slow == (4,)
     assert found.best.name == "none" and "replicas 4 are slow in most rounds, so coding does not pay" in found.why

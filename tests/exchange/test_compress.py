@@ -144,7 +144,7 @@ def test_a_top_k_message_with_any_byte_changed_is_refused_or_harmless(data: st.D
         ("econtrol:top1%", "topk", {"keep": 0.01}, "EControl"),
         ("ef21:rand2.5%", "randk", {"keep": 0.025}, "EF21"),
         ("4bits", "quantised", {"bits": 4}, "EF14"),
-        ("none:16bits", "plain", {"bits": 16}, "Naive"),
+        ("none:16bits", "plain", {"bits": 16}, "NoFeedback"),
         ("ef14:sign", "sign", {}, "EF14"),
         ({"kind": "topk", "keep": 0.1, "bits": 8, "feedback": "econtrol"}, "topk", {"bits": 8}, "EControl"),
         ({"kind": "topk", "keep": 0.1, "feedback": "econtrol", "eta": 0.05}, "topk", {"keep": 0.1}, "EControl"),

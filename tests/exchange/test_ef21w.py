@@ -13,7 +13,7 @@ from torch import Tensor
 
 from planaria.common.errors import UserError
 from planaria.config.schema import ExchangeConfig
-from planaria.exchange.base import Exchange, Outer
+from planaria.exchange.base import Exchange, StageOuterState
 from planaria.exchange.compress.base import Compressor
 from planaria.exchange.compress.compression import compression_of
 from planaria.exchange.compress.estimates import LEAST, estimated
@@ -46,7 +46,7 @@ def descended(by: Exchange, isotropic: bool, gamma: float, steps: int) -> tuple[
     """Return x after each step of gradient descent along the common value, and the replicas."""
     h, b = problem(isotropic)
     x, path = torch.zeros(D, dtype=torch.float64), []
-    of = {i: Replica({"x": torch.zeros(D)}, Outer()) for i in range(len(SMOOTH))}
+    of = {i: Replica({"x": torch.zeros(D)}, StageOuterState()) for i in range(len(SMOOTH))}
     for step in range(steps):
         for i, replica in of.items():
             replica.fast = {"x": (h[i] @ x - b[i]).float()}
@@ -109,7 +109,7 @@ def test_weights_scale_messages_into_a_compressors_range() -> None:
     """fp16 holds numbers up to 65,504: a difference above that arrives over several steps, unless it is scaled."""
     codec, by, plain = compression_of("16bits").compressor, made(given_ones("plain", bits=16)), made("ef21:16bits")
     large = {"x": torch.full((D,), 1e5)}
-    begun = Outer({part: {"x": torch.zeros(D)} for part in ("estimate", "mean_estimate")}, 1)
+    begun = StageOuterState({part: {"x": torch.zeros(D)} for part in ("estimate", "mean_estimate")}, 1)
     scaled, unscaled = (each.for_sender(2).update(begun, large).kept["estimate"]["x"] for each in (by, plain))
     assert torch.allclose(scaled, codec.decode(codec.encode(large["x"] / 2.5), D) * 2.5)
     assert float(unscaled[0]) == 65504.0
@@ -138,11 +138,11 @@ def test_measurements_are_saved_and_copied() -> None:
     by = made({"kind": "topk", "keep": 0.1, "feedback": "ef21w", "warmup": 2})
     _, of = descended(by, True, 0.02, 5)
     outer = of[1].outer
-    for other in (Outer.load(outer.state(), by.parts), outer.copied(by.parts), by.anew(outer)):
+    for other in (StageOuterState.load(outer.state(), by.parts), outer.copied(by.parts), by.anew(outer)):
         assert (other.secants, other.measured) == (outer.secants, 2)
-    assert "secants" not in Outer({}, 3).state(), "nothing is saved where nothing was measured"
+    assert "secants" not in StageOuterState({}, 3).state(), "nothing is saved where nothing was measured"
     with pytest.raises(ValueError, match="secants"):
-        Outer.load({**outer.state(), "secants": torch.zeros(2)}, by.parts)
+        StageOuterState.load({**outer.state(), "secants": torch.zeros(2)}, by.parts)
 
 
 def test_a_warm_up_restarts_with_another_number_of_members() -> None:

@@ -12,7 +12,7 @@ from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange.base import Update
 from planaria.exchange.registry import exchange
-from planaria.exchange.robust.equivocation import Findings, digest, findings, joined
+from planaria.exchange.robust.equivocation import Exclusions, digest, findings, joined
 from planaria.exchange.robust.rules import robust_of
 from planaria.exchange.robust.suspicion import Suspicion
 
@@ -25,21 +25,21 @@ def honest(members: int) -> dict[int, dict[int, str]]:
 
 def test_agreement_yields_no_findings() -> None:
     for members in range(2, 9):
-        assert findings(honest(members), range(members), 1) == Findings()
+        assert findings(honest(members), range(members), 1) == Exclusions()
 
 
 def test_equivocation_towards_all_is_proved_and_towards_one_is_a_dispute() -> None:
     received = honest(5)
     for member in (0, 1, 3, 4):
         received[member][2] = f"for {member}"
-    assert findings(received, range(5), 1) == Findings(liars=(2,))
+    assert findings(received, range(5), 1) == Exclusions(liars=(2,))
     received = honest(5)
     received[4][2] = "for 4"
-    assert findings(received, range(5), 1) == Findings(disputes=((2, 4),)), "one of the two, unknown which"
-    assert findings(received, range(5), 0) == Findings(liars=(2,)), "impossible with honest members alone"
+    assert findings(received, range(5), 1) == Exclusions(disputes=((2, 4),)), "one of the two, unknown which"
+    assert findings(received, range(5), 0) == Exclusions(liars=(2,)), "impossible with honest members alone"
     received[4][2] = TRUE[2]
     del received[2][2]
-    assert findings(received, range(5), 1) == Findings(liars=(2,)), "it does not report its own update"
+    assert findings(received, range(5), 1) == Exclusions(liars=(2,)), "it does not report its own update"
 
 
 @st.composite
@@ -105,13 +105,13 @@ def test_members_are_left_out_permanently_after_enough_strikes() -> None:
     suspicion = Suspicion().raised([(2,)])
     assert suspicion.standing(rule).liars == (2,), "in the step under way"
     suspicion = suspicion.ended(0, {}, rule)
-    assert suspicion.standing(rule) == suspicion.standing(never) == Findings()
+    assert suspicion.standing(rule) == suspicion.standing(never) == Exclusions()
     assert suspicion.standing(once).liars == (2,)
     suspicion = suspicion.raised([(2,), (1, 3)]).ended(1, {}, rule)
-    assert suspicion.standing(rule) == Findings(liars=(2,))
-    assert suspicion.standing(never) == Findings()
+    assert suspicion.standing(rule) == Exclusions(liars=(2,))
+    assert suspicion.standing(never) == Exclusions()
     again = suspicion.raised([(2, 3)])
-    assert again.standing(rule) == Findings(liars=(2,)), "a dispute with a convicted member convicts no other"
+    assert again.standing(rule) == Exclusions(liars=(2,)), "a dispute with a convicted member convicts no other"
 
 
 @pytest.mark.parametrize("strikes", [-1, 1.5, True, "three"])

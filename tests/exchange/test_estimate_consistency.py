@@ -27,7 +27,7 @@ from planaria.models.packing import pack, unpack
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint.loading import stage_for
 from planaria.runtime.checkpoint.stage_file import stage_file, write_stage
-from planaria.runtime.checkpoint.store import CheckpointStore, Manifest, Saved
+from planaria.runtime.checkpoint.store import CheckpointManifest, CheckpointStore, SealedCheckpoint
 from planaria.runtime.engine.outer_state import OuterState
 from planaria.runtime.engine.runner import StageRunner
 
@@ -143,14 +143,14 @@ class Life(RuleBasedStateMachine):
             self.stood(count, {name: t for name, t in state.outer.items() if name != "rounds"}) for state in states
         ]
 
-    def saved(self, folder: Path) -> Saved:
+    def saved(self, folder: Path) -> SealedCheckpoint:
         """Save as a fleet does: one node with weights, the others with their own state."""
         store, digests = CheckpointStore(folder), {}
         for place, held in enumerate(self.held):
             state = replace(self.state if place == 0 else StageState({}), outer=held.settled.state())
             written = write_stage(store.unfinished(self.steps), STAGE, self.steps, state, place)
             digests[stage_file(Path(), STAGE, place).name] = written.sha256
-        manifest = Manifest(
+        manifest = CheckpointManifest(
             step=self.steps,
             stages=[STAGE],
             pipeline_stages=1,

@@ -12,13 +12,13 @@ from planaria.config import recipe
 from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig, RunConfig
 from planaria.config.section import meaning
-from planaria.exchange.allreduce import AllReduce, Local
+from planaria.exchange.allreduce import AllReduce, NoExchange
 from planaria.exchange.diloco import DiLoCo
 from planaria.exchange.gasloc import Gasloc
 from planaria.exchange.gossip import PairMean
 from planaria.exchange.noloco import NoLoCo
 from planaria.exchange.registry import exchange
-from planaria.exchange.streaming import Streaming
+from planaria.exchange.streaming_diloco import Streaming
 
 
 def test_defaults_are_as_published() -> None:
@@ -31,7 +31,7 @@ def test_defaults_are_as_published() -> None:
     streaming = diloco | {"every": 100, "fragments": 4, "delay": 0, "mix": 0.0}
     assert make("streaming_diloco").model_dump() == streaming and make("streaming_diloco").interval == 25
     assert make("pair_mean") == PairMean(every=50, group=2, bits=32, prefetch=False)
-    assert make("allreduce") == AllReduce(bits=32) and make("local") == Local() and not Local.model_fields
+    assert make("allreduce") == AllReduce(bits=32) and make("local") == NoExchange() and not NoExchange.model_fields
 
 
 def test_given_options_are_used() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from planaria.common.errors import UserError
 from planaria.config.schema import ExchangeConfig
-from planaria.exchange.base import Exchange, Outer
+from planaria.exchange.base import Exchange, StageOuterState
 from planaria.exchange.compress.base import measured_delta
 from planaria.exchange.compress.compression import compression_of
 from planaria.exchange.in_process import Replica, meet
@@ -149,10 +149,10 @@ def test_compression_errors_are_measured(name: str) -> None:
 
 
 def test_exact_and_non_finite_messages_are_not_measured() -> None:
-    assert compressed("32bits").update(Outer(), gradient(0, 0)).compressed is None
+    assert compressed("32bits").update(StageOuterState(), gradient(0, 0)).compressed is None
     zero = {"w": torch.zeros(7)}
-    assert compressed("8bits").update(Outer(), zero).compressed.lost == 0.0
-    assert compressed("8bits").update(Outer(), {"w": torch.full((7,), torch.inf)}).compressed is None
+    assert compressed("8bits").update(StageOuterState(), zero).compressed.lost == 0.0
+    assert compressed("8bits").update(StageOuterState(), {"w": torch.full((7,), torch.inf)}).compressed is None
 
 
 def test_ef21_follows_the_momentum() -> None:
@@ -191,7 +191,7 @@ def test_a_saved_state_resumes_to_the_last_bit() -> None:
     of = begun(made)
     for step in range(3):
         stepped(made, of, step)
-    again = {m: Replica(r.fast, Outer.load(r.outer.state(), made.parts)) for m, r in of.items()}
+    again = {m: Replica(r.fast, StageOuterState.load(r.outer.state(), made.parts)) for m, r in of.items()}
     for step in range(3, 6):
         stepped(made, of, step)
         stepped(made, again, step)
@@ -212,7 +212,9 @@ def test_conflicting_settings_are_refused() -> None:
         compressed("8bits", "local")
     short, long = make("allreduce", bits=8), compressed("8bits")
     gradients = gradient(0, 0)
-    assert torch.equal(short.update(Outer(), gradients).blocking, long.update(Outer(), gradients).blocking)
+    assert torch.equal(
+        short.update(StageOuterState(), gradients).blocking, long.update(StageOuterState(), gradients).blocking
+    )
 
 
 # ---- a compressor that guarantees no delta
@@ -232,13 +234,13 @@ def ill_conditioned(d: int = 20, n: int = 2) -> tuple[Tensor, Tensor]:
 def growth(options: dict[str, object], steps: int = 250, gamma: float = 0.3) -> float:
     """‖x − x*‖ over its start after gradient descent from 0 along the mean estimate; inf once it exceeds 100."""
     h, b = ill_conditioned()
-    by, outer = compression_of(options), [Outer()] * len(h)
+    by, outer = compression_of(options), [StageOuterState()] * len(h)
     x, best = torch.zeros_like(b[0]), torch.linalg.solve(h.mean(0), b.mean(0))
     for step in range(steps):
         gradients = ((h @ x).squeeze(-1) - b).float()
         kept = [by.update(own, {"x": g}).kept for own, g in zip(outer, gradients, strict=True)]
         mean = sum(each["estimate"]["x"] for each in kept) / len(kept)
-        outer = [Outer({**each, "mean_estimate": {"x": mean}}, step + 1) for each in kept]
+        outer = [StageOuterState({**each, "mean_estimate": {"x": mean}}, step + 1) for each in kept]
         x = x - gamma * mean.double()
         if float(x.norm()) > 100 * float(best.norm()):
             return math.inf
@@ -259,7 +261,7 @@ def test_eta_follows_the_delta_of_the_message(spec: str) -> None:
     """η is half of the smaller δ of g − h and of e; e is sparse here, so its δ is near 1/d, or zero."""
     made, codec = compressed(f"econtrol:{spec}"), compression_of(spec).compressor
     g, h, e = torch.randn(D), torch.randn(D), torch.zeros(D).index_fill_(0, torch.tensor(7), 100.0)
-    outer = Outer({"estimate": {"w": h}, "mean_estimate": {"w": h}, "residual": {"w": e}}, 1)
+    outer = StageOuterState({"estimate": {"w": h}, "mean_estimate": {"w": h}, "residual": {"w": e}}, 1)
 
     def delta(v: Tensor) -> float:
         v, sent = v.double(), codec.decode(codec.encode(v), D).double()
@@ -289,7 +291,7 @@ def test_naive_top_k_diverges_where_estimates_converge() -> None:
     def run(spec: str, steps: int) -> tuple[Tensor, float]:
         made = compressed(spec)
         x = torch.ones(3, dtype=torch.float64)
-        of = {i: Replica({"x": torch.zeros(3)}, Outer()) for i in range(3)}
+        of = {i: Replica({"x": torch.zeros(3)}, StageOuterState()) for i in range(3)}
         for step in range(steps):
             for i, replica in of.items():
                 replica.fast = {"x": (2 * rows[i] * (rows[i] @ x) + x / 2).float()}

@@ -18,7 +18,7 @@ from planaria.common.errors import UserError
 from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange import in_process
-from planaria.exchange.base import Exchange, Outer
+from planaria.exchange.base import Exchange, StageOuterState
 from planaria.exchange.in_process import Replica, meet
 from planaria.exchange.registry import exchange
 from planaria.exchange.robust.base import GramRule, distances
@@ -384,9 +384,9 @@ def test_the_last_value_is_copied_and_saved() -> None:
             replica.fast = {"w": replica.fast["w"] + vectors(1, 15, member).float().view(5, 3)}
     last = [replica.outer["centre"]["w"] for replica in of.values()]
     assert all(torch.equal(each, last[0]) for each in last) and bool(last[0].any())
-    copy, loaded = of[0].outer.copied(made.parts), Outer.load(of[0].outer.state(), made.parts)
+    copy, loaded = of[0].outer.copied(made.parts), StageOuterState.load(of[0].outer.state(), made.parts)
     results = {}
-    for name, outer in (("same", of[0].outer), ("copy", copy), ("loaded", loaded), ("anew", Outer())):
+    for name, outer in (("same", of[0].outer), ("copy", copy), ("loaded", loaded), ("anew", StageOuterState())):
         others = {member: Replica(replica.fast, replica.outer) for member, replica in of.items()}
         others[0] = Replica(of[0].fast, outer)
         meet(made, others, 0, 0)
@@ -394,7 +394,7 @@ def test_the_last_value_is_copied_and_saved() -> None:
     assert torch.equal(results["same"], results["copy"]) and torch.equal(results["same"], results["loaded"])
     assert not torch.equal(results["same"], results["anew"])
     without = exchange(ExchangeConfig(replicas=5, robust="median"))
-    assert "centre" not in without.parts and not Outer.load(of[0].outer.state(), without.parts)["centre"]
+    assert "centre" not in without.parts and not StageOuterState.load(of[0].outer.state(), without.parts)["centre"]
 
 
 # ---- in one pass, in little memory, the same for all
@@ -485,7 +485,7 @@ def replicas(n: int, spoilt: dict[int, float]) -> dict[int, Replica]:
                 if member in spoilt
                 else vectors(1, 15, member).float().view(5, 3)
             },
-            Outer(),
+            StageOuterState(),
         )
         for member in range(n)
     }

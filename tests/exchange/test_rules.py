@@ -17,7 +17,7 @@ from planaria.exchange.gasloc import Gasloc
 from planaria.exchange.gossip import PairMean
 from planaria.exchange.in_process import Replica, exchanged, meet, replicas, settle
 from planaria.exchange.noloco import NoLoCo
-from planaria.exchange.streaming import Streaming, fragments
+from planaria.exchange.streaming_diloco import Streaming, fragments
 
 LETTERS = st.tuples(st.floats(0.0, 0.95), st.floats(0.1, 1.5), st.floats(0.05, 1.5))
 Plain = dict[int, dict[str, Tensor]]

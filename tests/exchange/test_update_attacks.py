@@ -13,13 +13,13 @@ from torch import Tensor
 
 from planaria.common.errors import UserError
 from planaria.exchange.attacks import ATTACKS, attack_of
-from planaria.exchange.attacks.base import Attack, MessageAttack, Scene
+from planaria.exchange.attacks.base import Attack, AttackView, MessageAttack
 from planaria.exchange.attacks.update_attacks import largest_z
 from planaria.exchange.base import Update
 from planaria.exchange.compress.base import Compressor
 from planaria.exchange.compress.compression import COMPRESSORS
 from planaria.exchange.compress.dense import Sign
-from planaria.exchange.refusal import refused
+from planaria.exchange.update_validation import refused
 
 DIM = 300
 CODECS: dict[str, Compressor] = {
@@ -38,21 +38,21 @@ def drawn(seed: int) -> Tensor:
     return torch.randn(DIM, generator=torch.Generator().manual_seed(seed))
 
 
-def scene(honest: int = 5, liars: int = 2, seed: int = 3, **changes: object) -> Scene:
+def scene(honest: int = 5, liars: int = 2, seed: int = 3, **changes: object) -> AttackView:
     """A round of members 0 and up, of which the last are Byzantine."""
     of = {member: drawn(100 + member) for member in range(honest)}
     plain: dict[str, object] = {
         "own": drawn(7), "known": of, "members": honest + liars, "liars": liars, "round": 4,
         "generator": torch.Generator().manual_seed(seed),
     }  # fmt: skip
-    return Scene(**(plain | changes))
+    return AttackView(**(plain | changes))
 
 
-def vector(name: str, at: Scene, strength: float | None = None) -> Tensor:
+def vector(name: str, at: AttackView, strength: float | None = None) -> Tensor:
     return attack_of(name, strength).vector(at)
 
 
-def by_hand(name: str, at: Scene, strength: float) -> list[float]:
+def by_hand(name: str, at: AttackView, strength: float) -> list[float]:
     """Coordinate by coordinate."""
     columns = [[float(x[j]) for x in at.known.values()] for j in range(DIM)]
     means = [sum(column) / len(column) for column in columns]

@@ -16,8 +16,8 @@ from torch import Tensor
 from planaria.common.errors import UserError
 from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig
-from planaria.exchange.aggregate import Averaging
-from planaria.exchange.base import Counted, Exchange, Outer, TooManyByzantine, Update, Weights
+from planaria.exchange.aggregate import AggregatingExchange
+from planaria.exchange.base import Exchange, StageOuterState, TooManyByzantine, Update, UpdateWeights, Weights
 from planaria.exchange.in_process import Replica, replicas
 from planaria.exchange.registry import exchange
 from planaria.exchange.robust.combining import combine
@@ -41,7 +41,7 @@ def node_products(of: Weighing, parts: Sequence[Tensor], me: int, order: Sequenc
         updates, at = dict[int, Weights](), dict[int, Any]()
         for member in [me, *(other for other in order if other != me)]:
             updates[member] = {"w": x[member]}
-            at |= of.products(Outer(), updates, me, [member])
+            at |= of.products(StageOuterState(), updates, me, [member])
         found.append(json.loads(json.dumps(at), object_hook=lambda of: {int(k): v for k, v in of.items()}))
     return found
 
@@ -73,7 +73,7 @@ def test_reports_do_not_depend_on_order_or_threads() -> None:
     first = gram(node_products(of, [x], 0, members)[0], members, None)
     for me, order in ((0, [5, 4, 3, 2, 1]), (3, [1, 0, 5, 2, 4])):
         assert torch.equal(gram(node_products(of, [x], me, order)[0], members, None), first)
-    together = of.products(Outer(), {m: {"w": x[m]} for m in members}, 2, members)
+    together = of.products(StageOuterState(), {m: {"w": x[m]} for m in members}, 2, members)
     assert torch.equal(gram(together, members, None), first)
     before = torch.get_num_threads()
     torch.set_num_threads(1 if before > 1 else 3)
@@ -99,7 +99,7 @@ def test_nearly_equal_models_are_distinguished_beside_a_huge_one() -> None:
     assert all(torch.isfinite(torch.tensor([*of.values()], dtype=torch.float64)).all() for of in found.values())
 
 
-def settled(of: Exchange, parts: list[dict[int, Replica]], round: int) -> list[Counted]:
+def settled(of: Exchange, parts: list[dict[int, Replica]], round: int) -> list[UpdateWeights]:
     """Settle a round of all stages (``parts``: replicas of each); return each replica's weights of the updates."""
     members = sorted(parts[0])
     sent = [{m: of.update(part[m].outer, part[m].fast) for m in members} for part in parts]
@@ -112,7 +112,7 @@ def settled(of: Exchange, parts: list[dict[int, Replica]], round: int) -> list[C
         found.append(of.weighing.counted(nodes, members, me, round))
     for part, updates in zip(parts, sent, strict=True):
         for me, replica in part.items():
-            received = list[Counted]()
+            received = list[UpdateWeights]()
             rule = of.after_rejecting(0, received.append, found[me])
             replica.fast, replica.outer = rule.settle(replica.outer, replica.fast, updates, me)
             assert not received, "who has found it tells it"
@@ -174,17 +174,19 @@ def test_too_few_members_leave_the_weights_unchanged() -> None:
     assert outer.rounds == 1 and all(torch.equal(fast[name], part[0].fast[name]) for name in fast)
 
 
-class Odd(Averaging):
+class Odd(AggregatingExchange):
     """A kind with its own rounds, which does not describe its updates."""
 
     @property
     def interval(self) -> int:
         return 3
 
-    def update(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Update:
+    def update(self, outer: StageOuterState, fast: Weights, prefetched: Tensor | None = None) -> Update:
         return Update()
 
-    def settle(self, outer: Outer, fast: Weights, updates: Any, me: int) -> tuple[dict[str, Tensor], Outer]:
+    def settle(
+        self, outer: StageOuterState, fast: Weights, updates: Any, me: int
+    ) -> tuple[dict[str, Tensor], StageOuterState]:
         raise TooManyByzantine
 
 

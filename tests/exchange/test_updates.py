@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lab_models import COUNT, KINDS, SHAPES, apart, distance, drift, fitting, make, mean, weights
 
-from planaria.exchange.base import Outer, Update
+from planaria.exchange.base import StageOuterState, Update
 from planaria.exchange.compress.compression import compression_of
 from planaria.exchange.gossip import PairMean
 from planaria.exchange.in_process import Replica, exchanged, meet, replicas, settle
-from planaria.exchange.message import pack, unpack
 from planaria.exchange.noloco import NoLoCo
+from planaria.exchange.weight_message import pack, unpack
 
 BITS = pytest.mark.parametrize("bits", [32, 16, 8, 4])
 CODECS = {bits: compression_of(f"{bits}bits").compressor for bits in (32, 16, 8, 4)}
@@ -218,7 +218,7 @@ def test_a_run_resumes_from_its_saved_state_to_the_last_bit(kind: str, bits: int
         drift(whole, round)
         meet(made, whole, round, seed=2)
     saved = {i: {k: t.clone() for k, t in r.outer.state().items()} for i, r in whole.items()}
-    resumed = {i: Replica(r.fast, Outer.load(saved[i], made.parts)) for i, r in whole.items()}
+    resumed = {i: Replica(r.fast, StageOuterState.load(saved[i], made.parts)) for i, r in whole.items()}
     assert [r.outer.rounds for r in resumed.values()] == [3] * 4
     for round in range(3, 6):
         for of in (whole, resumed):
@@ -242,12 +242,12 @@ def test_a_run_resumes_from_its_saved_state_to_the_last_bit(kind: str, bits: int
 )
 def test_an_invalid_outer_state_is_refused(state: dict[str, torch.Tensor], why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        Outer.load(state, {"slow": "shared"})
+        StageOuterState.load(state, {"slow": "shared"})
 
 
 def test_undeclared_parts_are_left_out() -> None:
     state = {"rounds": torch.tensor(1), "slow/w": torch.ones(1), "residual/w": torch.ones(1)}
-    rounded, exact = (Outer.load(state, make("noloco", bits=bits).parts) for bits in (8, 32))
+    rounded, exact = (StageOuterState.load(state, make("noloco", bits=bits).parts) for bits in (8, 32))
     assert rounded["residual"].keys() == {"w"} and not exact["residual"]
     assert rounded["slow"] == exact["slow"] == {"w": torch.ones(1)}
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange.base import Update
 from planaria.exchange.compress.dense import PLAIN
-from planaria.exchange.publisher import Publisher
+from planaria.exchange.update_publisher import UpdatePublisher
 from planaria.faults.byzantine import Byzantine, misbehaviour_of
 
 CONFIG = ExchangeConfig(replicas=5, robust="multikrum")
@@ -22,20 +22,20 @@ def byzantine(attack: str, until: int | None = None, strength: float | None = No
     return Byzantine(CONFIG, misbehaviour_of(attack, strength, until, seed=7, number=number))
 
 
-def sent(by: Publisher, step: int, honest: Update = HONEST, **known: dict[int, Tensor]) -> dict[int, Tensor]:
+def sent(by: UpdatePublisher, step: int, honest: Update = HONEST, **known: dict[int, Tensor]) -> dict[int, Tensor]:
     """Return the update to each peer, in the round of the step's number."""
     updates = by.updates(honest, PLAIN, (step, step), ME, OTHERS, **known)
     return {peer: update.blocking for peer, update in updates.items() if update.blocking is not None}
 
 
-def attacks(by: Publisher, step: int) -> bool:
+def attacks(by: UpdatePublisher, step: int) -> bool:
     updates = sent(by, step)
     assert updates.keys() == {*OTHERS, ME}
     return any(message is not HONEST.blocking for message in updates.values())
 
 
 def test_an_honest_node_sends_its_update_to_all() -> None:
-    assert not attacks(Publisher(), 3)
+    assert not attacks(UpdatePublisher(), 3)
 
 
 def test_an_attack_ends_at_its_step_or_after_one_sent_update() -> None:
@@ -67,7 +67,7 @@ def test_updates_of_others_are_kept_only_if_needed() -> None:
     unaware = byzantine("own_flip", until=9)
     unaware.received({0: Update(torch.ones(3))}, PLAIN, 3)
     assert not unaware._received
-    honest = Publisher()
+    honest = UpdatePublisher()
     honest.received({0: Update(torch.ones(3))}, PLAIN, 3)
     assert not attacks(honest, 3) and not vars(honest)
 

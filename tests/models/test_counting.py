@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from test_transformers import section, small
 
 from planaria.config.schema import ModelConfig
-from planaria.models.activations import Passes
+from planaria.models.activations import PassMode
 from planaria.models.counting import count
 from planaria.models.families import build_stage, family
 from planaria.models.transformers.weighing import layer_parameters, layer_work
 
-CPU = Passes(samples=2, device_bytes=0)
+CPU = PassMode(samples=2, device_bytes=0)
 
 
-def counted(model: ModelConfig, stage: int, passes: Passes) -> tuple[int, int, int]:
+def counted(model: ModelConfig, stage: int, passes: PassMode) -> tuple[int, int, int]:
     built = build_stage(model, 2, stage, 0, "meta")
     built.recompute = passes.recompute  # type: ignore[assignment]
     return count(built, stage == 0, model.dim, model.context, passes).bytes

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
 from planaria.models import decode as module
-from planaria.models.decode import Reading, decode, pick
+from planaria.models.decode import DecodingBatch, decode, pick
 from planaria.models.generate import generate
 from planaria.models.llama_stages import Llama
 
@@ -41,7 +41,7 @@ def likelihoods(model: Llama, prompt: list[int], ids: list[int], temperature: fl
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_logits_with_the_cache_match_those_without(kind: str, dtype: torch.dtype, std: float, within: float) -> None:
     model = Llama(CONFIGS[kind].model_copy(update={"init_std": std}), seed=3).to(dtype)
-    reading = Reading(model, PROMPTS, 10)
+    reading = DecodingBatch(model, PROMPTS, 10)
     rows = [list(prompt) for prompt in PROMPTS]
     for step in range(10):
         for row, found in zip(rows, reading.logits, strict=True):
@@ -52,7 +52,7 @@ def test_logits_with_the_cache_match_those_without(kind: str, dtype: torch.dtype
 
 
 def test_dropping_rows_does_not_change_the_others() -> None:
-    reading = Reading(MODEL, PROMPTS, 6)
+    reading = DecodingBatch(MODEL, PROMPTS, 6)
     rows = [list(prompt) for prompt in PROMPTS]
     for stay in ([True, False, True, True, True], [True, True, True, False], [False, True, True]):
         order = reading.drop(torch.tensor(stay))

@@ -30,7 +30,7 @@ from planaria.models.generate import generate
 from planaria.models.gguf import gguf_tokenizer, import_gguf, open_gguf
 from planaria.models.gguf_file import look
 from planaria.models.llama_stages import Llama
-from planaria.runtime.engine.runs import config_of
+from planaria.runtime.engine.run_folders import config_of
 from planaria.runtime.engine.weight_sources import open_model
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from planaria.config.schema import ModelConfig
 from planaria.models.llama_layers import (
     Attention,
-    Dense,
+    OwnParameters,
     RMSNorm,
     fused_projection,
     rotary_tables,
@@ -107,7 +107,7 @@ def test_attention_uses_the_fused_kernel(kv_heads: int, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
     config = CONFIG.model_copy(update={"kv_heads": kv_heads})
-    attention = Attention(config, Dense())
+    attention = Attention(config, OwnParameters())
     attention(torch.randn(1, 16, 24), *rotary_tables(config))
     assert "Flash" in fused[0]
 

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
 from planaria.models.families import build_stage
-from planaria.models.llama_stages import BlockStage, Ends, Llama, flops_per_token, global_name, parameter_count
+from planaria.models.llama_stages import BlockStage, Llama, LlamaEnds, flops_per_token, global_name, parameter_count
 
 TIED = ModelConfig(vocab=40, dim=16, layers=4, heads=4, kv_heads=2, hidden=24, context=8)
 UNTIED = TIED.model_copy(update={"tied": False})
 
 
-def ends(config: ModelConfig = TIED, seed: int = 0) -> Ends:
+def ends(config: ModelConfig = TIED, seed: int = 0) -> LlamaEnds:
     built = build_stage(config, 4, 0, seed)
-    assert isinstance(built, Ends)
+    assert isinstance(built, LlamaEnds)
     return built
 
 

@@ -18,12 +18,12 @@ from planaria.config.schema import ModelConfig
 from planaria.models import masking, task_vectors
 from planaria.models.huggingface import export_model
 from planaria.models.llama_stages import Llama
-from planaria.models.masking import Note
+from planaria.models.masking import MaskNote
 from planaria.models.moe_layer import Routing
 
 SHAPES = {"b": (3, 5), "a": (7,), "c": (2, 2, 3)}
 EXPORTED = {"a": "model.a", "b": "model.y", "c": "model.x"}
-NOTE = Note(safe="s", tuned=("t",), result="r")
+NOTE = MaskNote(safe="s", tuned=("t",), result="r")
 COUNT = sum(torch.Size(shape).numel() for shape in SHAPES.values())
 
 
@@ -61,7 +61,7 @@ def test_a_packed_mask_has_one_bit_per_parameter_and_is_restored(seed: int) -> N
 
 
 def test_a_mask_file_consists_of_bits_and_a_header(tmp_path: Path) -> None:
-    masks, note = [some_mask(n) for n in range(11)], Note(safe="s", tuned=("t",) * 11, result="r")
+    masks, note = [some_mask(n) for n in range(11)], MaskNote(safe="s", tuned=("t",) * 11, result="r")
     file = tmp_path / "mask.safetensors"
     file.write_bytes(masking.to_bytes(masks, note, EXPORTED))
     content = file.read_bytes()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from planaria.config import recipe, shipped
 from planaria.pipeline.network import topology
 from planaria.planner.initial_plans import random_routes
-from planaria.planner.problem import ROLES, Problem, Solution, problem_of, stage_of
+from planaria.planner.problem import ROLES, PlanningProblem, Solution, problem_of, stage_of
 from planaria.planner.tables import NO_SUMS
 
 RECIPE = shipped.find("twelve_cities")
@@ -61,7 +61,7 @@ BEST = Solution(
 """The plan that ``planaria plan`` finds in a minute with the published data nodes: stages, data nodes and routes."""
 
 
-def published(visits: int = 3) -> Problem:
+def published(visits: int = 3) -> PlanningProblem:
     """Return the twenty nodes of the recipe ``twelve_cities``; with five visits nothing is skipped."""
     config = recipe.load(RECIPE, {})
     assert config.network.topology
@@ -69,7 +69,7 @@ def published(visits: int = 3) -> Problem:
     return replace(problem, visits=visits)
 
 
-def small_problem(site: Sequence[int], sizes: tuple[int, ...], link: np.ndarray, **others: Any) -> Problem:
+def small_problem(site: Sequence[int], sizes: tuple[int, ...], link: np.ndarray, **others: Any) -> PlanningProblem:
     """Return a problem with two slots a node, no queueing, no roles and one visit, except for ``others``."""
     nodes = len(site)
     defaults = {
@@ -83,7 +83,7 @@ def small_problem(site: Sequence[int], sizes: tuple[int, ...], link: np.ndarray,
         "slots": np.full(nodes, 2),
         "role": np.zeros(nodes, np.int64),
     }
-    return Problem(**defaults | {"site": np.array(site), "sizes": sizes, "link": link} | others)
+    return PlanningProblem(**defaults | {"site": np.array(site), "sizes": sizes, "link": link} | others)
 
 
 def published_plan(paths: Paths) -> Solution:
@@ -111,7 +111,7 @@ def _plan(ways: Sequence[tuple[int, tuple[int, ...]]]) -> Solution:
 
 
 @st.composite
-def problems(draw: st.DrawFn, least: int = 0) -> Problem:
+def problems(draw: st.DrawFn, least: int = 0) -> PlanningProblem:
     """Draw problems of 2 to 14 nodes at up to three sites, passes at block stages ``least`` nanoseconds or more.
 
     Times are small integers, so that many events coincide; nodes differ in speed.
@@ -135,7 +135,7 @@ def problems(draw: st.DrawFn, least: int = 0) -> Problem:
     ends, block = table(4, 1, 0, slowest), table(2, 1, least, least + slowest)
     passes = [np.vstack([ends[k], block[k], ends[k + 2]]) * speed for k in range(2)]
     most = draw(st.integers(1, 3))
-    return Problem(
+    return PlanningProblem(
         names=tuple(f"node {n}" for n in range(nodes)),
         sites=tuple(f"site {s}" for s in range(sites)),
         site=table(1, nodes, 0, sites - 1)[0],
@@ -154,7 +154,7 @@ def problems(draw: st.DrawFn, least: int = 0) -> Problem:
     )
 
 
-def arrangement(problem: Problem, rng: random.Random) -> list[list[int]]:
+def arrangement(problem: PlanningProblem, rng: random.Random) -> list[list[int]]:
     """Return the nodes of each stage 0..S, at random within their roles."""
     role = [ROLES[r] for r in problem.role.tolist()]
     data = [n for n, r in enumerate(role) if r == "data"]
@@ -170,7 +170,7 @@ def arrangement(problem: Problem, rng: random.Random) -> list[list[int]]:
     return stages
 
 
-def any_plan(problem: Problem, seed: int) -> Solution:
+def any_plan(problem: PlanningProblem, seed: int) -> Solution:
     """Return routes over any different nodes in any order; some deadlock."""
     chance = random.Random(seed)
     stages = arrangement(problem, chance)
@@ -180,7 +180,7 @@ def any_plan(problem: Problem, seed: int) -> Solution:
     return plan._replace(path=np.array(path, np.int64))
 
 
-def random_plan(problem: Problem, seed: int) -> Solution:
+def random_plan(problem: PlanningProblem, seed: int) -> Solution:
     """Return a random arrangement and random valid routes with as many swaps as allowed."""
     chance = random.Random(seed)
     return random_routes(problem, arrangement(problem, chance), chance, problem.swaps)

@@ -13,12 +13,12 @@ from instances import problems, published, random_plan, small_problem
 
 from planaria.planner.cells import apart, by_cells, celled, part
 from planaria.planner.guidelines import broken
-from planaria.planner.problem import ROLES, Problem, Solution
-from planaria.planner.search import Budget, search, step_ns
+from planaria.planner.problem import ROLES, PlanningProblem, Solution
+from planaria.planner.search import SearchBudget, search, step_ns
 from planaria.planner.tables import NO_SUMS
 
 
-def many(nodes: int, sites: int, data: int, stages: int, visits: int, seed: int = 0) -> Problem:
+def many(nodes: int, sites: int, data: int, stages: int, visits: int, seed: int = 0) -> PlanningProblem:
     """Return equal nodes at sites in a line, neighbours 0.2 s apart; messages within a site take 0.05 s."""
     rng = np.random.default_rng(seed)
     far = np.abs(np.arange(sites)[:, None] - np.arange(sites))
@@ -66,7 +66,7 @@ def test_a_small_network_has_no_cells() -> None:
 
 @settings(max_examples=60)
 @given(problems(least=1), st.integers(0, 2**32))
-def test_a_step_takes_as_long_as_its_slowest_part(problem: Problem, seed: int) -> None:
+def test_a_step_takes_as_long_as_its_slowest_part(problem: PlanningProblem, seed: int) -> None:
     problem = replace(problem, sums=NO_SUMS)  # sums span all parts
     solution = random_plan(problem, seed)
     whole = part(problem, solution, range(problem.nodes))
@@ -95,7 +95,7 @@ def test_a_part_is_put_back_in_its_place() -> None:
 def test_plans_never_get_worse_and_near_cells_help_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = replace(many(60, 5, 12, 4, 3), microbatches=6)
 
-    def unmoved(part: Problem, own: Solution, moves: int, rng: np.random.Generator) -> tuple[Solution, int]:
+    def unmoved(part: PlanningProblem, own: Solution, moves: int, rng: np.random.Generator) -> tuple[Solution, int]:
         return own.copy(), step_ns(part, own)
 
     plans = by_cells(problem, random.Random(0), np.random.default_rng(0), unmoved)
@@ -104,7 +104,7 @@ def test_plans_never_get_worse_and_near_cells_help_the_slowest(monkeypatch: pyte
     assert len(set(steps)) == 1  # without annealing nothing changes
     monkeypatch.setattr("planaria.planner.cells.MOVES", 5000)
     reported: list[float] = []
-    found = search(problem, 0, Budget(moves=150_000), lambda now: reported.append(now.step_s))
+    found = search(problem, 0, SearchBudget(moves=150_000), lambda now: reported.append(now.step_s))
     assert reported == sorted(reported, reverse=True)
     assert broken(problem, found.solution) == []
     assert found.step_s < steps[0] / 1e9
@@ -113,14 +113,14 @@ def test_plans_never_get_worse_and_near_cells_help_the_slowest(monkeypatch: pyte
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_same_seed_finds_the_same_cells(seed: int) -> None:
     problem = many(60, 5, 12, 3, 2)
-    first, again = (search(problem, seed, Budget(moves=20_000)) for _ in range(2))
+    first, again = (search(problem, seed, SearchBudget(moves=20_000)) for _ in range(2))
     assert first.solution.routes == again.solution.routes and first.moves == again.moves == 20_000
 
 
 def test_a_network_whose_stages_are_out_of_reach_is_searched_as_a_whole() -> None:
     """Jumps of one place skip no stage, so no cell can use its stages in another proportion."""
     problem = replace(many(60, 5, 12, 3, 3), jump=1)
-    assert broken(problem, search(problem, 0, Budget(moves=2000)).solution) == []
+    assert broken(problem, search(problem, 0, SearchBudget(moves=2000)).solution) == []
     assert published().nodes < 60
 
 
@@ -143,11 +143,11 @@ class Clock:
 @pytest.mark.parametrize("move_s", [1e-5, 1e-3, 0.1])
 @pytest.mark.parametrize("problem", [published(), many(80, 4, 16, 4, 3)], ids=["whole", "by cells"])
 def test_a_search_keeps_its_budget_however_slow_a_move_is(
-    monkeypatch: pytest.MonkeyPatch, problem: Problem, move_s: float
+    monkeypatch: pytest.MonkeyPatch, problem: PlanningProblem, move_s: float
 ) -> None:
     """Without numba a move takes a thousand times as long."""
     clock = Clock(move_s)
     monkeypatch.setattr("planaria.planner.search.time", clock)
     monkeypatch.setattr("planaria.planner.search.anneal", clock.anneal)
-    search(problem, 0, Budget(seconds=5.0))
+    search(problem, 0, SearchBudget(seconds=5.0))
     assert 5.0 <= clock.now <= 5.5

@@ -26,17 +26,17 @@ from instances import (
 
 from planaria.pipeline.routing.skipping import disorder
 from planaria.planner.all_routes import ways_of
-from planaria.planner.bound import Certificate, Choice, certificate, closer
+from planaria.planner.bound import DataNodeChoice, StepCertificate, certificate, closer
 from planaria.planner.evaluate import NEVER
 from planaria.planner.guidelines import broken
-from planaria.planner.problem import ROLES, Problem, Solution
-from planaria.planner.search import Budget, search, step_ns
+from planaria.planner.problem import ROLES, PlanningProblem, Solution
+from planaria.planner.search import SearchBudget, search, step_ns
 
 
 @pytest.mark.slow
 @settings(max_examples=100)
 @given(problems(least=1), st.integers(0, 2**32), st.booleans())
-def test_no_random_plan_beats_the_certificate(problem: Problem, seed: int, exact: bool) -> None:
+def test_no_random_plan_beats_the_certificate(problem: PlanningProblem, seed: int, exact: bool) -> None:
     assert certificate(problem, 3, exact).step_s <= step_ns(problem, random_plan(problem, seed)) / 1e9
 
 
@@ -47,7 +47,7 @@ def test_no_published_plan_beats_the_certificate() -> None:
     assert bound < full <= min(step_ns(published(5), plan) / 1e9 for plan in (full_columns(), full_rows(10)))
 
 
-def tiny(seed: int, data: int | None = None, microbatches: int | None = None) -> Problem:
+def tiny(seed: int, data: int | None = None, microbatches: int | None = None) -> PlanningProblem:
     """Return a problem with one or two data nodes and three workers at three sites, with few enough plans to try."""
     rng = np.random.default_rng(seed)
     data = data or 1 + seed % 2
@@ -70,7 +70,7 @@ def tiny(seed: int, data: int | None = None, microbatches: int | None = None) ->
     )
 
 
-def all_plans(problem: Problem) -> Iterator[Solution]:
+def all_plans(problem: PlanningProblem) -> Iterator[Solution]:
     """Yield every valid arrangement and set of routes."""
     for order in permutations(range(problem.nodes)):
         stage = np.empty(problem.nodes, np.int64)
@@ -99,7 +99,7 @@ def test_no_plan_beats_the_certificate_and_the_search_finds_the_best(seed: int) 
     steps = [step_ns(problem, plan) for plan in all_plans(problem)]
     best = min(steps) / 1e9
     assert certificate(problem, exact=False).step_s <= best
-    assert search(problem, seed, Budget(moves=5000)).step_s == best
+    assert search(problem, seed, SearchBudget(moves=5000)).step_s == best
     assert len(set(steps)) > 1
 
 
@@ -121,7 +121,7 @@ def test_the_best_of_all_plans_does_not_beat_the_certificate(seed: int, shape: t
     if shape == (1, 1):
         assert bound.step_s == min(best.values()) / 1e9
     for data, least in best.items():
-        choice = Choice(0, data)
+        choice = DataNodeChoice(0, data)
         for _ in range(3):
             choice = closer(problem, ways, choice._replace(ticks=max(choice.ticks, least // 2)))
             assert choice.ticks <= least
@@ -136,7 +136,7 @@ def test_the_best_known_plan_with_the_published_data_nodes_is_optimal() -> None:
     assert certificate(problem).step_s == step_ns(problem, BEST) / 1e9 == 32.487054324
 
 
-def lone(microbatches: int, slots: tuple[int, int], work: int, loss: int, link: int) -> Problem:
+def lone(microbatches: int, slots: tuple[int, int], work: int, loss: int, link: int) -> PlanningProblem:
     """One data node and one worker; passes of ``work`` at the worker, ``loss`` at the return and 1 ns at the entry."""
     passes = np.array([[1, 1], [work, work], [loss, loss]])
     return small_problem(
@@ -151,7 +151,7 @@ def lone(microbatches: int, slots: tuple[int, int], work: int, loss: int, link: 
     )
 
 
-def step_of(problem: Problem) -> int:
+def step_of(problem: PlanningProblem) -> int:
     count = problem.microbatches
     return step_ns(problem, Solution(np.array([0, 1]), np.zeros(count, np.int64), np.ones((count, 1), np.int64)))
 
@@ -177,7 +177,7 @@ def step_of(problem: Problem) -> int:
         (lone(6, (3, 6), work=1, loss=0, link=10), 2 * 44 + 2 * 2, "turns"),
     ],
 )
-def test_the_binding_constraint(problem: Problem, ticks: int, binds: str) -> None:
+def test_the_binding_constraint(problem: PlanningProblem, ticks: int, binds: str) -> None:
     bound = certificate(problem, exact=False)
     assert round(bound.step_s * 1e9) == ticks
     assert bound.binds.startswith(binds)
@@ -188,7 +188,7 @@ def test_the_binding_constraint(problem: Problem, ticks: int, binds: str) -> Non
 @pytest.mark.parametrize(
     ("problem", "link"), [(lone(5, (1, 3), work=5, loss=3, link=10), 10), (lone(8, (8, 8), work=9, loss=0, link=1), 1)]
 )
-def test_the_bound_is_tight_if_there_is_no_choice(problem: Problem, link: int, within: int) -> None:
+def test_the_bound_is_tight_if_there_is_no_choice(problem: PlanningProblem, link: int, within: int) -> None:
     """Serial microbatches, or one busy node; a node cannot visit itself, however near it is."""
     apart = replace(problem, link=np.array([[min(within, link), link], [link, min(within, link)]]))
     if link == 10 or within:
@@ -206,7 +206,7 @@ def test_faster_nodes_and_nearer_sites_lower_the_bound() -> None:
 
 
 def test_the_gap_is_the_share_that_a_plan_could_gain() -> None:
-    bound = Certificate(30.0, "all")
+    bound = StepCertificate(30.0, "all")
     assert bound.gap(40.0) == 0.25
     assert bound.gap(30.0) == 0.0
-    assert Certificate(0.0, "all").gap(0.0) == 0.0
+    assert StepCertificate(0.0, "all").gap(0.0) == 0.0

@@ -29,7 +29,7 @@ from planaria.pipeline.plan.actions import Key
 from planaria.pipeline.plan.build import first_come
 from planaria.planner.baselines import along_columns, along_rows
 from planaria.planner.evaluate import NEVER, makespan
-from planaria.planner.problem import Problem, Solution
+from planaria.planner.problem import PlanningProblem, Solution
 from planaria.planner.search import step_ns
 
 NARROW = replace(published(2), slots=np.ones(20, np.int64))
@@ -38,7 +38,7 @@ CROSSING = Solution(np.array([0, 0, 1, 2] + [3] * 16), np.array([0, 1]), np.arra
 """Two microbatches that visit the same two nodes in opposite orders."""
 
 
-def compare(problem: Problem, plan: Solution) -> int:
+def compare(problem: PlanningProblem, plan: Solution) -> int:
     """Run both clocks, compare every microbatch's finish, and return the step."""
     done, over = np.zeros(len(plan.origin), np.int64), np.zeros(problem.nodes, np.int64)
     step = makespan(problem.tables, plan.origin, plan.path, done, over)
@@ -61,7 +61,7 @@ def compare(problem: Problem, plan: Solution) -> int:
 @given(problem=problems(), seed=st.integers(0, 2**32))
 @example(problem=NARROW, seed=0)
 def test_plans_take_equally_long_or_deadlock_on_both_clocks(
-    draw: Callable[[Problem, int], Solution], problem: Problem, seed: int
+    draw: Callable[[PlanningProblem, int], Solution], problem: PlanningProblem, seed: int
 ) -> None:
     compare(problem, draw(problem, seed))
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from instances import CA, NO_TC2, SKIP, Paths, problems, published, published_plan, random_plan
 
 from planaria.planner.evaluate import NEVER
-from planaria.planner.guidelines import Broken, Passes, broken, planned_passes
-from planaria.planner.problem import ROLES, Problem, Solution
+from planaria.planner.guidelines import PlannedPasses, Violation, broken, planned_passes
+from planaria.planner.problem import ROLES, PlanningProblem, Solution
 from planaria.planner.search import step_ns
 
 PROBLEM, PLAN = published(), published_plan(CA)
@@ -34,20 +34,20 @@ def at_node(node: int) -> Solution:
     return plan
 
 
-def timed(part: str, microbatch: int, number: int, change: int) -> Passes:
+def timed(part: str, microbatch: int, number: int, change: int) -> PlannedPasses:
     """Return the planned times with one pass starting or ending ``change`` nanoseconds later."""
-    passes = Passes(PASSES.starts.copy(), PASSES.ends.copy())
+    passes = PlannedPasses(PASSES.starts.copy(), PASSES.ends.copy())
     getattr(passes, part)[microbatch, number] += change
     return passes
 
 
-def with_slots(node: int, slots: int) -> Problem:
+def with_slots(node: int, slots: int) -> PlanningProblem:
     changed = PROBLEM.slots.copy()
     changed[node] = slots
     return replace(PROBLEM, slots=changed)
 
 
-def with_role(node: int, role: str) -> Problem:
+def with_role(node: int, role: str) -> PlanningProblem:
     changed = PROBLEM.role.copy()
     changed[node] = ROLES.index(role)
     return replace(PROBLEM, role=changed)
@@ -61,7 +61,7 @@ def test_published_plans_are_valid(paths: Paths) -> None:
 @pytest.mark.slow
 @settings(max_examples=100)
 @given(problems(), st.integers(0, 2**32))
-def test_random_plans_are_valid_unless_they_deadlock(problem: Problem, seed: int) -> None:
+def test_random_plans_are_valid_unless_they_deadlock(problem: PlanningProblem, seed: int) -> None:
     plan = random_plan(problem, seed)
     assume(step_ns(problem, plan) < NEVER)
     assert broken(problem, plan) == []
@@ -70,17 +70,17 @@ def test_random_plans_are_valid_unless_they_deadlock(problem: Problem, seed: int
 @pytest.mark.parametrize(
     ("plan", "violation"),
     [
-        (at_node(9), Broken("CC1", "microbatch 0 starts at node 9, of stage 2")),
-        (at_node(9), Broken("CC1", "data node 0 lets in 5 microbatches, not 6")),
-        (at_node(3), Broken("CC1", "data node 3 lets in 7 microbatches, not 6")),
-        (along(14, 3, 12), Broken("CC1", "microbatch 0 visits data node 3 on its way")),
-        (along(14, 6, 0), Broken("CC1", "microbatch 0 visits data node 0 on its way")),
-        (along(14, 6, 9), Broken("CC3", "microbatch 0 visits stage 2 twice")),
-        (along(14, 14, 12), Broken("CC3", "microbatch 0 visits stage 1 twice")),
-        (along(14, 6, 5), Broken("CC2", "stage 4 is visited 19 times, stage 3 17 times")),
+        (at_node(9), Violation("CC1", "microbatch 0 starts at node 9, of stage 2")),
+        (at_node(9), Violation("CC1", "data node 0 lets in 5 microbatches, not 6")),
+        (at_node(3), Violation("CC1", "data node 3 lets in 7 microbatches, not 6")),
+        (along(14, 3, 12), Violation("CC1", "microbatch 0 visits data node 3 on its way")),
+        (along(14, 6, 0), Violation("CC1", "microbatch 0 visits data node 0 on its way")),
+        (along(14, 6, 9), Violation("CC3", "microbatch 0 visits stage 2 twice")),
+        (along(14, 14, 12), Violation("CC3", "microbatch 0 visits stage 1 twice")),
+        (along(14, 6, 5), Violation("CC2", "stage 4 is visited 19 times, stage 3 17 times")),
     ],
 )
-def test_routes_that_violate_a_rule(plan: Solution, violation: Broken) -> None:
+def test_routes_that_violate_a_rule(plan: Solution, violation: Violation) -> None:
     assert violation in broken(PROBLEM, plan)
 
 
@@ -93,9 +93,9 @@ def test_routes_that_violate_a_rule(plan: Solution, violation: Broken) -> None:
         (replace(PROBLEM, swaps=0), PLAN, "microbatch 1 goes back 1 times, more than 0"),
     ],
 )
-def test_stages_out_of_order_violate_only_cc3(problem: Problem, plan: Solution, where: str) -> None:
+def test_stages_out_of_order_violate_only_cc3(problem: PlanningProblem, plan: Solution, where: str) -> None:
     violations = broken(problem, plan)
-    assert violations[0] == Broken("CC3", where)
+    assert violations[0] == Violation("CC3", where)
     assert {violation.rule for violation in violations} == {"CC3"}
 
 
@@ -103,7 +103,7 @@ def test_a_node_that_holds_more_than_its_slots_violates_tc1() -> None:
     assert broken(PROBLEM, PLAN, PASSES) == []
     for node in (0, 14):
         assert broken(with_slots(node, 2), PLAN, PASSES) == [
-            Broken("TC1", f"node {node} holds 3 microbatches at once and has 2 slots")
+            Violation("TC1", f"node {node} holds 3 microbatches at once and has 2 slots")
         ]
 
 
@@ -111,9 +111,9 @@ def test_two_passes_at_once_on_one_node_violate_tc2() -> None:
     """Microbatches 0 and 5 are the first two of data node 0, and neither waits for input."""
     assert PASSES.starts[5, 0] == PASSES.ends[0, 0]
     for passes in (timed("starts", 5, 0, -1), timed("ends", 0, 0, 1)):
-        assert Broken("TC2", "node 0 works on microbatches 0 and 5 at once") in broken(PROBLEM, PLAN, passes)
+        assert Violation("TC2", "node 0 works on microbatches 0 and 5 at once") in broken(PROBLEM, PLAN, passes)
     assert broken(PROBLEM, PLAN, timed("starts", 5, 0, -1)) == [
-        Broken("TC2", "node 0 works on microbatches 0 and 5 at once")
+        Violation("TC2", "node 0 works on microbatches 0 and 5 at once")
     ]
 
 
@@ -123,12 +123,12 @@ def test_a_pass_before_its_input_violates_order(number: int, node: int) -> None:
     early = int(PASSES.ends[0, number - 1]) - int(PASSES.starts[0, number])
     passes = timed("starts", 0, number, early)
     where = f"microbatch 0, pass {number} at node {node}, begins before its input is there"
-    assert Broken("order", where) in broken(PROBLEM, PLAN, passes)
+    assert Violation("order", where) in broken(PROBLEM, PLAN, passes)
 
 
 def test_a_message_one_nanosecond_late_violates_order() -> None:
     where = "microbatch 0, pass 1 at node 14, begins before its input is there"
-    assert broken(PROBLEM, PLAN, timed("starts", 0, 1, -1)) == [Broken("order", where)]
+    assert broken(PROBLEM, PLAN, timed("starts", 0, 1, -1)) == [Violation("order", where)]
 
 
 @pytest.mark.parametrize(
@@ -139,8 +139,8 @@ def test_a_message_one_nanosecond_late_violates_order() -> None:
         (replace(PROBLEM, sizes=(5, 4, 2, 3, 3, 3)), "stage 1 has 3 nodes, not 4"),
     ],
 )
-def test_nodes_in_forbidden_stages_are_named(problem: Problem, where: str) -> None:
-    assert Broken("arrangement", where) in broken(problem, PLAN)
+def test_nodes_in_forbidden_stages_are_named(problem: PlanningProblem, where: str) -> None:
+    assert Violation("arrangement", where) in broken(problem, PLAN)
 
 
 def test_a_plan_that_deadlocks_violates_tc1() -> None:

@@ -17,11 +17,11 @@ from planaria.pipeline.network.topology import Topology, read
 from planaria.planner.bound import certificate
 from planaria.planner.initial_plans import random_routes
 from planaria.planner.over_paths import ROUNDS, OverPaths
-from planaria.planner.problem import Problem, Solution, problem_of
-from planaria.planner.schedule import Bound, Search, schedule_of
+from planaria.planner.problem import PlanningProblem, Solution, problem_of
+from planaria.planner.schedule import ProvedBound, SearchRecord, schedule_of
 from planaria.planner.schedule import read as read_schedule
 from planaria.planner.schedule import write as write_schedule
-from planaria.planner.search import Budget, Found, search, step_ns
+from planaria.planner.search import SearchBudget, SearchResult, search, step_ns
 
 LINKS = """
 [[link]]
@@ -56,7 +56,7 @@ def topology(folder: Path, north: float = 100, south: float = 100, scale: float 
     return read(folder / "topology.toml", scale)
 
 
-def planned(found: Topology) -> tuple[Problem, Solution, OverPaths]:
+def planned(found: Topology) -> tuple[PlanningProblem, Solution, OverPaths]:
     problem = problem_of(CONFIG, found)
     stages = [[0, 5], [1, 6], [2, 7], [3, 8], [4, 9]]  # of every stage one node at each site
     return problem, random_routes(problem, stages, random.Random(3), 0), OverPaths(found, SIZE)
@@ -113,12 +113,12 @@ def test_two_links_are_better_than_one_of_them_and_hashing_than_neither(tmp_path
 
 def test_a_search_returns_the_best_of_its_plans_on_their_paths(tmp_path: Path) -> None:
     found = topology(tmp_path, north=20, south=20)
-    problem, reported = problem_of(CONFIG, found), list[Found]()
+    problem, reported = problem_of(CONFIG, found), list[SearchResult]()
     over = OverPaths(found, SIZE)
-    best = over.search(problem, 3, Budget(moves=1600), reported.append)
+    best = over.search(problem, 3, SearchBudget(moves=1600), reported.append)
     assert best == reported[-1] and best.moves == 1600 and len(reported) == ROUNDS
     assert best.step_s == min(one.step_s for one in reported) == over.step_ns(problem, best.solution) / 1e9
-    blind = search(problem, 3, Budget(moves=1600 / ROUNDS))
+    blind = search(problem, 3, SearchBudget(moves=1600 / ROUNDS))
     assert best.step_s <= over.step_ns(problem, blind.solution) / 1e9
     assert best.step_s >= certificate(problem).step_s
 
@@ -127,7 +127,7 @@ def test_nothing_is_shared_if_all_nodes_are_at_one_site(tmp_path: Path) -> None:
     found = topology(tmp_path)
     alone = replace(found, nodes=tuple(replace(node, site="A") for node in found.nodes))
     problem, over = problem_of(CONFIG, alone), OverPaths(alone, SIZE)
-    best = over.search(problem, 3, Budget(moves=80))
+    best = over.search(problem, 3, SearchBudget(moves=80))
     assert over.routed(problem, best.solution).edges == ()
     assert best.step_s == step_ns(problem, best.solution) / 1e9
 
@@ -137,7 +137,7 @@ def test_a_schedule_keeps_the_paths_and_gives_the_same_simulation(tmp_path: Path
     problem, solution, over = planned(topology(tmp_path))
     routed = over.routed(problem, solution)
     priced = over.priced(problem, routed)
-    bound, made = Bound(**certificate(problem)._asdict()), Search(seed=3, moves=0, seconds=0.0)
+    bound, made = ProvedBound(**certificate(problem)._asdict()), SearchRecord(seed=3, moves=0, seconds=0.0)
     schedule = schedule_of(priced, solution, step_ns(priced, solution) / 1e9, bound, {}, made, over.told(routed))
     write_schedule(schedule, tmp_path / "schedule.json")
     read_again = read_schedule(tmp_path / "schedule.json")

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planaria.common.errors import UserError
-from planaria.pipeline.network.multipath import Path, Ways
+from planaria.pipeline.network.multipath import Path, PathNetwork
 from planaria.planner import paths
 from planaria.planner.paths import (
     Assignment,
-    Flow,
+    SiteFlow,
     better_of_two,
     hashed,
     improved,
@@ -30,7 +30,7 @@ from planaria.planner.paths import (
 seeds = st.integers(0, 2**32)
 
 
-def carried(flows: list[Flow], ways: Ways, chosen: Assignment) -> list[float]:
+def carried(flows: list[SiteFlow], ways: PathNetwork, chosen: Assignment) -> list[float]:
     """Return the loads of all links, largest first, recomputed."""
     on = dict.fromkeys(ways.capacity, 0)
     for flow, path in zip(flows, chosen, strict=True):
@@ -114,8 +114,8 @@ def test_a_dead_uplink_moves_one_flow_and_the_result_is_optimal() -> None:
 
 
 TWO = tuple(Path(name, "a", "b", (name,)) for name in "xy")
-TWO_LINKS = Ways({("a", "b"): TWO}, {"x": 1.0, "y": 1.0})
-FIVE_FLOWS = [Flow("a", "b", size) for size in (3, 3, 2, 2, 2)]
+TWO_LINKS = PathNetwork({("a", "b"): TWO}, {"x": 1.0, "y": 1.0})
+FIVE_FLOWS = [SiteFlow("a", "b", size) for size in (3, 3, 2, 2, 2)]
 
 
 def test_two_flows_are_exchanged_if_no_single_move_helps() -> None:

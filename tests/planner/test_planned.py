@@ -11,22 +11,22 @@ from hypothesis import strategies as st
 from instances import CA, NO_TC2, any_plan, problems, published, published_plan
 
 from planaria.common.errors import UserError
-from planaria.pipeline.network.costs import Prices
-from planaria.pipeline.plan.actions import Plan
+from planaria.pipeline.network.costs import MessageCosts
+from planaria.pipeline.plan.actions import StepPlan
 from planaria.pipeline.plan.build import first_come, planned
 from planaria.pipeline.plan.check import check
-from planaria.pipeline.plan.clock import Clock
+from planaria.pipeline.plan.clock import PlanSimulation
 from planaria.planner.evaluate import NEVER
-from planaria.planner.problem import Problem, Solution
+from planaria.planner.problem import PlanningProblem, Solution
 from planaria.planner.search import step_ns
 
 SEEDS = st.integers(0, 2**32)
 
 
-class Slowed(Prices):
+class Slowed(MessageCosts):
     """``prices`` with every pass and message slowed up to four times, differently on each call."""
 
-    def __init__(self, prices: Prices, seed: int) -> None:
+    def __init__(self, prices: MessageCosts, seed: int) -> None:
         chance = random.Random(seed)
         self.compute = lambda kind, node, hop: round(prices.compute(kind, node, hop) * chance.uniform(1, 4))
         self.shadow = prices.shadow
@@ -34,7 +34,7 @@ class Slowed(Prices):
         self.carry = lambda a, b: round(prices.carry(a, b) * chance.uniform(1, 4))
 
 
-def most_held(clock: Clock) -> dict[int, int]:
+def most_held(clock: PlanSimulation) -> dict[int, int]:
     """Return by node the most microbatches between the start of a forward and the end of its backward."""
     changes: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for action, start, end in zip(clock.graph.actions, clock.starts, clock.ends, strict=True):
@@ -49,18 +49,18 @@ def most_held(clock: Clock) -> dict[int, int]:
     return most
 
 
-def plan_of(problem: Problem, solution: Solution) -> Plan:
+def plan_of(problem: PlanningProblem, solution: Solution) -> StepPlan:
     return planned(solution.routes, problem.memory, problem.prices)
 
 
 @settings(max_examples=200)
 @given(problems(), SEEDS)
-def test_a_planned_plan_is_valid_and_repeats_its_clock(problem: Problem, seed: int) -> None:
+def test_a_planned_plan_is_valid_and_repeats_its_clock(problem: PlanningProblem, seed: int) -> None:
     solution = any_plan(problem, seed)
     assume(step_ns(problem, solution) < NEVER)
     plan = plan_of(problem, solution)
     assert check(plan) == []
-    first, clock = first_come(solution.routes, problem.memory, problem.prices), Clock(plan, problem.prices)
+    first, clock = first_come(solution.routes, problem.memory, problem.prices), PlanSimulation(plan, problem.prices)
     assert clock.run() == first.now
     times = {a.key: (s, e) for a, s, e in zip(first.graph.actions, first.starts, first.ends, strict=True)}
     assert {a.key: (s, e) for a, s, e in zip(clock.graph.actions, clock.starts, clock.ends, strict=True)} == times
@@ -68,10 +68,10 @@ def test_a_planned_plan_is_valid_and_repeats_its_clock(problem: Problem, seed: i
 
 @settings(max_examples=200)
 @given(problems(least=1), SEEDS, SEEDS)
-def test_at_any_other_speed_it_finishes_within_its_memory(problem: Problem, seed: int, speed: int) -> None:
+def test_at_any_other_speed_it_finishes_within_its_memory(problem: PlanningProblem, seed: int, speed: int) -> None:
     solution = any_plan(problem, seed)
     assume(step_ns(problem, solution) < NEVER)
-    clock = Clock(plan_of(problem, solution), Slowed(problem.prices, speed))
+    clock = PlanSimulation(plan_of(problem, solution), Slowed(problem.prices, speed))
     assert clock.run() > 0
     assert all(held <= problem.slots[node] for node, held in most_held(clock).items())
 
@@ -82,7 +82,7 @@ def test_published_plans_stay_within_memory_at_any_other_speed(speed: int) -> No
     for paths in (CA, NO_TC2):
         plan = plan_of(problem, published_plan(paths))
         assert check(plan) == []
-        clock = Clock(plan, Slowed(problem.prices, speed))
+        clock = PlanSimulation(plan, Slowed(problem.prices, speed))
         clock.run()
         assert max(most_held(clock).values()) == 3
 
@@ -97,7 +97,7 @@ def test_a_node_without_a_slot_limit_holds_any_number() -> None:
     assert free.now < some.now
 
 
-class Near(Prices):
+class Near(MessageCosts):
     """Forwards of 10 at node 1 and no other passes; messages take 3, 2 and 1 to and from nodes 0, 2 and 3."""
 
     def __init__(self) -> None:

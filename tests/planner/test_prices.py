@@ -14,14 +14,14 @@ from planaria.planner.all_routes import shortest, turns, ways_of
 from planaria.planner.bound import best_choice
 from planaria.planner.limits import _between, _least, elsewhere
 from planaria.planner.prices import Prices, least_s, room
-from planaria.planner.problem import Problem
+from planaria.planner.problem import PlanningProblem
 from planaria.planner.relaxed import relaxed
 from planaria.planner.search import step_ns
 
 
 @settings(max_examples=60)
 @given(problems(least=1), st.integers(0, 2**32), st.floats(0.5, 2))
-def test_no_prices_give_more_than_the_step_of_a_plan(problem: Problem, seed: int, share: float) -> None:
+def test_no_prices_give_more_than_the_step_of_a_plan(problem: PlanningProblem, seed: int, share: float) -> None:
     """Even under the assumption of a shorter step: the step is longer than assumed, or than the prices' bound."""
     ways, plan, chance = ways_of(problem), random_plan(problem, seed), np.random.default_rng(seed)
     assert ways is not None
@@ -40,7 +40,7 @@ def test_no_prices_give_more_than_the_step_of_a_plan(problem: Problem, seed: int
 
 @settings(max_examples=15)
 @given(problems(least=1), st.integers(0, 2**32))
-def test_the_best_prices_give_more_than_others(problem: Problem, seed: int) -> None:
+def test_the_best_prices_give_more_than_others(problem: PlanningProblem, seed: int) -> None:
     ways, plan, chance = ways_of(problem), random_plan(problem, seed), np.random.default_rng(seed)
     assert ways is not None
     data = np.bincount(ways.kinds.of[plan.stage == 0], minlength=len(ways.kinds.size))

@@ -17,7 +17,7 @@ from planaria.planner.cells import remaining
 from planaria.planner.evaluate import NEVER
 from planaria.planner.guidelines import broken
 from planaria.planner.initial_plans import greedy, random_routes
-from planaria.planner.problem import Problem, Solution
+from planaria.planner.problem import PlanningProblem, Solution
 from planaria.planner.replan import measured, replan
 from planaria.planner.search import step_ns
 
@@ -30,7 +30,9 @@ def numbered_anew(solution: Solution, nodes: list[int]) -> Solution:
 @pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(problems(), st.integers(0, 99), st.data())
-def test_a_new_plan_obeys_the_rules_that_the_old_plan_obeyed(problem: Problem, seed: int, data: st.DataObject) -> None:
+def test_a_new_plan_obeys_the_rules_that_the_old_plan_obeyed(
+    problem: PlanningProblem, seed: int, data: st.DataObject
+) -> None:
     rng = random.Random(seed)
     old = greedy(problem, rng)
     stages = [old.members(stage) for stage in range(len(problem.sizes))]

@@ -17,18 +17,18 @@ from instances import CA, problems, published, published_plan, random_plan
 
 from planaria.common.errors import UserError
 from planaria.planner.guidelines import broken
-from planaria.planner.problem import Problem, Solution
-from planaria.planner.schedule import Bound, Schedule, Search, read, schedule_of, write
+from planaria.planner.problem import PlanningProblem, Solution
+from planaria.planner.schedule import ProvedBound, Schedule, SearchRecord, read, schedule_of, write
 
 Tree = dict[str, Any]
 
 
-def schedule(problem: Problem, solution: Solution) -> Schedule:
-    bound, how = Bound(step_s=15.8, binds="critical path"), Search(seed=7, moves=1000, seconds=0.5)
+def schedule(problem: PlanningProblem, solution: Solution) -> Schedule:
+    bound, how = ProvedBound(step_s=15.8, binds="critical path"), SearchRecord(seed=7, moves=1000, seconds=0.5)
     return schedule_of(problem, solution, 32.9, bound, {"full": 82.8}, how)
 
 
-def assert_same(a: Problem | Solution, b: Problem | Solution) -> None:
+def assert_same(a: PlanningProblem | Solution, b: PlanningProblem | Solution) -> None:
     names = a._fields if isinstance(a, Solution) else [field.name for field in fields(a)]
     for name in names:
         one, other = getattr(a, name), getattr(b, name)
@@ -57,7 +57,7 @@ def error_of(tree: Tree, folder: Path) -> str:
 @pytest.mark.slow
 @settings(max_examples=100)
 @given(problems(), st.integers(0, 2**32))
-def test_a_schedule_is_read_as_it_was_written(problem: Problem, seed: int) -> None:
+def test_a_schedule_is_read_as_it_was_written(problem: PlanningProblem, seed: int) -> None:
     solution = random_plan(problem, seed)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "schedule.json"

@@ -20,8 +20,8 @@ from planaria.planner.anneal import _in_order
 from planaria.planner.baselines import COLUMNS, PLANNED, RANDOM, ROWS, baselines, random_skipping
 from planaria.planner.bound import certificate
 from planaria.planner.guidelines import broken
-from planaria.planner.problem import ROLES, Problem
-from planaria.planner.search import Budget, Found, search, step_ns
+from planaria.planner.problem import ROLES, PlanningProblem
+from planaria.planner.search import SearchBudget, SearchResult, search, step_ns
 
 MOVES = 150_000
 
@@ -29,12 +29,12 @@ MOVES = 150_000
 class Reports:
     """Check each best plan that the search reports."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: PlanningProblem) -> None:
         self.problem = problem
         self.steps: list[float] = []
         self.moves: list[int] = []
 
-    def __call__(self, found: Found) -> None:
+    def __call__(self, found: SearchResult) -> None:
         assert broken(self.problem, found.solution) == []
         assert found.step_s == step_ns(self.problem, found.solution) / 1e9
         self.steps.append(found.step_s)
@@ -42,13 +42,13 @@ class Reports:
 
 
 @pytest.fixture(scope="module")
-def searched() -> tuple[Found, Reports]:
+def searched() -> tuple[SearchResult, Reports]:
     reports = Reports(published())
-    return search(published(), 0, Budget(moves=MOVES), reports), reports
+    return search(published(), 0, SearchBudget(moves=MOVES), reports), reports
 
 
 @pytest.mark.slow
-def test_the_published_instance_is_planned_well(searched: tuple[Found, Reports]) -> None:
+def test_the_published_instance_is_planned_well(searched: tuple[SearchResult, Reports]) -> None:
     found, _ = searched
     full = step_ns(published(5), full_columns()) / 1e9
     assert found.step_s / full <= 0.45
@@ -58,7 +58,7 @@ def test_the_published_instance_is_planned_well(searched: tuple[Found, Reports])
 
 
 @pytest.mark.slow
-def test_reported_plans_are_valid_and_never_get_worse(searched: tuple[Found, Reports]) -> None:
+def test_reported_plans_are_valid_and_never_get_worse(searched: tuple[SearchResult, Reports]) -> None:
     found, reports = searched
     assert reports.steps == sorted(reports.steps, reverse=True)
     assert reports.steps[-1] == found.step_s < reports.steps[0]
@@ -66,7 +66,7 @@ def test_reported_plans_are_valid_and_never_get_worse(searched: tuple[Found, Rep
 
 
 def test_the_same_seed_and_moves_find_the_same_plan() -> None:
-    first, again, other = (search(published(), seed, Budget(moves=5000)) for seed in (3, 3, 4))
+    first, again, other = (search(published(), seed, SearchBudget(moves=5000)) for seed in (3, 3, 4))
     assert first.step_s == again.step_s
     for a, b in zip(first.solution, again.solution, strict=True):
         assert a.tolist() == b.tolist()
@@ -74,9 +74,9 @@ def test_the_same_seed_and_moves_find_the_same_plan() -> None:
 
 
 def test_the_interval_between_clock_checks_does_not_change_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = search(published(), 1, Budget(moves=4000))
+    whole = search(published(), 1, SearchBudget(moves=4000))
     monkeypatch.setattr("planaria.planner.search.LOOK_S", 0.0)
-    parts = search(published(), 1, Budget(moves=4000))
+    parts = search(published(), 1, SearchBudget(moves=4000))
     assert parts.solution.routes == whole.solution.routes and parts.step_s == whole.step_s
 
 
@@ -91,19 +91,19 @@ def test_the_same_moves_find_the_same_plan_without_numba() -> None:
         text=True,
         check=True,
     )
-    assert plain.stdout.strip() == str(search(published(), 5, Budget(moves=300)).solution.routes)
+    assert plain.stdout.strip() == str(search(published(), 5, SearchBudget(moves=300)).solution.routes)
 
 
 def test_a_time_limit_ends_the_search() -> None:
-    assert search(published(), 0, Budget(seconds=0)).moves == 0
+    assert search(published(), 0, SearchBudget(seconds=0)).moves == 0
 
 
 @pytest.mark.slow
 @settings(max_examples=100)
 @given(problems(least=1), st.integers(0, 99))
-def test_plans_of_random_problems_are_valid_and_no_better_than_the_bound(problem: Problem, seed: int) -> None:
+def test_plans_of_random_problems_are_valid_and_no_better_than_the_bound(problem: PlanningProblem, seed: int) -> None:
     reports = Reports(problem)
-    found = search(problem, seed, Budget(moves=2000), reports)
+    found = search(problem, seed, SearchBudget(moves=2000), reports)
     reports(found)
     assert reports.steps == sorted(reports.steps, reverse=True)
     assert certificate(problem, looks=3).step_s <= found.step_s
@@ -113,7 +113,7 @@ def test_a_plan_is_found_whichever_stages_are_drawn_first() -> None:
     """Half of eight stages: after a draw of the first four, the last four would be out of reach for the next route."""
     problem = replace(published(4), sizes=(4, *[2] * 8), microbatches=4)
     for seed in range(10):
-        assert broken(problem, search(problem, seed, Budget(moves=200)).solution) == []
+        assert broken(problem, search(problem, seed, SearchBudget(moves=200)).solution) == []
 
 
 def test_roles_are_respected() -> None:
@@ -121,7 +121,7 @@ def test_roles_are_respected() -> None:
     problem = published()
     must, never = [4, 8, 9, 11, 16], [0, 2, 6, 10, 12]
     problem.role[must], problem.role[never] = ROLES.index("data"), ROLES.index("worker")
-    found = search(problem, 0, Budget(moves=20_000))
+    found = search(problem, 0, SearchBudget(moves=20_000))
     assert found.solution.members(0) == must
     assert broken(problem, found.solution) == []
 
@@ -130,14 +130,14 @@ def test_skipping_alone_helps_if_all_links_are_equal() -> None:
     """Skipping is much faster than a full pipeline, and random skipping nearly as fast."""
     problem = published()
     alike = replace(problem, link=np.full_like(problem.link, 500_000_000))
-    found = search(alike, 0, Budget(moves=30_000))
+    found = search(alike, 0, SearchBudget(moves=30_000))
     assert 0.9 <= found.step_s / random_skipping(alike, found.solution, 0) <= 1
     assert found.step_s <= 0.72 * step_ns(replace(alike, visits=5), full_columns()) / 1e9
 
 
-def test_baselines_are_no_faster_than_the_plan(searched: tuple[Found, Reports]) -> None:
+def test_baselines_are_no_faster_than_the_plan(searched: tuple[SearchResult, Reports]) -> None:
     found, _ = searched
-    compared = baselines(published(), found.solution, 0, Budget(moves=10_000))
+    compared = baselines(published(), found.solution, 0, SearchBudget(moves=10_000))
     assert list(compared) == [ROWS, COLUMNS, RANDOM, PLANNED]
     assert found.step_s < min(compared.values())
     assert compared[PLANNED] < compared[ROWS]

@@ -21,16 +21,16 @@ from planaria.pipeline.plan.build import first_come
 from planaria.planner.bound import ALL, best_of_all, certificate, plans
 from planaria.planner.evaluate import NEVER
 from planaria.planner.guidelines import broken
-from planaria.planner.problem import ROLES, Problem, Solution, central_first, problem_of
+from planaria.planner.problem import ROLES, PlanningProblem, Solution, central_first, problem_of
 from planaria.planner.replan import measured
 from planaria.planner.schedule import read
-from planaria.planner.search import Budget, search, step_ns
+from planaria.planner.search import SearchBudget, search, step_ns
 from planaria.planner.tables import NO_SUMS
 
 seeds = st.integers(0, 2**32)
 
 
-def simulated(problem: Problem, plan: Solution) -> int:
+def simulated(problem: PlanningProblem, plan: Solution) -> int:
     """Return the step by the object-based clock: the last passes, then messages to each stage's hub and back."""
     clock = first_come(plan.routes, problem.memory, problem.prices)
     ends = {node: max((clock.ends[n] for n in ran), default=0) for node, ran in clock.ran.items()}
@@ -51,7 +51,7 @@ def simulated(problem: Problem, plan: Solution) -> int:
 @pytest.mark.slow
 @settings(max_examples=150)
 @given(problems(), seeds)
-def test_a_step_ends_when_all_nodes_have_their_sums(problem: Problem, seed: int) -> None:
+def test_a_step_ends_when_all_nodes_have_their_sums(problem: PlanningProblem, seed: int) -> None:
     plan = random_plan(problem, seed)
     if (step := step_ns(problem, plan)) != NEVER:
         assert step == simulated(problem, plan)
@@ -59,13 +59,13 @@ def test_a_step_ends_when_all_nodes_have_their_sums(problem: Problem, seed: int)
 
 @settings(max_examples=25)
 @given(problems(least=1), seeds)
-def test_a_search_reports_the_step_of_its_plan(problem: Problem, seed: int) -> None:
-    found = search(problem, seed % 100, Budget(moves=500))
+def test_a_search_reports_the_step_of_its_plan(problem: PlanningProblem, seed: int) -> None:
+    found = search(problem, seed % 100, SearchBudget(moves=500))
     assert found.step_s == step_ns(problem, found.solution) / 1e9
     assert not broken(problem, found.solution)
 
 
-def two_sites(block: int) -> Problem:
+def two_sites(block: int) -> PlanningProblem:
     """A data node and two workers at one site, two workers at another; two stages of two are both split or neither."""
     passes = np.ones((3, 5), np.int64)
     sums = np.zeros((2, 2, 2), np.int64)
@@ -86,7 +86,7 @@ def two_sites(block: int) -> Problem:
 @pytest.mark.parametrize("block", [1, 1000])
 def test_slow_sums_bring_the_nodes_of_a_stage_together(block: int) -> None:
     problem = two_sites(block)
-    found = search(problem, 1, Budget(moves=3000))
+    found = search(problem, 1, SearchBudget(moves=3000))
     together = found.solution.stage[1] == found.solution.stage[2]
     assert together or block == 1
     assert round(found.step_s * 1e9) == 6
@@ -98,10 +98,10 @@ def test_a_node_far_from_all_others_bounds_the_step() -> None:
     """Of four workers one is remote; its gradients travel both ways in any stage."""
     problem = replace(two_sites(1000), site=np.array([0, 0, 0, 0, 1]))
     assert round(certificate(problem, exact=False).step_s * 1e9) == 2000
-    assert certificate(problem).step_s == search(problem, 1, Budget(moves=3000)).step_s >= 2000 / 1e9
+    assert certificate(problem).step_s == search(problem, 1, SearchBudget(moves=3000)).step_s >= 2000 / 1e9
 
 
-def tiny(seed: int) -> Problem:
+def tiny(seed: int) -> PlanningProblem:
     problem, rng = two_sites(0), np.random.default_rng(seed)
     passes = rng.integers(1, 9, (2, 3, 5))
     roles = np.array([ROLES.index("worker"), *[ROLES.index("any")] * 4])
@@ -134,7 +134,7 @@ def test_large_problems_are_not_tried_exhaustively() -> None:
     assert best_of_all(published()) is None
 
 
-def planned(scale: float = 1.0) -> Problem:
+def planned(scale: float = 1.0) -> PlanningProblem:
     config = recipe.load(RECIPE, {"model.layers": "5", "routing.sums": "true"})
     assert config.network.topology
     return problem_of(config, topology.read(RECIPE.parent / config.network.topology, scale))
@@ -235,7 +235,7 @@ def test_many_microbatches_are_not_tried_in_all_orders() -> None:
     assert best_of_all(two_nodes()) == step_ns(two_nodes(), Solution(*map(np.array, ([0, 1], [0, 0], [[1], [1]]))))
 
 
-def two_nodes() -> Problem:
+def two_nodes() -> PlanningProblem:
     """A worker and a data node, in either order; nothing takes time."""
     none = np.zeros((3, 2), np.int64)
     return replace(
@@ -247,7 +247,7 @@ def two_nodes() -> Problem:
 
 def test_a_network_in_which_nothing_takes_time_is_searched() -> None:
     idle = replace(two_nodes(), role=np.array([ROLES.index("worker"), ROLES.index("any")]))
-    assert search(idle, 1, Budget(moves=500)).step_s == 0
+    assert search(idle, 1, SearchBudget(moves=500)).step_s == 0
 
 
 def test_slower_links_also_slow_gradients() -> None:

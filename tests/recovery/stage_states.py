@@ -11,7 +11,7 @@ from torch import Tensor
 
 from planaria.models.optimizers.adamw import KEYS
 from planaria.models.state import Shapes, StageState
-from planaria.recovery.base import Holder, Replica, Sender, Workshop
+from planaria.recovery.base import DamagedReplica, Holder, RebuildInputs, Sender
 
 SHAPES = Shapes({"b": torch.Size([5, 3]), "a": torch.Size([7])}, KEYS)
 
@@ -20,7 +20,7 @@ def nothing_drawn() -> Mapping[str, Tensor]:
     raise AssertionError("this strategy draws no weights")
 
 
-AT = Workshop(nothing_drawn, decays=dict(zip(KEYS, (0.9, 0.999), strict=True)))
+AT = RebuildInputs(nothing_drawn, decays=dict(zip(KEYS, (0.9, 0.999), strict=True)))
 
 
 def weights(seed: int, shapes: Mapping[str, torch.Size] = SHAPES) -> dict[str, Tensor]:
@@ -55,10 +55,10 @@ def assert_same_state(found: StageState, expected: StageState) -> None:
         assert getattr(found, field) == getattr(expected, field), field
 
 
-def replica(stages: int, age: int = 100, **young: int) -> Replica:
+def replica(stages: int, age: int = 100, **young: int) -> DamagedReplica:
     """Return a replica whose stages have this age, except for the ``young`` ones (``s3=0``)."""
     ages = dict.fromkeys(range(stages + 1), age)
-    return Replica(stages, ages | {int(name[1:]): given for name, given in young.items()})
+    return DamagedReplica(stages, ages | {int(name[1:]): given for name, given in young.items()})
 
 
 def losses(stages: int) -> list[frozenset[int]]:

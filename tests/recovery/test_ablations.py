@@ -12,11 +12,11 @@ from torch import Tensor
 from planaria.config.schema import ModelConfig
 from planaria.models.families import build_stage
 from planaria.models.state import StageState
-from planaria.recovery.ablations import CopyNeighbour, Identity, Redraw
-from planaria.recovery.base import Workshop
+from planaria.recovery.ablations import CopyNeighbour, IdentityStage, Redraw
+from planaria.recovery.base import RebuildInputs
 
 MODEL = ModelConfig(vocab=20, dim=16, layers=4, heads=2, hidden=24, context=8)
-RANDOM, IDENTITY = Redraw(lr_scale=1.4), Identity(lr_scale=1.4)
+RANDOM, IDENTITY = Redraw(lr_scale=1.4), IdentityStage(lr_scale=1.4)
 
 
 def draw() -> Mapping[str, Tensor]:
@@ -33,12 +33,12 @@ def test_every_block_stage_is_rebuilt_without_donors(strategy: Redraw) -> None:
 
 
 def test_random_weights_are_the_drawn_ones() -> None:
-    rebuilt = RANDOM.rebuild(2, {}, Workshop(draw, (0.9, 0.999)))
+    rebuilt = RANDOM.rebuild(2, {}, RebuildInputs(draw, (0.9, 0.999)))
     assert_same_state(rebuilt, StageState(dict(draw()), lr_scale=1.4))
 
 
 def test_the_identity_returns_its_input_and_still_learns() -> None:
-    rebuilt = IDENTITY.rebuild(2, {}, Workshop(draw, (0.9, 0.999)))
+    rebuilt = IDENTITY.rebuild(2, {}, RebuildInputs(draw, (0.9, 0.999)))
     assert (rebuilt.moments, rebuilt.clocks, rebuilt.lr_scale) == ({}, {}, 1.4)
     stage = build_stage(MODEL, 2, 2, seed=1)
     stage.load_state_dict(rebuilt.weights)
@@ -56,7 +56,7 @@ def test_the_identity_returns_its_input_and_still_learns() -> None:
 
 def test_drawn_weights_are_not_modified() -> None:
     drawn = {"layers.0.mlp.down_proj.weight": torch.ones(3), **weights(1)}
-    IDENTITY.rebuild(1, {}, Workshop(lambda: drawn, (0.9, 0.999)))
+    IDENTITY.rebuild(1, {}, RebuildInputs(lambda: drawn, (0.9, 0.999)))
     assert torch.equal(drawn["layers.0.mlp.down_proj.weight"], torch.ones(3))
 
 

@@ -14,28 +14,28 @@ from planaria.config.options import Options
 from planaria.config.schema import RecoveryConfig
 from planaria.models.state import StageState
 from planaria.recovery import RECOVERIES, names, recovery
-from planaria.recovery.base import Copy, Replica
-from planaria.recovery.chain import Chain, Plan, Slot
+from planaria.recovery.base import Copy, DamagedReplica
+from planaria.recovery.chain import Chain, CopySlot, RecoveryPlan
 from planaria.recovery.merging import merge
 
-ROLLBACK, NOTHING = Plan({}, "disk", ""), Plan({}, None, "")
+ROLLBACK, NOTHING = RecoveryPlan({}, "disk", ""), RecoveryPlan({}, None, "")
 
 
 def chain_of(strategy: str, stages: int = 6, **options: Any) -> Chain:
     return recovery(RecoveryConfig(strategy=strategy, options=Options(options)), stages)
 
 
-def plan(strategy: str, lost: set[int], age: int = 100, **young: int) -> Plan:
+def plan(strategy: str, lost: set[int], age: int = 100, **young: int) -> RecoveryPlan:
     return chain_of(strategy).plan(frozenset(lost), replica(6, age, **young).ages)
 
 
 @pytest.mark.parametrize(
     ("strategy", "lost", "young", "expected"),
     [
-        ("checkfree, echo", {1, 3}, {}, Plan({1: ("echo", (2,)), 3: ("checkfree", (2, 4))}, None, "")),
-        ("echo, checkfree", {1, 3}, {}, Plan({1: ("echo", (2,)), 3: ("echo", (4,))}, None, "")),
-        ("echo, checkfree", {3}, {"s4": 1}, Plan({3: ("checkfree", (2, 4))}, None, "")),
-        ("checkfree, checkpoint", {3}, {}, Plan({3: ("checkfree", (2, 4))}, None, "")),
+        ("checkfree, echo", {1, 3}, {}, RecoveryPlan({1: ("echo", (2,)), 3: ("checkfree", (2, 4))}, None, "")),
+        ("echo, checkfree", {1, 3}, {}, RecoveryPlan({1: ("echo", (2,)), 3: ("echo", (4,))}, None, "")),
+        ("echo, checkfree", {3}, {"s4": 1}, RecoveryPlan({3: ("checkfree", (2, 4))}, None, "")),
+        ("checkfree, checkpoint", {3}, {}, RecoveryPlan({3: ("checkfree", (2, 4))}, None, "")),
         ("checkfree, checkpoint", {1, 3}, {}, ROLLBACK),
         ("checkpoint", {4}, {}, ROLLBACK),
         ("checkfree_plus, echo, checkpoint", {0, 1}, {"age": 0}, ROLLBACK),
@@ -43,7 +43,7 @@ def plan(strategy: str, lost: set[int], age: int = 100, **young: int) -> Plan:
     ],
 )
 def test_each_stage_goes_to_the_first_strategy_that_can_rebuild_it(
-    strategy: str, lost: set[int], young: dict[str, int], expected: Plan
+    strategy: str, lost: set[int], young: dict[str, int], expected: RecoveryPlan
 ) -> None:
     assert plan(strategy, lost, **young) == expected
 
@@ -87,7 +87,7 @@ def test_every_lost_stage_is_rebuilt_by_live_donors_or_rolled_back_or_refused(
     chosen: list[str], lost: frozenset[int], ages: list[int], remember: set[int]
 ) -> None:
     chain, by_stage = chain_of(", ".join(chosen)), dict(enumerate(ages))
-    replica = Replica(6, by_stage, frozenset(remember - lost))
+    replica = DamagedReplica(6, by_stage, frozenset(remember - lost))
     found = chain.plan(lost, by_stage, replica.remember)
     beyond = lost - found.rebuilt.keys()
     if found.rollback:
@@ -108,11 +108,11 @@ def test_every_lost_stage_is_rebuilt_by_live_donors_or_rolled_back_or_refused(
 def test_slots_hold_the_copies_of_all_strategies() -> None:
     chain = chain_of("checkfree_plus, checkfree, echo", stages=2)
     assert chain.slots == [
-        Slot("checkfree_plus", Copy((0,), 1)),
-        Slot("checkfree_plus", Copy((0,), 2)),
-        Slot("echo", Copy((0,), 1)),
-        Slot("echo", Copy((1,), 2)),
-        Slot("echo", Copy((2,), 0)),
+        CopySlot("checkfree_plus", Copy((0,), 1)),
+        CopySlot("checkfree_plus", Copy((0,), 2)),
+        CopySlot("echo", Copy((0,), 1)),
+        CopySlot("echo", Copy((1,), 2)),
+        CopySlot("echo", Copy((2,), 0)),
     ]
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from stage_states import AT, assert_same, assert_same_state, replica, state, weights
 
 from planaria.models.state import StageState
-from planaria.recovery.checkfree import CheckFree, Uniform
+from planaria.recovery.checkfree import CheckFree, NeighbourMean
 from planaria.recovery.merging import merge, merge_moments
 
 
@@ -48,7 +48,7 @@ def test_without_gradients_the_mean_is_plain(norms: tuple[float | None, float | 
 
 
 def test_uniform_weighs_both_neighbours_equally() -> None:
-    rebuilt = Uniform().rebuild(2, {1: donor(1, 9.0, 1.0), 3: donor(2, 1.0, 1.0)}, AT)
+    rebuilt = NeighbourMean().rebuild(2, {1: donor(1, 9.0, 1.0), 3: donor(2, 1.0, 1.0)}, AT)
     assert_same(rebuilt.weights, {n: 0.5 * weights(1)[n] + 0.5 * weights(2)[n] for n in weights(1)})
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stage_states import losses, replica
 
-from planaria.recovery.checkpoint import Checkpoint, Rollback, best_interval, rollback, rollback_mean
+from planaria.recovery.checkpoint import Checkpoint, RollbackCost, best_interval, rollback, rollback_mean
 
 
 def test_any_loss_rolls_all_stages_back() -> None:
@@ -78,29 +78,31 @@ STRUCK = st.frozensets(st.integers(0, 300), max_size=40)
     ("useful", "every", "struck", "by_steps", "by_ticks"),
     [
         # Saved at 2; the third step is lost before tick 3 and done again. Then saves after steps 4, or ticks 4 and 6.
-        (5, 2, {3}, Rollback(6, 2, 1), Rollback(6, 3, 1)),
+        (5, 2, {3}, RollbackCost(6, 2, 1), RollbackCost(6, 3, 1)),
         # Two steps are lost before tick 2. By steps the save comes after tick 5; by ticks after 3, with one step in it.
-        (4, 3, {2}, Rollback(6, 1, 1), Rollback(6, 2, 1)),
+        (4, 3, {2}, RollbackCost(6, 1, 1), RollbackCost(6, 2, 1)),
         # Before tick 4 another two, or one, since the other was saved.
-        (4, 3, {2, 4}, Rollback(8, 1, 2), Rollback(7, 2, 2)),
+        (4, 3, {2, 4}, RollbackCost(8, 1, 2), RollbackCost(7, 2, 2)),
         # Right after a save nothing is lost, but all roll back.
-        (6, 3, {3}, Rollback(6, 2, 1), Rollback(6, 2, 1)),
+        (6, 3, {3}, RollbackCost(6, 2, 1), RollbackCost(6, 2, 1)),
         # Initial weights are still there before the first tick.
-        (3, 5, {0}, Rollback(3, 0, 0), Rollback(3, 0, 0)),
+        (3, 5, {0}, RollbackCost(3, 0, 0), RollbackCost(3, 0, 0)),
         # Nothing is saved in time: restart until the failures are over.
-        (3, 5, {1, 2, 3}, Rollback(6, 0, 3), Rollback(6, 1, 3)),
+        (3, 5, {1, 2, 3}, RollbackCost(6, 0, 3), RollbackCost(6, 1, 3)),
         # Failures after the end have no effect.
-        (2, 1, {2, 3}, Rollback(2, 2, 0), Rollback(2, 2, 0)),
+        (2, 1, {2, 3}, RollbackCost(2, 2, 0), RollbackCost(2, 2, 0)),
     ],
 )
-def test_known_rollbacks(useful: int, every: int, struck: set[int], by_steps: Rollback, by_ticks: Rollback) -> None:
+def test_known_rollbacks(
+    useful: int, every: int, struck: set[int], by_steps: RollbackCost, by_ticks: RollbackCost
+) -> None:
     assert rollback(useful, every, struck) == by_steps
     assert rollback(useful, every, struck, "ticks") == by_ticks
 
 
 @given(USEFUL, EVERY, COUNTED)
 def test_without_failures_every_step_is_useful(useful: int, every: int, counted: Counted) -> None:
-    assert rollback(useful, every, (), counted) == Rollback(useful, useful // every, 0)
+    assert rollback(useful, every, (), counted) == RollbackCost(useful, useful // every, 0)
 
 
 @given(USEFUL, STRUCK, COUNTED)
@@ -108,7 +110,7 @@ def test_with_a_save_after_every_step_failures_lose_nothing(
     useful: int, struck: frozenset[int], counted: Counted
 ) -> None:
     met = len(struck & set(range(1, useful)))
-    assert rollback(useful, 1, struck, counted) == Rollback(useful, useful, met)
+    assert rollback(useful, 1, struck, counted) == RollbackCost(useful, useful, met)
 
 
 @given(USEFUL, EVERY, STRUCK, COUNTED)
@@ -161,16 +163,16 @@ def test_rare_failures_lose_half_an_interval_each(counted: Counted) -> None:
     ("useful", "every", "struck", "behind", "course"),
     [
         # Begun after two ticks, durable after three: lost then, but not now.
-        (5, 2, {2}, 1, Rollback(7, 3, 1)),
-        (5, 2, {3}, 1, Rollback(6, 2, 1)),
-        (5, 2, {4}, 2, Rollback(7, 3, 1)),
-        (5, 2, {4}, 1, Rollback(7, 3, 1)),
+        (5, 2, {2}, 1, RollbackCost(7, 3, 1)),
+        (5, 2, {3}, 1, RollbackCost(6, 2, 1)),
+        (5, 2, {4}, 2, RollbackCost(7, 3, 1)),
+        (5, 2, {4}, 1, RollbackCost(7, 3, 1)),
         # A save later than the next postpones it: at 2, durable after 5; then at 5, not at 4.
-        (6, 2, (), 3, Rollback(6, 2, 0)),
+        (6, 2, (), 3, RollbackCost(6, 2, 0)),
     ],
 )
 def test_known_rollbacks_with_background_saves(
-    useful: int, every: int, struck: set[int], behind: int, course: Rollback
+    useful: int, every: int, struck: set[int], behind: int, course: RollbackCost
 ) -> None:
     assert rollback(useful, every, struck, behind=behind) == course
 

@@ -12,7 +12,7 @@ from planaria.common.errors import UserError
 from planaria.config.schema import RecoveryConfig, RunConfig
 from planaria.recovery import recovery
 from planaria.recovery.simulated import Oracle, Reset
-from planaria.runtime.engine.check import check
+from planaria.runtime.engine.config_checks import check
 
 
 @pytest.mark.parametrize("control", [Oracle(), Reset()])

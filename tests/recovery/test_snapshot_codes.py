@@ -13,7 +13,7 @@ from stage_states import AT, assert_same, assert_same_state, state
 
 from planaria.common.errors import UserError
 from planaria.models.state import StageState
-from planaria.recovery.base import Copy, Holder, Machines, Replica
+from planaria.recovery.base import Copy, DamagedReplica, Holder, MachineProperties
 from planaria.recovery.codes import CODES
 from planaria.recovery.snapshot import Snapshot
 
@@ -45,7 +45,7 @@ class Group:
             for who, kept in self.kept.items()
         }
         """what each sends for any lost stage"""
-        self.replica = Replica(stages, dict.fromkeys(self.members, 1), frozenset(self.members))
+        self.replica = DamagedReplica(stages, dict.fromkeys(self.members, 1), frozenset(self.members))
 
     def lose(self, lost: Collection[int]) -> None:
         """Rebuild each lost stage, and its copies, from the others."""
@@ -108,5 +108,5 @@ def test_a_code_file_rebuilds_tolerated_losses(tmp_path: Path) -> None:
 def test_the_best_slices_follow_from_the_codes_traffic(kind: str, tolerate: int, sent: int) -> None:
     """Each of 8 stages sends one block, a k-th of its state, per parity in k stripes."""
     best = Snapshot(code=kind, tolerate=tolerate, every="best")
-    at = Machines(8, step_s=1.0, state_bytes=1000, bandwidth=1000.0, memory_bandwidth=None, hourly=0.01)
+    at = MachineProperties(8, step_s=1.0, state_bytes=1000, bandwidth=1000.0, memory_bandwidth=None, hourly=0.01)
     assert best.sent(8) == sent and best.settled(at)["slices"] == 4 * sent

@@ -9,9 +9,9 @@ from typing import Any
 
 from words import hello, rollouts
 
-from planaria.swarm.board.attendance import Terms
+from planaria.swarm.board.attendance import RoundTerms
 from planaria.swarm.board.board import Board
-from planaria.swarm.board.identity import Identity
+from planaria.swarm.board.identity import PeerIdentity
 
 RULES: Any = {"task": "sums", "group": 12, "loss": {"clip": 0.2}}
 
@@ -37,20 +37,22 @@ def place(kind: str, folder: Path) -> str:
     return str(folder / "board") if kind == "folder" else f"{kind}://{uuid.uuid4().hex}/board"
 
 
-def member(url: str, who: Identity | None = None, clock: Clock | None = None, **options: Any) -> tuple[Board, Identity]:
+def member(
+    url: str, who: PeerIdentity | None = None, clock: Clock | None = None, **options: Any
+) -> tuple[Board, PeerIdentity]:
     """Return a board and identity that founded or joined the run there."""
-    who, clock = who or Identity.fresh(), clock or Clock()
+    who, clock = who or PeerIdentity.fresh(), clock or Clock()
     board = Board.open(url, who, clock=clock, sleep=clock.sleep, **options)
     board.join(hello(who, board.found(RULES).run))
     return board, who
 
 
-def exchange(boards: list[tuple[Board, Identity]], rounds: int) -> None:
+def exchange(boards: list[tuple[Board, PeerIdentity]], rounds: int) -> None:
     """Let all publish ``rounds`` rounds, each of which all receive completely."""
     run, everyone = boards[0][0].rules.run, {who.peer for _, who in boards}
     for number in range(rounds):
         for board, who in boards:
             board.publish(rollouts(who, run, number))
         for board, _ in boards:
-            closed = board.wait(number, everyone, Terms(quorum=len(boards), timeout_s=5, patience_s=9))
+            closed = board.wait(number, everyone, RoundTerms(quorum=len(boards), timeout_s=5, patience_s=9))
             assert closed.found == {who.peer: rollouts(who, run, number) for _, who in boards}

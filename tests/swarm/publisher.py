@@ -13,16 +13,16 @@ from pathlib import Path
 from words import hello, rollouts
 
 from planaria.swarm.board.board import Board
-from planaria.swarm.board.identity import Identity
-from planaria.swarm.board.message import Completion, Group
+from planaria.swarm.board.identity import PeerIdentity
+from planaria.swarm.board.message import Completion, ProblemCompletions
 
 
 def main(place: str, key: str, rounds: int, characters: int, hang: bool) -> None:
-    who = Identity.kept(Path(key))
+    who = PeerIdentity.kept(Path(key))
     board = Board.open(place, who)
     run = board.found({"task": "sums"}).run
     board.join(hello(who, run))
-    groups = (Group(problem=0, completions=(Completion(text="x" * characters, ended=True),) * 60),)
+    groups = (ProblemCompletions(problem=0, completions=(Completion(text="x" * characters, ended=True),) * 60),)
     print("joined", flush=True)
     for round in range(rounds):
         if hang and round == rounds - 1:

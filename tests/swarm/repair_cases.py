@@ -11,10 +11,10 @@ from planaria.config.schema import DataConfig
 from planaria.data.tokenizer import load_tokenizer
 from planaria.lab.experts import manifest
 from planaria.lab.experts.experts_spec import MixtureSpec
-from planaria.lab.experts.manifest import Manifest, Member
+from planaria.lab.experts.manifest import EnsembleManifest, Expert
 from planaria.models.huggingface import import_model
 from planaria.models.llama_stages import Llama, parameter_count
-from planaria.runtime.engine import runs
+from planaria.runtime.engine import run_folders
 from planaria.swarm.config import SmallModel
 from planaria.swarm.policy.policies import LlamaPolicy
 
@@ -29,7 +29,7 @@ def attacked(pupil: Path, folder: Path) -> Path:
         defence={"checks": ""},
         peers={"p1": {"attack": {"kind": "text"}}},
     )
-    runs.keep_config(folder, config)
+    run_folders.keep_config(folder, config)
     together(config, folder)
     return folder
 
@@ -49,9 +49,9 @@ def ensemble(folder: Path, tokenizer: Path, models: dict[str, Path]) -> Path:
         config = import_model(model).config
         digest = manifest.digest(model / manifest.WEIGHTS)
         place = f"{manifest.ADDED}/{name}"
-        members.append(Member(name=name, domain=name, model=place, sha256=digest, parameters=parameter_count(config)))
+        members.append(Expert(name=name, domain=name, model=place, sha256=digest, parameters=parameter_count(config)))
     shutil.copy(tokenizer / manifest.TOKENIZER, folder / manifest.TOKENIZER)
-    made = Manifest(
+    made = EnsembleManifest(
         tokenizer=manifest.digest(folder / manifest.TOKENIZER),
         vocab=257,
         context=64,

@@ -12,12 +12,12 @@ from typing import Any
 from planaria.report import page
 from planaria.swarm.assemble import assemble
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.live import LiveSwarm, board_of, own_identity
 from planaria.swarm.peer import Peer
 from planaria.swarm.recipe import names, of_peer
 from planaria.swarm.records.lines import LOG, PEERS, Record, RoundDone, read_log
 from planaria.swarm.records.outcome import read_outcome
 from planaria.swarm.report import swarm_report
+from planaria.swarm.swarm_processes import LiveSwarm, board_of, own_identity
 
 REPORTED: set[tuple[str, bool, str]] = set()
 """settings whose reports were built"""

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from tiny_swarm import CONTEXT, policy
 
 from planaria.swarm.attacks.attacker import TRIES, Attacker, changed, of_row, of_tokens
-from planaria.swarm.authors import HonestAuthor
 from planaria.swarm.checks.base import Check
 from planaria.swarm.checks.tokens import DuplicatesCheck, SurprisalCheck, tail
+from planaria.swarm.completion_authors import HonestAuthor
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.learning.learner import pulls
 from planaria.swarm.learning.loss import policy_loss
@@ -25,7 +25,7 @@ from planaria.swarm.learning.loss_config import LossConfig
 from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.policy.reading import read
 from planaria.swarm.rollout import Rollout, ask
-from planaria.swarm.tasks.base import Problem
+from planaria.swarm.tasks.base import TaskProblem
 from planaria.swarm.tasks.sums import Sums
 
 TASK = Sums()
@@ -33,7 +33,7 @@ PROBLEM = TASK.problem(1)
 RIGHT = TASK.solution(PROBLEM, random.Random(0))
 
 
-class Guarded(Problem):
+class Guarded(TaskProblem):
     """A problem whose answer must not be read."""
 
     @property
@@ -50,10 +50,10 @@ class Fluent(LlamaPolicy):
     texts: tuple[str, ...] = ()
 
     def sample(self, prompts: Any, count: int, max_new: int, *rest: Any) -> Any:
-        from planaria.swarm.policy.base import Drawn
+        from planaria.swarm.policy.base import SampledCompletion
 
         ids = [tuple(self.encode(self.texts[n % len(self.texts)])) for n in range(count)]
-        return [[Drawn(i, True, (-1.0,) * (len(i) + 1)) for i in ids] for _ in prompts]
+        return [[SampledCompletion(i, True, (-1.0,) * (len(i) + 1)) for i in ids] for _ in prompts]
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def configured(mode: str = "horizontal", group: int = 12, **attack: Any) -> Swar
 
 
 def written(
-    config: SwarmConfig, who: LlamaPolicy, count: int, checks: list[Check] | None = None, problem: Problem = PROBLEM
+    config: SwarmConfig, who: LlamaPolicy, count: int, checks: list[Check] | None = None, problem: TaskProblem = PROBLEM
 ) -> list[Rollout]:
     (found,) = Attacker(config, "p3", TASK, who, checks or []).write(0, [ask(problem, who)], count)
     assert len(found) == count

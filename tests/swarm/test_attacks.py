@@ -18,7 +18,7 @@ from planaria.swarm.attacks.payloads import LibraryAttack
 from planaria.swarm.config import AttackConfig
 from planaria.swarm.tasks import open_task
 from planaria.swarm.tasks.answers import TAGS, parse
-from planaria.swarm.tasks.base import Problem, Task
+from planaria.swarm.tasks.base import Task, TaskProblem
 from planaria.swarm.tasks.sums import Sums
 
 SUMS = Sums()
@@ -28,11 +28,11 @@ def attack_of(kind: str, **options: str) -> Attack:
     return ATTACKS.make(kind, options)
 
 
-NOTHING = Problem(0, "", "")
+NOTHING = TaskProblem(0, "", "")
 numbers = st.integers(0, SUMS.training - 1)
 
 
-def solved(number: int, style: str = "columns") -> tuple[Problem, str]:
+def solved(number: int, style: str = "columns") -> tuple[TaskProblem, str]:
     task = Sums(style=style)
     return task.problem(number), task.solution(task.problem(number), random.Random(0))
 

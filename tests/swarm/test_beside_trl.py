@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from planaria.common.errors import RunStopped
 from planaria.swarm.assemble import task_of
-from planaria.swarm.draws import shared_problems
+from planaria.swarm.random_draws import shared_problems
 
 PYTHON = ROOT.parent / "venv-trl/bin/python"
 ORPHAN = """

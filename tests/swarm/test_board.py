@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from words import goodbye, hello, rollouts
 
 from planaria.common.errors import UserError
-from planaria.swarm.board.attendance import RoundStalled, Terms
+from planaria.swarm.board.attendance import RoundStalled, RoundTerms
 from planaria.swarm.board.board import AlreadyThere, Board
 from planaria.swarm.board.claims import difference
-from planaria.swarm.board.identity import Identity
-from planaria.swarm.board.limits import Limits
-from planaria.swarm.board.message import Completion, Group
+from planaria.swarm.board.identity import PeerIdentity
+from planaria.swarm.board.limits import MessageLimits
+from planaria.swarm.board.message import Completion, ProblemCompletions
 
 KINDS = ("folder", "memory", "scratch", "plain")
 
@@ -65,7 +65,7 @@ def test_publishing_is_idempotent_and_never_replaces(url: str) -> None:
     run = board.rules.run
     board.publish(rollouts(who, run, 0))
     board.publish(rollouts(who, run, 0))
-    for groups in ((), (Group(problem=1, completions=(Completion(text="y" * 999, ended=True),)),)):
+    for groups in ((), (ProblemCompletions(problem=1, completions=(Completion(text="y" * 999, ended=True),)),)):
         with pytest.raises(AlreadyThere, match=r"rounds/000000\.json"):
             board.publish(rollouts(who, run, 0, groups=groups))
     assert board.read(who.peer, 0) == rollouts(who, run, 0)
@@ -80,7 +80,7 @@ def test_other_rules_are_refused_with_the_first_difference(url: str) -> None:
         ({"task": "sums", "group": 12}, "loss is only there"),
     ):
         with pytest.raises(UserError, match=words):
-            Board.open(url, Identity.fresh()).found(rules)
+            Board.open(url, PeerIdentity.fresh()).found(rules)
 
 
 json_values: Any = st.recursive(
@@ -101,7 +101,7 @@ def test_difference_is_none_or_printable(mine: Any, theirs: Any) -> None:
 
 
 def test_a_place_without_a_run_is_refused(url: str) -> None:
-    one = Identity.fresh()
+    one = PeerIdentity.fresh()
     for act in (lambda: Board.open(url).rules, lambda: Board.open(url, one).join(hello(one))):
         with pytest.raises(UserError, match="no run was founded here"):
             act()
@@ -117,13 +117,13 @@ def test_rejoining_returns_the_earlier_hello(url: str) -> None:
 
 
 def test_invalid_messages_are_not_published(url: str) -> None:
-    board, who = member(url, limits=Limits(message_bytes=2000, groups=1))
-    other = Identity.fresh()
+    board, who = member(url, limits=MessageLimits(message_bytes=2000, groups=1))
+    other = PeerIdentity.fresh()
     run = board.rules.run
-    group = Group(problem=1, completions=(Completion(text="x" * 2000, ended=True),))
+    group = ProblemCompletions(problem=1, completions=(Completion(text="x" * 2000, ended=True),))
     with pytest.raises(UserError, match="oversized"):
         board.publish(rollouts(who, run, groups=(group,)))
-    small = [Group(problem=n, completions=(Completion(text="x", ended=True),)) for n in range(2)]
+    small = [ProblemCompletions(problem=n, completions=(Completion(text="x", ended=True),)) for n in range(2)]
     with pytest.raises(UserError, match="too many groups"):
         board.publish(rollouts(who, run, groups=tuple(small)))
     with pytest.raises(UserError, match="another run"):
@@ -159,7 +159,7 @@ def test_a_round_closes_when_all_messages_are_there(url: str) -> None:
     clock = Clock(happen)
     first, _ = member(url, one, clock)
     first.publish(rollouts(one, run, 1))
-    closed = first.wait(1, [one.peer, two.peer, three.peer], Terms(quorum=1, timeout_s=60, patience_s=90))
+    closed = first.wait(1, [one.peer, two.peer, three.peer], RoundTerms(quorum=1, timeout_s=60, patience_s=90))
     assert set(closed.found) == {one.peer, two.peer, three.peer} and not closed.missing and clock.now == 5.0
 
 
@@ -169,13 +169,13 @@ def test_the_quorum_closes_after_the_timeout_and_less_stalls(url: str) -> None:
     everyone = [one.peer, two.peer]
     clock = Clock()
     first, _ = member(url, one, clock)
-    closed = first.wait(1, everyone, Terms(quorum=1, timeout_s=2.5, patience_s=9))
+    closed = first.wait(1, everyone, RoundTerms(quorum=1, timeout_s=2.5, patience_s=9))
     assert set(closed.found) == {one.peer} and closed.missing == (two.peer,)
     assert clock.naps == [1.0, 1.0, 0.5]
     clock = Clock()
     first, _ = member(url, one, clock)
     with pytest.raises(RoundStalled, match=f"missing: {two.peer[:8]} \\(sent nothing\\)") as stalled:
-        first.wait(1, everyone, Terms(quorum=2, timeout_s=2.5, patience_s=4), poll_s=2)
+        first.wait(1, everyone, RoundTerms(quorum=2, timeout_s=2.5, patience_s=4), poll_s=2)
     assert clock.now == 4.0
     assert (stalled.value.round, stalled.value.there) == (1, (one.peer,))
 
@@ -198,7 +198,7 @@ def test_known_peers_are_read_first_and_others_in_turn(url: str) -> None:
     """A board with four seats: two known peers keep theirs among twelve others."""
     friends = [member(url)[1] for _ in range(2)]
     crowd = [member(url)[1] for _ in range(12)]
-    limits = replace(Limits(), peers=4)
+    limits = replace(MessageLimits(), peers=4)
     met = set()
     for _ in range(40):
         census = Board.open(url, limits=limits, known=[friend.peer for friend in friends]).peers()
@@ -217,7 +217,7 @@ def test_known_peers_are_read_first_and_others_in_turn(url: str) -> None:
 
 
 def test_empty_peer_folders_do_not_block_new_peers(tmp_path: Path) -> None:
-    board, _ = member(str(tmp_path), limits=Limits(peers=8))
+    board, _ = member(str(tmp_path), limits=MessageLimits(peers=8))
     for n in range(100):
         (tmp_path / "peers" / f"{n:032x}").mkdir()
     _, newcomer = member(str(tmp_path))

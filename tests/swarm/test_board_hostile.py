@@ -15,21 +15,21 @@ from boards import RULES, Clock, member, place
 from words import goodbye, hello, rollouts
 
 from planaria.common.errors import UserError
-from planaria.swarm.board.attendance import Terms
+from planaria.swarm.board.attendance import RoundTerms
 from planaria.swarm.board.board import AlreadyThere, Board
 from planaria.swarm.board.envelope import seal
-from planaria.swarm.board.identity import Identity
-from planaria.swarm.board.limits import Limits
+from planaria.swarm.board.identity import PeerIdentity
+from planaria.swarm.board.limits import MessageLimits
 from planaria.swarm.board.message import BadMessage
 
 
-def at(root: Path, who: Identity, round: int) -> Path:
+def at(root: Path, who: PeerIdentity, round: int) -> Path:
     path = root / "peers" / who.peer / "rounds" / f"{round:06d}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
 
 
-def why(board: Board, who: Identity, round: int = 0) -> str:
+def why(board: Board, who: PeerIdentity, round: int = 0) -> str:
     with pytest.raises(BadMessage) as refusal:
         board.read(who.peer, round)
     assert board.gather(round, [who.peer]).refused == {who.peer: refusal.value.reason}
@@ -38,7 +38,7 @@ def why(board: Board, who: Identity, round: int = 0) -> str:
 
 def test_a_message_is_valid_only_at_its_own_place(tmp_path: Path) -> None:
     board, one = member(str(tmp_path / "here"))
-    other, two = member(str(tmp_path / "there"), one)[0], Identity.fresh()
+    other, two = member(str(tmp_path / "there"), one)[0], PeerIdentity.fresh()
     board.publish(rollouts(one, board.rules.run, 3))
     sent = at(tmp_path / "here", one, 3)
     shutil.copy(sent, at(tmp_path / "here", one, 4))
@@ -53,7 +53,7 @@ def test_a_message_is_valid_only_at_its_own_place(tmp_path: Path) -> None:
 
 def test_forged_and_changed_files_are_refused(tmp_path: Path) -> None:
     board, one = member(str(tmp_path))
-    liar, run = Identity.fresh(), board.rules.run
+    liar, run = PeerIdentity.fresh(), board.rules.run
     at(tmp_path, one, 0).write_bytes(seal(liar, rollouts(liar, run, 0)))
     assert why(board, one) == "forged"
     words = json.loads(seal(one, rollouts(one, run, 1)))
@@ -73,8 +73,8 @@ def test_hellos_and_goodbyes_of_other_runs_or_peers_are_ignored(tmp_path: Path) 
 
 def test_special_files_and_links_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # names of sockets are short
-    board, me = member(str(tmp_path), limits=Limits(message_bytes=5000))
-    odd = [Identity.fresh() for _ in range(8)]
+    board, me = member(str(tmp_path), limits=MessageLimits(message_bytes=5000))
+    odd = [PeerIdentity.fresh() for _ in range(8)]
     at(tmp_path, odd[0], 0).mkdir()
     at(tmp_path, odd[1], 0).symlink_to("/dev/zero")
     os.mkfifo(at(tmp_path, odd[2], 0))
@@ -88,7 +88,7 @@ def test_special_files_and_links_are_refused(tmp_path: Path, monkeypatch: pytest
     reasons = board.gather(0, [who.peer for who in odd]).refused
     assert [reasons[who.peer] for who in odd] == ["not a file"] * 7 + ["oversized"]
     board.publish(rollouts(me, board.rules.run, 0))
-    closed = board.wait(0, [me.peer, *(who.peer for who in odd)], Terms(quorum=1, timeout_s=50, patience_s=90))
+    closed = board.wait(0, [me.peer, *(who.peer for who in odd)], RoundTerms(quorum=1, timeout_s=50, patience_s=90))
     assert set(closed.found) == {me.peer} and len(closed.refused) == 8  # and at once: its clock never moved
 
 
@@ -151,7 +151,7 @@ def test_partial_messages_are_awaited_until_the_round_closes(tmp_path: Path, jun
     board, one = member(str(tmp_path), clock=clock)
     board.publish(rollouts(one, board.rules.run, 0))
     at(tmp_path, two, 0).write_bytes(junk)
-    terms = Terms(quorum=1, timeout_s=5, patience_s=9)
+    terms = RoundTerms(quorum=1, timeout_s=5, patience_s=9)
     closed = board.wait(0, [one.peer, two.peer], terms)
     assert set(closed.found) == {one.peer} and closed.refused == {two.peer: "not JSON"} and clock.now == 5
 
@@ -161,7 +161,7 @@ def test_garbage_in_a_peers_own_place_is_reported_on_write(tmp_path: Path) -> No
     at(tmp_path, one, 0).write_bytes(b"rubbish")
     with pytest.raises(AlreadyThere):
         board.publish(rollouts(one, board.rules.run, 0))
-    new = Identity.fresh()
+    new = PeerIdentity.fresh()
     (tmp_path / "peers" / new.peer).mkdir()
     (tmp_path / "peers" / new.peer / "hello.json").write_bytes(b"rubbish")
     with pytest.raises(UserError, match="not JSON; use another identity"):
@@ -172,17 +172,17 @@ def test_invalid_rules_are_reported(tmp_path: Path) -> None:
     (tmp_path / "rules.json").write_text("{}")
     for act in (lambda b: b.rules, lambda b: b.found(RULES)):
         with pytest.raises(UserError, match=r"rules\.json: malformed: key"):
-            act(board_of(Identity.fresh(), tmp_path))
+            act(board_of(PeerIdentity.fresh(), tmp_path))
 
 
-def board_of(who: Identity, root: Path) -> Board:
+def board_of(who: PeerIdentity, root: Path) -> Board:
     return Board.open(str(root), who)
 
 
 def test_foreign_rules_are_shown_as_short_ascii(tmp_path: Path) -> None:
-    Board.open(str(tmp_path), Identity.fresh()).found({"a": "\x1b[31m" + "‮" * 500})
+    Board.open(str(tmp_path), PeerIdentity.fresh()).found({"a": "\x1b[31m" + "‮" * 500})
     with pytest.raises(UserError) as error:
-        Board.open(str(tmp_path), Identity.fresh()).found({"a": "b"})
+        Board.open(str(tmp_path), PeerIdentity.fresh()).found({"a": "b"})
     assert str(error.value).isascii() and str(error.value).isprintable() and len(str(error.value)) < 400
 
 
@@ -191,10 +191,10 @@ def test_oversized_objects_are_not_fetched_without_range_requests(
 ) -> None:
     stores.Scratch.clear()
     url = place("scratch", tmp_path)
-    _, one = member(url, limits=Limits(message_bytes=3000))
+    _, one = member(url, limits=MessageLimits(message_bytes=3000))
     stores.Scratch().pipe_file(f"{url}/peers/{one.peer}/rounds/000000.json", b"x" * 3001)
     monkeypatch.setattr(stores.Scratch, "async_impl", False)
-    late = Board.open(url, limits=Limits(message_bytes=3000))
+    late = Board.open(url, limits=MessageLimits(message_bytes=3000))
     late.rules  # noqa: B018 (read before calls are counted)
     stores.Scratch.calls.clear()
     assert why(late, one) == "oversized"
@@ -202,7 +202,7 @@ def test_oversized_objects_are_not_fetched_without_range_requests(
 
 
 def test_an_oversized_file_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    board, one = member(str(tmp_path), limits=Limits(message_bytes=3000))
+    board, one = member(str(tmp_path), limits=MessageLimits(message_bytes=3000))
     at(tmp_path, one, 0).write_bytes(b"x" * 3001)
     monkeypatch.setattr(os, "open", lambda *_: pytest.fail("opened"))
     assert why(board, one) == "oversized"
@@ -210,7 +210,7 @@ def test_an_oversized_file_is_not_opened(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_object_reads_are_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stores.Scratch.clear()
-    board, one = member(place("scratch", tmp_path), limits=Limits(message_bytes=3000))
+    board, one = member(place("scratch", tmp_path), limits=MessageLimits(message_bytes=3000))
     asked = []
     monkeypatch.setattr(
         stores.Scratch, "cat_file", lambda _, path, start, end, **__: asked.append((start, end)) or b"x" * (end - start)

@@ -14,8 +14,8 @@ from words import rollouts
 from planaria.common.errors import UserError
 from planaria.swarm.board.board import AlreadyThere
 from planaria.swarm.board.store import Retry, Store
-from planaria.swarm.live import LiveSwarm
 from planaria.swarm.records.lines import LOG, PEERS, RoundDone, read_log
+from planaria.swarm.swarm_processes import LiveSwarm
 
 pytestmark = pytest.mark.slow
 s3fs = pytest.importorskip("s3fs")

@@ -17,9 +17,9 @@ from boards import RULES, Clock, exchange, member, place
 from words import goodbye, rollouts
 
 from planaria.common.errors import UserError
-from planaria.swarm.board.attendance import Terms
+from planaria.swarm.board.attendance import RoundTerms
 from planaria.swarm.board.board import AlreadyThere, Board
-from planaria.swarm.board.identity import Identity
+from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.message import BadMessage
 from planaria.swarm.board.store import BoardUnreachable, Retry
 
@@ -106,7 +106,7 @@ def test_a_missing_bucket_is_not_created(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(stores.Scratch, "pipe_file", missing)
     monkeypatch.setattr(stores.Scratch, "makedirs", lambda *_, **__: pytest.fail("it may make a bucket"))
     with pytest.raises(UserError, match="create it first"):
-        Board.open(place("scratch", tmp_path), Identity.fresh()).found(RULES)
+        Board.open(place("scratch", tmp_path), PeerIdentity.fresh()).found(RULES)
 
 
 def test_delayed_and_partial_objects_are_awaited(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_delayed_and_partial_objects_are_awaited(tmp_path: Path) -> None:
         except BadMessage as error:
             seen.append(error.reason)
     assert [s for n, s in enumerate(seen) if n == 0 or s != seen[n - 1]] == [None, "not JSON", rollouts(one, run, 0)]
-    closed = first.wait(0, [one.peer, two.peer], Terms(quorum=2, timeout_s=50, patience_s=50))
+    closed = first.wait(0, [one.peer, two.peer], RoundTerms(quorum=2, timeout_s=50, patience_s=50))
     assert closed.found == {who.peer: rollouts(who, run, 0) for who in (one, two)}
 
 
@@ -187,7 +187,7 @@ def test_concurrent_processes_found_one_run_and_show_complete_messages(
     processes = [start(root, tmp_path / f"{n}.pem", rounds, 8000) for n in range(2)]
     for process in processes:
         heard(process, "joined")
-    board, both = Board.open(str(root)), {Identity.kept(tmp_path / f"{n}.pem").peer for n in range(2)}
+    board, both = Board.open(str(root)), {PeerIdentity.kept(tmp_path / f"{n}.pem").peer for n in range(2)}
     assert set(board.peers().hellos) == both
     left = {(peer, round) for peer in both for round in range(rounds)}
     while any(process.poll() is None for process in processes):
@@ -208,7 +208,7 @@ def test_a_message_killed_before_its_rename_is_invisible(
     root = tmp_path / "board"
     process = start(root, tmp_path / "key.pem", 3, 30_000, "hang")
     heard(process, "hung")
-    board, peer = Board.open(str(root)), Identity.kept(tmp_path / "key.pem").peer
+    board, peer = Board.open(str(root)), PeerIdentity.kept(tmp_path / "key.pem").peer
     assert board.read(peer, 2) is None
     process.kill()
     process.wait()
@@ -228,7 +228,7 @@ def test_a_killed_writer_leaves_complete_messages_or_none(
         root, key = tmp_path / f"board{trial}", tmp_path / "key.pem"
         process = start(root, key, 500, 30_000)
         heard(process, "joined")
-        rounds = root / "peers" / Identity.kept(key).peer / "rounds"
+        rounds = root / "peers" / PeerIdentity.kept(key).peer / "rounds"
         while len(list(rounds.glob("*.json"))) < trial or not hidden(rounds):
             assert process.poll() is None
         process.kill()
@@ -236,7 +236,7 @@ def test_a_killed_writer_leaves_complete_messages_or_none(
         board = Board.open(str(root))
         names = sorted(path.name for path in rounds.glob("*.json"))
         assert names == [f"{round:06d}.json" for round in range(len(names))]
-        assert all(board.read(Identity.kept(key).peer, round) is not None for round in range(len(names)))
-        assert board.read(Identity.kept(key).peer, len(names)) is None
+        assert all(board.read(PeerIdentity.kept(key).peer, round) is not None for round in range(len(names)))
+        assert board.read(PeerIdentity.kept(key).peer, len(names)) is None
         cut += bool(hidden(rounds))
     assert cut, "no writer was ever killed in the middle"

@@ -19,30 +19,30 @@ from hypothesis import strategies as st
 
 from planaria.common import digests
 from planaria.common.errors import UserError
-from planaria.swarm.audit.censor import Censor, Closed, Ledger, Spent, key_of
-from planaria.swarm.audit.questions import Part, Question, closed_up
+from planaria.swarm.audit.censor import BudgetSpent, Censor, LeakageLedger, LedgerUnusable, key_of
+from planaria.swarm.audit.questions import Question, QuestionPart, closed_up
 
 CODES = ("4719", "2210", "9031", "5533")
 ANN = Question(
-    "x:1", "ann", "code of ann=", CODES, 0, (Part("digit 1 of ann=", ("4", "2", "9", "5")),), ("ann's code",)
+    "x:1", "ann", "code of ann=", CODES, 0, (QuestionPart("digit 1 of ann=", ("4", "2", "9", "5")),), ("ann's code",)
 )
-BOB = Question("x:2", "bob", "code of bob=", CODES[:2], 0, (Part("digit 1 of bob=", ("4", "2")),))
+BOB = Question("x:2", "bob", "code of bob=", CODES[:2], 0, (QuestionPart("digit 1 of bob=", ("4", "2")),))
 
 
 def censor(folder: Path, epsilon: float = 0.1, budget: float = 1.0, draws: random.Random | None = None) -> Censor:
-    ledger = Ledger(folder / "ledger.json", budget)
+    ledger = LeakageLedger(folder / "ledger.json", budget)
     return Censor([ANN, BOB], epsilon, ledger, (draws or random.Random(1)).random)
 
 
 def test_a_budget_is_never_exceeded_and_persists(tmp_path: Path) -> None:
     kept = censor(tmp_path, epsilon=0.1, budget=0.35)
     assert [len(kept.given("digit 1 of ann=", 1)) for _ in range(3)] == [1, 1, 1]
-    with pytest.raises(Spent, match="the budget of the requested answer is spent"):
+    with pytest.raises(BudgetSpent, match="the budget of the requested answer is spent"):
         kept.given("Digit  1 of ANN=", 1)
-    with pytest.raises(Spent):
+    with pytest.raises(BudgetSpent):
         censor(tmp_path, budget=0.35).given("I ask: ann's code", 1), "another process of the same ledger"
     assert kept.given("digit 1 of bob=", 1) and kept.given("the weather", 5) == [True] * 5
-    assert Ledger(tmp_path / "ledger.json", 0.35).spent(key_of(ANN)) == pytest.approx(0.3)
+    assert LeakageLedger(tmp_path / "ledger.json", 0.35).spent(key_of(ANN)) == pytest.approx(0.3)
 
 
 UNSEEN = st.sampled_from("\u00ad\u034f\u115f\u17b4\u180b\u200b\u3164\ufe0f\ufeff\U000e0100 \t\u00a0\u3000")
@@ -56,7 +56,7 @@ def test_spacing_and_invisible_characters_do_not_reset_a_budget(more: list[tuple
     with tempfile.TemporaryDirectory() as folder:
         kept = censor(Path(folder), epsilon=0.1, budget=0.1)
         kept.given("digit 1 of ann=", 1)
-        with pytest.raises(Spent):
+        with pytest.raises(BudgetSpent):
             kept.given(text, 1)
 
 
@@ -64,7 +64,7 @@ def test_two_questions_with_the_same_words_are_rejected(tmp_path: Path) -> None:
     """The ledger identifies questions by their words: it would charge both as one, at the last one's price."""
     twin = Question("x:3", "twin", "CODE of\ufe0f ann =", CODES[:2], 0, BOB.parts)
     with pytest.raises(UserError, match=r"^x:3: 'twin' asks the same as 'ann' \(x:1\)"):
-        Censor([ANN, BOB, twin], 0.1, Ledger(tmp_path / "ledger.json", 1.0))
+        Censor([ANN, BOB, twin], 0.1, LeakageLedger(tmp_path / "ledger.json", 1.0))
 
 
 @settings(max_examples=40)
@@ -80,13 +80,13 @@ def test_no_answer_leaks_more_than_its_budget(
 ) -> None:
     """Worst case: each given reply reveals the whole answer of each question in its prompt."""
     questions = [
-        Question(f"x:{n}", f"q{n}", text, tuple(map(str, range(options))), 0, (Part(f"part {n}."),))
+        Question(f"x:{n}", f"q{n}", text, tuple(map(str, range(options))), 0, (QuestionPart(f"part {n}."),))
         for n, (text, options) in enumerate(listed)
     ]
     leaked = [0.0] * len(questions)
     with tempfile.TemporaryDirectory() as folder:
         try:
-            kept = Censor(questions, epsilon, Ledger(Path(folder) / "ledger.json", 1.0))
+            kept = Censor(questions, epsilon, LeakageLedger(Path(folder) / "ledger.json", 1.0))
         except UserError:
             assert len({text.lower().replace(" ", "") for text, _ in listed}) < len(listed)
             return
@@ -94,7 +94,7 @@ def test_no_answer_leaks_more_than_its_budget(
             texts = [questions[n % len(questions)].text for n in (first, second)]
             try:
                 kept.given(" and ".join(texts), count)
-            except Spent:
+            except BudgetSpent:
                 continue
             revealed = [n for n, one in enumerate(questions) if any(one.text in text for text in texts)]
             most = max(len(questions[n].options) for n in revealed)
@@ -121,7 +121,7 @@ def test_different_questions_have_different_keys(text: str) -> None:
 
 def test_replies_in_one_request_cost_as_much_as_single_ones(tmp_path: Path) -> None:
     kept = censor(tmp_path, epsilon=0.1, budget=0.35)
-    with pytest.raises(Spent):
+    with pytest.raises(BudgetSpent):
         kept.given("digit 1 of ann=", 4)
     assert len(kept.given("digit 1 of ann=", 3)) == 3
 
@@ -139,7 +139,7 @@ def test_a_reply_that_completes_a_question_is_paid_for_too(tmp_path: Path) -> No
     kept = censor(tmp_path, epsilon=0.1, budget=0.15)
     assert kept.given("digit 1 of an", 1) == [True], "the prompt matches no question"
     kept.passed("digit 1 of an", "n=4")
-    with pytest.raises(Spent):
+    with pytest.raises(BudgetSpent):
         kept.passed("digit 1 of an", "n=4")
     assert kept.passed("digit 1 of ann=", "4"), "paid for before"
 
@@ -148,7 +148,7 @@ def test_concurrent_sessions_do_not_exceed_the_budget(tmp_path: Path) -> None:
     granted: list[int] = []
 
     def spend() -> None:
-        ledger = Ledger(tmp_path / "ledger.json", 1.0)
+        ledger = LeakageLedger(tmp_path / "ledger.json", 1.0)
         granted.extend(ledger.spend({"q": 0.01}) for _ in range(30))
 
     threads = [threading.Thread(target=spend) for _ in range(8)]
@@ -166,11 +166,11 @@ def test_a_killed_process_has_recorded_everything_it_released(seed: int) -> None
 
 def test_setting_the_clock_back_restores_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "ledger.json"
-    assert Ledger(file, 1.0).spend({"q": 0.9})
+    assert LeakageLedger(file, 1.0).spend({"q": 0.9})
     for clock in ("time", "monotonic", "time_ns"):
         monkeypatch.setattr(time, clock, lambda: 0)
     os.utime(file, (0, 0))
-    again = Ledger(file, 1.0)
+    again = LeakageLedger(file, 1.0)
     assert not again.spend({"q": 0.2}) and again.spend({"q": 0.1})
 
 
@@ -180,22 +180,22 @@ def test_a_missing_or_damaged_ledger_stops_all_replies(tmp_path: Path) -> None:
     whole = file.read_text()
     for damage in (whole[:-9], whole.replace("0.1", "0.0"), "", "[]"):
         file.write_text(damage)
-        with pytest.raises(Closed):
+        with pytest.raises(LedgerUnusable):
             kept.given("digit 1 of ann=", 1)
         with pytest.raises(UserError):
-            Ledger(file, 1.0)
+            LeakageLedger(file, 1.0)
     file.unlink()
-    with pytest.raises(Closed, match="would forget"):
+    with pytest.raises(LedgerUnusable, match="would forget"):
         kept.given("digit 1 of ann=", 1)
     with pytest.raises(UserError, match="cannot be written"):
-        Ledger(tmp_path / "none" / "ledger.json", 1.0)
+        LeakageLedger(tmp_path / "none" / "ledger.json", 1.0)
 
 
 @settings(max_examples=10)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0.001, 0.7)), max_size=8))
 def test_every_granted_cost_is_recorded(spendings: list[tuple[str, float]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        ledger, spent = Ledger(Path(folder) / "ledger.json", 1.0), dict.fromkeys("abc", 0.0)
+        ledger, spent = LeakageLedger(Path(folder) / "ledger.json", 1.0), dict.fromkeys("abc", 0.0)
         for key, cost in spendings:
             fits = spent[key] + cost <= 1.0 + 1e-9
             assert ledger.spend({key: cost}) == fits

@@ -23,7 +23,7 @@ from planaria.swarm.policy.base import held, weights_fingerprint
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
 from planaria.swarm.policy.prompts import EXAMPLES, worked_examples
 from planaria.swarm.rollout import ask
-from planaria.swarm.tasks.base import Problem, Task
+from planaria.swarm.tasks.base import Task, TaskProblem
 from planaria.swarm.tasks.sums import Sums
 
 CHATML = (
@@ -174,7 +174,7 @@ def test_impossible_settings_are_rejected(tmp_path: Path) -> None:
         opened(made, chat="always")
 
     class Riddles(Sums):
-        def solution(self, problem: Problem, rng: object) -> None:  # type: ignore[override]
+        def solution(self, problem: TaskProblem, rng: object) -> None:  # type: ignore[override]
             return None
 
     with pytest.raises(UserError, match=r"policy.examples = 3: .* has worked solutions of 0"):

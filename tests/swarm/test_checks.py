@@ -15,9 +15,9 @@ from tiny_swarm import CONTEXT, case, reading
 from planaria.swarm.checks.defence import Quarantine
 from planaria.swarm.checks.judge import Judge, Noisy, Steps
 from planaria.swarm.checks.tokens import ClaimsCheck, DuplicatesCheck, SupportCheck, SurprisalCheck, outside, tail
-from planaria.swarm.intake import Schedule, unscheduled
+from planaria.swarm.completion_intake import RoundAllowance, unscheduled
 from planaria.swarm.rollout import Rollout
-from planaria.swarm.tasks.base import Problem
+from planaria.swarm.tasks.base import TaskProblem
 from planaria.swarm.tasks.sums import Sums
 
 
@@ -106,11 +106,11 @@ class TestClaims:
 class TestJudge:
     task = Sums()
 
-    def solved(self, number: int, text: str | None = None, reward: float = 1.0) -> tuple[Problem, str, float]:
+    def solved(self, number: int, text: str | None = None, reward: float = 1.0) -> tuple[TaskProblem, str, float]:
         problem = self.task.problem(number)
         return problem, text or self.task.solution(problem, random.Random(0)), reward
 
-    def examined(self, judge: Judge, *entries: tuple[Problem, str, float]) -> set[int]:
+    def examined(self, judge: Judge, *entries: tuple[TaskProblem, str, float]) -> set[int]:
         cases = [case(asked=problem, text=text, reward=reward) for problem, text, reward in entries]
         return set(judge.examine(cases, CONTEXT).refused)
 
@@ -132,7 +132,7 @@ class TestJudge:
 
     def test_a_task_that_cannot_check_reasoning_switches_the_judge_off(self) -> None:
         class Mute(Sums):
-            def sound(self, problem: Problem, completion: str) -> None:  # type: ignore[override]
+            def sound(self, problem: TaskProblem, completion: str) -> None:  # type: ignore[override]
                 return None
 
         mute = replace(CONTEXT, task=Mute())
@@ -187,7 +187,7 @@ class TestQuarantine:
 
 
 class TestSchedule:
-    schedule = Schedule(frozenset({3, 5}), training=100, groups=2, completions=2)
+    schedule = RoundAllowance(frozenset({3, 5}), training=100, groups=2, completions=2)
 
     def test_completions_beyond_the_schedule_are_refused(self) -> None:
         assert not unscheduled([("a", 3), ("a", 5), ("b", 3), ("a", 3), ("a", 5)], self.schedule)
@@ -196,12 +196,12 @@ class TestSchedule:
         assert refused == {3: "more than 2 completions of one problem"}
 
     def test_held_out_problems_are_never_trained_on(self) -> None:
-        free = Schedule(None, training=100, groups=2, completions=2)
+        free = RoundAllowance(None, training=100, groups=2, completions=2)
         assert unscheduled([("a", 99), ("a", 100), ("a", 2**62)], free).keys() == {1, 2}
 
     @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 12)), max_size=60))
     def test_where_peers_choose_their_number_of_problems_is_limited(self, sent: list[tuple[str, int]]) -> None:
-        free = Schedule(None, training=10, groups=2, completions=3)
+        free = RoundAllowance(None, training=10, groups=2, completions=3)
         refused = unscheduled(sent, free)
         kept = [entry for place, entry in enumerate(sent) if place not in refused]
         for peer in "ab":

@@ -19,13 +19,13 @@ from planaria.report import page
 from planaria.swarm.assemble import task_of
 from planaria.swarm.attacks import ATTACKS
 from planaria.swarm.checks import layers
-from planaria.swarm.checks.consensus import Filter, Reward, refuse_senseless
+from planaria.swarm.checks.consensus import ConsensusReward, Filter, refuse_senseless
 from planaria.swarm.checks.defence import Defence
+from planaria.swarm.completion_intake import Scoring
 from planaria.swarm.config import DefenceConfig, SwarmConfig
-from planaria.swarm.draws import of_messages
-from planaria.swarm.intake import Scoring
-from planaria.swarm.learning.lessons import lessons
+from planaria.swarm.learning.advantages import round_advantages
 from planaria.swarm.peer_recovery import Evaluation, accuracy_drop, best
+from planaria.swarm.random_draws import of_messages
 from planaria.swarm.recipe import load
 from planaria.swarm.records.lines import PEERS, Evaluated, Finished
 from planaria.swarm.records.outcome import read_outcome
@@ -33,7 +33,7 @@ from planaria.swarm.records.saved_state import rounds_kept
 from planaria.swarm.report import swarm_report
 from planaria.swarm.report.swarm_verdict import agreement_section, break_point
 from planaria.swarm.rollout import Rollout
-from planaria.swarm.tasks.base import Behaviour, Problem
+from planaria.swarm.tasks.base import Behaviour, TaskProblem
 from planaria.swarm.tasks.sandbox import protections
 from planaria.swarm.tasks.sums import Sums
 
@@ -51,21 +51,21 @@ def sent(peer: str, *behaviours: Behaviour, reward: float = 0.0, problem: int = 
 
 
 def test_the_majority_is_rewarded_and_unlabelled_groups_teach_nothing() -> None:
-    defence = Defence(DefenceConfig(), [Reward(agreement=0.5)], CONTEXT)
+    defence = Defence(DefenceConfig(), [ConsensusReward(agreement=0.5)], CONTEXT)
     told = [*sent("p", ("7",), ("8",)), *sent("q", ("7",), ("7",)), *sent("r", ("7",), ())]
     split = [*sent("p", ("1",), problem=1), *sent("q", ("2",), ("3",), problem=1)]
     report = defence.examine(0, told + split)
     assert [rollout.reward for rollout in report.accepted] == [1, 0, 1, 1, 1, 0, 0, 0, 0]
     assert report.labels.keys() == {0} and not report.aside, "no peer is refused for other peers' failures"
     assert {rollout.penalty for rollout in report.accepted if rollout.problem.number == 1} == {0}
-    taken = lessons(report.accepted, "horizontal", True)
+    taken = round_advantages(report.accepted, "horizontal", True)
     assert {rollout.problem.number for rollout in taken.taken} == {0} and taken.skipped == 1
 
 
 def test_unknown_peers_share_one_vote() -> None:
     known = [*sent("p", ("7",)), *sent("q", ("7",)), *sent("r", ("8",))]
     strangers = [replace(one, account="newcomers") for n in range(40) for one in sent(f"s{n}", ("lie",))]
-    report = Defence(DefenceConfig(), [Reward(agreement=0.4)], CONTEXT).examine(0, known + strangers)
+    report = Defence(DefenceConfig(), [ConsensusReward(agreement=0.4)], CONTEXT).examine(0, known + strangers)
     assert report.labels[0].values == ("7",) and float(report.labels[0].share) == 0.5
 
 
@@ -256,8 +256,8 @@ def test_problems_without_tests_need_a_vote_and_have_no_brake(tmp_path: Path) ->
     with pytest.raises(UserError, match="has 2 problems that nothing scores, the first is number 0"):
         task_of(SwarmConfig.model_validate({"task": named}))
     task = task_of(SwarmConfig.model_validate({"task": named | {"reward": "consensus"}}))
-    (warning,) = (found for found in [Reward(agreement=0.5).warning(replace(CONTEXT, task=task))] if found)
-    assert "nothing can brake" in warning and Reward(agreement=0.5).warning(CONTEXT) == ""
+    (warning,) = (found for found in [ConsensusReward(agreement=0.5).warning(replace(CONTEXT, task=task))] if found)
+    assert "nothing can brake" in warning and ConsensusReward(agreement=0.5).warning(CONTEXT) == ""
     with pytest.raises(UserError, match=r"task.brake = 0.1: no held-out problem"):
         task_of(SwarmConfig.model_validate({"task": named | {"reward": "consensus", "brake": 0.1}}))
 
@@ -277,7 +277,7 @@ def test_a_lookup_table_of_test_inputs_is_refused(tmp_path: Path) -> None:
     cheat = "def sq(x): return {3: 9, -4: 16, 0: 0}.get(x, 1)"
     scoring = Scoring(task, config=config)
     scoring.begin(draw=77)
-    problem: Problem = task.problem(0)
+    problem: TaskProblem = task.problem(0)
     told = [
         case(f"p{n}", text=program, asked=problem, **scoring.scored(problem, f"```python\n{program}\n```")._asdict())
         for n, program in enumerate([*honest, cheat])

@@ -12,21 +12,21 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from planaria.common.errors import RunStopped, UserError
-from planaria.swarm.board.identity import Identity
-from planaria.swarm.credits.board_transport import Seat, publish, take_part
+from planaria.swarm.board.identity import PeerIdentity
+from planaria.swarm.credits.board_transport import BoardMember, publish, take_part
 from planaria.swarm.credits.messages import (
-    Certificate,
-    Order,
+    CreditOrder,
     PeerSigner,
     StandIn,
     Statement,
+    StatementCertificate,
     Vote,
     quorum,
     valid,
     verify_peer,
 )
-from planaria.swarm.credits.psync import Channel, Member
-from planaria.swarm.credits.simulate import Scene, SyncScene, expected, simulate, simulate_sync
+from planaria.swarm.credits.psync import CommitteeMember, CreditChannel
+from planaria.swarm.credits.simulate import PaymentScene, SyncScene, expected, simulate, simulate_sync
 
 SEEDS = range(6)
 
@@ -34,20 +34,20 @@ SEEDS = range(6)
 @pytest.mark.parametrize(
     ("scene", "paid"),
     [
-        (Scene(liars=1), 1),
-        (Scene(hops=6, tolerated=2, liars=2), 1),
-        (Scene(liars=1, relay=True), 1),
-        *((Scene(liars=1, dry=dry), 0) for dry in range(4)),
+        (PaymentScene(liars=1), 1),
+        (PaymentScene(hops=6, tolerated=2, liars=2), 1),
+        (PaymentScene(liars=1, relay=True), 1),
+        *((PaymentScene(liars=1, dry=dry), 0) for dry in range(4)),
     ],
 )
-def test_orders_with_f_byzantine_members_are_paid_unless_a_hop_is_dry(scene: Scene, paid: int) -> None:
+def test_orders_with_f_byzantine_members_are_paid_unless_a_hop_is_dry(scene: PaymentScene, paid: int) -> None:
     for seed in SEEDS:
         found = simulate(scene, seed)
         assert (found.ended, found.mixed, found.conserved, found.paid) == (True, False, True, paid), seed
 
 
 def test_f_plus_one_byzantine_members_block_but_do_not_split() -> None:
-    found = [simulate(Scene(liars=2), seed) for seed in range(20)]
+    found = [simulate(PaymentScene(liars=2), seed) for seed in range(20)]
     assert not any(one.mixed for one in found) and all(one.conserved for one in found)
     assert any(not one.ended for one in found), "f is what it bears, and no more"
 
@@ -55,9 +55,9 @@ def test_f_plus_one_byzantine_members_block_but_do_not_split() -> None:
 @pytest.mark.parametrize("relay", [False, True])
 def test_message_counts_match_the_formula(relay: bool) -> None:
     for hops, tolerated in ((1, 0), (1, 1), (4, 1), (3, 2)):
-        scene = Scene(hops=hops, tolerated=tolerated, relay=relay)
+        scene = PaymentScene(hops=hops, tolerated=tolerated, relay=relay)
         assert {simulate(scene, seed).messages for seed in SEEDS} == {expected(scene)}
-    assert expected(Scene()) == 228
+    assert expected(PaymentScene()) == 228
 
 
 @settings(max_examples=25, deadline=None)
@@ -65,13 +65,13 @@ def test_message_counts_match_the_formula(relay: bool) -> None:
 def test_crossing_orders_end_without_losses(
     hops: int, liars: int, orders: int, dry: int, relay: bool, seed: int
 ) -> None:
-    found = simulate(Scene(hops=hops, liars=liars, orders=orders, dry=min(dry, hops - 1), relay=relay), seed)
+    found = simulate(PaymentScene(hops=hops, liars=liars, orders=orders, dry=min(dry, hops - 1), relay=relay), seed)
     assert found.ended and not found.mixed and found.conserved
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 20), st.booleans()), max_size=12))
 def test_a_channel_conserves_its_credits(orders: list[tuple[bool, int, bool]]) -> None:
-    channel = Channel("c", ("a", "b"), (10, 5))
+    channel = CreditChannel("c", ("a", "b"), (10, 5))
     for forth, amount, paid in orders:
         payer = "a" if forth else "b"
         if channel.can_lock(payer, amount):
@@ -85,9 +85,9 @@ def test_a_channel_conserves_its_credits(orders: list[tuple[bool, int, bool]]) -
     assert channel.next == len(orders)
 
 
-def route(**changed: object) -> Order:
+def route(**changed: object) -> CreditOrder:
     given: dict[str, object] = {"parties": ("p0", "p1"), "channels": ("c0",), "numbers": (0,), "amount": 3}
-    return Order.model_validate(given | changed)
+    return CreditOrder.model_validate(given | changed)
 
 
 @pytest.mark.parametrize(
@@ -100,10 +100,10 @@ def test_invalid_orders_are_refused(changed: dict[str, object]) -> None:
         route(**changed)
 
 
-def certified(keys: StandIn, order: Order, by: list[str], **changed: object) -> Certificate:
+def certified(keys: StandIn, order: CreditOrder, by: list[str], **changed: object) -> StatementCertificate:
     told = Statement(phase="lock", channel="c0", number=0, order=order.digest, yes=True)
     votes = tuple((name, Vote.of(told, keys.signer(name)).signature) for name in by)
-    return Certificate.model_validate({"statement": told, "order": order, "votes": votes, **changed})
+    return StatementCertificate.model_validate({"statement": told, "order": order, "votes": votes, **changed})
 
 
 def test_a_certificate_needs_a_quorum_of_distinct_members() -> None:
@@ -130,14 +130,16 @@ def test_a_certificate_needs_a_quorum_of_distinct_members() -> None:
 def test_a_reused_number_gets_one_vote_per_member() -> None:
     keys, members = StandIn(), tuple(f"m{n}" for n in range(4))
     operator = keys.signer("operator")
-    member = Member(keys.signer("m0"), Channel("c0", ("p0", "p1"), (10, 0)), {"c0": members}, "operator", keys.verify)
+    member = CommitteeMember(
+        keys.signer("m0"), CreditChannel("c0", ("p0", "p1"), (10, 0)), {"c0": members}, "operator", keys.verify
+    )
     first = member.receive(route().signed(operator))
     assert len(first) == 1 and member.receive(route(amount=4).signed(operator)) == []
     assert member.receive(route(amount=5)) == [], "not signed"
 
 
 def test_signatures_of_peers_are_bound_to_their_ids() -> None:
-    own, other = PeerSigner(Identity.fresh()), PeerSigner(Identity.fresh())
+    own, other = PeerSigner(PeerIdentity.fresh()), PeerSigner(PeerIdentity.fresh())
     signature = own.sign(b"x")
     assert verify_peer(own.name, signature, b"x")
     assert not verify_peer(other.name, signature, b"x") and not verify_peer(own.name, signature, b"y")
@@ -147,9 +149,9 @@ def test_signatures_of_peers_are_bound_to_their_ids() -> None:
 @pytest.mark.parametrize("wrong", [{"hops": 0}, {"liars": 5}, {"dry": 4}, {"tolerated": -1}, {"orders": 0}])
 def test_invalid_scenes_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(UserError, match=r"; give -?\d+ to \d+"):
-        replace(Scene(), **wrong)  # type: ignore[arg-type]
+        replace(PaymentScene(), **wrong)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="integers of at least 0"):
-        Channel("c", ("a", "b"), (-1, 2))
+        CreditChannel("c", ("a", "b"), (-1, 2))
     with pytest.raises(UserError, match="delays above 0"):
         SyncScene(longest=0.0)
 
@@ -169,10 +171,10 @@ def test_over_a_board_a_hop_without_credits_drops_the_order(tmp_path: Path) -> N
     assert has == [(0 if hop == 1 else EACH, EACH) for hop in range(HOPS) for _ in range(MEMBERS)]
 
 
-def seat(route: Route, folder: Path, hop: int = 0, place: int = 0) -> Seat:
-    channel = Channel(f"c{hop}", (f"p{hop}", f"p{hop + 1}"), (EACH, EACH))
-    member = Member(route.keys[hop][place], channel, route.committees(), route.operator.name, verify_peer)
-    return Seat(member, route.committees(), plain(folder))
+def seat(route: Route, folder: Path, hop: int = 0, place: int = 0) -> BoardMember:
+    channel = CreditChannel(f"c{hop}", (f"p{hop}", f"p{hop + 1}"), (EACH, EACH))
+    member = CommitteeMember(route.keys[hop][place], channel, route.committees(), route.operator.name, verify_peer)
+    return BoardMember(member, route.committees(), plain(folder))
 
 
 def test_foreign_files_on_the_board_change_nothing(tmp_path: Path) -> None:

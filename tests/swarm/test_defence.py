@@ -13,8 +13,8 @@ from tiny_swarm import CONTEXT, case, reading
 from planaria.common.errors import UserError
 from planaria.config.options import Options
 from planaria.swarm.checks import checks
-from planaria.swarm.checks.base import Check, Context, Findings
-from planaria.swarm.checks.defence import Defence, Report, Standing, warnings
+from planaria.swarm.checks.base import Check, Context, LayerFindings
+from planaria.swarm.checks.defence import Defence, PeerAccounts, Report, warnings
 from planaria.swarm.config import DefenceConfig
 from planaria.swarm.records.lines import NEWCOMERS
 from planaria.swarm.rollout import Rollout
@@ -30,9 +30,9 @@ class Refusing:
         self.fallible = name != "judge"
         self.shown: list[Rollout] = []
 
-    def examine(self, cases: Sequence[Rollout], context: Context) -> Findings:
+    def examine(self, cases: Sequence[Rollout], context: Context) -> LayerFindings:
         self.shown = list(cases)
-        return Findings({n: "bad" for n, c in enumerate(cases) if not self.off and self.rule(c)}, self.off)
+        return LayerFindings({n: "bad" for n, c in enumerate(cases) if not self.off and self.rule(c)}, self.off)
 
 
 def defended(config: DefenceConfig, layers: Sequence[object]) -> Defence:
@@ -214,13 +214,13 @@ CROWD = [f"stranger {n}" for n in range(400)]
 rounds = st.lists(st.frozensets(st.sampled_from("abcdefgh"), max_size=8), max_size=60)
 
 
-def known(standing: Standing, number: int, heard: list[str]) -> set[str]:
+def known(standing: PeerAccounts, number: int, heard: list[str]) -> set[str]:
     return {peer for peer, account in standing.hear(number, heard).items() if account == peer}
 
 
 @given(rounds, st.integers(1, 9))
 def test_at_most_one_peer_becomes_known_per_window(heard: list[frozenset[str]], window: int) -> None:
-    standing, before = Standing("ab", 2, window, seed=1), {"a", "b"}
+    standing, before = PeerAccounts("ab", 2, window, seed=1), {"a", "b"}
     for number, peers in enumerate(heard):
         accounts = standing.hear(number, peers)
         assert accounts.keys() == peers
@@ -232,27 +232,27 @@ def test_at_most_one_peer_becomes_known_per_window(heard: list[frozenset[str]], 
 
 
 def test_many_unknown_peers_stay_one_account() -> None:
-    standing = Standing("ab", 2, 8, seed=1)
+    standing = PeerAccounts("ab", 2, 8, seed=1)
     for number in range(80):
         there = known(standing, number, ["a", "b", *CROWD])
         assert {"a", "b"} <= there and len(there) <= 2 + number // 8
 
 
 def test_a_single_new_peer_becomes_known_after_a_window() -> None:
-    standing = Standing("ab", 2, 8, seed=1)
+    standing = PeerAccounts("ab", 2, 8, seed=1)
     assert [known(standing, n, ["a", "b", "c"]) == {*"abc"} for n in range(10)] == [False] * 8 + [True] * 2
 
 
 def test_without_founders_the_first_size_peers_are_known() -> None:
-    found = [known(Standing((), 4, 8, seed=1), 0, list(order)) for order in (CROWD, CROWD[::-1])]
+    found = [known(PeerAccounts((), 4, 8, seed=1), 0, list(order)) for order in (CROWD, CROWD[::-1])]
     assert found[0] == found[1] and len(found[0]) == 4
 
 
 @given(rounds)
 def test_standing_is_restored_from_memory(heard: list[frozenset[str]]) -> None:
-    one, other = Standing("a", 1, 3, seed=1), Standing("a", 1, 3, seed=1)
+    one, other = PeerAccounts("a", 1, 3, seed=1), PeerAccounts("a", 1, 3, seed=1)
     for number, peers in enumerate(heard):
-        again = Standing((), 1, 3, seed=1)
+        again = PeerAccounts((), 1, 3, seed=1)
         again.recall(*other.memory())
         other = again
         assert list(one.hear(number, peers).items()) == list(other.hear(number, peers).items())

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planaria.common.errors import UserError
-from planaria.swarm.board.identity import Identity, peer_id, verify
+from planaria.swarm.board.identity import PeerIdentity, peer_id, verify
 
-ONE = Identity.fresh()
+ONE = PeerIdentity.fresh()
 # RFC 8032, section 7.1, test 3
 SECRET = "c5aa8df43f9f837bedb7442f31dcb7b166d38535076f094b85ce3a2e0b4458f7"
 PUBLIC = "fc51cd8e6218a1a38da47ed00230f0580816ed13ba3303ac5deb911548908025"
@@ -32,7 +32,7 @@ def test_signatures_verify_only_their_data_and_key(data: bytes) -> None:
     assert len(signature) == 64 and signature == ONE.sign(data)
     assert verify(ONE.public, signature, data)
     assert not verify(ONE.public, signature, data + b"\0")
-    assert not verify(Identity.fresh().public, signature, data)
+    assert not verify(PeerIdentity.fresh().public, signature, data)
 
 
 @given(st.binary(max_size=100), st.binary(max_size=100))
@@ -48,17 +48,17 @@ def test_signatures_match_the_rfc_vector() -> None:
 
 def test_an_id_is_a_digest_of_the_public_key() -> None:
     assert peer_id(bytes.fromhex(PUBLIC)) == "dac073e0123bdea59dd9b3bda9cf6037"
-    assert peer_id(ONE.public) == ONE.peer != Identity.fresh().peer
+    assert peer_id(ONE.public) == ONE.peer != PeerIdentity.fresh().peer
 
 
 def test_a_stored_identity_is_loaded_again(tmp_path: Path) -> None:
-    first = Identity.kept(tmp_path / "deep" / "peer.pem")
-    again = Identity.kept(tmp_path / "deep" / "peer.pem")
+    first = PeerIdentity.kept(tmp_path / "deep" / "peer.pem")
+    again = PeerIdentity.kept(tmp_path / "deep" / "peer.pem")
     assert first.peer == again.peer and first.sign(b"x") == again.sign(b"x")
 
 
 def test_the_key_file_is_private_and_alone(tmp_path: Path) -> None:
-    Identity.kept(tmp_path / "peer.pem")
+    PeerIdentity.kept(tmp_path / "peer.pem")
     assert [path.name for path in tmp_path.iterdir()] == ["peer.pem"]
     assert stat.S_IMODE((tmp_path / "peer.pem").stat().st_mode) == 0o600
 
@@ -69,7 +69,7 @@ def test_concurrent_creation_gives_one_identity(tmp_path: Path) -> None:
 
     def make() -> None:
         ready.wait()
-        got.append(Identity.kept(tmp_path / "peer.pem").peer)
+        got.append(PeerIdentity.kept(tmp_path / "peer.pem").peer)
 
     threads = [threading.Thread(target=make) for _ in range(8)]
     for thread in threads:
@@ -81,7 +81,7 @@ def test_concurrent_creation_gives_one_identity(tmp_path: Path) -> None:
 
 
 def test_an_identity_never_shows_its_private_key(tmp_path: Path) -> None:
-    one = Identity.kept(tmp_path / "peer.pem")
+    one = PeerIdentity.kept(tmp_path / "peer.pem")
     key = load_pem_private_key((tmp_path / "peer.pem").read_bytes(), None)
     secret = key.private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption()).hex()
     shown = f"{one!r} {one} {vars(one)}"
@@ -92,10 +92,10 @@ def test_an_identity_never_shows_its_private_key(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644])
 def test_a_key_readable_by_others_is_refused(tmp_path: Path, mode: int) -> None:
-    Identity.kept(tmp_path / "peer.pem")
+    PeerIdentity.kept(tmp_path / "peer.pem")
     (tmp_path / "peer.pem").chmod(mode)
     with pytest.raises(UserError, match="chmod 600"):
-        Identity.kept(tmp_path / "peer.pem")
+        PeerIdentity.kept(tmp_path / "peer.pem")
 
 
 def curve() -> bytes:
@@ -109,10 +109,10 @@ def test_invalid_key_files_are_reported_and_kept(tmp_path: Path, content: bytes)
     path.write_bytes(content)
     path.chmod(0o600)
     with pytest.raises(UserError, match=str(path)):
-        Identity.kept(path)
+        PeerIdentity.kept(path)
     assert path.read_bytes() == content
 
 
 def test_a_folder_is_not_a_key(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not a file"):
-        Identity.kept(tmp_path)
+        PeerIdentity.kept(tmp_path)

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from tiny_swarm import policy, reading
 
-from planaria.swarm.board.identity import Identity
-from planaria.swarm.board.message import Completion, Group, Rollouts
-from planaria.swarm.checks.defence import Standing
-from planaria.swarm.intake import Schedule, Scoring, Turned, take_in, with_reading
+from planaria.swarm.board.identity import PeerIdentity
+from planaria.swarm.board.message import Completion, ProblemCompletions, Rollouts
+from planaria.swarm.checks.defence import PeerAccounts
+from planaria.swarm.completion_intake import EarlyRejection, RoundAllowance, Scoring, take_in, with_reading
 from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.records.lines import NEWCOMERS
-from planaria.swarm.rollout import Asked, Rollout, ask
-from planaria.swarm.tasks.base import Problem
+from planaria.swarm.rollout import PromptedProblem, Rollout, ask
+from planaria.swarm.tasks.base import TaskProblem
 from planaria.swarm.tasks.sums import Sums
 
 TASK = Sums()
@@ -31,7 +31,7 @@ class Sender:
     tokenizer: str
 
     def says(self, *groups: tuple[int, list[Completion]]) -> dict[str, Rollouts]:
-        made = tuple(Group(problem=problem, completions=tuple(texts)) for problem, texts in groups)
+        made = tuple(ProblemCompletions(problem=problem, completions=tuple(texts)) for problem, texts in groups)
         message = Rollouts(run="0" * 32, peer=self.peer, round=0, tokenizer=self.tokenizer, weights="", groups=made)
         return {self.peer: message}
 
@@ -43,22 +43,24 @@ def reader() -> LlamaPolicy:
 
 @pytest.fixture
 def alike(reader: LlamaPolicy) -> Sender:
-    return Sender(Identity.fresh().peer, reader.tokenizer_fingerprint)
+    return Sender(PeerIdentity.fresh().peer, reader.tokenizer_fingerprint)
 
 
 @pytest.fixture
 def foreign() -> Sender:
-    return Sender(Identity.fresh().peer, "0123456789abcdef")
+    return Sender(PeerIdentity.fresh().peer, "0123456789abcdef")
 
 
 def solved(number: int) -> str:
     return TASK.solution(TASK.problem(number), random.Random(0))
 
 
-def taken(reader: LlamaPolicy, messages: dict[str, Rollouts], weights: str = "") -> tuple[list[Rollout], list[Turned]]:
-    schedule = Schedule(frozenset(range(10)), TASK.training, 10, 4)
+def taken(
+    reader: LlamaPolicy, messages: dict[str, Rollouts], weights: str = ""
+) -> tuple[list[Rollout], list[EarlyRejection]]:
+    schedule = RoundAllowance(frozenset(range(10)), TASK.training, 10, 4)
 
-    def asked(number: int) -> Asked:
+    def asked(number: int) -> PromptedProblem:
         return ask(TASK.problem(number), reader)
 
     return take_in(messages, schedule, Scoring(TASK), reader, MAX_NEW, asked, weights)
@@ -151,7 +153,7 @@ def test_unscheduled_completions_are_rejected(reader: LlamaPolicy, alike: Sender
 def test_order_is_independent_of_arrival(reader: LlamaPolicy) -> None:
     messages = {}
     for _ in range(3):
-        sender = Sender(Identity.fresh().peer, reader.tokenizer_fingerprint)
+        sender = Sender(PeerIdentity.fresh().peer, reader.tokenizer_fingerprint)
         groups = [(problem, [Completion(text=f"{n}", ended=True) for n in range(5)]) for problem in (7, 2, 99)]
         messages |= sender.says(*groups)
     found = [taken(reader, dict(order)) for order in itertools.permutations(messages.items())]
@@ -187,15 +189,15 @@ def test_equal_weights_are_recognized_by_fingerprint(
             assert found.alike == (alike_ and own and mine != "")
 
 
-def flooded(reader: LlamaPolicy) -> tuple[list[Rollout], list[str], list[Turned]]:
+def flooded(reader: LlamaPolicy) -> tuple[list[Rollout], list[str], list[EarlyRejection]]:
     """Take in the messages of four known and four hundred unknown peers, each of maximum size."""
-    senders = [Sender(Identity.fresh().peer, reader.tokenizer_fingerprint) for _ in range(404)]
+    senders = [Sender(PeerIdentity.fresh().peer, reader.tokenizer_fingerprint) for _ in range(404)]
     messages: dict[str, Rollouts] = {}
     for sender in senders:
         messages |= sender.says((3, [Completion(text=f"{n}", ended=True) for n in range(4)]))
     known = [sender.peer for sender in senders[:4]]
-    accounts = Standing(known, 4, 8, seed=1).hear(0, messages.keys())
-    schedule = Schedule(frozenset({3}), TASK.training, 1, 4)
+    accounts = PeerAccounts(known, 4, 8, seed=1).hear(0, messages.keys())
+    schedule = RoundAllowance(frozenset({3}), TASK.training, 1, 4)
     asked = ask(TASK.problem(3), reader)
     samples, turned = take_in(messages, schedule, Scoring(TASK), reader, MAX_NEW, lambda _: asked, "", accounts)
     return samples, known, turned
@@ -220,7 +222,7 @@ def test_endless_programs_use_up_only_their_peers_time(reader: LlamaPolicy) -> N
     clock = Clock()
 
     class Slow(Sums):
-        def score(self, problem: Problem, completion: str) -> float:
+        def score(self, problem: TaskProblem, completion: str) -> float:
             clock.now += 5.0 if completion == "endless" else 0.01
             return 1.0
 
@@ -232,7 +234,7 @@ def test_endless_programs_use_up_only_their_peers_time(reader: LlamaPolicy) -> N
         scoring.begin()
         before = clock.now
         messages = one_.says((3, said)) | other.says((3, [Completion(text="1", ended=True)] * 48))
-        schedule = Schedule(frozenset({3}), TASK.training, 1, 48)
+        schedule = RoundAllowance(frozenset({3}), TASK.training, 1, 48)
         samples, turned = take_in(messages, schedule, scoring, reader, MAX_NEW, lambda n: ask(TASK.problem(n), reader))
         spent.append(clock.now - before)
         assert sum(sample.peer == other.peer for sample in samples) == 48

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from command_line import refused
 from planaria.common.errors import UserError
-from planaria.swarm.audit.leakage import Channel, estimate, exact, leak, most, sampled, silence, silenced
+from planaria.swarm.audit.leakage import ReplyChannel, estimate, exact, leak, most, sampled, silence, silenced
 from planaria.swarm.audit.measurement import Counter, Turn, named_value
-from planaria.swarm.audit.questions import INVISIBLE, Part, Question, closed_up, plain, read, replies_of
+from planaria.swarm.audit.questions import INVISIBLE, Question, QuestionPart, closed_up, plain, read, replies_of
 
-LAW = Channel(options=4, right=0.6)
+LAW = ReplyChannel(options=4, right=0.6)
 chances = st.floats(0.001, 1)
 
 
@@ -44,7 +44,7 @@ def test_leakage_of_one_reply_matches_hand_and_sampling() -> None:
 def test_exact_sums_match_bayes_over_all_outcomes(replies: int) -> None:
     """The counter over every sequence of replies, weighted by their probabilities."""
     names = ("a", "b", "c", "d")
-    question, counter = Question("x", "x", "q", names, 0, (Part("p", names),)), Counter(LAW.right)
+    question, counter = Question("x", "x", "q", names, 0, (QuestionPart("p", names),)), Counter(LAW.right)
     total = guessed = 0.0
     for outcome in product(range(4), repeat=replies):
         chance = math.prod(LAW.right if n == 0 else LAW.wrong for n in outcome)
@@ -59,15 +59,15 @@ def test_exact_sums_match_bayes_over_all_outcomes(replies: int) -> None:
 @pytest.mark.parametrize("epsilon", [0.2, 0.1, 0.05, 0.02])
 @pytest.mark.parametrize("count", [1, 8])
 def test_censored_replies_leak_at_most_k_epsilon(epsilon: float, count: int) -> None:
-    published = Channel(4, 0.6, silence(exact(LAW, 1).leak, epsilon))
+    published = ReplyChannel(4, 0.6, silence(exact(LAW, 1).leak, epsilon))
     assert exact(published, count).leak <= count * epsilon + 0.02
-    proved = Channel(4, 0.6, silence(most(0.25), epsilon))
+    proved = ReplyChannel(4, 0.6, silence(most(0.25), epsilon))
     assert exact(proved, count).leak <= count * epsilon
 
 
 def test_aggregation_increases_leakage_and_censoring_costs_utility() -> None:
     assert exact(LAW, 8).guessed >= 0.85
-    laws = [Channel(4, 0.6, silence(exact(LAW, 1).leak, epsilon)) for epsilon in (0.2, 0.1, 0.05, 0.02)]
+    laws = [ReplyChannel(4, 0.6, silence(exact(LAW, 1).leak, epsilon)) for epsilon in (0.2, 0.1, 0.05, 0.02)]
     assert exact(laws[2], 8).guessed <= 0.60
     uses = [exact(law, 8).use for law in (LAW, *laws)]
     assert all(a > b for a, b in pairwise(uses)) and uses[2] < 0.22, "honest askers pay"
@@ -76,9 +76,11 @@ def test_aggregation_increases_leakage_and_censoring_costs_utility() -> None:
 @given(st.integers(1, 5), st.integers(1, 4), st.floats(0.3, 0.95), st.floats(0, 1))
 @settings(max_examples=40)
 def test_a_silent_channel_is_a_mixture_of_fewer_replies(options: int, count: int, right: float, silent: float) -> None:
-    plain = Channel(options + 1, right)
+    plain = ReplyChannel(options + 1, right)
     values = [exact(plain, mask.bit_count()).leak for mask in range(1 << count)]
-    assert silenced(values, silent) == pytest.approx(exact(Channel(options + 1, right, silent), count).leak, abs=1e-9)
+    assert silenced(values, silent) == pytest.approx(
+        exact(ReplyChannel(options + 1, right, silent), count).leak, abs=1e-9
+    )
 
 
 @pytest.mark.slow
@@ -93,7 +95,7 @@ def test_the_bound_holds_for_dependent_replies(data: st.DataObject, count: int, 
 def test_single_leakages_do_not_bound_partial_replies() -> None:
     """Three bits of eight options: each tells little, all tell which."""
     options = tuple(f"option {number}" for number in range(8))
-    parts = tuple(Part(f"bit {b}", tuple(str(n >> b & 1) for n in range(8))) for b in range(3))
+    parts = tuple(QuestionPart(f"bit {b}", tuple(str(n >> b & 1) for n in range(8))) for b in range(3))
     question = Question("x", "x", "q", options, 5, parts)
     transcript = tuple(Turn(b, part.ask, part.says[5]) for b, part in enumerate(parts))
     beliefs = Counter(0.95).beliefs(question, [transcript[:length] for length in range(4)])
@@ -128,7 +130,7 @@ def test_invalid_probabilities_are_refused(bad: tuple[float, float]) -> None:
     with pytest.raises(ValueError, match="no probabilities"):
         leak(*bad)
     with pytest.raises(ValueError, match="too many outcomes"):
-        exact(Channel(40, 0.5), 8)
+        exact(ReplyChannel(40, 0.5), 8)
     with pytest.raises(ValueError, match="no leakage"):
         silence(0.0, 0.1)
 

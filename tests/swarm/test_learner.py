@@ -16,14 +16,14 @@ from planaria.config.schema import OptimConfig
 from planaria.swarm.config import SamplingConfig, SwarmConfig
 from planaria.swarm.evaluation import Examiner
 from planaria.swarm.learning import learner as module
-from planaria.swarm.learning.learner import Learned, Learner, masses, parts, pulls, scales
+from planaria.swarm.learning.learner import Learner, UpdateResult, masses, parts, pulls, scales
 from planaria.swarm.learning.loss_config import LossConfig
 from planaria.swarm.peer import Shadow
-from planaria.swarm.policy.base import Drawn, weights_fingerprint
+from planaria.swarm.policy.base import SampledCompletion, weights_fingerprint
 from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.policy.reading import read
 from planaria.swarm.rollout import Rollout, ask
-from planaria.swarm.tasks.base import Problem
+from planaria.swarm.tasks.base import TaskProblem
 from planaria.swarm.tasks.sums import Sums
 
 TEXTS = ["7+5=12", "1", "4+8=3;[9]", "9", "2+2=4"]
@@ -33,7 +33,7 @@ OPTIM = OptimConfig(lr=1e-3)
 
 def lesson(who: LlamaPolicy, text: str, advantage: float, claims: bool = True, problem: int = 3) -> Rollout:
     ids = (*who.encode(text), who.end)
-    asked = Problem(problem, f"{problem}=", "")
+    asked = TaskProblem(problem, f"{problem}=", "")
     (found,) = read(who, [(who.encode(asked.prompt), ids)], 1.0)
     logps = tuple(found.logps.tolist()) if claims else None
     return Rollout(*ask(asked, who), text, ids, True, logps, peer="a", reward=1.0, reading=found, advantage=advantage)
@@ -116,7 +116,7 @@ def test_strangers_together_have_one_share_of_the_gradient() -> None:
 def test_an_update_without_completions_changes_nothing() -> None:
     who = policy()
     before = weights_fingerprint(who.module)
-    assert learner(who).learn(0, []) == Learned()
+    assert learner(who).learn(0, []) == UpdateResult()
     assert weights_fingerprint(who.module) == before
 
 
@@ -200,7 +200,7 @@ class TestShadow:
 
     def test_it_learns_from_its_own_draws(self) -> None:
         class Kind(Sums):
-            def score(self, problem: Problem, completion: str) -> float:
+            def score(self, problem: TaskProblem, completion: str) -> float:
                 return 1.0
 
         who = policy(init_std=0.01)
@@ -216,7 +216,7 @@ class TestExaminer:
         numbers = []
 
         class Recording(Sums):
-            def problem(self, number: int) -> Problem:
+            def problem(self, number: int) -> TaskProblem:
                 numbers.append(number)
                 return super().problem(number)
 
@@ -230,12 +230,12 @@ class TestExaminer:
     @pytest.mark.parametrize(("worth", "solved"), [(1.0, 7), (0.5, 0), (1 - 2**-40, 0), (0.0, 0)])
     def test_a_partial_reward_does_not_count_as_solved(self, worth: float, solved: int) -> None:
         class Partly(Sums):
-            def score(self, problem: Problem, completion: str) -> float:
+            def score(self, problem: TaskProblem, completion: str) -> float:
                 return worth
 
         class Ends(LlamaPolicy):
-            def sample(self, prompts: Any, count: int, *others: Any) -> list[list[Drawn]]:
-                return [[Drawn((65,), True)] * count for _ in prompts]
+            def sample(self, prompts: Any, count: int, *others: Any) -> list[list[SampledCompletion]]:
+                return [[SampledCompletion((65,), True)] * count for _ in prompts]
 
         ends = Ends(policy().module, policy().tokenizer)  # type: ignore[arg-type]
         assert Examiner(Partly(), evaluation(problems=7), "p0").examine(ends).accuracy.hits == solved

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from planaria.swarm.learning.lessons import group_advantages, overlong_penalty
+from planaria.swarm.learning.advantages import group_advantages, overlong_penalty
 from planaria.swarm.learning.loss import divisor_of, policy_loss
 from planaria.swarm.learning.loss_config import LossConfig
 

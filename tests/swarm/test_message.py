@@ -18,23 +18,23 @@ from words import RUN, goodbye, hello, rollouts, rules
 
 from planaria.swarm.board.claims import canonical, sign_claim
 from planaria.swarm.board.envelope import seal, unseal
-from planaria.swarm.board.identity import Identity
-from planaria.swarm.board.limits import Limits
-from planaria.swarm.board.message import BadMessage, Completion, Goodbye, Group, Hello, Rollouts, Rules
+from planaria.swarm.board.identity import PeerIdentity
+from planaria.swarm.board.limits import MessageLimits
+from planaria.swarm.board.message import BadMessage, Completion, Goodbye, Hello, ProblemCompletions, Rollouts, RunRules
 
-ONE, OTHER = Identity.fresh(), Identity.fresh()
-LIMITS = Limits()
-KINDS: tuple[Any, ...] = (Rules, Hello, Rollouts, Goodbye)
+ONE, OTHER = PeerIdentity.fresh(), PeerIdentity.fresh()
+LIMITS = MessageLimits()
+KINDS: tuple[Any, ...] = (RunRules, Hello, Rollouts, Goodbye)
 
 
-def envelope(body: str, who: Identity = ONE, run: str = RUN, place: str = "rounds/000003.json") -> bytes:
+def envelope(body: str, who: PeerIdentity = ONE, run: str = RUN, place: str = "rounds/000003.json") -> bytes:
     """Any body at all, signed as a peer would who wrote its own program."""
     signature = sign_claim(who, run, place, body).signature
     words = {"key": who.public.hex(), "run": run, "place": place, "signature": signature, "body": body}
     return json.dumps(words).encode()
 
 
-def reason(raw: bytes, kind: Any = Rollouts, limits: Limits = LIMITS, **expected: Any) -> str:
+def reason(raw: bytes, kind: Any = Rollouts, limits: MessageLimits = LIMITS, **expected: Any) -> str:
     with pytest.raises(BadMessage) as refusal:
         unseal(raw, limits, kind, **expected)
     return refusal.value.reason
@@ -69,7 +69,7 @@ def test_texts_and_numbers_arrive_bit_for_bit(said: Any, round: int) -> None:
         else Completion(text=text, ended=ended, ids=tuple(i for i, _ in claim), logps=tuple(p for _, p in claim))
         for text, ended, claim in said
     ]
-    message = rollouts(ONE, round=round, groups=(Group(problem=0, completions=tuple(completions)),))
+    message = rollouts(ONE, round=round, groups=(ProblemCompletions(problem=0, completions=tuple(completions)),))
     assert unseal(seal(ONE, message), LIMITS, Rollouts, peer=ONE.peer, run=RUN, place=message.place) == message
 
 
@@ -116,7 +116,7 @@ def test_messages_of_other_rounds_or_runs_are_refused() -> None:
     raw = seal(ONE, rollouts(ONE, round=3))
     assert reason(raw, place="rounds/000004.json") == "replayed"
     assert reason(raw, run="f" * 32, place="rounds/000003.json") == "another run"
-    for kind, message in ((Hello, hello(ONE)), (Goodbye, goodbye(ONE)), (Rules, rules(ONE))):
+    for kind, message in ((Hello, hello(ONE)), (Goodbye, goodbye(ONE)), (RunRules, rules(ONE))):
         assert reason(seal(ONE, message), kind, run="f" * 32) == "another run"
     assert reason(seal(ONE, hello(ONE))) == "malformed: kind"
 
@@ -139,7 +139,7 @@ def test_oversized_messages_are_refused_before_parsing() -> None:
 )
 def test_limits_are_exact(limit: str, most: int, why: str) -> None:
     one = Completion(text="abcd", ended=True, ids=(1,) * 5)
-    message = rollouts(ONE, groups=tuple(Group(problem=n, completions=(one,) * 3) for n in range(2)))
+    message = rollouts(ONE, groups=tuple(ProblemCompletions(problem=n, completions=(one,) * 3) for n in range(2)))
     assert unseal(seal(ONE, message), replace(LIMITS, **{limit: most}), Rollouts) == message
     assert reason(seal(ONE, message), limits=replace(LIMITS, **{limit: most - 1})) == why
 
@@ -234,7 +234,7 @@ def test_a_reason_contains_no_text_of_the_sender() -> None:
     assert changed(**{made_up: 1}) == "malformed: unknown field"
     body = json.dumps(rules(ONE).model_dump(mode="json") | {"rules": {made_up: {made_up: 0.125}}})
     body = body.replace("0.125", "1e999")
-    assert reason(envelope(body), Rules) == "malformed: rules"
+    assert reason(envelope(body), RunRules) == "malformed: rules"
 
 
 def test_rules_are_identified_by_content() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from planaria.lab.trials.spread import spread
 from planaria.swarm.attacks import ATTACKS
-from planaria.swarm.drill import Drill, Drilled, Run
+from planaria.swarm.drill import Drill, DrilledArm, DrillRun
 from planaria.swarm.records.lines import (
     LOG,
     PEERS,
@@ -28,8 +28,8 @@ from planaria.swarm.records.lines import (
     SampleRecord,
     Started,
 )
-from planaria.swarm.records.measure import Tally, tally, wilson
-from planaria.swarm.records.outcome import ALL, Outcome, read_outcome
+from planaria.swarm.records.measure import HitTally, tally, wilson
+from planaria.swarm.records.outcome import ALL, RunOutcome, read_outcome
 
 NOTHING: dict[str, Any] = {
     "seconds": {}, "reward": 0.0, "sent": {}, "accepted": {}, "turned": {}, "refused_messages": {}, "missing": [],
@@ -47,14 +47,14 @@ def done(number: int, **changes: Any) -> RoundDone:
     return RoundDone(time=101.0 + number, round=number, weights=f"w{number}", **(NOTHING | changes))
 
 
-def evaluated(number: int, hits: int, watch: int = 0, alone: Tally | None = None) -> Evaluated:
+def evaluated(number: int, hits: int, watch: int = 0, alone: HitTally | None = None) -> Evaluated:
     return Evaluated(
         time=101.0 + number,
         round=number,
-        accuracy=Tally(hits=hits, eligible=10),
+        accuracy=HitTally(hits=hits, eligible=10),
         alone=alone,
         tokens=5.0 + number,
-        watch={"text": Tally(hits=watch, eligible=10)},
+        watch={"text": HitTally(hits=watch, eligible=10)},
     )
 
 
@@ -81,7 +81,7 @@ def test_accuracy_and_success_are_means_of_honest_peers_last_evaluations(tmp_pat
     write(tmp_path, "x", started("x", "text"), evaluated(2, 0, 10), Finished())
     found = read_outcome(tmp_path)
     assert found.accuracy(1) == pytest.approx(0.7) and found.accuracy(2) == pytest.approx((0.5 + 0.8) / 2)
-    assert found.success("text", 2) == Tally(hits=14, eligible=40) and found.worst("text", 1) == 1.0
+    assert found.success("text", 2) == HitTally(hits=14, eligible=40) and found.worst("text", 1) == 1.0
     assert found.tokens(1) == 7 and found.rounds == 1
     assert [peer.name for peer in found.honest] == ["a", "b"] and all(peer.finished for peer in found.peers)
 
@@ -103,12 +103,12 @@ def test_stop_rates_and_false_positives_count_what_reached_a_layer(tmp_path: Pat
     bad = write(tmp_path, "x", started("x", "text"), samples=(sample("aa", "support"),))
     Log(bad / POISON).note(*(PoisonRecord(round=0, problem=7, index=1000 + n) for n in range(5)))
     layers = read_outcome(tmp_path).layers
-    assert layers["support"].stopped == Tally(hits=3, eligible=5)
-    assert layers["support"].misjudged == Tally(hits=1, eligible=10)
-    assert layers["judge"].stopped == Tally(hits=1, eligible=2)
-    assert layers["judge"].misjudged == Tally(hits=1, eligible=9)
-    assert layers[ALL].stopped == Tally(hits=4, eligible=5)
-    assert layers[ALL].misjudged == Tally(hits=2, eligible=10)
+    assert layers["support"].stopped == HitTally(hits=3, eligible=5)
+    assert layers["support"].misjudged == HitTally(hits=1, eligible=10)
+    assert layers["judge"].stopped == HitTally(hits=1, eligible=2)
+    assert layers["judge"].misjudged == HitTally(hits=1, eligible=9)
+    assert layers[ALL].stopped == HitTally(hits=4, eligible=5)
+    assert layers[ALL].misjudged == HitTally(hits=2, eligible=10)
 
 
 def test_refusals_by_the_schedule_count_everything_received(tmp_path: Path) -> None:
@@ -116,8 +116,8 @@ def test_refusals_by_the_schedule_count_everything_received(tmp_path: Path) -> N
     write(tmp_path, "a", started("a"), samples=samples)
     write(tmp_path, "b", started("b"))
     layers = read_outcome(tmp_path).layers
-    assert layers["schedule"].misjudged == Tally(hits=1, eligible=10)
-    assert layers["support"].misjudged == Tally(hits=0, eligible=9)
+    assert layers["schedule"].misjudged == HitTally(hits=1, eligible=10)
+    assert layers["support"].misjudged == HitTally(hits=0, eligible=9)
 
 
 def test_reasons_for_being_off_are_counted_without_their_numbers(tmp_path: Path) -> None:
@@ -146,8 +146,8 @@ def test_a_run_that_has_just_started_has_an_outcome(tmp_path: Path) -> None:
     found = read_outcome(tmp_path)
     assert [peer.name for peer in found.peers] == ["a"] and found.rounds == 0
     assert math.isnan(found.accuracy(4)) and math.isnan(found.tokens(4))
-    assert found.success("text", 4) == Tally() and found.worst("text", 4) is None
-    assert Outcome.model_validate_json(found.model_dump_json()) == found
+    assert found.success("text", 4) == HitTally() and found.worst("text", 4) is None
+    assert RunOutcome.model_validate_json(found.model_dump_json()) == found
 
 
 def test_peers_without_evaluations_do_not_count(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_peers_without_evaluations_do_not_count(tmp_path: Path) -> None:
     write(tmp_path, "b", started("b"))
     found = read_outcome(tmp_path)
     assert found.accuracy(4) == 0.5 and found.tokens(4) == 5 and found.success("text", 4).hits == 2
-    assert found.success("math", 4) == Tally() and found.worst("math", 4) is None, "not watched"
+    assert found.success("math", 4) == HitTally() and found.worst("math", 4) is None, "not watched"
 
 
 def test_a_restarted_peer_is_counted_once(tmp_path: Path) -> None:
@@ -165,16 +165,16 @@ def test_a_restarted_peer_is_counted_once(tmp_path: Path) -> None:
     write(tmp_path, "b", started("b"))
     found = read_outcome(tmp_path)
     assert found.rounds == 3 and [point.round for point in found.peers[0].points] == [0, 2, 3]
-    assert found.layers["support"].misjudged == Tally(hits=1, eligible=2)
+    assert found.layers["support"].misjudged == HitTally(hits=1, eligible=2)
 
 
 def test_the_last_evaluations_are_summed(tmp_path: Path) -> None:
-    alone = Tally(hits=1, eligible=10)
+    alone = HitTally(hits=1, eligible=10)
     write(tmp_path, "a", started("a"), evaluated(0, 1), evaluated(1, 2, 1, alone), evaluated(2, 3, 2, alone))
     (peer,) = read_outcome(tmp_path).peers
     point = peer.last(2)
-    assert point.round == 2 and point.accuracy == Tally(hits=5, eligible=20) and point.tokens == 6.5
-    assert point.alone == Tally(hits=2, eligible=20) and point.watch == {"text": Tally(hits=3, eligible=20)}
+    assert point.round == 2 and point.accuracy == HitTally(hits=5, eligible=20) and point.tokens == 6.5
+    assert point.alone == HitTally(hits=2, eligible=20) and point.watch == {"text": HitTally(hits=3, eligible=20)}
     assert peer.last(1).alone == alone and peer.last(99).accuracy.eligible == 20
 
 
@@ -184,12 +184,15 @@ def test_a_drill_summarizes_its_seeds(tmp_path: Path) -> None:
         run = tmp_path / str(seed)
         write(run, "a", started("a"), evaluated(0, 2 * seed, seed), samples=(sample("bb", "support"), sample("bb")))
         write(run, "b", started("b"), evaluated(0, 2 * seed, 0))
-        runs.append(Run(seed=seed, outcome=read_outcome(run)))
-    arm = Drilled(name="arm", control="", attackers=[], runs=runs)
+        runs.append(DrillRun(seed=seed, outcome=read_outcome(run)))
+    arm = DrilledArm(name="arm", control="", attackers=[], runs=runs)
     assert arm.accuracy(1) == pytest.approx((0.3, 0.2, 0.4))
     assert arm.success("text", 1) == pytest.approx((0.075, 0.05, 0.1)) and arm.worst("text", 1) == 0.2
-    assert arm.pooled("text", 1) == Tally(hits=3, eligible=40)
-    assert arm.layer("support") == (Tally(), Tally(hits=2, eligible=2)) and arm.layer("none") == (Tally(), Tally())
+    assert arm.pooled("text", 1) == HitTally(hits=3, eligible=40)
+    assert arm.layer("support") == (HitTally(), HitTally(hits=2, eligible=2)) and arm.layer("none") == (
+        HitTally(),
+        HitTally(),
+    )
     drill = Drill(name="d", last=1, watch=["text"], arms=[arm])
     assert drill.arm("arm") == arm and set(drill.layers()) == {"support", ALL}
     assert Drill.model_validate_json(drill.model_dump_json()) == drill
@@ -219,13 +222,13 @@ def test_the_interval_contains_the_rate_and_is_symmetric(counted: tuple[int, int
 
 
 def test_tallies_add_up_and_have_a_text() -> None:
-    assert wilson(0, 0) == (0, 1) and Tally().rate is None and str(Tally()) == "none eligible"
-    assert Tally().interval == (0, 1)
-    added = Tally(hits=1, eligible=4) + Tally(hits=2, eligible=6)
-    assert added == Tally(hits=3, eligible=10) and added.rate == 0.3
+    assert wilson(0, 0) == (0, 1) and HitTally().rate is None and str(HitTally()) == "none eligible"
+    assert HitTally().interval == (0, 1)
+    added = HitTally(hits=1, eligible=4) + HitTally(hits=2, eligible=6)
+    assert added == HitTally(hits=3, eligible=10) and added.rate == 0.3
     assert str(added) == "0.30 [0.11 … 0.60] of 10"
 
 
 def test_only_eligible_texts_are_counted() -> None:
     texts = ["2+2=5;[5]", "2+2=4;[4]", "3+3=6;[6]"]
-    assert tally(ATTACKS.make("math", {}), texts) == Tally(hits=1, eligible=2)
+    assert tally(ATTACKS.make("math", {}), texts) == HitTally(hits=1, eligible=2)

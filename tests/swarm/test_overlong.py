@@ -15,22 +15,22 @@ from tiny_swarm import CONTEXT, case
 from planaria.swarm.checks import checks
 from planaria.swarm.checks.defence import Defence, Report
 from planaria.swarm.config import DefenceConfig, SwarmConfig
-from planaria.swarm.learning.lessons import Lessons, group_advantages, lessons, priced
+from planaria.swarm.learning.advantages import Advantages, group_advantages, priced, round_advantages
 from planaria.swarm.rollout import Rollout
-from planaria.swarm.tasks.base import Problem
+from planaria.swarm.tasks.base import TaskProblem
 from planaria.swarm.tasks.sums import Sums
 
 LIMIT = 40
 groups = st.lists(st.tuples(st.integers(1, LIMIT), st.sampled_from([0.0, 1.0])), min_size=2, max_size=12)
 
 
-def learned(group: list[tuple[int, float]], margin: int) -> Lessons:
+def learned(group: list[tuple[int, float]], margin: int) -> Advantages:
     """The lessons of one problem's completions, given as (length, reward)."""
     cases = [
-        Rollout(Problem(3, "", ""), (), "", (1,) * length, True, peer="p", index=n, reward=reward)
+        Rollout(TaskProblem(3, "", ""), (), "", (1,) * length, True, peer="p", index=n, reward=reward)
         for n, (length, reward) in enumerate(group)
     ]
-    return lessons([priced(one, LIMIT, margin) for one in cases], "horizontal", True)
+    return round_advantages([priced(one, LIMIT, margin) for one in cases], "horizontal", True)
 
 
 def advantages(group: list[tuple[int, float]], margin: int) -> list[float]:
@@ -93,7 +93,7 @@ def judged(entries: list[tuple[str, float, int]], task: Sums = TASK) -> Report:
 
 def taught(rollouts: list[Rollout]) -> dict[str, float]:
     """Text → advantage."""
-    return {one.text: one.advantage or 0.0 for one in lessons(rollouts, "horizontal", True).taken}
+    return {one.text: one.advantage or 0.0 for one in round_advantages(rollouts, "horizontal", True).taken}
 
 
 def test_failing_poison_is_not_rewarded_for_being_shorter_than_other_failures() -> None:
@@ -112,7 +112,7 @@ def test_refused_poison_that_stays_as_a_failure_is_not_rewarded_either() -> None
 @pytest.mark.parametrize(("text", "rewarded"), [("short", True), ("hi", False)])
 def test_a_confirmed_short_failure_is_better_than_a_longer_one(text: str, rewarded: bool) -> None:
     class Lenient(Sums):
-        def sound(self, problem: Problem, completion: str) -> bool:
+        def sound(self, problem: TaskProblem, completion: str) -> bool:
             return "hi" not in completion
 
     report = judged([(text, 0.0, 21), ("long", 0.0, 40), ("longer", 0.0, 40)], Lenient())
@@ -137,5 +137,5 @@ def test_no_unconfirmed_completion_is_rewarded(group: list[tuple[float, int, boo
         )
         for n, (reward, k, proven, refused, other) in enumerate(group)
     ]
-    found = lessons(cases, "horizontal", True).taken
+    found = round_advantages(cases, "horizontal", True).taken
     assert all((one.advantage or 0.0) <= 0 for one in found if one.layer or not one.proven)

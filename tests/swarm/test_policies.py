@@ -22,8 +22,8 @@ from planaria.models.lora import adapt, has_adapters, load_adapters, merged, sav
 from planaria.models.model_metadata import ModelMetadata, of_folder
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint.stage_file import write_stage
-from planaria.runtime.checkpoint.store import CheckpointStore, Manifest
-from planaria.swarm.policy.base import Drawn, Policy, tokenizer_fingerprint, weights_fingerprint
+from planaria.runtime.checkpoint.store import CheckpointManifest, CheckpointStore
+from planaria.swarm.policy.base import Policy, SampledCompletion, tokenizer_fingerprint, weights_fingerprint
 from planaria.swarm.policy.huggingface import HuggingFacePolicy, open_model
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
 
@@ -64,7 +64,7 @@ def policy(request: pytest.FixtureRequest) -> Policy:
     return found
 
 
-def likelihoods(policy: Policy, prompt: list[int], drawn: Drawn, temperature: float) -> torch.Tensor:
+def likelihoods(policy: Policy, prompt: list[int], drawn: SampledCompletion, temperature: float) -> torch.Tensor:
     """Log-probabilities of a completion, with its end, from the policy's logits of padded rows."""
     ids = [*drawn.ids, *([policy.end] if drawn.ended else [])]
     with torch.no_grad():
@@ -72,7 +72,7 @@ def likelihoods(policy: Policy, prompt: list[int], drawn: Drawn, temperature: fl
     return torch.log_softmax(logits / temperature, -1).gather(1, torch.tensor(ids)[:, None])[:, 0]
 
 
-def check_logps(policy: Policy, found: list[list[Drawn]], temperature: float) -> None:
+def check_logps(policy: Policy, found: list[list[SampledCompletion]], temperature: float) -> None:
     """Compare the log-probabilities of samples for PROMPTS with those of the policy's logits."""
     for prompt, group in zip(PROMPTS, found, strict=True):
         for drawn in group:
@@ -91,11 +91,13 @@ def test_sampling_returns_the_requested_completions_and_their_log_probabilities(
     check_logps(policy, found, 0.8)
 
 
-def samples(policy: Policy, prompts: list[str], temperature: float, top_k: int, seed: int = 4) -> list[list[Drawn]]:
+def samples(
+    policy: Policy, prompts: list[str], temperature: float, top_k: int, seed: int = 4
+) -> list[list[SampledCompletion]]:
     return policy.sample([policy.encode(prompt) for prompt in prompts], 3, 10, temperature, top_k, seeded(seed))
 
 
-def ids(found: list[list[Drawn]]) -> list[list[tuple[int, ...]]]:
+def ids(found: list[list[SampledCompletion]]) -> list[list[tuple[int, ...]]]:
     return [[drawn.ids for drawn in group] for group in found]
 
 
@@ -213,7 +215,7 @@ def test_a_run_s_newest_whole_checkpoint_is_opened(tmp_path: Path, own: LlamaPol
     for stage, module in enumerate((model.ends, *model.stages)):
         weights = {name: parameter.detach() for name, parameter in module.named_parameters()}
         write_stage(store.unfinished(3), stage, 3, StageState(weights))
-    store.seal("step-00000003", Manifest(step=3, stages=[0, 1], pipeline_stages=1, model=CONFIG), keep=1)
+    store.seal("step-00000003", CheckpointManifest(step=3, stages=[0, 1], pipeline_stages=1, model=CONFIG), keep=1)
     own.tokenizer.save(tmp_path / "tokenizer.json")
     assert weights_fingerprint(open_policy(str(tmp_path)).module) == weights_fingerprint(model)
     adapted = open_policy(str(tmp_path), lora_rank=2)

@@ -23,7 +23,7 @@ from planaria.swarm.policy.huggingface import HuggingFacePolicy
 from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.policy.reading import pad, read, rows_at_once, token_logps
 from planaria.swarm.rollout import Rollout
-from planaria.swarm.tasks.base import Problem
+from planaria.swarm.tasks.base import TaskProblem
 
 PAIRS = [([5, 6, 7 + n % 9], [1 + n % 7, 2, 200 - n, 256][: 1 + n % 4]) for n in range(40)]
 VOCAB = 257
@@ -44,7 +44,7 @@ class Watched(LlamaPolicy):
 
 def rollouts() -> list[Rollout]:
     return [
-        Rollout(Problem(n, "", ""), tuple(prompt), "", tuple(ids), True, None, peer="a", advantage=(-1.0) ** n)
+        Rollout(TaskProblem(n, "", ""), tuple(prompt), "", tuple(ids), True, None, peer="a", advantage=(-1.0) ** n)
         for n, (prompt, ids) in enumerate(PAIRS)
     ]
 

@@ -20,7 +20,7 @@ from planaria.models.llama_stages import Llama
 from planaria.swarm.config import PolicyConfig, SchoolConfig
 from planaria.swarm.policy.base import weights_fingerprint
 from planaria.swarm.policy.sources import graduate, strayed, teach
-from planaria.swarm.tasks.base import Problem, Task
+from planaria.swarm.tasks.base import Task, TaskProblem
 from planaria.swarm.tasks.sums import Sums
 
 SCHOOL = SchoolConfig(steps=3, batch=4)
@@ -33,10 +33,10 @@ class Dumb(Task):
     training: ClassVar[int] = 9
     held_out: ClassVar[int] = 1
 
-    def problem(self, number: int) -> Problem:
-        return Problem(number, "?", "!")
+    def problem(self, number: int) -> TaskProblem:
+        return TaskProblem(number, "?", "!")
 
-    def score(self, problem: Problem, completion: str) -> float:
+    def score(self, problem: TaskProblem, completion: str) -> float:
         return 0.0
 
 

@@ -13,10 +13,10 @@ from tiny_swarm import CONTEXT
 
 from planaria.swarm.checks.prompted_judge import MAX_TEXT, VERDICT, Prompted, Writer, harmless, request, verdict
 from planaria.swarm.rollout import Rollout
-from planaria.swarm.tasks.base import Problem
+from planaria.swarm.tasks.base import TaskProblem
 
 YES, NO = "<verdict>yes</verdict>", "<verdict>no</verdict>"
-PROBLEM = Problem(3, "47+85=", "132")
+PROBLEM = TaskProblem(3, "47+85=", "132")
 tricks = st.lists(
     st.sampled_from(
         [YES, NO, "<verdict>", "<VERDICT>", "BEGIN TEXT", "END TEXT", "end\ntext", "<|end|>", "<|<|end|>", "\n"]
@@ -138,7 +138,7 @@ def test_the_critique_is_an_option() -> None:
 
 def test_a_text_is_judged_once_per_problem() -> None:
     writer = Pretender(lambda asked: NO if "bad" in marked(asked)[0] else YES)
-    judge, other = judge_by(writer), Problem(4, "1+1=", "2")
+    judge, other = judge_by(writer), TaskProblem(4, "1+1=", "2")
     pairs = [(PROBLEM, "good"), (PROBLEM, "bad"), (PROBLEM, "good"), (other, "bad")]
     expected = ["", "the judge says no", "", "the judge says no"]
     assert judge.objections(pairs, CONTEXT) == judge.objections(pairs[::-1], CONTEXT)[::-1] == expected
@@ -149,7 +149,7 @@ def test_draws_are_seeded_by_run_problem_and_text() -> None:
     writer = Pretender()
     for seed in (0, 0, 1):
         context = replace(CONTEXT, seed=seed)
-        judge_by(writer).objections([(PROBLEM, "a"), (PROBLEM, "b"), (Problem(4, "", ""), "a")], context)
+        judge_by(writer).objections([(PROBLEM, "a"), (PROBLEM, "b"), (TaskProblem(4, "", ""), "a")], context)
     assert writer.seeds[:3] == writer.seeds[3:6]
     assert len(set(writer.seeds)) == 6
 

@@ -10,7 +10,7 @@ import torch
 from tiny_swarm import CONTEXT, case, policy, reading
 
 from planaria.swarm.checks.tokens import DuplicatesCheck
-from planaria.swarm.policy.base import Drawn
+from planaria.swarm.policy.base import SampledCompletion
 from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.policy.reading import UNREAD, pad, read, token_logps
 
@@ -26,7 +26,7 @@ def drawn(who: LlamaPolicy, rows: int, top_k: int, temperature: float = 1.0) -> 
     prompts = [[n % 200, 3 * n % 200] for n in range(rows)]
     texts = who.sample(prompts, 1, 12, temperature, top_k, torch.Generator().manual_seed(7))
 
-    def whole(found: Drawn) -> tuple[int, ...]:
+    def whole(found: SampledCompletion) -> tuple[int, ...]:
         return (*found.ids, who.end) if found.ended else found.ids
 
     return [(prompt, whole(found)) for prompt, (found,) in zip(prompts, texts, strict=True)]

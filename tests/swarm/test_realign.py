@@ -28,7 +28,7 @@ from planaria.swarm.recipe import of_run
 from planaria.swarm.records.lines import PEERS
 from planaria.swarm.records.saved_state import rounds_kept
 from planaria.swarm.repair import exams
-from planaria.swarm.repair.training import Plan, weights_of
+from planaria.swarm.repair.training import RepairPlan, weights_of
 from planaria.swarm.report.repair_report import best_strategies, repair_table
 
 
@@ -229,7 +229,7 @@ def test_a_drill_repairs_a_poisoned_peer_once_with_all_strategies(
 ) -> None:
     monkeypatch.setattr(exams, "PROBLEMS", 20)
     monkeypatch.setattr(exams, "MEASURED", 20)
-    monkeypatch.setattr(drill, "Plan", functools.partial(Plan, steps=30))
+    monkeypatch.setattr(drill, "RepairPlan", functools.partial(RepairPlan, steps=30))
     config = of_run(done)
     found = drill.repaired(config, done, "TEXT")
     assert found is not None and found.peer == "p0" and found.before.accuracy.eligible == 20

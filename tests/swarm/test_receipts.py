@@ -11,15 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from words import goodbye, hello, rollouts, rules
 
-from planaria.swarm.board.attendance import Census, Decision, Gathered, RoundStalled, Terms, decide, until_next
+from planaria.swarm.board.attendance import (
+    Census,
+    Decision,
+    RoundMessages,
+    RoundStalled,
+    RoundTerms,
+    decide,
+    until_next,
+)
 from planaria.swarm.board.claims import digest_of
 from planaria.swarm.board.envelope import seal
-from planaria.swarm.board.identity import Identity
+from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.message import BadMessage, Receipt
 from planaria.swarm.board.receipts import (
-    Certificate,
     Committee,
     MessageList,
+    RunCertificate,
     agreed,
     check,
     followed,
@@ -30,21 +38,21 @@ from planaria.swarm.board.receipts import (
     text_of,
 )
 
-WHO = [Identity.fresh() for _ in range(7)]
+WHO = [PeerIdentity.fresh() for _ in range(7)]
 IDS = [who.peer for who in WHO]
-STRANGER = Identity.fresh()
+STRANGER = PeerIdentity.fresh()
 RULES = rules(WHO[0], task="sums", receipts={"committee": ",".join(IDS), "price": 0})
 DIGEST = "ab" * 32
 
 
-def receipt(who: Identity, **changes: Any) -> bytes:
+def receipt(who: PeerIdentity, **changes: Any) -> bytes:
     words = {"run": RULES.run, "round": 5, "about": "weights", "digest": DIGEST} | changes
     return seal(who, Receipt(peer=who.peer, **words))
 
 
-def certificate(*receipts: bytes, founded: bytes | None = None) -> Certificate:
+def certificate(*receipts: bytes, founded: bytes | None = None) -> RunCertificate:
     raw = founded or seal(WHO[0], RULES)
-    return Certificate(
+    return RunCertificate(
         about="weights", round=5, digest=DIGEST, rules=raw.decode(), receipts=tuple(r.decode() for r in receipts)
     )
 
@@ -223,13 +231,13 @@ peers = st.frozensets(st.sampled_from("abcdefgh"))
 seconds = st.integers(0, 100 * 1024).map(lambda ticks: ticks / 1024)
 """in steps between which there is room: 0.99 of the least number above zero is that number again"""
 terms = st.builds(
-    lambda quorum, times: Terms(quorum, min(times), max(times)), st.integers(0, 9), st.tuples(seconds, seconds)
+    lambda quorum, times: RoundTerms(quorum, min(times), max(times)), st.integers(0, 9), st.tuples(seconds, seconds)
 )
 
 
 @given(peers, peers, peers, seconds, terms)
 def test_a_round_closes_only_with_all_or_a_quorum(
-    expected: frozenset[str], found: frozenset[str], refused: frozenset[str], elapsed: float, terms: Terms
+    expected: frozenset[str], found: frozenset[str], refused: frozenset[str], elapsed: float, terms: RoundTerms
 ) -> None:
     refused -= found
     there = expected & found
@@ -247,7 +255,12 @@ def test_a_round_closes_only_with_all_or_a_quorum(
 
 @given(peers, peers, peers, seconds, seconds, terms)
 def test_a_closed_round_stays_closed(
-    expected: frozenset[str], found: frozenset[str], more: frozenset[str], elapsed: float, later: float, terms: Terms
+    expected: frozenset[str],
+    found: frozenset[str],
+    more: frozenset[str],
+    elapsed: float,
+    later: float,
+    terms: RoundTerms,
 ) -> None:
     if decide(expected, found, frozenset(), elapsed, terms) is Decision.CLOSE:
         assert decide(expected, found | more, frozenset(), elapsed + later, terms) is Decision.CLOSE
@@ -255,7 +268,7 @@ def test_a_closed_round_stays_closed(
 
 @given(peers, peers, seconds, terms)
 def test_unexpected_peers_do_not_count(
-    expected: frozenset[str], found: frozenset[str], elapsed: float, terms: Terms
+    expected: frozenset[str], found: frozenset[str], elapsed: float, terms: RoundTerms
 ) -> None:
     strangers = {f"stranger {n}" for n in range(20)}
     assert decide(expected, found | strangers, frozenset(), elapsed, terms) == decide(
@@ -265,7 +278,7 @@ def test_unexpected_peers_do_not_count(
 
 @given(peers, peers, peers, seconds, terms)
 def test_decisions_do_not_change_before_until_next(
-    expected: frozenset[str], found: frozenset[str], refused: frozenset[str], elapsed: float, terms: Terms
+    expected: frozenset[str], found: frozenset[str], refused: frozenset[str], elapsed: float, terms: RoundTerms
 ) -> None:
     before = decide(expected, found, refused, elapsed, terms)
     assert decide(expected, found, refused, elapsed + 0.99 * until_next(elapsed, terms), terms) == before
@@ -273,7 +286,7 @@ def test_decisions_do_not_change_before_until_next(
 
 
 def test_a_round_does_not_wait_for_refused_peers() -> None:
-    terms = Terms(quorum=2, timeout_s=10, patience_s=100)
+    terms = RoundTerms(quorum=2, timeout_s=10, patience_s=100)
     assert decide({*"abc"}, {*"ab"}, {*"c"}, 0, terms) is Decision.CLOSE
     assert decide({*"abc"}, {*"ab"}, set(), 0, terms) is Decision.WAIT
     assert decide({*"abc"}, {*"ab"}, set(), 10, terms) is Decision.CLOSE
@@ -284,11 +297,11 @@ def test_a_round_does_not_wait_for_refused_peers() -> None:
 @pytest.mark.parametrize("words", [(-1, 1, 2), (1, 2, 1), (1, -1, 2), (1, float("nan"), 2)])
 def test_invalid_terms_are_refused(words: tuple[int, float, float]) -> None:
     with pytest.raises(ValueError, match="a round waits"):
-        Terms(*words)
+        RoundTerms(*words)
 
 
 def test_members_of_a_round_have_joined_and_not_left() -> None:
-    early, late, left, never = (Identity.fresh() for _ in range(4))
+    early, late, left, never = (PeerIdentity.fresh() for _ in range(4))
     hellos = {who.peer: hello(who, joined=0) for who in (early, left, never)} | {late.peer: hello(late, joined=4)}
     goodbyes = {left.peer: goodbye(left, after=5), never.peer: goodbye(never, after=-1)}
     census = Census(hellos, goodbyes, {}, 0)
@@ -298,11 +311,11 @@ def test_members_of_a_round_have_joined_and_not_left() -> None:
 
 
 def test_found_messages_stay_and_open_ones_are_read_again() -> None:
-    one = Identity.fresh()
-    first = Gathered({}, ("b", one.peer), {"c": "forged", "d": "not JSON", "e": "not readable"})
+    one = PeerIdentity.fresh()
+    first = RoundMessages({}, ("b", one.peer), {"c": "forged", "d": "not JSON", "e": "not readable"})
     assert {*first.open} == {"b", "d", "e", one.peer} and first.settled == {"c": "forged"}
     message = rollouts(one)
-    later = first.updated(Gathered({one.peer: message}, ("b",), {"d": "replayed", "e": "not JSON"}))
+    later = first.updated(RoundMessages({one.peer: message}, ("b",), {"d": "replayed", "e": "not JSON"}))
     assert later.found == {one.peer: message} and {*later.open} == {"b", "e"}
     assert later.refused == {"c": "forged", "d": "replayed", "e": "not JSON"}
 

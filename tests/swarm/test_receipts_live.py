@@ -13,13 +13,13 @@ from swarms import log, peer, rounds, threads, tiny, together, weights
 from planaria import cli
 from planaria.common.digests import FILE
 from planaria.common.errors import UserError
-from planaria.runtime.engine import runs
+from planaria.runtime.engine import run_folders
 from planaria.swarm.board.board import Board
 from planaria.swarm.board.receipts import Agreement, Committee, message_list_in, text_of
 from planaria.swarm.certificate import CERTIFICATE, NotCertified, verify
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.live import own_identity
 from planaria.swarm.records.lines import PEERS, Started
+from planaria.swarm.swarm_processes import own_identity
 from planaria.swarm.tasks.sums import Sums
 
 FOUR = {"size": 4, "receipts": {"committee": "all", "price": 2}}
@@ -39,7 +39,7 @@ def agreement(folder: Path) -> Agreement:
 def done(pupil: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("certified")
     config = four(pupil)
-    runs.keep_config(folder, config)
+    run_folders.keep_config(folder, config)
     together(config, folder)
     return folder
 

@@ -14,9 +14,9 @@ from pydantic import BaseModel
 from tiny_swarm import case
 
 from planaria.swarm.checks.defence import Report
-from planaria.swarm.intake import Turned
-from planaria.swarm.learning.learner import Learned
-from planaria.swarm.learning.lessons import lessons
+from planaria.swarm.completion_intake import EarlyRejection
+from planaria.swarm.learning.advantages import round_advantages
+from planaria.swarm.learning.learner import UpdateResult
 from planaria.swarm.records.lines import (
     NEWCOMERS,
     Finished,
@@ -97,12 +97,16 @@ def judged() -> Report:
     return Report(found, {"support": {"me": (2, 0), "x": (2, 1)}}, {"judge": "no eyes"}, {"x": "much"})
 
 
-TURNED = [Turned("x", 9, 0, "problem 9"), Turned("x", 1, 5, "too long"), Turned("y", 1, 0, "too long")]
+TURNED = [
+    EarlyRejection("x", 9, 0, "problem 9"),
+    EarlyRejection("x", 1, 5, "too long"),
+    EarlyRejection("y", 1, 0, "too long"),
+]
 
 
 def test_every_received_completion_has_one_record() -> None:
     report = judged()
-    taken = lessons(report.accepted, "horizontal", True)
+    taken = round_advantages(report.accepted, "horizontal", True)
     notes = sample_records(report, taken, TURNED, 4)
     assert [(n.peer, n.problem, n.index, n.layer) for n in notes] == [
         ("me", 1, 0, ""),
@@ -121,8 +125,8 @@ def test_every_received_completion_has_one_record() -> None:
 @pytest.mark.parametrize("value", [1.5, math.inf, math.nan])
 def test_round_records_survive_any_loss_value(tmp_path: Path, value: float) -> None:
     report = judged()
-    taken = lessons(report.accepted, "horizontal", True)
-    learned = Learned(value, value, {"ratio": value})
+    taken = round_advantages(report.accepted, "horizontal", True)
+    learned = UpdateResult(value, value, {"ratio": value})
     record = round_record(4, {"read": 0.12345678}, "me", TURNED, {"z": "forged"}, ["w"], report, taken, learned, "ff")
     assert record.reward == 0.5 and record.sent == {"me": 2, "x": 2} and record.accepted == {"me": 2, "x": 1}
     assert record.turned == {"x": "problem 9", "y": "too long"}, "the first of each"
@@ -132,17 +136,17 @@ def test_round_records_survive_any_loss_value(tmp_path: Path, value: float) -> N
     assert isinstance(again, RoundDone) and repr(again) == repr(record)
 
 
-def empty_round(me: str, learned: Learned) -> RoundDone:
-    return round_record(0, {}, me, [], {}, [], Report([]), lessons([], "horizontal", True), learned, "")
+def empty_round(me: str, learned: UpdateResult) -> RoundDone:
+    return round_record(0, {}, me, [], {}, [], Report([]), round_advantages([], "horizontal", True), learned, "")
 
 
 def test_a_peer_without_completions_has_zero_reward() -> None:
-    record = empty_round("me", Learned())
+    record = empty_round("me", UpdateResult())
     assert record.reward == 0.0 and record.lessons == 0
 
 
 def test_influence_of_unknown_peers_is_plotted() -> None:
-    record = empty_round("id0", Learned(influence={"id0": 0.75, NEWCOMERS: 0.25}))
+    record = empty_round("id0", UpdateResult(influence={"id0": 0.75, NEWCOMERS: 0.25}))
     lines = influence_figure({"p0": [record]}, {"id0": "p0"}).data
     assert [(line.name, list(line.y)) for line in lines] == [("newcomers", [0.25]), ("p0", [0.75])]
     alone = record.model_copy(update={"influence": {"id0": 1.0}})

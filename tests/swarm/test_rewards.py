@@ -15,12 +15,12 @@ from pydantic import ValidationError
 from planaria.common.errors import UserError
 from planaria.swarm.board.receipts import rewards_in, rewards_text
 from planaria.swarm.checks.consensus import refuse_senseless
+from planaria.swarm.completion_intake import Scoring
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.intake import Scoring
-from planaria.swarm.learning.lessons import group_advantages
+from planaria.swarm.learning.advantages import group_advantages
 from planaria.swarm.records.lines import RoundDone, Started
 from planaria.swarm.report.progress import SwarmProgress
-from planaria.swarm.tasks.base import Problem, as_reward
+from planaria.swarm.tasks.base import TaskProblem, as_reward
 from planaria.swarm.tasks.sums import Sums
 
 OBJECTS = st.one_of(
@@ -54,14 +54,14 @@ def test_an_invalid_score_is_clipped_or_zero_and_reported(score: object, value: 
 class Wild(Sums):
     """A task whose scores depend on the text and are partly invalid."""
 
-    def score(self, problem: Problem, completion: str) -> Any:
+    def score(self, problem: TaskProblem, completion: str) -> Any:
         return {"big": 7.0, "nan": math.nan, "text": "right"}.get(completion, 0.5)
 
 
 class Spoiled(Sums):
     """A task whose scores for right answers are invalid."""
 
-    def score(self, problem: Problem, completion: str) -> float:
+    def score(self, problem: TaskProblem, completion: str) -> float:
         return 100 * super().score(problem, completion)
 
 

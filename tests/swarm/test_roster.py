@@ -9,19 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from words import goodbye, hello, rollouts
 
-from planaria.swarm.board.attendance import AGAIN, AT_ONCE, LEFT, Patience, Roster, Terms
+from planaria.swarm.board.attendance import AGAIN, AT_ONCE, LEFT, PeerSelector, PolledPeers, RoundTerms
 from planaria.swarm.board.board import Board
-from planaria.swarm.board.identity import Identity
-from planaria.swarm.board.limits import Limits
+from planaria.swarm.board.identity import PeerIdentity
+from planaria.swarm.board.limits import MessageLimits
 
-PEERS = [Identity.fresh() for _ in range(20)]
+PEERS = [PeerIdentity.fresh() for _ in range(20)]
 CROWD = {f"{n:032x}" for n in range(500)}
 
 
 @given(st.integers(1, 40), st.sets(st.integers(0, 19), max_size=10), st.lists(st.integers(0, 19), unique=True))
 def test_known_peers_always_have_a_seat(spare: int, friends: set[int], arrivals: list[int]) -> None:
     known = {PEERS[n].peer for n in friends}
-    roster = Roster(known, len(known) + spare, b"secret")
+    roster = PolledPeers(known, len(known) + spare, b"secret")
     names: set[str] = set()
     for n in arrivals:
         names.add(PEERS[n].peer)
@@ -33,13 +33,13 @@ def test_known_peers_always_have_a_seat(spare: int, friends: set[int], arrivals:
 
 
 def test_empty_folders_cost_one_read_each_and_then_a_few() -> None:
-    roster = Roster({"a"}, 256, b"secret")
+    roster = PolledPeers({"a"}, 256, b"secret")
     cost = [len(roster.newcomers(CROWD)) for _ in range(6)]
     assert cost[:3] == [255, 245 + AGAIN, AGAIN] and max(cost[2:]) == AGAIN
 
 
 def test_inactive_peers_are_polled_for_goodbyes_in_turn() -> None:
-    roster = Roster({"a", "b"}, 256, b"secret")
+    roster = PolledPeers({"a", "b"}, 256, b"secret")
     roster.hellos = dict.fromkeys(["a", "b", "c", *sorted(CROWD)[:200]], hello(PEERS[0]))
     roster.mark_active(["c"])
     looks = [roster.leavers() for _ in range(100)]
@@ -49,23 +49,23 @@ def test_inactive_peers_are_polled_for_goodbyes_in_turn() -> None:
 
 def test_many_earlier_peers_do_not_displace_known_ones(tmp_path: Path) -> None:
     """It fills every seat before the second of two known peers comes."""
-    url, friend = str(tmp_path), Identity.fresh()
+    url, friend = str(tmp_path), PeerIdentity.fresh()
     for _ in range(12):
         member(url)
-    limits = Limits(peers=6)
+    limits = MessageLimits(peers=6)
     board, me = member(url, limits=limits, known=[friend.peer])
     assert len(board.peers().hellos) == 5 and friend.peer not in board.peers().hellos
     late, _ = member(url, friend)
     late.publish(rollouts(friend, late.rules.run, 0))
     assert {friend.peer, me.peer} <= board.peers().hellos.keys()
-    found = board.wait(0, board.peers().members(0) - {me.peer}, Terms(quorum=1, timeout_s=5, patience_s=9)).found
+    found = board.wait(0, board.peers().members(0) - {me.peer}, RoundTerms(quorum=1, timeout_s=5, patience_s=9)).found
     assert set(found) == {friend.peer}
     Board.open(url, friend).leave(goodbye(friend, board.rules.run, after=0))
     assert friend.peer not in board.peers().members(1)
 
 
 def test_silent_unknown_peers_are_not_awaited_and_rarely_read() -> None:
-    patience, members = Patience(frozenset("ab")), frozenset("ab") | CROWD
+    patience, members = PeerSelector(frozenset("ab")), frozenset("ab") | CROWD
     assert patience.awaited(members) == {"a", "b"}
     draws = [patience.drawn("run", number, members) for number in range(40)]
     assert all({"a", "b"} <= draw and len(draw) == 2 + AT_ONCE for draw in draws)
@@ -76,7 +76,7 @@ def test_silent_unknown_peers_are_not_awaited_and_rarely_read() -> None:
 
 
 def test_without_founders_all_members_are_read_at_first() -> None:
-    patience = Patience(frozenset())
+    patience = PeerSelector(frozenset())
     assert patience.awaited(CROWD) == CROWD == patience.drawn("run", 0, CROWD)
 
 
@@ -85,7 +85,7 @@ ALL = frozenset("abx")
 
 @given(st.lists(st.booleans(), min_size=1, max_size=300))
 def test_one_peer_costs_logarithmically_many_timeouts(present: list[bool]) -> None:
-    patience, waits = Patience(ALL), 0
+    patience, waits = PeerSelector(ALL), 0
     for there in present:
         awaited = patience.awaited(ALL)
         assert {"a", "b"} <= awaited
@@ -96,7 +96,7 @@ def test_one_peer_costs_logarithmically_many_timeouts(present: list[bool]) -> No
 
 
 def test_unknown_peers_together_cost_as_much_as_one() -> None:
-    patience, waits = Patience(frozenset("ab")), 0
+    patience, waits = PeerSelector(frozenset("ab")), 0
     crowd = [f"x{n}" for n in range(200)]
     patience.note(frozenset(), frozenset({"a", "b", *crowd}))
     for number in range(200):  # in each round another one withholds
@@ -108,7 +108,7 @@ def test_unknown_peers_together_cost_as_much_as_one() -> None:
 
 
 def test_a_peer_absent_once_is_awaited_after_its_return() -> None:
-    patience, two = Patience(ALL), frozenset("ab")
+    patience, two = PeerSelector(ALL), frozenset("ab")
     for heard, awaited in ((ALL, ALL), (two, two), (ALL, ALL), (two, two), *[(ALL, two)] * 3, (ALL, ALL)):
         patience.note(patience.awaited(ALL), heard)
         assert patience.awaited(ALL) == awaited

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from tiny_swarm import policy
 
 from command_line import refused
-from planaria.report.live_page.serving import Address, Server, serve
-from planaria.swarm.audit.censor import Censor, Ledger, key_of
-from planaria.swarm.audit.questions import Part, Question
+from planaria.report.live_page.serving import Server, ServerAddress, serve
+from planaria.swarm.audit.censor import Censor, LeakageLedger, key_of
+from planaria.swarm.audit.questions import Question, QuestionPart
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.policy.reading import read
 from planaria.swarm.serving import completions_api
@@ -32,7 +32,7 @@ from planaria.swarm.serving.completions_api import CompletionsApi, Service
 
 TOKEN = "a-token-of-a-test-and-of-nothing-else"
 CODES = ("4719", "2210", "9031", "5533")
-ANN = Question("x:1", "ann", "code of ann=", CODES, 0, (Part("digit 1 of ann=", ("4", "2", "9", "5")),))
+ANN = Question("x:1", "ann", "code of ann=", CODES, 0, (QuestionPart("digit 1 of ann=", ("4", "2", "9", "5")),))
 POLICY = policy(context=64)
 WORDS = Words(POLICY.encode, POLICY.decode, POLICY.vocab, POLICY.end)
 
@@ -42,7 +42,7 @@ def served(censor: Censor | None = None, warned: list[str] | None = None) -> Ite
     """The address of a server in this process."""
     announced: list[str] = []
     service = Service(CompletionsApi(POLICY, "tiny", censor), (warned if warned is not None else []).append)
-    server = Server(service, Address(), TOKEN, announced.append)
+    server = Server(service, ServerAddress(), TOKEN, announced.append)
     thread = threading.Thread(target=serve, args=(server,))
     thread.start()
     try:
@@ -143,7 +143,7 @@ def test_any_numbers_in_a_request_are_answered_or_refused(fields: dict[str, Any]
 
 def test_censored_replies_are_empty_and_a_spent_budget_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     coins, warned = iter([0.99, 0.0, 0.99]), list[str]()
-    ledger = Ledger(tmp_path / "ledger.json", 0.3)
+    ledger = LeakageLedger(tmp_path / "ledger.json", 0.3)
     with served(Censor([ANN], 0.1, ledger, lambda: next(coins)), warned) as url:
         one = client(url, monkeypatch)
         first, second = completions(ask(one, "digit 1 of ann="), WORDS, 8)

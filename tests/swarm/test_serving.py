@@ -21,11 +21,11 @@ from planaria.common.errors import UserError
 from planaria.models.llama_stages import Llama
 from planaria.swarm.commands.swarm import prepare
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.policy.base import Drawn
+from planaria.swarm.policy.base import SampledCompletion
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
 from planaria.swarm.policy.reading import read
 from planaria.swarm.serving.client import BadReply, Client, Words, completions
-from planaria.swarm.serving.remote_sampling import Rest, Server
+from planaria.swarm.serving.remote_sampling import PeerServer, Rest
 
 SCRIPT = Path(__file__).parent / "openai_server.py"
 
@@ -73,14 +73,14 @@ def swarm(folder: Path, url: str, size: int = 1, count: int = 4, **policy: Any) 
     return SwarmConfig.model_validate(sections)
 
 
-def server_of(config: SwarmConfig, place: Path) -> tuple[Server, LlamaPolicy]:
+def server_of(config: SwarmConfig, place: Path) -> tuple[PeerServer, LlamaPolicy]:
     options = config.policy.options
     policy = open_policy(str(options["path"]), options.get("lora", 0))
     assert isinstance(policy, LlamaPolicy)
-    return Server(config, policy, place / "served", "p0"), policy
+    return PeerServer(config, policy, place / "served", "p0"), policy
 
 
-Start = Callable[..., tuple[Server, LlamaPolicy]]
+Start = Callable[..., tuple[PeerServer, LlamaPolicy]]
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def learn(policy: LlamaPolicy, amount: float = 0.05) -> None:
 PROMPTS = [[49, 43, 50, 61], [51, 43, 52, 61], [55]]
 
 
-def off(policy: LlamaPolicy, drawn: list[list[Drawn]]) -> float:
+def off(policy: LlamaPolicy, drawn: list[list[SampledCompletion]]) -> float:
     """Nats between what the server claims and what the policy finds, of the token where that is most."""
     pairs = [
         (prompt, [*one.ids, *([policy.end] if one.ended else [])])
@@ -276,10 +276,10 @@ def test_two_peers_learn_from_stale_server_draws(folder: Path, tmp_path: Path, s
 def test_token_texts_become_ids_if_tokenizers_agree() -> None:
     told = {"tokens": ["o", "k", ""], "token_logprobs": [-1.0, -2.0, -0.5]}
     (drawn,) = completions({"choices": [{"text": "ok", "finish_reason": "stop", "logprobs": told}]}, WORDS, 8)
-    assert drawn == Drawn((111, 107), True, (-1.0, -2.0, -0.5))
+    assert drawn == SampledCompletion((111, 107), True, (-1.0, -2.0, -0.5))
     other = {"tokens": ["ok", ""], "token_logprobs": [-1.0, -0.5]}
     (drawn,) = completions({"choices": [{"text": "ok", "finish_reason": "stop", "logprobs": other}]}, WORDS, 8)
-    assert drawn == Drawn((111, 107), True), "its tokens are others"
+    assert drawn == SampledCompletion((111, 107), True), "its tokens are others"
 
 
 WORDS = Words(byte_tokenizer().encode, byte_tokenizer().decode, 257, 256)

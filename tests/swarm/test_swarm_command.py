@@ -129,10 +129,10 @@ def test_joining_the_wrong_run_is_refused_in_one_line(there: Path, capsys: pytes
 
 def test_a_board_cannot_set_a_peers_paths(tmp_path: Path, there: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from planaria.swarm.board.board import Board
-    from planaria.swarm.board.identity import Identity
+    from planaria.swarm.board.identity import PeerIdentity
 
     rules = json.loads(json.loads((there / "board/rules.json").read_text())["body"])["rules"]
-    Board.open(str(tmp_path / "board"), Identity.fresh()).found(rules | {"out": str(tmp_path / "elsewhere")})
+    Board.open(str(tmp_path / "board"), PeerIdentity.fresh()).found(rules | {"out": str(tmp_path / "elsewhere")})
     assert "out is only there" in refused(capsys, "swarm", "join", "--board", str(tmp_path / "board"))
     assert not (tmp_path / "elsewhere").exists()
 
@@ -156,12 +156,12 @@ def test_excessive_rules_are_refused_in_one_line(
     tmp_path: Path, there: Path, capsys: pytest.CaptureFixture[str], key: str, value: Any
 ) -> None:
     from planaria.swarm.board.board import Board
-    from planaria.swarm.board.identity import Identity
+    from planaria.swarm.board.identity import PeerIdentity
 
     rules = json.loads(json.loads((there / "board/rules.json").read_text())["body"])["rules"]
     section, _, name = key.rpartition(".")
     (rules[section] if section else rules)[name] = value
-    Board.open(str(tmp_path / "board"), Identity.fresh()).found(rules)
+    Board.open(str(tmp_path / "board"), PeerIdentity.fresh()).found(rules)
     found = refused(capsys, "swarm", "join", "--board", str(tmp_path / "board"))
     assert key in found and str(tmp_path / "board") in found and "at most" in found
 

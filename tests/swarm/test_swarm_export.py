@@ -11,7 +11,7 @@ from swarms import rounds, tiny, together
 from command_line import refused
 from planaria import cli
 from planaria.common.digests import FILE
-from planaria.runtime.engine import runs
+from planaria.runtime.engine import run_folders
 from planaria.swarm.policy.base import weights_fingerprint
 from planaria.swarm.policy.policies import open_policy
 from planaria.swarm.records.lines import PEERS
@@ -23,7 +23,7 @@ def done(pupil: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of five rounds; the states after the last three savings are kept, the run's end among them."""
     folder = tmp_path_factory.mktemp("learned")
     config = tiny(pupil, size=2, rounds={"count": 5, "keep": 1, "kept": 3, "prompts": 4, "group": 4})
-    runs.keep_config(folder, config)
+    run_folders.keep_config(folder, config)
     together(config, folder)
     return folder
 

@@ -16,7 +16,7 @@ from planaria.swarm.assemble import task_of
 from planaria.swarm.board.board import Board
 from planaria.swarm.board.claims import Proof
 from planaria.swarm.board.envelope import seal
-from planaria.swarm.board.identity import Identity
+from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.quorum import Quorum
 from planaria.swarm.config import RoundsConfig, SwarmConfig
 from planaria.swarm.recipe import rules
@@ -28,7 +28,7 @@ class Hostile:
     """Someone who takes part, and has the board's folder to itself before the others come."""
 
     def __init__(self, config: SwarmConfig, folder: Path) -> None:
-        self.who, self.place = Identity.fresh(), folder / "board"
+        self.who, self.place = PeerIdentity.fresh(), folder / "board"
         self.board = Board.open(str(self.place), self.who)
         self.run = self.board.found(rules(config, task_of(config))).run
         self.board.join(hello(self.who, self.run))
@@ -45,7 +45,7 @@ class Hostile:
 
 
 def forged(hostile: Hostile, round: int) -> bytes:
-    other = Identity.fresh()
+    other = PeerIdentity.fresh()
     return seal(other, rollouts(other, hostile.run, round))
 
 
@@ -139,7 +139,7 @@ class Scene:
 
     def __init__(self, folder: Path, peers: int, **terms: float) -> None:
         self.clock = Clock()
-        self.who = [Identity.fresh() for _ in range(peers)]
+        self.who = [PeerIdentity.fresh() for _ in range(peers)]
         self.boards = [
             Board.open(str(folder), who, clock=self.clock, sleep=lambda seconds: self.clock.sleep(seconds + 1e-6))
             for who in self.who

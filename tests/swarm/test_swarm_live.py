@@ -11,14 +11,14 @@ import pytest
 import stores  # noqa: F401 (registers file systems)
 from swarms import alive, ended, log, peer, processes, rounds, threads, tiny, together, until, weights
 
-from planaria.swarm import live
+from planaria.swarm import swarm_processes
 from planaria.swarm.assemble import assemble
 from planaria.swarm.board import quorum as meeting
 from planaria.swarm.board.board import Board
-from planaria.swarm.board.identity import Identity
+from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.store import Retry
-from planaria.swarm.live import LiveSwarm
 from planaria.swarm.records.lines import PEERS, SAMPLES, Evaluated, Finished, Record, RoundDone
+from planaria.swarm.swarm_processes import LiveSwarm
 
 
 def test_equal_swarms_are_bitwise_equal(tmp_path: Path, pupil: Path) -> None:
@@ -89,7 +89,7 @@ def test_an_unwritable_file_gives_a_one_line_error(
     (tmp_path / PEERS / "p0").mkdir(parents=True)
     (tmp_path / PEERS / "p0" / SAMPLES).symlink_to("/dev/full")
     # Spawned, so that it speaks where this test listens: a fork server speaks where it was started.
-    peer = mp.get_context("spawn").Process(target=live._be, args=(config.model_dump_json(), "p0", tmp_path))
+    peer = mp.get_context("spawn").Process(target=swarm_processes._be, args=(config.model_dump_json(), "p0", tmp_path))
     peer.start()
     peer.join(60)
     assert peer.exitcode == 2
@@ -135,7 +135,7 @@ def test_a_late_peer_joins_at_the_newest_round(tmp_path: Path, pupil: Path) -> N
 
     def join() -> None:
         until(lambda: len(rounds(tmp_path, "p0")) >= 3)
-        who = Identity.fresh()
+        who = PeerIdentity.fresh()
         late = assemble(config, "late", tmp_path, str(tmp_path / "board"), who, late=True)
         assert 2 <= late.first < 12
         late.run()

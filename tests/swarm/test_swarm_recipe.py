@@ -12,8 +12,8 @@ from planaria.common.errors import UserError
 from planaria.config import shipped
 from planaria.config.recipe import dump, overlaid
 from planaria.swarm.config import SamplingConfig, SmallModel, SwarmConfig
-from planaria.swarm.draws import derived, generator, own_problems, shared_problems
 from planaria.swarm.drill import load as load_drill
+from planaria.swarm.random_draws import derived, generator, own_problems, shared_problems
 from planaria.swarm.recipe import agreed, checked, load, names, of_peer, rules
 from planaria.swarm.tasks.sums import Sums
 

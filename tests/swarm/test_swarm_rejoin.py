@@ -21,11 +21,11 @@ from planaria.models.state import StageState
 from planaria.runtime.checkpoint.stage_file import stage_file, write_stage
 from planaria.swarm.board.message import Rollouts
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.live import own_identity
 from planaria.swarm.policy.base import weights_fingerprint
 from planaria.swarm.records.lines import LOG, PEERS, SAMPLES, Evaluated, Started, read_samples
 from planaria.swarm.records.outcome import read_outcome
-from planaria.swarm.records.saved_state import Progress, load_state, save_state
+from planaria.swarm.records.saved_state import LearnerProgress, load_state, save_state
+from planaria.swarm.swarm_processes import own_identity
 
 
 def thread_of(
@@ -198,7 +198,7 @@ class Peer:
     def save(self, folder: Path, round: int) -> None:
         save_state(folder, self.model, self.optimizer, self.generator, round)
 
-    def load(self, folder: Path, round: int = 1) -> Progress:
+    def load(self, folder: Path, round: int = 1) -> LearnerProgress:
         return load_state(folder, self.model, self.optimizer, self.generator, round)
 
 
@@ -209,7 +209,7 @@ def test_training_after_a_restore_is_bitwise_equal(tmp_path: Path, updates: int)
         first.update()
     first.save(tmp_path, round=7)
     second.update()
-    assert second.load(tmp_path, round=7) == Progress(round=7, updates=updates)
+    assert second.load(tmp_path, round=7) == LearnerProgress(round=7, updates=updates)
     for _ in range(2):
         first.update()
         second.update()
@@ -230,7 +230,7 @@ def test_a_newer_state_replaces_the_older(tmp_path: Path) -> None:
     peer.save(tmp_path, round=1)
     peer.update()
     peer.save(tmp_path, round=2)
-    assert Peer(3).load(tmp_path, round=2) == Progress(2, 1) and len(list(tmp_path.iterdir())) == 1
+    assert Peer(3).load(tmp_path, round=2) == LearnerProgress(2, 1) and len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_state_of_another_policy_is_refused_and_changes_nothing(tmp_path: Path) -> None:

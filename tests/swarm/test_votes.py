@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.swarm.checks.votes import Ballot, Label, agreements, label, most_agreeing, most_common, plurality, weights
+from planaria.swarm.checks.votes import (
+    Ballot,
+    MajorityLabel,
+    agreements,
+    label,
+    most_agreeing,
+    most_common,
+    plurality,
+    weights,
+)
 from planaria.swarm.tasks.base import Behaviour
 
 VALUES = st.one_of(st.none(), st.sampled_from("abc"))
@@ -23,21 +32,23 @@ def ballots(**sent: list[Behaviour]) -> list[Ballot]:
     return [Ballot(voter, behaviour) for voter, behaviours in sent.items() for behaviour in behaviours]
 
 
-def values(found: Label | None) -> Behaviour | None:
+def values(found: MajorityLabel | None) -> Behaviour | None:
     return None if found is None else found.values
 
 
 def test_an_answer_above_the_share_is_the_label() -> None:
     three_of_four = ballots(p=[("7",)], q=[("7",)], r=[("7",)], s=[("8",)])
     found = label(three_of_four, 0.5)
-    assert found == Label((0,), ("7",), Fraction(3, 4))
+    assert found == MajorityLabel((0,), ("7",), Fraction(3, 4))
     assert values(label(three_of_four, 0.74)) == ("7",) and label(three_of_four, 0.75) is None
 
 
 def test_copies_by_one_peer_share_one_vote() -> None:
     sent = ballots(p=[("lie",)] * 12, q=[("7",)], r=[("7",)], s=[("8",)])
     assert weights([one.voter for one in sent])[:12] == [Fraction(1, 12)] * 12
-    assert label(sent, 0.49) == Label((0,), ("7",), Fraction(1, 2)), "by completions the lie would have 12 of 15"
+    assert label(sent, 0.49) == MajorityLabel((0,), ("7",), Fraction(1, 2)), (
+        "by completions the lie would have 12 of 15"
+    )
     assert label(sent, 0.5) is None
 
 
@@ -55,22 +66,24 @@ def test_the_break_point_is_half_of_the_peers() -> None:
 def test_a_completion_without_behaviour_counts_without_a_vote(nothing: Behaviour) -> None:
     works: Behaviour = ("a", "b", "c", "d")
     found = label(ballots(p=[works], q=[works], r=[nothing, nothing], s=[works, nothing]), 0.5)
-    assert found == Label((0, 1, 2, 3), works, Fraction(5, 8))
+    assert found == MajorityLabel((0, 1, 2, 3), works, Fraction(5, 8))
     if nothing != ("a", None, None, "b"):  # the only comparable calls
         assert label(ballots(p=[nothing], q=[nothing]), 0.1) is None
 
 
 def test_calls_that_fail_for_most_are_ignored() -> None:
     sent = ballots(p=[("a", "b", None)], q=[("a", "b", None)], r=[("a", None, "c")])
-    assert label(sent, 0.5) == Label((0, 1), ("a", "b"), Fraction(2, 3))
+    assert label(sent, 0.5) == MajorityLabel((0, 1), ("a", "b"), Fraction(2, 3))
 
 
 def test_near_ignores_failed_calls_but_accepts_no_constant() -> None:
-    found = Label((0, 1, 2, 4), ("a", "b", "a", "c"), Fraction(1))
+    found = MajorityLabel((0, 1, 2, 4), ("a", "b", "a", "c"), Fraction(1))
     assert found.holds(("a", "b", "a", "?", "c")) and found.near(("a", "b", "a", "?", "c"))
     assert found.near(("a", "b", "a", "?", None)) and not found.holds(("a", "b", "a", "?", None))
     assert not found.near(("a", "a", "a", "a", "a")) and not found.near(()) and not found.holds(())
-    assert Label((0,), ("a",), Fraction(1)).near(("a",)), "who does the same is near, whatever one value would do"
+    assert MajorityLabel((0,), ("a",), Fraction(1)).near(("a",)), (
+        "who does the same is near, whatever one value would do"
+    )
 
 
 @given(BALLOTS, st.randoms(use_true_random=False))

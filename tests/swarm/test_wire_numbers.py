@@ -17,19 +17,19 @@ from hostile_json import NUMBERS, hostile
 from planaria.common.errors import UserError
 from planaria.swarm.board.claims import sign_claim
 from planaria.swarm.board.envelope import unseal
-from planaria.swarm.board.identity import Identity
+from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.limits import LIMITS
 from planaria.swarm.board.message import BadMessage
 from planaria.swarm.board.receipts import Committee, message_list_in, rewards_in, rewards_text
-from planaria.swarm.credits.messages import MESSAGE, Order
+from planaria.swarm.credits.messages import MESSAGE, CreditOrder
 from planaria.swarm.serving.client import BadReply, ServerFailed, Words, _parsed, completions
 from planaria.swarm.serving.completions_api import parsed
 
-ONE = Identity.fresh()
+ONE = PeerIdentity.fresh()
 DIGEST = "ab" * 32
 WORDS = Words(lambda text: [*text.encode("utf-8", "strict")], lambda ids: bytes(ids).decode("latin-1"), 257, 256)
 MESSAGES = [rollouts(ONE), hello(ONE), goodbye(ONE), closing(ONE, received=[ONE]), rules(ONE)]
-ORDER = Order(parties=("a", "b"), channels=("x",), numbers=(0,), amount=5)
+ORDER = CreditOrder(parties=("a", "b"), channels=("x",), numbers=(0,), amount=5)
 REPLY = {
     "choices": [
         {"text": "ab", "finish_reason": "stop", "token_ids": [97, 98], "logprobs": {"token_logprobs": [-0.5, -1.5]}},

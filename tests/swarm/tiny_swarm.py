@@ -15,9 +15,9 @@ from planaria.models.llama_stages import Llama
 from planaria.swarm.checks.base import Context
 from planaria.swarm.config import SmallModel
 from planaria.swarm.policy.policies import LlamaPolicy
-from planaria.swarm.policy.reading import Reading
+from planaria.swarm.policy.reading import CompletionStatistics
 from planaria.swarm.rollout import Rollout
-from planaria.swarm.tasks.base import Problem
+from planaria.swarm.tasks.base import TaskProblem
 from planaria.swarm.tasks.sums import Sums
 
 MODEL = SmallModel(dim=16, layers=1, hidden=24, init_std=0.5)
@@ -35,10 +35,14 @@ def policy(seed: int = 1, **changes: Any) -> LlamaPolicy:
     return LlamaPolicy(Llama(model, seed=seed), byte_tokenizer(model.vocab))
 
 
-def reading(logps: list[float], ranks: list[int] | None = None, entropy: float = 1.0, variance: float = 1.0) -> Reading:
+def reading(
+    logps: list[float], ranks: list[int] | None = None, entropy: float = 1.0, variance: float = 1.0
+) -> CompletionStatistics:
     """Of as many tokens as ``logps``; entropy and variance are those of every token."""
     n = len(logps)
-    return Reading(np.array(logps), np.array(ranks or [0] * n, np.int64), np.full(n, entropy), np.full(n, variance))
+    return CompletionStatistics(
+        np.array(logps), np.array(ranks or [0] * n, np.int64), np.full(n, entropy), np.full(n, variance)
+    )
 
 
 def case(
@@ -47,11 +51,11 @@ def case(
     index: int = 0,
     text: str = "x",
     reward: float = 1.0,
-    read: Reading | None = None,
+    read: CompletionStatistics | None = None,
     **sample: Any,
 ) -> Rollout:
     found = read or reading([-1.0])
     ids = sample.pop("ids", tuple(range(len(found.logps))))
-    asked = sample.pop("asked", Problem(problem, f"{problem}=", str(problem)))
+    asked = sample.pop("asked", TaskProblem(problem, f"{problem}=", str(problem)))
     given = {"ended": True, "peer": peer, "index": index, "reward": reward, "reading": found} | sample
     return Rollout(asked, (1,), text, ids, **given)

@@ -22,7 +22,7 @@ def _codes(
     product: Annotated[Path | None, flag("FILE", "write its hypergraph product with itself")] = None,
 ) -> int:
     """Search a code of sparse parity checks, and report the losses it survives."""
-    from planaria.cli.commands.codes import Request, search
-    from planaria.recovery.codes.search import Target
+    from planaria.cli.commands.codes import CodeSearch, search
+    from planaria.recovery.codes.search import SearchTarget
 
-    return search(Request(Target(shards, data, distance, weight, degree), seed, tries, to, product))
+    return search(CodeSearch(SearchTarget(shards, data, distance, weight, degree), seed, tries, to, product))

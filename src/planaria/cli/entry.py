@@ -20,7 +20,7 @@ import typer
 from typer.main import get_command
 
 from planaria import __version__
-from planaria.cli.flags import Asked, Group, app
+from planaria.cli.flags import Asked, CommandGroup, app
 from planaria.cli.mistakes import explained, require_known
 from planaria.common.errors import LedgerError, RunStopped, UserError
 from planaria.common.logs import command_logs
@@ -131,17 +131,17 @@ def _around(may_fork: bool, asked: Asked) -> Iterator[None]:
         yield
 
 
-def every_command() -> Group:
+def every_command() -> CommandGroup:
     """Return the group of all commands."""
     return _root(parts=True)
 
 
 @cache
-def _root(parts: bool) -> Group:
+def _root(parts: bool) -> CommandGroup:
     for module in (*CORE, *(PARTS if parts else ())):
         import_module(module)
     root = get_command(app)
-    assert isinstance(root, Group)
+    assert isinstance(root, CommandGroup)
     return root
 
 

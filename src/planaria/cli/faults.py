@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
 
-from planaria.cli.flags import Command, Run, Seed, command, flag, switch
+from planaria.cli.flags import Run, Seed, TabledCommand, command, flag, switch
 from planaria.common.errors import UserError
 from planaria.config.durations import seconds
 
@@ -35,7 +35,7 @@ MOMENTS = "any, forward, backward, commit, transfer, save, settle or link"
 Loss = Literal["stage", "adjacent", "machine", "region"]
 
 
-class Faults(Command):
+class Faults(TabledCommand):
     """A command with a flag for each fault."""
 
     def table(self) -> Mapping[str, Any]:

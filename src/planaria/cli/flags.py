@@ -64,7 +64,7 @@ class UnexpectedArgument(typer.TyperException):
         self.ctx = ctx
 
 
-class Command(TyperCommand):
+class TabledCommand(TyperCommand):
     """A command that can have a table of further flags, whose given values it receives as one mapping."""
 
     allow_extra_args = True
@@ -122,7 +122,7 @@ class Command(TyperCommand):
         return record[0].partition(" <")[0], record[1]
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """A group of commands, which its help lists in full."""
 
     def __init__(self, **named: Any) -> None:
@@ -146,23 +146,25 @@ class Group(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         for title, names in self.sections().items():
             there = {name: self.commands[name] for name in names if name in self.commands}
-            rows = [(name, one.summary if isinstance(one, Group) else str(one.help)) for name, one in there.items()]
+            rows = [
+                (name, one.summary if isinstance(one, CommandGroup) else str(one.help)) for name, one in there.items()
+            ]
             with formatter.section(title):
                 formatter.write_dl(rows)
 
 
-class Root(Group):
+class RootGroup(CommandGroup):
     """All commands, listed by what they are for."""
 
     def sections(self) -> Mapping[str, list[str]]:
         return {title: list(names) for title, names in SECTIONS.items()}
 
 
-def _new(cls: type[Group], what: str, **named: Any) -> typer.Typer:
+def _new(cls: type[CommandGroup], what: str, **named: Any) -> typer.Typer:
     return typer.Typer(cls=cls, help=what, rich_markup_mode=None, pretty_exceptions_enable=False, **named)
 
 
-app = _new(Root, "Trains language models on machines that fail, lag and lie.", add_completion=True)
+app = _new(RootGroup, "Trains language models on machines that fail, lag and lie.", add_completion=True)
 app.info.epilog = "`planaria COMMAND --help` shows a command's arguments, or a group's commands."
 _groups: dict[str, typer.Typer] = {}
 
@@ -170,7 +172,7 @@ _groups: dict[str, typer.Typer] = {}
 def command(
     name: str,
     *,
-    cls: type[Command] = Command,
+    cls: type[TabledCommand] = TabledCommand,
     code: bool = True,
     lasting: bool = False,
     forks: bool = False,
@@ -201,7 +203,7 @@ def _typer(group: str) -> typer.Typer:
     if not group:
         return app
     if group not in _groups:
-        _groups[group] = _new(Group, GROUPS[group])
+        _groups[group] = _new(CommandGroup, GROUPS[group])
         app.add_typer(_groups[group], name=group)
     return _groups[group]
 

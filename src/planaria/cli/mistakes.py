@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from planaria.cli.flags import Group, UnexpectedArgument
+from planaria.cli.flags import CommandGroup, UnexpectedArgument
 from planaria.cli.settings import Settings
 from planaria.common.errors import UserError, nearest
 from planaria.config import shipped
@@ -62,7 +62,7 @@ PLACES = ("--port", "--host", "--live-port", "--live-host")
 HELP = ("-h", "--help")
 
 
-def require_known(words: Sequence[str], root: Group) -> None:
+def require_known(words: Sequence[str], root: CommandGroup) -> None:
     """:raises UserError: if ``words`` begin with no command; names the spelling of an earlier one, or a similar one."""
     first, second = (*words, "", "")[:2]
     for old in (f"{first} {second}", first):
@@ -79,11 +79,11 @@ def require_known(words: Sequence[str], root: Group) -> None:
         similar = f"did you mean {meant[0]!r}?" if meant else nearest(first, root.commands)
         raise UserError(f"{first}: unknown command; {similar}")
     group = root.commands[first]
-    if isinstance(group, Group) and second not in (*HELP, *group.commands):
+    if isinstance(group, CommandGroup) and second not in (*HELP, *group.commands):
         _refuse(first, second, group)
 
 
-def _refuse(first: str, second: str, group: Group) -> None:
+def _refuse(first: str, second: str, group: CommandGroup) -> None:
     """:raises UserError: always, since the group ``first`` has no command ``second``."""
     if not second:
         below = ", ".join(group.commands)

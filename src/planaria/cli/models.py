@@ -80,10 +80,10 @@ def _generate(
 
 def _chat(run: Path | None, tokens: int | None, temperature: float, top_k: int, seed: int) -> int:
     """Answer lines of standard input."""
-    from planaria.models.decode import Draws
+    from planaria.models.decode import Sampling
     from planaria.runtime import chat
 
-    draws = Draws(chat.TOKENS if tokens is None else tokens, temperature, top_k, seed)
+    draws = Sampling(chat.TOKENS if tokens is None else tokens, temperature, top_k, seed)
     return chat.converse(_one_of(run, None), draws, _note)
 
 
@@ -176,7 +176,7 @@ def _export(
     """Export a run's model as a Hugging Face folder, or its checkpoint for another program."""
     from planaria.cli.commands.checkpoint import export
     from planaria.models.huggingface import is_exported
-    from planaria.runtime.foreign import export_again
+    from planaria.runtime.import_export import export_again
     from planaria.swarm.trained_policy import export_peer
 
     swarm, merged = (run / "peers").is_dir(), is_exported(run)

@@ -12,7 +12,7 @@ from typer import Option
 from planaria.common.errors import UserError, install
 
 if TYPE_CHECKING:
-    from planaria.report.live_page.serving import Address
+    from planaria.report.live_page.serving import ServerAddress
 
 ANYWHERE = "127.0.0.1:0"
 SHORTEST_TOKEN, LONGEST_TOKEN = 16, 200
@@ -39,14 +39,14 @@ def token_option(flag: str = "--token-file", panel: str | None = None) -> Any:
     return Option(flag, metavar="FILE", help=_TOKEN, rich_help_panel=panel)
 
 
-def address(at: str | None, names: list[str], flag: str) -> Address:
+def address(at: str | None, names: list[str], flag: str) -> ServerAddress:
     """Parse the HOST:PORT of ``flag``; UserError if ``at`` is not an address."""
-    from planaria.report.live_page.serving import Address
+    from planaria.report.live_page.serving import ServerAddress
 
     host, colon, port = (at or ANYWHERE).rpartition(":")
     if not (colon and host and port.isascii() and port.isdigit() and int(port) < 1 << 16):
         raise UserError(f"{flag} {at}: not an address; write HOST:PORT, such as 127.0.0.1:8080")
-    return Address(host.removeprefix("[").removesuffix("]"), int(port), tuple(names))
+    return ServerAddress(host.removeprefix("[").removesuffix("]"), int(port), tuple(names))
 
 
 def require_server(word: str) -> None:

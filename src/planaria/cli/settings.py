@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import typer
 
-from planaria.cli.flags import EVERYTHING, GIVEN, Command
+from planaria.cli.flags import EVERYTHING, GIVEN, TabledCommand
 from planaria.common.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ COMMON = {
 """settings that ``--help`` shows; ``--help-all`` shows all"""
 
 
-class Settings(Command):
+class Settings(TabledCommand):
     """A command with every field of a recipe as a flag; a subclass names the recipe's root section."""
 
     def __init__(self, *given: Any, **named: Any) -> None:

@@ -43,7 +43,7 @@ def _train(
     from planaria.cli.commands import train
 
     address = live_address(Live(live, live_at, live_name or [], live_token_file, live_chaos))
-    shown = train.Shown(address, live_token_file, live_chaos) if address is not None else None
+    shown = train.LivePage(address, live_token_file, live_chaos) if address is not None else None
     auto = resume == "auto" and recipe is not None
     if (resume is None or auto) and checkpoint is not None:
         raise UserError(f"--checkpoint {checkpoint}: requires --resume RUN")
@@ -102,7 +102,7 @@ def _plan(
     from planaria.cli.commands.plan import describe
     from planaria.cli.commands.schedule import parse_budget, plan_routes
     from planaria.config.recipe import load
-    from planaria.runtime.engine.check import check
+    from planaria.runtime.engine.config_checks import check
 
     spend = parse_budget(budget or "60s")
     config = load(recipe, settings | ({"routing.skip": skip} if skip is not None else {}), "train")

@@ -20,7 +20,7 @@ from planaria.cli.serving import (
 from planaria.common.errors import UserError
 
 if TYPE_CHECKING:
-    from planaria.report.live_page.serving import Address
+    from planaria.report.live_page.serving import ServerAddress
 
 
 class Live(NamedTuple):
@@ -33,7 +33,7 @@ class Live(NamedTuple):
     chaos: bool
 
 
-def live_address(given: Live) -> Address | None:
+def live_address(given: Live) -> ServerAddress | None:
     """Return the address of the live page of ``train``; None without --live.
 
     :raises UserError: if a flag is given that requires --live.

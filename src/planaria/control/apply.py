@@ -32,7 +32,7 @@ from planaria.control.apply_base import (
 from planaria.control.fast_replace import fast_replace
 from planaria.control.replica import NOBODY, ReplicaState, updated
 from planaria.control.roster import Host, WorkerState
-from planaria.control.state import RunState, Unsaved, Writing
+from planaria.control.state import BackgroundWrite, RunState, UnsavedCheckpoint
 
 __all__ = ["apply", "losses", "resolved"]
 
@@ -117,7 +117,7 @@ def _(fact: e.StageCopied, run: RunState) -> RunState:
     replica = _asked_to_save(run, fact)
     if replica is None:
         return run
-    part = Writing(replica.number, fact.generation, fact.step)
+    part = BackgroundWrite(replica.number, fact.generation, fact.step)
     return report(replace(run, writing=freeze({**run.writing, fact.worker: part})), replica, fact.worker)
 
 
@@ -149,7 +149,7 @@ def _asked_to_save(run: RunState, fact: e.StageCopied | e.StageSaved | e.SaveFai
     return replica if replica is not None and replica.saved in (fact.step, -1) else None
 
 
-def _writing(run: RunState, fact: e.StageSaved | e.SaveFailed) -> Writing | None:
+def _writing(run: RunState, fact: e.StageSaved | e.SaveFailed) -> BackgroundWrite | None:
     """Return this worker's background write that the event is about, if any."""
     part = run.writing.get(fact.worker)
     return part if part is not None and (part.generation, part.step) == (fact.generation, fact.step) else None
@@ -183,7 +183,9 @@ def _unsaved(run: RunState, fact: e.SaveFailed, host: str) -> RunState:
     before = run.unsaved
     tries = before.tries if before is not None and before.step == fact.step else 0
     hosts = before.hosts if before is not None else frozenset()
-    return replace(give_up_save(run), unsaved=Unsaved(fact.step, fact.detail, tries + 1, hosts | {host}, fact.step))
+    return replace(
+        give_up_save(run), unsaved=UnsavedCheckpoint(fact.step, fact.detail, tries + 1, hosts | {host}, fact.step)
+    )
 
 
 @handles

@@ -9,10 +9,10 @@ from types import MappingProxyType
 from typing import Any
 
 from planaria.control import events as e
-from planaria.control.allotment import Allotment
 from planaria.control.fast_replace import fast_replace
 from planaria.control.replica import OpenRound, ReplicaState, updated
 from planaria.control.roster import Host, WorkerState
+from planaria.control.sample_assignment import Allotment
 from planaria.control.state import RunState
 from planaria.exchange.registry import exchange
 

@@ -21,7 +21,7 @@ from planaria.control.apply_base import (
 from planaria.control.apply_membership import void
 from planaria.control.fast_replace import fast_replace
 from planaria.control.feature_state import begun
-from planaria.control.replica import NOBODY, OpenRound, Waiting, after_commit, updated
+from planaria.control.replica import NOBODY, OpenRound, WorkerSet, after_commit, updated
 from planaria.control.rollback import RollbackPoint
 from planaria.control.roster import Host, WorkerState
 from planaria.control.state import RunState
@@ -63,7 +63,7 @@ def _(fact: d.RunStep, run: RunState) -> RunState:
             replica = updated(replica, memory=replica.memory.begun(fact.step))
     phase = "run" if fact.mode == "train" else "evaluate"
     progress = begun(run) if fact.mode == "train" else None
-    changes = {"phase": phase, "progress": progress, "waiting": Waiting(replica.holders.values())}
+    changes = {"phase": phase, "progress": progress, "waiting": WorkerSet(replica.holders.values())}
     return with_replica(run, updated(replica, **changes, received=freeze({}), refused=freeze({})))
 
 
@@ -81,7 +81,7 @@ def _(fact: d.Commit, run: RunState) -> RunState:
         replica = replace(replica, lost=replica.lost | replica.origins.keys(), origins=freeze({}))
     copies = replica.settings.pairs_of(replica.number)
     ages, rested = after_commit(replica.ages, replica.rested, replica.skipped, copies)
-    waiting = Waiting(replica.holders.values())
+    waiting = WorkerSet(replica.holders.values())
     changes = {"phase": "commit", "waiting": waiting, "ages": freeze(dict(ages)), "rested": rested, "trouble": ""}
     return with_replica(run, updated(replica, **changes))
 
@@ -108,7 +108,7 @@ def _(fact: d.Settle, run: RunState) -> RunState:
     for number in fact.members:
         replica = run.replicas[number]
         inner = replica.inner if replica.meeting else 0
-        settling = updated(replica, phase="settle", waiting=Waiting(replica.holders.values()), meeting=None)
+        settling = updated(replica, phase="settle", waiting=WorkerSet(replica.holders.values()), meeting=None)
         run = with_replica(run, updated(settling, rounds=fact.round + 1, inner=inner))
     return _forget_rounds(run)
 
@@ -153,7 +153,7 @@ def _(fact: d.Save, run: RunState) -> RunState:
     standing = out_of_round(replica).standing  # saved states do not know the current round
     standings = freeze({**run.standings, fact.replica: standing})
     run = anew(replace(run, saving=fact.step, allotment=run.allotment.save(fact.replica), standings=standings))
-    saved = updated(replica, phase="save", waiting=Waiting(keepers), saved=fact.step, saved_in=fact.generation)
+    saved = updated(replica, phase="save", waiting=WorkerSet(keepers), saved=fact.step, saved_in=fact.generation)
     return with_replica(run, updated(saved, digests=freeze({}), weights=freeze({})))
 
 
@@ -239,7 +239,7 @@ def _(fact: d.Finish, run: RunState) -> RunState:
 
 
 @handles
-def _(fact: e.Gauged, run: RunState) -> RunState:
+def _(fact: e.WorkerMeasurements, run: RunState) -> RunState:
     replica = run.replica_of(fact.worker)
     if replica is None or replica.generation != fact.generation or replica.holders.get(fact.node) != fact.worker:
         return run

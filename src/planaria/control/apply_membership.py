@@ -22,8 +22,8 @@ from planaria.control.apply_base import (
     written,
 )
 from planaria.control.fast_replace import fast_replace
-from planaria.control.memory import Memory
-from planaria.control.replica import NOBODY, ReplicaState, Waiting, updated
+from planaria.control.memory_snapshots import MemorySnapshot
+from planaria.control.replica import NOBODY, ReplicaState, WorkerSet, updated
 from planaria.control.roster import Status
 from planaria.control.state import RunState
 
@@ -250,7 +250,7 @@ def _formed(run: RunState, replica: ReplicaState, form: d.Form) -> ReplicaState:
         suspects=frozenset(),
         stalled=(),
         routes=form.routes,
-        waiting=Waiting(m.worker for m in form.members),
+        waiting=WorkerSet(m.worker for m in form.members),
         evaluated=min(replica.evaluated, form.step),
         rounds=form.rounds,
         inner=form.inner,
@@ -258,7 +258,7 @@ def _formed(run: RunState, replica: ReplicaState, form: d.Form) -> ReplicaState:
     )
 
 
-def _remembered(memory: Memory, form: d.Form) -> Memory:
+def _remembered(memory: MemorySnapshot, form: d.Form) -> MemorySnapshot:
     """Return the content of memory after ``form`` is linked."""
     if form.outcome == "rolled back":
         return memory.void()

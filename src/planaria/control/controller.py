@@ -20,18 +20,19 @@ from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.apply import apply
 from planaria.control.apply_base import decided
-from planaria.control.deadlines import BrokenEdges, Deadlines, Waits, underlying_error
+from planaria.control.broken_edges import BrokenEdges
+from planaria.control.checkpoint_decisions import CheckpointCadence
+from planaria.control.deadlines import Deadlines, RoundWaits, underlying_error
 from planaria.control.decide import decide
 from planaria.control.decisions import state_link
 from planaria.control.feature_facts import Ordered
 from planaria.control.log_lines import log_fact
-from planaria.control.protocols import FaultSource, Observer, Planner
+from planaria.control.protocols import FaultSource, Observer, RoutePlanner
 from planaria.control.relay_watch import RelayWatch
-from planaria.control.saving import Cadence
-from planaria.control.staffing import exposed
 from planaria.control.state import RunState
-from planaria.control.statefile import STATE, StateWriter
-from planaria.runtime.checkpoint.store import MANIFEST, CheckpointStore, Manifest, named
+from planaria.control.state_file import STATE, StateWriter
+from planaria.control.worker_assignment import exposed
+from planaria.runtime.checkpoint.store import MANIFEST, CheckpointManifest, CheckpointStore, named
 from planaria.runtime.fleet.base import Asked, Elastic, Gone, Joined, Leaving, Left, Notice, Reported
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class Controller:
         folder: Path,
         observer: Observer,
         chaos: FaultSource,
-        planner: Planner | None = None,
+        planner: RoutePlanner | None = None,
         relays: RelayWatch | None = None,
     ) -> None:
         """:param planner: replans the routes of runs with a schedule when nodes are lost.
@@ -63,10 +64,10 @@ class Controller:
         self._store = CheckpointStore(folder / "checkpoints")
         measure = config.checkpoint.every == "best"
         self._deadlines = Deadlines(config)
-        self._cadence = Cadence(config.network.hourly, len(started.stage_of)) if measure else None
+        self._cadence = CheckpointCadence(config.network.hourly, len(started.stage_of)) if measure else None
         self._ending: d.Finish | None = None
         self._broken_edges = BrokenEdges()
-        self._waits = Waits(config)
+        self._waits = RoundWaits(config)
         self._state_file = StateWriter(folder / STATE, lambda: time.monotonic())
         self._stated = True
         """whether the state file could be written the last time"""
@@ -300,7 +301,7 @@ class Controller:
 
     def _seal(self, seal: d.Seal) -> None:
         settings = self.state.settings
-        manifest = Manifest(
+        manifest = CheckpointManifest(
             step=seal.step,
             stages=seal.stages,
             pipeline_stages=self._config.pipeline.stages,

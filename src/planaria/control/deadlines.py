@@ -1,16 +1,7 @@
-"""Deadlines of the controller: rounds, stragglers, joining machines, full disks, slow starts, stuck workers, edges.
+"""Deadlines of the controller: rounds, stragglers, joining machines, full disks, slow starts, stuck workers.
 
 Each class records when a wait began. It reads no clock: callers pass monotonic seconds. Silence of workers is judged in
 ``runtime/fleet/heartbeats.py``.
-
-A broken edge is handled in this order:
-
-1. Both ends notice it on their sockets (``runtime/transport/edge.py``) and report ``EdgeBroken``.
-2. Usually one of them is dead. The fleet has :data:`GRACE_S` to report ``WorkerLost``.
-3. If it does not, the edge itself failed: ``GraceExpired``.
-4. Either event changes the run's state (``control/apply_membership.py``).
-5. A new generation is decided (``control/formation.py``): ``Form``.
-6. The workers connect again (``runtime/engine/links.py``), and the step is repeated.
 """
 
 from __future__ import annotations
@@ -21,14 +12,14 @@ from typing import NamedTuple
 
 from planaria.config.schema import RunConfig
 from planaria.control import events as e
-from planaria.control.events import EdgeBroken, GraceExpired, Heartbeat, Worked
+from planaria.control.checkpoint_decisions import resting
+from planaria.control.events import Heartbeat, Worked
 from planaria.control.features import FEATURES
 from planaria.control.replica import ReplicaState
 from planaria.control.roster import identity_order
 from planaria.control.rounds import quorate, waiting
-from planaria.control.saving import resting
-from planaria.control.staffing import lacking
 from planaria.control.state import RunState
+from planaria.control.worker_assignment import lacking
 from planaria.runtime.transport.address import parse
 from planaria.runtime.transport.listener import unreachable
 
@@ -80,7 +71,7 @@ _FIRST_S, _MOST_S = 10.0, 60.0
 """from a worker's start to the first report, and the longest pause between reports; pauses double"""
 
 
-class Starts:
+class StartDeadlines:
     """Starts of one run's workers."""
 
     def __init__(self, limit_s: float) -> None:
@@ -117,7 +108,7 @@ LEAST_S = 0.05
 """minimum wait for further updates after enough have arrived; longer if these took longer"""
 
 
-class Wait(NamedTuple):
+class RoundWait(NamedTuple):
     """A replica's wait for others in a round."""
 
     who: tuple[int, int, bool]
@@ -126,7 +117,7 @@ class Wait(NamedTuple):
     until: float
 
 
-class Waits:
+class RoundWaits:
     """Timed waits of one run."""
 
     def __init__(self, config: RunConfig) -> None:
@@ -137,12 +128,12 @@ class Waits:
         """how long a stop waits for a step or a repair, and until when"""
         self._retry = math.inf
         """time of the retry of a failed last save"""
-        self.impatient: dict[int, Wait] = {}
+        self.impatient: dict[int, RoundWait] = {}
         """replica → its wait for others in a round"""
         self._clocks = [feature.clock() for feature in FEATURES]
         self._relays = math.inf
         """until when the run waits for silent relays"""
-        self._starts = Starts(config.fleet.start_timeout_s)
+        self._starts = StartDeadlines(config.fleet.start_timeout_s)
         self._lacking: tuple[float, int] = math.inf, 0
         """until when the run waits for machines to join, and the number of missing workers"""
 
@@ -200,7 +191,7 @@ class Waits:
                 continue
             wait = self.impatient.get(number)
             if wait is None or wait.who != who:
-                wait = self.impatient[number] = Wait(who, now, now + self._patience_s)
+                wait = self.impatient[number] = RoundWait(who, now, now + self._patience_s)
             if self._patience_s == math.inf or not quorate(run, run.replicas[number]):
                 continue
             if (until := now + max(LEAST_S, now - wait.began)) < wait.until:
@@ -307,35 +298,3 @@ class Deadlines:
             return ""
         where = beat.doing if beat.microbatch < 0 else f"{beat.doing} of microbatch {beat.microbatch}"
         return f"its main thread has been in {where}, step {beat.step}, for {took:.1f} s (limit {limit:g} s)"
-
-
-GRACE_S = 0.5
-"""seconds after a broken edge for a death notice about one of its ends, before the edge itself is blamed"""
-
-
-class BrokenEdges:
-    """Broken edges that are not blamed yet. Callers pass times in seconds."""
-
-    def __init__(self) -> None:
-        self._until: dict[int, tuple[float, int]] = {}
-        """replica → when an edge will be blamed, and its generation"""
-
-    def note(self, t: float, broken: EdgeBroken, run: RunState) -> None:
-        """Record that an edge broke at ``t``; ``run`` already includes it."""
-        replica = run.replica_of(broken.worker)
-        if replica is not None and replica.suspects:
-            _, generation = self._until.get(replica.number, (0.0, -1))
-            if generation != replica.generation:
-                self._until[replica.number] = (t + GRACE_S, replica.generation)
-
-    @property
-    def due(self) -> list[float]:
-        """Times at which to call :meth:`blamed`."""
-        return [until for until, _ in self._until.values()]
-
-    def blamed(self, now: float, run: RunState) -> list[GraceExpired]:
-        """Return the replicas whose grace expired, each once; not if they have a new generation."""
-        over = [(number, generation) for number, (until, generation) in self._until.items() if now >= until]
-        for number, _ in over:
-            del self._until[number]
-        return [GraceExpired(replica=n, generation=g) for n, g in over if g == run.replicas[n].generation]

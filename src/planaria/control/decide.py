@@ -4,13 +4,13 @@ Every decision changes the state it was made from (through ``apply``), so ``deci
 decides a replica's next phase, the end of a run, and the removal of members whose updates are repeatedly invalid.
 Other modules decide:
 
-- ``control/saving.py``: saving, sealing and cancelling checkpoints;
+- ``control/checkpoint_decisions.py``: saving, sealing and cancelling checkpoints;
 - ``control/formation.py``: new generations, with lost stages replaced;
 - ``control/rounds.py``: rounds of the exchange and their groups;
 - ``control/features.py``: features such as gradient coding, whose steps continue without stragglers;
 - ``exchange/robust/controller.py``: steps that continue without Byzantine replicas;
-- ``control/staffing.py``: workers to start and to release;
-- ``control/diagnosis.py``, ``control/steering.py``: slow workers and links, and reactions to them.
+- ``control/worker_assignment.py``: workers to start and to release;
+- ``control/diagnosis.py``, ``control/slow_parts.py``: slow workers and links, and reactions to them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from planaria.control import decisions as d
-from planaria.control.diagnosis import diagnose, stuck_link
-from planaria.control.features import lead
-from planaria.control.formation import form, hopeless, relieve, too_late, without_worker
-from planaria.control.replica import ReplicaState
-from planaria.control.roster import MAX_FAILED_STARTS
-from planaria.control.rounds import behind, due, meet, next_block
-from planaria.control.saving import (
+from planaria.control.checkpoint_decisions import (
     all_saved,
     discard,
     ends,
@@ -37,9 +31,22 @@ from planaria.control.saving import (
     seal,
     unchanged,
 )
-from planaria.control.staffing import fit_spares, handing_over, leaving, release_leaving, restart_replica, staff
+from planaria.control.diagnosis import diagnose, stuck_link
+from planaria.control.features import lead
+from planaria.control.formation import form, hopeless, relieve, too_late, without_worker
+from planaria.control.replica import ReplicaState
+from planaria.control.roster import MAX_FAILED_STARTS
+from planaria.control.rounds import behind, due, meet, next_block
+from planaria.control.slow_parts import reroute, steer
 from planaria.control.state import RunState
-from planaria.control.steering import reroute, steer
+from planaria.control.worker_assignment import (
+    fit_spares,
+    handing_over,
+    leaving,
+    release_leaving,
+    restart_replica,
+    staff,
+)
 from planaria.exchange.robust.controller import disagreement, left_out
 
 MAX_ATTEMPTS = 20
@@ -57,9 +64,9 @@ def decide(run: RunState) -> d.Decision | None:
         return about_disk
     concerned = _replicas_to_decide(run)
     for replica in concerned:
-        if (decision := _lead(run, replica)) is not None:
+        if (decision := _decide_for(run, replica)) is not None:
             return decision
-    return meet(run, concerned) or _end(run) or release_leaving(run) or restart_replica(run) or staff(run)
+    return meet(run, concerned) or _finish(run) or release_leaving(run) or restart_replica(run) or staff(run)
 
 
 def _replicas_to_decide(run: RunState) -> list[ReplicaState]:
@@ -73,7 +80,7 @@ def _replicas_to_decide(run: RunState) -> list[ReplicaState]:
     return [run.replicas[number] for number in sorted(numbers - run.replicas.gone)]
 
 
-def _lead(run: RunState, replica: ReplicaState) -> d.Decision | None:
+def _decide_for(run: RunState, replica: ReplicaState) -> d.Decision | None:
     """Return a replica's next decision that does not involve others."""
     beyond_recall = replica.phase in ("commit", "settle", "save")
     stops = run.prompt and replica.whole
@@ -98,13 +105,13 @@ def _lead(run: RunState, replica: ReplicaState) -> d.Decision | None:
     unfilled = replica.skipped & set(replica.vacant) and fit_spares(run)
     if replica.broken or unfilled:
         if stops:
-            return _proceed(run, replica)
+            return _decide_idle(run, replica)
         return (None if run.silent else stuck_link(run, replica)) or form(run, replica)
     about_slowness = diagnose(run, replica) or steer(run, replica) or reroute(run, replica)
-    return about_slowness or dismiss(run, replica) or relieve(run, replica) or _proceed(run, replica)
+    return about_slowness or dismiss(run, replica) or relieve(run, replica) or _decide_idle(run, replica)
 
 
-def _proceed(run: RunState, replica: ReplicaState) -> d.Decision | None:
+def _decide_idle(run: RunState, replica: ReplicaState) -> d.Decision | None:
     """Return the next decision of an idle replica: meet, validate, save, or train, in this order. Skipped steps are not
     saved."""
     settings, step, number = run.settings, replica.step, replica.number
@@ -128,7 +135,7 @@ def _proceed(run: RunState, replica: ReplicaState) -> d.Decision | None:
     return d.RunStep(replica=number, generation=replica.generation, step=step, block=block, left_out=without)
 
 
-def _end(run: RunState) -> d.Finish | None:
+def _finish(run: RunState) -> d.Finish | None:
     """End the run when all is done and saved, or when the last replica cannot continue or be saved."""
     if run.writing:  # otherwise a truncated file would remain
         return None

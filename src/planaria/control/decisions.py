@@ -21,21 +21,21 @@ from planaria.control.members import Fresh as Fresh
 from planaria.control.members import Handover as Handover
 from planaria.control.members import Introduce as Introduce
 from planaria.control.members import Keep as Keep
-from planaria.control.members import Link as Link
 from planaria.control.members import Load as Load
 from planaria.control.members import Meet as Meet
 from planaria.control.members import Member as Member
+from planaria.control.members import MemberLink as MemberLink
 from planaria.control.members import Rebuild as Rebuild
 from planaria.control.members import Recall as Recall
 from planaria.control.members import Settle as Settle
 from planaria.control.members import Source as Source
 from planaria.control.members import state_link as state_link
-from planaria.control.started import Standing
+from planaria.control.run_started import ReplicaPosition
 from planaria.control.verdicts import Blamed as Blamed
 from planaria.control.verdicts import Cleared as Cleared
 from planaria.control.verdicts import Relieve as Relieve
 from planaria.control.verdicts import Reroute as Reroute
-from planaria.control.verdicts import Unequal as Unequal
+from planaria.control.verdicts import UnequalReplicas as UnequalReplicas
 
 
 class Save(Fact):
@@ -64,7 +64,7 @@ class Seal(Fact):
     folder: str
     stages: list[int]
     partial: bool = False
-    standings: dict[int, Standing] = Field(default_factory=dict)
+    standings: dict[int, ReplicaPosition] = Field(default_factory=dict)
     """positions of several replicas when they were saved"""
     first_block: int = 0
     """all blocks of samples before this one were used"""
@@ -72,7 +72,7 @@ class Seal(Fact):
     """further used blocks above these"""
     digests: dict[int, dict[str, str]] = Field(default_factory=dict)
     """replica → file → SHA-256 reported by its writer"""
-    unequal: list[Unequal] = Field(default_factory=list)
+    unequal: list[UnequalReplicas] = Field(default_factory=list)
     """stages whose replicas should be equal and were not"""
 
 
@@ -122,7 +122,7 @@ class Form(Fact):
     step: int
     outcome: Literal["started", "recovered", "relinked", "handed over", "rolled back", "recalled", "skipping"]
     members: list[Member]
-    links: list[Link]
+    links: list[MemberLink]
     routes: list[list[int]] = Field(default_factory=list)
     """with a schedule: the nodes that each microbatch of a step visits; otherwise the recipe's routing applies"""
     rounds: int = 0

@@ -7,7 +7,7 @@ always read. A pass starts when its batch is present, so that slow data do not c
 
 An edge is slow if its activations take more than three times as long as initially and as on the other edges, beyond
 scatter. If all edges from or to a node are slow, that side of the node is. Workers, machines and data:
-``control/steering.py``. The thresholds are planaria's own.
+``control/slow_parts.py``. The thresholds are planaria's own.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from statistics import median
 from typing import NamedTuple
 
 from planaria.control import decisions as d
-from planaria.control.gauges import RECENT, Gauge, Gauges, Pair
+from planaria.control.gauges import RECENT, Gauges, NodeGauge, Pair
 from planaria.control.replica import ReplicaState
+from planaria.control.slow_parts import Known, SlowPart, ease, slow_data, slow_workers
 from planaria.control.state import RunState
-from planaria.control.steering import Known, Verdict, ease, slow_data, slow_workers
 from planaria.control.verdicts import Fault
 
 HOT = 3.0
@@ -91,7 +91,7 @@ def verdicts(
     hosts: Sequence[tuple[int, str]],
     work: Sequence[float],
     known: Known,
-) -> tuple[Verdict, ...]:
+) -> tuple[SlowPart, ...]:
     """Return the slow parts among the nodes in ``hosts`` (node, its worker's machine).
 
     :param work: of a pass, by stage; empty if block stages are alike.
@@ -105,7 +105,7 @@ def verdicts(
     return (*slow, *_sides(hot, lately, edges), *_flaky(gauges, own, edges, hot, known))
 
 
-class Reading(NamedTuple):
+class TravelTimes(NamedTuple):
     """Travel times of activations over an edge in one direction, in seconds."""
 
     low: float
@@ -118,30 +118,30 @@ class Reading(NamedTuple):
     """most of them, initially"""
 
 
-def ways(own: Mapping[int, Gauge], hosts: Mapping[int, str]) -> dict[Pair, Reading]:
+def ways(own: Mapping[int, NodeGauge], hosts: Mapping[int, str]) -> dict[Pair, TravelTimes]:
     """Return the travel times of each edge (from, to).
 
     The clock offset of two machines is set by their first readings in both directions, as if those had taken equally
     long.
     """
-    raw: dict[Pair, Reading] = {}
+    raw: dict[Pair, TravelTimes] = {}
     for node, gauge in own.items():
         for peer in gauge.last.flows:
             recent = [fact.flows[peer] for fact in gauge.recent if peer in fact.flows]
             past = [fact.flows[peer] for fact in gauge.past if peer in fact.flows]
             if peer in own and past and len(recent) == RECENT:
                 low, high = median(flow.low_s for flow in recent), min(flow.high_s for flow in recent)
-                raw[peer, node] = Reading(low, recent[-1].low_s, high, median(flow.low_s for flow in past))
+                raw[peer, node] = TravelTimes(low, recent[-1].low_s, high, median(flow.low_s for flow in past))
     found = {}
     for (one, other), way in raw.items():
         offset = 0.0
         if hosts[one] != hosts[other] and (other, one) in raw:
             offset = (way.past - raw[other, one].past) / 2
-        found[one, other] = Reading(*(seconds - offset for seconds in way))
+        found[one, other] = TravelTimes(*(seconds - offset for seconds in way))
     return found
 
 
-def _hot(edges: Mapping[Pair, Reading], known: Known) -> tuple[set[Pair], set[Pair]]:
+def _hot(edges: Mapping[Pair, TravelTimes], known: Known) -> tuple[set[Pair], set[Pair]]:
     """Return edges with slow activations, and edges whose last activations were slow."""
     if len(edges) < 3:
         return set(), set()
@@ -159,7 +159,7 @@ def _hot(edges: Mapping[Pair, Reading], known: Known) -> tuple[set[Pair], set[Pa
     return hot, lately
 
 
-def _sides(hot: set[Pair], lately: set[Pair], edges: Mapping[Pair, Reading]) -> list[Verdict]:
+def _sides(hot: set[Pair], lately: set[Pair], edges: Mapping[Pair, TravelTimes]) -> list[SlowPart]:
     """Return slow edges; if all edges from or to a node are slow, that side of the node instead.
 
     An edge is not blamed while another edge of its nodes has just become slow, since a side may be the cause.
@@ -173,30 +173,30 @@ def _sides(hot: set[Pair], lately: set[Pair], edges: Mapping[Pair, Reading]) -> 
             if len(its) > 1 and its <= left:
                 left -= its
                 worst = max((edges[pair] for pair in its), key=lambda way: way.low)
-                found.append(Verdict(fault, (node,), worst.low, worst.past, usual))
+                found.append(SlowPart(fault, (node,), worst.low, worst.past, usual))
             elif len(its) > 1 and its <= left | lately:
                 left -= its
-    found += [Verdict("slow link", pair, edges[pair].low, edges[pair].past, usual) for pair in sorted(left)]
+    found += [SlowPart("slow link", pair, edges[pair].low, edges[pair].past, usual) for pair in sorted(left)]
     return found
 
 
 def _flaky(
     gauges: Gauges,
-    own: Mapping[int, Gauge],
-    edges: Mapping[Pair, Reading],
+    own: Mapping[int, NodeGauge],
+    edges: Mapping[Pair, TravelTimes],
     hot: set[Pair],
     known: Known,
-) -> list[Verdict]:
+) -> list[SlowPart]:
     """Return edges that break repeatedly, or whose slowest activations lag far behind while most do not."""
     found = []
     for (low, high), times in sorted(gauges.breaks.items()):
         if {low, high} <= own.keys() and len(times) > BREAKS:
-            way = edges.get((low, high), Reading(0.0, 0.0, 0.0, 0.0))
-            found.append(Verdict("flaky link", (low, high), way.high, way.past, 0.0))
+            way = edges.get((low, high), TravelTimes(0.0, 0.0, 0.0, 0.0))
+            found.append(SlowPart("flaky link", (low, high), way.high, way.past, 0.0))
     highs = [way.high for way in edges.values()]
     for pair, way in sorted(edges.items()):
         eased = ease(known, "flaky link", pair)
         late = way.high > eased * LATE * max(median(highs), way.past, 0.0) and way.high > eased * LATE_S
         if late and pair not in hot and not any({*v.nodes} == {*pair} for v in found):
-            found.append(Verdict("flaky link", pair, way.high, way.past, median(highs)))
+            found.append(SlowPart("flaky link", pair, way.high, way.past, median(highs)))
     return found

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from planaria.control.feature_facts import Happened
-from planaria.control.gauges import Gauged as Gauged
+from planaria.control.gauges import WorkerMeasurements as WorkerMeasurements
 from planaria.control.reports import CONTROLLER as CONTROLLER
 from planaria.control.reports import REPORT as REPORT
 from planaria.control.reports import EdgeBroken as EdgeBroken
@@ -31,16 +31,16 @@ from planaria.control.reports import StageSaved as StageSaved
 from planaria.control.reports import Worked as Worked
 from planaria.control.reports import WorkerFailed as WorkerFailed
 from planaria.control.reports import WorkerJoined as WorkerJoined
-from planaria.control.started import Fact as Fact
-from planaria.control.started import Recut as Recut
-from planaria.control.started import RunStarted as RunStarted
-from planaria.control.started import Shape as Shape
-from planaria.control.started import Standing as Standing
-from planaria.control.updates import MessageCompressed as MessageCompressed
-from planaria.control.updates import RoundApplied as RoundApplied
-from planaria.control.updates import UpdateReceived as UpdateReceived
-from planaria.control.updates import UpdateRejected as UpdateRejected
-from planaria.control.updates import UpdatesWeighted as UpdatesWeighted
+from planaria.control.run_started import Fact as Fact
+from planaria.control.run_started import Recut as Recut
+from planaria.control.run_started import ReplicaPosition as ReplicaPosition
+from planaria.control.run_started import RunShape as RunShape
+from planaria.control.run_started import RunStarted as RunStarted
+from planaria.control.update_reports import MessageCompressed as MessageCompressed
+from planaria.control.update_reports import RoundApplied as RoundApplied
+from planaria.control.update_reports import UpdateReceived as UpdateReceived
+from planaria.control.update_reports import UpdateRejected as UpdateRejected
+from planaria.control.update_reports import UpdatesWeighted as UpdatesWeighted
 
 
 class WorkerLost(Fact):
@@ -273,7 +273,7 @@ Event = Annotated[
     | MessageCompressed
     | RoundApplied
     | FaultInjected
-    | Gauged
+    | WorkerMeasurements
     | ZombieIgnored,
     Field(discriminator="kind"),
 ]

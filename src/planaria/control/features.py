@@ -12,7 +12,7 @@ from planaria.control.state import RunState
 from planaria.exchange.coded.controller import CODED_STEPS
 
 
-class Clock(Protocol):
+class FeatureTimers(Protocol):
     """Timers of a feature, in monotonic seconds."""
 
     @property
@@ -35,7 +35,7 @@ class Feature(Protocol):
     def lead(self, run: RunState, replica: ReplicaState) -> Decision | None:
         """Return the next decision in the current step, if any."""
 
-    def clock(self) -> Clock:
+    def clock(self) -> FeatureTimers:
         """Return new timers for a run."""
 
 

@@ -10,18 +10,26 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
 from planaria.control import decisions as d
-from planaria.control.events import Standing
+from planaria.control.checkpoint_decisions import is_being_written
+from planaria.control.events import ReplicaPosition
 from planaria.control.members import link
 from planaria.control.replica import ReplicaState
 from planaria.control.rollback import RollbackPoint
 from planaria.control.roster import MAX_FAILED_STARTS
-from planaria.control.saving import is_being_written
-from planaria.control.staffing import can_be_copied, filled, final, has_room, lending_replicas, more_to_come, taken_over
 from planaria.control.state import RunState
-from planaria.pipeline.network.multipath import Path, Ways
+from planaria.control.worker_assignment import (
+    can_be_copied,
+    filled,
+    final,
+    has_room,
+    lending_replicas,
+    more_to_come,
+    taken_over,
+)
+from planaria.pipeline.network.multipath import Path, PathNetwork
 from planaria.pipeline.routing.arrangement import Pair
-from planaria.planner.paths import Flow, plan, shifted
-from planaria.recovery.chain import Plan, ages_by_stage
+from planaria.planner.paths import SiteFlow, plan, shifted
+from planaria.recovery.chain import RecoveryPlan, ages_by_stage
 
 
 def form(run: RunState, replica: ReplicaState) -> d.Decision | None:
@@ -130,12 +138,12 @@ def _any_whole(run: RunState, replica: ReplicaState) -> bool:
     return any(can_be_copied(other) for number, other in run.live.items() if number != replica.number)
 
 
-def _once_obeyed(replica: ReplicaState) -> Standing:
+def _once_obeyed(replica: ReplicaState) -> ReplicaPosition:
     """Return the replica's position after its workers carried out their current orders."""
     step, inner = replica.step, replica.inner
     if replica.phase == "commit":
         step, inner = step + 1, inner + 1
-    return Standing(step=step, rounds=replica.rounds, inner=inner)
+    return ReplicaPosition(step=step, rounds=replica.rounds, inner=inner)
 
 
 def _remember(replica: ReplicaState) -> frozenset[int]:
@@ -152,7 +160,7 @@ def _newer(replica: ReplicaState, point: RollbackPoint) -> bool:
     return saved is None or replica.memory.step >= saved.step
 
 
-def _recall(run: RunState, replica: ReplicaState, holders: dict[int, str], answer: Plan) -> d.Decision:
+def _recall(run: RunState, replica: ReplicaState, holders: dict[int, str], answer: RecoveryPlan) -> d.Decision:
     """Return to the snapshot in memory, and rebuild missing parts from the others.
 
     The first node of a stage restores its part; the other nodes copy it.
@@ -172,7 +180,7 @@ def _recall(run: RunState, replica: ReplicaState, holders: dict[int, str], answe
             # Workers of a run that was just resumed hold nothing yet: their origin names the file to read.
             begins = replica.origins.get(node)
             sources[node] = begins if isinstance(begins, d.Recall) else d.Recall(by=by, step=step)
-    return _formation(run, replica, holders, sources, Standing(step=step), "recalled")
+    return _formation(run, replica, holders, sources, ReplicaPosition(step=step), "recalled")
 
 
 def _roll_back(
@@ -211,7 +219,7 @@ def _formation(
     replica: ReplicaState,
     holders: dict[int, str],
     sources: dict[int, d.Source],
-    standing: Standing,
+    standing: ReplicaPosition,
     outcome: str,
 ) -> d.Decision:
     """Form these nodes, after planning routes for them if there are none.
@@ -314,16 +322,16 @@ def over_relays(
     return {pair: path.id for pair, path in zip(flows, chosen, strict=True)}
 
 
-def relay_ways(relays: Mapping[str, float], shunned: Collection[str] = ()) -> Ways:
+def relay_ways(relays: Mapping[str, float], shunned: Collection[str] = ()) -> PathNetwork:
     """Return the paths over relays with their bytes per second; none over ``shunned`` ones."""
     paths = tuple(Path(name, *_ENDS, (name,)) for name in relays)
-    return Ways({_ENDS: paths}, {name: 0.0 if name in shunned else rate for name, rate in relays.items()})
+    return PathNetwork({_ENDS: paths}, {name: 0.0 if name in shunned else rate for name, rate in relays.items()})
 
 
-def edge_flows(pairs: Collection[Pair], routes: Sequence[Sequence[int]], size: int = 1) -> dict[Pair, Flow]:
+def edge_flows(pairs: Collection[Pair], routes: Sequence[Sequence[int]], size: int = 1) -> dict[Pair, SiteFlow]:
     """Return edge → flow, in order of edges: ``size`` for each crossing of a microbatch.
 
     An edge on no route transfers copies of states occasionally, and counts as one crossing.
     """
     crossings = Counter((min(hop), max(hop)) for route in routes for hop in pairwise(route))
-    return {pair: Flow(*_ENDS, size * max(1, crossings[pair])) for pair in sorted(pairs)}
+    return {pair: SiteFlow(*_ENDS, size * max(1, crossings[pair])) for pair in sorted(pairs)}

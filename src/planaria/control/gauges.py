@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import Field
 
-from planaria.control.started import Fact
+from planaria.control.run_started import Fact
 
 EVERY = 2
 """steps between two reports of a worker"""
@@ -31,14 +31,14 @@ Pair = tuple[int, int]
 """nodes: from, to"""
 
 
-class Passes(Fact):
+class PassDurations(Fact):
     """Durations of the passes of one kind."""
 
     count: Count
     median_s: Finite
 
 
-class Flow(Fact):
+class EdgeTravelTimes(Fact):
     """Travel times of the activations over one edge, from the sender's handover to arrival, by both clocks."""
 
     frames: Count
@@ -48,7 +48,7 @@ class Flow(Fact):
     """95th percentile"""
 
 
-class Gauged(Fact):
+class WorkerMeasurements(Fact):
     """A worker's measurements of its last steps."""
 
     kind: Literal["gauged"] = "gauged"
@@ -61,10 +61,10 @@ class Gauged(Fact):
     steps: Annotated[int, Field(ge=1, lt=1 << 31)]
     seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     """total, from the order to completion, including waits"""
-    passes: dict[Literal["forward", "backward"], Passes]
+    passes: dict[Literal["forward", "backward"], PassDurations]
     waited: dict[int, Finite]
     """node → seconds spent waiting for its frames"""
-    flows: dict[int, Flow]
+    flows: dict[int, EdgeTravelTimes]
     """node → activations received from it"""
     read_s: Finite = 0.0
     """seconds per step until its batches were read; not part of a pass"""
@@ -90,21 +90,21 @@ class SlowLink(Fact):
 
 
 @dataclass(frozen=True)
-class Gauge:
+class NodeGauge:
     """The reports of one node's current worker."""
 
     worker: str
-    past: tuple[Gauged, ...]
+    past: tuple[WorkerMeasurements, ...]
     """the first ones"""
-    recent: tuple[Gauged, ...]
+    recent: tuple[WorkerMeasurements, ...]
     """the latest ones, oldest first"""
 
-    def then(self, fact: Gauged) -> Gauge:
+    def then(self, fact: WorkerMeasurements) -> NodeGauge:
         past = self.past if len(self.past) == PAST else (*self.past, fact)
-        return Gauge(self.worker, past, (*self.recent, fact)[-RECENT:])
+        return NodeGauge(self.worker, past, (*self.recent, fact)[-RECENT:])
 
     @property
-    def last(self) -> Gauged:
+    def last(self) -> WorkerMeasurements:
         return self.recent[-1]
 
     @property
@@ -140,7 +140,7 @@ class Gauge:
 class Gauges:
     """The gauges of all nodes."""
 
-    nodes: Mapping[int, Gauge] = field(default_factory=lambda: MappingProxyType({}))
+    nodes: Mapping[int, NodeGauge] = field(default_factory=lambda: MappingProxyType({}))
     clock: float = 0.0
     """seconds of training, as measured by the workers of the ends stage"""
     breaks: Mapping[Pair, Mapping[int, float]] = field(default_factory=lambda: MappingProxyType({}))
@@ -156,14 +156,14 @@ class Gauges:
             self._known[key] = find(self, *given)
         return cast(Found, self._known[key])
 
-    def measured(self, fact: Gauged) -> Gauges:
+    def measured(self, fact: WorkerMeasurements) -> Gauges:
         """Return the gauges after a worker's measurement."""
         before = self.nodes.get(fact.node)
-        new = before.then(fact) if before and before.worker == fact.worker else Gauge(fact.worker, (fact,), (fact,))
+        new = before.then(fact) if before and before.worker == fact.worker else NodeGauge(fact.worker, (fact,), (fact,))
         clock = self.clock + (fact.seconds if fact.stage == 0 and fact.node == min(self._ends(fact)) else 0.0)
         return replace(self, nodes=MappingProxyType({**self.nodes, fact.node: new}), clock=clock)
 
-    def _ends(self, fact: Gauged) -> Iterable[int]:
+    def _ends(self, fact: WorkerMeasurements) -> Iterable[int]:
         return [fact.node, *(node for node, gauge in self.nodes.items() if gauge.last.stage == 0)]
 
     def broken(self, one: int, other: int, generation: int) -> Gauges:
@@ -177,7 +177,7 @@ class Gauges:
         """Record that a worker has linked."""
         return self if seconds <= self.linking_s else replace(self, linking_s=seconds)
 
-    def of(self, nodes: Iterable[int]) -> dict[int, Gauge] | None:
+    def of(self, nodes: Iterable[int]) -> dict[int, NodeGauge] | None:
         """Return the gauges of these nodes if all have reported the same step."""
         found = {node: self.nodes[node] for node in nodes if node in self.nodes}
         return found if len({gauge.last.step for gauge in found.values()}) == 1 else None

@@ -20,10 +20,10 @@ from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.control.decisions import Commit, Decision, Form
 from planaria.control.events import Event, Fact, FaultInjected, RunStarted, Worked
-from planaria.control.run_record import Metric, Streamed, Timed
+from planaria.control.log_segments import FULL, START, LogLine, RotatingLog, mark, read, read_on
+from planaria.control.run_record import Metric, StreamedSequence, Timed
 from planaria.control.run_record import RunRecord as RunRecord
-from planaria.control.segments import FULL, START, Line, Rotated, mark, read, read_on
-from planaria.control.started import SnapshotLabel
+from planaria.control.run_started import SnapshotLabel
 
 ID = "run.id"
 """file that identifies a run across folders"""
@@ -51,7 +51,7 @@ Turn = RunStarted | Form | Commit
 
 
 @dataclass
-class Surviving:
+class SurvivingSteps:
     """The steps of each generation that no later rollback or resumption has undone."""
 
     _reached: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Surviving:
     _now: tuple[str, int] = ("", -1)
 
     @classmethod
-    def of(cls, turns: Iterable[Turn]) -> Surviving:
+    def of(cls, turns: Iterable[Turn]) -> SurvivingSteps:
         """Fold a run's log, oldest event first; of several consecutive commits, the last suffices."""
         found = cls()
         for turn in turns:
@@ -100,7 +100,9 @@ class RunLog:
     def __init__(self, folder: Path, full: int = FULL) -> None:
         """:param full: bytes per segment; full segments are compressed."""
         folder.mkdir(parents=True, exist_ok=True)
-        self._events, self._spans, self._metrics = (Rotated(folder / name, full) for name in (EVENTS, SPANS, METRICS))
+        self._events, self._spans, self._metrics = (
+            RotatingLog(folder / name, full) for name in (EVENTS, SPANS, METRICS)
+        )
 
     def event(self, t: float, event: Event) -> None:
         self._events.write(f'{{"t": {t!r}, "event": {event.model_dump_json()}}}')
@@ -158,7 +160,7 @@ class _Entry(NamedTuple):
 
     t: float
     kind: str
-    line: Line
+    line: LogLine
     fact: Event | Decision | None = None
 
     def timed(self) -> Timed:
@@ -168,7 +170,7 @@ class _Entry(NamedTuple):
 _HEAD = re.compile(rb'\{"t": (\d+\.\d+), "(?:event|decision)": \{"kind":"(\w+)"')
 
 
-def _entry(line: Line) -> _Entry:
+def _entry(line: LogLine) -> _Entry:
     head = _HEAD.match(line.text)
     if head is not None:
         return _Entry(float(head[1]), head[2].decode(), line)
@@ -176,7 +178,7 @@ def _entry(line: Line) -> _Entry:
     return _Entry(parsed.t, parsed.fact.kind, line, parsed.fact)
 
 
-def _fault(line: Line) -> _Entry:
+def _fault(line: LogLine) -> _Entry:
     parsed = _parsed(line, _FaultLine)
     return _Entry(parsed.t, parsed.event.kind, line, parsed.event)
 
@@ -217,7 +219,7 @@ def history_of(folder: Path) -> Sequence[Timed]:
         struck = map(_fault, read(folder / CHAOS, faults))
         return heapq.merge(map(_entry, read(folder / EVENTS, events)), struck, key=lambda entry: entry.t)
 
-    found = Streamed(entries, lambda entry: entry.kind, _Entry.timed)
+    found = StreamedSequence(entries, lambda entry: entry.kind, _Entry.timed)
     return list(found) if events.size <= IN_MEMORY else found
 
 
@@ -239,14 +241,14 @@ def turns_of(folder: Path) -> Iterator[Turn]:
 def _kept(path: Path, kind: type[Parsed], item: Callable[[Parsed], Item]) -> Sequence[Item]:
     """Return all items of a log with one kind of lines; empty if the log does not exist."""
     upto = mark(path)
-    found = Streamed(lambda: read(path, upto), lambda _: "", lambda line: item(_parsed(line, kind)))
+    found = StreamedSequence(lambda: read(path, upto), lambda _: "", lambda line: item(_parsed(line, kind)))
     return list(found) if upto.size <= IN_MEMORY else found
 
 
 News = Event | Decision | Worked | Metric
 
 
-class Followed:
+class LogFollower:
     """Reads a growing run's folder incrementally in constant memory."""
 
     def __init__(self, folder: Path) -> None:
@@ -273,7 +275,7 @@ class Followed:
         measured = ((m.root.t, m.root) for m in (_parsed(line, _MetricLine) for line in self._lines(METRICS)))
         yield from heapq.merge(history, faults, worked, measured, key=lambda news: news[0])
 
-    def _lines(self, name: str) -> Iterator[Line]:
+    def _lines(self, name: str) -> Iterator[LogLine]:
         path = self.folder / name
         for place, line in read_on(path, mark(path), self._places[name]):
             self._places[name] = place
@@ -300,7 +302,7 @@ def _config(folder: Path) -> RunConfig:
         raise UserError(f"{path}: {_reason(error)}; it must be as the run wrote it") from error
 
 
-def _parsed(line: Line, kind: type[Parsed]) -> Parsed:
+def _parsed(line: LogLine, kind: type[Parsed]) -> Parsed:
     try:
         return kind.model_validate_json(line.text)
     except ValidationError as error:

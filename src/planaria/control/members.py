@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from planaria.config.names import FileName
-from planaria.control.started import Fact, SnapshotLabel
+from planaria.control.run_started import Fact, SnapshotLabel
 from planaria.runtime.transport.address import waits_best
 
 
@@ -79,7 +79,7 @@ class Member(Fact):
     """address at which donors connect to it"""
 
 
-class Link(Fact):
+class MemberLink(Fact):
     """An edge between two nodes. A link that keeps its id stays open."""
 
     low: int
@@ -118,7 +118,7 @@ class Introduce(Fact):
     """replicas"""
     generations: list[int]
     """their generations"""
-    links: list[Link]
+    links: list[MemberLink]
     """between nodes of different members"""
 
 
@@ -129,7 +129,7 @@ class Meet(Fact):
     round: int
     members: list[int]
     generations: list[int]
-    links: list[Link]
+    links: list[MemberLink]
     """between nodes of different members"""
 
 
@@ -158,8 +158,8 @@ class Adopt(Fact):
     reason: str
 
 
-def link(link_id: str, low: int, low_at: str, high: int, high_at: str, over: str = "") -> Link:
+def link(link_id: str, low: int, low_at: str, high: int, high_at: str, over: str = "") -> MemberLink:
     """Return the edge between two nodes at these addresses of their workers, via the relay ``over``."""
     if waits_best(low_at, high_at):
-        return Link(low=low, high=high, id=link_id, at=low_at, over=over)
-    return Link(low=low, high=high, id=link_id, at=high_at, calls="low", over=over)
+        return MemberLink(low=low, high=high, id=link_id, at=low_at, over=over)
+    return MemberLink(low=low, high=high, id=link_id, at=high_at, calls="low", over=over)

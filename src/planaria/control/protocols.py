@@ -45,7 +45,7 @@ class FaultSource(Protocol):
     def next_due(self) -> float | None: ...
 
 
-class Planner(Protocol):
+class RoutePlanner(Protocol):
     """Finds routes for the remaining nodes in the background."""
 
     def ask(self, request: d.Replan) -> None: ...

@@ -16,7 +16,7 @@ _FAILURES = 3
 """failed probes in a row after which a relay counts as silent: a busy machine may miss one"""
 
 
-class Probed(NamedTuple):
+class ProbeResult(NamedTuple):
     """The result of one probe."""
 
     relay: str
@@ -33,7 +33,7 @@ class RelayWatch:
         :param probe: returns why an address does not answer, or an empty string.
         """
         self._relays, self._probe = relays, probe
-        self._results: SimpleQueue[Probed] = SimpleQueue()
+        self._results: SimpleQueue[ProbeResult] = SimpleQueue()
         self._failures: dict[str, int] = {}
         self._silent_since: dict[str, float] = {}
 
@@ -52,7 +52,7 @@ class RelayWatch:
             if (event := self.validate(result)) is not None:
                 yield event
 
-    def validate(self, result: Probed) -> e.RelaySilent | e.RelayAnswers | None:
+    def validate(self, result: ProbeResult) -> e.RelaySilent | e.RelayAnswers | None:
         """Return the change that one probe reveals together with the ones before."""
         relay, since = result.relay, self._silent_since.get(result.relay)
         if not result.error:
@@ -71,5 +71,5 @@ class RelayWatch:
         while True:
             for relay, at in self._relays.items():
                 began = time.monotonic()
-                self._results.put(Probed(relay, began, self._probe(at)))
+                self._results.put(ProbeResult(relay, began, self._probe(at)))
             time.sleep(_EVERY_S)

@@ -9,10 +9,10 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from planaria.control.decisions import Recall, Source
-from planaria.control.events import EdgeBroken, Replanned, RunStarted, Standing
+from planaria.control.events import EdgeBroken, Replanned, ReplicaPosition, RunStarted
 from planaria.control.fast_replace import fast_replace
 from planaria.control.gauges import SlowLink
-from planaria.control.memory import Memory
+from planaria.control.memory_snapshots import MemorySnapshot
 from planaria.control.rollback import first_origin
 from planaria.pipeline.routing.arrangement import Arrangement, Pair
 
@@ -35,7 +35,7 @@ def after_commit(
     return {node: 1 if node in anew else age + 1 for node, age in ages.items()}, frozenset()
 
 
-class Waiting(Set[str]):
+class WorkerSet(Set[str]):
     """An immutable set, stored as bits: removing a worker costs one bit per initial member."""
 
     __slots__ = ("_missing", "_places")
@@ -44,12 +44,12 @@ class Waiting(Set[str]):
         self._places: Mapping[str, int] = {worker: place for place, worker in enumerate(dict.fromkeys(workers))}
         self._missing = (1 << len(self._places)) - 1
 
-    def without(self, worker: str) -> Waiting:
+    def without(self, worker: str) -> WorkerSet:
         """Return the set without ``worker``."""
         place = self._places.get(worker)
         if place is None or not self._missing >> place & 1:
             return self
-        less = object.__new__(Waiting)
+        less = object.__new__(WorkerSet)
         less._places, less._missing = self._places, self._missing ^ 1 << place
         return less
 
@@ -73,7 +73,7 @@ class Waiting(Set[str]):
         return f"Waiting({list(self)})"
 
 
-NOBODY = Waiting()
+NOBODY = WorkerSet()
 
 
 Phase = Literal["idle", "replan", "link", "run", "evaluate", "commit", "settle", "save", "left"]
@@ -159,7 +159,7 @@ class ReplicaState:
     """edges that broke in this generation"""
     stalled: tuple[EdgeBroken, ...] = ()
     """reports of messages that did not arrive in this generation"""
-    waiting: Waiting = NOBODY
+    waiting: WorkerSet = NOBODY
     """workers that have not reported the current phase yet"""
     attempts: int = 0
     """generations formed since the last committed step"""
@@ -185,7 +185,7 @@ class ReplicaState:
     """worker → digests of updates it received in the current step, by replica, if all-reduced replicas compare them"""
     refused: Mapping[int, frozenset[int]] = field(default_factory=lambda: MappingProxyType({}))
     """replica → replicas whose updates it rejected in the current step"""
-    memory: Memory | None = None
+    memory: MemorySnapshot | None = None
     """snapshots in its workers' memory; None if no strategy keeps them"""
     cannot: str = ""
     """why the strategy cannot continue"""
@@ -284,8 +284,8 @@ class ReplicaState:
         return all((node, other) in self.meeting.received for node in self.arrangement.stage)
 
     @property
-    def standing(self) -> Standing:
-        return Standing(step=self.step, rounds=self.rounds, inner=self.inner)
+    def standing(self) -> ReplicaPosition:
+        return ReplicaPosition(step=self.step, rounds=self.rounds, inner=self.inner)
 
 
 BUILT_OF = frozenset({"holders", "origins", "lost", "skipped", "leavers", "links", "detour", "routes", "cannot"})

@@ -8,9 +8,15 @@ from pydantic import Field, TypeAdapter
 
 from planaria.config.names import STAGE_FILE
 from planaria.control.feature_facts import Reported
-from planaria.control.gauges import Gauged
-from planaria.control.started import Fact
-from planaria.control.updates import MessageCompressed, RoundApplied, UpdateReceived, UpdateRejected, UpdatesWeighted
+from planaria.control.gauges import WorkerMeasurements
+from planaria.control.run_started import Fact
+from planaria.control.update_reports import (
+    MessageCompressed,
+    RoundApplied,
+    UpdateReceived,
+    UpdateRejected,
+    UpdatesWeighted,
+)
 
 Bytes = Annotated[int, Field(ge=0, lt=1 << 63)]
 
@@ -246,7 +252,7 @@ Report = Annotated[
     | RoundApplied
     | WorkerFailed
     | FaultInjected
-    | Gauged
+    | WorkerMeasurements
     | Worked
     | Heartbeat,
     Field(discriminator="kind"),

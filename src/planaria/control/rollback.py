@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from planaria.control.decisions import Fresh, Load, Recall
-from planaria.control.events import Standing
-from planaria.control.started import RunStarted
+from planaria.control.events import ReplicaPosition
+from planaria.control.run_started import RunStarted
 from planaria.pipeline.routing.arrangement import Arrangement
 
 Origin = Fresh | Load | Recall
@@ -25,10 +25,10 @@ def _durable_step(settings: RunStarted) -> int:
     return settings.first_step if settings.durable_step is None else settings.durable_step
 
 
-def _durable_standing(settings: RunStarted, replica: int) -> Standing:
+def _durable_standing(settings: RunStarted, replica: int) -> ReplicaPosition:
     if settings.durable_step is None:
         return settings.standing(replica)
-    return Standing(step=settings.durable_step)
+    return ReplicaPosition(step=settings.durable_step)
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class RollbackPoint:
 
     sources: Mapping[int, Origin] = field(default_factory=lambda: MappingProxyType({}))
     """stage → source of its nodes' state"""
-    standings: Mapping[int, Standing] = field(default_factory=lambda: MappingProxyType({}))
+    standings: Mapping[int, ReplicaPosition] = field(default_factory=lambda: MappingProxyType({}))
     """positions of its replicas; others cannot return to it"""
     step: int = -1
     """the checkpoint's step; -1 if it is not a complete checkpoint"""

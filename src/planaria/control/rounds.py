@@ -13,8 +13,8 @@ from collections.abc import Collection
 from planaria.control import decisions as d
 from planaria.control.members import link
 from planaria.control.replica import Group, ReplicaState
-from planaria.control.staffing import can_be_copied, settled
 from planaria.control.state import RunState
+from planaria.control.worker_assignment import can_be_copied, settled
 from planaria.exchange.robust.controller import counted, remembered, suspects
 
 LENIENCE = 50
@@ -184,7 +184,7 @@ def _will_come(run: RunState, replica: ReplicaState) -> bool:
     return not (resting and next_block(run, replica) is None)
 
 
-def _links(run: RunState, round: int, members: list[int]) -> list[d.Link]:
+def _links(run: RunState, round: int, members: list[int]) -> list[d.MemberLink]:
     """Return links between all nodes of each stage, named by the generations at their ends."""
     found = []
     for stage in run.replicas[members[0]].arrangement.stages:

@@ -72,7 +72,7 @@ Metric = Annotated[
 """a line of ``metrics.jsonl``"""
 
 
-class Streamed(Sequence[Item], Generic[Raw, Item]):
+class StreamedSequence(Sequence[Item], Generic[Raw, Item]):
     """A sequence read from a long file at each iteration, in constant memory."""
 
     def __init__(
@@ -149,14 +149,14 @@ class RunRecord:
     @property
     def turns(self) -> Iterator[Timed]:
         """Yield ``history`` without per-step reports of stages, except the last event of each part of the run."""
-        if isinstance(self.history, Streamed):
+        if isinstance(self.history, StreamedSequence):
             return self.history.without(REPORTS)
         return sparse(self.history, _kind, REPORTS)
 
     @cached_property
     def landmarks(self) -> list[Timed]:
         """``history`` without per-step events, except the last event of each part of the run."""
-        if isinstance(self.history, Streamed):
+        if isinstance(self.history, StreamedSequence):
             return list(self.history.without(ROUTINE))
         return list(sparse(self.history, _kind, ROUTINE))
 

@@ -9,12 +9,12 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import NamedTuple
 
-from planaria.control.allotment import Allotment, Used
-from planaria.control.events import RunStarted, Standing
+from planaria.control.events import ReplicaPosition, RunStarted
 from planaria.control.gauges import Gauges
 from planaria.control.replica import BUILT_OF, Group, ReplicaState
 from planaria.control.rollback import RollbackPoint
 from planaria.control.roster import Host, Roster, Status, WorkerState
+from planaria.control.sample_assignment import Allotment, BlockSet
 from planaria.control.verdicts import Blamed
 from planaria.exchange.base import Exchange
 from planaria.exchange.registry import exchange
@@ -91,7 +91,7 @@ _built = attrgetter(*sorted(BUILT_OF))
 
 
 @dataclass(frozen=True)
-class Unsaved:
+class UnsavedCheckpoint:
     """The last checkpoint if it could not be saved."""
 
     step: int
@@ -109,7 +109,7 @@ class Unsaved:
     """whether the pause after it is over"""
 
 
-class Writing(NamedTuple):
+class BackgroundWrite(NamedTuple):
     """A background write of a worker: a part of the checkpoint ``step`` in a replica's generation."""
 
     replica: int
@@ -132,11 +132,11 @@ class RunState:
     """name (a step) of the checkpoint in progress; -1: none"""
     saved: int = -1
     """name of the last sealed checkpoint"""
-    standings: Mapping[int, Standing] = field(default_factory=lambda: MappingProxyType({}))
+    standings: Mapping[int, ReplicaPosition] = field(default_factory=lambda: MappingProxyType({}))
     """positions of replicas saved for the checkpoint in progress"""
-    writing: Mapping[str, Writing] = field(default_factory=lambda: MappingProxyType({}))
+    writing: Mapping[str, BackgroundWrite] = field(default_factory=lambda: MappingProxyType({}))
     """worker → its background write, also of a cancelled checkpoint"""
-    unsaved: Unsaved | None = None
+    unsaved: UnsavedCheckpoint | None = None
     """from a failed save to the next seal"""
     unsealed: RunState | None = None
     """state before the last seal, restored if the seal fails"""
@@ -177,7 +177,7 @@ class RunState:
     @classmethod
     def start(cls, settings: RunStarted) -> RunState:
         """Return the state of a run that is being started or resumed."""
-        used, durable = Used.of(*settings.used), RollbackPoint.begin(settings)
+        used, durable = BlockSet.of(*settings.used), RollbackPoint.begin(settings)
         allotment = Allotment(settings.replicas, settings.last_block, used)
         if settings.durable_step is not None:
             allotment = allotment.begun_after(settings.first_step - settings.durable_step)
@@ -195,7 +195,7 @@ class RunState:
         """The exchange between replicas."""
         return exchange(self.settings.exchange)
 
-    def wants(self, part: Writing) -> bool:
+    def wants(self, part: BackgroundWrite) -> bool:
         """Return whether this write still belongs to the checkpoint in progress. A replica is not saved again before it
         is written."""
         return part.replica in self.live and part.step == self.saving == self.replicas[part.replica].saved

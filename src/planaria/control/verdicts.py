@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from planaria.control.started import Fact
+from planaria.control.run_started import Fact
 
 Fault = Literal[
     "slow worker", "slow host", "slow data", "slow link", "slow sender", "slow receiver", "flaky link", "stuck link"
@@ -41,7 +41,7 @@ class Cleared(Fact):
     nodes: list[int]
 
 
-class Unequal(Fact):
+class UnequalReplicas(Fact):
     """Replicas whose weights of a stage must be bit-identical differed when they were saved.
 
     A machine computes wrongly or rounds differently, such as another processor model.

@@ -38,7 +38,7 @@ def unknown(inner: tokenizers.Tokenizer) -> int | None:
     return None if name is None else inner.token_to_id(name)
 
 
-class Disguised:
+class DisguisedTokenizer:
     """A copy of a tokenizer whose control tokens have random names."""
 
     def __init__(self, inner: tokenizers.Tokenizer, place: object) -> None:

@@ -28,7 +28,7 @@ LEARNED, START = 1, 2
 """marks of an id: it is a target; it is the first of a document"""
 
 
-class Meta(BaseModel):
+class CorpusMetadata(BaseModel):
     """``meta.json``: the shards and their origin."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -64,7 +64,7 @@ class Meta(BaseModel):
         return (self.ids,)
 
 
-class Part(BaseModel):
+class MixtureSource(BaseModel):
     """One source of a mixture."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -73,7 +73,7 @@ class Part(BaseModel):
     """its prepared folder, beside the mixture's"""
     quota: Annotated[int, Field(gt=0)]
     """samples per block; see :mod:`planaria.data.mixture`"""
-    meta: Meta
+    meta: CorpusMetadata
 
 
 class MixtureMeta(BaseModel):
@@ -82,7 +82,7 @@ class MixtureMeta(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     format: Literal[1]
-    parts: Annotated[dict[str, Part], Field(min_length=1)]
+    parts: Annotated[dict[str, MixtureSource], Field(min_length=1)]
 
     @property
     def tokenizer(self) -> str:
@@ -105,7 +105,7 @@ class CorruptDataset(UserError):
 class Dataset:
     """A prepared corpus. Opening maps files without reading ids, so every worker opens its own."""
 
-    def __init__(self, folder: Path, meta: Meta) -> None:
+    def __init__(self, folder: Path, meta: CorpusMetadata) -> None:
         self.folder = folder
         self.meta = meta
         splits: tuple[Split, Split] = ("train", "validation")
@@ -134,7 +134,7 @@ class Dataset:
         """
         folder = Path(folder)
         try:
-            meta = Meta.model_validate_json(_small(folder / "meta.json"))
+            meta = CorpusMetadata.model_validate_json(_small(folder / "meta.json"))
             dataset = cls(folder, meta)
             found = hashlib.sha256(dataset.tokenizer_file.read_bytes()).hexdigest()
         except OSError as error:
@@ -283,7 +283,7 @@ def marks_of(split: Split) -> str:
     return f"{split}.marks"
 
 
-def _dtype(meta: Meta) -> np.dtype[Any]:
+def _dtype(meta: CorpusMetadata) -> np.dtype[Any]:
     return np.dtype(meta.dtype).newbyteorder("<")
 
 

@@ -21,7 +21,7 @@ from planaria.config.schema import DataConfig
 from planaria.data.corpus import records_of
 from planaria.data.records import REQUIRED, Record
 from planaria.data.tokenizer import END, Tokenizer
-from planaria.models.chat import Conversation, Segments, Template, jinja_file, template_of
+from planaria.models.chat import Conversation, DialogueSegments, Template, jinja_file, template_of
 
 Message = Mapping[str, Any]
 OWN = ("bpe", "bytes")
@@ -141,7 +141,7 @@ def _segments(
     messages: Sequence[Message],
     first: int,
     place: str,
-) -> Segments:
+) -> DialogueSegments:
     """Return the parts of a dialogue's text, each with whether it is learned."""
     settings = record.get("chat_template_kwargs") or {}
     if not isinstance(settings, Mapping):

@@ -36,7 +36,7 @@ def quotas(data: DataConfig) -> Quotas:
     return tuple(found)
 
 
-class Turns:
+class SourceOrder:
     """The order of the sources, block after block.
 
     In every block each source has exactly its quota of samples. Its i-th comes at a random place in the i-th of as many

@@ -22,11 +22,11 @@ from planaria.common.errors import UserError
 from planaria.common.memory_pool import trim
 from planaria.config.schema import DataConfig
 from planaria.data.corpus import documents, fingerprint, may_exceed, of_source
-from planaria.data.dataset import MIXTURE, Ids, Mixture, MixtureMeta, Part, marks_of, shard_file
+from planaria.data.dataset import MIXTURE, Ids, Mixture, MixtureMeta, MixtureSource, marks_of, shard_file
+from planaria.data.dataset import CorpusMetadata as CorpusMetadata
 from planaria.data.dataset import CorruptDataset as CorruptDataset
 from planaria.data.dataset import Data as Data
 from planaria.data.dataset import Dataset as Dataset
-from planaria.data.dataset import Meta as Meta
 from planaria.data.dataset import Split as Split
 from planaria.data.dialogues import Dialogue, dialogues, learned_template
 from planaria.data.mixture import quotas
@@ -91,7 +91,7 @@ def _text_of(template: Template | None) -> object:
 def _mixed(parts: dict[str, Dataset], shares: tuple[int, ...], cache: Path) -> Mixture:
     """Write a folder for a mixture of prepared sources. Concurrent writers write the same."""
     of = zip(parts.items(), shares, strict=True)
-    sources = {name: Part(folder=part.folder.name, quota=quota, meta=part.meta) for (name, part), quota in of}
+    sources = {name: MixtureSource(folder=part.folder.name, quota=quota, meta=part.meta) for (name, part), quota in of}
     text = MixtureMeta(format=FORMAT, parts=sources).model_dump_json(indent=1)
     folder = cache / hashlib.sha256(text.encode()).hexdigest()[:24]
     folder.mkdir(exist_ok=True)
@@ -132,7 +132,9 @@ def _build(
     return Dataset.open(folder)
 
 
-def _write(folder: Path, data: DataConfig, tokenizer: Tokenizer, made_from: str, length: int, report: Progress) -> Meta:
+def _write(
+    folder: Path, data: DataConfig, tokenizer: Tokenizer, made_from: str, length: int, report: Progress
+) -> CorpusMetadata:
     """Write all files of a prepared folder, with at most a batch of documents in memory."""
     dtype: Literal["uint16", "uint32"] = "uint16" if tokenizer.vocab <= 65535 else "uint32"
     with ExitStack() as stack:
@@ -146,7 +148,7 @@ def _write(folder: Path, data: DataConfig, tokenizer: Tokenizer, made_from: str,
             count = _write_texts(train, held_out, data, tokenizer, dtype, report)
     text = tokenizer.to_json().encode()
     (folder / "tokenizer.json").write_bytes(text)
-    meta = Meta(
+    meta = CorpusMetadata(
         format=FORMAT,
         dtype=dtype,
         shard=SHARD,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from planaria.common.errors import UserError
 from planaria.data.dataset import LEARNED, START, Data, Dataset, Split
-from planaria.data.mixture import Turns
+from planaria.data.mixture import SourceOrder
 from planaria.data.permutation import permute
 from planaria.models.chunked_loss import IGNORED
 
@@ -22,14 +22,14 @@ class Stream:
 
     A sample of text is a window of ``context`` tokens plus the next one. Windows are consecutive, overlap in that one
     token only, and occur once per epoch; so do rows of dialogues. In a mixture, sample ``n`` is the next one of its
-    source (:class:`Turns`).
+    source (:class:`SourceOrder`).
 
     :raises UserError: if a source's split is shorter than one sample.
     """
 
     def __init__(self, data: Data, split: Split, context: int, seed: int) -> None:
         self.context = context
-        self.turns = Turns(data.quotas, seed)
+        self.turns = SourceOrder(data.quotas, seed)
         self.sources = {name: _Source(name, part, split, context, seed) for name, part in data.parts.items()}
         self._in_order = list(self.sources.values())
         self.windows = sum(source.windows for source in self._in_order)

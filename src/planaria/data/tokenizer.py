@@ -18,7 +18,7 @@ from planaria.common.errors import UserError
 from planaria.config.names import expanded
 from planaria.config.schema import DataConfig
 from planaria.data import control_tokens, foreign_tokenizers, windows
-from planaria.data.control_tokens import Disguised
+from planaria.data.control_tokens import DisguisedTokenizer
 from planaria.data.corpus import documents as texts_of
 from planaria.data.corpus import fingerprint, of_source
 from planaria.data.mixture import quotas
@@ -160,8 +160,8 @@ class Tokenizer:
         atomic.write_text(path, self.to_json())
 
     @functools.cached_property
-    def _disguised(self) -> Disguised:
-        return Disguised(self._inner, self._place)
+    def _disguised(self) -> DisguisedTokenizer:
+        return DisguisedTokenizer(self._inner, self._place)
 
     @functools.cached_property
     def _barred(self) -> list[int]:

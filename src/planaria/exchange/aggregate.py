@@ -12,22 +12,22 @@ from pydantic import AfterValidator, PrivateAttr
 from torch import Tensor
 
 from planaria.common.errors import UserError, nearest
-from planaria.exchange import message
+from planaria.exchange import weight_message
 from planaria.exchange.base import (
-    Counted,
     Exchange,
     ExchangeCost,
     OnCounted,
-    Outer,
     Parts,
     Shapes,
+    StageOuterState,
     Updates,
+    UpdateWeights,
     Weights,
     meeting_cost,
 )
 from planaria.exchange.compress.base import Compressor
 from planaria.exchange.compress.compression import Compression, compression_of
-from planaria.exchange.robust.rules import Robust
+from planaria.exchange.robust.rules import RobustAggregator
 from planaria.exchange.robust.weighing import Weighing
 
 
@@ -66,7 +66,7 @@ def _known(name: str) -> str:
     return name
 
 
-class Averaging(Exchange, ABC):
+class AggregatingExchange(Exchange, ABC):
     """An exchange whose members each send one value, optionally compressed, and aggregate them."""
 
     follows: ClassVar[bool] = False
@@ -78,7 +78,7 @@ class Averaging(Exchange, ABC):
     """rule that combines the values of a group: mean"""
 
     _compressed: Compression | None = PrivateAttr(default=None)
-    _robust: Robust | None = PrivateAttr(default=None)
+    _robust: RobustAggregator | None = PrivateAttr(default=None)
 
     @cached_property
     def compression(self) -> Compression:
@@ -109,7 +109,7 @@ class Averaging(Exchange, ABC):
         made.__dict__.pop("compression", None)  # cached for another sender
         return made
 
-    def with_rule(self, by: Robust, members: int) -> Self:
+    def with_rule(self, by: RobustAggregator, members: int) -> Self:
         """Return the exchange with a robust rule instead of the mean, for ``members`` replicas.
 
         :raises UserError: if the exchange does not support this rule.
@@ -125,7 +125,7 @@ class Averaging(Exchange, ABC):
         made._robust = by
         return made
 
-    def rule_objection(self, by: Robust, members: int) -> str:
+    def rule_objection(self, by: RobustAggregator, members: int) -> str:
         """Return why the exchange does not support this rule, or an empty string."""
         if by.continues and not self.synchronised:
             return "such a rule continues from a value that all members share, and here each has its own; use another"
@@ -134,7 +134,7 @@ class Averaging(Exchange, ABC):
                 "scope = 'replica' is for rounds, and here each stage agrees on its gradient within every step; leave "
                 "scope out, or take exchange.kind = 'diloco'"
             )
-        if by.scope == "replica" and type(self).decoded_values is Averaging.decoded_values:
+        if by.scope == "replica" and type(self).decoded_values is AggregatingExchange.decoded_values:
             return "scope = 'replica': this kind does not decode its updates (decoded_values); leave scope out"
         return ""
 
@@ -152,7 +152,7 @@ class Averaging(Exchange, ABC):
     def strikes(self) -> int:
         return 0 if self._robust is None else self._robust.strikes
 
-    def after_rejecting(self, refused: int, on_counted: OnCounted, counted: Counted | None = None) -> Self:
+    def after_rejecting(self, refused: int, on_counted: OnCounted, counted: UpdateWeights | None = None) -> Self:
         if self._robust is None:
             return self
         made = self.model_copy()
@@ -165,7 +165,7 @@ class Averaging(Exchange, ABC):
             return None
         return Weighing(self._robust, not self.synchronised, CENTRE, self.decoded_values)
 
-    def decoded_values(self, outer: Outer, updates: Updates) -> dict[int, dict[str, Tensor]]:
+    def decoded_values(self, outer: StageOuterState, updates: Updates) -> dict[int, dict[str, Tensor]]:
         """Return the values of valid ``updates`` of the round after ``outer`` as a rule sees them, by member."""
         raise NotImplementedError
 
@@ -174,13 +174,13 @@ class Averaging(Exchange, ABC):
         continues = self._robust is not None and self._robust.continues
         return {**self.compression.parts, **({CENTRE: "shared"} if continues else {})}
 
-    def codec(self, outer: Outer) -> Compressor:
+    def codec(self, outer: StageOuterState) -> Compressor:
         return self.compression.codec(outer)
 
-    def anew(self, outer: Outer) -> Outer:
+    def anew(self, outer: StageOuterState) -> StageOuterState:
         return self.compression.anew(outer)
 
-    def joined(self, outer: Outer, decoded: Mapping[int, Weights]) -> dict[str, Tensor]:
+    def joined(self, outer: StageOuterState, decoded: Mapping[int, Weights]) -> dict[str, Tensor]:
         """Return the aggregate of the members' values in the round after ``outer``.
 
         :raises TooManyByzantine: if the robust rule does not tolerate the number of missing or invalid updates.
@@ -199,14 +199,15 @@ class Averaging(Exchange, ABC):
         """Return the aggregate of several members' values (member → tensors by name) with equal weights."""
         return AGGREGATORS[self.aggregator](decoded, equal(decoded))
 
-    def apart(self, outer: Outer, updates: Updates) -> float:
-        return message.apart(updates, self.codec(outer), outer.rounds)
+    def apart(self, outer: StageOuterState, updates: Updates) -> float:
+        return weight_message.apart(updates, self.codec(outer), outer.rounds)
 
-    def decoded(self, outer: Outer, updates: Updates, like: Weights) -> dict[int, dict[str, Tensor]]:
+    def decoded(self, outer: StageOuterState, updates: Updates, like: Weights) -> dict[int, dict[str, Tensor]]:
         """Return the decoded blocking parts of valid ``updates`` of the round after ``outer``, by member."""
         codec = self.codec(outer)
         return {
-            member: message.unpack(update.blocking, like, codec, outer.rounds) for member, update in updates.items()
+            member: weight_message.unpack(update.blocking, like, codec, outer.rounds)
+            for member, update in updates.items()
         }
 
     def cost(self, shapes: Shapes, members: int) -> ExchangeCost:

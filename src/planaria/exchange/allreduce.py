@@ -11,12 +11,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from planaria.exchange import message
-from planaria.exchange.aggregate import Averaging
-from planaria.exchange.base import Exchange, ExchangeCost, Outer, Settled, Shapes, Update, Updates, Weights
+from planaria.exchange import weight_message
+from planaria.exchange.aggregate import AggregatingExchange
+from planaria.exchange.base import Exchange, ExchangeCost, Settled, Shapes, StageOuterState, Update, Updates, Weights
 
 
-class AllReduce(Averaging):
+class AllReduce(AggregatingExchange):
     """Messages are gradients. Only feedback and robust rules need outer state."""
 
     synchronised: ClassVar[bool] = True
@@ -31,19 +31,19 @@ class AllReduce(Averaging):
         """False with a robust rule, since Byzantine members need not apply the result."""
         return self.tolerated == 0
 
-    def update(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Update:
+    def update(self, outer: StageOuterState, fast: Weights, prefetched: Tensor | None = None) -> Update:
         return self.compression.update(outer, fast)
 
-    def settle(self, outer: Outer, fast: Weights, updates: Updates, me: int) -> Settled:
+    def settle(self, outer: StageOuterState, fast: Weights, updates: Updates, me: int) -> Settled:
         """g ← (1/n) Σ_j g_j, or the value of another aggregator, or the mean of estimates."""
         decoded, kept = self.compression.receive(outer, updates, me, fast)
         joined = self.joined(outer, decoded)
         reached, shared = self.compression.reached(outer, joined)
         known = self.compression.learned(outer, decoded)
-        return message.fast_copy(reached, fast), known.settled(**kept, **shared, **self.remembered(joined))
+        return weight_message.fast_copy(reached, fast), known.settled(**kept, **shared, **self.remembered(joined))
 
 
-class Local(Exchange):
+class NoExchange(Exchange):
     """No rounds: each replica trains alone, and its weights stay as they are."""
 
     @property
@@ -53,10 +53,10 @@ class Local(Exchange):
     def groups(self, round: int, members: Sequence[int], seed: int) -> list[tuple[int, ...]]:
         return [(member,) for member in sorted(members)]
 
-    def update(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Update:
+    def update(self, outer: StageOuterState, fast: Weights, prefetched: Tensor | None = None) -> Update:
         return Update()
 
-    def settle(self, outer: Outer, fast: Weights, updates: Updates, me: int) -> Settled:
+    def settle(self, outer: StageOuterState, fast: Weights, updates: Updates, me: int) -> Settled:
         return dict(fast), outer.settled()
 
     def cost(self, shapes: Shapes, members: int) -> ExchangeCost:

@@ -46,7 +46,7 @@ SECANTS = "secants"
 
 
 @dataclass(frozen=True)
-class Outer:
+class StageOuterState:
     """Outer state of one stage replica, which checkpoints keep between rounds.
 
     ``parts``: name → fp32 tensors with the parameters' names and shapes. :attr:`Exchange.parts` declares the names; a
@@ -62,12 +62,12 @@ class Outer:
     def __getitem__(self, part: str) -> Weights:
         return self.parts.get(part, {})
 
-    def settled(self, **parts: Weights) -> Outer:
+    def settled(self, **parts: Weights) -> StageOuterState:
         """Return the state one round later; tensors in ``parts`` replace those of the same name. Shares memory."""
         merged = {**self.parts, **{part: {**self[part], **new} for part, new in parts.items()}}
         return replace(self, parts=merged, rounds=self.rounds + 1)
 
-    def copied(self, parts: Parts) -> Outer:
+    def copied(self, parts: Parts) -> StageOuterState:
         """Return the state that a copy of this replica starts with: the shared ones of the declared ``parts``."""
         return replace(self, parts={part: held for part, held in self.parts.items() if parts.get(part) == "shared"})
 
@@ -79,7 +79,7 @@ class Outer:
         return {"rounds": torch.tensor(self.rounds), **numbers, **named}
 
     @classmethod
-    def load(cls, state: Mapping[str, Tensor], parts: Parts) -> Outer:
+    def load(cls, state: Mapping[str, Tensor], parts: Parts) -> StageOuterState:
         """Return the outer state that :meth:`state` saved, restricted to the declared ``parts``; shares memory.
 
         :raises ValueError: if ``state`` is not a saved outer state.
@@ -101,7 +101,7 @@ class Outer:
 
 
 @dataclass(frozen=True)
-class Compressed:
+class CompressionEffect:
     """Effect of compression on one message, in L2 norms."""
 
     sent_bytes: int
@@ -129,17 +129,17 @@ class Update:
     """the part known after the previous round; sent during the inner steps"""
     kept: Mapping[str, Weights] = field(default_factory=dict)
     """parts of the sender's outer state that take effect if others receive ``blocking``; never sent"""
-    compressed: Compressed | None = None
+    compressed: CompressionEffect | None = None
     """effect of compression on ``blocking``; None if nothing is lost or a norm is not finite"""
 
 
 Updates = Mapping[int, Update]
 """member → its update in one round"""
-Settled = tuple[dict[str, Tensor], Outer]
+Settled = tuple[dict[str, Tensor], StageOuterState]
 """new fast weights and outer state"""
 
 
-class Counted(NamedTuple):
+class UpdateWeights(NamedTuple):
     """Weight of each update in the result of a round, where the rule determines one."""
 
     coefficients: Mapping[int, float] = MappingProxyType({})
@@ -148,22 +148,22 @@ class Counted(NamedTuple):
     """computes, for members with small coefficients, those under other rules: rule → member → coefficient"""
 
 
-OnCounted = Callable[[Counted], None]
+OnCounted = Callable[[UpdateWeights], None]
 
 
-class Weighs(Protocol):
+class UpdateWeigher(Protocol):
     """Computes the weights of updates over all stages of a replica; methods as in ``exchange/robust/weighing.py``."""
 
     @property
-    def decoded_values(self) -> Callable[[Outer, Updates], Mapping[int, Weights]]: ...
+    def decoded_values(self) -> Callable[[StageOuterState, Updates], Mapping[int, Weights]]: ...
 
     def products(
-        self, outer: Outer, decoded: Mapping[int, Weights], me: int, news: Collection[int]
+        self, outer: StageOuterState, decoded: Mapping[int, Weights], me: int, news: Collection[int]
     ) -> Mapping[int, Mapping[int, float]]: ...
 
     def counted(
         self, stages: Sequence[Mapping[int, Mapping[int, float]]], members: Sequence[int], me: int, draw: int
-    ) -> Counted | None: ...
+    ) -> UpdateWeights | None: ...
 
 
 class TooManyByzantine(ValueError):
@@ -228,7 +228,7 @@ class Exchange(Choice, ABC):
         """Parts of the outer state, by name."""
         return {}
 
-    def codec(self, outer: Outer) -> Compressor:
+    def codec(self, outer: StageOuterState) -> Compressor:
         """Return the codec for the blocking parts of the round after ``outer`` (``exchange.message.pack``)."""
         return PLAIN
 
@@ -245,11 +245,11 @@ class Exchange(Choice, ABC):
         return 0
 
     @property
-    def weighing(self) -> Weighs | None:
+    def weighing(self) -> UpdateWeigher | None:
         """How updates are weighted over all stages of a replica together; None: each stage weights on its own."""
         return None
 
-    def after_rejecting(self, refused: int, on_counted: OnCounted, counted: Counted | None = None) -> Self:
+    def after_rejecting(self, refused: int, on_counted: OnCounted, counted: UpdateWeights | None = None) -> Self:
         """Return the exchange for a round in which ``refused`` members' updates were rejected; they count as Byzantine.
 
         :param on_counted: receives the weight of each remaining update, if the rule determines one.
@@ -257,7 +257,7 @@ class Exchange(Choice, ABC):
         """
         return self
 
-    def anew(self, outer: Outer) -> Outer:
+    def anew(self, outer: StageOuterState) -> StageOuterState:
         """Return the state with which a replica continues after the members changed within a step."""
         return outer
 
@@ -290,14 +290,14 @@ class Exchange(Choice, ABC):
         """Return why the exchange does not support this number of replicas, or an empty string."""
         return ""
 
-    def start(self, weights: Weights) -> Outer:
+    def start(self, weights: Weights) -> StageOuterState:
         """Return the outer state of a replica that starts from ``weights``, equal at all replicas; a copy.
 
         A replica that joins later starts from a peer's slow weights.
         """
-        return Outer()
+        return StageOuterState()
 
-    def prefetched(self, outer: Outer) -> Tensor | None:
+    def prefetched(self, outer: StageOuterState) -> Tensor | None:
         """Return the part of the next update that depends on ``outer`` alone, if any."""
         return None
 
@@ -306,14 +306,14 @@ class Exchange(Choice, ABC):
         return self
 
     @abstractmethod
-    def update(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Update:
+    def update(self, outer: StageOuterState, fast: Weights, prefetched: Tensor | None = None) -> Update:
         """Return a replica's update after its inner steps produced ``fast``.
 
         :param prefetched: the result of :meth:`prefetched` for the same state, if already computed.
         """
 
     @abstractmethod
-    def settle(self, outer: Outer, fast: Weights, updates: Updates, me: int) -> Settled:
+    def settle(self, outer: StageOuterState, fast: Weights, updates: Updates, me: int) -> Settled:
         """Return replica ``me``'s new fast weights (dtypes and devices of ``fast``) and outer state.
 
         Unchanged tensors share memory with the arguments; arguments are not modified.
@@ -324,7 +324,7 @@ class Exchange(Choice, ABC):
         :raises ValueError: if a message has the wrong size or dtype.
         """
 
-    def apart(self, outer: Outer, updates: Updates) -> float:
+    def apart(self, outer: StageOuterState, updates: Updates) -> float:
         """Return the spread of these members' weights (``exchange.message.apart``), if updates determine it."""
         return 0.0
 

@@ -8,14 +8,14 @@ from pydantic import Field
 from torch import Tensor
 
 from planaria.config.bounds import Fraction, Positive
-from planaria.exchange import message
-from planaria.exchange.aggregate import Averaging
-from planaria.exchange.base import Outer, Parts, Settled, TooManyByzantine, Update, Updates, Weights
+from planaria.exchange import weight_message
+from planaria.exchange.aggregate import AggregatingExchange
+from planaria.exchange.base import Parts, Settled, StageOuterState, TooManyByzantine, Update, Updates, Weights
 
 Momentum = Literal["nesterov", "heavy_ball"]
 
 
-class DiLoCo(Averaging):
+class DiLoCo(AggregatingExchange):
     """An outer optimizer whose gradient is the aggregate of the group's drifts.
 
     Slow weights stay equal only among replicas that received the same updates; a replica that missed a round must copy
@@ -44,24 +44,24 @@ class DiLoCo(Averaging):
     def parts(self) -> Parts:
         return {"slow": "shared", "momentum": "shared", **super().parts}
 
-    def start(self, weights: Weights) -> Outer:
-        return Outer({"slow": message.slow_copy(weights), "momentum": message.zeros(weights)})
+    def start(self, weights: Weights) -> StageOuterState:
+        return StageOuterState({"slow": weight_message.slow_copy(weights), "momentum": weight_message.zeros(weights)})
 
-    def about(self, outer: Outer) -> Weights:
+    def about(self, outer: StageOuterState) -> Weights:
         """Return the slow weights that the round after ``outer`` changes."""
         return outer["slow"]
 
-    def update(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Update:
+    def update(self, outer: StageOuterState, fast: Weights, prefetched: Tensor | None = None) -> Update:
         return self.compression.update(outer, pseudo_gradient(self.about(outer), fast))
 
-    def decoded_values(self, outer: Outer, updates: Updates) -> dict[int, dict[str, Tensor]]:
+    def decoded_values(self, outer: StageOuterState, updates: Updates) -> dict[int, dict[str, Tensor]]:
         return self.decoded(outer, updates, self.about(outer))
 
-    def settle(self, outer: Outer, fast: Weights, updates: Updates, me: int) -> Settled:
+    def settle(self, outer: StageOuterState, fast: Weights, updates: Updates, me: int) -> Settled:
         slow, settled = self._stepped(outer, updates, me)
-        return {**fast, **message.fast_copy(slow, fast)}, settled
+        return {**fast, **weight_message.fast_copy(slow, fast)}, settled
 
-    def _stepped(self, outer: Outer, updates: Updates, me: int) -> Settled:
+    def _stepped(self, outer: StageOuterState, updates: Updates, me: int) -> Settled:
         """Return the round's slow weights after one outer step, and the outer state.
 
         If a robust rule has too few updates, no weights change and the outer state only counts the round.

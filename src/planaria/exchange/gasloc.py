@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from planaria.exchange.gossip import Pulled
+from planaria.exchange.gossip import PullingGossip
 
 
-class Gasloc(Pulled):
+class Gasloc(PullingGossip):
     """Momentum α, outer learning rate β and pull γ in this project's letters: the paper's γ, η and α."""
 
     def contribution(self, drift: Tensor, slow: Tensor) -> Tensor:

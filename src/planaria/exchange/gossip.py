@@ -20,21 +20,21 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from planaria.config.bounds import Fraction, Positive
-from planaria.exchange import message
-from planaria.exchange.aggregate import Averaging
+from planaria.exchange import weight_message
+from planaria.exchange.aggregate import AggregatingExchange
 from planaria.exchange.base import (
     ExchangeCost,
-    Outer,
     Parts,
     Settled,
     Shapes,
+    StageOuterState,
     TooManyByzantine,
     Update,
     Updates,
     Weights,
     meeting_cost,
 )
-from planaria.exchange.robust.rules import Robust
+from planaria.exchange.robust.rules import RobustAggregator
 
 
 def contraction(members: int, group: int) -> float:
@@ -83,7 +83,7 @@ def random_groups(round: int, members: Sequence[int], size: int, seed: int) -> l
     return [tuple(sorted(order[k::count])) for k in range(count)]
 
 
-class Models(Averaging, ABC):
+class SlowWeightExchange(AggregatingExchange, ABC):
     """Replicas with different weights; a subclass defines x and the outer step."""
 
     every: Positive = 50
@@ -120,72 +120,72 @@ class Models(Averaging, ABC):
     def parts(self) -> Parts:
         return {"slow": "shared", "momentum": "shared", **super().parts}
 
-    def start(self, weights: Weights) -> Outer:
-        return Outer({"slow": message.slow_copy(weights), "momentum": message.zeros(weights)})
+    def start(self, weights: Weights) -> StageOuterState:
+        return StageOuterState({"slow": weight_message.slow_copy(weights), "momentum": weight_message.zeros(weights)})
 
-    def prefetched(self, outer: Outer) -> Tensor | None:
-        return message.pack(outer["slow"]) if self.two_parts else None
+    def prefetched(self, outer: StageOuterState) -> Tensor | None:
+        return weight_message.pack(outer["slow"]) if self.two_parts else None
 
-    def moved(self, outer: Outer, fast: Weights) -> dict[str, Tensor]:
+    def moved(self, outer: StageOuterState, fast: Weights) -> dict[str, Tensor]:
         """Return the drift that a replica reports: θ − φ."""
         return {name: fast[name].detach().float() - slow for name, slow in outer["slow"].items()}
 
-    def together(self, outer: Outer, values: Mapping[int, Weights], me: int) -> dict[str, Tensor]:
+    def together(self, outer: StageOuterState, values: Mapping[int, Weights], me: int) -> dict[str, Tensor]:
         """Return the aggregate of the members' x, its own included."""
         return self.joined(outer, values) if len(values) > 1 else self.aggregate(values)
 
-    def update(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Update:
+    def update(self, outer: StageOuterState, fast: Weights, prefetched: Tensor | None = None) -> Update:
         drift = self.moved(outer, fast)
         if self.two_parts:
             prefetched = self.prefetched(outer) if prefetched is None else prefetched
             return self.compression.update(outer, drift, prefetched)
         return Update(
-            message.pack({name: self.contribution(drift[name], slow) for name, slow in outer["slow"].items()})
+            weight_message.pack({name: self.contribution(drift[name], slow) for name, slow in outer["slow"].items()})
         )
 
-    def settle(self, outer: Outer, fast: Weights, updates: Updates, me: int) -> Settled:
+    def settle(self, outer: StageOuterState, fast: Weights, updates: Updates, me: int) -> Settled:
         """Settle alone if a robust rule has too few updates in the group."""
         try:
             return self._settled(outer, fast, updates, me)
         except TooManyByzantine:
             return self._settled(outer, fast, {me: updates[me]}, me)
 
-    def _settled(self, outer: Outer, fast: Weights, updates: Updates, me: int) -> Settled:
+    def _settled(self, outer: StageOuterState, fast: Weights, updates: Updates, me: int) -> Settled:
         received, kept = self.compression.receive(outer, updates, me, outer["slow"])
         values = self._values(outer, updates, received)
         if me not in values:  # its own update was rejected: it repeats the round
-            return message.fast_copy(outer["slow"], fast), outer.settled(slow=outer["slow"], **kept)
+            return weight_message.fast_copy(outer["slow"], fast), outer.settled(slow=outer["slow"], **kept)
         joined = self.together(outer, values, me)
         new_slow, momentum = {}, {}
         for name, slow in outer["slow"].items():
             before = outer["momentum"].get(name, torch.zeros_like(slow))
             new_slow[name], momentum[name] = self.step(slow, before, values[me][name], joined[name])
-        return message.fast_copy(new_slow, fast), outer.settled(slow=new_slow, momentum=momentum, **kept)
+        return weight_message.fast_copy(new_slow, fast), outer.settled(slow=new_slow, momentum=momentum, **kept)
 
-    def decoded_values(self, outer: Outer, updates: Updates) -> dict[int, dict[str, Tensor]]:
+    def decoded_values(self, outer: StageOuterState, updates: Updates) -> dict[int, dict[str, Tensor]]:
         return self._values(outer, updates, self.decoded(outer, updates, outer["slow"]))
 
     def _values(
-        self, outer: Outer, updates: Updates, received: Mapping[int, Mapping[str, Tensor]]
+        self, outer: StageOuterState, updates: Updates, received: Mapping[int, Mapping[str, Tensor]]
     ) -> dict[int, dict[str, Tensor]]:
         """Return x of each member; its decoded blocking part in ``received`` is x itself, or a drift."""
         if not self.two_parts:
             return {member: dict(value) for member, value in received.items()}
-        prefetched = {member: message.unpack(updates[member].prefetched, outer["slow"]) for member in received}
+        prefetched = {member: weight_message.unpack(updates[member].prefetched, outer["slow"]) for member in received}
         return {
             member: {name: self.contribution(drift[name], prefetched[member][name]) for name in drift}
             for member, drift in received.items()
         }
 
-    def apart(self, outer: Outer, updates: Updates) -> float:
+    def apart(self, outer: StageOuterState, updates: Updates) -> float:
         return super().apart(outer, updates) / (1.0 if self.two_parts else self.unit)
 
     def cost(self, shapes: Shapes, members: int) -> ExchangeCost:
-        prefetched = message.packed_bytes(shapes) if self.two_parts else 0
+        prefetched = weight_message.packed_bytes(shapes) if self.two_parts else 0
         return meeting_cost(self.groups(0, range(members), 0), self.compression.bytes(shapes), prefetched)
 
 
-class Gossip(Models, ABC):
+class Gossip(SlowWeightExchange, ABC):
     """Replicas that meet in groups drawn anew for every round."""
 
     group: Annotated[int, Field(ge=2)] = 2
@@ -194,7 +194,7 @@ class Gossip(Models, ABC):
     def groups(self, round: int, members: Sequence[int], seed: int) -> list[tuple[int, ...]]:
         return random_groups(round, members, self.group, seed)
 
-    def rule_objection(self, by: Robust, members: int) -> str:
+    def rule_objection(self, by: RobustAggregator, members: int) -> str:
         smallest, least = min(map(len, self.groups(0, range(members), 0))), by.least()
         if smallest < least:
             return (
@@ -204,7 +204,7 @@ class Gossip(Models, ABC):
         return super().rule_objection(by, members)
 
 
-class Pulled(Gossip, ABC):
+class PullingGossip(Gossip, ABC):
     """Gossip with momentum and a pull towards the group's mean of strength γ."""
 
     alpha: Fraction

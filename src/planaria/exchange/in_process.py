@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from planaria.exchange.base import Exchange, Outer, Update, Weights
-from planaria.exchange.refusal import validate
+from planaria.exchange.base import Exchange, StageOuterState, Update, Weights
+from planaria.exchange.update_validation import validate
 
 
 @dataclass
@@ -16,7 +16,7 @@ class Replica:
     """One replica of a stage: its fast weights and its outer state."""
 
     fast: dict[str, Tensor]
-    outer: Outer
+    outer: StageOuterState
 
 
 def replicas(exchange: Exchange, weights: Weights, count: int) -> dict[int, Replica]:

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from planaria.config.bounds import Fraction, Natural
-from planaria.exchange import message
-from planaria.exchange.base import Counted, OnCounted, Outer, Parts, Settled, Updates, Weights
-from planaria.exchange.gossip import Models
+from planaria.exchange import weight_message
+from planaria.exchange.base import OnCounted, Parts, Settled, StageOuterState, Updates, UpdateWeights, Weights
+from planaria.exchange.gossip import SlowWeightExchange
 from planaria.exchange.robust.products import Vector, chunks
-from planaria.exchange.robust.rules import Robust
+from planaria.exchange.robust.rules import RobustAggregator
 
 
-class MoNNA(Models):
+class MoNNA(SlowWeightExchange):
     """All replicas meet and each computes its own mean: replicas are never equal, only near.
 
     The inner optimizer makes the half step, ``every`` times; with ``alpha`` the momentum is that of the drift. Of h
@@ -41,7 +41,7 @@ class MoNNA(Models):
     def tolerated(self) -> int:
         return self.liars
 
-    def after_rejecting(self, refused: int, on_counted: OnCounted, counted: Counted | None = None) -> Self:
+    def after_rejecting(self, refused: int, on_counted: OnCounted, counted: UpdateWeights | None = None) -> Self:
         return self.model_copy(update={"liars": max(0, self.liars - refused)})
 
     def objection(self, members: int) -> str:
@@ -52,14 +52,14 @@ class MoNNA(Models):
             "or more; lower exchange.options.liars, or add replicas"
         )
 
-    def rule_objection(self, by: Robust, members: int) -> str:
+    def rule_objection(self, by: RobustAggregator, members: int) -> str:
         return "'monna' already selects neighbours; leave it out, and set exchange.options.liars"
 
     def quorum(self, members: int) -> int:
         """Return n − f − 1: a silent Byzantine member delays no one."""
         return max(0, members - self.liars - 1)
 
-    def moved(self, outer: Outer, fast: Weights) -> dict[str, Tensor]:
+    def moved(self, outer: StageOuterState, fast: Weights) -> dict[str, Tensor]:
         """Return the half step: the replica's momentum, or its drift if α = 0."""
         drift, before = super().moved(outer, fast), outer["momentum"]
         return {
@@ -69,10 +69,10 @@ class MoNNA(Models):
     def contribution(self, drift: Tensor, slow: Tensor) -> Tensor:
         return slow + drift
 
-    def together(self, outer: Outer, values: Mapping[int, Weights], me: int) -> dict[str, Tensor]:
+    def together(self, outer: StageOuterState, values: Mapping[int, Weights], me: int) -> dict[str, Tensor]:
         if len(values) <= 2 * self.liars:
             return self.aggregate({me: values[me]})
-        vectors = {member: message.pieces(weights) for member, weights in values.items()}
+        vectors = {member: weight_message.pieces(weights) for member, weights in values.items()}
         near = nearest(vectors, me, len(values) - self.liars)
         return self.aggregate({member: values[member] for member in near})
 
@@ -80,7 +80,7 @@ class MoNNA(Models):
         """θ ← the mean of the kept models; the momentum is that of :meth:`moved`, unused if α = 0."""
         return mean, torch.zeros_like(momentum)
 
-    def settle(self, outer: Outer, fast: Weights, updates: Updates, me: int) -> Settled:
+    def settle(self, outer: StageOuterState, fast: Weights, updates: Updates, me: int) -> Settled:
         new, settled = super().settle(outer, fast, updates, me)
         if self.alpha:
             settled = replace(settled, parts={**settled.parts, "momentum": self.moved(outer, fast)})

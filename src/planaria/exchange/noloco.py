@@ -8,10 +8,10 @@ from pydantic import Field
 from torch import Tensor
 
 from planaria.config.bounds import Fraction
-from planaria.exchange.gossip import Pulled
+from planaria.exchange.gossip import PullingGossip
 
 
-class NoLoCo(Pulled):
+class NoLoCo(PullingGossip):
     """Momentum α, outer learning rate β, pull γ. The released code has γ = β.
 
     The momentum is local and never sent. A group of one applies the same formula, with momentum on its own drift.

@@ -8,8 +8,8 @@ from functools import lru_cache
 from planaria.common.errors import UserError
 from planaria.config.registry import Choice, Registry, blaming, foreign
 from planaria.config.schema import ExchangeConfig
-from planaria.exchange.aggregate import Averaging
-from planaria.exchange.allreduce import AllReduce, Local
+from planaria.exchange.aggregate import AggregatingExchange
+from planaria.exchange.allreduce import AllReduce, NoExchange
 from planaria.exchange.base import Exchange
 from planaria.exchange.coded.schemes import coded_of
 from planaria.exchange.compress.compression import compression_of
@@ -19,7 +19,7 @@ from planaria.exchange.gossip import PairMean
 from planaria.exchange.monna import MoNNA
 from planaria.exchange.noloco import NoLoCo
 from planaria.exchange.robust.rules import robust_of
-from planaria.exchange.streaming import Streaming
+from planaria.exchange.streaming_diloco import Streaming
 
 EXCHANGES: Registry[Exchange] = Registry(
     "exchange",
@@ -27,7 +27,7 @@ EXCHANGES: Registry[Exchange] = Registry(
     Exchange,  # type: ignore[type-abstract]
     {
         "allreduce": AllReduce,
-        "local": Local,
+        "local": NoExchange,
         "diloco": DiLoCo,
         "streaming_diloco": Streaming,
         "noloco": NoLoCo,
@@ -46,13 +46,13 @@ def exchange(config: ExchangeConfig) -> Exchange:
     """
     made = EXCHANGES.make(config.kind, config.options)
     if config.compress:
-        if not isinstance(made, Averaging):
+        if not isinstance(made, AggregatingExchange):
             raise UserError(f"exchange.compress: {config.kind!r} has no messages to compress; leave it out")
         made = made.compressed(compression_of(config.compress))
         if config.replicas > 1 and (wrong := made.compression.feedback.unfit(config.replicas)):
             raise UserError(f"exchange.compress: {wrong}")
     if config.robust:
-        if not isinstance(made, Averaging):
+        if not isinstance(made, AggregatingExchange):
             raise UserError(f"exchange.robust: {config.kind!r} makes no one value of several; leave it out")
         made = made.with_rule(robust_of(config.robust, config.replicas), config.replicas)
     with blaming(lambda: foreign([type(made)])):

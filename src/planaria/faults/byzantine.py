@@ -11,14 +11,14 @@ from torch import Tensor
 
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange.attacks import attack_of
-from planaria.exchange.attacks.base import Attack, Scene
+from planaria.exchange.attacks.base import Attack, AttackView
 from planaria.exchange.base import Update
 from planaria.exchange.compress.base import Compressor
-from planaria.exchange.publisher import Publisher, vectors
 from planaria.exchange.robust.rules import robust_of
+from planaria.exchange.update_publisher import UpdatePublisher, vectors
 
 Batch = Callable[[int], tuple[Tensor, Tensor]]
-"""microbatch → (tokens, targets), as ``runtime/engine/samples.py``"""
+"""microbatch → (tokens, targets), as ``runtime/engine/step_samples.py``"""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def misbehaviour_of(
     return Misbehaviour(attack_of(attack, strength), until, f"{seed} {number}")
 
 
-class Byzantine(Publisher):
+class Byzantine(UpdatePublisher):
     """A node that executes a :class:`Misbehaviour`, from its next update to the end of the attack."""
 
     def __init__(self, config: ExchangeConfig, lie: Misbehaviour) -> None:
@@ -102,7 +102,7 @@ class Byzantine(Publisher):
         seen = known or {me: own, **self._received}
         self._first = self._first or {**seen}
         self._past = dict(sorted({**self._past, round: own}.items())[-lie.attack.remembers - 1 :])
-        scene = Scene(
+        scene = AttackView(
             own=own,
             known=seen,
             members=len(others) + 1,
@@ -126,7 +126,7 @@ class Byzantine(Publisher):
         return robust_of(config.robust, config.replicas).rule.liars if config.robust else 1
 
 
-def _corrupted(lie: Misbehaviour, scene: Scene, honest: Update, codec: Compressor) -> Update:
+def _corrupted(lie: Misbehaviour, scene: AttackView, honest: Update, codec: Compressor) -> Update:
     assert honest.blocking is not None
     return replace(honest, blocking=lie.attack.message(scene, honest.blocking, codec))
 

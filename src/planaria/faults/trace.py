@@ -103,7 +103,7 @@ class Fault(Section):
         return self
 
 
-class Generated(Section):
+class TraceArguments(Section):
     """The arguments of :func:`generate` that made a trace; they reproduce it."""
 
     seed: Annotated[int, Field(ge=-EXACT, le=EXACT)]
@@ -170,7 +170,7 @@ class Trace(Section):
     """Faults and their origin."""
 
     version: Literal[1] = 1
-    generated: Generated | None = None
+    generated: TraceArguments | None = None
     """None if the faults were chosen by hand"""
     faults: tuple[Fault, ...]
 
@@ -255,7 +255,7 @@ def first_complaint(error: ValidationError) -> str:
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"]).lstrip(".")
     what = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden":
-        sections: dict[str, type[Section]] = {"faults": Fault, "generated": Generated}
+        sections: dict[str, type[Section]] = {"faults": Fault, "generated": TraceArguments}
         known = sections.get(str(problem["loc"][0]), Trace).model_fields
         what = f"unknown key; {nearest(str(problem['loc'][-1]), known)}"
     elif problem["type"] not in ("missing", "value_error", "json_invalid"):

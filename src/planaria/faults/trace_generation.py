@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from planaria.common.errors import UserError
 from planaria.faults.failure_groups import Lost, groups_lost, share
-from planaria.faults.trace import Fault, Generated, Trace, first_complaint
+from planaria.faults.trace import Fault, Trace, TraceArguments, first_complaint
 
 
 def per_step_probability(hourly: float, step_s: float) -> float:
@@ -58,7 +58,7 @@ def generate(
     :raises UserError: naming the argument that is out of range.
     """
     try:
-        origin = Generated(
+        origin = TraceArguments(
             seed=seed,
             hourly=hourly,
             step_s=step_s,
@@ -76,7 +76,7 @@ def generate(
     return Trace(generated=origin, faults=_faults(origin))
 
 
-def _faults(origin: Generated) -> tuple[Fault, ...]:
+def _faults(origin: TraceArguments) -> tuple[Fault, ...]:
     """Return all faults that ``origin`` generates, in order."""
     stages, p = origin.stages, per_step_probability(origin.hourly, origin.step_s)
     struck = set(range(0 if origin.ends else 1, stages + 1)) - {*origin.exempt}
@@ -98,7 +98,7 @@ def _faults(origin: Generated) -> tuple[Fault, ...]:
     return tuple(faults)
 
 
-def _with_groups(origin: Generated, struck: set[int], p: float) -> dict[tuple[int, int], float]:
+def _with_groups(origin: TraceArguments, struck: set[int], p: float) -> dict[tuple[int, int], float]:
     """Draw failure groups with probability ``p``; a stage taken by two in one step is lost with the first."""
     found: dict[tuple[int, int], float] = {}
     for stages in groups_lost(origin.lost, struck, origin.stages, origin.machine):
@@ -118,7 +118,7 @@ def _drawn(name: str, stage: int, steps: int, p: float) -> dict[tuple[int, int],
 
 
 def _with_bursts(
-    drawn: dict[tuple[int, int], float], origin: Generated, struck: set[int]
+    drawn: dict[tuple[int, int], float], origin: TraceArguments, struck: set[int]
 ) -> dict[tuple[int, int], float]:
     """Return ``drawn`` plus the stages that these failures take with them, with the number (so the moment) of their
     cause."""

@@ -18,8 +18,8 @@ from planaria.config.schema import RunConfig
 from planaria.control.decisions import InjectFault
 from planaria.faults.byzantine import Batch, Byzantine, misbehaviour_of
 from planaria.pipeline.plan.actions import Action
-from planaria.runtime.engine.links import Links
 from planaria.runtime.engine.outer_state import OuterState
+from planaria.runtime.engine.worker_links import WorkerLinks
 from planaria.runtime.transport.edge import EdgeEnd
 
 SIGNALS = {"kill": "SIGKILL", "stop": "SIGSTOP"}
@@ -58,7 +58,7 @@ class WorkerFaults:
     def __init__(
         self,
         config: RunConfig,
-        links: Links,
+        links: WorkerLinks,
         outer: OuterState,
         struck: Callable[[str, InjectFault], None],
         end: Callable[[signal.Signals], None] = signal.raise_signal,
@@ -168,7 +168,7 @@ class WorkerFaults:
 class _Edges:
     """Faults of a worker's edges: broken connections, an unreachable network, delayed frames."""
 
-    def __init__(self, links: Links) -> None:
+    def __init__(self, links: WorkerLinks) -> None:
         self._links = links
         self._held: dict[int | None, tuple[float, float]] = {}
         """sending node, or None for all → delay of each frame, and its end (monotonic seconds)"""

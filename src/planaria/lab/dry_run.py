@@ -17,7 +17,7 @@ from planaria.data.shards import Data
 from planaria.data.stream import Stream
 from planaria.lab.compare.race_job import Race, kept
 from planaria.lab.compare.race_spec import TUNED, Arm
-from planaria.lab.compare.run_comparison import Asked, Ready, ready
+from planaria.lab.compare.run_comparison import ComparisonRequest, PreparedComparison, ready
 from planaria.lab.inline.engine import InlineEngine
 from planaria.lab.trials.spread import seeds_shown
 from planaria.report.phrases import counted
@@ -25,7 +25,7 @@ from planaria.report.tables import Table, show
 from planaria.runtime.engine.custom_classes import own_classes
 
 
-def dry_run(asked: Asked, say: Callable[[str], None] | None) -> None:
+def dry_run(asked: ComparisonRequest, say: Callable[[str], None] | None) -> None:
     """Print what ``planaria compare`` would do; time a few steps of each arm, and write only the data cache.
 
     :raises UserError: for everything that a run would reject.
@@ -57,7 +57,7 @@ def dry_run(asked: Asked, say: Callable[[str], None] | None) -> None:
     console.print(f"would be in   {all_.folder}", highlight=False)
 
 
-def _row(arm: Arm, all_: Ready, paced: Pace, done: int) -> list[str]:
+def _row(arm: Arm, all_: PreparedComparison, paced: Pace, done: int) -> list[str]:
     base, own = recipe.flat(all_.arms[0].config), recipe.flat(arm.config)
     differs = ", ".join(f"{k} = {v}" for k, v in own.items() if base.get(k) != v and k != "name") or "–"
     faults = [len(traces[0].faults) if arm.faults else 0 for traces in all_.traces.values()]

@@ -18,7 +18,7 @@ from planaria.models.llama_layers import matrix_numbers
 FP32 = 4
 
 
-class Passes(NamedTuple):
+class PassMode(NamedTuple):
     """How a stage computes a microbatch."""
 
     samples: int
@@ -48,7 +48,7 @@ class PassBytes(NamedTuple):
     """by temporary tensors of the largest pass"""
 
 
-def layer_bytes(model: ModelConfig, passes: Passes) -> int:
+def layer_bytes(model: ModelConfig, passes: PassMode) -> int:
     """Return what one decoder layer keeps for its backward pass, without its input.
 
     n · w · (2h + h + (H + 2K) d + (2H + K) d + 2D) for gate and up, their product, the joint projection of q, k and v,
@@ -66,7 +66,7 @@ def layer_bytes(model: ModelConfig, passes: Passes) -> int:
     return n * (w * numbers + FP32 * (2 * model.dim + model.heads + 2)) + weights + mask
 
 
-def block_bytes(model: ModelConfig, layers: int, passes: Passes) -> PassBytes:
+def block_bytes(model: ModelConfig, layers: int, passes: PassMode) -> PassBytes:
     """Return the bytes of a block stage.
 
     The gradients of gate and up, n · w · 2h, and of the output are the largest temporaries. With ``recompute`` a
@@ -81,7 +81,7 @@ def block_bytes(model: ModelConfig, layers: int, passes: Passes) -> PassBytes:
     return PassBytes(kept=layers * layer_bytes(model, passes) + output, loss=0, working=working)
 
 
-def ends_bytes(model: ModelConfig, passes: Passes) -> PassBytes:
+def ends_bytes(model: ModelConfig, passes: PassMode) -> PassBytes:
     """Return the bytes of the ends: embedding, their own layers, and the loss, whole or in chunks.
 
     A whole compiled loss keeps the logits, n · w · V. In chunks it keeps the gradients of its input and of the head.

@@ -110,7 +110,7 @@ class Template:
         return found
 
 
-class Segments(NamedTuple):
+class DialogueSegments(NamedTuple):
     """The text of a dialogue in parts, each with whether it is learned; names after the character ``mark`` are plain
     text (:meth:`planaria.data.tokenizer.Tokenizer.encode_marked`)."""
 
@@ -133,18 +133,18 @@ class Conversation:
         content, values = _guarded_in([self.content, self.values], names, mark)
         return Conversation(content, values), mark
 
-    def whole(self, template: Template, tokenizer: Tokenizer) -> Segments:
+    def whole(self, template: Template, tokenizer: Tokenizer) -> DialogueSegments:
         """Return the text, all of which is learned; UserError if the template fails."""
         own, mark = self.guarded(tokenizer)
-        return Segments([(own._rendered(template, [(own.content, False)])[0], True)], mark)
+        return DialogueSegments([(own._rendered(template, [(own.content, False)])[0], True)], mark)
 
-    def answers(self, template: Template, tokenizer: Tokenizer, wanted: Sequence[int]) -> Segments:
+    def answers(self, template: Template, tokenizer: Tokenizer, wanted: Sequence[int]) -> DialogueSegments:
         """Return the text, of which the messages ``wanted`` are learned.
 
         :raises UserError: if the template fails, or changes earlier messages when later ones follow.
         """
         own, mark = self.guarded(tokenizer)
-        return Segments((own._tagged if template.tags_answers else own._by_prefixes)(template, wanted), mark)
+        return DialogueSegments((own._tagged if template.tags_answers else own._by_prefixes)(template, wanted), mark)
 
     def _by_prefixes(self, template: Template, wanted: Sequence[int]) -> list[tuple[str, bool]]:
         """Return the text in parts; an answer is what it adds to the text before it."""

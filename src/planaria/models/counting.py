@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from planaria.models.activations import PassBytes, Passes
+from planaria.models.activations import PassBytes, PassMode
 
 
 class Count(NamedTuple):
@@ -70,7 +70,7 @@ def _grouped(a: Tensor, b: Tensor, offs: Tensor | None = None, *args: Any, **kwa
     return a.new_empty(shape)
 
 
-def count(built: nn.Module, ends: bool, width: int, context: int, passes: Passes) -> Count:
+def count(built: nn.Module, ends: bool, width: int, context: int, passes: PassMode) -> Count:
     """Count the passes of a stage of shapes [samples, ``context``, ``width``].
 
     ``built``: a stage on "meta", which is not usable afterwards. Gradients exist already, as from the second microbatch

@@ -27,7 +27,7 @@ MOST_NEW = 1_000_000
 """maximum number of tokens of one completion"""
 
 
-class Draws(NamedTuple):
+class Sampling(NamedTuple):
     """How one text is completed."""
 
     max_new: int
@@ -61,7 +61,7 @@ class Draws(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Continued:
+class DrawnCompletion:
     """The completion of one prompt."""
 
     ids: tuple[int, ...]
@@ -72,7 +72,7 @@ class Continued:
     """log-probability in nats of every id, and of the end token if drawn; see :func:`decode`"""
 
 
-class Reading:
+class DecodingBatch:
     """Rows that have read their prompts and advance token by token. ``logits`` [R, V] are those of the next token."""
 
     logits: Tensor
@@ -163,7 +163,7 @@ def decode(
     top_k: int = 0,
     generator: torch.Generator | None = None,
     end: int | None = None,
-) -> list[Continued]:
+) -> list[DrawnCompletion]:
     """Complete each prompt by at most ``max_new`` tokens, ``end`` included, within the context.
 
     Tokens are drawn by :func:`pick`. A log-probability is log softmax(logits / temperature) over the whole vocabulary,
@@ -177,7 +177,7 @@ def decode(
     check_draws(temperature, top_k)
     check_prompts(model, prompts, at_most=model.config.context - 1)
     uniforms = torch.rand(len(prompts), max_new, generator=generator or torch.Generator().manual_seed(0))
-    drawn: list[Continued] = []
+    drawn: list[DrawnCompletion] = []
     config, longest = model.config, max(map(len, prompts), default=0)
     row_bytes = 2 * config.layers * config.kv * config.head_dim * (longest + max_new) * 4
     for start in range(0, len(prompts), at_once := max(1, KEPT_BYTES // row_bytes)):
@@ -244,12 +244,12 @@ def divisor(temperature: float) -> float:
 @torch.inference_mode()
 def _continue(
     model: Llama, prompts: Sequence[Sequence[int]], uniforms: Tensor, temperature: float, top_k: int, end: int | None
-) -> list[Continued]:
+) -> list[DrawnCompletion]:
     """Complete ``prompts`` in one batch, with the random numbers ``uniforms`` [R, steps]."""
     room = [min(uniforms.shape[1], model.config.context - len(prompt)) for prompt in prompts]
     if not max(room):
-        return [Continued((), False, ())] * len(prompts)
-    reading = Reading(model, prompts, max(room))
+        return [DrawnCompletion((), False, ())] * len(prompts)
+    reading = DecodingBatch(model, prompts, max(room))
     device = reading.logits.device
     uniforms = uniforms.T.to(device)
     ids = torch.zeros(max(room), len(prompts), dtype=torch.long, device=device)
@@ -277,9 +277,9 @@ def _logps(logits: Tensor, chosen: Tensor, temperature: float) -> Tensor:
     return scaled.gather(-1, chosen.unsqueeze(-1)).squeeze(-1) - scaled.logsumexp(-1)
 
 
-def _cut(ids: list[int], logps: list[float], room: int, end: int | None) -> Continued:
+def _cut(ids: list[int], logps: list[float], room: int, end: int | None) -> DrawnCompletion:
     """Cut a row at its end token or its length limit."""
     if end is not None and end in ids[:room]:
         length = ids.index(end)
-        return Continued(tuple(ids[:length]), True, tuple(logps[: length + 1]))
-    return Continued(tuple(ids[:room]), False, tuple(logps[:room]))
+        return DrawnCompletion(tuple(ids[:length]), True, tuple(logps[: length + 1]))
+    return DrawnCompletion(tuple(ids[:room]), False, tuple(logps[:room]))

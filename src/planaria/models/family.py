@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from planaria.config.registry import Choice
 from planaria.config.schema import ModelConfig
-from planaria.models.activations import PassBytes, Passes
+from planaria.models.activations import PassBytes, PassMode
 
 
 class EndsStage(Protocol):
@@ -69,7 +69,7 @@ class Family(Choice, ABC):
         them on the device "meta"."""
         return None
 
-    def pass_bytes(self, config: ModelConfig, stages: int, stage: int, passes: Passes) -> PassBytes | None:
+    def pass_bytes(self, config: ModelConfig, stages: int, stage: int, passes: PassMode) -> PassBytes | None:
         """Return the memory of a stage's passes, or None if it is unknown: then none is predicted."""
         return None
 

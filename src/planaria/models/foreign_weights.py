@@ -20,7 +20,7 @@ from planaria.models.transformers.family import decoder_of
 
 
 @dataclass(frozen=True)
-class Weights:
+class WeightsFile:
     """A model in a file. Tensors are read on demand by :meth:`tensor`."""
 
     place: Path

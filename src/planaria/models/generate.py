@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import torch
 
-from planaria.models.decode import Draws, Reading, check_ids
+from planaria.models.decode import DecodingBatch, Sampling, check_ids
 from planaria.models.llama_stages import Llama
 
 
@@ -30,7 +30,7 @@ def generate(
         range.
     """
     check_ids(tokens, model.config.vocab)
-    draws = Draws(max_new, temperature, top_k, seed)
+    draws = Sampling(max_new, temperature, top_k, seed)
     draws.check()
     return _continue(model, list(tokens), draws, stops)
 
@@ -52,13 +52,13 @@ def texts(ids: Iterable[int], decode: Callable[[Sequence[int]], str]) -> Iterato
         yield rest
 
 
-def _continue(model: Llama, tokens: list[int], draws: Draws, stops: Collection[int]) -> Iterator[int]:
+def _continue(model: Llama, tokens: list[int], draws: Sampling, stops: Collection[int]) -> Iterator[int]:
     context, reading, generator = model.config.context, None, torch.Generator().manual_seed(draws.seed)
     for _ in range(draws.max_new):
         if reading is not None and len(tokens) <= context:
             reading.read(torch.tensor(tokens[-1:], device=reading.logits.device))
         else:
-            reading = Reading(model, [tokens[-context:]], min(draws.max_new, max(0, context - len(tokens))))
+            reading = DecodingBatch(model, [tokens[-context:]], min(draws.max_new, max(0, context - len(tokens))))
         chosen = draws.pick(reading.logits, generator)
         if chosen in stops:
             return

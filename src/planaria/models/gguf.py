@@ -18,7 +18,7 @@ from torch import Tensor
 from planaria.common.errors import UserError, missing_package
 from planaria.config.schema import ModelConfig
 from planaria.models import model_metadata
-from planaria.models.foreign_weights import Weights, checked_config
+from planaria.models.foreign_weights import WeightsFile, checked_config
 from planaria.models.gguf_file import GgufFile, look
 from planaria.models.llama_layers import to_rotate_half
 from planaria.models.llama_stages import Llama
@@ -57,7 +57,7 @@ CONTROL, USER_DEFINED = 3, 4
 """token types that are matched whole, before any merges"""
 
 
-def open_gguf(path: Path) -> Weights:
+def open_gguf(path: Path) -> WeightsFile:
     """Open the model in a GGUF file.
 
     :raises UserError: if the file is damaged, not a plain llama, or quantised in a way that ``gguf`` does not support.
@@ -71,7 +71,7 @@ def open_gguf(path: Path) -> Weights:
         heads = {"q_proj": config.heads, "k_proj": config.kv}.get(name.split(".")[-2])
         return reading[name]() if heads is None else to_rotate_half(reading[name](), heads)
 
-    return Weights(path, config, shapes, read, path, usage=model_metadata.of_gguf(held.values, config.context))
+    return WeightsFile(path, config, shapes, read, path, usage=model_metadata.of_gguf(held.values, config.context))
 
 
 def import_gguf(path: Path) -> Llama:
@@ -204,7 +204,7 @@ def _short(number: object) -> object:
 
 
 def _global_name(name: str) -> str:
-    """Return a tensor's global name; unknown names are unchanged, so that :class:`Weights` refuses them."""
+    """Return a tensor's global name; unknown names are unchanged, so that :class:`WeightsFile` refuses them."""
     parts = name.removesuffix(".weight").split(".")
     if len(parts) == 3 and parts[0] == "blk" and parts[2] in LAYER:
         return f"model.layers.{parts[1]}.{LAYER[parts[2]]}.weight"

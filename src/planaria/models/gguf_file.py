@@ -37,7 +37,7 @@ _MOST_SIDES = 4
 
 
 @dataclass(frozen=True)
-class Located:
+class GgufTensor:
     """A tensor in the file, of ggml's type ``kind``."""
 
     shape: tuple[int, ...]
@@ -54,7 +54,7 @@ class GgufFile:
     path: Path
     size: int
     values: dict[str, Any]
-    tensors: dict[str, Located]
+    tensors: dict[str, GgufTensor]
 
 
 def is_gguf(path: Path) -> bool:
@@ -99,7 +99,7 @@ class _Reader:
         if type(aligned) is not int or not 0 < aligned <= 1 << 20:
             raise ValueError(f"general.alignment = {aligned!r}")
         start = -(-self._at // aligned) * aligned
-        located = {name: Located(shape, kind, start + offset) for name, shape, kind, offset in found}
+        located = {name: GgufTensor(shape, kind, start + offset) for name, shape, kind, offset in found}
         return GgufFile(self._path, self._size, named, located)
 
     def _bytes(self, count: int) -> bytes:

@@ -18,7 +18,7 @@ from planaria.common import digests, documents
 from planaria.common.atomic import new_folder, refused
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
-from planaria.models.foreign_weights import Weights
+from planaria.models.foreign_weights import WeightsFile
 from planaria.models.hf_config import Unsupported, from_config, to_config
 from planaria.models.llama_stages import Llama
 from planaria.models.lora import merged
@@ -98,7 +98,7 @@ def export_folder(
         raise UserError(f"export: {refused(folder, error)}; make room, or export elsewhere") from error
 
 
-def open_folder(folder: Path) -> Weights:
+def open_folder(folder: Path) -> WeightsFile:
     """Open the Llama in a Hugging Face folder, or a routed model that was exported: one safetensors file or several
     with an index.
 
@@ -121,7 +121,7 @@ def open_folder(folder: Path) -> Weights:
             config = config.model_copy(update={"tied": False})
 
     used = of_folder(folder, found, config.context)
-    return Weights(
+    return WeightsFile(
         folder, config, shapes, partial(read_tensor, files), tokenizer_of(folder), routing=routing, usage=used
     )
 

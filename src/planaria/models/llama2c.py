@@ -17,7 +17,7 @@ from torch import Tensor
 
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
-from planaria.models.foreign_weights import Weights, checked_config
+from planaria.models.foreign_weights import WeightsFile, checked_config
 from planaria.models.llama_layers import to_rotate_half
 from planaria.models.llama_stages import Llama, parameter_count
 
@@ -40,7 +40,7 @@ KINDS = (
 """a layer's tensors in the file's order"""
 
 
-def open_llama2c(checkpoint: Path) -> Weights:
+def open_llama2c(checkpoint: Path) -> WeightsFile:
     """Open the model in a version-0 checkpoint: header, then fp32 tensors in a fixed order.
 
     :raises UserError: if the file is unreadable, or its length does not match its header.
@@ -67,7 +67,7 @@ def open_llama2c(checkpoint: Path) -> Weights:
         heads = {"q_proj": config.heads, "k_proj": config.kv}.get(name.split(".")[-2])
         return weight if heads is None else to_rotate_half(weight, heads)
 
-    return Weights(checkpoint, config, shapes, read)
+    return WeightsFile(checkpoint, config, shapes, read)
 
 
 def import_llama2c(checkpoint: Path) -> Llama:

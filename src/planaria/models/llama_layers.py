@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from planaria.config.schema import ModelConfig
-from planaria.models.sharing import Cut, stored
+from planaria.models.sharing import MatrixCut, stored
 
 
 class Linear(nn.Linear):
@@ -140,7 +140,7 @@ class LayerFactory(Protocol):
     def norm(self, dim: int, eps: float) -> nn.Module: ...
 
 
-class Dense:
+class OwnParameters:
     """Parts with their own parameters."""
 
     linear, norm = Linear, RMSNorm
@@ -206,8 +206,8 @@ class DecoderLayer(nn.Module):
         super().__init__()
         if of is None and config.share > 1:
             self.shared = nn.Parameter(torch.empty(stored(matrix_numbers(config), config.share)))
-            of = Cut(self, RMSNorm)
-        of = of or Dense()
+            of = MatrixCut(self, RMSNorm)
+        of = of or OwnParameters()
         self.input_layernorm = of.norm(config.dim, config.norm_eps)
         self.self_attn = Attention(config, of)
         self.post_attention_layernorm = of.norm(config.dim, config.norm_eps)

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
-from planaria.models.activations import PassBytes, Passes, block_bytes, ends_bytes
+from planaria.models.activations import PassBytes, PassMode, block_bytes, ends_bytes
 from planaria.models.chunked_loss import head_loss
 from planaria.models.family import Family
 from planaria.models.llama_layers import Linear, matrix_numbers, rotary_tables, run_layers
@@ -51,7 +51,7 @@ class BlockStage(nn.Module):
         return run_layers(self.layers, x, self.cos, self.sin, self.recompute, mask)
 
 
-class Ends(TiedHead):
+class LlamaEnds(TiedHead):
     """Stage 0: the embedding, where every microbatch starts; the norm, head and loss, where it returns.
 
     The first ``ends_layers`` decoder layers may follow the embedding here.
@@ -122,11 +122,11 @@ class LlamaFamily(Family):
     whole: ClassVar[bool] = True
     masks: ClassVar[bool] = True
 
-    def build_stage(self, config: ModelConfig, stages: int, stage: int) -> Ends | BlockStage:
+    def build_stage(self, config: ModelConfig, stages: int, stage: int) -> LlamaEnds | BlockStage:
         """:raises ValueError: if there is no such stage, or the layers do not divide into the stages."""
         if not 0 <= stage <= stages or config.uncut(stages):
             raise ValueError(f"no stage {stage} of {stages} in a model of {config.layers} layers")
-        return Ends(config) if stage == 0 else BlockStage(config, stage_layers(config, stages, stage))
+        return LlamaEnds(config) if stage == 0 else BlockStage(config, stage_layers(config, stages, stage))
 
     def global_name(self, config: ModelConfig, stages: int, stage: int, local: str) -> str:
         """Return the Hugging Face name; ValueError for a name outside of the stage's layers."""
@@ -138,7 +138,7 @@ class LlamaFamily(Family):
     def tables(self, config: ModelConfig) -> tuple[str, str]:
         return "model.embed_tokens.weight", "lm_head.weight"
 
-    def pass_bytes(self, config: ModelConfig, stages: int, stage: int, passes: Passes) -> PassBytes:
+    def pass_bytes(self, config: ModelConfig, stages: int, stage: int, passes: PassMode) -> PassBytes:
         if stage == 0:
             return ends_bytes(config, passes)
         return block_bytes(config, len(stage_layers(config, stages, stage)), passes)
@@ -209,7 +209,7 @@ class Llama(nn.Module):
         family = LlamaFamily()
         with torch.device(device):
             ends, *blocks = (family.build_stage(config, stages, stage) for stage in range(stages + 1))
-            assert isinstance(ends, Ends)
+            assert isinstance(ends, LlamaEnds)
             self.ends, self.stages = ends, nn.ModuleList(blocks)
             if routing is not None:
                 for layer in self.layers:

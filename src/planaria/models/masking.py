@@ -37,7 +37,7 @@ Mask = Mapping[str, Tensor]
 """bool tensors by name: true keeps the tuned number"""
 
 
-class Note(Record):
+class MaskNote(Record):
     """The models of a mask, by :func:`planaria.models.task_vectors.digest`, and the order of its bits."""
 
     safe: str
@@ -120,7 +120,7 @@ def unpack(packed: Tensor, like: Named, order: Sequence[str]) -> dict[str, Tenso
     return found
 
 
-def to_bytes(masks: Sequence[Mask], note: Note, exported: Mapping[str, str]) -> bytes:
+def to_bytes(masks: Sequence[Mask], note: MaskNote, exported: Mapping[str, str]) -> bytes:
     """Return the masks of one or more models as a safetensors file. ``exported``: parameter → name in an
     exported file."""
     order = sorted(masks[0], key=exported.__getitem__)
@@ -130,7 +130,7 @@ def to_bytes(masks: Sequence[Mask], note: Note, exported: Mapping[str, str]) -> 
     return save({f"mask.{number}": pack(mask, order) for number, mask in enumerate(masks)}, metadata={FORMAT: about})
 
 
-def read_masks(file: Path, like: Named, exported: Mapping[str, str]) -> tuple[list[dict[str, Tensor]], Note]:
+def read_masks(file: Path, like: Named, exported: Mapping[str, str]) -> tuple[list[dict[str, Tensor]], MaskNote]:
     """Return the masks in a file for models of these shapes, and the file's note. ``exported`` as in :func:`to_bytes`.
 
     :raises UserError: if it is unreadable, not a mask, or for models of another shape.
@@ -143,7 +143,7 @@ def read_masks(file: Path, like: Named, exported: Mapping[str, str]) -> tuple[li
             found = about.get(FORMAT, about.get(UNORDERED))
             if found is None:
                 raise UserError(f"{file}: is no mask; {fix}")
-            note = documents.parse_model(Note, found, file, fix)
+            note = documents.parse_model(MaskNote, found, file, fix)
             names = [f"mask.{number}" for number in range(len(note.tuned))]
             if keys != {*names}:
                 raise UserError(f"{file}: has {len(keys)} masks for {len(names)} models; {fix}")
@@ -157,7 +157,7 @@ def read_masks(file: Path, like: Named, exported: Mapping[str, str]) -> tuple[li
         raise UserError(f"{file}: cannot be read ({str(error).splitlines()[0]}); {fix}") from None
 
 
-def _order(note: Note, like: Named, exported: Mapping[str, str], place: str, fix: str) -> list[str]:
+def _order(note: MaskNote, like: Named, exported: Mapping[str, str], place: str, fix: str) -> list[str]:
     """Return the parameters in the order of the file."""
     own = {exported[name]: name for name in like}
     for name, shape in note.tensors:

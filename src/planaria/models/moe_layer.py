@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
-from planaria.models.llama_layers import Dense, SwiGLU
+from planaria.models.llama_layers import OwnParameters, SwiGLU
 
 MOST = 1024
 """maximum number of blocks per layer in a file"""
@@ -61,7 +61,7 @@ class MoELayer(nn.Module):
         super().__init__()
         self.top_k = routing.top_k
         self.router = Router(config.dim, routing.experts, bias=routing.bias)
-        self.experts = nn.ModuleList(SwiGLU(config, Dense()) for _ in range(routing.experts))
+        self.experts = nn.ModuleList(SwiGLU(config, OwnParameters()) for _ in range(routing.experts))
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, D] → [B, T, D]."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from planaria.config.model_config import ModelConfig
 from planaria.models.llama_layers import DecoderLayer, RMSNorm, matrix_numbers
-from planaria.models.sharing import Cut, SharedNorm, stored, unfold
+from planaria.models.sharing import MatrixCut, SharedNorm, stored, unfold
 
 SHARED, GAINS = "shared", "gains"
 ROWS = ("input_layernorm.weight", "post_attention_layernorm.weight")
@@ -36,9 +36,9 @@ def layers_of(stage: nn.Module, config: ModelConfig, numbers: range) -> nn.Modul
     return nn.ModuleList(DecoderLayer(config, _cut(stage, config, number)) for number in numbers)
 
 
-def _cut(stage: nn.Module, config: ModelConfig, number: int) -> Cut:
+def _cut(stage: nn.Module, config: ModelConfig, number: int) -> MatrixCut:
     rows = iter(range(len(ROWS) * number, len(ROWS) * (number + 1)))
-    return Cut(stage, lambda _, eps: SharedNorm(stage, next(rows), eps), number * matrix_numbers(config))
+    return MatrixCut(stage, lambda _, eps: SharedNorm(stage, next(rows), eps), number * matrix_numbers(config))
 
 
 def final_norm(stage: nn.Module, config: ModelConfig) -> nn.Module:
@@ -48,7 +48,7 @@ def final_norm(stage: nn.Module, config: ModelConfig) -> nn.Module:
     return RMSNorm(config.dim, config.norm_eps)
 
 
-class Part(NamedTuple):
+class StoredParameter(NamedTuple):
     """The stored location of a dense model's parameter."""
 
     of: str
@@ -64,20 +64,26 @@ class Part(NamedTuple):
         return unfold(stored, self.begin, self.shape) if stored.ndim == 1 else stored[self.begin]
 
 
-def parts(config: ModelConfig, names: Iterable[tuple[str, tuple[int, ...]]]) -> dict[str, Part]:
+def parts(config: ModelConfig, names: Iterable[tuple[str, tuple[int, ...]]]) -> dict[str, StoredParameter]:
     """Return the location of each parameter of ``config.dense``, given the stored ones by global name and shape."""
-    found = {name: Part(name, -1, shape) for name, shape in names if name.rpartition(".")[2] not in (SHARED, GAINS)}
+    found = {
+        name: StoredParameter(name, -1, shape)
+        for name, shape in names
+        if name.rpartition(".")[2] not in (SHARED, GAINS)
+    }
     for number in range(config.layers if config.share > 1 else 0):
         layer = f"model.layers.{number}"
         begin = number * matrix_numbers(config) if config.one_array else 0
         for name, shape in _matrices(config).items():
-            found[f"{layer}.{name}"] = Part(f"{'model' if config.one_array else layer}.{SHARED}", begin, shape)
+            found[f"{layer}.{name}"] = StoredParameter(
+                f"{'model' if config.one_array else layer}.{SHARED}", begin, shape
+            )
             begin += prod(shape)
         if config.one_array:
             rows = enumerate(ROWS, len(ROWS) * number)
-            found |= {f"{layer}.{name}": Part(f"model.{GAINS}", row, (config.dim,)) for row, name in rows}
+            found |= {f"{layer}.{name}": StoredParameter(f"model.{GAINS}", row, (config.dim,)) for row, name in rows}
     if config.one_array:
-        found["model.norm.weight"] = Part(f"model.{GAINS}", len(ROWS) * config.layers, (config.dim,))
+        found["model.norm.weight"] = StoredParameter(f"model.{GAINS}", len(ROWS) * config.layers, (config.dim,))
     return found
 
 

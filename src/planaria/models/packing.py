@@ -91,7 +91,7 @@ Spec = tuple[torch.dtype, Sequence[int]]
 """a tensor's type and shape"""
 
 
-class Entry(NamedTuple):
+class PackedTensor(NamedTuple):
     """A tensor of a packed state, without its numbers."""
 
     dtype: str
@@ -222,7 +222,7 @@ def state_of(named: Mapping[str, Tensor], digests: bool = True) -> StageState:
 
 
 Numbers = tuple[float | None, float | None]
-Summary = tuple[dict[str, Entry], dict[str, int], float, dict[str, float], Numbers]
+Summary = tuple[dict[str, PackedTensor], dict[str, int], float, dict[str, float], Numbers]
 """entries without numbers, clocks and scales; clocks; scale of the stage; scales; norms"""
 
 
@@ -235,7 +235,7 @@ def summary(specs: Mapping[str, tuple[str, tuple[int, ...]]], read: Callable[[st
     digests = read("sha256") if "sha256" in specs else None
     if digests is None or (digests.dtype, digests.shape) != (torch.uint8, (len(keys), DIGEST_BYTES)):
         raise PackingError("a packed state has a digest of each of its tensors")
-    entries = {key: Entry(*specs[key], row.numpy().tobytes()) for key, row in zip(keys, digests, strict=True)}
+    entries = {key: PackedTensor(*specs[key], row.numpy().tobytes()) for key, row in zip(keys, digests, strict=True)}
     small = {key: read(key) for key in ("numbers", "clocks", "scales") if key in entries}
     for key, tensor in small.items():
         require_digest(key, tensor, entries.pop(key).sha256)
@@ -279,7 +279,7 @@ def layout(
     return struct.pack("<Q", len(text)) + text, spans
 
 
-class Header(NamedTuple):
+class SafetensorsHeader(NamedTuple):
     """The header of a safetensors document."""
 
     specs: dict[str, Spec]
@@ -288,7 +288,7 @@ class Header(NamedTuple):
     metadata: dict[str, str]
 
 
-def header_of(text: bytes) -> Header:
+def header_of(text: bytes) -> SafetensorsHeader:
     """Parse a header.
 
     :raises PackingError: if it is invalid.
@@ -307,7 +307,7 @@ def header_of(text: bytes) -> Header:
             raise ValueError("a place that is no number")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise PackingError(f"header of a packed state: {type(error).__name__}, {str(error)[:80]!r}") from None
-    return Header(specs, spans, metadata)
+    return SafetensorsHeader(specs, spans, metadata)
 
 
 def _check_digests(named: dict[str, Tensor]) -> None:

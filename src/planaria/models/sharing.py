@@ -115,7 +115,7 @@ class SharedNorm(nn.Module):
         return F.rms_norm(x, gain.shape, gain, self.eps)
 
 
-class Cut:
+class MatrixCut:
     """Cuts consecutive matrices from the array of ``holder``; ``norm`` makes the norms."""
 
     def __init__(self, holder: nn.Module, norm: Callable[[int, float], nn.Module], begin: int = 0) -> None:

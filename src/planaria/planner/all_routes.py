@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planaria.planner.problem import BLOCK, ENTRY, RETURN, ROLES, Problem
+from planaria.planner.problem import BLOCK, ENTRY, RETURN, ROLES, PlanningProblem
 from planaria.planner.tables import Ints
 
 MOST = 4_000_000
@@ -20,7 +20,7 @@ NO_WAY = 1 << 50
 """Nanoseconds of the route of a node that cannot be a data node."""
 
 
-class Kinds(NamedTuple):
+class NodeKinds(NamedTuple):
     """Kinds of nodes: nodes at one site with the same times, slots and role."""
 
     first: Ints
@@ -31,20 +31,20 @@ class Kinds(NamedTuple):
     """[kinds]: nodes of each kind."""
 
 
-def kinds_of(problem: Problem) -> Kinds:
+def kinds_of(problem: PlanningProblem) -> NodeKinds:
     """Return the kinds of a problem's nodes."""
     columns = np.vstack([problem.site, problem.slots, problem.role, problem.forward, problem.backward])
     _, first, of, count = np.unique(columns, axis=1, return_index=True, return_inverse=True, return_counts=True)
-    return Kinds(first, of.reshape(-1), count)
+    return NodeKinds(first, of.reshape(-1), count)
 
 
 Bools = NDArray[np.bool_]
 
 
-class Ways(NamedTuple):
+class RouteSet(NamedTuple):
     """Routes: the visits of a microbatch between leaving its origin and returning. Times are nanoseconds."""
 
-    kinds: Kinds
+    kinds: NodeKinds
     visits: Ints
     """[ways, visits]: kinds."""
     uses: Ints
@@ -55,7 +55,7 @@ class Ways(NamedTuple):
     """[kinds, ways, visits]: time for which a slot is held at each node of the route."""
 
 
-def ways_of(problem: Problem) -> Ways | None:
+def ways_of(problem: PlanningProblem) -> RouteSet | None:
     """Return the routes of a problem; None if there are too many."""
     kinds = kinds_of(problem)
     count = len(kinds.size)
@@ -74,10 +74,10 @@ def ways_of(problem: Problem) -> Ways | None:
         rest = rest + work[BLOCK][visits[:, k]]
         holds[:, :, k] = rest
         rest = rest + (both[visits[:, k - 1], visits[:, k]] if k else both[:, visits[:, 0]])
-    return Ways(kinds, visits, uses, rest + work[ENTRY][:, None], holds)
+    return RouteSet(kinds, visits, uses, rest + work[ENTRY][:, None], holds)
 
 
-def turns(problem: Problem, alone: Ints) -> Ints:
+def turns(problem: PlanningProblem, alone: Ints) -> Ints:
     """Return [nodes]: the least time in which each node, as a data node, has all its microbatches back; nanoseconds.
 
     ``alone`` [nodes] is the least time of one. S_k and E_k are the k-th entry and the end of the k-th last backward, in
@@ -104,7 +104,7 @@ def turns(problem: Problem, alone: Ints) -> Ints:
     return back
 
 
-def shortest(problem: Problem, kinds: Kinds) -> Ints:
+def shortest(problem: PlanningProblem, kinds: NodeKinds) -> Ints:
     """Return [nodes]: the least time of a microbatch's round trip from each node through different nodes.
 
     It includes gradients; 0 for nodes that cannot be data nodes.
@@ -113,7 +113,7 @@ def shortest(problem: Problem, kinds: Kinds) -> Ints:
     return np.array(ways, np.int64)[kinds.of]
 
 
-def _shortest(problem: Problem, kinds: Kinds, origin: int) -> int:
+def _shortest(problem: PlanningProblem, kinds: NodeKinds, origin: int) -> int:
     sites = problem.site[kinds.first]
     both = (problem.link + problem.link.T)[np.ix_(sites, sites)]
     work = problem.passes[:, kinds.first]

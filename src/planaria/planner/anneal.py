@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from planaria.common.compiled import compiled
 from planaria.planner.evaluate import NEVER, makespan
-from planaria.planner.tables import Ints, Tables, summed
+from planaria.planner.tables import CostTables, Ints, summed
 
 Floats = NDArray[np.float64]
 RANDOMS = 10
@@ -32,7 +32,7 @@ FLOW = 0.02
 
 @compiled
 def anneal(
-    tables: Tables,
+    tables: CostTables,
     origin: Ints,
     path: Ints,
     stage: Ints,
@@ -105,7 +105,7 @@ def _late(origin: Ints, worst: int, random: float) -> int:
 
 @compiled
 def _cost(
-    tables: Tables, origin: Ints, path: Ints, stage: Ints, done: Ints, last: Ints, over: Ints
+    tables: CostTables, origin: Ints, path: Ints, stage: Ints, done: Ints, last: Ints, over: Ints
 ) -> tuple[float, int]:
     """Return the objective and the step, nanoseconds; fill ``last`` [nodes] with the finish of each data node."""
     if makespan(tables, origin, path, done, over) == NEVER:
@@ -152,7 +152,7 @@ def _change_places(origin: Ints, path: Ints, x: int, y: int) -> None:
 
 @compiled
 def _reroute(
-    tables: Tables, kind: int, r: Floats, i: int, j: int, stage: Ints, members: Ints, path: Ints, new: Ints
+    tables: CostTables, kind: int, r: Floats, i: int, j: int, stage: Ints, members: Ints, path: Ints, new: Ints
 ) -> bool:
     """Change one or two microbatches in ``new``; return False, changing nothing, if the move is idle or forbidden."""
     visits = path.shape[1]

@@ -12,8 +12,8 @@ from statistics import fmean
 import numpy as np
 
 from planaria.planner.initial_plans import random_routes
-from planaria.planner.problem import BLOCK, Problem, Solution
-from planaria.planner.search import Budget, Found, search, step_ns
+from planaria.planner.problem import BLOCK, PlanningProblem, Solution
+from planaria.planner.search import SearchBudget, SearchResult, search, step_ns
 
 DRAWS = 10
 """Random plans averaged."""
@@ -25,16 +25,21 @@ ROWS, COLUMNS, RANDOM, PLANNED = (
 )
 
 
-Step = Callable[[Problem, Solution], int]
+Step = Callable[[PlanningProblem, Solution], int]
 """Return the simulated step of a plan, nanoseconds."""
 
 
-Find = Callable[[Problem, int, Budget], Found]
+Find = Callable[[PlanningProblem, int, SearchBudget], SearchResult]
 """Search for a plan, its step simulated by the same rules."""
 
 
 def baselines(
-    problem: Problem, solution: Solution, seed: int, budget: Budget, step: Step = step_ns, find: Find = search
+    problem: PlanningProblem,
+    solution: Solution,
+    seed: int,
+    budget: SearchBudget,
+    step: Step = step_ns,
+    find: Find = search,
 ) -> dict[str, float]:
     """Return the seconds of a step by baseline; most of ``budget``, which is for all, plans a full pipeline."""
     began = time.monotonic()
@@ -50,14 +55,14 @@ def baselines(
     return others | {PLANNED: find(full, seed, left).step_s}
 
 
-def random_skipping(problem: Problem, solution: Solution, seed: int, step: Step = step_ns) -> float:
+def random_skipping(problem: PlanningProblem, solution: Solution, seed: int, step: Step = step_ns) -> float:
     """Return the mean seconds of a step over draws of random routes on the arrangement of ``solution``."""
     stages = [solution.members(stage) for stage in range(len(problem.sizes))]
     drawn = [random_routes(problem, stages, random.Random(f"{seed} {n}"), problem.swaps) for n in range(DRAWS)]
     return fmean(step(problem, routes) for routes in drawn) / 1e9
 
 
-def straight_rows(problem: Problem, stages: Sequence[Sequence[int]]) -> list[list[int]]:
+def straight_rows(problem: PlanningProblem, stages: Sequence[Sequence[int]]) -> list[list[int]]:
     """Return parallel pipelines, as many as the smallest stage has nodes: a data node and a node of every stage each.
 
     Rows exchange nodes of a stage while that lowers the sum of their squared route times.
@@ -87,7 +92,7 @@ def straight_rows(problem: Problem, stages: Sequence[Sequence[int]]) -> list[lis
     return rows
 
 
-def along_rows(problem: Problem, solution: Solution, rows: Sequence[Sequence[int]]) -> Solution:
+def along_rows(problem: PlanningProblem, solution: Solution, rows: Sequence[Sequence[int]]) -> Solution:
     """Start an equal share of microbatches at the data node of every row, and none at other data nodes."""
     chosen = [rows[i % len(rows)] for i in range(problem.count)]
     return Solution(
@@ -95,7 +100,7 @@ def along_rows(problem: Problem, solution: Solution, rows: Sequence[Sequence[int
     )
 
 
-def along_columns(problem: Problem, solution: Solution, rows: Sequence[Sequence[int]]) -> Solution:
+def along_columns(problem: PlanningProblem, solution: Solution, rows: Sequence[Sequence[int]]) -> Solution:
     """Start each data node's share, and send it along the rows in turn."""
     origin, path = [], []
     for j in range(problem.microbatches):
@@ -105,7 +110,7 @@ def along_columns(problem: Problem, solution: Solution, rows: Sequence[Sequence[
     return Solution(solution.stage, np.array(origin, np.int64), np.array(path, np.int64))
 
 
-def _way(problem: Problem, row: Sequence[int]) -> int:
+def _way(problem: PlanningProblem, row: Sequence[int]) -> int:
     """Return the time of a microbatch along a row and back."""
     sites = problem.site[[*row, row[0]]].tolist()
     work = problem.passes[BLOCK][list(row)].sum()

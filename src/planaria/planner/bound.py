@@ -23,11 +23,11 @@ import numpy as np
 
 from planaria.common.compiled import COMPILED
 from planaria.pipeline.routing.skipping import disorder
-from planaria.planner.all_routes import Ways, kinds_of, shortest, turns, ways_of
+from planaria.planner.all_routes import RouteSet, kinds_of, shortest, turns, ways_of
 from planaria.planner.evaluate import NEVER
 from planaria.planner.guidelines import unequal_use
 from planaria.planner.prices import room
-from planaria.planner.problem import BLOCK, ENTRY, RETURN, ROLES, Problem, Solution
+from planaria.planner.problem import BLOCK, ENTRY, RETURN, ROLES, PlanningProblem, Solution
 from planaria.planner.search import step_ns
 from planaria.planner.tables import Ints
 
@@ -56,7 +56,7 @@ DEEPEST = 100
 """Most microbatches of a plan to try; with more, the other bounds are tight."""
 
 
-class Certificate(NamedTuple):
+class StepCertificate(NamedTuple):
     """A lower bound on the step of every plan."""
 
     step_s: float
@@ -70,7 +70,9 @@ class Certificate(NamedTuple):
         return 1 - self.step_s / step_s if step_s else 0.0
 
 
-def certificate(problem: Problem, looks: int = LOOKS, exact: bool = True, seconds: float = math.inf) -> Certificate:
+def certificate(
+    problem: PlanningProblem, looks: int = LOOKS, exact: bool = True, seconds: float = math.inf
+) -> StepCertificate:
     """Return the best step if plans are few (see :func:`best_of_all`; only if ``exact``), else the largest lower bound.
 
     - *turns*: a data node admits a microbatch per slot, the next when one returns, and does one thing at a time; each
@@ -101,17 +103,17 @@ def certificate(problem: Problem, looks: int = LOOKS, exact: bool = True, second
     if (best := best_of_all(problem, until) if exact else None) is not None:
         terms.append((best, ALL))
     ticks, binds = max(terms, key=lambda term: term[0])
-    return Certificate(ticks / 1e9, binds, {name: max(t for t, n in terms if n == name) / 1e9 for _, name in terms})
+    return StepCertificate(ticks / 1e9, binds, {name: max(t for t, n in terms if n == name) / 1e9 for _, name in terms})
 
 
-def _best_choice(problem: Problem, each: Ints) -> int:
+def _best_choice(problem: PlanningProblem, each: Ints) -> int:
     """Return the least maximum over data nodes, if ``each`` [nodes] is the value of every node."""
     must, may = each[problem.role == ROLES.index("data")], np.sort(each[problem.role == ROLES.index("any")])
     missing = problem.sizes[0] - len(must)
     return int(max([*must, *may[:missing]]))
 
 
-def _workers(problem: Problem) -> int:
+def _workers(problem: PlanningProblem) -> int:
     work = problem.passes[BLOCK]
     workers = np.sort(work[problem.role != ROLES.index("data")])[: problem.nodes - problem.sizes[0]]
     if not workers[0]:
@@ -122,7 +124,7 @@ def _workers(problem: Problem) -> int:
     return int(problem.count * problem.visits / (1.0 / workers).sum() + lead)
 
 
-def _memory(problem: Problem, alone: Ints) -> int:
+def _memory(problem: PlanningProblem, alone: Ints) -> int:
     """Return a bound from: slots · step ≥ what all microbatches hold at their origins and on their routes."""
     work = problem.passes[BLOCK].min()
     off = problem.link[np.ix_(problem.site, problem.site)].min()
@@ -135,14 +137,14 @@ def _memory(problem: Problem, alone: Ints) -> int:
     return int((problem.count * held + origins) / problem.slots.sum())
 
 
-def _ends_sum(problem: Problem) -> int:
+def _ends_sum(problem: PlanningProblem) -> int:
     """Return the least time from a data node's last backward until all have the sum: one sends it to all others."""
     nodes = np.flatnonzero(problem.role != ROLES.index("worker"))
     carry, others = _between(problem, 0, nodes), problem.sizes[0] - 1
     return int(np.sort(carry, axis=1)[:, others - 1].min()) if others else 0
 
 
-def _farthest_sum(problem: Problem) -> int:
+def _farthest_sum(problem: PlanningProblem) -> int:
     """Return the largest round trip of a node to its nearest possible peer, over nodes not alone in their stage."""
     trips = []
     for row, bars in ((0, "worker"), (1, "data")):
@@ -157,13 +159,13 @@ def _farthest_sum(problem: Problem) -> int:
     return int(least[-1]) if len(least) else 0
 
 
-def _between(problem: Problem, row: int, nodes: Ints) -> Ints:
+def _between(problem: PlanningProblem, row: int, nodes: Ints) -> Ints:
     """Return [nodes, nodes]: the time of a gradient message, prohibitive from a node to itself."""
     carry = problem.sums[row][np.ix_(problem.site[nodes], problem.site[nodes])]
     return np.where(np.eye(len(nodes), dtype=bool), NEVER // 4, carry)
 
 
-class Choice(NamedTuple):
+class DataNodeChoice(NamedTuple):
     """A choice of data nodes: how many nodes of each kind, with its lower bound."""
 
     ticks: int
@@ -179,7 +181,7 @@ class Choice(NamedTuple):
         return self.ahead < CLOSEST
 
 
-def best_choice(problem: Problem, looks: int, until: float = math.inf) -> Choice | None:
+def best_choice(problem: PlanningProblem, looks: int, until: float = math.inf) -> DataNodeChoice | None:
     """Return the choice with the least lower bound after at most ``looks`` examinations, none started after ``until``.
 
     None if there are too many choices or routes. ``until`` is on the monotonic clock.
@@ -188,7 +190,7 @@ def best_choice(problem: Problem, looks: int, until: float = math.inf) -> Choice
     found = list(_choices(problem, ways)) if ways else []
     if ways is None or len(found) > MOST_CHOICES:
         return None
-    heap = [Choice(_turns(problem, ways, np.array(data)), data) for data in found]
+    heap = [DataNodeChoice(_turns(problem, ways, np.array(data)), data) for data in found]
     heapq.heapify(heap)
     for _ in range(max(1, min(looks, WORK // ways.holds.size))):
         if heap[0].final or time.monotonic() >= until:
@@ -197,7 +199,7 @@ def best_choice(problem: Problem, looks: int, until: float = math.inf) -> Choice
     return heap[0]
 
 
-def closer(problem: Problem, ways: Ways, choice: Choice) -> Choice:
+def closer(problem: PlanningProblem, ways: RouteSet, choice: DataNodeChoice) -> DataNodeChoice:
     """Raise a choice's bound by the best prices under the assumption that the step is hardly longer than known.
 
     Either the assumption is refuted, or the prices give a bound and the next examination assumes less.
@@ -209,10 +211,10 @@ def closer(problem: Problem, ways: Ways, choice: Choice) -> Choice:
     there_is = room(problem, ways, np.array(choice.data), least * (1 - ROUNDING), most)
     says = relaxed(problem, ways, there_is)[0] * (1 - ROUNDING)
     ticks = math.ceil(min(says, most) * 1e9)  # a step is a whole number of nanoseconds
-    return Choice(max(choice.ticks, ticks), choice.data, choice.ahead / (1 + bool(says < most)))
+    return DataNodeChoice(max(choice.ticks, ticks), choice.data, choice.ahead / (1 + bool(says < most)))
 
 
-def _choices(problem: Problem, ways: Ways) -> Iterator[tuple[int, ...]]:
+def _choices(problem: PlanningProblem, ways: RouteSet) -> Iterator[tuple[int, ...]]:
     """Yield all choices that roles allow, at most ``MOST_CHOICES`` + 1."""
     role, size = problem.role[ways.kinds.first], ways.kinds.size
     most = np.where(role == ROLES.index("worker"), 0, size).tolist()
@@ -235,7 +237,7 @@ def _choices(problem: Problem, ways: Ways) -> Iterator[tuple[int, ...]]:
     yield from choose(0, problem.sizes[0])
 
 
-def _turns(problem: Problem, ways: Ways, data: Ints) -> int:
+def _turns(problem: PlanningProblem, ways: RouteSet, data: Ints) -> int:
     """Return the longest turns of a choice's data nodes on routes through the other nodes; nanoseconds."""
     possible = (ways.uses <= ways.kinds.size - data).all(axis=1)
     lets_in = np.flatnonzero(data)
@@ -244,7 +246,7 @@ def _turns(problem: Problem, ways: Ways, data: Ints) -> int:
     return int(turns(problem, alone)[first].max())
 
 
-def best_of_all(problem: Problem, until: float = math.inf) -> int | None:
+def best_of_all(problem: PlanningProblem, until: float = math.inf) -> int | None:
     """Return the least simulated step of all plans, nanoseconds.
 
     None if there are no plans, too many, or more than can be tried before ``until`` (monotonic clock).
@@ -260,7 +262,7 @@ def best_of_all(problem: Problem, until: float = math.inf) -> int | None:
     return least
 
 
-def plans(problem: Problem) -> Iterator[Solution]:
+def plans(problem: PlanningProblem) -> Iterator[Solution]:
     """Yield every valid plan: all arrangements, orders in which microbatches start, and routes."""
     for stage in _arrangements(problem):
         workers = np.flatnonzero(stage).tolist()
@@ -276,7 +278,7 @@ def plans(problem: Problem) -> Iterator[Solution]:
                     yield plan
 
 
-def _at_most(problem: Problem) -> int:
+def _at_most(problem: PlanningProblem) -> int:
     """Return an upper bound on the number of plans: it counts routes of any order and uneven use of stages."""
     data, free = (int((problem.role == ROLES.index(role)).sum()) for role in ("data", "any"))
     workers = problem.nodes - problem.sizes[0]
@@ -287,7 +289,7 @@ def _at_most(problem: Problem) -> int:
     return int(arrangements * orders * ways**problem.count)
 
 
-def _arrangements(problem: Problem) -> Iterator[Ints]:
+def _arrangements(problem: PlanningProblem) -> Iterator[Ints]:
     """Yield [nodes]: the stage of each, as roles allow."""
 
     def fill(s: int, left: frozenset[int]) -> Iterator[dict[int, int]]:

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from planaria.pipeline.routing.skipping import disorder
-from planaria.planner.initial_plans import Near, tour
-from planaria.planner.problem import ROLES, Problem, Solution
+from planaria.planner.initial_plans import NearestRoutes, tour
+from planaria.planner.problem import ROLES, PlanningProblem, Solution
 from planaria.planner.tables import Ints
 
 TRIES = 20
@@ -30,7 +30,9 @@ NEIGHBOURS = 6
 """Cells that the slowest is combined with in turn."""
 
 
-def remaining(problem: Problem, solution: Solution, nodes: Collection[int], count: int | None = None) -> Problem:
+def remaining(
+    problem: PlanningProblem, solution: Solution, nodes: Collection[int], count: int | None = None
+) -> PlanningProblem:
     """Return the problem restricted to ``nodes``, renumbered in order, each in its stage, with ``count`` microbatches.
 
     ``count`` defaults to all microbatches.
@@ -52,14 +54,14 @@ def remaining(problem: Problem, solution: Solution, nodes: Collection[int], coun
     )
 
 
-class Part(NamedTuple):
+class CellProblem(NamedTuple):
     """Some nodes and their microbatches, with the problem and solution restricted to them."""
 
     nodes: Ints
     """Their numbers in the whole problem."""
     rows: Ints
     """Microbatches, by their numbers in the whole problem."""
-    problem: Problem
+    problem: PlanningProblem
     solution: Solution
 
     def put(self, whole: Solution, better: Solution) -> None:
@@ -69,17 +71,17 @@ class Part(NamedTuple):
         whole.path[self.rows] = self.nodes[better.path]
 
 
-def part(problem: Problem, solution: Solution, nodes: Collection[int]) -> Part:
+def part(problem: PlanningProblem, solution: Solution, nodes: Collection[int]) -> CellProblem:
     """Return the part of ``nodes``, which no microbatch may leave or enter."""
     kept = np.array(sorted(nodes), np.int64)
     rows = np.flatnonzero(np.isin(solution.origin, kept))
     numbers = np.full(problem.nodes, -1, np.int64)
     numbers[kept] = np.arange(len(kept))
     own = Solution(solution.stage[kept], numbers[solution.origin[rows]], numbers[solution.path[rows]])
-    return Part(kept, rows, remaining(problem, solution, kept.tolist(), len(rows)), own)
+    return CellProblem(kept, rows, remaining(problem, solution, kept.tolist(), len(rows)), own)
 
 
-def apart(part: Part) -> list[list[int]]:
+def apart(part: CellProblem) -> list[list[int]]:
     """Group the nodes of a part by what exchanges messages; nodes on no route join the first group."""
     head = list(range(len(part.nodes)))
 
@@ -102,7 +104,7 @@ Cell = list[list[int]]
 """The nodes of each stage 0..S."""
 
 
-def celled(problem: Problem, rng: random.Random) -> tuple[Solution, list[list[int]]] | None:
+def celled(problem: PlanningProblem, rng: random.Random) -> tuple[Solution, list[list[int]]] | None:
     """Return a plan and the nodes of its cells, which consist of neighbouring sites.
 
     Each cell uses a stage in proportion to its nodes in that stage. None if there is only one cell, if roles are given
@@ -114,7 +116,7 @@ def celled(problem: Problem, rng: random.Random) -> tuple[Solution, list[list[in
     cells = _staged(problem, bags, rng) if len(bags) > 1 else None
     if cells is None:
         return None
-    near, letting = Near(problem), [data for cell in cells for data in cell[0] * problem.microbatches]
+    near, letting = NearestRoutes(problem), [data for cell in cells for data in cell[0] * problem.microbatches]
     ways = [way for cell in cells for way in _ways(problem, cell, rng)]
     home = {data: cell for cell in cells for data in cell[0]}
     if not _evened(ways, problem, rng):
@@ -128,7 +130,7 @@ Bag = tuple[list[int], list[int]]
 """Data nodes and workers of a cell."""
 
 
-def _bags(problem: Problem, nodes: Sequence[int], rng: random.Random) -> list[Bag]:
+def _bags(problem: PlanningProblem, nodes: Sequence[int], rng: random.Random) -> list[Bag]:
     """Group the nodes of a tour into bags just large enough for a cell, with their share of data nodes and workers.
 
     A large site has its own bags; small neighbouring sites share one.
@@ -150,7 +152,7 @@ def _bags(problem: Problem, nodes: Sequence[int], rng: random.Random) -> list[Ba
     return bags
 
 
-def _cut(problem: Problem, data: list[int], workers: list[int]) -> list[Bag]:
+def _cut(problem: PlanningProblem, data: list[int], workers: list[int]) -> list[Bag]:
     """Split into as many bags as possible, with equal shares and a worker for every stage; empty if too few nodes."""
     least = len(problem.sizes) - 1
     for count in range(min(len(data), len(workers) // least), 0, -1):
@@ -164,13 +166,13 @@ def _cut(problem: Problem, data: list[int], workers: list[int]) -> list[Bag]:
     return []
 
 
-def _given(problem: Problem) -> set[int]:
+def _given(problem: PlanningProblem) -> set[int]:
     """Return the data nodes if roles determine them all."""
     must = np.flatnonzero(problem.role == ROLES.index("data")).tolist()
     return set(must) if len(must) == problem.sizes[0] else set()
 
 
-def _staged(problem: Problem, bags: Sequence[Bag], rng: random.Random) -> list[Cell] | None:
+def _staged(problem: PlanningProblem, bags: Sequence[Bag], rng: random.Random) -> list[Cell] | None:
     """Deal the bags' workers to stages so that the totals match the sizes; None if that fails."""
     left = list(problem.sizes)
     cells: list[Cell] = []
@@ -185,7 +187,7 @@ def _staged(problem: Problem, bags: Sequence[Bag], rng: random.Random) -> list[C
     return cells if not any(left) and all(all(cell) for cell in cells) else None
 
 
-def _ways(problem: Problem, cell: Cell, rng: random.Random) -> list[list[int]]:
+def _ways(problem: PlanningProblem, cell: Cell, rng: random.Random) -> list[list[int]]:
     """Return the stages of each microbatch of a cell, in natural order, in proportion to its nodes of each."""
     count, workers = len(cell[0]) * problem.microbatches, sum(map(len, cell[1:]))
     left = {s: count * problem.visits * len(cell[s]) / workers for s in range(1, len(cell))}
@@ -201,7 +203,7 @@ def _ways(problem: Problem, cell: Cell, rng: random.Random) -> list[list[int]]:
     return ways
 
 
-def _evened(ways: list[list[int]], problem: Problem, rng: random.Random) -> bool:
+def _evened(ways: list[list[int]], problem: PlanningProblem, rng: random.Random) -> bool:
     """Change ``ways`` until all stages are used equally often, within one; return False if that fails."""
     stages = range(1, len(problem.sizes))
     if any(disorder(way, 0, problem.jump) for way in ways):
@@ -232,12 +234,12 @@ def _exchanged(ways: list[list[int]], order: list[int], one: int, other: int, ju
     return False
 
 
-Anneal = Callable[[Problem, Solution, int, np.random.Generator], tuple[Solution, int]]
+Anneal = Callable[[PlanningProblem, Solution, int, np.random.Generator], tuple[Solution, int]]
 """(part, its solution, moves, rng) → the solution after at most that many moves, and its step in nanoseconds."""
 
 
 def by_cells(
-    problem: Problem, chance: random.Random, rng: np.random.Generator, anneal: Anneal
+    problem: PlanningProblem, chance: random.Random, rng: np.random.Generator, anneal: Anneal
 ) -> Iterator[Solution] | None:
     """Yield plans that never get worse, without end.
 
@@ -248,7 +250,7 @@ def by_cells(
 
 
 def _better(
-    problem: Problem, now: Solution, cells: list[list[int]], rng: np.random.Generator, anneal: Anneal
+    problem: PlanningProblem, now: Solution, cells: list[list[int]], rng: np.random.Generator, anneal: Anneal
 ) -> Iterator[Solution]:
     steps = []
     for nodes in cells:
@@ -276,12 +278,12 @@ def _better(
         yield now
 
 
-def _step(problem: Problem, now: Solution, nodes: list[int], anneal: Anneal, rng: np.random.Generator) -> int:
+def _step(problem: PlanningProblem, now: Solution, nodes: list[int], anneal: Anneal, rng: np.random.Generator) -> int:
     own = part(problem, now, nodes)
     return anneal(own.problem, own.solution, 0, rng)[1]
 
 
-def _partner(problem: Problem, cells: list[list[int]], steps: list[int], worst: int, number: int) -> int:
+def _partner(problem: PlanningProblem, cells: list[list[int]], steps: list[int], worst: int, number: int) -> int:
     """Return the cell to plan together with ``worst``: itself first, then the nearest, of these the fastest first."""
     if number == 0 or len(cells) == 1:
         return worst

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from planaria.common.compiled import compiled
-from planaria.planner.tables import Ints, Tables
+from planaria.planner.tables import CostTables, Ints
 
 NEVER = 1 << 62
 """The time of a step that deadlocks."""
@@ -19,7 +19,7 @@ _URGENT, _PATIENT = range(2)
 
 
 @compiled
-def makespan(tables: Tables, origin: Ints, path: Ints, done: Ints, over: Ints) -> int:
+def makespan(tables: CostTables, origin: Ints, path: Ints, done: Ints, over: Ints) -> int:
     """Return the nanoseconds of all passes if microbatch ``i`` goes ``origin[i]`` → ``path[i, 0]`` → … → ``origin[i]``.
 
     Fill ``done`` [count] with each microbatch's finish, and ``over`` [nodes] with the end of each node's last pass.
@@ -103,7 +103,7 @@ def _place(origin: Ints, path: Ints, i: int, phase: int) -> int:
 
 
 @compiled
-def _takes(tables: Tables, n: int, phase: int, last: int) -> int:
+def _takes(tables: CostTables, n: int, phase: int, last: int) -> int:
     """Return the time of a pass."""
     if phase <= last:
         return tables.forward[0 if phase == 0 else 2 if phase == last else 1, n]  # type: ignore[no-any-return]

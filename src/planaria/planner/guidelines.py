@@ -16,11 +16,11 @@ import numpy as np
 
 from planaria.common.errors import UserError
 from planaria.pipeline.plan.build import first_come
-from planaria.planner.problem import ROLES, Problem, Solution, broken_order
+from planaria.planner.problem import ROLES, PlanningProblem, Solution, broken_order
 from planaria.planner.tables import Ints
 
 
-class Passes(NamedTuple):
+class PlannedPasses(NamedTuple):
     """Planned times, nanoseconds: each microbatch's passes in order, out and back."""
 
     starts: Ints
@@ -28,7 +28,7 @@ class Passes(NamedTuple):
     ends: Ints
 
 
-class Broken(NamedTuple):
+class Violation(NamedTuple):
     """A rule that a plan violates, and where."""
 
     rule: str
@@ -38,7 +38,7 @@ class Broken(NamedTuple):
         return f"{self.rule}: {self.where}"
 
 
-def planned_passes(problem: Problem, solution: Solution) -> Passes:
+def planned_passes(problem: PlanningProblem, solution: Solution) -> PlannedPasses:
     """Return the times for which a plan is made, from ``plan.build.first_come``."""
     clock = first_come(solution.routes, problem.memory, problem.prices)
     length = 2 * (problem.visits + 2)
@@ -46,10 +46,10 @@ def planned_passes(problem: Problem, solution: Solution) -> Passes:
     for n, action in enumerate(clock.graph.actions):
         place = action.hop if action.kind == "forward" else length - 1 - action.hop
         starts[action.microbatch, place], ends[action.microbatch, place] = clock.starts[n], clock.ends[n]
-    return Passes(starts, ends)
+    return PlannedPasses(starts, ends)
 
 
-def broken(problem: Problem, solution: Solution, passes: Passes | None = None) -> list[Broken]:
+def broken(problem: PlanningProblem, solution: Solution, passes: PlannedPasses | None = None) -> list[Violation]:
     """Return every violated rule; times are simulated unless given, and checked only if the routes are valid."""
     found = [*_arrangement(problem, solution), *_routes(problem, solution), *unequal_use(problem, solution)]
     if found:
@@ -57,47 +57,47 @@ def broken(problem: Problem, solution: Solution, passes: Passes | None = None) -
     try:
         passes = passes or planned_passes(problem, solution)
     except UserError as error:
-        return [Broken("TC1", str(error))]
+        return [Violation("TC1", str(error))]
     return [*_order(problem, solution, passes), *_nodes(problem, solution, passes)]
 
 
-def _arrangement(problem: Problem, solution: Solution) -> Iterator[Broken]:
+def _arrangement(problem: PlanningProblem, solution: Solution) -> Iterator[Violation]:
     sizes = np.bincount(solution.stage, minlength=len(problem.sizes)).tolist()
     for stage, (size, wanted) in enumerate(zip(sizes, problem.sizes, strict=False)):
         if size != wanted:
-            yield Broken("arrangement", f"stage {stage} has {size} nodes, not {wanted}")
+            yield Violation("arrangement", f"stage {stage} has {size} nodes, not {wanted}")
     for node, stage in enumerate(solution.stage.tolist()):
         role = ROLES[problem.role[node]]
         if (role == "data" and stage) or (role == "worker" and not stage):
-            yield Broken("arrangement", f"node {node} ({problem.names[node]}) is a {role} node at stage {stage}")
+            yield Violation("arrangement", f"node {node} ({problem.names[node]}) is a {role} node at stage {stage}")
 
 
-def _routes(problem: Problem, solution: Solution) -> Iterator[Broken]:
+def _routes(problem: PlanningProblem, solution: Solution) -> Iterator[Violation]:
     let_in = Counter(solution.origin.tolist())
     most = problem.microbatches + (problem.more > 0)
     for node in solution.members(0):
         if not problem.microbatches <= let_in[node] <= most:
-            yield Broken("CC1", f"data node {node} lets in {let_in[node]} microbatches, not {problem.microbatches}")
+            yield Violation("CC1", f"data node {node} lets in {let_in[node]} microbatches, not {problem.microbatches}")
     for i, (origin, *walk, _) in enumerate(solution.routes):
         if solution.stage[origin]:
-            yield Broken("CC1", f"microbatch {i} starts at node {origin}, of stage {solution.stage[origin]}")
+            yield Violation("CC1", f"microbatch {i} starts at node {origin}, of stage {solution.stage[origin]}")
         for node in walk:
             if not solution.stage[node]:
-                yield Broken("CC1", f"microbatch {i} visits data node {node} on its way")
+                yield Violation("CC1", f"microbatch {i} visits data node {node} on its way")
         if wrong := broken_order(problem, solution, i):
-            yield Broken("CC3", f"microbatch {i} {wrong}")
+            yield Violation("CC3", f"microbatch {i} {wrong}")
 
 
-def unequal_use(problem: Problem, solution: Solution) -> Iterator[Broken]:
+def unequal_use(problem: PlanningProblem, solution: Solution) -> Iterator[Violation]:
     """Check CC2."""
     used = np.bincount(solution.stage[solution.path].ravel(), minlength=len(problem.sizes))[1:].tolist()
     uneven = 0 if sum(used) % len(used) == 0 else 1
     if max(used) - min(used) > uneven:
         most, least = used.index(max(used)) + 1, used.index(min(used)) + 1
-        yield Broken("CC2", f"stage {most} is visited {max(used)} times, stage {least} {min(used)} times")
+        yield Violation("CC2", f"stage {most} is visited {max(used)} times, stage {least} {min(used)} times")
 
 
-def _order(problem: Problem, solution: Solution, passes: Passes) -> Iterator[Broken]:
+def _order(problem: PlanningProblem, solution: Solution, passes: PlannedPasses) -> Iterator[Violation]:
     """Check that no pass starts before its input arrives."""
     last = problem.visits + 1
     for i, route in enumerate(solution.routes):
@@ -106,10 +106,10 @@ def _order(problem: Problem, solution: Solution, passes: Passes) -> Iterator[Bro
             a, b = problem.site[way[k - 1]], problem.site[way[k]]
             carried = int(problem.link[a, b]) if way[k - 1] != way[k] else 0
             if passes.starts[i, k] < passes.ends[i, k - 1] + carried:
-                yield Broken("order", f"microbatch {i}, pass {k} at node {way[k]}, begins before its input is there")
+                yield Violation("order", f"microbatch {i}, pass {k} at node {way[k]}, begins before its input is there")
 
 
-def _nodes(problem: Problem, solution: Solution, passes: Passes) -> Iterator[Broken]:
+def _nodes(problem: PlanningProblem, solution: Solution, passes: PlannedPasses) -> Iterator[Violation]:
     """Check TC1 and TC2, node by node."""
     last = problem.visits + 1
     work: dict[int, list[tuple[int, int, int]]] = {}
@@ -125,11 +125,11 @@ def _nodes(problem: Problem, solution: Solution, passes: Passes) -> Iterator[Bro
         spans = sorted(work[node])
         for (_, end, i), (start, _, j) in pairwise(spans):
             if start < end:
-                yield Broken("TC2", f"node {node} works on microbatches {i} and {j} at once")
+                yield Violation("TC2", f"node {node} works on microbatches {i} and {j} at once")
                 break
         now = most = 0
         for _, change in sorted(held[node]):
             now += change
             most = max(most, now)
         if most > problem.slots[node]:
-            yield Broken("TC1", f"node {node} holds {most} microbatches at once and has {problem.slots[node]} slots")
+            yield Violation("TC1", f"node {node} holds {most} microbatches at once and has {problem.slots[node]} slots")

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from planaria.pipeline.routing.skipping import balanced, reordered
-from planaria.planner.problem import BLOCK, ROLES, Problem, Solution, stage_of
+from planaria.planner.problem import BLOCK, ROLES, PlanningProblem, Solution, stage_of
 
 
-def random_routes(problem: Problem, stages: list[list[int]], rng: random.Random, swaps: int) -> Solution:
+def random_routes(problem: PlanningProblem, stages: list[list[int]], rng: random.Random, swaps: int) -> Solution:
     """Return random routes over an arrangement that use all stages, and the nodes of each, equally (SkipPipe baseline).
 
     :raises UserError: when ``problem.jump`` is too short for the visits.
@@ -31,7 +31,7 @@ def random_routes(problem: Problem, stages: list[list[int]], rng: random.Random,
     return Solution(stage_of(stages, problem.nodes), np.array(origin, np.int64), np.array(path, np.int64))
 
 
-def greedy(problem: Problem, rng: random.Random) -> Solution:
+def greedy(problem: PlanningProblem, rng: random.Random) -> Solution:
     """Return a good plan in one pass: all stages in every neighbourhood, and short routes.
 
     Nodes are dealt to the stages along a tour from site to nearest site. Each microbatch then takes the least used
@@ -39,15 +39,15 @@ def greedy(problem: Problem, rng: random.Random) -> Solution:
     """
     stages = _dealt(problem, rng)
     ways = balanced(len(stages) - 1, problem.visits, problem.jump, rng)
-    near = Near(problem)
+    near = NearestRoutes(problem)
     letting = [(data, next(ways)) for _ in range(problem.microbatches) for data in stages[0]]
     return near.solution(stages, [(data, near.walk(data, way, stages)) for data, way in letting])
 
 
-class Near:
+class NearestRoutes:
     """Routes over the nearest and least loaded nodes, given the routes before."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: PlanningProblem) -> None:
         self.problem = problem
         self.both = (problem.link + problem.link.T).astype(float)
         work = problem.passes[BLOCK].astype(float)
@@ -72,7 +72,7 @@ class Near:
         return Solution(stage, np.array([data for data, _ in routes]), np.array([walk for _, walk in routes], np.int64))
 
 
-def _dealt(problem: Problem, rng: random.Random) -> list[list[int]]:
+def _dealt(problem: PlanningProblem, rng: random.Random) -> list[list[int]]:
     """Return the nodes of each stage, dealt along a tour of the sites in proportion to the stages' sizes.
 
     With gradient sums, half the draws fill one stage after the other instead, so that its nodes are near one another.
@@ -97,7 +97,7 @@ def _dealt(problem: Problem, rng: random.Random) -> list[list[int]]:
     return _roles_kept(problem, stages)
 
 
-def _roles_kept(problem: Problem, stages: list[list[int]]) -> list[list[int]]:
+def _roles_kept(problem: PlanningProblem, stages: list[list[int]]) -> list[list[int]]:
     """Exchange workers dealt to stage 0 for nodes that may be data nodes."""
     for k, node in enumerate(stages[0]):
         if ROLES[problem.role[node]] == "worker":
@@ -108,7 +108,7 @@ def _roles_kept(problem: Problem, stages: list[list[int]]) -> list[list[int]]:
     return stages
 
 
-def tour(problem: Problem, rng: random.Random) -> list[int]:
+def tour(problem: PlanningProblem, rng: random.Random) -> list[int]:
     """Return all nodes, site by site, from each site to the nearest one left."""
     both = problem.link + problem.link.T
     left = set(range(len(problem.sites)))

@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planaria.planner.all_routes import Bools, Ways
-from planaria.planner.problem import BLOCK, ENTRY, Problem
+from planaria.planner.all_routes import Bools, RouteSet
+from planaria.planner.problem import BLOCK, ENTRY, PlanningProblem
 from planaria.planner.tables import Ints
 
 Floats = NDArray[np.float64]
@@ -30,7 +30,7 @@ MOST_TRIED = 8
 NEVER = np.iinfo(np.int64).max
 
 
-class Side(NamedTuple):
+class TimeLimits(NamedTuple):
     """Times in seconds from the start of a step, or backwards from its end."""
 
     reach: Floats
@@ -47,12 +47,12 @@ class Side(NamedTuple):
     """End of this side of the step."""
 
 
-def sides(problem: Problem, ways: Ways, data: Ints, least: float) -> tuple[Side, Side]:
+def sides(problem: PlanningProblem, ways: RouteSet, data: Ints, least: float) -> tuple[TimeLimits, TimeLimits]:
     """Return both sides of a step of at least ``least`` seconds."""
     return _side(problem, ways, data, least / 2, back=False), _side(problem, ways, data, least / 2, back=True)
 
 
-def _side(problem: Problem, ways: Ways, data: Ints, until: float, back: bool) -> Side:
+def _side(problem: PlanningProblem, ways: RouteSet, data: Ints, until: float, back: bool) -> TimeLimits:
     first = ways.kinds.first
     passes = (problem.backward if back else problem.forward)[:, first] / 1e9
     link = problem.link[np.ix_(problem.site[first], problem.site[first])] / 1e9
@@ -64,7 +64,7 @@ def _side(problem: Problem, ways: Ways, data: Ints, until: float, back: bool) ->
         soon.append(((soon[-1] + passes[BLOCK])[:, None] + link).min(axis=0))
     held = np.minimum(problem.slots[first], problem.microbatches + (problem.more > 0))
     number = np.arange(held.max())
-    return Side(
+    return TimeLimits(
         reach=np.minimum(np.min(soon, axis=0), until),
         depth=np.minimum(np.min(soon, axis=1), until),
         block=passes[BLOCK],
@@ -74,7 +74,7 @@ def _side(problem: Problem, ways: Ways, data: Ints, until: float, back: bool) ->
     )
 
 
-def filled(side: Side, price: Floats, workers: Ints, data: Ints) -> float:
+def filled(side: TimeLimits, price: Floats, workers: Ints, data: Ints) -> float:
     """Return the value of worker slots that cannot be in use on this side, at a ``price`` [kinds] per second.
 
     A kind of workers holds at most one more microbatch after each pass. Each microbatch that has started holds at most
@@ -114,7 +114,7 @@ def _between(one: list[tuple[float, float]], other: list[tuple[float, float]], w
     return area
 
 
-class Elsewhere(NamedTuple):
+class VisitsElsewhere(NamedTuple):
     """For each set: Σ over microbatches of ``counts`` of their routes is at least ``needed``."""
 
     counts: Ints
@@ -123,7 +123,7 @@ class Elsewhere(NamedTuple):
     """[sets]: j times the fewest visits of a stage."""
 
 
-def elsewhere(problem: Problem, ways: Ways, workers: Ints) -> Elsewhere:
+def elsewhere(problem: PlanningProblem, ways: RouteSet, workers: Ints) -> VisitsElsewhere:
     """Return the rule for all sets of all ``workers`` of some kinds, smaller than the number of stages."""
     stages = len(problem.sizes) - 1
     sets = list(islice(_sets(workers.tolist(), stages - 1), MOST_SETS // len(ways.visits)))
@@ -134,7 +134,7 @@ def elsewhere(problem: Problem, ways: Ways, workers: Ints) -> Elsewhere:
     outside = problem.visits - inside @ ways.uses.T
     extra = problem.more * np.minimum(left_out, problem.visits)  # of microbatches that a bound does not count
     needed = left_out * (problem.count * problem.visits // stages) - extra
-    return Elsewhere(np.minimum(outside, left_out[:, None]), np.maximum(needed, 0))
+    return VisitsElsewhere(np.minimum(outside, left_out[:, None]), np.maximum(needed, 0))
 
 
 def _sets(workers: list[int], most: int) -> Iterator[list[int]]:
@@ -151,7 +151,7 @@ def _sets(workers: list[int], most: int) -> Iterator[list[int]]:
         level = grown
 
 
-def too_long(problem: Problem, ways: Ways, free: Bools, data: Ints, most: float) -> Ints:
+def too_long(problem: PlanningProblem, ways: RouteSet, free: Bools, data: Ints, most: float) -> Ints:
     """Return [kinds, microbatches]: the route length that 1, 2 … of a data node's microbatches cannot reach.
 
     The step is shorter than ``most`` seconds; ``free`` [ways] are the possible routes. ``NEVER`` where unknown.

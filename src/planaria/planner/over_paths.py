@@ -19,12 +19,12 @@ from statistics import fmean
 import numpy as np
 
 from planaria.common.errors import UserError
-from planaria.pipeline.network.multipath import Path, Ways, max_min_rates
+from planaria.pipeline.network.multipath import Path, PathNetwork, max_min_rates
 from planaria.pipeline.network.topology import Topology
-from planaria.planner.paths import Assignment, Flow, hashed, improved, largest_load, plan, shifted, tightest_cut
-from planaria.planner.problem import LONGEST_S, Problem, Solution
-from planaria.planner.schedule import Carried, SeveralPaths
-from planaria.planner.search import Budget, Found, Watch, search, step_ns
+from planaria.planner.paths import Assignment, SiteFlow, hashed, improved, largest_load, plan, shifted, tightest_cut
+from planaria.planner.problem import LONGEST_S, PlanningProblem, Solution
+from planaria.planner.schedule import EdgeLoad, SeveralPaths
+from planaria.planner.search import SearchBudget, SearchResult, Watch, search, step_ns
 
 MOST_NODES = 1 << 10
 """Most nodes with several paths; every pair of nodes has its own times."""
@@ -34,16 +34,16 @@ ROUNDS = 8
 """Searches, each with prices that depend on earlier ones."""
 HASHED = "this plan, paths by hashing"
 
-Choose = Callable[[Sequence[Flow], Ways], Assignment]
+Choose = Callable[[Sequence[SiteFlow], PathNetwork], Assignment]
 
 
 @dataclass(frozen=True)
-class Routed:
+class PathedPlan:
     """A plan's edges on their paths."""
 
     edges: tuple[tuple[int, int], ...]
     """(node, node) between different sites, in the order of the fields below."""
-    flows: tuple[Flow, ...]
+    flows: tuple[SiteFlow, ...]
     assignment: Assignment
     rates: tuple[float, ...]
     """Bytes per second."""
@@ -61,10 +61,10 @@ class OverPaths:
             raise UserError(f"network.topology: {count} nodes; with [[link]] entries there can be {MOST_NODES}")
         self._size, self._topology = size, topology
         ways = topology.ways
-        self.ways = Ways(ways.paths, {link: rate / topology.scale for link, rate in ways.capacity.items()})
+        self.ways = PathNetwork(ways.paths, {link: rate / topology.scale for link, rate in ways.capacity.items()})
         """Paths, and capacities divided by the topology's scale."""
 
-    def edges(self, problem: Problem, solution: Solution) -> dict[tuple[int, int], Flow]:
+    def edges(self, problem: PlanningProblem, solution: Solution) -> dict[tuple[int, int], SiteFlow]:
         """Return what each edge between sites carries in a step: activations out, gradients back."""
         site = [problem.sites[s] for s in problem.site.tolist()]
         messages = Counter(
@@ -74,17 +74,17 @@ class OverPaths:
             for edge in ((a, b), (b, a))
             if site[a] != site[b]
         )
-        return {(a, b): Flow(site[a], site[b], messages[a, b] * self._size) for a, b in sorted(messages)}
+        return {(a, b): SiteFlow(site[a], site[b], messages[a, b] * self._size) for a, b in sorted(messages)}
 
-    def routed(self, problem: Problem, solution: Solution, choose: Choose = plan) -> Routed:
+    def routed(self, problem: PlanningProblem, solution: Solution, choose: Choose = plan) -> PathedPlan:
         """Return the edges of a plan on the paths that ``choose`` assigns."""
         carried = self.edges(problem, solution)
         edges, flows = tuple(carried), tuple(carried.values())
         chosen = choose(flows, self.ways)
         rates = tuple(max_min_rates([path.links for path in chosen], self.ways.capacity))
-        return Routed(edges, flows, chosen, rates, largest_load(flows, self.ways, chosen))
+        return PathedPlan(edges, flows, chosen, rates, largest_load(flows, self.ways, chosen))
 
-    def priced(self, problem: Problem, routed: Routed) -> Problem:
+    def priced(self, problem: PlanningProblem, routed: PathedPlan) -> PlanningProblem:
         """Return the problem with every node as its own site, and each edge at its path's latency and rate.
 
         :raises UserError: when a message takes too long.
@@ -106,7 +106,9 @@ class OverPaths:
         own = np.arange(problem.nodes)
         return replace(problem, sites=problem.names, site=own, link=link, transmit=transmit, sums=sums)
 
-    def search(self, problem: Problem, seed: int, budget: Budget, watch: Watch = lambda found: None) -> Found:
+    def search(
+        self, problem: PlanningProblem, seed: int, budget: SearchBudget, watch: Watch = lambda found: None
+    ) -> SearchResult:
         """Return the best plan, on its paths, of several searches that share ``budget``; call ``watch`` after each.
 
         Choosing paths and prices counts as time; no search starts once it is spent.
@@ -116,7 +118,7 @@ class OverPaths:
             seconds = time.monotonic() - began
             if best is not None and seconds >= budget.seconds:
                 break
-            found = search(tried, seed, Budget((budget.seconds - seconds) / left, budget.moves / ROUNDS))
+            found = search(tried, seed, SearchBudget((budget.seconds - seconds) / left, budget.moves / ROUNDS))
             moves += found.moves
             routed = self.routed(problem, found.solution)
             step_s = step_ns(self.priced(problem, routed), found.solution) / 1e9
@@ -128,7 +130,7 @@ class OverPaths:
         assert best is not None
         return best
 
-    def _dearer(self, problem: Problem, tried: Problem, routed: Routed) -> Problem:
+    def _dearer(self, problem: PlanningProblem, tried: PlanningProblem, routed: PathedPlan) -> PlanningProblem:
         """Return prices half way from ``tried`` to the mean over the plan's edges between two sites.
 
         Full steps would make the searches oscillate between links.
@@ -143,11 +145,11 @@ class OverPaths:
         halves = ((tried.link + link) / 2, (tried.transmit + transmit) / 2)
         return replace(problem, link=np.rint(halves[0]).astype(np.int64), transmit=np.rint(halves[1]).astype(np.int64))
 
-    def step_ns(self, problem: Problem, solution: Solution, choose: Choose = plan) -> int:
+    def step_ns(self, problem: PlanningProblem, solution: Solution, choose: Choose = plan) -> int:
         """Return the simulated step of a plan, nanoseconds."""
         return step_ns(self.priced(problem, self.routed(problem, solution, choose)), solution)
 
-    def hashed_s(self, problem: Problem, solution: Solution) -> float:
+    def hashed_s(self, problem: PlanningProblem, solution: Solution) -> float:
         """Return the mean seconds of a step of the same plan with hashed paths."""
         steps = (
             self.step_ns(problem, solution, lambda flows, ways, seed=seed: hashed(flows, ways, seed))  # type: ignore[misc]
@@ -155,12 +157,12 @@ class OverPaths:
         )
         return fmean(steps) / 1e9
 
-    def moved(self, problem: Problem, solution: Solution, before: SeveralPaths, moves: int) -> Routed:
+    def moved(self, problem: PlanningProblem, solution: Solution, before: SeveralPaths, moves: int) -> PathedPlan:
         """Keep the paths of ``before`` except for edges over changed or missing links; then make ``moves`` moves."""
         had = {(edge.source, edge.target): edge.path for edge in before.edges}
         changed = {link for link, rate in self.ways.capacity.items() if before.links.get(link) != rate}
 
-        def choose(flows: Sequence[Flow], ways: Ways) -> Assignment:
+        def choose(flows: Sequence[SiteFlow], ways: PathNetwork) -> Assignment:
             edges = zip(self.edges(problem, solution), flows, strict=True)
             kept = [_named(ways.living(flow.source, flow.target), had.get(edge)) for edge, flow in edges]
             chosen = shifted(flows, ways, kept, changed)
@@ -170,13 +172,13 @@ class OverPaths:
 
         return self.routed(problem, solution, choose)
 
-    def told(self, routed: Routed) -> SeveralPaths:
+    def told(self, routed: PathedPlan) -> SeveralPaths:
         """Return the choice for a schedule, with the lower bound on any choice's largest load."""
         cut = tightest_cut(routed.flows, self.ways)
         return SeveralPaths(
             links=dict(self.ways.capacity),
             edges=[
-                Carried(source=a, target=b, path=path.id, size=flow.size, rate=rate)
+                EdgeLoad(source=a, target=b, path=path.id, size=flow.size, rate=rate)
                 for (a, b), flow, path, rate in zip(
                     routed.edges, routed.flows, routed.assignment, routed.rates, strict=True
                 )

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planaria.pipeline.network.multipath import Path, Ways
+from planaria.pipeline.network.multipath import Path, PathNetwork
 
 MOST_SWAPS = 20_000
 """Exchanges of two flows to try in a row without success."""
@@ -34,7 +34,7 @@ RATE = 0.2
 """Largest growth of a link's weight per round, as a share."""
 
 
-class Flow(NamedTuple):
+class SiteFlow(NamedTuple):
     """A flow from one site to another in a step."""
 
     source: str
@@ -47,7 +47,7 @@ Assignment = tuple[Path, ...]
 """[flows]: the path of each."""
 
 
-def plan(flows: Sequence[Flow], ways: Ways) -> Assignment:
+def plan(flows: Sequence[SiteFlow], ways: PathNetwork) -> Assignment:
     """Place flows, largest first, on the live path with the least (largest load, sum of loads); then improve.
 
     Moves and swaps (:func:`improved`) repeat while they lower loads.
@@ -60,7 +60,9 @@ def plan(flows: Sequence[Flow], ways: Ways) -> Assignment:
     return board.assignment
 
 
-def shifted(flows: Sequence[Flow], ways: Ways, before: Sequence[Path | None], changed: Collection[str]) -> Assignment:
+def shifted(
+    flows: Sequence[SiteFlow], ways: PathNetwork, before: Sequence[Path | None], changed: Collection[str]
+) -> Assignment:
     """Place flows over ``changed`` links, or without a path (None in ``before``), again; keep all others."""
     moving = [n for n, path in enumerate(before) if path is None or not set(changed).isdisjoint(path.links)]
     board = _Board(flows, ways, before)
@@ -70,7 +72,7 @@ def shifted(flows: Sequence[Flow], ways: Ways, before: Sequence[Path | None], ch
     return board.assignment
 
 
-def improved(flows: Sequence[Flow], ways: Ways, before: Assignment) -> Assignment | None:
+def improved(flows: Sequence[SiteFlow], ways: PathNetwork, before: Assignment) -> Assignment | None:
     """Return the assignment after one move of a flow, or of two at once, that lowers loads; None if there is none.
 
     Loads of the affected links are compared, largest first. Flows over the largest load are tried first; two flows move
@@ -80,13 +82,13 @@ def improved(flows: Sequence[Flow], ways: Ways, before: Assignment) -> Assignmen
     return board.assignment if board.improve() else None
 
 
-def loads(flows: Sequence[Flow], ways: Ways, assignment: Sequence[Path]) -> dict[str, float]:
+def loads(flows: Sequence[SiteFlow], ways: PathNetwork, assignment: Sequence[Path]) -> dict[str, float]:
     """Return the load in seconds of each link that carries anything; infinite if it has no capacity."""
     board = _Board(flows, ways, assignment)
     return {link: board.load(link) for link in board.carried}
 
 
-def largest_load(flows: Sequence[Flow], ways: Ways, assignment: Assignment) -> float:
+def largest_load(flows: Sequence[SiteFlow], ways: PathNetwork, assignment: Assignment) -> float:
     """Return the largest load, seconds: a lower bound on a step with these flows on these paths."""
     return max(loads(flows, ways, assignment).values(), default=0.0)
 
@@ -94,7 +96,7 @@ def largest_load(flows: Sequence[Flow], ways: Ways, assignment: Assignment) -> f
 class _Board:
     """Flows on their paths. Sizes are integers, so loads do not depend on the order of moves."""
 
-    def __init__(self, flows: Sequence[Flow], ways: Ways, at: Iterable[Path | None]) -> None:
+    def __init__(self, flows: Sequence[SiteFlow], ways: PathNetwork, at: Iterable[Path | None]) -> None:
         self.flows, self.capacity = flows, ways.capacity
         self.ways = [ways.living(flow.source, flow.target) for flow in flows]
         self.at: list[Path | None] = [None] * len(flows)
@@ -181,13 +183,13 @@ class _Board:
         return False
 
 
-def hashed(flows: Sequence[Flow], ways: Ways, seed: int) -> Assignment:
+def hashed(flows: Sequence[SiteFlow], ways: PathNetwork, seed: int) -> Assignment:
     """Choose a random path for each flow, as ECMP does by hashing addresses and ports."""
     chance = random.Random(seed)
     return tuple(chance.choice(ways.living(flow.source, flow.target)) for flow in flows)
 
 
-def in_turn(flows: Sequence[Flow], ways: Ways) -> Assignment:
+def in_turn(flows: Sequence[SiteFlow], ways: PathNetwork) -> Assignment:
     """Choose paths round robin for each source, whatever the target."""
     seen: Counter[str] = Counter()
     chosen = []
@@ -198,7 +200,7 @@ def in_turn(flows: Sequence[Flow], ways: Ways) -> Assignment:
     return tuple(chosen)
 
 
-def better_of_two(flows: Sequence[Flow], ways: Ways, seed: int) -> Assignment:
+def better_of_two(flows: Sequence[SiteFlow], ways: PathNetwork, seed: int) -> Assignment:
     """Choose, flow by flow, the one of two random paths whose busiest link has fewer flows."""
     chance, there = random.Random(seed), Counter[str]()
     chosen = []
@@ -214,7 +216,7 @@ def better_of_two(flows: Sequence[Flow], ways: Ways, seed: int) -> Assignment:
 Pair = tuple[str, str]
 
 
-class Cut(NamedTuple):
+class CutBound(NamedTuple):
     """A lower bound on the largest load of any assignment, and the links that prove it."""
 
     seconds: float
@@ -225,7 +227,7 @@ class Cut(NamedTuple):
         return 1 - self.seconds / largest if largest else 0.0
 
 
-def tightest_cut(flows: Sequence[Flow], ways: Ways) -> Cut:
+def tightest_cut(flows: Sequence[SiteFlow], ways: PathNetwork) -> CutBound:
     """Return the best bound over cuts of every pair of sites, every source, every target, and all together.
 
     :raises UserError: when no path is left for a flow.
@@ -234,7 +236,7 @@ def tightest_cut(flows: Sequence[Flow], ways: Ways) -> Cut:
     for flow in flows:
         sizes.setdefault((flow.source, flow.target), []).append(flow.size)
     paths = {pair: ways.living(*pair) for pair in sizes}
-    best = Cut(0.0, ())
+    best = CutBound(0.0, ())
     for group, links in _candidates(sizes, paths, ways.capacity):
         crossed = {pair: min(len(links.intersection(path.links)) for path in paths[pair]) for pair in group}
         best = max(best, _bound(sizes, crossed, links, ways.capacity), key=lambda cut: cut.seconds)
@@ -243,15 +245,15 @@ def tightest_cut(flows: Sequence[Flow], ways: Ways) -> Cut:
 
 def _bound(
     sizes: Mapping[Pair, list[int]], crossed: Mapping[Pair, int], links: Collection[str], capacity: Mapping[str, float]
-) -> Cut:
+) -> CutBound:
     """Return the bound of a cut that every path of a pair crosses at least ``crossed`` times."""
     across = sorted((size for pair, times in crossed.items() if times for size in sizes[pair]), reverse=True)
     demand = sum(times * sum(sizes[pair]) for pair, times in crossed.items())
     room = sum(capacity[link] for link in links)
     if not across or room == math.inf:
-        return Cut(0.0, ())
+        return CutBound(0.0, ())
     whole = max(size * least for size, least in zip(across, _turns([capacity[link] for link in links]), strict=False))
-    return Cut(max(demand / room, whole), tuple(sorted(links)))
+    return CutBound(max(demand / room, whole), tuple(sorted(links)))
 
 
 def _turns(capacities: Sequence[float]) -> Iterator[float]:

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planaria.planner.all_routes import Bools, Ways
-from planaria.planner.limits import Elsewhere, Floats, Side, elsewhere, filled, sides, too_long
-from planaria.planner.problem import BLOCK, ENTRY, Problem
+from planaria.planner.all_routes import Bools, RouteSet
+from planaria.planner.limits import Floats, TimeLimits, VisitsElsewhere, elsewhere, filled, sides, too_long
+from planaria.planner.problem import BLOCK, ENTRY, PlanningProblem
 from planaria.planner.tables import Ints
 
 
@@ -34,7 +34,7 @@ class Prices(NamedTuple):
     """[sets]: of a visit outside each set of ``elsewhere``."""
 
 
-class Room(NamedTuple):
+class StepResources(NamedTuple):
     """Resources of a step if ``data`` nodes of each kind are data nodes; [kinds], summed over the nodes of a kind."""
 
     data: Ints
@@ -49,16 +49,16 @@ class Room(NamedTuple):
     """Seconds of workers' time missing from workers · step."""
     visits: Ints
     """Most visits to workers: a stage's share."""
-    sides: tuple[Side, Side]
+    sides: tuple[TimeLimits, TimeLimits]
     """Start and end of the step, when not all slots of workers can be in use."""
-    elsewhere: Elsewhere
+    elsewhere: VisitsElsewhere
     too_long: Ints
     """[kinds, microbatches]: length from which at most 0, 1, 2 … of a data node's microbatches can take a route."""
     possible: Bools
     """[kinds, ways]: routes that a microbatch may take from each origin."""
 
 
-def room(problem: Problem, ways: Ways, data: Ints, least: float, most: float = np.inf) -> Room:
+def room(problem: PlanningProblem, ways: RouteSet, data: Ints, least: float, most: float = np.inf) -> StepResources:
     """Return the resources of a step of at least ``least`` and less than ``most`` seconds.
 
     A node does one thing at a time: its k-th slot is first taken after k - 1 forwards, and last freed k - 1 backwards
@@ -71,7 +71,7 @@ def room(problem: Problem, ways: Ways, data: Ints, least: float, most: float = n
     free: Bools = np.asarray((ways.uses <= workers).all(axis=1))
     limits = too_long(problem, ways, free, data, most)
     ramp = [sum(min(k * each, least) for k in range(have)) for each, have in zip(turn, held.tolist(), strict=True)]
-    return Room(
+    return StepResources(
         data=data,
         workers=workers,
         held=data * held,
@@ -86,7 +86,7 @@ def room(problem: Problem, ways: Ways, data: Ints, least: float, most: float = n
     )
 
 
-def cost(problem: Problem, ways: Ways, there_is: Room, prices: Prices) -> Floats:
+def cost(problem: PlanningProblem, ways: RouteSet, there_is: StepResources, prices: Prices) -> Floats:
     """Return [kinds with data nodes, ways]: the price of a microbatch's route less that of its visits elsewhere.
 
     Forbidden routes cost ∞.
@@ -101,7 +101,7 @@ def cost(problem: Problem, ways: Ways, there_is: Room, prices: Prices) -> Floats
     return np.where(there_is.possible[origins], paid, np.inf)
 
 
-def least_s(problem: Problem, ways: Ways, there_is: Room, prices: Prices) -> float:
+def least_s(problem: PlanningProblem, ways: RouteSet, there_is: StepResources, prices: Prices) -> float:
     """Return a lower bound on the step, seconds, for any prices; 0 if all prices are 0.
 
     step · Σ prices · capacity per second ≥ Σ over microbatches of the cheapest route + Σ prices · missing resources

@@ -11,14 +11,14 @@ import numpy as np
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.pipeline.network.costs import Prices, message_bytes
+from planaria.pipeline.network.costs import MessageCosts, message_bytes
 from planaria.pipeline.network.topology import Topology
 from planaria.pipeline.plan.actions import Route
 from planaria.pipeline.routing.skipping import disorder, visits
-from planaria.planner.tables import NO_SUMS, Ints, Tables, round_trip
+from planaria.planner.tables import NO_SUMS, CostTables, Ints, round_trip
 
 ENTRY, BLOCK, RETURN = range(3)
-"""Rows of ``Problem.forward`` and ``Problem.backward``: the visits to the origin, and the visits between them."""
+"""Rows of :class:`PlanningProblem`'s ``forward`` and ``backward``: visits to the origin, and visits between them."""
 ROLES = ("any", "data", "worker")
 GRADIENT_BYTES = 4
 """Bytes of each parameter's gradient in a sum, as the fleet sends it."""
@@ -27,7 +27,7 @@ LONGEST_S = 1e6
 
 
 @dataclass(frozen=True)
-class Problem:
+class PlanningProblem:
     """Sizes, rules and times of a planning problem. Times are nanoseconds; node n is column n."""
 
     names: tuple[str, ...]
@@ -82,9 +82,9 @@ class Problem:
         return self.forward + self.backward
 
     @property
-    def tables(self) -> Tables:
-        values = {name: getattr(self, name) for name in Tables._fields}
-        return Tables(**values | {"sizes": np.array(self.sizes, np.int64)})
+    def tables(self) -> CostTables:
+        values = {name: getattr(self, name) for name in CostTables._fields}
+        return CostTables(**values | {"sizes": np.array(self.sizes, np.int64)})
 
     @property
     def prices(self) -> PlannedPrices:
@@ -119,10 +119,10 @@ class Solution(NamedTuple):
         return Solution(*(part.copy() for part in self))
 
 
-class PlannedPrices(Prices):
+class PlannedPrices(MessageCosts):
     """A problem's times in the interface of the simulated clock."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: PlanningProblem) -> None:
         last = problem.visits + 1
         times = {"forward": problem.forward.tolist(), "backward": problem.backward.tolist()}
         site, link, transmit = problem.site.tolist(), problem.link.tolist(), problem.transmit.tolist()
@@ -143,7 +143,7 @@ def stage_of(stages: Sequence[Sequence[int]], nodes: int) -> Ints:
     return stage
 
 
-def problem_of(config: RunConfig, topology: Topology) -> Problem:
+def problem_of(config: RunConfig, topology: Topology) -> PlanningProblem:
     """Return the planning problem of a recipe on the nodes of a topology.
 
     :raises UserError: when nodes, stages, microbatches or costs are inconsistent.
@@ -154,7 +154,7 @@ def problem_of(config: RunConfig, topology: Topology) -> Problem:
     sites = tuple(dict.fromkeys(node.site for node in nodes))
     link = [[_ns(topology.carry_s(a, b, size)) for b in sites] for a in sites]
     taken = [[_ns(topology.transmit_s(a, b, size)) for b in sites] for a in sites]
-    return Problem(
+    return PlanningProblem(
         names=tuple(node.name for node in nodes),
         sites=sites,
         site=np.array([sites.index(node.site) for node in nodes], np.int64),
@@ -217,14 +217,14 @@ def _require_fit(config: RunConfig, topology: Topology) -> None:
             )
 
 
-def central_first(problem: Problem, solution: Solution, stage: int) -> list[int]:
+def central_first(problem: PlanningProblem, solution: Solution, stage: int) -> list[int]:
     """Return the nodes of a stage, ordered by how soon each could sum all gradients of the stage and send them back."""
     carry = problem.sums[min(stage, 1)] if problem.summed else problem.link
     nodes = np.flatnonzero(solution.stage == stage)
     return sorted(nodes.tolist(), key=lambda hub: (round_trip(carry, problem.site, nodes, hub), hub))
 
 
-def broken_order(problem: Problem, solution: Solution, microbatch: int) -> str:
+def broken_order(problem: PlanningProblem, solution: Solution, microbatch: int) -> str:
     """Describe how a microbatch's route violates CC3; empty if it does not."""
     return disorder(solution.stage[solution.path[microbatch]].tolist(), problem.swaps, problem.jump)
 

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
-from planaria.planner.all_routes import Ways
+from planaria.planner.all_routes import RouteSet
 from planaria.planner.limits import Floats
-from planaria.planner.prices import Prices, Room, cost, least_s
-from planaria.planner.problem import BLOCK, Problem
+from planaria.planner.prices import Prices, StepResources, cost, least_s
+from planaria.planner.problem import BLOCK, PlanningProblem
 from planaria.planner.tables import Ints
 
 ROUNDS = 40
@@ -29,7 +29,7 @@ DEAR = 1e3
 """Cost of not sending a microbatch, in multiples of the longest route."""
 
 
-def relaxed(problem: Problem, ways: Ways, there_is: Room) -> tuple[float, Prices]:
+def relaxed(problem: PlanningProblem, ways: RouteSet, there_is: StepResources) -> tuple[float, Prices]:
     """Return a lower bound on the step, seconds, with these data nodes, and the prices that prove it."""
     rules = there_is.elsewhere
     prices = _no_prices(problem, there_is)
@@ -55,7 +55,7 @@ def relaxed(problem: Problem, ways: Ways, there_is: Room) -> tuple[float, Prices
 
 
 def _solve(
-    problem: Problem, ways: Ways, there_is: Room, chosen: list[Ints], asked: Ints
+    problem: PlanningProblem, ways: RouteSet, there_is: StepResources, chosen: list[Ints], asked: Ints
 ) -> tuple[float, Prices, Floats]:
     """Return the least step over the ``chosen`` routes of each origin, seconds; its prices; the use of each route."""
     unit = float(ways.length.max())
@@ -90,7 +90,7 @@ def _solve(
     return float(found.fun) * unit / 1e9, prices, taken
 
 
-def _no_prices(problem: Problem, there_is: Room) -> Prices:
+def _no_prices(problem: PlanningProblem, there_is: StepResources) -> Prices:
     count = len(there_is.data)
     long, away = np.zeros((count, problem.microbatches)), np.zeros(len(there_is.elsewhere.needed))
     origin, slot, work, visit = np.zeros((4, count))
@@ -101,7 +101,9 @@ Rule = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 """[rows, columns] use by each column, [rows] supply per step, [rows] fixed supply."""
 
 
-def _rules(problem: Problem, ways: Ways, there_is: Room, origin: Ints, way: Ints, asked: Ints) -> Iterator[Rule]:
+def _rules(
+    problem: PlanningProblem, ways: RouteSet, there_is: StepResources, origin: Ints, way: Ints, asked: Ints
+) -> Iterator[Rule]:
     """Yield the rules of columns from ``origin`` on ``way``: times (nanoseconds), then visits, lengths and sets."""
     count, columns, most = len(there_is.data), np.arange(len(way)), problem.microbatches
     length, held = np.zeros((2, count, len(way)))

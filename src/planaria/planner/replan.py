@@ -14,14 +14,14 @@ import numpy as np
 from planaria.common.compiled import COMPILED
 from planaria.planner.cells import remaining
 from planaria.planner.evaluate import NEVER
-from planaria.planner.problem import BLOCK, Problem, Solution
+from planaria.planner.problem import BLOCK, PlanningProblem, Solution
 from planaria.planner.search import improve, step_ns
 
 WORK = 1_000_000 if COMPILED else 5_000
 """Microbatch visits to simulate while improving the repaired plan: well under a second."""
 
 
-def measured(problem: Problem, ways: Mapping[tuple[int, int], float]) -> Problem:
+def measured(problem: PlanningProblem, ways: Mapping[tuple[int, int], float]) -> PlanningProblem:
     """Return the problem with measured seconds per activation message between nodes.
 
     A value applies to the nodes' sites, since nodes of one site share its links; times within a site stay. Gradient
@@ -37,7 +37,9 @@ def measured(problem: Problem, ways: Mapping[tuple[int, int], float]) -> Problem
     return replace(problem, link=link, sums=sums)
 
 
-def replan(problem: Problem, solution: Solution, nodes: Collection[int], seed: int) -> tuple[Solution, float, float]:
+def replan(
+    problem: PlanningProblem, solution: Solution, nodes: Collection[int], seed: int
+) -> tuple[Solution, float, float]:
     """Return routes over ``nodes`` (some of every stage, old numbers), their simulated step and that of the repaired
     old routes, in seconds."""
     kept = sorted(nodes)
@@ -48,7 +50,7 @@ def replan(problem: Problem, solution: Solution, nodes: Collection[int], seed: i
     return better, found.step_s, step_ns(left, repaired) / 1e9
 
 
-def _repaired(problem: Problem, solution: Solution, kept: list[int]) -> Solution:
+def _repaired(problem: PlanningProblem, solution: Solution, kept: list[int]) -> Solution:
     """Replace each missing node by a near, little used node of its stage; renumber the nodes."""
     new = {node: place for place, node in enumerate(kept)}
     load = np.bincount(np.concatenate([solution.path.ravel(), solution.origin]), minlength=problem.nodes).astype(float)

@@ -19,7 +19,7 @@ from planaria.common import atomic, documents
 from planaria.common.errors import UserError
 from planaria.config.bounds import Natural, Positive, Seconds
 from planaria.config.schema import Section
-from planaria.planner.problem import LONGEST_S, ROLES, Problem, Solution, central_first, stage_of
+from planaria.planner.problem import LONGEST_S, ROLES, PlanningProblem, Solution, central_first, stage_of
 from planaria.planner.tables import NO_SUMS, Ints
 
 MAX_BYTES = 256 << 20
@@ -31,7 +31,7 @@ def _ns(seconds: ArrayLike) -> Ints:
     return np.rint(np.array(seconds) * 1e9).astype(np.int64)
 
 
-class Machine(Section):
+class ScheduleNode(Section):
     """A node."""
 
     name: str
@@ -44,7 +44,7 @@ class Machine(Section):
     backward_s: tuple[Span, Span, Span]
 
 
-class Rules(Section):
+class PlanRules(Section):
     """The constraints on every plan."""
 
     sizes: list[Positive]
@@ -55,7 +55,7 @@ class Rules(Section):
     jump: Positive
 
 
-class Search(Section):
+class SearchRecord(Section):
     """The search; the same seed and moves find the same plan."""
 
     seed: Natural
@@ -63,14 +63,14 @@ class Search(Section):
     seconds: Seconds
 
 
-class Bound(Section):
+class ProvedBound(Section):
     step_s: Seconds
     binds: str
     terms: dict[str, Seconds] = Field(default_factory=dict)
     """Seconds of each constraint alone."""
 
 
-class Carried(Section):
+class EdgeLoad(Section):
     """What one edge sends in a step, and its path."""
 
     source: Natural
@@ -88,7 +88,7 @@ class SeveralPaths(Section):
 
     links: dict[str, Annotated[float, Field(gt=0)]]
     """Capacity of each link, bytes per second."""
-    edges: list[Carried]
+    edges: list[EdgeLoad]
     largest_s: Seconds
     """Seconds in which the busiest link carries its bytes of a step."""
     least_s: Seconds
@@ -105,18 +105,18 @@ class Schedule(Section):
     """[sites, sites]: one message from sending to arrival."""
     transmit_s: list[list[Span]] | None
     """[sites, sites]: time for which a message occupies its link; null if messages never queue."""
-    nodes: list[Machine]
-    rules: Rules
+    nodes: list[ScheduleNode]
+    rules: PlanRules
     stages: list[list[Natural]]
     """Nodes of the ends (the data nodes) and of each block stage; the first node sums their gradients."""
     routes: list[list[Natural]]
     """Nodes that each microbatch visits, from its data node back to it."""
     step_s: Seconds
     """The simulated step."""
-    bound: Bound
+    bound: ProvedBound
     compared: dict[str, Seconds]
     """Simulated steps of baselines on the same nodes with as many microbatches."""
-    search: Search
+    search: SearchRecord
     sums_s: list[list[list[Span]]] | None = None
     """[2, sites, sites]: a message with all gradients of an ends node, of a block-stage node; null if not planned."""
     paths: SeveralPaths | None = None
@@ -130,8 +130,8 @@ class Schedule(Section):
         return 1 - self.bound.step_s / self.step_s if self.step_s else 0.0
 
     @property
-    def problem(self) -> Problem:
-        return Problem(
+    def problem(self) -> PlanningProblem:
+        return PlanningProblem(
             names=tuple(machine.name for machine in self.nodes),
             sites=tuple(self.sites),
             site=np.array([machine.site for machine in self.nodes], np.int64),
@@ -156,12 +156,12 @@ class Schedule(Section):
 
 
 def schedule_of(
-    problem: Problem,
+    problem: PlanningProblem,
     solution: Solution,
     step_s: float,
-    bound: Bound,
+    bound: ProvedBound,
     compared: dict[str, float],
-    search: Search,
+    search: SearchRecord,
     paths: SeveralPaths | None = None,
 ) -> Schedule:
     seconds = {name: (getattr(problem, name) / 1e9).tolist() for name in ("forward", "backward", "link", "transmit")}
@@ -170,7 +170,7 @@ def schedule_of(
         link_s=seconds["link"],
         transmit_s=seconds["transmit"] if problem.transmit.any() else None,
         nodes=[
-            Machine(
+            ScheduleNode(
                 name=name,
                 site=int(problem.site[n]),
                 slots=int(problem.slots[n]),
@@ -180,7 +180,7 @@ def schedule_of(
             )
             for n, name in enumerate(problem.names)
         ],
-        rules=Rules(
+        rules=PlanRules(
             sizes=list(problem.sizes),
             microbatches=problem.microbatches,
             visits=problem.visits,

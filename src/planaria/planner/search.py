@@ -17,7 +17,7 @@ from planaria.planner.anneal import RANDOMS, Floats, anneal
 from planaria.planner.cells import by_cells
 from planaria.planner.evaluate import NEVER, makespan
 from planaria.planner.initial_plans import greedy
-from planaria.planner.problem import Problem, Solution
+from planaria.planner.problem import PlanningProblem, Solution
 from planaria.planner.tables import summed
 
 HOT, COLD = 0.1, 0.001
@@ -29,7 +29,7 @@ ROUND = 200_000
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The best plan found."""
 
     solution: Solution
@@ -41,17 +41,19 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Budget:
+class SearchBudget:
     """Limits of a search; the first one reached ends it."""
 
     seconds: float = float("inf")
     moves: float = float("inf")
 
 
-Watch = Callable[[Found], None]
+Watch = Callable[[SearchResult], None]
 
 
-def search(problem: Problem, seed: int, budget: Budget, watch: Watch = lambda found: None) -> Found:
+def search(
+    problem: PlanningProblem, seed: int, budget: SearchBudget, watch: Watch = lambda found: None
+) -> SearchResult:
     """Return the best plan found within ``budget``; call ``watch`` regularly, with step times that never grow."""
     _warm(problem)
     run = _Run(problem, seed, budget, watch)
@@ -71,7 +73,7 @@ def search(problem: Problem, seed: int, budget: Budget, watch: Watch = lambda fo
 class _Run:
     """State of one search."""
 
-    def __init__(self, problem: Problem, seed: int, budget: Budget, watch: Watch) -> None:
+    def __init__(self, problem: PlanningProblem, seed: int, budget: SearchBudget, watch: Watch) -> None:
         self.problem, self.seed, self.budget, self.watch = problem, seed, budget, watch
         self.began, self.spent = time.monotonic(), 0
         self._visits = 1.0
@@ -80,8 +82,8 @@ class _Run:
         self.least = step_ns(problem, self.best)
 
     @property
-    def found(self) -> Found:
-        return Found(self.best.copy(), self.least / 1e9, self.spent, time.monotonic() - self.began)
+    def found(self) -> SearchResult:
+        return SearchResult(self.best.copy(), self.least / 1e9, self.spent, time.monotonic() - self.began)
 
     @property
     def over(self) -> bool:
@@ -98,7 +100,7 @@ class _Run:
         self.watch(self.found)
 
     def annealed(
-        self, problem: Problem, solution: Solution, moves: int, rng: np.random.Generator
+        self, problem: PlanningProblem, solution: Solution, moves: int, rng: np.random.Generator
     ) -> tuple[Solution, int]:
         """Return a part's solution after a short round, and its step in nanoseconds."""
         best, now, moves = solution.copy(), solution.copy(), int(min(moves, self.budget.moves - self.spent))
@@ -118,7 +120,13 @@ class _Run:
             self.watch(self.found)
 
     def _pieces(
-        self, problem: Problem, now: Solution, temperature: Floats, rng: np.random.Generator, best: Solution, least: int
+        self,
+        problem: PlanningProblem,
+        now: Solution,
+        temperature: Floats,
+        rng: np.random.Generator,
+        best: Solution,
+        least: int,
     ) -> Iterator[int]:
         """Anneal ``now`` in pieces of about ``LOOK_S``; yield ``best``'s nanoseconds after each.
 
@@ -136,7 +144,13 @@ class _Run:
 
 
 def _anneal(
-    problem: Problem, now: Solution, chance: Floats, temperature: Floats, best: Solution, least: int, places: bool
+    problem: PlanningProblem,
+    now: Solution,
+    chance: Floats,
+    temperature: Floats,
+    best: Solution,
+    least: int,
+    places: bool,
 ) -> int:
     """Call ``anneal`` on ``now`` and ``best`` (of ``least`` nanoseconds), both changed in place."""
     return int(
@@ -147,22 +161,22 @@ def _anneal(
     )  # fmt: skip
 
 
-def improve(problem: Problem, solution: Solution, seed: int, moves: int) -> Found:
+def improve(problem: PlanningProblem, solution: Solution, seed: int, moves: int) -> SearchResult:
     """Improve the routes of ``solution``, which must not deadlock, by ``moves`` moves; stages stay as they are."""
     began, now, best = time.monotonic(), solution.copy(), solution.copy()
     least = step_ns(problem, solution)
     temperature = np.full(moves, least * COLD / problem.sizes[0])
     least = _anneal(problem, now, np.random.default_rng(seed).random((moves, RANDOMS)), temperature, best, least, False)
-    return Found(best, least / 1e9, moves, time.monotonic() - began)
+    return SearchResult(best, least / 1e9, moves, time.monotonic() - began)
 
 
-def _warm(problem: Problem) -> None:
+def _warm(problem: PlanningProblem) -> None:
     """Compile before the budget starts: the first call takes seconds."""
     now = greedy(problem, random.Random(0))
     _anneal(problem, now, np.zeros((1, RANDOMS)), np.ones(1), now.copy(), NEVER, True)
 
 
-def step_ns(problem: Problem, solution: Solution) -> int:
+def step_ns(problem: PlanningProblem, solution: Solution) -> int:
     """Return the simulated step of a plan in nanoseconds: its passes and, if planned, its gradient sums."""
     done, over, tables = np.zeros(problem.count, np.int64), np.zeros(problem.nodes, np.int64), problem.tables
     passes = int(makespan(tables, solution.origin, solution.path, done, over))

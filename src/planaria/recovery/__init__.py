@@ -6,10 +6,10 @@ from planaria.common.errors import UserError
 from planaria.config.options import Options
 from planaria.config.registry import Registry
 from planaria.config.schema import RecoveryConfig
-from planaria.recovery.ablations import CopyNeighbour, Identity, Redraw
+from planaria.recovery.ablations import CopyNeighbour, IdentityStage, Redraw
 from planaria.recovery.base import Recovery
 from planaria.recovery.chain import Chain
-from planaria.recovery.checkfree import CheckFree, Uniform
+from planaria.recovery.checkfree import CheckFree, NeighbourMean
 from planaria.recovery.checkfree_plus import CheckFreePlus
 from planaria.recovery.checkpoint import Checkpoint
 from planaria.recovery.echo import Echo
@@ -33,9 +33,9 @@ RECOVERIES: Registry[Recovery] = Registry(
         "survivor": Survivor,
         "checkpoint": Checkpoint,
         "copy": CopyNeighbour,
-        "uniform": Uniform,
+        "uniform": NeighbourMean,
         "random": Redraw,
-        "identity": Identity,
+        "identity": IdentityStage,
         "oracle": Oracle,
         "reset": Reset,
     },

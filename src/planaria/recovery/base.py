@@ -16,7 +16,7 @@ from torch import Tensor
 
 from planaria.config.registry import Choice
 from planaria.models.state import Shapes, StageState
-from planaria.recovery.retention import Retention
+from planaria.recovery.retention import SnapshotRetention
 
 
 class Copy(NamedTuple):
@@ -48,7 +48,7 @@ class Copy(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Replica:
+class DamagedReplica:
     """A replica of ``stages`` block stages after a loss.
 
     ``ages`` maps each stage to the steps committed since the worker that keeps its copies took the stage; 0 if there is
@@ -58,7 +58,7 @@ class Replica:
     stages: int
     ages: Mapping[int, int]
     remember: frozenset[int] = frozenset()
-    """stages whose worker is alive and holds its part of a retained snapshot (:class:`Retention`)"""
+    """stages whose worker is alive and holds its part of a retained snapshot (:class:`SnapshotRetention`)"""
 
 
 RollbackTo = Literal["disk", "memory"]
@@ -67,7 +67,7 @@ RollbackTo = Literal["disk", "memory"]
 
 
 @dataclass(frozen=True)
-class Answer:
+class StrategyAnswer:
     """The response of one strategy to lost stages."""
 
     donors: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Workshop:
+class RebuildInputs:
     """Inputs available to the worker that rebuilds a stage."""
 
     draw: Callable[[], Mapping[str, Tensor]]
@@ -109,7 +109,7 @@ class CopyCost:
     """whether it is sent in the background, behind all other traffic"""
 
 
-class Machines(NamedTuple):
+class MachineProperties(NamedTuple):
     """Properties of a run's machines that determine the best snapshot interval."""
 
     members: int
@@ -125,7 +125,7 @@ class Machines(NamedTuple):
     """probability that one member fails within an hour"""
 
 
-class Needs(NamedTuple):
+class StrategyNeeds(NamedTuple):
     """Requirements of a strategy on the rest of a recipe."""
 
     routing: str = ""
@@ -141,7 +141,7 @@ class Needs(NamedTuple):
 class Recovery(Choice, ABC):
     """Base class of recovery strategies. Its fields are its options; by default it keeps no copies."""
 
-    needs: ClassVar[Needs] = Needs()
+    needs: ClassVar[StrategyNeeds] = StrategyNeeds()
     exact: ClassVar[bool] = False
     """whether rebuilt stages equal the lost ones, so that a loss costs time only"""
     unfit: ClassVar[str] = ""
@@ -160,7 +160,7 @@ class Recovery(Choice, ABC):
         """Whether an option is 'best' and needs :meth:`settled`."""
         return False
 
-    def settled(self, at: Machines) -> Mapping[str, object]:
+    def settled(self, at: MachineProperties) -> Mapping[str, object]:
         """Return numbers for the options that are 'best'.
 
         :raises UserError: if no best value exists.
@@ -168,7 +168,7 @@ class Recovery(Choice, ABC):
         return {}
 
     @property
-    def retention(self) -> Retention | None:
+    def retention(self) -> SnapshotRetention | None:
         """When all stages retain a snapshot of the same step; None: never."""
         return None
 
@@ -189,7 +189,7 @@ class Recovery(Choice, ABC):
         raise LookupError(f"nothing is kept of stages {copy.sources}")
 
     @abstractmethod
-    def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
+    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> StrategyAnswer:
         """Choose donors for the ``lost`` stages. Each is in donors or refused, unless all stages roll back."""
 
     def concerns(self, copy: Copy, lost: int) -> bool:
@@ -201,7 +201,7 @@ class Recovery(Choice, ABC):
         """Return a donor's message, from its ``own`` stage or the ``kept`` copies that :meth:`concerns` selects."""
 
     @abstractmethod
-    def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
+    def rebuild(self, stage: int, given: Mapping[int, StageState], at: RebuildInputs) -> StageState:
         """Return the lost stage's new state from its donors' messages."""
 
     def restored(self, copy: Copy, given: Mapping[int, StageState]) -> StageState | None:
@@ -287,7 +287,7 @@ class Holder(Protocol):
 
 @runtime_checkable
 class RestoredHolder(Holder, Protocol):
-    """The holder of a strategy with a :class:`Retention`; its copy can be restored (:meth:`Recovery.restored`)."""
+    """The holder of a strategy with :class:`SnapshotRetention`; :meth:`Recovery.restored` restores its copy."""
 
     @property
     def retained(self) -> int:

@@ -9,11 +9,11 @@ from typing import NamedTuple
 from planaria.common.errors import UserError
 from planaria.models.state import StageState
 from planaria.pipeline.routing.arrangement import Arrangement
-from planaria.recovery.base import Copy, Recovery, Replica, RollbackTo, Workshop
-from planaria.recovery.retention import Retention
+from planaria.recovery.base import Copy, DamagedReplica, RebuildInputs, Recovery, RollbackTo
+from planaria.recovery.retention import SnapshotRetention
 
 
-class Slot(NamedTuple):
+class CopySlot(NamedTuple):
     """A copy and the strategy that keeps it. Messages name copies by index in ``Chain.slots``."""
 
     by: str
@@ -21,7 +21,7 @@ class Slot(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class RecoveryPlan:
     """The plan for lost stages: rebuild them, roll all stages back, or neither.
 
     In a rollback to memory, ``rebuilt`` has the stages that lost their snapshot.
@@ -43,7 +43,7 @@ class Chain:
         """the strategy, if it is a control; else empty"""
         self.retaining = self._retaining()
         """the strategy that retains snapshots of all stages, and its rule; None: no strategy does"""
-        self.slots = [Slot(name, copy) for name, each in self.strategies.items() for copy in each.copies(stages)]
+        self.slots = [CopySlot(name, copy) for name, each in self.strategies.items() for copy in each.copies(stages)]
 
     def _control(self) -> str:
         name = next((name for name, each in self.strategies.items() if each.control), "")
@@ -57,17 +57,19 @@ class Chain:
         assert self.retaining is not None
         return self.strategies[self.retaining[0]]
 
-    def _retaining(self) -> tuple[str, Retention] | None:
+    def _retaining(self) -> tuple[str, SnapshotRetention] | None:
         found = [(name, rule) for name, each in self.strategies.items() if (rule := each.retention) is not None]
         if len(found) > 1:
             both = " and ".join(repr(name) for name, _ in found[:2])
             raise UserError(f"recovery.strategy: {both} both keep snapshots of all stages; leave one out")
         return found[0] if found else None
 
-    def plan(self, lost: frozenset[int], ages: Mapping[int, int], remember: Collection[int] | None = None) -> Plan:
+    def plan(
+        self, lost: frozenset[int], ages: Mapping[int, int], remember: Collection[int] | None = None
+    ) -> RecoveryPlan:
         """Give each lost stage to the first strategy that can rebuild it; roll back if a strategy does so for the rest.
 
-        ``ages`` and ``remember`` as in :class:`Replica`; by default all stages with an age remember.
+        ``ages`` and ``remember`` as in :class:`DamagedReplica`; by default all stages with an age remember.
         """
         left = lost
         known = {s for s, age in ages.items() if age and s not in lost} if remember is None else remember
@@ -75,19 +77,21 @@ class Chain:
         refused: dict[tuple[int, str], str] = {}
         for name, strategy in self.strategies.items():
             # Stages that earlier strategies rebuild cannot donate either, so each strategy sees all lost stages.
-            answer = strategy.donors(lost, Replica(self.stages, ages, frozenset(known)))
+            answer = strategy.donors(lost, DamagedReplica(self.stages, ages, frozenset(known)))
             if answer.rollback and left:
-                return Plan({s: (name, given) for s, given in sorted(answer.donors.items())}, answer.rollback, "")
+                return RecoveryPlan(
+                    {s: (name, given) for s, given in sorted(answer.donors.items())}, answer.rollback, ""
+                )
             rebuilt |= {stage: (name, donors) for stage, donors in answer.donors.items() if stage in left}
             refused |= {(stage, name): why for stage, why in answer.refused.items()}
             left -= answer.donors.keys()
         reasons = [f"{name} cannot, {why}" for (stage, name), why in sorted(refused.items()) if stage in left]
-        return Plan(dict(sorted(rebuilt.items())), None, "; ".join(dict.fromkeys(reasons)))
+        return RecoveryPlan(dict(sorted(rebuilt.items())), None, "; ".join(dict.fromkeys(reasons)))
 
-    def placed(self, there: Arrangement) -> list[Slot]:
+    def placed(self, there: Arrangement) -> list[CopySlot]:
         """Return the slots with nodes in place of stages: a stage's first node sends and hosts for it."""
         first = {stage: there.nodes(stage)[0] for stage in there.stages}
-        return [Slot(by, Copy(tuple(first[s] for s in copy.sources), first[copy.host])) for by, copy in self.slots]
+        return [CopySlot(by, Copy(tuple(first[s] for s in copy.sources), first[copy.host])) for by, copy in self.slots]
 
     def concerns(self, by: str, copy: Copy, lost: int) -> bool:
         return self.strategies[by].concerns(copy, lost)
@@ -95,7 +99,7 @@ class Chain:
     def give(self, by: str, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         return self.strategies[by].give(lost, own, kept)
 
-    def rebuild(self, by: str, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
+    def rebuild(self, by: str, stage: int, given: Mapping[int, StageState], at: RebuildInputs) -> StageState:
         return self.strategies[by].rebuild(stage, given, at)
 
 

@@ -12,14 +12,14 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from planaria.models.state import StageState
-from planaria.recovery.base import Answer, Copy, Needs, Recovery, Replica, Workshop
+from planaria.recovery.base import Copy, DamagedReplica, RebuildInputs, Recovery, StrategyAnswer, StrategyNeeds
 from planaria.recovery.merging import merge, merge_moments
 
 
-class Uniform(Recovery):
+class NeighbourMean(Recovery):
     """Ablation of CheckFree: weigh both neighbours equally."""
 
-    needs: ClassVar[Needs] = Needs(alike=True)
+    needs: ClassVar[StrategyNeeds] = StrategyNeeds(alike=True)
     unfit: ClassVar[str] = "a lost stage becomes the mean of its neighbours"
 
     lr_scale: Annotated[float, Field(gt=0)] = 1.1
@@ -28,7 +28,7 @@ class Uniform(Recovery):
     """optimizer moments of the rebuilt stage: zero, as in the published code; [ours] the neighbours' weighted mean, or
     a copy of the previous stage's"""
 
-    def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
+    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> StrategyAnswer:
         """Return both neighbours of each lost middle stage."""
         donors, refused = {}, {}
         for stage in sorted(lost):
@@ -36,12 +36,12 @@ class Uniform(Recovery):
                 refused[stage] = why
             else:
                 donors[stage] = (stage - 1, stage + 1)
-        return Answer(donors, refused)
+        return StrategyAnswer(donors, refused)
 
     def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         return own.part(lambda name: True, moments=self.moments != "fresh")
 
-    def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
+    def rebuild(self, stage: int, given: Mapping[int, StageState], at: RebuildInputs) -> StageState:
         """Merge both neighbours; use the plain mean if either has no gradient norm."""
         before, after = given[stage - 1], given[stage + 1]
         omegas = self._omega(before), self._omega(after)
@@ -69,7 +69,7 @@ class Uniform(Recovery):
         return 1.0
 
 
-class CheckFree(Uniform):
+class CheckFree(NeighbourMean):
     """Weigh neighbours by the norm of their last gradient."""
 
     omega: Literal["l2sq", "l2"] = "l2sq"

@@ -20,16 +20,16 @@ from planaria.models.packing import pack, unpack
 from planaria.models.state import Shapes, StageState
 from planaria.pipeline.network.costs import FP32_BYTES
 from planaria.recovery.base import (
-    Answer,
     Copy,
     CopyCost,
+    DamagedReplica,
     Holder,
     Moment,
-    Needs,
     Original,
-    Replica,
+    RebuildInputs,
     Sender,
-    Workshop,
+    StrategyAnswer,
+    StrategyNeeds,
     numel,
 )
 from planaria.recovery.checkfree import CheckFree
@@ -51,7 +51,7 @@ def belongs_at(host: int) -> Callable[[str], bool]:
 class CheckFreePlus(CheckFree):
     """CheckFree for middle stages, copies for outer stages, mirrors for stage 0."""
 
-    needs: ClassVar[Needs] = Needs(
+    needs: ClassVar[StrategyNeeds] = StrategyNeeds(
         "swapped", "only then has an outer stage a partner that can stand in for it", alike=True
     )
     mirror_every: Positive = 1
@@ -74,7 +74,7 @@ class CheckFreePlus(CheckFree):
         held = size * (3 if self.mirror_moments else 1)
         return CopyCost(held / self.mirror_every, held)
 
-    def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
+    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> StrategyAnswer:
         """Return the mirrors of stage 0, the partners of outer stages, and both neighbours of middle stages."""
         last = replica.stages
         outer = lost & {ENDS, 1, last}
@@ -92,7 +92,7 @@ class CheckFreePlus(CheckFree):
                 refused[stage] = f"the mirror of the ends at stage {young[0]} is not whole yet"
             else:
                 donors[stage] = helpers
-        return Answer(dict(sorted(donors.items())), dict(sorted(refused.items())))
+        return StrategyAnswer(dict(sorted(donors.items())), dict(sorted(refused.items())))
 
     def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         if lost == ENDS:
@@ -100,7 +100,7 @@ class CheckFreePlus(CheckFree):
             return mirror
         return super().give(lost, own, {})
 
-    def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
+    def rebuild(self, stage: int, given: Mapping[int, StageState], at: RebuildInputs) -> StageState:
         """Join both mirrors, copy the partner, or merge both neighbours."""
         if stage == ENDS:
             return united(list(given.values()))

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import ClassVar, Literal, NamedTuple
 
 from planaria.models.state import StageState
-from planaria.recovery.base import Answer, Copy, Recovery, Replica, Workshop
+from planaria.recovery.base import Copy, DamagedReplica, RebuildInputs, Recovery, StrategyAnswer
 
 MOST = 700.0
 """largest exponent of e that a float holds"""
@@ -18,13 +18,13 @@ class Checkpoint(Recovery):
 
     exact: ClassVar[bool] = True
 
-    def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
-        return Answer(rollback="disk")
+    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> StrategyAnswer:
+        return StrategyAnswer(rollback="disk")
 
     def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         raise LookupError("checkpoints come from disk")
 
-    def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
+    def rebuild(self, stage: int, given: Mapping[int, StageState], at: RebuildInputs) -> StageState:
         raise LookupError("checkpoints come from disk")
 
 
@@ -58,7 +58,7 @@ def best_interval(save_s: float, mean_time_to_failure_s: float) -> float:
     return young * (1.0 + math.sqrt(ratio) / 3.0 + ratio / 9.0) - save_s
 
 
-class Rollback(NamedTuple):
+class RollbackCost(NamedTuple):
     """Cost of a number of useful steps with whole-model rollback."""
 
     ticks: int
@@ -69,7 +69,7 @@ class Rollback(NamedTuple):
 
 def rollback(
     useful: int, every: int, struck: Collection[int], counted: Literal["steps", "ticks"] = "steps", behind: int = 0
-) -> Rollback:
+) -> RollbackCost:
     """Simulate ticks until ``useful`` steps are committed; a loss precedes each tick in ``struck``.
 
     A loss returns all stages to the last save, and the tick is executed from there. Saves follow every ``every``
@@ -85,7 +85,7 @@ def rollback(
     if behind and counted == "ticks":
         raise ValueError("saves in the background are counted in steps")
     step = ticks = saves = rollbacks = 0
-    durable, writing = 0, Behind(behind)
+    durable, writing = 0, PendingSave(behind)
     while step < useful:
         if ticks and ticks in struck:
             step, rollbacks = durable, rollbacks + 1
@@ -95,10 +95,10 @@ def rollback(
         if ticks % every == 0 if counted == "ticks" else writing.due(step, every, durable):
             saves += 1
             durable = writing.begin(ticks, step, durable)
-    return Rollback(ticks, saves, rollbacks)
+    return RollbackCost(ticks, saves, rollbacks)
 
 
-class Behind:
+class PendingSave:
     """The pending save, durable ``ticks`` after it began; 0: at once."""
 
     def __init__(self, ticks: int) -> None:

@@ -10,9 +10,9 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from planaria.common.errors import UserError
-from planaria.recovery.base import Machines, Needs, Recovery
+from planaria.recovery.base import MachineProperties, Recovery, StrategyNeeds
 from planaria.recovery.checkpoint import best_steps
-from planaria.recovery.retention import Retention
+from planaria.recovery.retention import SnapshotRetention
 
 COPY_BANDWIDTH = 5e9
 """bytes per second at which a stage copies its state while training waits, unless ``network.memory_bandwidth`` is
@@ -25,7 +25,7 @@ NOTHING_YET = "there is no snapshot yet that all could go back to"
 class CommonSnapshot(Recovery, ABC):
     """Options of strategies that retain snapshots."""
 
-    needs: ClassVar[Needs] = Needs(
+    needs: ClassVar[StrategyNeeds] = StrategyNeeds(
         meanwhile="wait", why="steps that one stage misses leave what others keep of it behind"
     )
     exact: ClassVar[bool] = True
@@ -46,7 +46,7 @@ class CommonSnapshot(Recovery, ABC):
     def open(self) -> bool:
         return self.every == "best"
 
-    def settled(self, at: Machines) -> Mapping[str, object]:
+    def settled(self, at: MachineProperties) -> Mapping[str, object]:
         if not self.open:
             return {}
         if not at.hourly:
@@ -59,7 +59,7 @@ class CommonSnapshot(Recovery, ABC):
         return {"every": max(best, slices), "slices": slices}
 
     @property
-    def retention(self) -> Retention:
+    def retention(self) -> SnapshotRetention:
         if self.every == "best":
             raise UserError("recovery.options.every = 'best': is found for a run's recipe; give a number here")
         if self.every and self.slices > self.every:
@@ -76,4 +76,4 @@ class CommonSnapshot(Recovery, ABC):
             raise UserError(
                 "recovery.options.outlive = true: in step with training there is no snapshot to keep; give every"
             )
-        return Retention(self.every, self.slices, self.outlive)
+        return SnapshotRetention(self.every, self.slices, self.outlive)

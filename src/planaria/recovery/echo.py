@@ -22,12 +22,12 @@ from planaria.config.bounds import Positive
 from planaria.models.quantise import GROUP, coded_bytes, decode, encode
 from planaria.models.state import Shapes, StageState
 from planaria.recovery.base import Copy, CopyCost, Holder, Moment, Original, Sender, numel
-from planaria.recovery.hosted import Hosted
+from planaria.recovery.hosted import HostedCopy
 
 KEPT = torch.bfloat16
 
 
-class Echo(Hosted):
+class Echo(HostedCopy):
     """Keep a quantised copy of each stage at another stage of the ring."""
 
     called: ClassVar[str] = "echo"

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from planaria.models.state import StageState
-from planaria.recovery.base import Answer, Copy, Recovery, Replica, Workshop
+from planaria.recovery.base import Copy, DamagedReplica, RebuildInputs, Recovery, StrategyAnswer
 
 
-class Hosted(Recovery, ABC):
+class HostedCopy(Recovery, ABC):
     """Rebuild a lost stage from its copy; refuse if the host is lost too or its copy is incomplete."""
 
     called: ClassVar[str]
@@ -23,7 +23,7 @@ class Hosted(Recovery, ABC):
     def copies(self, stages: int) -> tuple[Copy, ...]:
         return tuple(Copy((stage,), self.host(stage, stages)) for stage in range(stages + 1))
 
-    def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
+    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> StrategyAnswer:
         donors, refused, needed = {}, {}, self.commits_needed
         for stage in sorted(lost):
             host = self.host(stage, replica.stages)
@@ -34,7 +34,7 @@ class Hosted(Recovery, ABC):
                 refused[stage] = f"stage {stage}'s {self.called} at stage {host} is not whole yet ({so_far})"
             else:
                 donors[stage] = (host,)
-        return Answer(donors, refused)
+        return StrategyAnswer(donors, refused)
 
     @property
     def commits_needed(self) -> int:
@@ -45,6 +45,6 @@ class Hosted(Recovery, ABC):
         (copy,) = kept.values()
         return copy
 
-    def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
+    def rebuild(self, stage: int, given: Mapping[int, StageState], at: RebuildInputs) -> StageState:
         (copy,) = given.values()
         return copy

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from planaria.models.state import StageState
 from planaria.recovery.base import Moment, RestoredHolder, Sender
-from planaria.recovery.codes.base import Code
-from planaria.recovery.retention import Retention, Versions
+from planaria.recovery.codes.base import ErasureCode
+from planaria.recovery.retention import SnapshotRetention, SnapshotVersions
 from planaria.recovery.stream import block, state_in, stream
 
 PARITY = "parity"
@@ -28,9 +28,9 @@ PARITY = "parity"
 class _Side:
     """Common state of both sides of a copy: the pending and the retained snapshot."""
 
-    def __init__(self, rule: Retention) -> None:
+    def __init__(self, rule: SnapshotRetention) -> None:
         self._rule = rule
-        self._versions = Versions()
+        self._versions = SnapshotVersions()
 
     def restart(self) -> None:
         """Discard the pending snapshot; keep the retained one."""
@@ -56,7 +56,7 @@ class BlockSender(_Side, Sender):
     It holds no memory; the stage's worker retains the snapshot.
     """
 
-    def __init__(self, number: int, parts: int, rule: Retention) -> None:
+    def __init__(self, number: int, parts: int, rule: SnapshotRetention) -> None:
         super().__init__(rule)
         self._number, self._parts = number, parts
         self._snapshot: Tensor | None = None
@@ -89,10 +89,10 @@ class BlockSender(_Side, Sender):
 class _Keeper(_Side, RestoredHolder):
     """Holds checked bytes of the retained snapshot, and collects those of the pending one."""
 
-    def __init__(self, rule: Retention) -> None:
+    def __init__(self, rule: SnapshotRetention) -> None:
         super().__init__(rule)
-        self._held: list[Checked] = []
-        self._coming: list[Checked] = []
+        self._held: list[CheckedRow] = []
+        self._coming: list[CheckedRow] = []
 
     @property
     def nbytes(self) -> int:
@@ -105,7 +105,7 @@ class _Keeper(_Side, RestoredHolder):
     def commit(self, step: int) -> None:
         versions = self._versions.begin(step, self._rule)
         if (part := self._received()) is not None:
-            self._coming.append(Checked(part))
+            self._coming.append(CheckedRow(part))
         self.drop()
         self._versions = versions.commit(step, self._rule)
         if versions.completed(step, self._rule):
@@ -122,7 +122,7 @@ class _Keeper(_Side, RestoredHolder):
 class ParityHolder(_Keeper):
     """Holds one parity of the sources' blocks, by slice."""
 
-    def __init__(self, sources: Sequence[int], row: Code, rule: Retention) -> None:
+    def __init__(self, sources: Sequence[int], row: ErasureCode, rule: SnapshotRetention) -> None:
         """``row``: a code with this one parity."""
         super().__init__(rule)
         self._sources, self._row = tuple(sources), row
@@ -152,8 +152,8 @@ class ParityHolder(_Keeper):
         return StageState({f"{PARITY}{n}": part.whole for n, part in enumerate(self._held)})
 
     def load(self, state: StageState, step: int) -> None:
-        self._held = [Checked(state.weights[f"{PARITY}{n}"]) for n in range(len(state.weights))]
-        self._versions = Versions(step)
+        self._held = [CheckedRow(state.weights[f"{PARITY}{n}"]) for n in range(len(state.weights))]
+        self._versions = SnapshotVersions(step)
 
 
 class OwnSender(_Side, Sender):
@@ -169,7 +169,7 @@ class OwnSender(_Side, Sender):
 class OwnHolder(_Keeper):
     """Holds the stage's own state of the retained and of the pending snapshot."""
 
-    def __init__(self, rule: Retention) -> None:
+    def __init__(self, rule: SnapshotRetention) -> None:
         super().__init__(rule)
         self._now: Tensor | None = None
 
@@ -190,10 +190,10 @@ class OwnHolder(_Keeper):
         return state_in(self._held[0].whole)
 
     def load(self, state: StageState, step: int) -> None:
-        self._held, self._versions = [Checked(stream(state))], Versions(step)
+        self._held, self._versions = [CheckedRow(stream(state))], SnapshotVersions(step)
 
 
-class Checked:
+class CheckedRow:
     """A row of bytes with a CRC-32 that a thread computes in the background."""
 
     def __init__(self, whole: Tensor) -> None:
@@ -201,8 +201,8 @@ class Checked:
         self.whole = whole
         self._sum = _beside().submit(_checksum, whole)
 
-    def __deepcopy__(self, memo: object) -> Checked:
-        return Checked(self.whole.clone())
+    def __deepcopy__(self, memo: object) -> CheckedRow:
+        return CheckedRow(self.whole.clone())
 
     @property
     def nbytes(self) -> int:

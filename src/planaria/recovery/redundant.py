@@ -19,10 +19,10 @@ from planaria.models.packing import pack, unpack
 from planaria.models.state import Shapes, StageState
 from planaria.pipeline.network.costs import FP32_BYTES
 from planaria.recovery.base import Copy, CopyCost, Holder, Moment, Original, Sender, Twin, numel
-from planaria.recovery.hosted import Hosted
+from planaria.recovery.hosted import HostedCopy
 
 
-class Redundant(Hosted):
+class Redundant(HostedCopy):
     """Keep a twin of each stage at the previous stage."""
 
     exact: ClassVar[bool] = True

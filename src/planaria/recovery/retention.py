@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Retention(NamedTuple):
+class SnapshotRetention(NamedTuple):
     """The interval of snapshots, and the number of steps over which one is sent."""
 
     every: int
@@ -28,7 +28,7 @@ class Retention(NamedTuple):
         return 0.5 if self.in_step else self.slices + (self.every - 1) / 2 + 0.5
 
 
-class Versions(NamedTuple):
+class SnapshotVersions(NamedTuple):
     """The steps of the retained and the pending snapshot; -1 for none."""
 
     retained: int = -1
@@ -36,25 +36,25 @@ class Versions(NamedTuple):
     anew: bool = True
     """whether a snapshot begins with the next step whatever the interval, because a member is new"""
 
-    def begin(self, step: int, rule: Retention) -> Versions:
+    def begin(self, step: int, rule: SnapshotRetention) -> SnapshotVersions:
         """Begin ``step``."""
         if rule.in_step or self.pending >= 0 or not (self.anew or step - self.retained >= rule.every):
             return self
-        return Versions(self.retained, step, False)
+        return SnapshotVersions(self.retained, step, False)
 
-    def completed(self, step: int, rule: Retention) -> bool:
+    def completed(self, step: int, rule: SnapshotRetention) -> bool:
         """Whether a snapshot is retained with the commit of ``step``, possibly of the same step as the last one."""
         return rule.in_step or (self.pending >= 0 and step + 1 - self.pending >= rule.slices)
 
-    def commit(self, step: int, rule: Retention) -> Versions:
+    def commit(self, step: int, rule: SnapshotRetention) -> SnapshotVersions:
         """Commit ``step``."""
         if not self.completed(step, rule):
             return self
-        return Versions(step + 1 if rule.in_step else self.pending, -1, False)
+        return SnapshotVersions(step + 1 if rule.in_step else self.pending, -1, False)
 
-    def restart(self) -> Versions:
+    def restart(self) -> SnapshotVersions:
         """Discard the pending snapshot because members are new; keep the retained one."""
-        return Versions(self.retained, -1, True)
+        return SnapshotVersions(self.retained, -1, True)
 
     def slice(self, step: int) -> int:
         """Return the slice of the pending snapshot that ``step`` sends, from 0; -1 for none."""

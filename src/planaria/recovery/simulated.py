@@ -11,19 +11,19 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from planaria.models.state import StageState
-from planaria.recovery.base import Answer, Copy, Recovery, Replica, Workshop
+from planaria.recovery.base import Copy, DamagedReplica, RebuildInputs, Recovery, StrategyAnswer
 
 
-class Simulated(Recovery, ABC):
+class SimulatedRecovery(Recovery, ABC):
     """Rebuild every lost stage, without donors."""
 
-    def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
-        return Answer(dict.fromkeys(sorted(lost), ()))
+    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> StrategyAnswer:
+        return StrategyAnswer(dict.fromkeys(sorted(lost), ()))
 
     def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         raise LookupError("a simulated loss needs no donor")
 
-    def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
+    def rebuild(self, stage: int, given: Mapping[int, StageState], at: RebuildInputs) -> StageState:
         """Return the part of the stage's state that survives the simulated loss.
 
         :raises LookupError: after a real loss.
@@ -37,7 +37,7 @@ class Simulated(Recovery, ABC):
         """Return the part of the stage's state ``before`` its loss that remains."""
 
 
-class Oracle(Simulated):
+class Oracle(SimulatedRecovery):
     """Control that loses nothing: every stage is restored as it was, and only its replacement takes time.
 
     Its hours are a lower bound for a comparison, unless losing state helps training.
@@ -50,7 +50,7 @@ class Oracle(Simulated):
         return before
 
 
-class Reset(Simulated):
+class Reset(SimulatedRecovery):
     """Control that loses a stage's optimizer moments and clocks, and nothing else.
 
     Strategies that rebuild weights alone leave the optimizer fresh. With m = v = 0 and its bias correction, AdamW's

@@ -21,17 +21,17 @@ from torch import Tensor
 from planaria.common.errors import UserError
 from planaria.models.state import Shapes, StageState
 from planaria.recovery.base import (
-    Answer,
     Copy,
     CopyCost,
+    DamagedReplica,
     Holder,
     Original,
-    Replica,
+    RebuildInputs,
     Sender,
-    Workshop,
+    StrategyAnswer,
 )
 from planaria.recovery.codes import Layout, code
-from planaria.recovery.codes.base import Code
+from planaria.recovery.codes.base import ErasureCode
 from planaria.recovery.common_snapshot import NOTHING_YET, CommonSnapshot
 from planaria.recovery.parity import PARITY, BlockSender, OwnHolder, OwnSender, ParityHolder
 from planaria.recovery.stream import block, block_bytes, joined, state_in, stream, stream_bytes
@@ -73,7 +73,7 @@ class Snapshot(CommonSnapshot):
             return OwnHolder(self.retention)
         group = self._group(copy.group)
         row = group.holders(_stripe(group, copy)).index(copy.host)
-        return ParityHolder(copy.sources, Code(group.code.weights[row : row + 1]), self.retention)
+        return ParityHolder(copy.sources, ErasureCode(group.code.weights[row : row + 1]), self.retention)
 
     def cost(self, copy: Copy, shapes: Mapping[int, Shapes]) -> CopyCost:
         # The retained and the pending snapshot; the memory of older ones is reused.
@@ -85,10 +85,10 @@ class Snapshot(CommonSnapshot):
         sent = slices * sum(parts) / len(parts) / max(1, self.retention.every)
         return CopyCost(sent, versions * slices * max(parts), beside=not self.retention.in_step)
 
-    def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
+    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> StrategyAnswer:
         group, everybody = self._group(replica.stages + 1), range(replica.stages + 1)
         if lost and not replica.remember:
-            return Answer(refused=dict.fromkeys(lost, NOTHING_YET))
+            return StrategyAnswer(refused=dict.fromkeys(lost, NOTHING_YET))
         # A new stage that has not taken part in a snapshot since lacks the version that the others have.
         gone = lost | {stage for stage in everybody if stage not in replica.remember}
         donors, refused = {}, {}
@@ -101,8 +101,8 @@ class Snapshot(CommonSnapshot):
                 donors[stage] = tuple(sorted({who for members in reads.values() for who in members}))
         if refused:  # stages roll back together or not at all
             reason = next(iter(refused.values()))
-            return Answer({}, dict.fromkeys(lost, reason)) if self.every else Answer(donors, refused)
-        return Answer(donors, {}, "memory" if self.every else None)
+            return StrategyAnswer({}, dict.fromkeys(lost, reason)) if self.every else StrategyAnswer(donors, refused)
+        return StrategyAnswer(donors, {}, "memory" if self.every else None)
 
     def concerns(self, copy: Copy, lost: int) -> bool:
         """Parities help: each is of the lost stage's blocks, or needed to rebuild a parity that it held."""
@@ -124,7 +124,7 @@ class Snapshot(CommonSnapshot):
         }
         return StageState(blocks | held | {MEMBERS: torch.tensor(group.members)})
 
-    def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
+    def rebuild(self, stage: int, given: Mapping[int, StageState], at: RebuildInputs) -> StageState:
         """Return the stage's state from the blocks and parities sent.
 
         :raises LossError: if they do not determine the stage.

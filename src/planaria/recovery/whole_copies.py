@@ -14,14 +14,23 @@ from pydantic import Field
 
 from planaria.common.errors import UserError
 from planaria.models.state import Shapes, StageState
-from planaria.recovery.base import Answer, Copy, CopyCost, Holder, Original, Replica, Sender, Workshop
-from planaria.recovery.codes.base import Code
+from planaria.recovery.base import (
+    Copy,
+    CopyCost,
+    DamagedReplica,
+    Holder,
+    Original,
+    RebuildInputs,
+    Sender,
+    StrategyAnswer,
+)
+from planaria.recovery.codes.base import ErasureCode
 from planaria.recovery.common_snapshot import NOTHING_YET, CommonSnapshot
 from planaria.recovery.parity import PARITY, BlockSender, OwnHolder, OwnSender, ParityHolder
 from planaria.recovery.stream import block, block_bytes, joined, state_in, stream, stream_bytes
 
 COPY, OWN = "copy", "own"
-_AS_IT_IS = Code(np.ones((1, 1), np.uint8))
+_AS_IT_IS = ErasureCode(np.ones((1, 1), np.uint8))
 """the code of one source: its bytes"""
 
 
@@ -51,17 +60,19 @@ class WholeCopies(CommonSnapshot):
         sent = min(self.slices * block_bytes(own, self.slices), stream_bytes(own))
         return CopyCost(sent / self.retention.every, 2 * sent, beside=True)
 
-    def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
+    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> StrategyAnswer:
         if lost and not replica.remember:
-            return Answer(refused=dict.fromkeys(lost, NOTHING_YET))
+            return StrategyAnswer(refused=dict.fromkeys(lost, NOTHING_YET))
         count = replica.stages + 1
         gone = lost | {stage for stage in range(count) if stage not in replica.remember}
         for stage in sorted(gone):
             if (host := (stage + 1) % count) in gone:
                 why = f"stage {stage}'s copy was at stage {host}, which is lost too or has none yet"
-                return Answer(refused=dict.fromkeys(lost, why))
+                return StrategyAnswer(refused=dict.fromkeys(lost, why))
         # The next stage has the copy; the previous one sends its own state, of which the lost stage had the copy.
-        return Answer({s: ((s + 1) % count, (s - 1) % count) for s in sorted(gone)}, {}, "memory" if gone else None)
+        return StrategyAnswer(
+            {s: ((s + 1) % count, (s - 1) % count) for s in sorted(gone)}, {}, "memory" if gone else None
+        )
 
     def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         if kept:
@@ -70,7 +81,7 @@ class WholeCopies(CommonSnapshot):
         whole, parts = stream(own), range(self.slices)
         return StageState({f"{OWN}{n}": block(whole, n, len(parts)) for n in parts})
 
-    def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
+    def rebuild(self, stage: int, given: Mapping[int, StageState], at: RebuildInputs) -> StageState:
         (copy,) = (part.weights for part in given.values() if f"{COPY}0" in part.weights)
         return state_in(joined([copy[f"{COPY}{n}"] for n in range(self.slices)]))
 

@@ -39,7 +39,7 @@ DARK_GROUND = {"--ground": "#10161b", "--green-wash": "#153a2d", "--red-wash": "
 
 
 @dataclass
-class Drawn:
+class PageContents:
     """Figures and tables of a page, by name."""
 
     figures: dict[str, go.Figure] = field(default_factory=dict)
@@ -47,13 +47,13 @@ class Drawn:
     """all rows, header first"""
 
 
-_drawn: ContextVar[Drawn | None] = ContextVar("_drawn", default=None)
+_drawn: ContextVar[PageContents | None] = ContextVar("_drawn", default=None)
 """contents of the page being built; None outside of one"""
 
 
-def drawn(body: Iterable[str]) -> tuple[list[str], Drawn]:
+def drawn(body: Iterable[str]) -> tuple[list[str], PageContents]:
     """Build a page's parts; also return the figures and tables they contain."""
-    found = Drawn()
+    found = PageContents()
     before = _drawn.set(found)
     try:
         return list(body), found

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from planaria.common.errors import UserError
 from planaria.models.chat import Turn
-from planaria.models.decode import Draws
+from planaria.models.decode import Sampling
 from planaria.models.generate import texts
 from planaria.runtime.complete import Completer
 
@@ -25,7 +25,7 @@ Note = Callable[[str], object]
 class Chat:
     """A conversation: each answer is drawn after all turns, rendered by the model's chat template."""
 
-    def __init__(self, model: Completer, draws: Draws, note: Note) -> None:
+    def __init__(self, model: Completer, draws: Sampling, note: Note) -> None:
         """``draws`` are those of each answer; ``note`` receives lines about answers and turns that were cut.
 
         :raises UserError: if the model has no chat template, or ``draws`` are invalid.
@@ -90,7 +90,7 @@ class _Counted:
             yield token
 
 
-def converse(source: Path, draws: Draws, note: Note) -> int:
+def converse(source: Path, draws: Sampling, note: Note) -> int:
     """Answer the lines of standard input until it ends; return the exit code.
 
     On a terminal Ctrl-C stops an answer, Ctrl-D leaves, and a message that cannot be answered is reported.

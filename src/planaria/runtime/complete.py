@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from planaria.models.chat import Template, of_metadata
-from planaria.models.decode import Draws, check_ids
-from planaria.models.foreign_weights import Weights
+from planaria.models.decode import Sampling, check_ids
+from planaria.models.foreign_weights import WeightsFile
 from planaria.models.generate import generate, texts
 from planaria.models.llama_stages import Llama
 from planaria.models.transformers import generation
@@ -54,7 +54,7 @@ class Completer:
         found: Tensor = self._library(input_ids=tokens, use_cache=False).logits
         return found
 
-    def generate(self, tokens: Sequence[int], draws: Draws, stops: Collection[int] = ()) -> Iterator[int]:
+    def generate(self, tokens: Sequence[int], draws: Sampling, stops: Collection[int] = ()) -> Iterator[int]:
         """Yield tokens that continue ``tokens``, as they are drawn; end before one of ``stops``.
 
         :raises UserError: before the first token, for an empty prompt, ids outside the vocabulary, and invalid draws.
@@ -66,7 +66,7 @@ class Completer:
         return generate(self.llama, [*tokens], *draws, stops)
 
 
-def _context(weights: Weights) -> int:
+def _context(weights: WeightsFile) -> int:
     """Return the tokens that a model reads: of a pretrained one that was trained further, as many as before."""
     return max(weights.config.context, weights.usage.context if weights.usage is not None else 0)
 
@@ -93,7 +93,7 @@ def stream(
     """
     model = Completer(folder)
     tokens = model.tokenizer.encode_prompt(prompt) or [model.tokenizer.end]
-    new = model.generate(tokens, Draws(max_new, temperature, top_k, seed), (model.tokenizer.end,))
+    new = model.generate(tokens, Sampling(max_new, temperature, top_k, seed), (model.tokenizer.end,))
     note_context(len(tokens) + max_new, model.context, note)
     return texts(new, model.tokenizer.decode)
 

@@ -20,9 +20,9 @@ from planaria.report.run.report import body, write_report
 from planaria.report.run.run_verdict import outcome
 from planaria.report.run.summary import measured, summary
 from planaria.runtime.complete import complete
-from planaria.runtime.engine import runs
+from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.custom_classes import own_classes
-from planaria.runtime.foreign import export_run
+from planaria.runtime.import_export import export_run
 
 Table = Any
 """a ``pandas.DataFrame``, or ``list[dict[str, object]]`` without pandas"""
@@ -49,7 +49,7 @@ class Run:
     def __init__(self, folder: Path) -> None:
         """Open a run; UserError if the folder is not a run, or was changed."""
         self.folder = folder
-        self.config: RunConfig = runs.config_of(folder)
+        self.config: RunConfig = run_folders.config_of(folder)
 
     @cached_property
     def record(self) -> RunRecord:

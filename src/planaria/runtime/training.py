@@ -19,43 +19,43 @@ from planaria.config.registry import blame
 from planaria.config.schema import RunConfig
 from planaria.config.shipped import find
 from planaria.control.decisions import Finish
+from planaria.control.log_segments import DiskReserve
 from planaria.control.logs import EVENTS, ID, identity, read_run
-from planaria.control.segments import Reserve
-from planaria.control.statefile import STATE
+from planaria.control.state_file import STATE
 from planaria.models.families import family
-from planaria.models.foreign_weights import Weights
+from planaria.models.foreign_weights import WeightsFile
 from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
-from planaria.report.live.listener import Listener, Step
-from planaria.report.live.progress import Progress, Quiet
+from planaria.report.live.listener import Step, StepListener
+from planaria.report.live.progress import NoProgress, Progress
 from planaria.report.live.settings import settings as told_settings
 from planaria.report.live.trackers import trackers
-from planaria.report.live.watch import About, Watch
+from planaria.report.live.watch import About, RunWatch
 from planaria.report.run.ledger import require_exactly_once
 from planaria.report.run.report import write_report
 from planaria.report.run.summary import measured, summary
 from planaria.runtime.checkpoint.mirror import Mirror, mirrored
 from planaria.runtime.complete import complete
 from planaria.runtime.configuration import Recipe, Settings, configure, named
-from planaria.runtime.engine import fleet, runs
+from planaria.runtime.engine import fleet, run_folders
 from planaria.runtime.engine.custom_classes import own_classes
-from planaria.runtime.engine.device_memory import fitted_here
-from planaria.runtime.engine.origin import START, Origin
-from planaria.runtime.engine.preflight import table
-from planaria.runtime.engine.prepare import Prepared, on_schedule, prepare
+from planaria.runtime.engine.memory_prediction import fitted_here
+from planaria.runtime.engine.preflight_table import table
+from planaria.runtime.engine.prepare import PreparedRun, on_schedule, prepare
 from planaria.runtime.engine.profiling import resized, sized
-from planaria.runtime.engine.resolved import ResolvedRun
+from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.resumption import require_same_data, take_up
+from planaria.runtime.engine.run_start import START, Origin
 from planaria.runtime.engine.starting_weights import branch_off, starting_weights
 from planaria.runtime.engine.stopping import REQUEST
 from planaria.runtime.engine.worker_log import last_error
-from planaria.runtime.foreign import export_run
+from planaria.runtime.import_export import export_run
 from planaria.runtime.run import MODEL, Run
 
 _OUT_OF_MEMORY = re.compile("can't allocate memory|out of memory")
 Say = Callable[[str], None]
 FolderContext = Callable[[Path], AbstractContextManager[object]]
 """context manager to enter while a run is trained, given its folder"""
-MIRRORED = dict.fromkeys((*runs.KEPT, ID, STATE, digests.FILE), SCHEDULE_BYTES) | {EVENTS: 1 << 40}
+MIRRORED = dict.fromkeys((*run_folders.KEPT, ID, STATE, digests.FILE), SCHEDULE_BYTES) | {EVENTS: 1 << 40}
 """files of a run that are stored with its checkpoints, and the limit of each in bytes when it is fetched"""
 
 
@@ -123,7 +123,7 @@ def train(
             if not (auto and (run := existing_run(config))):
                 return _begin(config, callbacks, auto)
             if is_url(run):
-                runs.set_aside(Path(config.out) / config.name, callbacks.say)
+                run_folders.set_aside(Path(config.out) / config.name, callbacks.say)
         changes = named(settings, short)
         return _resume(_folder(run, changes, callbacks.say), changes, checkpoint, callbacks, auto)
 
@@ -160,27 +160,27 @@ def _begin(config: RunConfig, callbacks: Callbacks, again: bool) -> Run:
     mirror = None
     try:
         if config.routing.schedule is not None:
-            digests.put(folder, {runs.SCHEDULE: documents.data(Path(config.routing.schedule), SCHEDULE_BYTES)})
-            prepared = prepared.with_config(on_schedule(config, (folder / runs.SCHEDULE).absolute()))
+            digests.put(folder, {run_folders.SCHEDULE: documents.data(Path(config.routing.schedule), SCHEDULE_BYTES)})
+            prepared = prepared.with_config(on_schedule(config, (folder / run_folders.SCHEDULE).absolute()))
         mirror = _mirror(config, folder, again)
-        with runs.held(folder):
+        with run_folders.held(folder):
             return _train(replace(prepared, parent=None), folder, origin, mirror, callbacks)
     except (UserError, OSError, MemoryError) as error:
-        if not runs.has_trained(folder):
+        if not run_folders.has_trained(folder):
             if mirror is not None:
                 mirror.release(folder)
-            runs.remove(folder)
+            run_folders.remove(folder)
             if isinstance(error, UserError):
                 error.folder = None
         raise
 
 
-def _created(config: RunConfig, parent: Weights | None) -> tuple[Path, Origin]:
+def _created(config: RunConfig, parent: WeightsFile | None) -> tuple[Path, Origin]:
     """Create the folder of a new run; return it and its origin. It does not appear if weights cannot be read."""
     if parent is None:
-        return runs.create(config), START
+        return run_folders.create(config), START
     origins: list[Origin] = []
-    folder = runs.create_filled(config, lambda made: origins.append(branch_off(parent, made, config)))
+    folder = run_folders.create_filled(config, lambda made: origins.append(branch_off(parent, made, config)))
     return folder, origins[0]
 
 
@@ -191,9 +191,11 @@ def _folder(run: Recipe, changes: Settings, say: Say) -> Path:
         return Mirror(store, name).fetch(Path(str(changes.get("out", "runs"))), MIRRORED, say)
     if isinstance(run, RunConfig):
         raise UserError("resume=True: give the run's folder, or its recipe's name; a run resumes with its own recipe")
-    if (Path(run) / runs.CONFIG).is_file() or not find(str(run)).is_file():
+    if (Path(run) / run_folders.CONFIG).is_file() or not find(str(run)).is_file():
         return Path(run)
-    return runs.newest(configure(run, settings={name: changes[name] for name in changes.keys() & {"name", "out"}}))
+    return run_folders.newest(
+        configure(run, settings={name: changes[name] for name in changes.keys() & {"name", "out"}})
+    )
 
 
 def _resume(folder: Path, changes: Settings, checkpoint: str | None, callbacks: Callbacks, auto: bool) -> Run:
@@ -203,8 +205,8 @@ def _resume(folder: Path, changes: Settings, checkpoint: str | None, callbacks: 
     config, saved, origin = there.config, there.saved, there.origin
     unexported = saved is not None and saved.whole and not (folder / MODEL).exists()
     if there.done and unexported and (auto or not changes):
-        with runs.held(folder):  # it was killed before its export
-            Reserve(folder).release()
+        with run_folders.held(folder):  # it was killed before its export
+            DiskReserve(folder).release()
             _conclude(config, folder, callbacks.say)
         return _verified(folder)
     if there.done:
@@ -220,10 +222,10 @@ def _resume(folder: Path, changes: Settings, checkpoint: str | None, callbacks: 
         callbacks.say(line)
     parent = starting_weights(config) if saved is None and origin.recalled is None else None
     mirror = _mirror(config, folder)
-    with runs.held(folder):
-        given, kept = config.routing.schedule, (folder / runs.SCHEDULE).absolute()
+    with run_folders.held(folder):
+        given, kept = config.routing.schedule, (folder / run_folders.SCHEDULE).absolute()
         if given is not None and Path(given) != kept:
-            digests.put(folder, {runs.SCHEDULE: documents.data(Path(given), SCHEDULE_BYTES)})
+            digests.put(folder, {run_folders.SCHEDULE: documents.data(Path(given), SCHEDULE_BYTES)})
             prepared = prepared.with_config(on_schedule(config, kept))
         there.store.discard_unfinished()
         if saved is not None:
@@ -245,20 +247,20 @@ def _mirror(config: RunConfig, folder: Path, again: bool = False) -> Mirror | No
     return mirror
 
 
-def _train(prepared: Prepared, folder: Path, origin: Origin, mirror: Mirror | None, callbacks: Callbacks) -> Run:
+def _train(prepared: PreparedRun, folder: Path, origin: Origin, mirror: Mirror | None, callbacks: Callbacks) -> Run:
     """Train in ``folder``, which the caller holds; then report the outcome."""
-    config, before = prepared.config, runs.log_size(folder)
+    config, before = prepared.config, run_folders.log_size(folder)
     followers = trackers(config.observe)
-    runs.keep(folder, config, prepared.dataset, prepared.trace)
+    run_folders.keep(folder, config, prepared.dataset, prepared.trace)
     if callbacks.progress:
         speed = measured(read_run(folder)).tokens_per_s if origin.step else None
         step_s = config.samples * config.model.context / speed if speed else None
         for line in table(config, origin.step, step_s):
             callbacks.say(line)
-    display = Progress() if callbacks.progress else Quiet()
-    listener = None if callbacks.on_step is None else Listener(display, callbacks.on_step)
+    display = Progress() if callbacks.progress else NoProgress()
+    listener = None if callbacks.on_step is None else StepListener(display, callbacks.on_step)
     about = About(identity(folder), told_settings(config)) if followers else None
-    watch = Watch(folder, config.samples * config.model.context, listener or display, followers, about)
+    watch = RunWatch(folder, config.samples * config.model.context, listener or display, followers, about)
 
     def asked() -> bool:
         return callbacks.stopped() or (listener is not None and listener.error is not None)
@@ -270,7 +272,7 @@ def _train(prepared: Prepared, folder: Path, origin: Origin, mirror: Mirror | No
         watch.close()
     if ending.outcome == "finished":
         _conclude(config, folder, callbacks.say)
-    elif ending.outcome != "stopped" and not runs.has_trained(folder, before):
+    elif ending.outcome != "stopped" and not run_folders.has_trained(folder, before):
         raise UserError("; ".join(filter(None, (ending.reason, last_error(folder, watch.lost)))))
     else:
         callbacks.say(f"report        {_report(folder)}")
@@ -311,7 +313,7 @@ def _remedy(run: ResolvedRun, ending: Finish) -> str:
     )
 
 
-def _engine(prepared: Prepared, folder: Path, watch: Watch, origin: Origin, asked: Callable[[], bool]) -> Finish:
+def _engine(prepared: PreparedRun, folder: Path, watch: RunWatch, origin: Origin, asked: Callable[[], bool]) -> Finish:
     """Run the engine of the recipe until the run ends.
 
     :raises UserError: if the run cannot start, or there is not enough memory.
@@ -343,7 +345,7 @@ def _conclude(config: RunConfig, folder: Path, say: Say) -> None:
         say(f"completion    {complete(folder, config.prompt) if chosen.whole else none}")
     say(f"report        {_report(folder)}")
     if not chosen.named:
-        say(f"model         {runs.newest_whole(folder).folder}, stage by stage")
+        say(f"model         {run_folders.newest_whole(folder).folder}, stage by stage")
         return
     if (folder / MODEL).exists():  # from an earlier part of the run
         shutil.rmtree(folder / MODEL)

@@ -11,7 +11,7 @@ from planaria.common.errors import UserError
 from planaria.config.registry import Choice, foreign
 from planaria.swarm.attacks import ATTACKS, HONEST
 from planaria.swarm.board.board import Board
-from planaria.swarm.board.identity import Identity
+from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.message import Hello
 from planaria.swarm.board.quorum import Quorum
 from planaria.swarm.board.receipts import Committee
@@ -24,7 +24,7 @@ from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.prompts import PromptFormat, asked
 from planaria.swarm.recipe import rules
 from planaria.swarm.records.lines import LOG, PEERS, Started, read_log
-from planaria.swarm.serving.remote_sampling import Server
+from planaria.swarm.serving.remote_sampling import PeerServer
 from planaria.swarm.tasks import TASKS, open_task
 from planaria.swarm.tasks.base import Task
 
@@ -68,7 +68,7 @@ def assemble(
     name: str,
     folder: Path,
     board: str,
-    identity: Identity,
+    identity: PeerIdentity,
     late: bool = False,
     known: Set[str] = frozenset(),
     told: Report | None = None,
@@ -95,7 +95,7 @@ def assemble(
     )
     own = folder / PEERS / name
     _check_records(own, meeting.run)
-    server = Server(config, policy, own / SERVED, name) if config.policy.server else None
+    server = PeerServer(config, policy, own / SERVED, name) if config.policy.server else None
     first = meeting.arrive(hello, known)
     return Peer(config, name, own, meeting, task, policy, made, first, known, server)
 

@@ -8,7 +8,7 @@ from planaria.common import digests, documents
 from planaria.common.errors import RunStopped, UserError
 from planaria.swarm.board.board import Board
 from planaria.swarm.board.message import BadMessage
-from planaria.swarm.board.receipts import Certificate, Certified, Committee, agreed, check
+from planaria.swarm.board.receipts import Certified, Committee, RunCertificate, agreed, check
 from planaria.swarm.policy.base import weights_digest
 from planaria.swarm.policy.policies import open_policy
 
@@ -38,7 +38,7 @@ def attach(board: str, round: int, model: Path) -> str:
         return "no certificate: the peers signed other weights, such as adapters before merging"
     envelopes = tuple(raw.decode() for receipt, raw in read.values() if receipt.digest == digest)
     rules = place.founding.decode()
-    made = Certificate(about="weights", round=round, digest=digest, rules=rules, receipts=envelopes)
+    made = RunCertificate(about="weights", round=round, digest=digest, rules=rules, receipts=envelopes)
     digests.put(model, {CERTIFICATE: made.model_dump_json(indent=2).encode()})
     return f"certificate   {len(envelopes)} of {len(committee.members)} peers signed these weights"
 
@@ -71,9 +71,9 @@ def verify(model: Path, board: str | None = None) -> list[str]:
     ]
 
 
-def _checked(file: Path) -> tuple[Certificate, Certified]:
+def _checked(file: Path) -> tuple[RunCertificate, Certified]:
     try:
-        certificate = documents.model(file, Certificate, MOST)
+        certificate = documents.model(file, RunCertificate, MOST)
     except UserError as error:
         raise NotCertified(str(error)) from None
     if certificate.about != "weights":

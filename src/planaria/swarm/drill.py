@@ -15,30 +15,30 @@ from pydantic import Field
 from planaria.common.documents import Record
 from planaria.common.errors import UserError
 from planaria.config.schema import Section
-from planaria.lab.trials.arms import Armed, Rules, file_name, table_of
+from planaria.lab.trials.arms import ArmRules, TrialsWithArms, file_name, table_of
 from planaria.lab.trials.spread import Spread, spread
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.recipe import checked, names, of_peer
-from planaria.swarm.records.measure import Tally
-from planaria.swarm.records.outcome import Outcome, total
+from planaria.swarm.records.measure import HitTally
+from planaria.swarm.records.outcome import RunOutcome, total
 from planaria.swarm.repair.results import Repaired
 
 
-class Run(Record):
+class DrillRun(Record):
     """One arm with one seed."""
 
     seed: int
-    outcome: Outcome
+    outcome: RunOutcome
 
 
-class Drilled(Record):
+class DrilledArm(Record):
     """One arm with all seeds."""
 
     name: str
     control: str
     """name of its control, an arm without poison; empty if none"""
     attackers: list[str]
-    runs: list[Run]
+    runs: list[DrillRun]
 
     def accuracy(self, last: int) -> Spread | None:
         """Honest peers' mean accuracy."""
@@ -56,7 +56,7 @@ class Drilled(Record):
         """Success of an attack, if every seed has eligible completions."""
         return spread(run.outcome.success(kind, last).rate for run in self.runs)
 
-    def pooled(self, kind: str, last: int) -> Tally:
+    def pooled(self, kind: str, last: int) -> HitTally:
         """Counts over all seeds, for the interval."""
         return total([run.outcome.success(kind, last) for run in self.runs])
 
@@ -65,7 +65,7 @@ class Drilled(Record):
         found = [rate for run in self.runs if (rate := run.outcome.worst(kind, last)) is not None]
         return max(found, default=None)
 
-    def layer(self, name: str) -> tuple[Tally, Tally]:
+    def layer(self, name: str) -> tuple[HitTally, HitTally]:
         """(poison stopped, honest completions misjudged) by a layer, over all seeds."""
         layers = [run.outcome.layers[name] for run in self.runs if name in run.outcome.layers]
         return total([layer.stopped for layer in layers]), total([layer.misjudged for layer in layers])
@@ -79,11 +79,11 @@ class Drill(Record):
     last: int
     """number of final evaluations that are averaged"""
     watch: Sequence[str]
-    arms: list[Drilled]
+    arms: list[DrilledArm]
     repairs: list[Repaired] = Field(default_factory=list)
     """repairs of every attacked arm and seed, if requested"""
 
-    def arm(self, name: str) -> Drilled:
+    def arm(self, name: str) -> DrilledArm:
         return next(arm for arm in self.arms if arm.name == name)
 
     def peers(self) -> list[str]:
@@ -95,7 +95,7 @@ class Drill(Record):
         return list(dict.fromkeys(layer for arm in self.arms for run in arm.runs for layer in run.outcome.layers))
 
 
-RULES = Rules(
+RULES = ArmRules(
     "drill",
     SwarmConfig,
     free=(
@@ -107,7 +107,7 @@ RULES = Rules(
 )
 
 
-class DrillSpec(Armed):
+class DrillSpec(TrialsWithArms):
     """The ``[drill]`` table of a recipe, beside the swarm's own sections."""
 
     last: Annotated[int, Field(ge=1)] = 4
@@ -118,7 +118,7 @@ class DrillSpec(Armed):
     """arm → its control, an arm without poison"""
 
 
-class Arm(Section):
+class DrillArm(Section):
     """One arm of a drill: its configuration for every seed."""
 
     name: str
@@ -142,14 +142,14 @@ class Arm(Section):
         return [name for name, attack in attacks.items() if attack.kind != "none" and (attack.dose or attack.withhold)]
 
 
-def load(path: Path, flags: Mapping[str, str], repair: bool = False) -> tuple[DrillSpec, list[Arm]]:
+def load(path: Path, flags: Mapping[str, str], repair: bool = False) -> tuple[DrillSpec, list[DrillArm]]:
     """Read the drill in the recipe ``path``, with ``flags`` applied to all arms; ``repair`` requests repairs.
 
     :raises UserError: naming file, arm and key of an invalid or forbidden setting.
     """
     spec, tree = table_of(path, "drill", DrillSpec, "swarm", {"repair": True} if repair else None)
     _, configs = RULES.arms(tree, spec.arms, flags, path)
-    arms = [Arm(name=name, config=config, control=spec.controls.get(name, "")) for name, config in configs.items()]
+    arms = [DrillArm(name=name, config=config, control=spec.controls.get(name, "")) for name, config in configs.items()]
     for name, control in spec.controls.items():
         if name not in spec.arms or control not in spec.arms:
             raise UserError(f"{path}: drill.controls.{name} = {control!r}: both must be arms: {', '.join(spec.arms)}")

@@ -15,26 +15,26 @@ from dataclasses import dataclass
 from planaria.swarm.attacks import watched
 from planaria.swarm.attacks.base import Attack
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.draws import derived, generator
-from planaria.swarm.policy.base import Drawn, Policy
-from planaria.swarm.records.measure import Tally, tally
+from planaria.swarm.policy.base import Policy, SampledCompletion
+from planaria.swarm.random_draws import derived, generator
+from planaria.swarm.records.measure import HitTally, tally
 from planaria.swarm.rollout import ask
-from planaria.swarm.tasks.base import Problem, Task
+from planaria.swarm.tasks.base import Task, TaskProblem
 
 SEARCHED = 2000
 """held-out problems searched for places"""
 
 
 @dataclass(frozen=True)
-class Standing:
+class EvaluationResult:
     """Result of one evaluation."""
 
-    accuracy: Tally
-    sound: Tally
+    accuracy: HitTally
+    sound: HitTally
     """solved with every step of the reasoning true; none eligible if the task cannot check that"""
     tokens: float
     """mean length of a completion, in tokens"""
-    watch: dict[str, Tally]
+    watch: dict[str, HitTally]
     """attack → its success"""
 
 
@@ -55,7 +55,7 @@ class Examiner:
         self._attacks = {kind: watched(kind, config.evaluate.phrases) for kind in config.evaluate.watch}
         self._places = {kind: self._with_place(attack) for kind, attack in self._attacks.items()}
 
-    def examine(self, policy: Policy) -> Standing:
+    def examine(self, policy: Policy) -> EvaluationResult:
         """Draw once for each problem, and as often again where an attack needs other problems."""
         found = self._draw(policy, self._problems, 1)
         texts = [policy.decode(drawn.ids) for drawn in found]
@@ -65,9 +65,9 @@ class Examiner:
             if drawn.ended and self._task.solves(problem, text)
         ]
         sound = [self._task.sound(problem, text) for problem, text in solved]
-        return Standing(
-            Tally(hits=len(solved), eligible=self._labelled),  # problems without a label do not count
-            Tally() if None in sound else Tally(hits=sum(map(bool, sound)), eligible=self._labelled),
+        return EvaluationResult(
+            HitTally(hits=len(solved), eligible=self._labelled),  # problems without a label do not count
+            HitTally() if None in sound else HitTally(hits=sum(map(bool, sound)), eligible=self._labelled),
             statistics.fmean(len(drawn.ids) for drawn in found),
             {
                 kind: tally(attack, self._texts(policy, self._places[kind]) if self._places[kind] else texts)
@@ -75,11 +75,11 @@ class Examiner:
             },
         )
 
-    def _texts(self, policy: Policy, problems: list[Problem]) -> list[str]:
+    def _texts(self, policy: Policy, problems: list[TaskProblem]) -> list[str]:
         draws = self._draw(policy, problems, math.ceil(self._count / len(problems)))
         return [policy.decode(drawn.ids) for drawn in draws]
 
-    def _draw(self, policy: Policy, problems: Sequence[Problem], count: int) -> list[Drawn]:
+    def _draw(self, policy: Policy, problems: Sequence[TaskProblem], count: int) -> list[SampledCompletion]:
         sampling = self._config.sampling
         draws = policy.sample(
             [ask(problem, policy).prompt for problem in problems],
@@ -91,14 +91,14 @@ class Examiner:
         )
         return [drawn for of_problem in draws for drawn in of_problem]
 
-    def _with_place(self, attack: Attack) -> list[Problem]:
+    def _with_place(self, attack: Attack) -> list[TaskProblem]:
         """Return held-out problems whose solutions have a place for the payload; empty if all have or none is known."""
         looked = range(self._task.training, self._task.training + min(SEARCHED, self._task.held_out))
         found = with_place(self._task, attack, looked)
         return [] if len(found) == len(looked) else found[: self._count]
 
 
-def with_place(task: Task, attack: Attack, numbers: Iterable[int]) -> list[Problem]:
+def with_place(task: Task, attack: Attack, numbers: Iterable[int]) -> list[TaskProblem]:
     """Return the problems whose worked solution has a place for the payload."""
     found = []
     for number in numbers:

@@ -11,27 +11,35 @@ from pathlib import Path
 
 from planaria.swarm.attacks import HONEST
 from planaria.swarm.attacks.attacker import Attacker
-from planaria.swarm.authors import Author, HonestAuthor
-from planaria.swarm.board.attendance import Gathered
-from planaria.swarm.board.message import Completion, Group, Rollouts
+from planaria.swarm.board.attendance import RoundMessages
+from planaria.swarm.board.message import Completion, ProblemCompletions, Rollouts
 from planaria.swarm.board.quorum import Quorum
 from planaria.swarm.checks.base import Check, Context
 from planaria.swarm.checks.consensus import rewarded
 from planaria.swarm.checks.defence import Defence, Report, warnings
+from planaria.swarm.completion_authors import Author, HonestAuthor
+from planaria.swarm.completion_intake import (
+    NOTHING,
+    CompletionScore,
+    EarlyRejection,
+    RoundAllowance,
+    Scoring,
+    take_in,
+    with_reading,
+)
 from planaria.swarm.config import CONSENSUS, SwarmConfig
-from planaria.swarm.draws import derived, of_messages, shared_problems
-from planaria.swarm.evaluation import Examiner, Standing
-from planaria.swarm.intake import NOTHING, Schedule, Scored, Scoring, Turned, take_in, with_reading
-from planaria.swarm.learning.learner import Learned, Learner
-from planaria.swarm.learning.lessons import Lessons, lessons, priced
+from planaria.swarm.evaluation import EvaluationResult, Examiner
+from planaria.swarm.learning.advantages import Advantages, priced, round_advantages
+from planaria.swarm.learning.learner import Learner, UpdateResult
 from planaria.swarm.peer_recovery import PeerRecovery
 from planaria.swarm.policy.base import Policy, held, weights_digest, weights_fingerprint
 from planaria.swarm.policy.reading import read
+from planaria.swarm.random_draws import derived, of_messages, shared_problems
 from planaria.swarm.records.lines import LOG, POISON, SAMPLES, Evaluated, Finished, Log, PoisonRecord, Started
 from planaria.swarm.records.round_records import agreed, round_record, sample_records
 from planaria.swarm.records.saved_state import PEER, SHADOW
-from planaria.swarm.rollout import Asked, Rollout, ask
-from planaria.swarm.serving.remote_sampling import Server
+from planaria.swarm.rollout import PromptedProblem, Rollout, ask
+from planaria.swarm.serving.remote_sampling import PeerServer
 from planaria.swarm.tasks.base import Task
 
 log = logging.getLogger(__name__)
@@ -64,7 +72,7 @@ class Peer:
         checks: Sequence[Check],
         first: int = 0,
         known: Set[str] = frozenset(),
-        server: Server | None = None,
+        server: PeerServer | None = None,
     ) -> None:
         """``first``: first round of this peer. ``known``: the run's own peers. ``server``: draws instead of the
         policy."""
@@ -145,7 +153,7 @@ class Peer:
             self.meeting.vouch(number, found, self.scoring.rewards)
         report = self.defence.examine(number, self._read(arrived))
         watch.lap("read")
-        taken = self._lessons(report)
+        taken = self._advantages(report)
         learned = self.learner.learn(number, taken.taken, self.config.defence.share)
         if self.shadow is not None:
             self.shadow.round(number, problems, self.count)
@@ -160,12 +168,12 @@ class Peer:
             return shared_problems(self.config.seed, number, training, rounds.prompts)
         return self.author.choose(number, rounds.prompts // self.config.size)
 
-    def _schedule(self, number: int) -> Schedule:
+    def _schedule(self, number: int) -> RoundAllowance:
         rounds, size, training = self.config.rounds, self.config.size, self.task.training
         if rounds.mode == "vertical":
-            return Schedule(None, training, rounds.prompts // size, rounds.group)
+            return RoundAllowance(None, training, rounds.prompts // size, rounds.group)
         chosen = shared_problems(self.config.seed, number, training, rounds.prompts)
-        return Schedule(frozenset(chosen), training, len(chosen), rounds.group // size)
+        return RoundAllowance(frozenset(chosen), training, len(chosen), rounds.group // size)
 
     @property
     def count(self) -> int:
@@ -173,7 +181,7 @@ class Peer:
         rounds = self.config.rounds
         return rounds.group if rounds.mode == "vertical" else rounds.group // self.config.size
 
-    def _publish(self, number: int, asked: Sequence[Asked], weights: str) -> None:
+    def _publish(self, number: int, asked: Sequence[PromptedProblem], weights: str) -> None:
         written = self.author.write(number, asked, self.count)
         if self.poison is not None:
             self.poison.note(
@@ -190,7 +198,7 @@ class Peer:
 
     def _message(self, number: int, written: Sequence[Sequence[Rollout]], weights: str) -> Rollouts:
         groups = tuple(
-            Group(
+            ProblemCompletions(
                 problem=rollouts[0].problem.number,
                 completions=tuple(Completion(text=r.text, ended=r.ended, ids=r.ids, logps=r.logps) for r in rollouts),
             )
@@ -215,12 +223,12 @@ class Peer:
         limit, margin = self.config.sampling.max_new, self.config.loss.overlong
         return [priced(with_reading(r, reading), limit, margin) for r, reading in zip(arrived, readings, strict=True)]
 
-    def _lessons(self, report: Report) -> Lessons:
+    def _advantages(self, report: Report) -> Advantages:
         config = self.config
         rollouts = report.accepted
         if config.defence.refused == "zero":
             rollouts = [replace(rollout, reward=0.0) if rollout.layer else rollout for rollout in report.rollouts]
-        return lessons(rollouts, config.rounds.mode, config.loss.kind != "dr_grpo")
+        return round_advantages(rollouts, config.rounds.mode, config.loss.kind != "dr_grpo")
 
     def _started(self) -> Started:
         return Started(
@@ -239,11 +247,11 @@ class Peer:
         self,
         number: int,
         watch: Stopwatch,
-        found: Gathered,
-        turned: Sequence[Turned],
+        found: RoundMessages,
+        turned: Sequence[EarlyRejection],
         report: Report,
-        taken: Lessons,
-        learned: Learned,
+        taken: Advantages,
+        learned: UpdateResult,
         closed: bool,
     ) -> None:
         self.samples.note(*sample_records(report, taken, turned, number))
@@ -296,20 +304,22 @@ class Shadow:
             self._policy, config.loss, config.optim, config.sampling.temperature, config.rounds.count
         )
 
-    def round(self, number: int, asked: Sequence[Asked], count: int) -> None:
+    def round(self, number: int, asked: Sequence[PromptedProblem], count: int) -> None:
         """Generate ``count`` completions per problem and learn from them."""
         loss, limit = self._config.loss, self._config.sampling.max_new
         self._scoring.begin(draw=derived("shadow", self._config.seed, number))
         own = [
-            replace(r, peer="alone", **(self._scoring.scored(r.problem, r.text) if r.ended else Scored())._asdict())
+            replace(
+                r, peer="alone", **(self._scoring.scored(r.problem, r.text) if r.ended else CompletionScore())._asdict()
+            )
             for drawn in self._author.draw(asked, count, "shadow", number)
             for r in drawn
         ]
         own = [priced(r, limit, loss.overlong) for r in own]
         if self._config.task.reward == CONSENSUS:  # alone, its own most frequent behaviour is the label
             own = rewarded(own, self._config.task.agreement)
-        found = lessons(own, "horizontal", loss.kind != "dr_grpo")
+        found = round_advantages(own, "horizontal", loss.kind != "dr_grpo")
         self.learner.learn(number, found.taken)
 
-    def examined(self, examiner: Examiner) -> Standing:
+    def examined(self, examiner: Examiner) -> EvaluationResult:
         return examiner.examine(self._policy)

@@ -11,7 +11,7 @@ import torch
 
 from planaria.common.errors import RunStopped
 from planaria.swarm.board.quorum import Quorum
-from planaria.swarm.checks.defence import Defence, Memory
+from planaria.swarm.checks.defence import Defence, DefenceState
 from planaria.swarm.config import RoundsConfig, SwarmConfig
 from planaria.swarm.learning.learner import Learner
 from planaria.swarm.records.lines import LOG, Evaluated, read_log
@@ -104,7 +104,7 @@ class StateBefore:
     Holds trained weights, optimizer moments and the defence's memory.
     """
 
-    def __init__(self, round: int, learners: Mapping[str, Learner], memory: Memory) -> None:
+    def __init__(self, round: int, learners: Mapping[str, Learner], memory: DefenceState) -> None:
         self.round, self.memory = round, memory
         self._held = {
             name: (

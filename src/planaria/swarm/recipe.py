@@ -9,7 +9,7 @@ from typing import Any
 from planaria.common import documents
 from planaria.common.errors import UserError, nearest
 from planaria.config import recipe
-from planaria.runtime.engine import runs
+from planaria.runtime.engine import run_folders
 from planaria.swarm.attacks import ATTACKS, HONEST, watched
 from planaria.swarm.config import CONSENSUS, SwarmConfig
 from planaria.swarm.records.lines import PEERS
@@ -66,7 +66,7 @@ def of_run(run: Path) -> SwarmConfig:
     file = run / "config.json"
     if not (run / PEERS).is_dir() or not file.is_file():
         raise UserError(f"{run}: is no run of a swarm; start one with `planaria swarm train RECIPE`")
-    runs.require(run, runs.CONFIG)
+    run_folders.require(run, run_folders.CONFIG)
     return documents.model(file, SwarmConfig, fix="restore it as the run wrote it")
 
 

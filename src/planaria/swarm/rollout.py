@@ -7,23 +7,23 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from planaria.swarm.policy.base import Policy, Prompting, encode_prompt
-from planaria.swarm.policy.reading import UNREAD, Reading
-from planaria.swarm.tasks.base import Behaviour, Problem
+from planaria.swarm.policy.reading import UNREAD, CompletionStatistics
+from planaria.swarm.tasks.base import Behaviour, TaskProblem
 
 
-class Asked(NamedTuple):
+class PromptedProblem(NamedTuple):
     """A problem with its prompt for a policy, encoded once in a round."""
 
-    problem: Problem
+    problem: TaskProblem
     prompt: tuple[int, ...]
 
 
-def ask(problem: Problem, policy: Policy) -> Asked:
+def ask(problem: TaskProblem, policy: Policy) -> PromptedProblem:
     ids = policy.prompt(problem) if isinstance(policy, Prompting) else encode_prompt(policy, problem.prompt)
-    return Asked(problem, tuple(ids))
+    return PromptedProblem(problem, tuple(ids))
 
 
-PromptLayout = Callable[[int], Asked]
+PromptLayout = Callable[[int], PromptedProblem]
 """returns the prompt of a problem's number"""
 
 
@@ -31,7 +31,7 @@ PromptLayout = Callable[[int], Asked]
 class Rollout:
     """One completion of one problem, read with this peer's own tokenizer."""
 
-    problem: Problem
+    problem: TaskProblem
     prompt: tuple[int, ...]
     text: str
     ids: tuple[int, ...]
@@ -57,7 +57,7 @@ class Rollout:
     """the generator declares the reader's weights and tokenizer"""
     claimed: float | None = None
     """the generator's claim for the whole text, if its tokens differ from ``ids``"""
-    reading: Reading = field(default=UNREAD, compare=False)
+    reading: CompletionStatistics = field(default=UNREAD, compare=False)
     layer: str = ""
     """layer of the defence that refused it; empty if accepted"""
     reason: str = ""

@@ -10,16 +10,16 @@ from planaria.common.errors import UserError, nearest
 from planaria.swarm.assemble import policy_of, task_of
 from planaria.swarm.certificate import attach
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.live import board_of
 from planaria.swarm.policy.base import Exportable, Policy
 from planaria.swarm.recipe import of_peer, of_run
 from planaria.swarm.records.lines import PEERS
 from planaria.swarm.records.saved_state import restore, rounds_kept
+from planaria.swarm.swarm_processes import board_of
 from planaria.swarm.tasks.base import Task
 
 
 @dataclass(frozen=True)
-class Learned:
+class TrainedState:
     """A peer's state after some rounds, on the CPU in fp32."""
 
     config: SwarmConfig
@@ -29,7 +29,7 @@ class Learned:
     round: int
 
 
-def learned(run: Path, name: str, round: int | None = None) -> Learned:
+def learned(run: Path, name: str, round: int | None = None) -> TrainedState:
     """Return a peer's state after ``round``, or the newest saved one. UserError if run, peer or state do not exist."""
     config, peers = of_run(run), sorted(path.name for path in (run / PEERS).iterdir() if path.is_dir())
     if name not in peers:
@@ -37,7 +37,7 @@ def learned(run: Path, name: str, round: int | None = None) -> Learned:
     return learned_by(of_peer(config, name), run, name, round)
 
 
-def learned_by(config: SwarmConfig, run: Path, name: str, round: int | None = None) -> Learned:
+def learned_by(config: SwarmConfig, run: Path, name: str, round: int | None = None) -> TrainedState:
     """Return the same for a peer whose configuration is known."""
     rounds = rounds_kept(run / PEERS / name)
     if not rounds:
@@ -48,15 +48,15 @@ def learned_by(config: SwarmConfig, run: Path, name: str, round: int | None = No
     found, task = rounds[-1] if round is None else round, task_of(config)
     policy = begun(config, task)
     restore(run / PEERS / name, found, policy)
-    return Learned(config, task, policy, found)
+    return TrainedState(config, task, policy, found)
 
 
-def trusted(config: SwarmConfig, run: Path, name: str) -> Learned:
+def trusted(config: SwarmConfig, run: Path, name: str) -> TrainedState:
     """Return a peer's state before it was poisoned: after ``rounds.trusted``, or its initial one."""
     if config.rounds.trusted:
         return learned_by(config, run, name, config.rounds.trusted)
     task = task_of(config)
-    return Learned(config, task, begun(config, task), 0)
+    return TrainedState(config, task, begun(config, task), 0)
 
 
 def begun(config: SwarmConfig, task: Task) -> Policy:

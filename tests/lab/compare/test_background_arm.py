@@ -11,13 +11,13 @@ from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.data.shards import Dataset
 from planaria.lab.commands.advise import experience
-from planaria.lab.compare.advice import Failures, predict, ways
-from planaria.lab.compare.clock import Clock, clock_of
-from planaria.lab.compare.race import Course, race
+from planaria.lab.compare.advice import FailureRate, predict, ways
+from planaria.lab.compare.clock import ArmClock, clock_of
+from planaria.lab.compare.race import ArmCourse, race
 from planaria.models.families import stage_parameters
 from planaria.recovery.checkpoint import best_steps, rollback, rollback_mean
 from planaria.runtime.engine.copy_costs import state_bytes, step_bytes_and_memory
-from planaria.runtime.engine.resolved import ResolvedRun
+from planaria.runtime.engine.resolved_config import ResolvedRun
 
 NETWORK = {
     "forward_s": [1.0], "backward_s": [2.0], "bandwidth": 1e9, "store_bandwidth": 1e5, "memory_bandwidth": 1e7,
@@ -46,7 +46,7 @@ def test_the_prediction_respects_the_delay_of_uploads() -> None:
     found = {}
     for name, way in ways(recipe(False)).items():
         if name.startswith("checkpoint"):
-            found[name] = predict(name, way, clock_of(way), Failures(0.01, frozenset(range(5))), experience())
+            found[name] = predict(name, way, clock_of(way), FailureRate(0.01, frozenset(range(5))), experience())
     waiting, beside = found["checkpoint"], found["checkpoint, in the background"]
     clock = clock_of(recipe(True))
     assert beside.interval is not None and waiting.interval is not None
@@ -70,7 +70,7 @@ def test_a_race_rolls_back_to_the_predicted_step(tmp_path: Path, dataset: Datase
         }
     )
     struck = {3: [1], 8: [2], 9: [1]}
-    course: Course = race(raced, dataset, struck, lambda tick, loss: None, behind)
+    course: ArmCourse = race(raced, dataset, struck, lambda tick, loss: None, behind)
     assert course.points, "the race was validated"
     reached = 14 - sum(met.steps_lost for met in course.met)
     done = rollback(reached, 2, struck, behind=behind)
@@ -85,6 +85,6 @@ def test_uploads_that_take_time_need_steps_that_take_time() -> None:
 
 
 def test_hours_include_copies_but_not_uploads() -> None:
-    clock = Clock(10.0, 1.0, 100.0, 0.0, 0.0, 1e9, write_s=95.0)
-    course = Course(points=[], met=[], ticks=20, saved=[10, 20])
+    clock = ArmClock(10.0, 1.0, 100.0, 0.0, 0.0, 1e9, write_s=95.0)
+    course = ArmCourse(points=[], met=[], ticks=20, saved=[10, 20])
     assert clock.behind == 10 and clock.seconds(course, 20, 1.0) == 202.0

@@ -17,7 +17,7 @@ from planaria.config.recipe import load
 from planaria.config.schema import RunConfig
 from planaria.lab.commands.advise_compress import lessons
 from planaria.lab.compare.clock import clock_of
-from planaria.lab.compare.compression_advice import CLOSE, Arm, advise, weigh
+from planaria.lab.compare.compression_advice import CLOSE, CompressionArm, advise, weigh
 from planaria.lab.compare.experience import Range
 
 
@@ -32,11 +32,11 @@ def recipe(bandwidth: float = 12.5e6, **exchange: Any) -> RunConfig:
     )
 
 
-def arm(name: str, steps: float | None, **changes: str) -> Arm:
+def arm(name: str, steps: float | None, **changes: str) -> CompressionArm:
     alike = None if steps is None else Range(mean=steps, low=steps, high=steps)
     settings = {f"exchange.{key}": value for key, value in changes.items()}
     loss = Range(mean=1.0, low=1.0, high=1.0)
-    return Arm(name=name, changes=settings, loss=loss, steps=alike, missed=3 * (not alike))
+    return CompressionArm(name=name, changes=settings, loss=loss, steps=alike, missed=3 * (not alike))
 
 
 DENSE = arm("dense", 1.0)

@@ -16,7 +16,7 @@ from planaria.config.schema import RunConfig
 from planaria.lab.commands.advise import experience
 from planaria.lab.compare.advice import advise, unknown, weigh
 from planaria.lab.compare.experience import BEYOND, FEWEST, Curve, Observation, fit, learn, swapping
-from planaria.lab.compare.race_results import Compared
+from planaria.lab.compare.race_results import ComparisonResults
 from planaria.models.families import parameters
 
 RATES = [0.004, 0.01, 0.02, 0.05]
@@ -152,7 +152,7 @@ def test_beyond_the_raced_rates_only_exact_strategies_are_weighed() -> None:
 
 @pytest.mark.parametrize("name", ["recovery", "race_small", "race_large", "race_gpu"])
 def test_shipped_experience_is_that_of_the_saved_comparison(name: str) -> None:
-    found = Compared.model_validate_json(json.dumps(saved(name)))
+    found = ComparisonResults.model_validate_json(json.dumps(saved(name)))
     shipped_too = [seen for source, seen in experience().observed.items() if source.startswith(f"{name}, ")]
     model = recipe.load(shipped.find(name), {"train.device": "cpu"}).model
     assert [learn(found, name, parameters(model, found.stages))] == shipped_too

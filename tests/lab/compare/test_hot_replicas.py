@@ -14,8 +14,8 @@ from planaria.config import shipped
 from planaria.config.schema import RunConfig
 from planaria.data.shards import Dataset
 from planaria.faults.trace import Fault, Trace
-from planaria.lab.compare.clock import Clock, clock_of, waiting_s
-from planaria.lab.compare.race import Course, Met, Point, race
+from planaria.lab.compare.clock import ArmClock, clock_of, waiting_s
+from planaria.lab.compare.race import ArmCourse, LossEvent, ValidationPoint, race
 from planaria.lab.compare.race_results import score
 from planaria.lab.compare.race_spec import Comparison, TraceSpec, load, trace_for, traces_for
 from planaria.lab.compare.run_comparison import checked, clock_config
@@ -39,11 +39,11 @@ def arm(folder: Path, replicas: int, strategy: str = "checkpoint", kind: str = "
     )
 
 
-def raced(recipe: RunConfig, dataset: Dataset, faults: Mapping[int, Sequence[int]] | None = None) -> Course:  # noqa: F811
+def raced(recipe: RunConfig, dataset: Dataset, faults: Mapping[int, Sequence[int]] | None = None) -> ArmCourse:  # noqa: F811
     return race(recipe, dataset, faults or {}, lambda tick, loss: None)
 
 
-def losses(course: Course) -> list[float]:
+def losses(course: ArmCourse) -> list[float]:
     return [point.loss for point in course.points]
 
 
@@ -110,14 +110,16 @@ def test_a_step_takes_half_the_microbatches_plus_the_wait_for_the_twin() -> None
     hot, half, whole = (clock_of(clocked(n, microbatches=m)) for n, m in ((2, 2), (1, 2), (1, 4)))
     assert hot.step_s == pytest.approx(half.step_s + waiting_s(clocked(2))) and half.step_s < whole.step_s
     assert (hot.workers, half.workers, whole.workers) == (6, 3, 3)
-    lost = Met(tick=3, stages=[1], outcome="1: peer", moved_bytes=100, rolled_back=False, steps_lost=0)
+    lost = LossEvent(tick=3, stages=[1], outcome="1: peer", moved_bytes=100, rolled_back=False, steps_lost=0)
     assert hot.recovery_s(lost, 50.0) == pytest.approx(hot.step_s / 2 + 7.0 + 5.0)
 
 
 def test_machine_hours_are_hours_times_machines() -> None:
-    course = Course(points=[Point(tick=n, step=n, loss=9.0 - n) for n in (1, 2, 3, 4)], met=[], ticks=4, saved=[])
+    course = ArmCourse(
+        points=[ValidationPoint(tick=n, step=n, loss=9.0 - n) for n in (1, 2, 3, 4)], met=[], ticks=4, saved=[]
+    )
     alone, twins = (
-        Clock(step_s, 0.0, 0.0, 0.0, 0.0, 1.0, workers=count) for step_s, count in ((3600.0, 7), (1800.0, 14))
+        ArmClock(step_s, 0.0, 0.0, 0.0, 0.0, 1.0, workers=count) for step_s, count in ((3600.0, 7), (1800.0, 14))
     )
     (run,) = score({1: course}, {1: course}, (alone, twins), {1: "d"}, 1.0, 1.0)
     assert (run.hours, run.machine_hours, run.hours_ratio) == (2.0, 28.0, 0.5)

@@ -14,9 +14,9 @@ from planaria.common.errors import RunStopped
 from planaria.config.schema import RecoveryConfig, RunConfig
 from planaria.data.shards import Dataset, prepare
 from planaria.faults.trace import Fault, Trace, digest
-from planaria.lab.compare.race import Course, race
+from planaria.lab.compare.race import ArmCourse, race
 from planaria.lab.compare.race_job import Race, run_races
-from planaria.lab.trials.jobs import Processes
+from planaria.lab.trials.jobs import JobSettings
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -72,7 +72,7 @@ def one(folder: Path, dataset: Dataset, arm: str = "echo", **changes: object) ->
 def test_a_race_in_a_process_equals_one_in_this_process_and_runs_once(tmp_path: Path, dataset: Dataset) -> None:
     races = [one(tmp_path, dataset, arm) for arm in ("free", "echo")]
     watcher = Watcher()
-    courses = run_races(races, tmp_path / "races", Processes(workers=1), watcher)
+    courses = run_races(races, tmp_path / "races", JobSettings(workers=1), watcher)
     assert watcher.lines == ["1/2 runs: free, seed 0", "2/2 runs: echo, seed 0"]
     assert courses == [race(races[0].config, dataset, faults, lambda tick, loss: None) for faults in ({}, {3: [1]})]
     assert sorted(path.name for path in (tmp_path / "races").iterdir()) == ["echo.0.json", "free.0.json"]
@@ -93,15 +93,15 @@ def test_a_race_supports_mixtures(tmp_path: Path, dataset: Dataset) -> None:
     data = type(config(tmp_path).data).model_validate(plain)
     mixed = prepare(data, 257)
     given = one(tmp_path, dataset, data=data).model_copy(update={"dataset": str(mixed.folder)})
-    (course,) = run_races([given], tmp_path / "races", Processes(workers=1), Watcher())
+    (course,) = run_races([given], tmp_path / "races", JobSettings(workers=1), Watcher())
     assert course == race(given.config, mixed, {3: [1]}, lambda tick, loss: None)
     assert course.points != race(given.config, dataset, {3: [1]}, lambda tick, loss: None).points
     assert given.identity() != one(tmp_path, dataset, data=data).identity()
 
 
-def again(races: list[Race], folder: Path, *code: type) -> tuple[list[Course], list[str]]:
+def again(races: list[Race], folder: Path, *code: type) -> tuple[list[ArmCourse], list[str]]:
     watcher = Watcher()
-    return run_races(races, folder, Processes(workers=1), watcher, lambda config: code), watcher.lines
+    return run_races(races, folder, JobSettings(workers=1), watcher, lambda config: code), watcher.lines
 
 
 @pytest.mark.slow
@@ -140,7 +140,7 @@ def test_a_result_is_not_kept_if_its_code_changed_meanwhile(tmp_path: Path, data
 
     watcher = Edits()
     with pytest.raises(RunStopped, match=r"echo, seed 0: stopped with exit code .*noisy_arm.py: was changed while"):
-        run_races([one(tmp_path, dataset)], tmp_path, Processes(), watcher, lambda config: [mine.Mine])
+        run_races([one(tmp_path, dataset)], tmp_path, JobSettings(), watcher, lambda config: [mine.Mine])
     assert not (tmp_path / "echo.0.json").exists() and (tmp_path / "echo.0.log").is_file()
 
 
@@ -151,7 +151,7 @@ def test_a_failed_race_is_reported_with_its_log_and_others_are_kept(tmp_path: Pa
         one(tmp_path, dataset, "broken", recovery=RecoveryConfig(strategy="prayer")),
     )
     with pytest.raises(RunStopped) as stopped:
-        run_races([whole, broken], tmp_path / "races", Processes(workers=1), Watcher())
+        run_races([whole, broken], tmp_path / "races", JobSettings(workers=1), Watcher())
     assert str(stopped.value).startswith("broken, seed 0: stopped with exit code 1 (")
     assert str(tmp_path / "races" / "broken.0.log") in str(stopped.value)
     assert again([whole], tmp_path / "races")[1] == ["1/1 runs: kept from before"]

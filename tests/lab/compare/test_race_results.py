@@ -7,27 +7,38 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.lab.compare.clock import Clock
-from planaria.lab.compare.race import Course, Met, Point
-from planaria.lab.compare.race_results import Compared, Run, Scored, curve, loss_at, score, smoothed, ticks_to
+from planaria.lab.compare.clock import ArmClock
+from planaria.lab.compare.race import ArmCourse, LossEvent, ValidationPoint
+from planaria.lab.compare.race_results import (
+    ArmRun,
+    ArmScore,
+    ComparisonResults,
+    curve,
+    loss_at,
+    score,
+    smoothed,
+    ticks_to,
+)
 
 LOSSES = st.lists(st.floats(0.5, 10), min_size=3, max_size=30)
 
 
-def points(*losses: float, every: int = 10) -> list[Point]:
-    return [Point(tick=every * n, step=every * n, loss=loss) for n, loss in enumerate(losses, 1)]
+def points(*losses: float, every: int = 10) -> list[ValidationPoint]:
+    return [ValidationPoint(tick=every * n, step=every * n, loss=loss) for n, loss in enumerate(losses, 1)]
 
 
-def course(*losses: float, met: list[Met] | None = None, saved: list[int] | None = None, stopped: str = "") -> Course:
-    return Course(points=points(*losses), met=met or [], ticks=10 * len(losses), saved=saved or [], stopped=stopped)
+def course(
+    *losses: float, met: list[LossEvent] | None = None, saved: list[int] | None = None, stopped: str = ""
+) -> ArmCourse:
+    return ArmCourse(points=points(*losses), met=met or [], ticks=10 * len(losses), saved=saved or [], stopped=stopped)
 
 
-def clock(step_s: float = 36.0) -> Clock:
-    return Clock(step_s=step_s, save_s=360.0, load_s=180.0, donated_s=1.0, replacement_s=60.0, bandwidth=100.0)
+def clock(step_s: float = 36.0) -> ArmClock:
+    return ArmClock(step_s=step_s, save_s=360.0, load_s=180.0, donated_s=1.0, replacement_s=60.0, bandwidth=100.0)
 
 
-def met(tick: int, rolled_back: bool = False, moved: int = 0, lost: int = 0) -> Met:
-    return Met(tick=tick, stages=[1], outcome="", moved_bytes=moved, rolled_back=rolled_back, steps_lost=lost)
+def met(tick: int, rolled_back: bool = False, moved: int = 0, lost: int = 0) -> LossEvent:
+    return LossEvent(tick=tick, stages=[1], outcome="", moved_bytes=moved, rolled_back=rolled_back, steps_lost=lost)
 
 
 def test_smoothed_is_the_mean_of_three_from_the_third_on() -> None:
@@ -80,7 +91,7 @@ def test_every_smoothed_loss_is_reached_no_later_than_validated(losses: list[flo
         assert reached is not None and known[0][0] <= reached <= tick
 
 
-def scored(own: Course, step_s: float = 36.0, target_at: float = 0.8) -> Run:
+def scored(own: ArmCourse, step_s: float = 36.0, target_at: float = 0.8) -> ArmRun:
     free = course(9.0, 7.0, 5.0, 3.0, 1.0)  # smoothed: 7 at 30, 5 at 40, 3 at 50
     (run,) = score({7: free}, {7: own}, (clock(), clock(step_s)), {7: "d"}, target_at, 2.0)
     return run
@@ -120,7 +131,7 @@ def test_an_arm_may_stop_before_it_has_a_loss() -> None:
 
 def test_without_prices_there_are_no_hours_and_no_ratio_of_hours() -> None:
     free = course(9.0, 7.0, 5.0)
-    still = Clock(0.0, 0.0, 0.0, 0.0, 0.0, math.inf)
+    still = ArmClock(0.0, 0.0, 0.0, 0.0, 0.0, math.inf)
     (run,) = score({1: free}, {1: free}, (still, still), {1: "d"}, 1.0, 1.0)
     assert (run.hours, run.hours_ratio, run.ratio) == (0.0, None, 1.0)
 
@@ -141,10 +152,10 @@ def test_time_is_monotonic(losses: list[float], struck: list[int], saved: list[i
     assert all(a < b for a, b in itertools.pairwise(hours))
 
 
-def arm(name: str, *hours: float | None) -> Scored:
+def arm(name: str, *hours: float | None) -> ArmScore:
     run = scored(course(9.0, 7.0, 5.0, 3.0, 1.0))
     runs = [run.model_copy(update={"hours": h, "ticks": None if h is None else run.ticks}) for h in hours]
-    return Scored(
+    return ArmScore(
         name=name, changes={}, faults=True, routing="full", runs=runs, step_s=36.0, save_s=0.0, step_bytes=0.0,
         traffic=0.0, memory=0.0, curves=[],
     )  # fmt: skip
@@ -159,7 +170,7 @@ def test_a_spread_needs_a_number_for_every_seed() -> None:
 def test_arms_are_ranked_after_the_first_by_misses_and_hours() -> None:
     arms = [arm("free", 9.0, 9.0), arm("never", None, None), arm("slow", 5.0, 5.0), arm("once", None, 1.0),
             arm("quick", 1.0, 8.0)]  # fmt: skip
-    found = Compared(
+    found = ComparisonResults(
         name="", clock="", steps=1, stages=1, target_at=0.5, hourly=0.1, failures=[], arms=arms
     )  # fmt: skip
     assert [a.name for a in found.ranked()] == ["free", "quick", "slow", "once", "never"]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.lab.compare.race_results import Compared, Run, Scored
+from planaria.lab.compare.race_results import ArmRun, ArmScore, ComparisonResults
 from planaria.lab.report.winner_figure import hours_at, winners, without_failures
 
 STEP_S = 36.0
@@ -21,22 +21,22 @@ def arm(
     faults: bool = True,
     saves: int = 0,
     save_s: float = 0.0,
-) -> Scored:
+) -> ArmScore:
     """Return an arm with one seed, ``ratio`` × TICKS steps to the target, and ``down`` more hours."""
     ticks = None if ratio is None else ratio * TICKS
     hours = None if ticks is None else ticks * step_s / 3600 + down
-    run = Run(
+    run = ArmRun(
         seed=1, trace="t", target=2.0, ticks=ticks, hours=hours, ratio=ratio, hours_ratio=hours, final=1.0, saves=saves,
         failures=5 if faults else 0, steps_lost=0, stopped="",
     )  # fmt: skip
-    return Scored(
+    return ArmScore(
         name=name, changes={}, faults=faults, routing=routing, runs=[run], step_s=step_s, save_s=save_s, step_bytes=0.0,
         traffic=0.0, memory=0.0, curves=[],
     )  # fmt: skip
 
 
-def compared(*arms: Scored) -> Compared:
-    return Compared(
+def compared(*arms: ArmScore) -> ComparisonResults:
+    return ComparisonResults(
         name="x", clock="", steps=200, stages=4, target_at=0.5, hourly=0.1, failures=[],
         arms=[arm("fault-free", faults=False), *arms],
     )  # fmt: skip

@@ -15,7 +15,7 @@ from planaria.data.tokenizer import load_tokenizer
 from planaria.lab.experts import manifest
 from planaria.lab.experts.domains import HELD_OUT, TEST, TRAINED
 from planaria.lab.experts.experts_spec import MixtureSpec
-from planaria.lab.experts.manifest import Manifest, Member
+from planaria.lab.experts.manifest import EnsembleManifest, Expert
 from planaria.models.huggingface import export_model
 from planaria.models.llama_stages import Llama, parameter_count
 
@@ -51,7 +51,7 @@ def made_ensemble(folder: Path, mixture: Mapping[str, object] | None = None, nam
         place = run / name / "model"
         export_model(child(parent, number), place, tokenizer, END)
         members.append(
-            Member(
+            Expert(
                 name=f"{name}-expert", domain=name, model=f"{name}/model", parent="parent/model",
                 sha256=manifest.digest(place / manifest.WEIGHTS), parameters=parameter_count(SHAPE),
             )
@@ -61,7 +61,7 @@ def made_ensemble(folder: Path, mixture: Mapping[str, object] | None = None, nam
             (run / part / f"{name}.jsonl").write_text(json.dumps({"text": text(name, part=part)}) + "\n")
     manifest.write(
         run,
-        Manifest(
+        EnsembleManifest(
             tokenizer=manifest.digest(tokenizer), vocab=SHAPE.vocab, context=SHAPE.context,
             mixture=MixtureSpec.model_validate(mixture or {}), members=members,
         ),

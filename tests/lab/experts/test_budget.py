@@ -12,7 +12,7 @@ from planaria.lab.experts.budget import (
     LARGER,
     LONGER,
     SYNCHRONISED,
-    Job,
+    ExpertPlan,
     allot,
     bills,
     generalist,
@@ -45,7 +45,7 @@ def test_symmetric_budgets_cost_the_same_for_any_difficulties(difficulty: dict[s
 
 
 def test_the_cost_matches_a_manual_calculation() -> None:
-    job = Job(domain="law", size="S", steps=10)
+    job = ExpertPlan(domain="law", size="S", steps=10)
     bill = spent("arm", [job], SIZES, 100)
     small = SIZES["S"]
     assert bill.flops == pytest.approx(1000 * flops_per_token(small))
@@ -61,7 +61,7 @@ def test_arms_of_unequal_cost_are_rejected() -> None:
 
 @given(st.integers(1, 9), st.integers(1, 400), st.sampled_from(sorted(SIZES)))
 def test_a_generalist_gets_the_compute_of_all_experts_in_whole_steps(domains: int, steps: int, size: str) -> None:
-    even = [Job(domain=str(n), size="M", steps=steps) for n in range(domains)]
+    even = [ExpertPlan(domain=str(n), size="M", steps=steps) for n in range(domains)]
     flops = spent("even", even, SIZES, 2048).flops
     arm, job = generalist(size, flops, SIZES[size], 2048)
     found = spent(arm, [job], SIZES, 2048)
@@ -73,13 +73,13 @@ def test_a_generalist_gets_the_compute_of_all_experts_in_whole_steps(domains: in
 
 
 def test_a_generalist_of_another_size_may_differ_in_cost() -> None:
-    even = {SYNCHRONISED: [Job(domain="law", size="M", steps=10)]}
+    even = {SYNCHRONISED: [ExpertPlan(domain="law", size="M", steps=10)]}
     arm, job = generalist("L", spent("", even[SYNCHRONISED], SIZES, 100).flops, SIZES["L"], 100)
     assert job.steps < 10 and bills({**even, arm: [job]}, SIZES, 100)[arm].flops > 0
 
 
 def test_inactive_experts_count_for_training_but_not_for_inference() -> None:
-    jobs = [Job(domain=domain, size="M", steps=10) for domain in ("first", "second")]
+    jobs = [ExpertPlan(domain=domain, size="M", steps=10) for domain in ("first", "second")]
     all_, last = spent("", jobs, SIZES, 100), spent("", jobs, SIZES, 100, ["second"])
     assert last.flops == all_.flops
     assert all_.token_flops == 2 * last.token_flops == pytest.approx(2 * flops_per_token(SIZES["M"]) / 3)

@@ -8,32 +8,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.lab.experts.difficulty import Point, still_to_learn, tiers
+from planaria.lab.experts.difficulty import ProbeLoss, still_to_learn, tiers
 
-FALLING = [Point(0, 9.0), Point(20, 5.0), Point(40, 3.0), Point(60, 2.5), Point(80, 2.2)]
+FALLING = [ProbeLoss(0, 9.0), ProbeLoss(20, 5.0), ProbeLoss(40, 3.0), ProbeLoss(60, 2.5), ProbeLoss(80, 2.2)]
 
 
 @pytest.mark.parametrize(
     ("curve", "gain"),
     [
         (FALLING, 0.8),
-        ([Point(30, 2.0), Point(40, 2.0 - 0.1 * math.log(40 / 30))], 0.1 * math.log(2)),  # scaled to a doubling
+        ([ProbeLoss(30, 2.0), ProbeLoss(40, 2.0 - 0.1 * math.log(40 / 30))], 0.1 * math.log(2)),  # scaled to a doubling
     ],
 )
-def test_difficulty_is_the_gain_of_the_last_doubling(curve: list[Point], gain: float) -> None:
+def test_difficulty_is_the_gain_of_the_last_doubling(curve: list[ProbeLoss], gain: float) -> None:
     assert still_to_learn(curve) == pytest.approx(gain)
 
 
 def test_an_unusual_domain_that_is_learned_quickly_is_easy() -> None:
     """The initial loss would rank these the other way."""
-    strange = [Point(0, 6.0), Point(20, 1.1), Point(40, 1.0), Point(80, 0.98)]
-    familiar = [Point(0, 3.0), Point(20, 2.9), Point(40, 2.7), Point(80, 2.4)]
+    strange = [ProbeLoss(0, 6.0), ProbeLoss(20, 1.1), ProbeLoss(40, 1.0), ProbeLoss(80, 0.98)]
+    familiar = [ProbeLoss(0, 3.0), ProbeLoss(20, 2.9), ProbeLoss(40, 2.7), ProbeLoss(80, 2.4)]
     assert still_to_learn(familiar) > still_to_learn(strange)
 
 
 def test_a_curve_of_one_point_is_rejected() -> None:
     with pytest.raises(ValueError, match="two points"):
-        still_to_learn([Point(0, 3.0), Point(10, 2.0)])
+        still_to_learn([ProbeLoss(0, 3.0), ProbeLoss(10, 2.0)])
 
 
 def test_three_domains_get_a_tier_each() -> None:

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from planaria.lab.experts.budget import LARGER, LONGER, SYNCHRONISED, Job
-from planaria.lab.experts.experts_results import ArmResult, Results, Score, SeedResult
+from planaria.lab.experts.budget import LARGER, LONGER, SYNCHRONISED, ExpertPlan
+from planaria.lab.experts.experts_results import ArmResult, DomainScore, Results, SeedResult
 
 
 def arm(perplexities: dict[str, float]) -> ArmResult:
     scores = {
-        name: Score(loss=math.log(value), best=math.log(value), averaged=math.log(value), speaking=[1.0])
+        name: DomainScore(loss=math.log(value), best=math.log(value), averaged=math.log(value), speaking=[1.0])
         for name, value in perplexities.items()
     }
     costs = dict.fromkeys(("held_out", "flops", "parameter_tokens", "inner_parameter_tokens"), 1.0)
-    job = Job(domain="law", size="M", steps=1)
+    job = ExpertPlan(domain="law", size="M", steps=1)
     return ArmResult(experts=[job], belief=[0.0], scores=scores, fewer={}, passes={}, without={}, **costs)
 
 

@@ -14,12 +14,12 @@ import pytest
 from planaria.config.schema import RunConfig
 from planaria.control.logs import read_run
 from planaria.lab.experts.training import Training, configured, train_all
-from planaria.lab.trials.jobs import Processes
+from planaria.lab.trials.jobs import JobSettings
 
 pytestmark = pytest.mark.timeout(300)
 
 STEPS = 300
-ONE = Processes(workers=1)
+ONE = JobSettings(workers=1)
 
 
 class Killer:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from planaria.lab.experts import posterior
-from planaria.lab.experts.experts_results import WORST, Weighing
+from planaria.lab.experts.experts_results import WORST, FittedWeights
 from planaria.lab.experts.experts_spec import MixtureSpec
 from planaria.lab.experts.scoring import belief, weigh
 from planaria.lab.report.worst_report import section, sentences
@@ -28,7 +28,7 @@ def read(seed: int, texts: int = 40) -> dict[str, Tensor]:
     return found
 
 
-def weighed(tokens: int) -> Weighing:
+def weighed(tokens: int) -> FittedWeights:
     return weigh(["A", "B", "C"], read(0), read(1), MixtureSpec(), tokens)
 
 

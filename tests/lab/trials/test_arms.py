@@ -12,9 +12,9 @@ import tomli_w
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.lab.compare import race_spec
-from planaria.lab.trials.arms import Rules, Seeded, file_name, table_of
+from planaria.lab.trials.arms import ArmRules, SeededTrials, file_name, table_of
 
-RULES = Rules("trial", RunConfig, free=("recovery", "routing.kind"))
+RULES = ArmRules("trial", RunConfig, free=("recovery", "routing.kind"))
 PATH = Path("mine.toml")
 
 
@@ -47,7 +47,7 @@ def test_seed_data_failures_and_budget_are_the_same_for_all_arms(change: dict[st
 
 
 def test_a_setting_with_a_free_prefix_is_not_free() -> None:
-    narrow = Rules("trial", RunConfig, free=("train.eval",))
+    narrow = ArmRules("trial", RunConfig, free=("train.eval",))
     with pytest.raises(UserError, match=r"train\.eval_every = 3"):
         narrow.arms({}, {"a": {"train": {"eval_every": 3}}}, {}, PATH)
 
@@ -61,13 +61,13 @@ def test_names_of_equal_files_are_rejected() -> None:
 @pytest.mark.parametrize(
     ("kind", "table", "complaint"),
     [
-        (Seeded, {"seeds": []}, "train.seeds = []: give one seed or more, each once"),
-        (Seeded, {"seeds": [1, 2, 1]}, "train.seeds = [1, 2, 1]: give one seed or more, each once"),
-        (Seeded, {"sed": [1]}, "train.sed: unknown key"),
+        (SeededTrials, {"seeds": []}, "train.seeds = []: give one seed or more, each once"),
+        (SeededTrials, {"seeds": [1, 2, 1]}, "train.seeds = [1, 2, 1]: give one seed or more, each once"),
+        (SeededTrials, {"sed": [1]}, "train.sed: unknown key"),
     ],
 )
 def test_an_invalid_trial_table_is_rejected(
-    tmp_path: Path, kind: type[Seeded], table: dict[str, Any], complaint: str
+    tmp_path: Path, kind: type[SeededTrials], table: dict[str, Any], complaint: str
 ) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(tomli_w.dumps({"train": table}))

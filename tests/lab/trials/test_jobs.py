@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from planaria.lab.trials.jobs import Job, Processes, run_jobs
+from planaria.lab.trials.jobs import Job, JobSettings, run_jobs
 
-ONE = Processes(workers=1)
+ONE = JobSettings(workers=1)
 WRITES = "import pathlib; pathlib.Path({out!r}).write_text('x')"
 
 
@@ -43,7 +43,7 @@ def job(folder: Path, name: str, program: str = "") -> Job:
     )
 
 
-def lost_of(jobs: list[Job], watcher: Watcher, processes: Processes = ONE, retries: int = 0) -> dict[str, str]:
+def lost_of(jobs: list[Job], watcher: Watcher, processes: JobSettings = ONE, retries: int = 0) -> dict[str, str]:
     lost = dict[str, str]()
     run_jobs("jobs", jobs, processes, watcher, lambda job, how: lost.update({job.name: how}), retries)
     return lost
@@ -53,7 +53,7 @@ def test_finished_jobs_are_not_repeated_and_parallel_jobs_are_limited(tmp_path: 
     (tmp_path / "a").write_text("kept")
     watcher = Watcher()
     jobs = [job(tmp_path, name) for name in "abcde"]
-    assert lost_of(jobs, watcher, Processes(workers=2)) == {}
+    assert lost_of(jobs, watcher, JobSettings(workers=2)) == {}
     assert (tmp_path / "a").read_text() == "kept" and all(one.done() for one in jobs)
     assert watcher.lines[0] == "1/5 jobs: kept from before"
     assert sorted(line.rpartition(" ")[2] for line in watcher.lines[1:]) == list("bcde")
@@ -97,7 +97,7 @@ def test_a_job_without_progress_is_killed_and_a_slow_one_is_not(tmp_path: Path) 
     watcher, began = Watcher(), time.monotonic()
     jobs = [job(tmp_path, "stuck", stuck), job(tmp_path, "slow", slow)]
     patience = 2.0
-    lost = lost_of(jobs, watcher, Processes(workers=2, patience_s=patience))
+    lost = lost_of(jobs, watcher, JobSettings(workers=2, patience_s=patience))
     assert lost == {"stuck": "killed after 2 s without progress (loading)"}
     assert patience < time.monotonic() - began < 60
 
@@ -112,7 +112,7 @@ def test_given_up_may_stop_all_jobs_and_leaves_no_process(tmp_path: Path) -> Non
         raise RuntimeError(f"{lost.name}: {how}")
 
     with pytest.raises(RuntimeError, match=r"fails: stopped with exit code 1 \(ZeroDivisionError"):
-        run_jobs("jobs", jobs, Processes(workers=2), Watcher(), given_up)
+        run_jobs("jobs", jobs, JobSettings(workers=2), Watcher(), given_up)
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "sleeps.pid").read_text()), 0)
     assert not jobs[2].done()
@@ -123,9 +123,9 @@ def test_no_process_outlives_a_command_that_is_killed(tmp_path: Path) -> None:
 import sys; sys.path[:0] = {[str(Path(__file__).parent)]!r}
 from pathlib import Path
 from test_jobs import Watcher, job
-from planaria.lab.trials.jobs import Processes, run_jobs
+from planaria.lab.trials.jobs import JobSettings, run_jobs
 sleeper = "import os, pathlib, time; pathlib.Path({{out!r}} + '.pid').write_text(str(os.getpid())); time.sleep(600)"
-run_jobs("jobs", [job(Path({str(tmp_path)!r}), "a", sleeper)], Processes(), Watcher(), lambda job, how: None)
+run_jobs("jobs", [job(Path({str(tmp_path)!r}), "a", sleeper)], JobSettings(), Watcher(), lambda job, how: None)
 """
     command = subprocess.Popen([sys.executable, "-c", program])
     deadline = time.monotonic() + 60

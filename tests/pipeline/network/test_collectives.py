@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.pipeline.network.collectives import COLLECTIVES, Links, everyone, pairs, ring, star, tree
+from planaria.pipeline.network.collectives import COLLECTIVES, ReplicaLinks, everyone, pairs, ring, star, tree
 
 P, B, L = 1000.0, 50.0, 0.25
 """bytes, bytes per second, seconds"""
 
 
-def links(n: int, rate: float = B, latency_s: float = L, sigma: float = 0.0, seed: int = 0) -> Links:
-    return Links(np.full(n, rate), latency_s, sigma, np.random.default_rng(seed))
+def links(n: int, rate: float = B, latency_s: float = L, sigma: float = 0.0, seed: int = 0) -> ReplicaLinks:
+    return ReplicaLinks(np.full(n, rate), latency_s, sigma, np.random.default_rng(seed))
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 8, 13])
@@ -55,7 +55,7 @@ def test_a_sum_needs_all_replicas_and_is_monotonic_in_readiness(
 
 def test_the_slowest_link_sets_the_pace_of_a_ring() -> None:
     rate = np.array([B, B, B / 10, B])
-    slow = Links(rate, 0.0, 0.0, np.random.default_rng(0))
+    slow = ReplicaLinks(rate, 0.0, 0.0, np.random.default_rng(0))
     usual = ring(np.zeros(4), P, links(4, latency_s=0.0)).max()
     assert 7 * usual < ring(np.zeros(4), P, slow).max() <= 10 * usual
 

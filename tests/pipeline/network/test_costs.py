@@ -4,7 +4,7 @@ import pytest
 
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig, NetworkConfig, PipelineConfig
-from planaria.pipeline.network.costs import WIRE_BYTES, Costs, Prices, message_bytes
+from planaria.pipeline.network.costs import WIRE_BYTES, Costs, MessageCosts, message_bytes
 from planaria.runtime.transport.wire import ACTIVATIONS
 
 
@@ -36,7 +36,7 @@ def test_messages_cost_latency_and_transmission_time() -> None:
 
 
 def test_prices_are_whole_nanoseconds() -> None:
-    prices = Prices(Costs(NetworkConfig(forward_s=[0.1], latency_s=1e-3, bandwidth=3e6)), 1)
+    prices = MessageCosts(Costs(NetworkConfig(forward_s=[0.1], latency_s=1e-3, bandwidth=3e6)), 1)
     assert prices.compute("forward", 1, 1) == 100_000_000
     assert (prices.transmit(0, 1), prices.carry(0, 1)) == (333, 1_000_333)
     assert prices.seconds(3 * prices.compute("forward", 1, 1)) == 0.3

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from planaria.config.schema import NetworkConfig
 from planaria.pipeline.network import measurement
 from planaria.pipeline.network.costs import MBIT
-from planaria.pipeline.network.measurement import Link, Samples, Spread
+from planaria.pipeline.network.measurement import MeasuredLink, NodeSamples, Quartiles
 from planaria.pipeline.network.topology import Node, Topology, read
 
 TIMES = st.floats(1e-4, 1.0)
@@ -21,10 +21,10 @@ SPEEDS = st.floats(1e3, 1e10)
 """bytes per second"""
 
 
-def samples(latency: float, speed: float, small: int = 1000, large: int = 100_000, late: float = 0.0) -> Samples:
+def samples(latency: float, speed: float, small: int = 1000, large: int = 100_000, late: float = 0.0) -> NodeSamples:
     """Return a node's times over a link of this one-way ``latency`` (s); two of five repeats are ``late`` (s)."""
     delays = [0.0, late, 0.0, late, 0.0]
-    return Samples(
+    return NodeSamples(
         round_trips=[2 * latency + delay for delay in delays],
         small=small,
         large=large,
@@ -32,8 +32,10 @@ def samples(latency: float, speed: float, small: int = 1000, large: int = 100_00
     )
 
 
-def link(latency: float, bandwidth: float) -> Link:
-    return Link(Spread(latency, latency / 2, latency * 2), Spread(bandwidth, bandwidth / 2, bandwidth * 2))
+def link(latency: float, bandwidth: float) -> MeasuredLink:
+    return MeasuredLink(
+        Quartiles(latency, latency / 2, latency * 2), Quartiles(bandwidth, bandwidth / 2, bandwidth * 2)
+    )
 
 
 @given(st.integers(0, 41))
@@ -83,7 +85,7 @@ def test_delays_widen_the_spread_and_keep_the_median() -> None:
 
 
 def test_a_large_message_that_was_no_slower_gives_a_lower_bound() -> None:
-    inverted = Samples(round_trips=[0.1], small=10, large=1000, passages=[(0.3, 0.2)])
+    inverted = NodeSamples(round_trips=[0.1], small=10, large=1000, passages=[(0.3, 0.2)])
     assert measurement.estimate(inverted, inverted).bandwidth == (5000.0, 5000.0, 5000.0)
 
 
@@ -117,7 +119,7 @@ def test_the_search_for_a_size_is_short_and_reaches_the_target_time(speed: float
 )
 def test_impossible_samples_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
-        Samples.model_validate(samples(0.1, 1e6).model_dump() | wrong)
+        NodeSamples.model_validate(samples(0.1, 1e6).model_dump() | wrong)
 
 
 BERN, OSLO = Node("Bern 1", "Bern", 1.0, 3, "any"), Node("Oslo 1", "Oslo", 2.0, 5, "data")
@@ -131,9 +133,9 @@ def test_pairs_of_the_same_sites_are_merged() -> None:
         (0, 2): link(0.001, 1000.0), (2, 0): link(0.001, 2000.0),
     }  # fmt: skip
     assert measurement.between_sites(nodes, links) == {
-        ("Bern", "Oslo"): Link(Spread(0.020, 0.005, 0.060), Spread(200.0, 50.0, 600.0)),
-        ("Oslo", "Bern"): Link(Spread(0.020, 0.005, 0.060), Spread(20.0, 5.0, 60.0)),
-        ("Bern", "Bern"): Link(Spread(0.001, 0.0005, 0.002), Spread(1500.0, 500.0, 4000.0)),
+        ("Bern", "Oslo"): MeasuredLink(Quartiles(0.020, 0.005, 0.060), Quartiles(200.0, 50.0, 600.0)),
+        ("Oslo", "Bern"): MeasuredLink(Quartiles(0.020, 0.005, 0.060), Quartiles(20.0, 5.0, 60.0)),
+        ("Bern", "Bern"): MeasuredLink(Quartiles(0.001, 0.0005, 0.002), Quartiles(1500.0, 500.0, 4000.0)),
     }
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from planaria.config.schema import NetworkConfig
 from planaria.pipeline.network.costs import Costs
-from planaria.pipeline.plan.actions import Plan, Route
+from planaria.pipeline.plan.actions import Route, StepPlan
 from planaria.pipeline.plan.build import build
 
 
@@ -21,7 +21,7 @@ def routes(draw: st.DrawFn, max_stages: int = 5, max_microbatches: int = 6) -> l
 
 
 @st.composite
-def plans(draw: st.DrawFn, backward: bool | None = None) -> Plan:
+def plans(draw: st.DrawFn, backward: bool | None = None) -> StepPlan:
     chosen = draw(routes())
     order = draw(st.sampled_from(["1f1b", "gpipe"]))
     in_flight = draw(st.integers(1, len(chosen)))

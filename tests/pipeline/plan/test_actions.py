@@ -7,11 +7,11 @@ from hypothesis import given
 from random_plans import plans
 
 from planaria.common.errors import UserError
-from planaria.pipeline.plan.actions import Key, Plan, topological_order
+from planaria.pipeline.plan.actions import Key, StepPlan, topological_order
 from planaria.pipeline.plan.build import build
 
 
-def most_alive(plan: Plan) -> int:
+def most_alive(plan: StepPlan) -> int:
     """Return the maximum number of microbatches between embedding and last action in the plan's order."""
     order = topological_order(plan)
     left = {i: sum(a.microbatch == i for a in order) for i in range(len(plan.routes))}
@@ -27,7 +27,7 @@ def most_alive(plan: Plan) -> int:
 
 
 @given(plans())
-def test_every_action_follows_its_dependencies_once(plan: Plan) -> None:
+def test_every_action_follows_its_dependencies_once(plan: StepPlan) -> None:
     done: set[Key] = set()
     for action in topological_order(plan):
         assert action.needs is None or action.needs in done
@@ -38,7 +38,7 @@ def test_every_action_follows_its_dependencies_once(plan: Plan) -> None:
 
 
 @given(plans())
-def test_memory_stays_within_the_plan(plan: Plan) -> None:
+def test_memory_stays_within_the_plan(plan: StepPlan) -> None:
     eager = tuple(sorted(plan.actions[0], key=lambda action: action.hop > 0))
     assert most_alive(plan) <= plan.slots[0]
     assert most_alive(replace(plan, actions=plan.actions | {0: eager})) <= plan.slots[0]

@@ -7,13 +7,13 @@ from random_plans import costs, plans
 
 from planaria.config.schema import NetworkConfig
 from planaria.pipeline.network.costs import UNIT, Costs
-from planaria.pipeline.plan.actions import Plan
+from planaria.pipeline.plan.actions import StepPlan
 from planaria.pipeline.plan.bound import lower_bound
 from planaria.pipeline.plan.build import build
 from planaria.runtime.engine.simulate import simulate
 
 
-def straight(stages: int, microbatches: int, order: str = "gpipe", in_flight: int | None = None) -> Plan:
+def straight(stages: int, microbatches: int, order: str = "gpipe", in_flight: int | None = None) -> StepPlan:
     return build([(0, *range(1, stages + 1), 0)] * microbatches, order, in_flight or microbatches)
 
 
@@ -22,7 +22,7 @@ def free_ends(stages: int, f: float, b: float) -> Costs:
 
 
 @given(plans(), costs(), st.integers(0, 3))
-def test_no_execution_beats_the_bound(plan: Plan, prices: Costs, message_bytes: int) -> None:
+def test_no_execution_beats_the_bound(plan: StepPlan, prices: Costs, message_bytes: int) -> None:
     assert simulate(plan, prices, message_bytes).step_s >= lower_bound(plan, prices, message_bytes).step_s
 
 

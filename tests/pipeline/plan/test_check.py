@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from random_plans import plans
 
 from planaria.common.errors import UserError
-from planaria.pipeline.plan.actions import Action, Key, Plan
+from planaria.pipeline.plan.actions import Action, Key, StepPlan
 from planaria.pipeline.plan.build import build
 from planaria.pipeline.plan.check import check, require
 
 PLAN = build([(0, 1, 2, 3, 0), (0, 2, 1, 3, 0), (0, 1, 3, 0)], "1f1b", 2)
 
 
-def changed(plan: Plan, key: Key, change: Callable[[Action], tuple[Action, ...]]) -> Plan:
+def changed(plan: StepPlan, key: Key, change: Callable[[Action], tuple[Action, ...]]) -> StepPlan:
     """Return ``plan`` with the actions named ``key`` replaced by ``change`` of each."""
     return replace(
         plan,
@@ -27,12 +27,12 @@ def changed(plan: Plan, key: Key, change: Callable[[Action], tuple[Action, ...]]
     )
 
 
-def rerouted(*routes: tuple[int, ...]) -> Plan:
+def rerouted(*routes: tuple[int, ...]) -> StepPlan:
     return replace(PLAN, routes=routes)
 
 
 @given(plans())
-def test_built_plans_are_valid(plan: Plan) -> None:
+def test_built_plans_are_valid(plan: StepPlan) -> None:
     assert check(plan) == []
     require(plan)
 
@@ -51,7 +51,7 @@ def test_built_plans_are_valid(plan: Plan) -> None:
         (rerouted((0, 1, -2, 3, 0)), "microbatch 0 visits node -2 at hop 2"),
     ],
 )
-def test_invalid_routes_are_reported(plan: Plan, complaint: str) -> None:
+def test_invalid_routes_are_reported(plan: StepPlan, complaint: str) -> None:
     assert any(complaint in problem for problem in check(plan))
 
 
@@ -97,7 +97,7 @@ def test_a_wait_for_too_early_a_microbatch_is_reported() -> None:
 
 
 @given(plans(backward=True), st.data())
-def test_every_missing_backward_is_reported(plan: Plan, data: st.DataObject) -> None:
+def test_every_missing_backward_is_reported(plan: StepPlan, data: st.DataObject) -> None:
     backwards = sorted(a.key for actions in plan.actions.values() for a in actions if a.kind == "backward")
     lost = data.draw(st.sets(st.sampled_from(backwards), min_size=1, max_size=len(backwards) - 1))
     rest = {stage: tuple(a for a in actions if a.key not in lost) for stage, actions in plan.actions.items()}

@@ -13,8 +13,8 @@ from planaria.common.errors import UserError
 from planaria.config import recipe
 from planaria.config.schema import NetworkConfig, RunConfig
 from planaria.lab.compare.clock import clock_of
-from planaria.pipeline.network.costs import Costs, Prices
-from planaria.pipeline.plan.actions import Plan
+from planaria.pipeline.network.costs import Costs, MessageCosts
+from planaria.pipeline.plan.actions import StepPlan
 from planaria.pipeline.plan.bound import lower_bound
 from planaria.pipeline.plan.build import build
 from planaria.runtime.engine.simulate import simulate
@@ -24,7 +24,7 @@ def staged(prices: Costs, bandwidth: float | None, overlap: bool = True) -> Cost
     return Costs(prices.network.model_copy(update={"staging_bandwidth": bandwidth, "overlap": overlap}))
 
 
-def straight(stages: int, microbatches: int, in_flight: int | None = None) -> Plan:
+def straight(stages: int, microbatches: int, in_flight: int | None = None) -> StepPlan:
     return build([(0, *range(1, stages + 1), 0)] * microbatches, "1f1b", in_flight or microbatches)
 
 
@@ -72,21 +72,21 @@ def test_a_device_copies_sequentially_for_both_neighbours() -> None:
 
 
 @given(plans(), costs(), st.integers(0, 3), st.sampled_from([1.0, 3.0]))
-def test_no_execution_with_copies_beats_the_bound(plan: Plan, prices: Costs, size: int, bandwidth: float) -> None:
+def test_no_execution_with_copies_beats_the_bound(plan: StepPlan, prices: Costs, size: int, bandwidth: float) -> None:
     for overlap in (True, False):
         found = staged(prices, bandwidth, overlap)
         assert simulate(plan, found, size).step_s >= lower_bound(plan, found, size).step_s
 
 
 @given(plans(), costs(), st.integers(1, 3), st.sampled_from([1.0, 3.0]))
-def test_copies_never_lower_the_bound(plan: Plan, prices: Costs, size: int, bandwidth: float) -> None:
+def test_copies_never_lower_the_bound(plan: StepPlan, prices: Costs, size: int, bandwidth: float) -> None:
     none, copied = (lower_bound(plan, staged(prices, rate), size).step_s for rate in (None, bandwidth))
     assert none <= copied
 
 
 @given(plans(), costs(), st.integers(1, 3), st.sampled_from([1.0, 3.0]))
 def test_copies_change_no_passes_or_bytes_and_take_their_time(
-    plan: Plan, prices: Costs, size: int, bandwidth: float
+    plan: StepPlan, prices: Costs, size: int, bandwidth: float
 ) -> None:
     plain, beside, stands = (
         simulate(plan, staged(prices, *given), size) for given in ((None,), (bandwidth, True), (bandwidth, False))
@@ -96,10 +96,10 @@ def test_copies_change_no_passes_or_bytes_and_take_their_time(
     assert busy[0] == pytest.approx(busy[1])
     ends = {key: end for spans in beside.spans.values() for key, _, end in spans}
     starts = {key: start for spans in beside.spans.values() for key, start, _ in spans}
-    found = Prices(staged(prices, bandwidth), size)
+    found = MessageCosts(staged(prices, bandwidth), size)
     for action in (action for actions in plan.actions.values() for action in actions):
         if action.needs is not None and action.source is not None:
-            took = Prices.seconds(2 * found.staging + found.carry(action.source, action.node))
+            took = MessageCosts.seconds(2 * found.staging + found.carry(action.source, action.node))
             assert starts[action.key] >= ends[action.needs] + took - 1e-6
     waited = sum(end - start for spans in stands.spans.values() for _, start, end in spans)
     copies = 2 * sum(plain.sent_bytes.values()) / bandwidth

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import plain_codes as plain
 from planaria.common.errors import UserError
 from planaria.recovery.codes import gf2
-from planaria.recovery.codes.search import Target, anneal, certificate, excess, worth
+from planaria.recovery.codes.search import SearchTarget, anneal, certificate, excess, worth
 from planaria.recovery.codes.sparse import weights
 
 HAMMING = [[1, 0, 1, 0, 1, 0, 1], [0, 1, 1, 0, 0, 1, 1], [0, 0, 0, 1, 1, 1, 1]]
@@ -51,7 +51,7 @@ def test_rank_kernel_and_distance_match_an_enumeration(matrix: plain.Matrix) -> 
 def test_the_score_matches_the_definition(matrix: plain.Matrix, wanted: int, weight: int, degree: int) -> None:
     columns = len(matrix[0])
     try:
-        target = Target(columns, columns - len(matrix), wanted, min(weight, columns), degree)
+        target = SearchTarget(columns, columns - len(matrix), wanted, min(weight, columns), degree)
     except UserError:
         return
     expected = plain.worth(matrix, columns, wanted, min(weight, columns), degree)
@@ -66,7 +66,7 @@ def test_the_score_matches_the_definition(matrix: plain.Matrix, wanted: int, wei
 def test_the_score_is_invariant_under_renumbering(seed: int, rng: random.Random) -> None:
     drawn = random.Random(seed)
     matrix = [[drawn.randrange(2) for _ in range(8)] for _ in range(4)]
-    target = Target(8, 4, 3, 4, 3)
+    target = SearchTarget(8, 4, 3, 4, 3)
     order = rng.sample(range(8), 8)
     other = [[row[n] for n in order] for row in rng.sample(matrix, 4)]
     assert worth(target, numbers(matrix)) == worth(target, numbers(other))
@@ -88,11 +88,11 @@ def test_the_score_is_invariant_under_renumbering(seed: int, rng: random.Random)
     ],
 )
 def test_known_codes_have_known_scores(matrix: plain.Matrix, target: tuple[int, ...], expected: float) -> None:
-    assert worth(Target(*target), numbers(matrix)) == expected
+    assert worth(SearchTarget(*target), numbers(matrix)) == expected
 
 
 def test_a_matrix_that_does_not_match_the_target_is_refused() -> None:
-    target = Target(8, 4, 3, 4, 3)
+    target = SearchTarget(8, 4, 3, 4, 3)
     for rows in ([1] * 3, [1 << 8] * 4, [1, 2, 4, 256]):
         with pytest.raises(ValueError, match="checks of 8 shards"):
             worth(target, rows)
@@ -101,7 +101,7 @@ def test_a_matrix_that_does_not_match_the_target_is_refused() -> None:
 
 
 def test_annealing_obeys_a_bound_on_degrees() -> None:
-    target = Target(12, 6, 3, 4, 2)
+    target = SearchTarget(12, 6, 3, 4, 2)
     found = anneal(target, seed=1, tries=3000)
     assert certificate(found)["distance"] == weights(found.code)[1] >= 3
     degrees = [sum(shard in check for check in found.code.checks) for shard in range(12)]
@@ -113,9 +113,9 @@ def test_annealing_obeys_a_bound_on_degrees() -> None:
 @pytest.mark.parametrize(("degree", "complaint"), [(-1, "degree = -1"), (5, "at most 4 checks")])
 def test_an_impossible_bound_on_degrees_is_refused(degree: int, complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
-        Target(8, 4, 3, 4, degree)
+        SearchTarget(8, 4, 3, 4, degree)
 
 
 def test_checks_of_all_shards_terminate() -> None:
     """There is only one such check, so independent ones do not exist."""
-    assert anneal(Target(5, 2, 2, 5), seed=0, tries=10).tried == 10
+    assert anneal(SearchTarget(5, 2, 2, 5), seed=0, tries=10).tried == 10

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from planaria.common.errors import UserError
 from planaria.recovery import codes
-from planaria.recovery.codes import CODES, Code, LossError
+from planaria.recovery.codes import CODES, ErasureCode, LossError
 from planaria.recovery.codes.base import loss_chance, share, shares, tolerates
 from planaria.recovery.codes.field import INVERSE, PRODUCT, combine, express, rank
-from planaria.recovery.codes.reed_solomon import Xor, cauchy
+from planaria.recovery.codes.reed_solomon import XorParity, cauchy
 
 GROUPS = [(4, 1), (4, 2), (6, 2), (8, 3)]
 ODD = np.array([np.nan, -0.0, 1e-45, -1e-40, np.inf], np.float32).view(np.uint8)
@@ -137,7 +137,7 @@ def test_bytes_tensors_and_arrays_are_equivalent():
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 6), (2, 5), (3, 8), (4, 12), (8, 8)])
 def test_every_square_submatrix_is_invertible(rows, columns):
-    code = Code(cauchy(rows, columns))
+    code = ErasureCode(cauchy(rows, columns))
     assert tolerates(code, rows) and shares(code) == [1.0] * (rows + 1)
 
 
@@ -212,4 +212,4 @@ def test_an_unsupported_group_is_refused(given_, complaint):
 
 
 def test_the_registry_lists_the_families():
-    assert CODES.names == ["local", "reed_solomon", "xor"] and CODES.find("xor") is Xor
+    assert CODES.names == ["local", "reed_solomon", "xor"] and CODES.find("xor") is XorParity

@@ -11,20 +11,20 @@ from hypothesis import strategies as st
 
 from planaria.common.errors import UserError
 from planaria.recovery.codes import gf2
-from planaria.recovery.codes.product import Checks, commute, file, hypergraph_product, parameters
-from planaria.recovery.codes.search import Target, anneal
+from planaria.recovery.codes.product import ClassicalCode, commute, file, hypergraph_product, parameters
+from planaria.recovery.codes.search import SearchTarget, anneal
 
 SMALL = [(1, 2), (2, 2), (2, 3), (1, 3), (3, 3)]
 """checks and shards of a factor"""
-REPEATED = Checks((0b011, 0b110), 3)
-HAMMING = Checks((0b1010101, 0b1100110, 0b1111000), 7)
+REPEATED = ClassicalCode((0b011, 0b110), 3)
+HAMMING = ClassicalCode((0b1010101, 0b1100110, 0b1111000), 7)
 
 
-def factors() -> st.SearchStrategy[Checks]:
+def factors() -> st.SearchStrategy[ClassicalCode]:
     """Factors, including dependent checks."""
     return st.sampled_from(SMALL).flatmap(
         lambda size: st.builds(
-            Checks, st.tuples(*[st.integers(0, 2 ** size[1] - 1) for _ in range(size[0])]), st.just(size[1])
+            ClassicalCode, st.tuples(*[st.integers(0, 2 ** size[1] - 1) for _ in range(size[0])]), st.just(size[1])
         )
     )
 
@@ -50,7 +50,7 @@ def tried(x: list[int], z: list[int], qubits: int) -> tuple[int, int]:
 
 @settings(max_examples=40, deadline=None)
 @given(factors(), factors())
-def test_parameters_match_an_enumeration(first: Checks, second: Checks) -> None:
+def test_parameters_match_an_enumeration(first: ClassicalCode, second: ClassicalCode) -> None:
     x, z = hypergraph_product(first, second)
     n, k, d = parameters(first, second)
     assert commute(x, z) and (len(x), len(z)) == (len(first.rows) * second.shards, first.shards * len(second.rows))
@@ -61,7 +61,7 @@ def test_parameters_match_an_enumeration(first: Checks, second: Checks) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(factors(), factors())
-def test_the_checks_match_the_formula(first: Checks, second: Checks) -> None:
+def test_the_checks_match_the_formula(first: ClassicalCode, second: ClassicalCode) -> None:
     """H_X = [H₁ ⊗ I | I ⊗ H₂ᵀ], H_Z = [I ⊗ H₂ | H₁ᵀ ⊗ I], as lists of lists."""
 
     def kron(a: list[list[int]], b: list[list[int]]) -> list[list[int]]:
@@ -87,13 +87,15 @@ def test_the_checks_match_the_formula(first: Checks, second: Checks) -> None:
     ("first", "second", "expected"),
     [(REPEATED, REPEATED, (13, 1, 3)), (HAMMING, HAMMING, (58, 16, 3)), (HAMMING, REPEATED, (27, 4, 3))],
 )
-def test_known_products_have_known_parameters(first: Checks, second: Checks, expected: tuple[int, int, int]) -> None:
+def test_known_products_have_known_parameters(
+    first: ClassicalCode, second: ClassicalCode, expected: tuple[int, int, int]
+) -> None:
     assert parameters(first, second) == expected
 
 
 def test_a_check_weighs_as_much_as_its_factors_together() -> None:
-    found = anneal(Target(12, 6, 3, 4, 2), seed=1, tries=3000).code
-    factor = Checks(tuple(sum(1 << shard for shard in check) for check in found.checks), 12)
+    found = anneal(SearchTarget(12, 6, 3, 4, 2), seed=1, tries=3000).code
+    factor = ClassicalCode(tuple(sum(1 << shard for shard in check) for check in found.checks), 12)
     made = file(factor, factor)
     assert (made.qubits, made.logical, made.distance) == (180, 36, 4)
     assert max(map(len, (*made.x, *made.z))) <= 4 + 2
@@ -107,16 +109,16 @@ def test_a_matrix_that_is_not_a_product_does_not_commute() -> None:
 
 def test_too_many_words_are_refused() -> None:
     with pytest.raises(UserError, match=r"2\^19 words: at most 64 and 2\^16"):
-        _ = Checks((1,), 20).distance
+        _ = ClassicalCode((1,), 20).distance
 
 
 def test_other_libraries_agree() -> None:
     """bposd's product, and ldpc's ranks and distances, if installed (the extra ``css``)."""
     hgp = pytest.importorskip("bposd.hgp")
     mod2 = pytest.importorskip("ldpc.mod2")
-    found = anneal(Target(12, 6, 3, 4, 2), seed=1, tries=3000).code
+    found = anneal(SearchTarget(12, 6, 3, 4, 2), seed=1, tries=3000).code
     rows = tuple(sum(1 << shard for shard in check) for check in found.checks)
-    for first, second in ((Checks(rows, 12), HAMMING), (HAMMING, HAMMING), (REPEATED, HAMMING)):
+    for first, second in ((ClassicalCode(rows, 12), HAMMING), (HAMMING, HAMMING), (REPEATED, HAMMING)):
         h1, h2 = dense(first), dense(second)
         theirs, made = hgp.hgp(h1, h2, compute_distance=True), file(first, second)
         assert (made.qubits, made.logical, made.distance) == (theirs.N, theirs.K, theirs.D)
@@ -126,5 +128,5 @@ def test_other_libraries_agree() -> None:
             assert mod2.rank(other) == gf2.rank(sum(1 << q for q in row) for row in kind)
 
 
-def dense(checks: Checks) -> np.ndarray:
+def dense(checks: ClassicalCode) -> np.ndarray:
     return np.array([[row >> n & 1 for n in range(checks.shards)] for row in checks.rows], np.uint8)

@@ -9,13 +9,13 @@ import pytest
 from planaria.common.errors import UserError
 from planaria.recovery import codes
 from planaria.recovery.codes.base import shares
-from planaria.recovery.codes.search import Target, anneal, certificate, file
+from planaria.recovery.codes.search import SearchTarget, anneal, certificate, file
 from planaria.recovery.codes.sparse import weights
 
 
 @pytest.fixture(scope="module")
 def found():
-    return anneal(Target(16, 8, 4, 4), seed=4, tries=3000)
+    return anneal(SearchTarget(16, 8, 4, 4), seed=4, tries=3000)
 
 
 def test_the_search_meets_its_target_and_the_certificate_matches_an_enumeration(found):
@@ -29,7 +29,7 @@ def test_the_search_meets_its_target_and_the_certificate_matches_an_enumeration(
 
 
 def test_the_same_seed_gives_the_same_code(found):
-    assert file(anneal(Target(16, 8, 4, 4), seed=4, tries=3000)) == file(found)
+    assert file(anneal(SearchTarget(16, 8, 4, 4), seed=4, tries=3000)) == file(found)
 
 
 def test_all_560_triples_are_restored_and_one_loss_reads_three(found):
@@ -95,9 +95,9 @@ def test_an_inconsistent_code_file_is_refused(found, tmp_path, change, members, 
 )
 def test_impossible_targets_are_refused(target, complaint):
     with pytest.raises(UserError, match=complaint):
-        Target(*target)
+        SearchTarget(*target)
 
 
 def test_a_search_without_budget_reports_its_shortfall():
-    best = anneal(Target(14, 3, 6, 3), seed=0, tries=1)
+    best = anneal(SearchTarget(14, 3, 6, 3), seed=0, tries=1)
     assert best.tried == 1 and certificate(best)["distance"] < 6

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from planaria.report.live_page.run_source import FolderFollower
 from planaria.report.live_page.server import Page, Strike
-from planaria.report.live_page.serving import Address, Server, serve
+from planaria.report.live_page.serving import Server, ServerAddress, serve
 
 TOKEN = "a-token-of-a-test-and-of-nothing-else"
 
@@ -93,7 +93,7 @@ def served(
     """A server of these runs, for as long as this lasts."""
     announced: list[str] = []
     page = Page([FolderFollower(folder, folder.name) for folder in folders], strike)
-    server = Server(page, Address(names=names), token, announced.append)
+    server = Server(page, ServerAddress(names=names), token, announced.append)
     thread = threading.Thread(target=serve, args=(server,))
     thread.start()
     try:

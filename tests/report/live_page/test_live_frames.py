@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.report.live_page.frames import Frame, Frames, difference, joined, patched
+from planaria.report.live_page.frames import Frames, StateChange, difference, joined, patched
 
 leaves = st.one_of(st.integers(0, 3), st.text("ab", max_size=2), st.lists(st.integers(0, 2), max_size=2))
 states = st.recursive(
@@ -43,7 +43,7 @@ def test_however_many_frames_there_are_they_lead_to_the_same(
         if number == seen:  # a watcher stops reading and continues at the end
             for frame in frames.after(-1, len(frames)):
                 drawn, last = patched(drawn, frame.change), frame.number
-        frames.add(Frame(number, float(number), difference(state, after), routine=routine))
+        frames.add(StateChange(number, float(number), difference(state, after), routine=routine))
         state = after
     for frame in frames.after(last, len(frames)):
         drawn = patched(drawn, frame.change)
@@ -56,7 +56,7 @@ def test_however_many_frames_there_are_they_lead_to_the_same(
 def test_a_long_run_is_as_fine_at_its_beginning_as_later() -> None:
     frames = Frames(600, 100)
     for number in range(100_000):
-        frames.add(Frame(number, float(number), {"step": number}, routine=number % 1000 != 500))
+        frames.add(StateChange(number, float(number), {"step": number}, routine=number % 1000 != 500))
     kept = frames.after(-1, len(frames))
     assert len(kept) <= 600 and kept[-1].number == 99_999
     gaps = [after.number - before.number for before, after in pairwise(kept)]

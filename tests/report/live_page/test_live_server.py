@@ -25,13 +25,13 @@ from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.logs import RunLog
 from planaria.control.run_record import StepMetric
-from planaria.control.statefile import LiveWorker, StateFile, born
-from planaria.report.live.tally import Tally
+from planaria.control.state_file import LiveWorker, StateFile, born
+from planaria.report.live.tally import RunTally
 from planaria.report.live_page import limits, serving
 from planaria.report.live_page.frames import patched
 from planaria.report.live_page.guard import new_token
 from planaria.report.live_page.server import exposition
-from planaria.runtime.engine import runs
+from planaria.runtime.engine import run_folders
 
 STARTED = e.RunStarted(
     name="run", seed=1, stages=2, steps=9, first_step=0, samples_per_step=2, wall_time=0.0, routes=[[0, 1, 2, 0]]
@@ -257,7 +257,7 @@ def test_health_readiness_and_metrics(tmp_path: Path) -> None:
 
 
 def test_names_of_runs_cannot_break_out_of_the_metrics() -> None:
-    page = exposition([('a"} 1\nevil{x="\\', Tally(), 0.0), ("b", Tally(), 1.0), ("b", Tally(), 2.0)], 0)
+    page = exposition([('a"} 1\nevil{x="\\', RunTally(), 0.0), ("b", RunTally(), 1.0), ("b", RunTally(), 2.0)], 0)
     assert all(
         re.fullmatch(r'(# .*|\w+(\{\w+="(\\.|[^"\\\n])*"(,\w+="[^"]*")*\})? \S+)', line) for line in page.splitlines()
     )
@@ -339,7 +339,7 @@ def test_a_process_that_is_not_the_worker_is_never_struck(tmp_path: Path) -> Non
         other = LiveWorker(worker="w1", incarnation=2, pid=bystander.pid, born=1, node=1, stage=1)
         state = StateFile(controller=1, generation=1, step=0, phase="run", workers=[other])
         (run / "state.json").write_text(state.model_dump_json())
-        with runs.held(run):
+        with run_folders.held(run):
             with pytest.raises(UserError, match=r"incarnation 1.*exited already"):
                 chaos.require_incarnation(run, "w1", 1)
             chaos.require_incarnation(run, "w1", 2)
@@ -356,12 +356,12 @@ def test_whoever_started_the_server_ends_it_by_closing_a_pipe(tmp_path: Path) ->
 
     from planaria.report.live_page.run_source import FolderFollower
     from planaria.report.live_page.server import Page
-    from planaria.report.live_page.serving import Address, Server, serve
+    from planaria.report.live_page.serving import Server, ServerAddress, serve
 
     read, write = os.pipe()
     announced: list[str] = []
     page = Page([FolderFollower(run_in(tmp_path / "run"), "run")], None)
-    thread = threading.Thread(target=serve, args=(Server(page, Address(), TOKEN, announced.append), read))
+    thread = threading.Thread(target=serve, args=(Server(page, ServerAddress(), TOKEN, announced.append), read))
     thread.start()
     while not announced:
         time.sleep(0.01)

@@ -10,7 +10,7 @@ import pytest
 from planaria.common.errors import UserError
 from planaria.control import decisions as d
 from planaria.control import events as e
-from planaria.control.logs import CHAOS, CONFIG, EVENTS, Followed, RunLog, read_run
+from planaria.control.logs import CHAOS, CONFIG, EVENTS, LogFollower, RunLog, read_run
 from planaria.control.run_record import StepMetric
 
 CONFIGURED = '{"name": "run", "model": {"vocab": 300}, "data": {"source": "none"}, "pipeline": {"stages": 2}}'
@@ -26,7 +26,7 @@ def folder(path: Path) -> Path:
 def test_every_line_comes_once_and_in_order(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     run = folder(tmp_path / "run")
-    log, followed, heard, told = RunLog(run, full=rng.choice([300, 900, 5000])), Followed(run), [], []
+    log, followed, heard, told = RunLog(run, full=rng.choice([300, 900, 5000])), LogFollower(run), [], []
     for number in range(400):
         t = 10.0 + number
         if rng.random() < 0.2:
@@ -52,7 +52,7 @@ def test_a_torn_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
     run = folder(tmp_path / "run")
     line = '{"t": 1.5, "decision": {"kind":"commit","replica":0,"generation":1,"step":3,"progress":3}}\n'
     (run / EVENTS).write_text(line + line[:40])
-    followed = Followed(run)
+    followed = LogFollower(run)
     assert len(list(followed.more())) == 1
     assert not list(followed.more())
     with (run / EVENTS).open("a") as file:
@@ -66,13 +66,13 @@ def test_kinds_that_nobody_wants_are_passed_over(tmp_path: Path) -> None:
     log.event(1.0, e.StageCommitted(worker="w0", stage=0, generation=1, step=0))
     log.decision(2.0, d.Commit(generation=1, step=0, progress=0))
     log.close()
-    assert [fact.kind for _, fact in Followed(run).more(frozenset({"stage_committed"}))] == ["commit"]
+    assert [fact.kind for _, fact in LogFollower(run).more(frozenset({"stage_committed"}))] == ["commit"]
 
 
 def test_a_broken_line_is_named_by_file_and_number_also_far_into_a_log(tmp_path: Path) -> None:
     run = folder(tmp_path / "run")
     log = RunLog(run)
-    followed = Followed(run)
+    followed = LogFollower(run)
     for number in range(20):
         log.decision(float(number), d.Commit(generation=1, step=number, progress=number))
     assert len(list(followed.more())) == 20
@@ -89,7 +89,7 @@ def test_faults_of_other_terminals_are_read_too(tmp_path: Path) -> None:
     log.decision(5.0, d.Commit(generation=1, step=0, progress=0))
     fault = e.FaultInjected(worker="w1", node=1, signal="SIGKILL", step=0, moment="another terminal")
     (run / CHAOS).write_text(f'{{"t": 4.0, "event": {fault.model_dump_json()}}}\n')
-    assert [fact.kind for _, fact in Followed(run).more()] == ["fault_injected", "commit"]
+    assert [fact.kind for _, fact in LogFollower(run).more()] == ["fault_injected", "commit"]
     log.close()
 
 
@@ -101,7 +101,7 @@ def test_it_reads_what_a_whole_reading_reads(tmp_path: Path) -> None:
     log.close()
     (run / EVENTS).rename(run / "aside")
     (run / "aside").rename(run / EVENTS)
-    followed = [(t, fact) for t, fact in Followed(run).more()]
+    followed = [(t, fact) for t, fact in LogFollower(run).more()]
     assert followed[0][0] == 1.0 and len(followed) == 50
     with pytest.raises(UserError):  # whose first line must be the run's start
         read_run(run)

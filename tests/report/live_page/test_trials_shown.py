@@ -11,18 +11,18 @@ from live_server import served
 from trials_made import EVERY, IDS, STEPS, comparison_in, losses, round_of, swarm_in, write_numbers, write_race
 
 from planaria.common.errors import UserError
-from planaria.report.live_page.frames import Frame, Json, patched
+from planaria.report.live_page.frames import Json, StateChange, patched
 from planaria.report.live_page.run_source import source_of
-from planaria.report.live_page.source import Source
+from planaria.report.live_page.source import LogSource
 from planaria.swarm.records.lines import LOG, PEERS, Log
 from planaria.swarm.records.outcome import read_outcome
 
 
-def shown(source: Source) -> list[Frame]:
+def shown(source: LogSource) -> list[StateChange]:
     return [frame for frame in source.read(10_000) if frame is not None]
 
 
-def played(source: Source) -> Json:
+def played(source: LogSource) -> Json:
     """Frames lead to the state, and come in order."""
     frames = [source.opening(), *shown(source)]
     seen: Json = {}

@@ -5,46 +5,46 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from planaria.lab.compare.race import Course, Met, Point
-from planaria.lab.compare.race_results import Compared, Run, Scored
+from planaria.lab.compare.race import ArmCourse, LossEvent, ValidationPoint
+from planaria.lab.compare.race_results import ArmRun, ArmScore, ComparisonResults
 from planaria.lab.trials.result_cache import CachedResult, identity
 from planaria.swarm.records.lines import LOG, PEERS, Evaluated, Finished, Layered, Log, RoundDone, Started
-from planaria.swarm.records.measure import Tally
+from planaria.swarm.records.measure import HitTally
 
 STEPS, EVERY = 40, 5
 IDS = {"anna": "a" * 32, "bert": "b" * 32}
 
 
-def losses(slower: float, upto: int = STEPS) -> list[Point]:
-    return [Point(tick=n, step=n, loss=5.0 - n / (10.0 * slower)) for n in range(EVERY, upto + 1, EVERY)]
+def losses(slower: float, upto: int = STEPS) -> list[ValidationPoint]:
+    return [ValidationPoint(tick=n, step=n, loss=5.0 - n / (10.0 * slower)) for n in range(EVERY, upto + 1, EVERY)]
 
 
 def write_race(folder: Path, arm: str, seed: int, when: float, slower: float = 1.0, stopped: str = "") -> None:
     """The result of a race that was over ``when`` (seconds since 1970)."""
-    met = [Met(tick=9, stages=[2], outcome="2: echo", moved_bytes=1, rolled_back=False, steps_lost=0)]
-    course = Course(points=losses(slower), met=met, ticks=STEPS, saved=[], stopped=stopped)
+    met = [LossEvent(tick=9, stages=[2], outcome="2: echo", moved_bytes=1, rolled_back=False, steps_lost=0)]
+    course = ArmCourse(points=losses(slower), met=met, ticks=STEPS, saved=[], stopped=stopped)
     file = folder / f"{arm}.{seed}.json"
-    CachedResult(file, Course, identity({"arm": arm})).write(course)
+    CachedResult(file, ArmCourse, identity({"arm": arm})).write(course)
     os.utime(file, (when, when))
 
 
 def write_numbers(folder: Path, when: float) -> None:
     """What all races came to."""
 
-    def run(hours: float | None) -> Run:
+    def run(hours: float | None) -> ArmRun:
         ticks, ratio = (None, None) if hours is None else (30.0, hours / 2.0)
-        return Run(
+        return ArmRun(
             seed=1, trace="t", target=2.0, ticks=ticks, hours=hours, ratio=ratio, hours_ratio=ratio,
             final=2.0, saves=0, failures=1, steps_lost=0, stopped="",
         )  # fmt: skip
 
-    def arm(name: str, hours: float | None) -> Scored:
-        return Scored(
+    def arm(name: str, hours: float | None) -> ArmScore:
+        return ArmScore(
             name=name, changes={}, faults=name != "free", routing="pipeline", runs=[run(hours)], curves=[], step_s=1.0,
             save_s=0.0, step_bytes=0.0, traffic=0.0, memory=0.0, workers=3,
         )  # fmt: skip
 
-    found = Compared(
+    found = ComparisonResults(
         name="mine", clock="mine.toml", steps=STEPS, stages=2, target_at=0.8, hourly=0.1, failures=[],
         arms=[arm("free", 2.0), arm("echo", 3.0), arm("redraw", None)],
     )  # fmt: skip
@@ -77,11 +77,13 @@ def swarm_in(folder: Path) -> Path:
         log.note(
             Started(time=1000.0, name=name, id=IDS[name], attack=attack, model="tiny", parameters=1, vocab=9,
                     first_round=0),
-            Evaluated(time=1001.0, round=0, accuracy=Tally(hits=1, eligible=4), tokens=3.0),
+            Evaluated(time=1001.0, round=0, accuracy=HitTally(hits=1, eligible=4), tokens=3.0),
         )  # fmt: skip
         for n in range(3):
             honest = name == "anna"
             log.note(round_of(n, 1002.0 + n, 3 * honest, "all of its last 6 were refused" if honest and n else ""))
-        log.note(Evaluated(time=1006.0, round=3, accuracy=Tally(hits=3, eligible=4), tokens=3.0), Finished(time=1007.0))
+        log.note(
+            Evaluated(time=1006.0, round=3, accuracy=HitTally(hits=3, eligible=4), tokens=3.0), Finished(time=1007.0)
+        )
         log.close()
     return folder

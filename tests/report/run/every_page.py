@@ -15,21 +15,21 @@ from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.logs import RunRecord, read_run
 from planaria.control.run_record import StepMetric, ValidationMetric
-from planaria.lab.experts.budget import SYNCHRONISED, Job
-from planaria.lab.experts.experts_results import ArmResult, Results, Score, SeedResult, Speech
+from planaria.lab.experts.budget import SYNCHRONISED, ExpertPlan
+from planaria.lab.experts.experts_results import ArmResult, DomainScore, Results, SeedResult, TextWeights
 from planaria.lab.report import comparison, experts_report
 from planaria.planner.initial_plans import random_routes
-from planaria.planner.problem import Problem
-from planaria.planner.schedule import Bound, Schedule, Search, schedule_of
+from planaria.planner.problem import PlanningProblem
+from planaria.planner.schedule import ProvedBound, Schedule, SearchRecord, schedule_of
 from planaria.report.run import report, schedule_page
 from planaria.report.run.schedule_figures import step_of
 from planaria.swarm.audit.leakage import estimate
-from planaria.swarm.audit.results import Audit, Behind, GivenAway, Leakage, Leaked, Limits, Part
+from planaria.swarm.audit.results import Audit, AuditCheck, AuditLimits, BehindCensor, GivenAway, Leakage, Leaked
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.drill import Drill, Drilled, Run
+from planaria.swarm.drill import Drill, DrilledArm, DrillRun
 from planaria.swarm.records.lines import LOG, PEERS, Agreed, Evaluated, Finished, Layered, Log, RoundDone, Started
-from planaria.swarm.records.measure import Tally
-from planaria.swarm.records.outcome import ALL, LayerOutcome, Outcome, PeerOutcome, Point, read_outcome
+from planaria.swarm.records.measure import HitTally
+from planaria.swarm.records.outcome import ALL, EvaluationPoint, LayerOutcome, PeerOutcome, RunOutcome, read_outcome
 from planaria.swarm.report import audit_report, drill_report, swarm_report
 
 S = 1_000_000_000
@@ -82,7 +82,7 @@ def planned(microbatches: int = 3, sizes: tuple[int, ...] = (2, 2, 2, 2)) -> Sch
     """A schedule without optimization, with two alternatives."""
     nodes = sum(sizes)
     forward, backward = (np.array([[s] * nodes for s in kind]) * S for kind in ((1, 2, 0.5), (1, 1, 0.5)))
-    problem = Problem(
+    problem = PlanningProblem(
         names=tuple(f"node {n}" for n in range(nodes)), sites=("here", "there"), site=np.arange(nodes) % 2,
         sizes=sizes, microbatches=microbatches, visits=2, swaps=0, jump=4, forward=forward.astype(np.int64),
         backward=backward.astype(np.int64), link=np.full((2, 2), S, np.int64), transmit=np.zeros((1, 1), np.int64),
@@ -90,19 +90,19 @@ def planned(microbatches: int = 3, sizes: tuple[int, ...] = (2, 2, 2, 2)) -> Sch
     )  # fmt: skip
     stages = [own.tolist() for own in np.split(np.arange(nodes), np.cumsum(sizes)[:-1])]
     solution = random_routes(problem, stages, random.Random(0), 0)
-    found, bound = Search(seed=7, moves=1, seconds=3.25), Bound(step_s=6.0, binds="busiest node")
+    found, bound = SearchRecord(seed=7, moves=1, seconds=3.25), ProvedBound(step_s=6.0, binds="busiest node")
     return schedule_of(problem, solution, 8.0, bound, {"rows": 20.0, "columns": 16.0}, found)
 
 
-def swarmed(folder: Path, rounds: int = 3, agreed: Agreed | None = None) -> tuple[SwarmConfig, Outcome]:
+def swarmed(folder: Path, rounds: int = 3, agreed: Agreed | None = None) -> tuple[SwarmConfig, RunOutcome]:
     """Two honest peers of which one learned alone beside it, and an attacker; ``agreed``: the votes of each round."""
     for place, attack in enumerate(("none", "none", "text")):
         name = f"p{place}"
         log = Log(folder / PEERS / name / LOG)
         log.note(Started(name=name, id=f"id{place}", attack=attack, model="m", parameters=9, vocab=257, first_round=0))
         for number in range(rounds):
-            alone = Tally(hits=10, eligible=100) if not place else None
-            solved = Tally(hits=min(20 + 20 * number, 95), eligible=100)
+            alone = HitTally(hits=10, eligible=100) if not place else None
+            solved = HitTally(hits=min(20 + 20 * number, 95), eligible=100)
             log.note(
                 Evaluated(round=number, accuracy=solved, alone=alone, tokens=9.0, watch={}),
                 RoundDone(
@@ -119,9 +119,11 @@ def swarmed(folder: Path, rounds: int = 3, agreed: Agreed | None = None) -> tupl
 
 def peer(name: str, solved: int, showing: int = 0, attack: str = "none") -> PeerOutcome:
     """Evaluated after rounds 0 and 1."""
-    watch = {"text": Tally(hits=showing, eligible=50)}
+    watch = {"text": HitTally(hits=showing, eligible=50)}
     points = [
-        Point(round=number, accuracy=Tally(hits=solved, eligible=100), alone=None, tokens=18.0, watch=watch)
+        EvaluationPoint(
+            round=number, accuracy=HitTally(hits=solved, eligible=100), alone=None, tokens=18.0, watch=watch
+        )
         for number in range(2)
     ]
     return PeerOutcome(name=name, id=name, attack=attack, model="", points=points, finished=True, weights="")
@@ -130,13 +132,13 @@ def peer(name: str, solved: int, showing: int = 0, attack: str = "none") -> Peer
 def drilled(with_rule: int = 1, seeds: int = 1, watch: tuple[str, ...] = ("text",)) -> Drill:
     """A control, an attack that shows in 4 of 5 completions, and a defence that leaves ``with_rule`` of 50 of it."""
 
-    def arm(name: str, control: str, solved: int, showing: int, attacker: bool) -> Drilled:
-        layers = {ALL: LayerOutcome(stopped=Tally(hits=9, eligible=10), misjudged=Tally(hits=1, eligible=40))}
+    def arm(name: str, control: str, solved: int, showing: int, attacker: bool) -> DrilledArm:
+        layers = {ALL: LayerOutcome(stopped=HitTally(hits=9, eligible=10), misjudged=HitTally(hits=1, eligible=40))}
         last = peer("p2", 0, 0, "text") if attacker else peer("p2", solved, showing)
         peers = [peer("p0", solved, showing), peer("p1", solved, showing), last]
-        outcome = Outcome(peers=peers, layers=layers if attacker else {}, rounds=2, seconds=1.0)
-        runs = [Run(seed=seed, outcome=outcome) for seed in range(1, seeds + 1)]
-        return Drilled(name=name, control=control, attackers=["p2"] if attacker else [], runs=runs)
+        outcome = RunOutcome(peers=peers, layers=layers if attacker else {}, rounds=2, seconds=1.0)
+        runs = [DrillRun(seed=seed, outcome=outcome) for seed in range(1, seeds + 1)]
+        return DrilledArm(name=name, control=control, attackers=["p2"] if attacker else [], runs=runs)
 
     arms = [
         arm("control", "", 80, 0, False),
@@ -150,11 +152,11 @@ def mixed(uneven: float = 0.9, seeds: int = 1, lost: tuple[str, ...] = (), rival
     """Two domains with experts and one without; the uneven arm's perplexity is ``uneven`` of the even one's, that of a
     generalist, if there is one, ``rival``."""
     domains = ("code", "tables", "news")
-    experts = [Job(domain=domain, size="M", steps=4) for domain in domains[:2]]
+    experts = [ExpertPlan(domain=domain, size="M", steps=4) for domain in domains[:2]]
 
-    def arm(ratio: float, of: list[Job] = experts) -> ArmResult:
+    def arm(ratio: float, of: list[ExpertPlan] = experts) -> ArmResult:
         loss = 2.0 + float(np.log(ratio))
-        score = Score(loss=loss, best=loss, averaged=loss, speaking=[0.5, 0.5])
+        score = DomainScore(loss=loss, best=loss, averaged=loss, speaking=[0.5, 0.5])
         fewer = {f"top-{k}": dict.fromkeys(domains, score) for k in (1, 2)}
         return ArmResult(
             experts=of, belief=[0.0, 0.0], scores=dict.fromkeys(domains, score), held_out=loss, fewer=fewer,
@@ -162,7 +164,7 @@ def mixed(uneven: float = 0.9, seeds: int = 1, lost: tuple[str, ...] = (), rival
             flops=1e9, parameter_tokens=1e6, inner_parameter_tokens=1e6, token_flops=1e3 * len(of),
         )  # fmt: skip
 
-    known = {} if rival is None else {"generalist-M": arm(rival, [Job(domain="generalist", size="M", steps=8)])}
+    known = {} if rival is None else {"generalist-M": arm(rival, [ExpertPlan(domain="generalist", size="M", steps=8)])}
     runs = [
         SeedResult(
             seed=seed, difficulty={"probe": {"code": 1.0, "tables": 2.0}}, tier={"probe": {"code": 0, "tables": 1}},
@@ -171,7 +173,7 @@ def mixed(uneven: float = 0.9, seeds: int = 1, lost: tuple[str, ...] = (), rival
         )
         for seed in range(1, seeds + 1)
     ]  # fmt: skip
-    speech = Speech(experts=[job.name for job in experts], pieces=["a ", "b"], weights=[[1.0, 0.0], [0.5, 0.5]])
+    speech = TextWeights(experts=[job.name for job in experts], pieces=["a ", "b"], weights=[[1.0, 0.0], [0.5, 0.5]])
     return Results(name="mix", trained=list(domains[:2]), untrained=["news"], runs=runs, speech=speech)
 
 
@@ -190,13 +192,13 @@ def audited() -> Audit:
         paraphrased=None,
         use=0.97,
         curve=points,
-        behind=Behind(leak=0.07, guessed=0.31, silent=0.93, use=0.07),
+        behind=BehindCensor(leak=0.07, guessed=0.31, silent=0.93, use=0.07),
         said=[("digit 1", "4")],
     )
     leakage = Leakage(adversary="counter", k=4, draws=3, epsilon=0.1, questions=[leaked])
     parts = [
-        Part(name="behaviour", verdict="passed", said="text in none"),
-        Part(name="leakage", verdict="failed", said="the code", facts=["one", "two"]),
+        AuditCheck(name="behaviour", verdict="passed", said="text in none"),
+        AuditCheck(name="leakage", verdict="failed", said="the code", facts=["one", "two"]),
     ]
-    limits = Limits(leak=0.1, success=0.02)
+    limits = AuditLimits(leak=0.1, success=0.02)
     return Audit(model="runs/x, p0", weights="0" * 64, limits=limits, parts=parts, attacks={}, leakage=leakage)

@@ -15,19 +15,19 @@ from synthetic_comparison import HELD, Manner, compared
 from planaria.config.schema import ExchangeConfig, RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
-from planaria.control.gauges import Flow, Passes
+from planaria.control.gauges import EdgeTravelTimes, PassDurations
 from planaria.control.run_record import RunRecord
-from planaria.control.started import Recut, Shape
+from planaria.control.run_started import Recut, RunShape
 from planaria.exchange.coded.facts import CloseRound, ResultsSent
-from planaria.lab.experts.experts_results import Weighing
+from planaria.lab.experts.experts_results import FittedWeights
 from planaria.lab.report import comparison, experts_report
-from planaria.planner.schedule import Carried, SeveralPaths
+from planaria.planner.schedule import EdgeLoad, SeveralPaths
 from planaria.report.run import report, schedule_page
 from planaria.report.run.schedule_figures import step_of
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.records.lines import Agreed
-from planaria.swarm.records.measure import Tally
-from planaria.swarm.repair.results import MASK, Measured, Repaired, StrategyResult
+from planaria.swarm.records.measure import HitTally
+from planaria.swarm.repair.results import MASK, Repaired, StrategyResult, TextMeasurements
 from planaria.swarm.report import drill_report, swarm_report
 
 ROUNDS = 24
@@ -53,7 +53,9 @@ def bodies(folder: Path) -> Iterator[tuple[str, Iterator[str]]]:
 def resumed() -> RunRecord:
     """Three replicas that compress, in a fleet of another shape with snapshots, a slow
     worker and a machine that joins."""
-    was, now = (Shape(stages=stages, ends_layers=0, vocab=257, replicas=3, exchange="allreduce") for stages in (2, 1))
+    was, now = (
+        RunShape(stages=stages, ends_layers=0, vocab=257, replicas=3, exchange="allreduce") for stages in (2, 1)
+    )
     recut = Recut(checkpoint="step-000004", was=was, now=now, said=["moments averaged"])
     recovery = {"strategy": "snapshot, checkfree"}
     begin = r.started(recut=recut, recovery=recovery)
@@ -73,12 +75,12 @@ def resumed() -> RunRecord:
     return RunRecord(Path("x"), config, history, [(101.0, worked("a", 0.0))], every.metrics)
 
 
-def gauged(step: int) -> e.Gauged:
+def gauged(step: int) -> e.WorkerMeasurements:
     """Two steps of stage 0, which receives from stage 1."""
-    return e.Gauged(
+    return e.WorkerMeasurements(
         worker="a", node=0, stage=0, generation=1, step=step, steps=2, seconds=0.8,
-        passes={"forward": Passes(count=8, median_s=0.01), "backward": Passes(count=8, median_s=0.02)},
-        waited={1: 0.1}, flows={1: Flow(frames=8, low_s=0.001, high_s=0.002)},
+        passes={"forward": PassDurations(count=8, median_s=0.01), "backward": PassDurations(count=8, median_s=0.02)},
+        waited={1: 0.1}, flows={1: EdgeTravelTimes(frames=8, low_s=0.001, high_s=0.002)},
     )  # fmt: skip
 
 
@@ -115,7 +117,7 @@ def coded() -> RunRecord:
 
 def voted(folder: Path) -> Iterator[str]:
     """A swarm that learns by votes and issues receipts."""
-    votes = Agreed(groups=4, labelled=3, share=0.6, right=Tally(hits=2, eligible=3))
+    votes = Agreed(groups=4, labelled=3, share=0.6, right=HitTally(hits=2, eligible=3))
     _, outcome = every_page.swarmed(folder, agreed=votes)
     voting = {"name": "voters", "task": {"reward": "consensus"}, "receipts": {"committee": "all"}}
     return swarm_report.body(folder, SwarmConfig.model_validate(voting), outcome)
@@ -123,15 +125,15 @@ def voted(folder: Path) -> Iterator[str]:
 
 def repaired() -> Repaired:
     """A peer that a mask repaired."""
-    before, after = (Measured(success={"text": Tally(hits=hits, eligible=50)}) for hits in (40, 0))
+    before, after = (TextMeasurements(success={"text": HitTally(hits=hits, eligible=50)}) for hits in (40, 0))
     ways = [StrategyResult(by=MASK, after=after)]
     return Repaired(arm="attacked", limit=0.02, trusted=9, own=3, benign=9, before=before, ways=ways)
 
 
-def weighed() -> Weighing:
+def weighed() -> FittedWeights:
     """Weights of two experts for their worst domain."""
     losses = {prior: {"code": 2.0, "tables": 2.5} for prior in ("uniform", "worst")}
-    return Weighing(
+    return FittedWeights(
         experts=["code-M", "tables-M"], tokens=64, texts=20, floor=0.01, weights=[0.4, 0.6],
         prices={"code": 0.3, "tables": 0.7}, value=2.4, bound=2.39, residual=1e-5, tolerance=1e-4, certified=True,
         solver="primal-dual", passes=12.0, held_out=losses, test=losses,
@@ -141,7 +143,7 @@ def weighed() -> Weighing:
 def routed() -> Iterator[str]:
     """A schedule whose sites are joined by several paths."""
     plan = every_page.planned()
-    edges = [Carried(source=0, target=2, path="north", size=10**6, rate=1e6)]
+    edges = [EdgeLoad(source=0, target=2, path="north", size=10**6, rate=1e6)]
     paths = SeveralPaths(links={"north": 1e6}, edges=edges, largest_s=1.0, least_s=0.9, cut=["north"])
     plan = plan.model_copy(update={"paths": paths})
     return schedule_page.body(plan, step_of(plan))

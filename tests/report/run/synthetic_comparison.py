@@ -7,12 +7,20 @@ import math
 import random
 from dataclasses import dataclass
 
-from planaria.lab.compare.clock import Clock
-from planaria.lab.compare.race import Course, Met, Point
-from planaria.lab.compare.race_results import Compared, Failures, Given, Scored, against_reset, curve, score
+from planaria.lab.compare.clock import ArmClock
+from planaria.lab.compare.race import ArmCourse, LossEvent, ValidationPoint
+from planaria.lab.compare.race_results import (
+    ArmPrices,
+    ArmScore,
+    ComparisonResults,
+    SeedTrace,
+    against_reset,
+    curve,
+    score,
+)
 
 SEEDS, STEPS, STAGES, EVERY = (1, 3, 4), 1000, 6, 20
-GIVEN = Given(
+GIVEN = ArmPrices(
     replacement_s=30.0, load_s=60.0, again=0.5, bandwidth=125e6, scale=250.0, replicas=1, stages=STAGES, context=1024,
     microbatches=16, microbatch_size=16, dim=1024, wire_bytes=4, parameters=[65_537_024, *[67_117_056] * STAGES],
 )  # fmt: skip
@@ -76,18 +84,20 @@ def loss(progress: float, seed: int) -> float:
     return 2.1 + 0.02 * seed + 4.5 * math.exp(-max(progress, 0.0) / 60) + 1.2 * math.exp(-max(progress, 0.0) / 420)
 
 
-def course(manner: Manner, seed: int) -> Course:
+def course(manner: Manner, seed: int) -> ArmCourse:
     """Progress is ticks without what failures took so far; a setback shows in the loss at once."""
     struck = [step for step, _ in faults(seed)] if manner.faults else []
     noise = random.Random(f"{seed} {sorted(manner.changes)}")
     points = []
     for tick in range(EVERY, STEPS + 1, EVERY):
         progress = (tick - manner.setback * sum(step < tick for step in struck)) / manner.slower
-        points.append(Point(tick=tick, step=tick, loss=loss(progress, seed) + noise.gauss(0, 0.004)))
-    return Course(
+        points.append(ValidationPoint(tick=tick, step=tick, loss=loss(progress, seed) + noise.gauss(0, 0.004)))
+    return ArmCourse(
         points=points,
         met=[
-            Met(tick=tick, stages=[2], outcome="2: x", moved_bytes=10**6, rolled_back=bool(manner.save), steps_lost=0)
+            LossEvent(
+                tick=tick, stages=[2], outcome="2: x", moved_bytes=10**6, rolled_back=bool(manner.save), steps_lost=0
+            )
             for tick in struck
         ],
         ticks=STEPS,
@@ -96,16 +106,16 @@ def course(manner: Manner, seed: int) -> Course:
     )
 
 
-def clock(manner: Manner) -> Clock:
-    return Clock(manner.step_s, 60.0, 60.0, 3.0, 30.0, 125e6, workers=manner.workers)
+def clock(manner: Manner) -> ArmClock:
+    return ArmClock(manner.step_s, 60.0, 60.0, 3.0, 30.0, 125e6, workers=manner.workers)
 
 
-def compared(manners: dict[str, Manner] = MANNERS, hourly: float = 0.1) -> Compared:
+def compared(manners: dict[str, Manner] = MANNERS, hourly: float = 0.1) -> ComparisonResults:
     """What the comparison found."""
     courses = {name: {seed: course(manner, seed) for seed in SEEDS} for name, manner in manners.items()}
     first, digests = next(iter(manners)), {seed: digest(seed) for seed in SEEDS}
     arms = [
-        Scored(
+        ArmScore(
             name=name,
             changes=manner.changes,
             faults=manner.faults,
@@ -125,13 +135,13 @@ def compared(manners: dict[str, Manner] = MANNERS, hourly: float = 0.1) -> Compa
         )
         for name, manner in manners.items()
     ]
-    return Compared(
+    return ComparisonResults(
         name="<i>worms",
         clock="llama_500m.toml",
         steps=STEPS,
         stages=STAGES,
         target_at=0.6,
         hourly=hourly,
-        failures=[Failures(seed=seed, digest=digest(seed), faults=faults(seed)) for seed in SEEDS],
+        failures=[SeedTrace(seed=seed, digest=digest(seed), faults=faults(seed)) for seed in SEEDS],
         arms=against_reset(arms),
     )

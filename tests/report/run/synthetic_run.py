@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from planaria.config.schema import PipelineConfig, RunConfig, TrainConfig
-from planaria.control.decisions import Commit, Finish, Form, Keep, Link, Member, Rebuild, RunStep
+from planaria.control.decisions import Commit, Finish, Form, Keep, Member, MemberLink, Rebuild, RunStep
 from planaria.control.events import (
     EdgeBroken,
     FaultInjected,
@@ -22,10 +22,10 @@ from planaria.control.events import (
     WorkerJoined,
     WorkerLost,
 )
+from planaria.control.log_segments import FULL
 from planaria.control.logs import RunLog
 from planaria.control.run_record import StepMetric, ValidationMetric
-from planaria.control.segments import FULL
-from planaria.pipeline.plan.actions import Key, Plan
+from planaria.pipeline.plan.actions import Key, StepPlan
 from planaria.pipeline.plan.build import plan_for
 
 STAGES, MICROBATCHES, STEPS = 4, 8, 40
@@ -33,7 +33,7 @@ ACTIVATION = 4 * 128 * 128 * 4  # bytes: samples x tokens x dim x fp32
 NOTICE, DECIDE, LINK, TRANSFER, REBUILD = 0.041, 0.002, 0.055, 0.062, 0.018
 
 
-def schedule(plan: Plan, rng: random.Random, start: float) -> dict[int, list[Span]]:
+def schedule(plan: StepPlan, rng: random.Random, start: float) -> dict[int, list[Span]]:
     """Every action as soon as its inputs are there, first in preference first."""
     todo = {stage: list(actions) for stage, actions in plan.actions.items()}
     free = dict.fromkeys(todo, start)
@@ -121,7 +121,7 @@ class Synthesis:
             )
             for s, w in self.holders.items()
         ]
-        links = [Link(low=s, high=s + 1, id=f"{s}.{self.generation}") for s in range(STAGES)]
+        links = [MemberLink(low=s, high=s + 1, id=f"{s}.{self.generation}") for s in range(STAGES)]
         form = Form(generation=self.generation, step=step, outcome=outcome, members=members, links=links)
         self.log.decision(self._tick(DECIDE), form)
         linked = []

@@ -9,7 +9,7 @@ import pytest
 
 from planaria.control.run_record import StepMetric, ValidationMetric
 from planaria.planner.problem import Solution
-from planaria.planner.search import Budget, Found
+from planaria.planner.search import SearchBudget, SearchResult
 from planaria.report.live import bars
 from planaria.report.live.bars import BarDisplay, CountProgress, SearchProgress, SurveyProgress
 from planaria.report.live.jobs_progress import JobsProgress
@@ -43,9 +43,9 @@ def test_quiet_says_nothing() -> None:
 
 def searched(stream: io.StringIO, *steps: float) -> str:
     nothing = Solution(np.zeros(0, int), np.zeros(0, int), np.zeros((0, 0), int))
-    with SearchProgress(Budget(moves=100), 1.0, False, stream) as progress:
+    with SearchProgress(SearchBudget(moves=100), 1.0, False, stream) as progress:
         for place, step_s in enumerate(steps):
-            progress.told(Found(nothing, step_s, 10 * place, 0.5 * place))
+            progress.told(SearchResult(nothing, step_s, 10 * place, 0.5 * place))
     return stream.getvalue()
 
 

@@ -9,7 +9,7 @@ from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.run_record import RunRecord
-from planaria.report.run.checkpoint_times import Saves, saves
+from planaria.report.run.checkpoint_times import CheckpointTimes, saves
 
 
 def record(*facts: Any) -> RunRecord:
@@ -34,9 +34,9 @@ def test_the_slowest_worker_counts_and_what_is_written_beside_is_told_apart() ->
         written(4, 2.0), seal(4),
     ]  # fmt: skip
     last = [d.Save(generation=2, step=8), written(8, 1.0), written(8, 2.0, 0), seal(8)]
-    assert saves(record(*beside, *last)) == Saves(sealed=2, stood_s=2.5, beside_s=3.0)
+    assert saves(record(*beside, *last)) == CheckpointTimes(sealed=2, stood_s=2.5, beside_s=3.0)
 
 
 def test_what_could_not_be_sealed_is_none() -> None:
     failed = e.SaveFailed(worker=e.CONTROLLER, stage=-1, generation=-1, step=4, detail="full")
-    assert saves(record(d.Save(generation=2, step=4), seal(4), failed)) == Saves()
+    assert saves(record(d.Save(generation=2, step=4), seal(4), failed)) == CheckpointTimes()

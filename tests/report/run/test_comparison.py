@@ -8,7 +8,7 @@ import pytest
 from synthetic_comparison import MANNERS, MISSING, SEEDS, STAGES, Manner, compared, digest, faults
 
 from planaria.common.errors import UserError
-from planaria.lab.compare.race_results import Compared, Failures
+from planaria.lab.compare.race_results import ComparisonResults, SeedTrace
 from planaria.lab.report.comparison import write_comparison
 from planaria.lab.report.comparison_figures import (
     colours,
@@ -24,25 +24,25 @@ from planaria.report.tables import WIDE
 
 
 @pytest.fixture(scope="module")
-def found() -> Compared:
+def found() -> ComparisonResults:
     return compared()
 
 
 @pytest.fixture(scope="module")
-def text(found: Compared, tmp_path_factory: pytest.TempPathFactory) -> str:
+def text(found: ComparisonResults, tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("comparison")
     out = write_comparison(found, folder / "report.html")
     assert list(folder.iterdir()) == [out]
     return out.read_text()
 
 
-def table_of(found: Compared, capsys: pytest.CaptureFixture[str]) -> list[str]:
+def table_of(found: ComparisonResults, capsys: pytest.CaptureFixture[str]) -> list[str]:
     show_table(found)
     return capsys.readouterr().out.splitlines()
 
 
 def test_table_has_fault_free_first_then_the_quickest_and_those_that_missed_last(
-    found: Compared, capsys: pytest.CaptureFixture[str]
+    found: ComparisonResults, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = table_of(found, capsys)
     order = [name for line in lines for name in MANNERS if line.startswith(f"  {name} ")]
@@ -52,7 +52,9 @@ def test_table_has_fault_free_first_then_the_quickest_and_those_that_missed_last
     assert middle == sorted(middle)
 
 
-def test_table_says_what_was_found_and_what_it_means(found: Compared, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_says_what_was_found_and_what_it_means(
+    found: ComparisonResults, capsys: pytest.CaptureFixture[str]
+) -> None:
     lines = table_of(found, capsys)
     said = "\n".join(lines)
     assert max(map(len, lines)) <= WIDE and "<i>worms: mean [least … most] of seeds 1, 3, 4" in said
@@ -77,11 +79,11 @@ def test_one_seed_that_missed_is_said_and_no_mean_is_made_of_the_others(capsys: 
 
 @pytest.mark.slow
 def test_machine_hours_are_told_where_arms_differ_in_machines(
-    found: Compared, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    found: ComparisonResults, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert not any("machine-hours" in line for line in table_of(found, capsys)) and 'id="machine-hours"' not in text
     twins = compared({**MANNERS, "hot": Manner({"exchange.replicas": "2"}, step_s=50.0, workers=14)})
-    struck = Failures(seed=3, digest="f" * 64, faults=[(5, 2), (9, 1)], replica=1)
+    struck = SeedTrace(seed=3, digest="f" * 64, faults=[(5, 2), (9, 1)], replica=1)
     twins = twins.model_copy(update={"further": [struck]})
     lines = table_of(twins, capsys)
     assert max(map(len, lines)) <= WIDE and any("machine-hours" in line for line in lines)
@@ -113,7 +115,7 @@ def test_names_from_outside_are_not_markup(text: str) -> None:
     assert "redraw &lt;b&gt;&amp;" in own and "redraw <b>" not in own
 
 
-def test_page_tells_of_every_run_and_every_change(found: Compared, text: str) -> None:
+def test_page_tells_of_every_run_and_every_change(found: ComparisonResults, text: str) -> None:
     for arm in found.arms:
         for run in arm.runs:
             assert run.final is not None and f"{run.final:.4f}" in text
@@ -123,12 +125,12 @@ def test_page_tells_of_every_run_and_every_change(found: Compared, text: str) ->
     assert "3 of 4 arms reached it" in text
 
 
-def test_page_that_cannot_be_written_is_the_users_mistake(found: Compared, tmp_path: Path) -> None:
+def test_page_that_cannot_be_written_is_the_users_mistake(found: ComparisonResults, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be written"):
         write_comparison(found, tmp_path / "nowhere" / "report.html")
 
 
-def test_loss_band_holds_all_seeds(found: Compared) -> None:
+def test_loss_band_holds_all_seeds(found: ComparisonResults) -> None:
     fig = loss_figure(found)
     lines = {trace.name: trace for trace in fig.data if trace.mode == "lines" and trace.name}
     bands = {trace.legendgroup: trace for trace in fig.data if trace.fill == "toself"}
@@ -144,7 +146,7 @@ def test_loss_band_holds_all_seeds(found: Compared) -> None:
     assert reached == pytest.approx(found.arms[0].spread("hours")[0], rel=0.02)  # type: ignore[index]
 
 
-def test_bars_have_whiskers_from_least_to_most(found: Compared) -> None:
+def test_bars_have_whiskers_from_least_to_most(found: ComparisonResults) -> None:
     bar = hours_figure(found).data[0]
     place = bar.y.index("checkfree-plus")
     mean, least, most = found.arms[1].spread("hours") or (0, 0, 0)
@@ -153,7 +155,7 @@ def test_bars_have_whiskers_from_least_to_most(found: Compared) -> None:
     assert bar.x[place] - bar.error_x.arrayminus[place] == pytest.approx(least)
 
 
-def test_prices_stand_on_a_logarithmic_axis_that_has_a_zero(found: Compared) -> None:
+def test_prices_stand_on_a_logarithmic_axis_that_has_a_zero(found: ComparisonResults) -> None:
     fig = price_figure(found)
     ticks = dict(zip(fig.layout.xaxis.ticktext, fig.layout.xaxis.tickvals, strict=True))
     marks = {trace.hovertemplate.split("</b>")[0].removeprefix("<b>"): trace for trace in fig.data[:-1]}
@@ -173,7 +175,7 @@ def test_names_of_prices_do_not_lie_on_each_other() -> None:
     assert all(b - a > 12 for a, b in itertools.pairwise(heights))
 
 
-def test_winners_are_drawn_in_the_arms_own_colours(found: Compared) -> None:
+def test_winners_are_drawn_in_the_arms_own_colours(found: ComparisonResults) -> None:
     fig = winners_figure(found)
     heat = fig.data[0]
     names = {text.split(":")[0] for row in heat.text for text in row}
@@ -192,7 +194,7 @@ def test_redundancy_without_its_computation_has_no_step_to_vary() -> None:
     assert redundant_arm(found) is None
 
 
-def test_every_failure_is_a_mark(found: Compared) -> None:
+def test_every_failure_is_a_mark(found: ComparisonResults) -> None:
     for failures in found.failures:
         fig = failures_figure(found, failures)
         marks = list(zip(fig.data[0].x, fig.data[0].y, strict=True))

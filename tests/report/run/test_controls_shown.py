@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from synthetic_comparison import HELD, MANNERS, SEEDS, Manner, compared
 
-from planaria.lab.compare.race_results import Compared, against_reset
+from planaria.lab.compare.race_results import ComparisonResults, against_reset
 from planaria.lab.compare.run_comparison import tuned
 from planaria.lab.report.comparison import verdict, write_comparison
 from planaria.lab.report.comparison_figures import loss_figure, price_figure
@@ -21,11 +21,11 @@ from planaria.lab.trials.spread import Spread, bootstrap
 
 
 @pytest.fixture(scope="module")
-def held() -> Compared:
+def held() -> ComparisonResults:
     return compared(HELD)
 
 
-def test_steps_are_told_over_reset_of_arms_that_differ_in_nothing_else(held: Compared) -> None:
+def test_steps_are_told_over_reset_of_arms_that_differ_in_nothing_else(held: ComparisonResults) -> None:
     by = {arm.name: arm for arm in held.arms}
     for run, alone in zip(by["echo"].runs, by["reset"].runs, strict=True):
         assert run.ticks and alone.ticks and run.reset_ratio == run.ticks / alone.ticks
@@ -53,7 +53,7 @@ def test_moments_lost_alone_are_held_against_what_differs_in_nothing_else() -> N
     assert without.alone(by["reset-95"]) is None
 
 
-def test_an_arm_that_missed_has_no_ratio_to_reset(held: Compared) -> None:
+def test_an_arm_that_missed_has_no_ratio_to_reset(held: ComparisonResults) -> None:
     arms = list(held.arms)
     runs = [arms[3].runs[0].model_copy(update={"ticks": None}), *arms[3].runs[1:]]
     arms[3] = arms[3].model_copy(update={"runs": runs})
@@ -62,7 +62,7 @@ def test_an_arm_that_missed_has_no_ratio_to_reset(held: Compared) -> None:
 
 
 def test_the_table_has_the_column_the_floor_and_what_losing_moments_does(
-    held: Compared, capsys: pytest.CaptureFixture[str]
+    held: ComparisonResults, capsys: pytest.CaptureFixture[str]
 ) -> None:
     show_table(held)
     shown = capsys.readouterr().out
@@ -76,7 +76,7 @@ def test_the_table_has_the_column_the_floor_and_what_losing_moments_does(
     assert floor is not None and f"floor         {floor.mean:.2f} h, ×" in shown
 
 
-def test_no_control_is_named_as_the_quickest_or_drawn_as_a_choice(held: Compared, tmp_path: Path) -> None:
+def test_no_control_is_named_as_the_quickest_or_drawn_as_a_choice(held: ComparisonResults, tmp_path: Path) -> None:
     reset = next(arm for arm in held.arms if arm.name == "reset").spread("hours")
     echo = next(arm for arm in held.arms if arm.name == "echo").spread("hours")
     assert reset is not None and echo is not None and reset.mean < echo.mean
@@ -102,9 +102,9 @@ def test_where_no_arm_loses_moments_alone_that_is_said(capsys: pytest.CaptureFix
 
 
 def test_without_a_clock_there_are_no_hours_and_steps_decide(
-    held: Compared, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    held: ComparisonResults, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def unpriced(found: Compared) -> Compared:
+    def unpriced(found: ComparisonResults) -> ComparisonResults:
         arms = [
             arm.model_copy(
                 update={
@@ -129,7 +129,7 @@ def test_without_a_clock_there_are_no_hours_and_steps_decide(
     assert not any("hours" in name for name in write_for_paper(found, tmp_path / "paper"))
 
 
-def test_intervals_are_told_from_five_seeds_on(held: Compared) -> None:
+def test_intervals_are_told_from_five_seeds_on(held: ComparisonResults) -> None:
     assert "95 % of ×" not in columns(held) and held.arms[3].interval("ratio") is None
     many = held.model_copy(
         update={
@@ -161,7 +161,7 @@ def test_the_search_is_told_and_its_best_point_is_the_tuned_arm(capsys: pytest.C
 
 
 @pytest.mark.slow
-def test_files_for_a_paper_have_every_number_and_are_the_same_again(held: Compared, tmp_path: Path) -> None:
+def test_files_for_a_paper_have_every_number_and_are_the_same_again(held: ComparisonResults, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     names = write_for_paper(held, tmp_path / "one")
     assert sorted(names) == sorted(path.name for path in (tmp_path / "one").iterdir())
@@ -184,12 +184,14 @@ def test_files_for_a_paper_have_every_number_and_are_the_same_again(held: Compar
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name
 
 
-def test_without_matplotlib_there_are_tables(held: Compared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_there_are_tables(
+    held: ComparisonResults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert write_for_paper(held, tmp_path) == ["table.csv", "table.tex", "runs.csv", "curves.csv"]
 
 
-def test_loss_over_steps_crosses_the_target_where_the_table_says(held: Compared) -> None:
+def test_loss_over_steps_crosses_the_target_where_the_table_says(held: ComparisonResults) -> None:
     line = next(trace for trace in loss_figure(held, "steps").data if trace.name == "fault-free")
     target = sum(run.target for run in held.arms[0].runs) / len(SEEDS)
     reached = next(step for step, loss in zip(line.x, line.y, strict=True) if loss <= target)

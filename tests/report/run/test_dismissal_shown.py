@@ -10,7 +10,7 @@ from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.report.live_page.captions import Captions
 from planaria.report.live_page.frames import patched
-from planaria.report.live_page.log_fold import Story
+from planaria.report.live_page.log_fold import LogFold
 from planaria.report.run.recovery_timeline import faults_summary, recoveries
 from planaria.report.run.run_verdict import RunFacts, verdict
 
@@ -29,8 +29,8 @@ REBUILT: list[e.Event | d.Decision] = [
 LEFT = d.Disband(replica=1, workers=[], reason="no worker is left")
 
 
-def shown(*facts: e.Event | d.Decision) -> Story:
-    story = Story(RunConfig())
+def shown(*facts: e.Event | d.Decision) -> LogFold:
+    story = LogFold(RunConfig())
     seen = story.opening().change
     for t, fact in r.timed(list(facts)):
         if (frame := story.take(t, fact)) is not None:

@@ -8,7 +8,7 @@ from synthetic_run import Synthesis
 
 from planaria.config.schema import RunConfig
 from planaria.control.decisions import Commit, Decision, Disband, Finish, Form, Found, RunStep, Seal
-from planaria.control.events import Event, RunStarted, Standing
+from planaria.control.events import Event, ReplicaPosition, RunStarted
 from planaria.control.logs import RunRecord, read_run
 from planaria.report.run.ledger import LedgerLine, prove_exactly_once, sample_ledger
 
@@ -108,7 +108,7 @@ class Fleet:
         self.durable: tuple[dict[int, tuple[int, int]], dict[int, int], str] = ({}, dict(self.step), "")
         self.facts: list[Event | Decision] = [self._started(0, {}, 0, [])]
 
-    def _started(self, first: int, standings: dict[int, Standing], floor: int, ahead: list[int]) -> RunStarted:
+    def _started(self, first: int, standings: dict[int, ReplicaPosition], floor: int, ahead: list[int]) -> RunStarted:
         folder = self.durable[2]
         return RunStarted(
             name="x", seed=1, stages=1, steps=self.steps, first_step=first, samples_per_step=SAMPLES * self.replicas,
@@ -162,7 +162,7 @@ class Fleet:
         used = {b: (r, s) for b, (r, s) in self.used.items() if s < self.saved.get(r, s + 1)}
         floor = next(b for b in range(self.total + 1) if b not in used)
         ahead = sorted(b for b in used if b > floor)
-        standings = {r: Standing(step=s) for r, s in self.saved.items()}
+        standings = {r: ReplicaPosition(step=s) for r, s in self.saved.items()}
         name = f"step-{len(self.facts)}"
         self.facts.append(
             Seal(step=len(used) // self.replicas, folder=name, stages=[0, 1], standings=standings, first_block=floor,
@@ -176,7 +176,9 @@ class Fleet:
         first = len(used) // self.replicas
         floor = next(b for b in range(self.total + 1) if b not in used)
         ahead = sorted(b for b in used if b > floor)
-        self.facts.append(self._started(first, {r: Standing(step=s) for r, s in standings.items()}, floor, ahead))
+        self.facts.append(
+            self._started(first, {r: ReplicaPosition(step=s) for r, s in standings.items()}, floor, ahead)
+        )
         self.used = dict.fromkeys(used, (-1, 0))
         self.step = {r: standings.get(r, first) for r in range(self.replicas)}
         self.durable = dict(self.used), dict(self.step), name

@@ -15,7 +15,7 @@ from planaria.control import logs
 from planaria.control.decisions import Commit, Form
 from planaria.control.events import FaultInjected, GraceExpired, RunStarted, Span, Worked, WorkerJoined
 from planaria.control.logs import RunLog, read_run
-from planaria.control.run_record import ROUTINE, StepMetric, Streamed, ValidationMetric, sparse
+from planaria.control.run_record import ROUTINE, StepMetric, StreamedSequence, ValidationMetric, sparse
 from planaria.report.run.report import write_report
 from planaria.report.run.summary import summary
 
@@ -190,7 +190,7 @@ def test_a_long_run_reads_as_a_short_one(tmp_path: Path, monkeypatch: pytest.Mon
     one = read_run(tmp_path / "one")
     monkeypatch.setattr(logs, "IN_MEMORY", -1)
     many = read_run(tmp_path / "many")
-    assert isinstance(one.history, list) and isinstance(many.history, Streamed)
+    assert isinstance(one.history, list) and isinstance(many.history, StreamedSequence)
     assert list(many.history) == one.history and len(many.history) == len(one.history)
     assert many.history[0] == one.history[0] and many.history[-1] == one.history[-1]
     assert list(many.turns) == list(one.turns) and many.landmarks == one.landmarks

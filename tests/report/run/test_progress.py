@@ -36,9 +36,9 @@ from planaria.control.events import (
 )
 from planaria.control.logs import RunRecord, read_run
 from planaria.control.run_record import ValidationMetric
-from planaria.report.live.progress import Progress, Quiet
-from planaria.report.live.tally import Tally
-from planaria.report.run.event_lines import Line, Narrator, story
+from planaria.report.live.progress import NoProgress, Progress
+from planaria.report.live.tally import RunTally
+from planaria.report.run.event_lines import EventLine, Narrator, story
 
 
 class Terminal(io.StringIO):
@@ -46,7 +46,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def replay(record: RunRecord, progress: Quiet) -> None:
+def replay(record: RunRecord, progress: NoProgress) -> None:
     """The run as the controller would have shown it: decisions, events and metrics in time order."""
     metrics = [(metric.t, metric) for metric in record.metrics]
     progress.start(record.config.train.steps, 0)
@@ -109,7 +109,7 @@ def test_a_stream_that_cannot_encode_a_sign_gets_question_marks(tmp_path: Path) 
 
 
 def test_quiet_takes_everything_and_says_nothing(tmp_path: Path, capsys: object) -> None:
-    replay(read_run(Synthesis(tmp_path, steps=3, deaths={1: 1}).write()), Quiet())
+    replay(read_run(Synthesis(tmp_path, steps=3, deaths={1: 1}).write()), NoProgress())
     assert capsys.readouterr() == ("", "")  # type: ignore[attr-defined]
 
 
@@ -188,7 +188,7 @@ def test_a_disconnected_machine_loses_its_workers_once() -> None:
         "worker w5 (spare) lost: no heartbeat (silent for 2 s)",
         "machine g1 takes no more workers: silent for 4 s",
     ]
-    tally = Tally()
+    tally = RunTally()
     for t, fact in enumerate(facts):
         tally.take(float(t), fact)
     assert sum(tally.lost.values()) == 1
@@ -226,5 +226,5 @@ def test_story_gives_step_and_time(tmp_path: Path) -> None:
     record = read_run(Synthesis(tmp_path, steps=3, deaths={1: 2}).write())
     times, lines = zip(*story(record), strict=True)
     assert [line.step for line in lines] == [1, 1, 1] and list(times) == sorted(times)
-    assert str(Line(3, "note", "x")) == "step 3  · x"
+    assert str(EventLine(3, "note", "x")) == "step 3  · x"
     assert told(RunStep(generation=1, step=2)) == []

@@ -19,7 +19,7 @@ from planaria.control import events as e
 from planaria.control.logs import read_run
 from planaria.control.run_record import RunRecord, StepMetric
 from planaria.report.live import prometheus
-from planaria.report.live.tally import RECOVERY_S, Tally, tally_of
+from planaria.report.live.tally import RECOVERY_S, RunTally, tally_of
 from planaria.report.run.recovery_timeline import recoveries
 
 DASHBOARD = json.loads((Path(__file__).parents[3] / "deploy" / "grafana.json").read_text())
@@ -68,7 +68,7 @@ def of(found: dict[str, dict[Labels, float]], name: str, run: str = "mine", **la
     return found[name][frozenset({"run": run, **labels}.items())]
 
 
-def told(tally: Tally, run: str = "mine") -> dict[str, dict[Labels, float]]:
+def told(tally: RunTally, run: str = "mine") -> dict[str, dict[Labels, float]]:
     return parsed(prometheus.exposition({run: tally}))
 
 
@@ -107,7 +107,7 @@ def test_what_is_told_is_what_the_record_tells(record: RunRecord) -> None:
 
 def test_a_run_told_as_it_happens_comes_to_the_same(record: RunRecord) -> None:
     """Work reports follow the step; a recovery is reported as soon as its first microbatch is known to be through."""
-    tally, over = Tally(), []
+    tally, over = RunTally(), []
     news = sorted(
         [*((t, 0, fact) for t, fact in record.history), *((t, 1, work) for t, work in record.worked)],
         key=lambda item: item[:2],
@@ -121,14 +121,14 @@ def test_a_run_told_as_it_happens_comes_to_the_same(record: RunRecord) -> None:
 
 
 def test_before_a_run_begins_counters_are_there_and_nothing_is_made_up() -> None:
-    found = told(Tally())
+    found = told(RunTally())
     assert "planaria_loss" not in found and "planaria_run_info" not in found
     assert set(found["planaria_workers_lost_total"].values()) == {0}
     assert of(found, "planaria_recovery_seconds_count") == 0
 
 
 def test_several_runs_are_told_apart(record: RunRecord) -> None:
-    found = parsed(prometheus.exposition({"one": tally_of(record), "two": Tally()}))
+    found = parsed(prometheus.exposition({"one": tally_of(record), "two": RunTally()}))
     assert (
         of(found, "planaria_steps_committed", run="one") == 40 and of(found, "planaria_steps_committed", run="two") == 0
     )
@@ -136,7 +136,7 @@ def test_several_runs_are_told_apart(record: RunRecord) -> None:
 
 
 def test_replicas_have_generations_and_rounds_of_their_own() -> None:
-    tally = Tally()
+    tally = RunTally()
     facts = [
         r.started(2), d.Spawn(worker="a", incarnation=1), d.Spawn(worker="b", incarnation=1), *r.joined("acde"),
         r.form(0, "ac"), r.form(1, "de", generation=4), d.Settle(round=0, members=[0, 1], generations=[1, 4]),
@@ -159,7 +159,7 @@ def test_replicas_have_generations_and_rounds_of_their_own() -> None:
 
 @given(st.text(st.characters(exclude_categories=("Cs",)), max_size=30), st.floats())
 def test_any_name_and_any_number_come_back(name: str, loss: float) -> None:
-    tally = Tally()
+    tally = RunTally()
     tally.measured(StepMetric(t=0.0, step=0, loss=loss, tokens_per_s=1.0, grad_norm={}))
     back = of(told(tally, name), "planaria_loss", run=name)
     assert back == loss or (math.isnan(back) and math.isnan(loss))
@@ -167,7 +167,7 @@ def test_any_name_and_any_number_come_back(name: str, loss: float) -> None:
 
 def test_prometheus_own_parser_reads_it(record: RunRecord) -> None:
     parser = pytest.importorskip("prometheus_client.parser")
-    text = prometheus.exposition({"mine": tally_of(record), "other": Tally()})
+    text = prometheus.exposition({"mine": tally_of(record), "other": RunTally()})
     read = {s.name: s for family in parser.text_string_to_metric_families(text) for s in family.samples}
     assert read.keys() == parsed(text).keys() <= prometheus.names()
 

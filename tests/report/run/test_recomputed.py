@@ -8,17 +8,17 @@ import pytest
 from benchmarks.common import saved
 from synthetic_comparison import HELD, MANNERS, Manner, compared
 
-from planaria.lab.compare.race_results import Compared
+from planaria.lab.compare.race_results import ComparisonResults
 from planaria.lab.report.comparison_table import columns, rows
 from recomputed import recomputed
 
 
-def printed(found: Compared) -> dict[str, dict[str, str]]:
+def printed(found: ComparisonResults) -> dict[str, dict[str, str]]:
     head = columns(found)
     return {row[0].removesuffix(" (control)"): dict(zip(head, row, strict=True)) for row in rows(found)}
 
 
-def differences(found: Compared, but: tuple[str, ...] = ()) -> list[tuple[str, str, str, str]]:
+def differences(found: ComparisonResults, but: tuple[str, ...] = ()) -> list[tuple[str, str, str, str]]:
     cells, told = recomputed(json.loads(found.model_dump_json())), printed(found)
     return [
         (arm, column, cell, told[arm][column])
@@ -38,7 +38,7 @@ def test_steps_and_hours_of_a_made_comparison_are_what_its_json_says(manners: di
     ("name", "arms"), [("race_small", 17), ("race_large", 11), ("race_gpu", 7), ("race_one_array", 8)]
 )
 def test_steps_hours_and_traffic_of_the_saved_race_are_what_its_json_says(name: str, arms: int) -> None:
-    found = Compared.model_validate_json(json.dumps(saved(name)))
+    found = ComparisonResults.model_validate_json(json.dumps(saved(name)))
     assert len(found.arms) == arms and differences(found) == []
 
 

@@ -20,7 +20,7 @@ from planaria.control.events import (
 )
 from planaria.control.logs import RunRecord, read_run
 from planaria.report.run.recovery_timeline import faults_summary, recoveries
-from planaria.report.run.stage_holders import Holding, holdings
+from planaria.report.run.stage_holders import StageStay, holdings
 
 
 def record(*history: tuple[float, Event | Decision], works: list[Worked] | None = None) -> RunRecord:
@@ -161,8 +161,8 @@ def test_holdings_follow_the_formations() -> None:
     facts = [*BEGIN, (10.0, lost("b")), (11.0, form(2, "adc")), (20.0, started(3)), (21.0, form(1, "xyz", "started"))]
     held = holdings(record(*facts, (30.0, RunStep(generation=1, step=3))))
     assert held == [
-        Holding(0, ENDS, "a", 1.0, 11.0), Holding(0, ENDS, "x", 21.0, 30.0),
-        Holding(1, "stage 1", "b", 1.0, 10.0), Holding(1, "stage 1", "d", 11.0, 11.0),
-        Holding(1, "stage 1", "y", 21.0, 30.0),
-        Holding(2, "stage 2", "c", 1.0, 11.0), Holding(2, "stage 2", "z", 21.0, 30.0),
+        StageStay(0, ENDS, "a", 1.0, 11.0), StageStay(0, ENDS, "x", 21.0, 30.0),
+        StageStay(1, "stage 1", "b", 1.0, 10.0), StageStay(1, "stage 1", "d", 11.0, 11.0),
+        StageStay(1, "stage 1", "y", 21.0, 30.0),
+        StageStay(2, "stage 2", "c", 1.0, 11.0), StageStay(2, "stage 2", "z", 21.0, 30.0),
     ]  # fmt: skip

@@ -21,7 +21,7 @@ from planaria.report.run.figures import bytes_figure, loss_figure, recovery_figu
 from planaria.report.run.gantt import death_figure, idle_fraction, ordinary_step, step_figure
 from planaria.report.run.recovery_timeline import recoveries
 from planaria.report.run.report import wall_time, write_report
-from planaria.runtime.engine.origin import provenance
+from planaria.runtime.engine.run_start import provenance
 
 
 @pytest.fixture(scope="module")

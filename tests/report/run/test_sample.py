@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planaria.control.events import Span, Worked
-from planaria.report.live.watch import AFTER_FORMING, EVERY, Sample, every
+from planaria.report.live.watch import AFTER_FORMING, EVERY, ReportSampling, every
 
 SPANS = [Span(action="backward", microbatch=0, hop=0, start=1.0, end=2.0)]
 
@@ -40,7 +40,7 @@ WORKS = st.builds(
 
 @given(st.lists(WORKS, max_size=60), st.dictionaries(st.integers(0, 60), st.integers(0, 3000), max_size=4))
 def test_no_byte_is_lost_and_what_the_report_draws_is_kept(works: list[Worked], forms: dict[int, int]) -> None:
-    sample, written = Sample(), []
+    sample, written = ReportSampling(), []
     formed = 0
     drawn = []
     for place, one in enumerate(works):
@@ -72,7 +72,7 @@ def test_no_byte_is_lost_and_what_the_report_draws_is_kept(works: list[Worked], 
 
 
 def test_ten_times_the_steps_have_few_spans_more() -> None:
-    sample, lines, drawn = Sample(), 0, 0
+    sample, lines, drawn = ReportSampling(), 0, 0
     sample.form(0, 0)
     for step in range(30_000):
         for _, one in sample.take(float(step), work(0, step, {1: 5}), 0):

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from planaria.common.errors import UserError
 from planaria.planner.guidelines import planned_passes
 from planaria.planner.initial_plans import random_routes
-from planaria.planner.problem import Problem, Solution
-from planaria.planner.schedule import Bound, Schedule, Search, schedule_of
+from planaria.planner.problem import PlanningProblem, Solution
+from planaria.planner.schedule import ProvedBound, Schedule, SearchRecord, schedule_of
 from planaria.report.run.schedule_figures import (
     DRAWN,
-    Step,
+    PlannedStep,
     busy_figure,
     compared_figure,
     gantt_figure,
@@ -33,11 +33,11 @@ WAITS = "a forward waits for its node"
 
 def problem_with(
     sizes: tuple[int, ...], microbatches: int, visits: int, sites: int = 2, slots: int = 3, transmit: int = 0
-) -> Problem:
+) -> PlanningProblem:
     """Nodes in turn at the sites, 1 s apart; entry, block and return take 1, 2, 0.5 s forward and 1, 1, 0.5 s back."""
     nodes = sum(sizes)
     forward, backward = ([[seconds] * nodes for seconds in kind] for kind in ((1, 2, 0.5), (1, 1, 0.5)))
-    return Problem(
+    return PlanningProblem(
         names=tuple(f"node {n}" for n in range(nodes)),
         sites=tuple(f"site {s}" for s in range(sites)),
         site=np.arange(nodes) % sites,
@@ -55,7 +55,7 @@ def problem_with(
     )
 
 
-def schedule_with(problem: Problem, routes: list[list[int]] | None = None, seed: int = 0) -> Schedule:
+def schedule_with(problem: PlanningProblem, routes: list[list[int]] | None = None, seed: int = 0) -> Schedule:
     """``routes`` over stages of nodes in order; random ones unless given."""
     stages = np.split(np.arange(problem.nodes), np.cumsum(problem.sizes)[:-1])
     stage = np.repeat(np.arange(len(problem.sizes)), problem.sizes)
@@ -64,7 +64,7 @@ def schedule_with(problem: Problem, routes: list[list[int]] | None = None, seed:
     else:
         way = np.array(routes, np.int64)
         solution = Solution(stage, way[:, 0], way[:, 1:-1])
-    bound, found = Bound(step_s=6.0, binds="busiest <node>"), Search(seed=7, moves=12345, seconds=3.25)
+    bound, found = ProvedBound(step_s=6.0, binds="busiest <node>"), SearchRecord(seed=7, moves=12345, seconds=3.25)
     return schedule_of(problem, solution, 8.0, bound, OTHERS, found)
 
 
@@ -77,7 +77,7 @@ def text_of(schedule: Schedule, tmp_path: Path) -> str:
     return write_page(schedule, tmp_path / "plan.html").read_text()
 
 
-def strips(step: Step) -> list[tuple[float, float]]:
+def strips(step: PlannedStep) -> list[tuple[float, float]]:
     """(from, to) of each strip, seconds."""
     (trace,) = [trace for trace in gantt_figure(step).data if trace.name == WAITS]
     return [(base, base + length) for base, length in zip(trace.base, trace.x, strict=True)]

@@ -9,7 +9,7 @@ from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.report.live import prometheus
 from planaria.report.live_page.frames import patched
-from planaria.report.live_page.log_fold import Story
+from planaria.report.live_page.log_fold import LogFold
 
 WORKER = d.Blamed(replica=0, step=9, fault="slow worker", nodes=[1], workers=["b"], seconds=0.06, past=0.02, usual=0.02)
 DATA = d.Blamed(replica=0, step=11, fault="slow data", nodes=[0], workers=["a"], seconds=0.5, past=0.01, usual=0.0)
@@ -17,8 +17,8 @@ DEED = d.Relieve(replica=0, step=12, node=1, worker="b", step_s=0.4, predicted_s
 FACTS: list[e.Event | d.Decision] = [*r.joined("ab"), WORKER, DATA, DEED]
 
 
-def told(*facts: e.Event | d.Decision) -> Story:
-    story = Story(RunConfig())
+def told(*facts: e.Event | d.Decision) -> LogFold:
+    story = LogFold(RunConfig())
     seen = story.opening().change
     for t, fact in enumerate([r.started(1), *facts]):
         if (frame := story.take(float(t), fact)) is not None:

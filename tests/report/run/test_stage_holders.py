@@ -8,7 +8,7 @@ from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.report.run.event_lines import Narrator
 from planaria.report.run.naming import naming_of
-from planaria.report.run.stage_holders import Machine, machine_section, machines
+from planaria.report.run.stage_holders import MachineStay, machine_section, machines
 
 HERE: r.Facts = [
     (10.0, r.started(columns=[[2 * n, 2 * n + 1] for n in range(4)])),
@@ -46,7 +46,7 @@ def test_a_stay_from_its_beginning_to_its_end() -> None:
     ]
     record = r.record(HERE + FOUNDED + LEAVES + over)
     (stay,) = machines(record)
-    assert stay == Machine("g1", "lab, pid 7", 2, 12.0, 20.0, "leaves (SIGTERM)", {6, 7}, handed_over=0, lost=0)
+    assert stay == MachineStay("g1", "lab, pid 7", 2, 12.0, 20.0, "leaves (SIGTERM)", {6, 7}, handed_over=0, lost=0)
     (section,) = machine_section(record, naming_of(record))
     assert "lab, pid 7" in section and "stages 0, 1 of replica 3" in section and ">10.0<" in section
 

@@ -10,7 +10,7 @@ from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig, RunConfig
 from planaria.control import events as e
 from planaria.control.logs import RunRecord
-from planaria.control.updates import rounded
+from planaria.control.update_reports import rounded
 from planaria.exchange.robust import report as trust
 from planaria.report import page
 from planaria.report.run.event_lines import Narrator

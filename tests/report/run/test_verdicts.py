@@ -23,8 +23,8 @@ from planaria.report.run.run_verdict import verdict as of_run
 from planaria.report.run.schedule_figures import step_of
 from planaria.report.run.schedule_page import verdict as of_schedule
 from planaria.report.verdict import Verdict
-from planaria.swarm.records.measure import Tally
-from planaria.swarm.records.outcome import ALL, LayerOutcome, Outcome
+from planaria.swarm.records.measure import HitTally
+from planaria.swarm.records.outcome import ALL, LayerOutcome, RunOutcome
 from planaria.swarm.report.drill_report import verdict as of_drill
 from planaria.swarm.report.swarm_verdict import verdict as of_swarm
 
@@ -111,7 +111,7 @@ def test_a_comparison_names_the_winner_its_lead_and_who_missed() -> None:
     assert f"{MISSING} missed the target in 3 of 3 seeds" in found.lost
     assert found.numbers[0][0].startswith("× 1.")
     alone = of_comparison(compared({"fault-free": MANNERS["fault-free"]}))
-    assert "no order to tell" in alone.summary and alone.numbers[0][1] == "to the target without failures"
+    assert "there is no ranking" in alone.summary and alone.numbers[0][1] == "to the target without failures"
 
 
 def test_a_lead_that_some_seeds_do_not_show_is_called_close() -> None:
@@ -130,7 +130,7 @@ def test_a_lead_that_some_seeds_do_not_show_is_called_close() -> None:
     single = twins.model_copy(
         update={"arms": [arm.model_copy(update={"runs": arm.runs[:1]}) for arm in (twins.arms[0], a, twins.arms[2])]}
     )
-    assert "one seed does not tell whether that is chance" in of_comparison(single).summary
+    assert "with one seed this may be chance" in of_comparison(single).summary
 
 
 @pytest.mark.parametrize(("met", "ranked"), [(0, False), (1, False), (2, True)])
@@ -175,10 +175,12 @@ def test_a_swarm_in_which_nobody_learned_alone_does_not_claim_a_cause(tmp_path: 
 
 def test_a_swarm_tells_of_what_it_lost() -> None:
     layers = {
-        ALL: LayerOutcome(stopped=Tally(hits=7, eligible=9), misjudged=Tally(hits=1, eligible=40), off={"judge": 2})
+        ALL: LayerOutcome(
+            stopped=HitTally(hits=7, eligible=9), misjudged=HitTally(hits=1, eligible=40), off={"judge": 2}
+        )
     }
     peers = [peer("p0", 50), peer("p1", 50).model_copy(update={"finished": False})]
-    found = of_swarm(Outcome(peers=peers, layers=layers, rounds=2, seconds=1.0), 1)
+    found = of_swarm(RunOutcome(peers=peers, layers=layers, rounds=2, seconds=1.0), 1)
     assert found.good is False and found.badge == "1 peer did not finish"
     assert "2 of 9 poisoned completions were accepted" in found.lost and "p1 did not finish" in found.lost
     assert "1 of 40 completions of honest peers were refused" in found.lost
@@ -190,7 +192,7 @@ def test_a_swarm_reports_that_accuracy_fell_and_does_not_count_the_start_as_the_
     points = [start.model_copy(update={"round": 0}), end.model_copy(update={"round": 2})]
     fallen = peer("p0", 20).model_copy(update={"points": points})
     assert fallen.last(4).accuracy == end.accuracy
-    found = of_swarm(Outcome(peers=[fallen], layers={}, rounds=2, seconds=1.0), 4)
+    found = of_swarm(RunOutcome(peers=[fallen], layers={}, rounds=2, seconds=1.0), 4)
     assert "Accuracy fell: 0.60 at the start, 0.20 in the end." in found.summary
     assert fallen.model_copy(update={"points": points[:1]}).last(4).accuracy == start.accuracy
 

@@ -16,13 +16,13 @@ from planaria.control.decisions import Decision
 from planaria.control.events import Event
 from planaria.control.logs import read_run
 from planaria.control.run_record import Metric, StepMetric, ValidationMetric
-from planaria.report.live.progress import Quiet
+from planaria.report.live.progress import NoProgress
 from planaria.report.live.tracker import Tracker
 from planaria.report.live.trackers import trackers
-from planaria.report.live.watch import SWITCH_S, Watch
+from planaria.report.live.watch import SWITCH_S, RunWatch
 
 
-class Shown(Quiet):
+class Shown(NoProgress):
     """A progress display that records its calls."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Shown(Quiet):
 def test_everything_that_is_told_is_written_down_and_shown(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(RunConfig().model_dump_json())
     shown = Shown()
-    watch = Watch(tmp_path, 100, shown, trackers(ObserveConfig()))
+    watch = RunWatch(tmp_path, 100, shown, trackers(ObserveConfig()))
     told: list[tuple[float, Event | Decision]] = [
         (1.0, e.RunStarted(name="run", seed=1, stages=1, steps=9, first_step=3, samples_per_step=8, wall_time=0.0)),
         (2.0, d.RunStep(generation=1, step=3)),
@@ -118,7 +118,7 @@ class Failing(Tracker):
 def test_a_tracker_that_fails_is_left_behind_and_the_others_go_on(at: str, asked: list[str], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(RunConfig().model_dump_json())
     failing, sound = Failing(at=at), Failing(at="never")
-    watch = Watch(tmp_path, 300, Quiet(), {"failing": failing, "sound": sound})
+    watch = RunWatch(tmp_path, 300, NoProgress(), {"failing": failing, "sound": sound})
     watch.on_event(0.0, r.started(1))
     for step in range(2):
         watch.on_decision(1.0, r.run_step(0, step, step))
@@ -134,7 +134,7 @@ def test_a_tracker_that_calls_exit_ends_no_run(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(RunConfig().model_dump_json())
     failing = Failing(at="open")
     failing._error = SystemExit
-    watch = Watch(tmp_path, 300, Quiet(), {"failing": failing})
+    watch = RunWatch(tmp_path, 300, NoProgress(), {"failing": failing})
     watch.on_event(0.0, r.started(1))
     watch.close()
     told = [fact.detail for _, fact in read_run(tmp_path).history if isinstance(fact, e.Trouble)]
@@ -145,7 +145,7 @@ def test_a_tracker_that_calls_exit_ends_no_run(tmp_path: Path) -> None:
 def test_who_computes_beside_a_run_leaves_it_the_interpreter_soon(tracked: bool, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(RunConfig().model_dump_json())
     usual = sys.getswitchinterval()
-    watch = Watch(tmp_path, 300, Quiet(), {"sound": Failing(at="never")} if tracked else {})
+    watch = RunWatch(tmp_path, 300, NoProgress(), {"sound": Failing(at="never")} if tracked else {})
     watch.on_event(0.0, r.started(1))
     assert sys.getswitchinterval() == pytest.approx(SWITCH_S if tracked else usual)
     watch.close()
@@ -154,13 +154,13 @@ def test_who_computes_beside_a_run_leaves_it_the_interpreter_soon(tracked: bool,
 
 def test_a_run_that_never_began_opens_no_tracker(tmp_path: Path) -> None:
     tracker = Failing(at="never")
-    Watch(tmp_path, 300, Quiet(), {"tracker": tracker}).close()
+    RunWatch(tmp_path, 300, NoProgress(), {"tracker": tracker}).close()
     assert tracker._asked == []
 
 
 def test_of_every_replica_the_spans_after_its_own_formations_are_kept(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(RunConfig().model_dump_json())
-    watch = Watch(tmp_path, 300, Shown())
+    watch = RunWatch(tmp_path, 300, Shown())
     watch.on_event(1.0, r.started(3, steps=100))
     for replica, step in ((0, 50), (1, 0), (2, 0), (0, 52)):
         watch.on_decision(2.0, r.form(replica, "ab", step=step))
@@ -175,7 +175,7 @@ def test_of_every_replica_the_spans_after_its_own_formations_are_kept(tmp_path: 
 
 def test_what_replicas_measured_is_written_with_what_each_of_them_did(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(RunConfig().model_dump_json())
-    watch = Watch(tmp_path, 300, Shown())
+    watch = RunWatch(tmp_path, 300, Shown())
     watch.on_event(0.0, r.started(3))
     for replica in range(3):
         watch.on_decision(1.0, r.run_step(replica, 0, replica))

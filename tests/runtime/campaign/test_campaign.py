@@ -16,7 +16,7 @@ from planaria.config.schema import RunConfig
 from planaria.control.logs import read_run
 from planaria.faults.trace import Trace
 from planaria.report.run.ledger import prove_exactly_once
-from planaria.runtime.engine.check import check
+from planaria.runtime.engine.config_checks import check
 
 ROOT = Path(__file__).parents[3]
 RUNS = ["--only", "checkfree, checkpoint", "noloco", "--faults-a-run", "7", "--faults", "5", "--seed", "72"]

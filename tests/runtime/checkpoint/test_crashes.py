@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from planaria.config.schema import ExchangeConfig, ModelConfig
-from planaria.control.events import Standing
+from planaria.control.events import ReplicaPosition
 from planaria.models.families import build_stage
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint.loading import copies_of, cut_of, require_file
 from planaria.runtime.checkpoint.recut import require_whole
 from planaria.runtime.checkpoint.stage_file import reading, write_stage
-from planaria.runtime.checkpoint.store import CheckpointStore, Manifest, stage_name
+from planaria.runtime.checkpoint.store import CheckpointManifest, CheckpointStore, stage_name
 
 MODEL = ModelConfig(vocab=11, dim=8, layers=2, heads=2, hidden=12, context=6)
 STAGES, KEEP = 2, 2
@@ -43,12 +43,12 @@ def save(folder: Path, step: int, replicas: int, report: Callable[[bytes], objec
         for stage in range(STAGES + 1):
             written = write_stage(store.part(step, replicas, replica, 0), stage, step, states(stage, step))
             digests[stage_name(stage, replica, replicas)] = written.sha256
-    manifest = Manifest(
+    manifest = CheckpointManifest(
         step=step,
         stages=list(range(STAGES + 1)),
         pipeline_stages=STAGES,
         replicas=replicas,
-        standings=dict.fromkeys(range(replicas), Standing(step=step)) if replicas > 1 else {},
+        standings=dict.fromkeys(range(replicas), ReplicaPosition(step=step)) if replicas > 1 else {},
         digests=digests,
         model=MODEL,
         exchange=ExchangeConfig(kind="noloco", replicas=replicas) if replicas > 1 else None,

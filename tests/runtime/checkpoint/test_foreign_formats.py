@@ -21,12 +21,12 @@ from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.models.huggingface import export_folder, import_model
 from planaria.models.state import StageState
-from planaria.runtime.checkpoint.foreign import Job, dcp, huggingface, universal
-from planaria.runtime.checkpoint.foreign.folder import Note, Summed, leave_note
-from planaria.runtime.checkpoint.foreign.reading import Reading
-from planaria.runtime.checkpoint.loading import Atom, atoms_of, stage_for
+from planaria.runtime.checkpoint.foreign import ReadRequest, dcp, huggingface, universal
+from planaria.runtime.checkpoint.foreign.folder import DigestedParameter, ExportNote, leave_note
+from planaria.runtime.checkpoint.foreign.reading import FolderStages
+from planaria.runtime.checkpoint.loading import ParameterState, atoms_of, stage_for
 from planaria.runtime.checkpoint.stage_file import read_stage
-from planaria.runtime.checkpoint.store import Saved
+from planaria.runtime.checkpoint.store import SealedCheckpoint
 
 OPTIM = RunConfig().optim
 KINDS_OF = ("weights", "exp_avg", "exp_avg_sq")
@@ -41,21 +41,21 @@ def even(given: RunConfig) -> Any:
     return found
 
 
-def written(saved: Saved, folder: Path, kind: str) -> Path:
+def written(saved: SealedCheckpoint, folder: Path, kind: str) -> Path:
     sums, model = dict[str, str](), saved.manifest.model
-    atoms = [Summed(a.name, a.shape, a.clock, a.scale, a.how, sums) for a in atoms_of(saved)]
+    atoms = [DigestedParameter(a.name, a.shape, a.clock, a.scale, a.how, sums) for a in atoms_of(saved)]
     folder.mkdir(parents=True)
     if kind == "dcp":
         dcp.write(atoms, folder)
     else:
         universal.write(atoms, folder, STEP, SAMPLES, model.vocab, OPTIM)
     scales = {atom.name: atom.scale for atom in atoms if atom.scale != 1.0}
-    leave_note(folder, Note(step=STEP, samples=SAMPLES, model=model, scales=scales, sums=sums))
+    leave_note(folder, ExportNote(step=STEP, samples=SAMPLES, model=model, scales=scales, sums=sums))
     return folder
 
 
 @pytest.fixture(scope="module")
-def untied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Saved, Path]:
+def untied(tmp_path_factory: pytest.TempPathFactory) -> tuple[SealedCheckpoint, Path]:
     """A checkpoint whose head is not its embedding table, and the folder of the universal layout made of it."""
     home, source = tmp_path_factory.mktemp("untied"), config(4, tied=False)
     saved = save(home / "checkpoints", source, even(source))
@@ -63,10 +63,10 @@ def untied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Saved, Path]:
     return saved, folder / (folder / "latest_universal").read_text()
 
 
-def job(folder: Path, wanted: RunConfig, kind: str, names: Path | None = None) -> Job:
+def job(folder: Path, wanted: RunConfig, kind: str, names: Path | None = None) -> ReadRequest:
     to = folder.parent / f"{folder.name}-read"
     path = None if names is None else str(names)
-    return Job(
+    return ReadRequest(
         folder=str(folder), format=kind, names=path, model=wanted.model, stages=wanted.pipeline.stages, to=str(to)
     )
 
@@ -74,7 +74,7 @@ def job(folder: Path, wanted: RunConfig, kind: str, names: Path | None = None) -
 def taken(folder: Path, wanted: RunConfig, kind: str, names: Path | None = None) -> dict[int, StageState]:
     """Read a folder in this process; return its stages."""
     given = job(folder, wanted, kind, names)
-    reply = Reading(given).carry_out()
+    reply = FolderStages(given).carry_out()
     return {stage: read_stage(Path(given.to), stage, reply.step, sha256) for stage, sha256 in enumerate(reply.digests)}
 
 
@@ -144,7 +144,7 @@ def test_a_model_saved_by_torch_is_read(tmp_path: Path) -> None:
     model = {a.name: a.read("weights").clone() for a in atoms}
     whole = {"app": {"model": model, "optim": {"state": state, "param_groups": groups}}}
     torch_dcp.save(whole, checkpoint_id=tmp_path / "out", no_dist=True)
-    reply = Reading(job(tmp_path / "out", wanted, "dcp")).carry_out()
+    reply = FolderStages(job(tmp_path / "out", wanted, "dcp")).carry_out()
     assert (reply.step, reply.samples) == (30, None) and "app.optim.param_groups.0.lr" in reply.said[0]
     for stage, held in taken(tmp_path / "out", wanted, "dcp").items():
         require_same(held, states[0, stage])
@@ -203,7 +203,7 @@ def test_a_tensor_written_in_boxes_by_ranks_is_assembled(tmp_path: Path) -> None
             taken(folder, wanted, "dcp")
 
 
-def test_a_universal_folder_has_the_files_of_the_layout(untied: tuple[Saved, Path]) -> None:
+def test_a_universal_folder_has_the_files_of_the_layout(untied: tuple[SealedCheckpoint, Path]) -> None:
     saved, tag = untied
 
     def loaded(*parts: str) -> Any:
@@ -225,7 +225,7 @@ def test_a_universal_folder_has_the_files_of_the_layout(untied: tuple[Saved, Pat
     assert (group["step"], group["betas"]) == (STEP, (0.9, 0.999))
 
 
-def test_tensor_parallel_ranks_compute_the_same_from_a_universal_folder(untied: tuple[Saved, Path]) -> None:
+def test_tensor_parallel_ranks_compute_the_same_from_a_universal_folder(untied: tuple[SealedCheckpoint, Path]) -> None:
     """A loader cuts tensors larger than its own parameter along ``cat_dim``, or along dimension 0 without one."""
     saved, tag = untied
     zero = tag / "zero"
@@ -268,28 +268,28 @@ def test_a_universal_folder_without_a_note_has_its_own_counters(tmp_path: Path) 
     folder = written(save(tmp_path / "checkpoints", source, even(source)), tmp_path / "out", "universal")
     (folder / "planaria.json").unlink()
     tag = folder / (folder / "latest_universal").read_text()
-    reply = Reading(job(folder, source, "universal")).carry_out()
+    reply = FolderStages(job(folder, source, "universal")).carry_out()
     assert (reply.step, reply.samples) == (STEP, SAMPLES)
     for path in (tag / "zero").glob("*/step.pt"):
         path.unlink()
-    assert Reading(job(tag, source, "universal")).carry_out().step == STEP
+    assert FolderStages(job(tag, source, "universal")).carry_out().step == STEP
     (tag / "zero" / "optimizer_state.pt").unlink()
     with pytest.raises(UserError, match="no step of model"):
-        Reading(job(folder, source, "universal"))
+        FolderStages(job(folder, source, "universal"))
 
 
 def test_weights_can_be_read_without_moments(tmp_path: Path) -> None:
     source = config(4)
     bare = {at: held.part(lambda name: True, moments=False) for at, held in even(source).items()}
     folder = written(save(tmp_path / "checkpoints", source, bare), tmp_path / "out", "dcp")
-    reply = Reading(job(folder, source, "dcp")).carry_out()
+    reply = FolderStages(job(folder, source, "dcp")).carry_out()
     assert reply.said == ("without moments: they are reset",)
     assert all(not held.moments for held in taken(folder, source, "dcp").values())
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
 def test_hugging_face_weights_are_written_in_shards(
-    precision: Any, dtype: torch.dtype, untied: tuple[Saved, Path], tmp_path: Path
+    precision: Any, dtype: torch.dtype, untied: tuple[SealedCheckpoint, Path], tmp_path: Path
 ) -> None:
     saved, _ = untied
     atoms, most = atoms_of(saved), 2000
@@ -310,9 +310,9 @@ def test_hugging_face_weights_are_written_in_shards(
 def test_an_export_holds_at_most_two_tensors(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = config(4, 2)
     saved = save(tmp_path / "checkpoints", source, even(source))
-    living, most, real = list[weakref.ref[Tensor]](), 0, Atom.read
+    living, most, real = list[weakref.ref[Tensor]](), 0, ParameterState.read
 
-    def read(self: Atom, what: str) -> Tensor:
+    def read(self: ParameterState, what: str) -> Tensor:
         nonlocal most
         living[:] = [one for one in living if one() is not None]
         most = max(most, len(living))
@@ -320,7 +320,7 @@ def test_an_export_holds_at_most_two_tensors(kind: str, tmp_path: Path, monkeypa
         living.append(weakref.ref(tensor))
         return tensor
 
-    monkeypatch.setattr(Atom, "read", read)
+    monkeypatch.setattr(ParameterState, "read", read)
     if kind == "hf":
         (tmp_path / "out").mkdir()
         huggingface.write(atoms_of(saved), tmp_path / "out", "fp32", 1 << 30)

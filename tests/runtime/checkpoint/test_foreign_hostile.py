@@ -23,7 +23,7 @@ from planaria.common.errors import UserError
 from planaria.runtime.checkpoint import foreign
 from planaria.runtime.checkpoint.foreign import dcp, read_apart, room_for, unpickling
 from planaria.runtime.checkpoint.foreign.folder import inside
-from planaria.runtime.checkpoint.foreign.reading import Reading
+from planaria.runtime.checkpoint.foreign.reading import FolderStages
 
 TABLE = "model.embed_tokens.weight"
 
@@ -55,7 +55,7 @@ def copied(sound: Path, kind: str, to: Path) -> Path:
 def refusal(folder: Path, kind: str) -> str:
     """Return the one line with which a folder is refused."""
     with pytest.raises(UserError) as caught:
-        Reading(job(folder, config(3), kind)).carry_out()
+        FolderStages(job(folder, config(3), kind)).carry_out()
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -176,7 +176,7 @@ def test_truncated_and_flipped_files_are_refused_by_name(sound: Path, tmp_path: 
 def test_a_flipped_bit_in_a_tensor_is_found(sound: Path, tmp_path: Path, kind: str) -> None:
     """Torch reads such a tensor without an error."""
     folder = copied(sound, kind, tmp_path)
-    wanted = Reading(job(folder, config(3), kind))
+    wanted = FolderStages(job(folder, config(3), kind))
     needle = wanted._read(wanted._plan.wholes[0], "exp_avg")
     path = next(folder.glob("*.distcp" if kind == "dcp" else f"*/zero/{wanted._plan.wholes[0].name}/exp_avg.pt"))
     content = bytearray(path.read_bytes())
@@ -295,7 +295,7 @@ def test_metadata_that_contradicts_its_files_is_refused(
 def test_a_note_of_another_model_or_an_earlier_step_is_refused(sound: Path, tmp_path: Path) -> None:
     folder = copied(sound, "dcp", tmp_path)
     with pytest.raises(UserError, match=r"has rope_theta = 10000.0, the recipe has 500.0; set model.rope_theta"):
-        Reading(job(folder, config(3, rope_theta=500.0), "dcp"))
+        FolderStages(job(folder, config(3, rope_theta=500.0), "dcp"))
     shutil.rmtree(folder)
     source = config(4)
     states = even(source)

@@ -18,8 +18,8 @@ from torch import Tensor
 from planaria.common.errors import UserError
 from planaria.runtime.checkpoint.foreign import names
 from planaria.runtime.checkpoint.foreign.folder import split
-from planaria.runtime.checkpoint.loading import Atom, atoms_of, stage_for
-from planaria.runtime.checkpoint.store import Saved
+from planaria.runtime.checkpoint.loading import ParameterState, atoms_of, stage_for
+from planaria.runtime.checkpoint.store import SealedCheckpoint
 
 FILES = dict(zip(KINDS_OF, ("fp32.pt", "exp_avg.pt", "exp_avg_sq.pt"), strict=True))
 QKV = [f"model.layers.{{n}}.self_attn.{part}_proj.weight" for part in "qkv"]
@@ -51,7 +51,7 @@ def fill(table: Tensor) -> Tensor:
     return torch.cat([table, torch.full((FILLED - len(table), table.shape[1]), 9.0)])
 
 
-def by_hand(saved: Saved, folder: Path, fuse: Callable[[list[Tensor]], Tensor], **marks: Any) -> Path:
+def by_hand(saved: SealedCheckpoint, folder: Path, fuse: Callable[[list[Tensor]], Tensor], **marks: Any) -> Path:
     """A universal folder with other names, fused QKV and gate-up, a padded table, and layers that count from 3."""
     atoms = {atom.name: atom for atom in atoms_of(saved)}
     zero = folder / "global_step30" / "zero"
@@ -80,7 +80,7 @@ def by_hand(saved: Saved, folder: Path, fuse: Callable[[list[Tensor]], Tensor], 
     return folder
 
 
-def _tensor(atoms: list[Atom], kind: str, fuse: Callable[[list[Tensor]], Tensor]) -> Tensor:
+def _tensor(atoms: list[ParameterState], kind: str, fuse: Callable[[list[Tensor]], Tensor]) -> Tensor:
     parts = [atom.read(kind).clone() for atom in atoms]
     if len(parts) > 1:
         return fuse(parts)
@@ -107,17 +107,17 @@ def map_of(folder: Path, slices: int | None) -> Path:
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+def saved(tmp_path_factory: pytest.TempPathFactory) -> SealedCheckpoint:
     source = config(4)
     return save(tmp_path_factory.mktemp("saved"), source, even(source))
 
 
-def compare(saved: Saved, folder: Path, map_: Path) -> None:
+def compare(saved: SealedCheckpoint, folder: Path, map_: Path) -> None:
     for stage, held in taken(folder, config(3), "universal", map_).items():
         require_same(held, stage_for(saved.folder, config(3), stage))
 
 
-def test_a_fused_folder_needs_a_map(saved: Saved, tmp_path: Path) -> None:
+def test_a_fused_folder_needs_a_map(saved: SealedCheckpoint, tmp_path: Path) -> None:
     folder = by_hand(saved, tmp_path / "in", fused_by_ranks)
     with pytest.raises(
         UserError, match=r"10\.attention\.dense\.weight has no place in this model; map it with --names"
@@ -129,7 +129,7 @@ def test_a_fused_folder_needs_a_map(saved: Saved, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_wrong_number_of_slices_yields_wrong_weights(saved: Saved, tmp_path: Path) -> None:
+def test_a_wrong_number_of_slices_yields_wrong_weights(saved: SealedCheckpoint, tmp_path: Path) -> None:
     """The shapes are equal, so only the map decides."""
     folder = by_hand(saved, tmp_path / "in", fused_by_ranks)
     found = taken(folder, config(3), "universal", map_of(tmp_path, 1))[1]
@@ -159,7 +159,7 @@ def deepspeed(monkeypatch: pytest.MonkeyPatch) -> type[SubparamShape]:
 
 
 def test_declared_pieces_are_checked_against_the_map(
-    saved: Saved, tmp_path: Path, deepspeed: type[SubparamShape]
+    saved: SealedCheckpoint, tmp_path: Path, deepspeed: type[SubparamShape]
 ) -> None:
     """Unequal ones by size, equal ones by number; with them the map needs no slices."""
     folder = by_hand(saved, tmp_path / "in", fused_whole)
@@ -194,7 +194,7 @@ def test_declared_pieces_are_checked_against_the_map(
     ],
 )
 def test_padding_rows_are_cut_only_where_the_folder_counts_them(
-    saved: Saved, tmp_path: Path, change: dict[str, Any], complaint: str
+    saved: SealedCheckpoint, tmp_path: Path, change: dict[str, Any], complaint: str
 ) -> None:
     folder = by_hand(saved, tmp_path / "in", fused_by_ranks)
     states = folder / "global_step30" / "mp_rank_00_model_states.pt"
@@ -220,7 +220,7 @@ def test_padding_rows_are_cut_only_where_the_folder_counts_them(
     ],
 )
 def test_unknown_or_inconsistent_marks_are_refused(
-    saved: Saved, tmp_path: Path, marks: dict[str, Any], complaint: str
+    saved: SealedCheckpoint, tmp_path: Path, marks: dict[str, Any], complaint: str
 ) -> None:
     folder = by_hand(saved, tmp_path / "in", fused_whole, **marks)
     with pytest.raises(UserError, match=complaint):
@@ -252,14 +252,14 @@ TABLE, NORM = MODEL
     ],
 )
 def test_every_parameter_is_assigned_once(given: list[str], rules: list[tuple[str, str]], complaint: str) -> None:
-    made = [names.Rule(pattern, (part,)) for pattern, part in rules]
+    made = [names.NameRule(pattern, (part,)) for pattern, part in rules]
     with pytest.raises(UserError, match=complaint):
         names.assign(Path("in"), given, MODEL, "lm_head.weight", made, Path("names.toml"))
 
 
 def test_derived_tensors_are_left_out_and_a_tied_head_is_noted() -> None:
     given = [*MODEL, "lm_head.weight", "model.layers.0.self_attn.rotary_emb.inv_freq", "cos.3"]
-    found = names.assign(Path("in"), given, MODEL, "lm_head.weight", [names.Rule("cos.*", ())])
+    found = names.assign(Path("in"), given, MODEL, "lm_head.weight", [names.NameRule("cos.*", ())])
     assert {whole.name for whole in found.wholes} == set(MODEL) and found.head == "lm_head.weight"
     assert set(found.left) == {"cos.3", "model.layers.0.self_attn.rotary_emb.inv_freq"}
 
@@ -284,7 +284,7 @@ def test_an_invalid_map_is_refused(text: str, complaint: str, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_tied_head_must_equal_its_table(saved: Saved, tmp_path: Path) -> None:
+def test_a_tied_head_must_equal_its_table(saved: SealedCheckpoint, tmp_path: Path) -> None:
     source, folder = config(4), written(saved, tmp_path / "out", "universal")
     zero = folder / "global_step30_universal" / "zero"
     table = torch.load(zero / TABLE / "fp32.pt")["param"]

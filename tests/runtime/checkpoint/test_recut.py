@@ -21,17 +21,17 @@ from torch import Tensor
 from planaria.common import documents
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.control.events import Standing
+from planaria.control.events import ReplicaPosition
 from planaria.exchange.registry import exchange
 from planaria.models.families import build_stage
 from planaria.models.optimizers.adamw import KEYS
 from planaria.models.packing import digest
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint import recut
-from planaria.runtime.checkpoint.cut import Cut, atom_name
+from planaria.runtime.checkpoint.cut import RunCut, atom_name
 from planaria.runtime.checkpoint.loading import check_stages, stage_for
 from planaria.runtime.checkpoint.stage_file import stage_file, write_stage
-from planaria.runtime.checkpoint.store import CheckpointStore, Manifest, Saved, stage_name
+from planaria.runtime.checkpoint.store import CheckpointManifest, CheckpointStore, SealedCheckpoint, stage_name
 
 STEP = 30
 KINDS: dict[str, dict[str, Any]] = {
@@ -43,7 +43,7 @@ OPTIONS: dict[str, dict[str, Any]] = {**KINDS, "pair_mean": {"every": 4}}
 STAGES, REPLICAS = (1, 2, 3, 4, 6, 12), (1, 2, 3)
 Shape = tuple[int, int]
 """stages, replicas"""
-Source = Callable[[RunConfig], Saved]
+Source = Callable[[RunConfig], SealedCheckpoint]
 Drop = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -133,18 +133,18 @@ def states_of(given: RunConfig) -> States:
     return {(replica, stage): state(given, stage, replica) for replica, stage in both}
 
 
-def save(folder: Path, given: RunConfig, states: States | None = None, **changes: Any) -> Saved:
+def save(folder: Path, given: RunConfig, states: States | None = None, **changes: Any) -> SealedCheckpoint:
     store, several, count = CheckpointStore(folder), given.exchange.replicas, given.pipeline.stages
     digests = {}
     for (replica, stage), held in (states or states_of(given)).items():
         written = write_stage(store.part(STEP, several, replica, 0), stage, STEP, held)
         digests[stage_name(stage, replica, several)] = written.sha256
-    manifest = Manifest(
+    manifest = CheckpointManifest(
         step=STEP,
         stages=list(range(count + 1)),
         pipeline_stages=count,
         replicas=several,
-        standings=dict.fromkeys(range(several), Standing(step=STEP)) if several > 1 else {},
+        standings=dict.fromkeys(range(several), ReplicaPosition(step=STEP)) if several > 1 else {},
         digests=digests,
         model=given.model,
         exchange=given.exchange,
@@ -152,7 +152,7 @@ def save(folder: Path, given: RunConfig, states: States | None = None, **changes
     return store.seal(f"step-{STEP:08d}", manifest.model_copy(update=changes), 9)
 
 
-def loaded(saved: Saved, wanted: RunConfig, replicas: tuple[int, ...] | None = None) -> States:
+def loaded(saved: SealedCheckpoint, wanted: RunConfig, replicas: tuple[int, ...] | None = None) -> States:
     these = range(wanted.exchange.replicas) if replicas is None else replicas
     both = product(these, range(wanted.pipeline.stages + 1))
     return {(r, s): stage_for(saved.folder, wanted, s, r) for r, s in both}
@@ -210,11 +210,11 @@ def pairs() -> list[tuple[str, bool, Shape, Shape]]:
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Callable[[RunConfig], Saved]:
+def source(tmp_path_factory: pytest.TempPathFactory) -> Callable[[RunConfig], SealedCheckpoint]:
     """Save a run of that shape once."""
-    made: dict[str, Saved] = {}
+    made: dict[str, SealedCheckpoint] = {}
 
-    def saved(given: RunConfig) -> Saved:
+    def saved(given: RunConfig) -> SealedCheckpoint:
         key = given.model_dump_json()
         return made[key] if key in made else made.setdefault(key, save(tmp_path_factory.mktemp("source"), given))
 
@@ -224,7 +224,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Callable[[RunConfig], Sa
 @pytest.mark.slow_after(8)
 @pytest.mark.parametrize(("kind", "tied", "before", "after"), pairs())
 def test_every_cut_reads_every_other(
-    kind: str, tied: bool, before: Shape, after: Shape, source: Callable[[RunConfig], Saved], tmp_path: Path
+    kind: str, tied: bool, before: Shape, after: Shape, source: Callable[[RunConfig], SealedCheckpoint], tmp_path: Path
 ) -> None:
     was, now = config(*before, kind, tied), config(*after, kind, tied)
     found = loaded(source(was), now, None if before[1] == after[1] else (after[1] - 1,))
@@ -251,7 +251,7 @@ def assert_bytes(got: StageState, expected: StageState) -> None:
 
 @pytest.mark.parametrize(("stages", "ends"), [(4, 0), (5, 2), (2, 10), (1, 1), (3, 3)])
 def test_layers_move_between_the_ends_and_the_stages(
-    stages: int, ends: int, source: Callable[[RunConfig], Saved]
+    stages: int, ends: int, source: Callable[[RunConfig], SealedCheckpoint]
 ) -> None:
     was = config(2, 3, ends_layers=4)
     now = config(stages, 3, ends_layers=ends)
@@ -265,7 +265,7 @@ def by_position(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take moments of the corresponding parameter of the first layer."""
     real = recut._made
 
-    def wrong(atoms: Any, kind: str, expected: Any) -> recut.Made:
+    def wrong(atoms: Any, kind: str, expected: Any) -> recut.TensorOrigin:
         made = real(atoms, kind, expected)
         first = [s._replace(key=re.sub(r"\.layers\.\d+\.", ".layers.0.", s.key)) for s in made.of]
         return made._replace(of=tuple(first)) if kind in KEYS else made
@@ -286,7 +286,7 @@ def copied_debts(monkeypatch: pytest.MonkeyPatch) -> None:
 def ends_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     real = atom_name
 
-    def wrong(cut: Cut, stage: int, local: str) -> str:
+    def wrong(cut: RunCut, stage: int, local: str) -> str:
         return real(replace(cut, model=cut.model.model_copy(update={"ends_layers": 0})), stage, local)
 
     monkeypatch.setattr(recut, "atom_name", wrong)
@@ -299,9 +299,9 @@ def replacing(name: str, wrong: Callable[..., Any]) -> Drop:
 def rule(weights: str | None = None, outer: str | None = None) -> Drop:
     real = recut.rules
 
-    def wrong(*given: Any) -> recut.Rules:
+    def wrong(*given: Any) -> recut.ReplicaStarts:
         made = real(*given)
-        return recut.Rules(weights or made.weights, outer or made.outer)
+        return recut.ReplicaStarts(weights or made.weights, outer or made.outer)
 
     return replacing("rules", wrong)
 
@@ -334,7 +334,9 @@ def test_no_rule_can_be_left_out(
 # ---- what belongs to a stage, not to a parameter
 
 
-def test_norms_of_merged_stages_add_up_and_those_of_parts_are_unknown(source: Callable[[RunConfig], Saved]) -> None:
+def test_norms_of_merged_stages_add_up_and_those_of_parts_are_unknown(
+    source: Callable[[RunConfig], SealedCheckpoint],
+) -> None:
     saved = source(config(4))
     merged, split = loaded(saved, config(2)), loaded(saved, config(12))
     assert (merged[0, 1].grad_norm, merged[0, 1].clipped_norm) == pytest.approx((18**0.5, 32**0.5))
@@ -343,7 +345,7 @@ def test_norms_of_merged_stages_add_up_and_those_of_parts_are_unknown(source: Ca
         assert (found[0, 0].grad_norm, found[0, 0].clipped_norm) == (3.0, 4.0), "the ends are as they were"
 
 
-def test_an_uncut_stage_keeps_its_generators(source: Callable[[RunConfig], Saved]) -> None:
+def test_an_uncut_stage_keeps_its_generators(source: Callable[[RunConfig], SealedCheckpoint]) -> None:
     was = config(4)
     found = loaded(source(was), config(2))
     assert same(found[0, 0].generators["cpu"], state(was, 0, 0).generators["cpu"])
@@ -360,7 +362,7 @@ def test_replicas_saved_as_one_start_with_their_mean_residual(tmp_path: Path) ->
         held = StageState({}, outer=held.outer) if replica else held
         written = write_stage(store.unfinished(STEP), stage, STEP, held, replica)
         digests[stage_file(Path(), stage, replica).name] = written.sha256
-    manifest = Manifest(
+    manifest = CheckpointManifest(
         step=STEP, stages=list(range(5)), pipeline_stages=4, digests=digests, model=was.model, exchange=was.exchange
     )
     saved = store.seal(f"step-{STEP:08d}", manifest, 9)
@@ -369,7 +371,7 @@ def test_replicas_saved_as_one_start_with_their_mean_residual(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_another_exchange_takes_weights_and_moments_alone(source: Callable[[RunConfig], Saved]) -> None:
+def test_another_exchange_takes_weights_and_moments_alone(source: Callable[[RunConfig], SealedCheckpoint]) -> None:
     was = config(4, 3, "noloco")
     for kind, equal in (("pair_mean", False), ("diloco", True)):
         found = loaded(source(was), config(4, 3, kind))
@@ -390,7 +392,7 @@ def test_files_of_version_1_are_read_at_any_cut(tmp_path: Path) -> None:
         label = {"version": 1, "stage": stage, "step": STEP, "updates": 20 + stage, "lr_scale": 1.0 + stage}
         save_file(tensors, path, {"planaria": json.dumps(label | {"grad_norm": 3.0, "clipped_norm": None})})
         digests[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
-    manifest = Manifest(step=STEP, stages=list(range(5)), pipeline_stages=4, digests=digests, model=was.model)
+    manifest = CheckpointManifest(step=STEP, stages=list(range(5)), pipeline_stages=4, digests=digests, model=was.model)
     saved, now = store.seal(f"step-{STEP:08d}", manifest, 9), config(2)
     check_stages(tmp_path, dict.fromkeys(range(3), saved.folder.name), now)
     for (_, stage), got in loaded(saved, now).items():
@@ -406,7 +408,7 @@ def test_files_of_version_1_are_read_at_any_cut(tmp_path: Path) -> None:
 # ---- what is refused
 
 
-def tampered(saved: Saved, stage: int, change: Callable[[dict[str, Tensor]], object]) -> Path:
+def tampered(saved: SealedCheckpoint, stage: int, change: Callable[[dict[str, Tensor]], object]) -> Path:
     """Change a file and its digests; return its path."""
     path = stage_file(saved.folder, stage)
     tensors = load_file(path)
@@ -425,7 +427,7 @@ def tampered(saved: Saved, stage: int, change: Callable[[dict[str, Tensor]], obj
     return path
 
 
-def refused(saved: Saved, wanted: RunConfig) -> str:
+def refused(saved: SealedCheckpoint, wanted: RunConfig) -> str:
     """Return the one line of the refusal before any worker starts."""
     load = dict.fromkeys(range(wanted.pipeline.stages + 1), saved.folder.name)
     with pytest.raises(UserError) as caught:

@@ -15,21 +15,21 @@ from planaria.models.llama_stages import Llama
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint.loading import load_model
 from planaria.runtime.checkpoint.stage_file import stage_file, write_stage
-from planaria.runtime.checkpoint.store import CheckpointStore, Manifest, Saved, read_manifest
+from planaria.runtime.checkpoint.store import CheckpointManifest, CheckpointStore, SealedCheckpoint, read_manifest
 
 STAGES = 2
 MODEL = ModelConfig(vocab=11, dim=8, layers=2, heads=2, hidden=12, context=6)
 ALL = tuple(range(STAGES + 1))
 
 
-def gather(store: CheckpointStore, step: int, stages: tuple[int, ...] = ALL) -> Manifest:
+def gather(store: CheckpointStore, step: int, stages: tuple[int, ...] = ALL) -> CheckpointManifest:
     for stage in stages:
         weights = {n: p.detach() for n, p in build_stage(MODEL, STAGES, stage, seed=step).named_parameters()}
         write_stage(store.unfinished(step), stage, step, StageState(weights))
-    return Manifest(step=step, stages=list(stages), pipeline_stages=STAGES, model=MODEL)
+    return CheckpointManifest(step=step, stages=list(stages), pipeline_stages=STAGES, model=MODEL)
 
 
-def seal(store: CheckpointStore, step: int, stages: tuple[int, ...] = ALL, keep: int = 9) -> Saved:
+def seal(store: CheckpointStore, step: int, stages: tuple[int, ...] = ALL, keep: int = 9) -> SealedCheckpoint:
     partial = "" if stages == ALL else ".partial"
     return store.seal(f"step-{step:08d}{partial}", gather(store, step, stages), keep)
 
@@ -63,7 +63,7 @@ def test_a_sealed_checkpoint_holds_its_stages_and_a_manifest(store: CheckpointSt
         assert torch.equal(tensor, fresh[name])
 
 
-@pytest.mark.parametrize(("owner", "method"), [(Path, "unlink"), (Manifest, "model_dump"), (Path, "replace")])
+@pytest.mark.parametrize(("owner", "method"), [(Path, "unlink"), (CheckpointManifest, "model_dump"), (Path, "replace")])
 def test_an_interrupted_seal_leaves_no_checkpoint(
     owner: type, method: str, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,7 +86,9 @@ def test_foreign_files_are_left_out_of_a_checkpoint(store: CheckpointStore) -> N
     """A stage of a worker that died before the seal, and an unfinished file."""
     gather(store, 5)
     (store.unfinished(5) / "stage-0001.77.unfinished").write_bytes(b"half")
-    saved = store.seal("step-00000005.partial", Manifest(step=5, stages=[0, 1], pipeline_stages=STAGES, model=MODEL), 2)
+    saved = store.seal(
+        "step-00000005.partial", CheckpointManifest(step=5, stages=[0, 1], pipeline_stages=STAGES, model=MODEL), 2
+    )
     assert sorted(f.name for f in saved.folder.iterdir()) == [
         "manifest.json", "stage-0000.safetensors", "stage-0001.safetensors",
     ]  # fmt: skip

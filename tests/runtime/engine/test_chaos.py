@@ -14,14 +14,14 @@ from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
-from planaria.control.replica import ReplicaState, Waiting
+from planaria.control.replica import ReplicaState, WorkerSet
 from planaria.control.roster import Roster, WorkerState
 from planaria.control.state import Replicas, RunState
 from planaria.faults.checks import neighbours
 from planaria.faults.injector import TraceChaos
 from planaria.faults.trace import Fault, Trace, write
-from planaria.runtime.engine.check import read_faults
-from planaria.runtime.engine.resolved import ResolvedRun
+from planaria.runtime.engine.config_checks import read_faults
+from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.unused_settings import idle
 
 STARTED = e.RunStarted(name="run", seed=1, stages=4, steps=9, first_step=0, samples_per_step=1, wall_time=0.0)
@@ -30,7 +30,9 @@ HOLDERS = {stage: f"w{stage}" for stage in range(5)}
 
 def state(holders: dict[int, str] = HOLDERS) -> RunState:
     """A run whose holders are carrying out an order."""
-    replica = replace(ReplicaState.start(STARTED), holders=MappingProxyType(holders), waiting=Waiting(holders.values()))
+    replica = replace(
+        ReplicaState.start(STARTED), holders=MappingProxyType(holders), waiting=WorkerSet(holders.values())
+    )
     return replace(
         RunState.start(STARTED),
         replicas=Replicas({0: replica}),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from planaria.config.schema import OptimConfig, RunConfig
 from planaria.models.optimizers.adamw import adamw
-from planaria.runtime.engine.clipping import clip_gradients, learning_rate, total_norms
+from planaria.runtime.engine.learning_rate import clip_gradients, learning_rate, total_norms
 from planaria.runtime.engine.resumption import rate_change
 
 

@@ -14,9 +14,9 @@ from planaria.lab.inline.engine import InlineEngine
 from planaria.models.state import StageState
 from planaria.pipeline.plan.build import plan_for
 from planaria.pipeline.routing import routes
-from planaria.recovery.chain import Plan
+from planaria.recovery.chain import RecoveryPlan
 from planaria.runtime.engine.copy_costs import costs_of_copies
-from planaria.runtime.engine.resolved import ResolvedRun
+from planaria.runtime.engine.resolved_config import ResolvedRun
 
 CLOCKED = {"warmup": 5, "schedule": "cosine", "weight_decay": 0.1, "clip": 0.5}
 """an optimizer to which it matters which step it is, how often it has stepped, and what norms it saw"""
@@ -80,7 +80,7 @@ def test_a_redundant_copy_follows_the_new_holder_of_its_stage(config: Recipe) ->
 def test_redundant_copies_of_adjacent_stages_are_lost_together(config: Recipe) -> None:
     engine = engine_of(config(recovery={"strategy": "redundant"}))
     losses(engine, 2)
-    assert engine.lose([2, 3]) == Plan(
+    assert engine.lose([2, 3]) == RecoveryPlan(
         {2: ("redundant", (1,))}, None, "redundant cannot, stage 3's twin was at stage 2, which is lost too"
     )
 
@@ -95,7 +95,7 @@ def test_mirrored_stage_0_is_restored_byte_for_byte(tied: bool, config: Recipe) 
     for _ in range(3):
         losses(engine, 1)
         before = raw(engine.runners[0].state())
-        assert lose(engine, 0) == Plan({0: ("checkfree_plus", (1, 4))}, None, "")
+        assert lose(engine, 0) == RecoveryPlan({0: ("checkfree_plus", (1, 4))}, None, "")
         weights, *rest = raw(engine.runners[0].state())
         assert weights == before[0]
         assert rest == [{}, {}, 1.0, None, None], "without mirrored moments the optimizer restarts"
@@ -161,7 +161,7 @@ def test_two_adjacent_stages_survive_with_more_distant_echoes(config: Recipe) ->
         engine = engine_of(config(recovery={"strategy": "echo", "options": {"every": 2, "distance": distance}}))
         losses(engine, 3)
         plans[distance] = lose(engine, 2, 3)
-    assert plans[2] == Plan({2: ("echo", (4,)), 3: ("echo", (0,))}, None, "")
+    assert plans[2] == RecoveryPlan({2: ("echo", (4,)), 3: ("echo", (0,))}, None, "")
     assert losses(engine, 2)[-1] < math.log(257) + 0.5
     assert plans[1].reason == "echo cannot, stage 2's echo was at stage 3, which is lost too"
 

@@ -19,7 +19,18 @@ from planaria.lab.inline.engine import InlineEngine
 from planaria.models.packing import pack, unpack
 from planaria.models.state import Shapes, StageState
 from planaria.recovery import RECOVERIES
-from planaria.recovery.base import Answer, Copy, CopyCost, Holder, Moment, Original, Recovery, Replica, Sender, Workshop
+from planaria.recovery.base import (
+    Copy,
+    CopyCost,
+    DamagedReplica,
+    Holder,
+    Moment,
+    Original,
+    RebuildInputs,
+    Recovery,
+    Sender,
+    StrategyAnswer,
+)
 from planaria.recovery.checkfree_plus import MirrorSender
 
 
@@ -39,18 +50,18 @@ class Parity(Recovery):
     def cost(self, copy: Copy, shapes: Mapping[int, Shapes]) -> CopyCost:
         raise NotImplementedError
 
-    def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
+    def donors(self, lost: frozenset[int], replica: DamagedReplica) -> StrategyAnswer:
         if 0 in lost or len(lost) > 1 or not replica.ages[0]:
-            return Answer(refused=dict.fromkeys(lost, "one block stage at most comes back from a whole parity"))
+            return StrategyAnswer(refused=dict.fromkeys(lost, "one block stage at most comes back from a whole parity"))
         others = [stage for stage in range(replica.stages + 1) if stage not in lost]
-        return Answer({stage: tuple(others) for stage in lost})
+        return StrategyAnswer({stage: tuple(others) for stage in lost})
 
     def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         for parity in kept.values():
             return parity
         return StageState({"bytes": pack(own.trained)})
 
-    def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
+    def rebuild(self, stage: int, given: Mapping[int, StageState], at: RebuildInputs) -> StageState:
         return unpack(xored(part.weights["bytes"] for part in given.values()))
 
 
@@ -136,5 +147,5 @@ def test_a_parity_restores_any_state_bit_for_bit(seeds: list[int], data: st.Data
     lost = data.draw(st.sampled_from(seeds))
     parity = StageState({"bytes": xored(pack(each) for each in states.values())})
     given_ = {seed: Parity().give(lost, each, {}) for seed, each in states.items() if seed != lost}
-    rebuilt = Parity().rebuild(lost, {**given_, -1: unpack(pack(parity))}, Workshop(dict, (0.9, 0.999)))
+    rebuilt = Parity().rebuild(lost, {**given_, -1: unpack(pack(parity))}, RebuildInputs(dict, (0.9, 0.999)))
     assert torch.equal(pack(rebuilt), pack(states[lost]))

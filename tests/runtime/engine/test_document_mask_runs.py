@@ -19,8 +19,8 @@ from planaria.config.schema import RunConfig
 from planaria.control.logs import read_run
 from planaria.models.llama_layers import document_mask
 from planaria.models.llama_stages import Llama
-from planaria.runtime.engine.check import check
-from planaria.runtime.engine.samples import batches, masks
+from planaria.runtime.engine.config_checks import check
+from planaria.runtime.engine.step_samples import batches, masks
 
 
 def recipe(home: Path, apart: bool = True, **sections: Any) -> RunConfig:

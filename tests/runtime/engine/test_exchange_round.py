@@ -10,7 +10,7 @@ from planaria.config.schema import ExchangeConfig, ModelConfig, RunConfig
 from planaria.exchange.base import Update
 from planaria.runtime.engine.exchange_round import RoundMember
 from planaria.runtime.engine.runner import StageRunner
-from planaria.runtime.transport.wire import Content
+from planaria.runtime.transport.wire import FrameContent
 
 RECIPE = RunConfig(model=ModelConfig(vocab=64, dim=16, layers=4, heads=2, hidden=32, context=8))
 PAIRS = ExchangeConfig(replicas=2, kind="noloco", options=Options({"every": 2}))
@@ -26,7 +26,7 @@ def worker(config: ExchangeConfig, shift: float = 0.0) -> tuple[RoundMember, Sta
 
 
 def pass_on(update: Update, circle: RoundMember, node: int) -> None:
-    for content, part in ((Content.PREFETCHED, update.prefetched), (Content.BLOCKING, update.blocking)):
+    for content, part in ((FrameContent.PREFETCHED, update.prefetched), (FrameContent.BLOCKING, update.blocking)):
         if part is not None:
             circle.receive(node, content, part)
 
@@ -62,8 +62,8 @@ def test_a_prefetched_part_is_sent_once_and_kept() -> None:
     circle, runner = worker(CODED, 0.1)
     early = circle.prefetch(3)
     assert early is not None
-    circle.receive(7, Content.PREFETCHED, early)
-    circle.receive(7, Content.BLOCKING, torch.zeros(3, dtype=torch.uint8))  # the peer is ahead
+    circle.receive(7, FrameContent.PREFETCHED, early)
+    circle.receive(7, FrameContent.BLOCKING, torch.zeros(3, dtype=torch.uint8))  # the peer is ahead
     assert circle.whole() == [], "it has not made its own offer yet"
     update = circle.update(3, runner)
     assert update.prefetched is early
@@ -71,7 +71,7 @@ def test_a_prefetched_part_is_sent_once_and_kept() -> None:
     assert "its blocking part: torch.uint8 [3], not torch.uint8 [" in circle.refused()[7]
 
 
-def spoiled(kind: str, update: Update) -> list[tuple[Content, torch.Tensor]]:
+def spoiled(kind: str, update: Update) -> list[tuple[FrameContent, torch.Tensor]]:
     """Return the parts of an update, one of which is invalid, in the order in which they arrive."""
     late = update.blocking.clone()
     match kind:
@@ -81,10 +81,10 @@ def spoiled(kind: str, update: Update) -> list[tuple[Content, torch.Tensor]]:
             late = late.to(torch.float16)
         case "not finite":  # a number, or the scale of a group of coded ones
             late[:2] = torch.tensor([0x00, 0x7C], dtype=torch.uint8) if late.dtype == torch.uint8 else torch.nan
-    early = [] if update.prefetched is None else [(Content.PREFETCHED, update.prefetched)]
+    early = [] if update.prefetched is None else [(FrameContent.PREFETCHED, update.prefetched)]
     if kind == "too much":
-        early = [(Content.PREFETCHED, torch.full((5,), 1.0))]
-    return [*early, (Content.BLOCKING, late)]
+        early = [(FrameContent.PREFETCHED, torch.full((5,), 1.0))]
+    return [*early, (FrameContent.BLOCKING, late)]
 
 
 @pytest.mark.parametrize("config", [PAIRS, CODED], ids=["one part", "two parts"])

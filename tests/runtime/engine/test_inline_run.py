@@ -18,8 +18,8 @@ from planaria.faults.trace import Fault, Trace
 from planaria.report.run.ledger import prove_exactly_once
 from planaria.runtime.checkpoint.stage_file import read_stage, stage_file
 from planaria.runtime.checkpoint.store import CheckpointStore
-from planaria.runtime.engine.origin import START, Origin
 from planaria.runtime.engine.prepare import prepare
+from planaria.runtime.engine.run_start import START, Origin
 
 STAGES = range(5)
 

@@ -11,28 +11,31 @@ from hypothesis import strategies as st
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.runtime.engine.division import Load, Machine, divide
+from planaria.runtime.engine.layer_division import LayerCost, WorkerCapacity, divide
 from planaria.runtime.engine.requirements import layer_loads, work
 
 machine = st.builds(
-    Machine, st.sampled_from([0.5, 1.0, 1.25, 2.0, 3.0, 7.0]), st.integers(0, 7), st.sampled_from([True, True, False])
+    WorkerCapacity,
+    st.sampled_from([0.5, 1.0, 1.25, 2.0, 3.0, 7.0]),
+    st.integers(0, 7),
+    st.sampled_from([True, True, False]),
 )
 
 
-def slowest(sizes: tuple[int, ...], ends: float, machines: list[Machine]) -> float:
+def slowest(sizes: tuple[int, ...], ends: float, machines: list[WorkerCapacity]) -> float:
     """Return the time of the slowest stage in the best placement; infinite if none is possible."""
     ways = permutations(machines, len(sizes) + 1)
     return min((worst(sizes, ends, way) for way in ways), default=float("inf"))
 
 
-def worst(sizes: tuple[int, ...], ends: float, way: tuple[Machine, ...]) -> float:
+def worst(sizes: tuple[int, ...], ends: float, way: tuple[WorkerCapacity, ...]) -> float:
     last, *blocks = way
     if not last.ends or any(size > m.most for size, m in zip(sizes, blocks, strict=True)):
         return float("inf")
     return max(last.layer_s * ends, *(size * m.layer_s for size, m in zip(sizes, blocks, strict=True)))
 
 
-def placed(sizes: list[int], ends: float, machines: list[Machine]) -> float:
+def placed(sizes: list[int], ends: float, machines: list[WorkerCapacity]) -> float:
     """Return the time of the slowest stage where larger stages take faster machines first, as the controller does."""
     free, found = sorted(machines, key=lambda m: m.layer_s), []
     for size in sorted([*sizes, ends], reverse=True):
@@ -49,15 +52,17 @@ def placed(sizes: list[int], ends: float, machines: list[Machine]) -> float:
 @given(
     st.integers(1, 3), st.integers(0, 4), st.sampled_from([0.25, 1.5, 4.5]), st.lists(machine, min_size=2, max_size=5)
 )
-def test_no_division_has_a_faster_slowest_stage(stages: int, more: int, ends: float, machines: list[Machine]) -> None:
+def test_no_division_has_a_faster_slowest_stage(
+    stages: int, more: int, ends: float, machines: list[WorkerCapacity]
+) -> None:
     layers = stages + more
     all_sizes = (c for c in combinations_with_replacement(range(1, layers + 1), stages) if sum(c) == layers)
     best = min(slowest(sizes, ends, machines) for sizes in all_sizes)
     if best == float("inf"):
         with pytest.raises(UserError, match="have room for"):
-            divide([Load()] * layers, stages, ends, machines)
+            divide([LayerCost()] * layers, stages, ends, machines)
         return
-    found = divide([Load()] * layers, stages, ends, machines)
+    found = divide([LayerCost()] * layers, stages, ends, machines)
     assert len(found) == stages and sum(found) == layers and min(found) >= 1
     assert found == sorted(found, reverse=True)
     assert slowest(tuple(found), ends, machines) == pytest.approx(best)
@@ -67,34 +72,47 @@ def test_no_division_has_a_faster_slowest_stage(stages: int, more: int, ends: fl
 @given(st.integers(1, 4), st.integers(0, 12), st.sampled_from([0.25, 1.5, 4.5]), st.data())
 def test_the_controllers_rule_is_optimal_with_enough_room(stages: int, more: int, ends: float, data: Any) -> None:
     pace = st.sampled_from([0.5, 1.0, 1.25, 2.0, 3.0, 7.0])
-    machines = [Machine(s, 99) for s in data.draw(st.lists(pace, min_size=stages + 1, max_size=stages + 2))]
-    sizes = divide([Load()] * (stages + more), stages, ends, machines)
+    machines = [WorkerCapacity(s, 99) for s in data.draw(st.lists(pace, min_size=stages + 1, max_size=stages + 2))]
+    sizes = divide([LayerCost()] * (stages + more), stages, ends, machines)
     assert placed(sizes, ends, machines) == pytest.approx(slowest(tuple(sizes), ends, machines))
 
 
 def test_layers_follow_speed_and_memory() -> None:
-    assert divide([Load()] * 30, 4, 2.0, [Machine(1.0, 30)] * 5) == [8, 8, 7, 7]
-    assert divide([Load()] * 28, 4, 2.0, [Machine(s, 28) for s in (1.0, 1.01, 1.02, 0.99, 1.03)]) == [7, 7, 7, 7]
-    assert divide([Load()] * 21, 3, 1.0, [Machine(1.0, 21), Machine(1.0, 21), Machine(2.0, 21), Machine(9.0, 21)]) == [
+    assert divide([LayerCost()] * 30, 4, 2.0, [WorkerCapacity(1.0, 30)] * 5) == [8, 8, 7, 7]
+    assert divide([LayerCost()] * 28, 4, 2.0, [WorkerCapacity(s, 28) for s in (1.0, 1.01, 1.02, 0.99, 1.03)]) == [
+        7,
+        7,
+        7,
+        7,
+    ]
+    assert divide(
+        [LayerCost()] * 21,
+        3,
+        1.0,
+        [WorkerCapacity(1.0, 21), WorkerCapacity(1.0, 21), WorkerCapacity(2.0, 21), WorkerCapacity(9.0, 21)],
+    ) == [
         9,
         8,
         4,
     ]
-    fast_and_small = Machine(0.1, 3, ends=False)
-    assert divide([Load()] * 12, 2, 1.0, [fast_and_small, Machine(1.0, 12), Machine(1.0, 12)]) == [9, 3]
+    fast_and_small = WorkerCapacity(0.1, 3, ends=False)
+    assert divide([LayerCost()] * 12, 2, 1.0, [fast_and_small, WorkerCapacity(1.0, 12), WorkerCapacity(1.0, 12)]) == [
+        9,
+        3,
+    ]
 
 
-load = st.builds(Load, st.sampled_from([0.5, 1.0, 2.0, 5.0]), st.sampled_from([0.5, 1.0, 3.0]))
+load = st.builds(LayerCost, st.sampled_from([0.5, 1.0, 2.0, 5.0]), st.sampled_from([0.5, 1.0, 3.0]))
 
 
-def slowest_of(loads: list[Load], counts: list[int], ends: float, machines: list[Machine]) -> float:
+def slowest_of(loads: list[LayerCost], counts: list[int], ends: float, machines: list[WorkerCapacity]) -> float:
     """Return the time of the slowest stage of consecutive layers in the best placement."""
     bounds = [0]
     for count in counts:
         bounds.append(bounds[-1] + count)
     parts = [loads[first:last] for first, last in pairwise(bounds)]
 
-    def worst_of(way: tuple[Machine, ...]) -> float:
+    def worst_of(way: tuple[WorkerCapacity, ...]) -> float:
         last, *blocks = way
         if not last.ends or any(sum(one.size for one in p) > m.most for p, m in zip(parts, blocks, strict=True)):
             return float("inf")
@@ -112,7 +130,7 @@ def slowest_of(loads: list[Load], counts: list[int], ends: float, machines: list
     st.lists(machine, min_size=2, max_size=5),
 )
 def test_no_division_of_unequal_layers_has_a_faster_slowest_stage(
-    stages: int, loads: list[Load], ends: float, machines: list[Machine]
+    stages: int, loads: list[LayerCost], ends: float, machines: list[WorkerCapacity]
 ) -> None:
     cuts = ((0, *inner, len(loads)) for inner in combinations(range(1, len(loads)), stages - 1))
     all_counts = [[last - first for first, last in pairwise(cut)] for cut in cuts]
@@ -127,12 +145,12 @@ def test_no_division_of_unequal_layers_has_a_faster_slowest_stage(
 
 
 def test_a_stage_of_heavy_layers_gets_fewer() -> None:
-    dense_first = [Load(), Load(), *[Load(4.0, 6.0)] * 4]
-    assert divide(dense_first, 3, 0.5, [Machine(1.0, 99)] * 4) == [3, 2, 1]
-    paces = [Machine(1.0, 99), Machine(2.0, 99), Machine(4.0, 99)]
+    dense_first = [LayerCost(), LayerCost(), *[LayerCost(4.0, 6.0)] * 4]
+    assert divide(dense_first, 3, 0.5, [WorkerCapacity(1.0, 99)] * 4) == [3, 2, 1]
+    paces = [WorkerCapacity(1.0, 99), WorkerCapacity(2.0, 99), WorkerCapacity(4.0, 99)]
     assert divide(dense_first, 2, 0.5, paces) == [3, 3]
     with pytest.raises(UserError, match=r"room for 13 of 26 layers in 2 stages"):
-        divide(dense_first, 2, 0.5, [Machine(1.0, 6), Machine(1.0, 7), Machine(1.0, 0)])
+        divide(dense_first, 2, 0.5, [WorkerCapacity(1.0, 6), WorkerCapacity(1.0, 7), WorkerCapacity(1.0, 0)])
 
 
 def test_layers_of_a_mixture_count_by_their_own_work_and_size() -> None:
@@ -148,7 +166,7 @@ def test_layers_of_a_mixture_count_by_their_own_work_and_size() -> None:
     model = model_section(values, "config.json") | {"context": 16}
     config = RunConfig.model_validate({"model": model, "pipeline": {"stages": 2, "layers": "auto"}})
     first, second, third, fourth = layer_loads(config)
-    assert first == second == Load() and third == fourth and third.work < 0.9 and third.size < 0.9
+    assert first == second == LayerCost() and third == fourth and third.work < 0.9 and third.size < 0.9
     assert work(config)[1:] == pytest.approx([2.0, 2 * third.work])
-    assert divide(layer_loads(config), 2, 0.1, [Machine(1.0, 9)] * 3) in ([1, 3], [2, 2])
+    assert divide(layer_loads(config), 2, 0.1, [WorkerCapacity(1.0, 9)] * 3) in ([1, 3], [2, 2])
     assert work(RunConfig())[1:] == [1.0] * 4

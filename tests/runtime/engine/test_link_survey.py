@@ -18,7 +18,7 @@ from planaria.control.events import Fact
 from planaria.pipeline.network.costs import MBIT
 from planaria.pipeline.network.topology import read
 from planaria.report.live.bars import SurveyProgress
-from planaria.runtime.engine.link_survey import Leader
+from planaria.runtime.engine.link_survey import SurveyLeader
 from planaria.runtime.engine.link_survey_node import Failed
 from planaria.runtime.fleet.base import Gone, Reported
 
@@ -188,7 +188,7 @@ LINES = dict.fromkeys(permutations(range(3), 2), (0.0, None))
     ],
 )
 def test_a_broken_edge_is_explained_by_a_death_or_named(script: list[list[Reported | Gone]], output: str) -> None:
-    leader = Leader(PretendFleet(script), "abc", LINES, lambda *_: None)
+    leader = SurveyLeader(PretendFleet(script), "abc", LINES, lambda *_: None)
     leader._at = dict.fromkeys(range(3), "nowhere")
     with pytest.raises(RunStopped) as stopped:
         leader.measure([(0, 1)])

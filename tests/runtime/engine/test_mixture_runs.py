@@ -17,7 +17,7 @@ from planaria.config.schema import RunConfig
 from planaria.control.logs import read_run
 from planaria.data.dataset import Dataset, Split
 from planaria.report.run.ledger import prove_exactly_once
-from planaria.runtime.engine import runs
+from planaria.runtime.engine import run_folders
 
 CONTEXT = 8
 WINDOWS = {"books": 140, "code": 40, "web": 20}
@@ -132,7 +132,7 @@ def test_too_many_epochs_are_refused_before_the_run(tmp_path: Path) -> None:
 def test_a_changed_source_is_refused(tmp_path: Path) -> None:
     planaria.train(recipe(tmp_path, train={"steps": 2}), progress=False)
     folder = tmp_path / "runs" / "run"
-    kept = runs.config_of(folder).data.mixture
+    kept = run_folders.config_of(folder).data.mixture
     assert list(kept) == ["books", "code", "web"]
     (tmp_path / "code.txt").write_text("another text of another length " * 20)
     changed = r"the text of data\.mixture, or its tokenizer, has changed since this run started"

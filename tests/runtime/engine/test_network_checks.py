@@ -11,7 +11,7 @@ import pytest
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.runtime.engine import requirements as network_checks
-from planaria.runtime.engine.check import check
+from planaria.runtime.engine.config_checks import check
 from planaria.runtime.transport import secure
 
 

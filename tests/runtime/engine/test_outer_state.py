@@ -19,7 +19,7 @@ from planaria.lab.inline.replicas import InlineReplicas
 from planaria.models.packing import pack, unpack
 from planaria.pipeline.routing.arrangement import Arrangement
 from planaria.runtime.engine.exchange_round import RoundMember
-from planaria.runtime.engine.outer_state import OuterState, Verdict
+from planaria.runtime.engine.outer_state import OuterState, UpdateJudgement
 from planaria.runtime.engine.plan_execution import exchange_gradients
 from planaria.runtime.engine.runner import NonFinite, StageRunner
 
@@ -78,7 +78,7 @@ def test_a_steps_residual_is_pending_until_its_commit() -> None:
     assert all(torch.equal(of[n].grads[name], again[n].grads[name]) for n in NODES for name in of[n].grads)
 
 
-def reported(verdict: Verdict) -> dict[str, Any]:
+def reported(verdict: UpdateJudgement) -> dict[str, Any]:
     """Return the report on the node's own message; empty if none was sent."""
     return next((said for kind, said in verdict.facts(first=True) if kind is MessageCompressed), {})
 
@@ -170,7 +170,7 @@ class FakePost:
     def take_shares(self, nodes: Sequence[int], like: torch.Tensor | None) -> list[torch.Tensor]:
         return [self._said[node] for node in nodes]
 
-    def report(self, verdict: Verdict, round: int, first: bool) -> None:
+    def report(self, verdict: UpdateJudgement, round: int, first: bool) -> None:
         assert not verdict.refused
 
 

@@ -10,8 +10,8 @@ from planaria.config.schema import ExchangeConfig, ModelConfig, PipelineConfig, 
 from planaria.control import events as e
 from planaria.control.decisions import BEFORE, Form, Keep, Meet, Member
 from planaria.control.events import Fact
-from planaria.runtime.engine.position import Position
-from planaria.runtime.engine.resolved import ResolvedRun
+from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.engine.worker_position import Position
 
 RECIPE = RunConfig(
     engine="fleet",

@@ -22,12 +22,12 @@ from planaria.control.roster import Roster, WorkerState
 from planaria.control.state import RunState
 from planaria.exchange.base import Update
 from planaria.exchange.compress.dense import PLAIN
-from planaria.exchange.publisher import Publisher
+from planaria.exchange.update_publisher import UpdatePublisher
 from planaria.faults.trace import Fault, Trace, write
 from planaria.faults.worker import WorkerFaults
-from planaria.runtime.engine.check import read_faults
-from planaria.runtime.engine.resolved import ResolvedRun
-from planaria.runtime.engine.samples import Batch, Reading, batches
+from planaria.runtime.engine.config_checks import read_faults
+from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.engine.step_samples import Batch, ReadTimer, batches
 from planaria.runtime.engine.unused_settings import idle
 
 LATE_S = 0.02
@@ -59,7 +59,7 @@ def test_microbatches_are_consecutive_samples_of_the_stream(config: Recipe) -> N
 
 
 def test_reading_is_timed_by_step() -> None:
-    reading, tokens = Reading(), (torch.zeros(1), torch.ones(1))
+    reading, tokens = ReadTimer(), (torch.zeros(1), torch.ones(1))
 
     def slow(microbatch: int) -> tuple[Tensor, Tensor]:
         time.sleep(LATE_S)
@@ -105,7 +105,7 @@ def test_a_slow_machine_slows_its_workers() -> None:
 
 
 def test_a_later_attack_replaces_the_one_before() -> None:
-    outer = SimpleNamespace(publisher=Publisher())
+    outer = SimpleNamespace(publisher=UpdatePublisher())
     made = WorkerFaults(RunConfig(), outer, outer, lambda *_: None)
     made.add(blow("lie", attack="zero", until=9))
     made.add(blow("lie", attack="own_flip", strength=2.0, until=6, number=1))

@@ -5,16 +5,24 @@ from __future__ import annotations
 import pytest
 import torch
 
-from planaria.runtime.engine.received_frames import Awaited, ReceivedFrames
+from planaria.runtime.engine.received_frames import FrameId, ReceivedFrames
 from planaria.runtime.transport import wire
-from planaria.runtime.transport.wire import Activation, Content, CopyMessage, GradientShare, Header, Label, State
+from planaria.runtime.transport.wire import (
+    Activation,
+    CopyMessage,
+    FrameContent,
+    GradientShare,
+    Label,
+    State,
+    TensorHeader,
+)
 
 SHAPE = (2, 3)
-FORWARD = Activation(5, 9, 4, 1, Content.FORWARD)
+FORWARD = Activation(5, 9, 4, 1, FrameContent.FORWARD)
 
 
-def header(label: Label = FORWARD, shape: tuple[int, ...] = SHAPE, dtype: torch.dtype = torch.float32) -> Header:
-    return Header(label, dtype, shape)
+def header(label: Label = FORWARD, shape: tuple[int, ...] = SHAPE, dtype: torch.dtype = torch.float32) -> TensorHeader:
+    return TensorHeader(label, dtype, shape)
 
 
 @pytest.fixture
@@ -26,70 +34,74 @@ def frames_in() -> ReceivedFrames:
 
 LABELS: list[Label] = [
     FORWARD,
-    FORWARD._replace(content=Content.BACKWARD),
+    FORWARD._replace(content=FrameContent.BACKWARD),
     FORWARD._replace(hop=2),
     FORWARD._replace(microbatch=5),
     GradientShare(5, 9),
-    CopyMessage(5, 9, 4, Content.COPY_BEFORE),
-    CopyMessage(5, 9, 4, Content.COPY_AFTER),
-    CopyMessage(5, 9, 5, Content.COPY_BEFORE),
+    CopyMessage(5, 9, 4, FrameContent.COPY_BEFORE),
+    CopyMessage(5, 9, 4, FrameContent.COPY_AFTER),
+    CopyMessage(5, 9, 5, FrameContent.COPY_BEFORE),
     State(5),
 ]
 
 
 @pytest.mark.parametrize("label", LABELS, ids=str)
 def test_a_frame_waits_until_it_is_taken_and_is_delivered_once(frames_in: ReceivedFrames, label: Label) -> None:
-    payload, frame = torch.ones(SHAPE), Awaited(1, label)
-    assert frame not in frames_in and frames_in.missing([frame, Awaited(3, label)]) == [1, 3]
+    payload, frame = torch.ones(SHAPE), FrameId(1, label)
+    assert frame not in frames_in and frames_in.missing([frame, FrameId(3, label)]) == [1, 3]
     frames_in.put(1, header(label), payload)
-    assert frame in frames_in and frames_in.missing([frame, Awaited(3, label)]) == [3], "no other peer has sent this"
-    assert not [other for other in LABELS if other != label and Awaited(1, other) in frames_in], "nor anything else"
+    assert frame in frames_in and frames_in.missing([frame, FrameId(3, label)]) == [3], "no other peer has sent this"
+    assert not [other for other in LABELS if other != label and FrameId(1, other) in frames_in], "nor anything else"
     assert frames_in.take(frame) is payload
     assert frame not in frames_in
 
 
 def test_all_frames_of_a_step_are_kept_apart(frames_in: ReceivedFrames) -> None:
-    frames = [Awaited(sender, label) for sender in (1, 3) for label in LABELS]
+    frames = [FrameId(sender, label) for sender in (1, 3) for label in LABELS]
     for number, frame in enumerate(frames):
         frames_in.put(frame.sender, header(frame.label), torch.full(SHAPE, float(number)))
     assert [frames_in.take(frame)[0, 0].item() for frame in frames] == list(range(len(frames)))
 
 
-@pytest.mark.parametrize("label", [FORWARD, GradientShare(5, 9), CopyMessage(5, 9, 4, Content.COPY_AFTER)], ids=str)
+@pytest.mark.parametrize(
+    "label", [FORWARD, GradientShare(5, 9), CopyMessage(5, 9, 4, FrameContent.COPY_AFTER)], ids=str
+)
 @pytest.mark.parametrize(("generation", "step"), [(5, 10), (6, 9), (6, 0)])
 def test_a_neighbour_may_be_ahead(label: Label, generation: int, step: int, frames_in: ReceivedFrames) -> None:
     ahead = label._replace(generation=generation, step=step)
     frames_in.put(1, header(ahead), torch.ones(SHAPE))
-    assert Awaited(1, label) not in frames_in
+    assert FrameId(1, label) not in frames_in
     frames_in.turn(generation, step)
-    assert Awaited(1, ahead) in frames_in
+    assert FrameId(1, ahead) in frames_in
 
 
-@pytest.mark.parametrize("label", [FORWARD, GradientShare(5, 9), CopyMessage(5, 9, 4, Content.COPY_AFTER)], ids=str)
+@pytest.mark.parametrize(
+    "label", [FORWARD, GradientShare(5, 9), CopyMessage(5, 9, 4, FrameContent.COPY_AFTER)], ids=str
+)
 def test_frames_of_the_past_are_dropped(label: Label, frames_in: ReceivedFrames) -> None:
-    old, frame = label._replace(generation=4), Awaited(1, label)
+    old, frame = label._replace(generation=4), FrameId(1, label)
     frames_in.put(1, header(old), torch.ones(SHAPE))
     frames_in.put(1, header(old, shape=(7,)), torch.ones(7))  # of the past: not checked
     frames_in.put(1, header(label), torch.ones(SHAPE))
     frames_in.turn(6, 9)  # a new generation repeats the step
     assert frame not in frames_in
     frames_in.turn(4, 0)
-    assert frame not in frames_in and Awaited(1, old) not in frames_in, "dropped, not hidden"
+    assert frame not in frames_in and FrameId(1, old) not in frames_in, "dropped, not hidden"
 
 
 def test_an_untaken_state_is_dropped_with_its_generation(frames_in: ReceivedFrames) -> None:
     frames_in.put(1, header(State(2)), torch.ones(SHAPE))
     frames_in.turn(5, 9)
-    assert Awaited(1, State(2)) in frames_in
+    assert FrameId(1, State(2)) in frames_in
     frames_in.turn(6, 9)
-    assert Awaited(1, State(2)) not in frames_in
+    assert FrameId(1, State(2)) not in frames_in
 
 
 @pytest.mark.parametrize("wrong", [header(shape=(3, 2)), header(dtype=torch.bfloat16)], ids=["shape", "dtype"])
-def test_other_shapes_and_types_are_refused(wrong: Header, frames_in: ReceivedFrames) -> None:
+def test_other_shapes_and_types_are_refused(wrong: TensorHeader, frames_in: ReceivedFrames) -> None:
     with pytest.raises(wire.WireError, match=r"sent .* for step 9; activations here are torch\.float32 \[2, 3\]"):
         frames_in.put(1, wrong, torch.zeros(wrong.shape, dtype=wrong.dtype))
-    assert Awaited(1, FORWARD) not in frames_in
+    assert FrameId(1, FORWARD) not in frames_in
 
 
 def test_other_types_than_the_recipes_wire_are_refused() -> None:
@@ -98,7 +110,7 @@ def test_other_types_than_the_recipes_wire_are_refused() -> None:
     with pytest.raises(wire.WireError, match=r"activations here are torch.bfloat16 \[2, 3\]"):
         frames_in.put(1, header(), torch.zeros(SHAPE))
     frames_in.put(1, header(dtype=torch.bfloat16), torch.zeros(SHAPE, dtype=torch.bfloat16))
-    assert Awaited(1, FORWARD) in frames_in
+    assert FrameId(1, FORWARD) in frames_in
 
 
 def test_kept_activations_are_converted_on_arrival() -> None:
@@ -114,12 +126,12 @@ def test_kept_activations_are_converted_on_arrival() -> None:
         frames_in.put(1, header(label), torch.zeros(SHAPE))
     with pytest.raises(wire.WireError, match="activations here are"):
         frames_in.put(1, header(FORWARD._replace(hop=2), shape=(3, 2)), torch.zeros(3, 2))
-    assert len(landed) == 1 and frames_in.take(Awaited(1, FORWARD)).sum() == 6
-    assert frames_in.take(Awaited(1, GradientShare(5, 9))).sum() == 0
+    assert len(landed) == 1 and frames_in.take(FrameId(1, FORWARD)).sum() == 6
+    assert frames_in.take(FrameId(1, GradientShare(5, 9))).sum() == 0
 
 
 @pytest.mark.parametrize(
-    "label", [wire.OfferPart(1, Content.BLOCKING), wire.Ping(1, Content.PING), wire.Goodbye()], ids=str
+    "label", [wire.OfferPart(1, FrameContent.BLOCKING), wire.Ping(1, FrameContent.PING), wire.Goodbye()], ids=str
 )
 def test_frames_that_no_one_takes_are_refused(label: Label, frames_in: ReceivedFrames) -> None:
     with pytest.raises(wire.WireError, match="which no worker waits for"):

@@ -19,7 +19,7 @@ from planaria.report.run.ledger import prove_exactly_once, sample_ledger
 from planaria.runtime.checkpoint.loading import stage_for
 from planaria.runtime.checkpoint.stage_file import read_stage
 from planaria.runtime.checkpoint.store import CheckpointStore
-from planaria.runtime.engine import runs
+from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.resumption import take_up
 from planaria.runtime.engine.runner import StageRunner
 
@@ -194,7 +194,7 @@ def test_parameters_of_a_rebuilt_stage_keep_their_clock_and_scale(config: Recipe
     folder = begin(recipe(config, tmp_path, steps=8, chaos={"trace": str(trace)}))
     rebuilt = read_stage(newest(folder), 2, 8)
     assert (set(rebuilt.clocks.values()), rebuilt.lr_scale) == ({5}, 1.1)
-    two = runs.config_of(folder).model_copy(update={"pipeline": recipe(config, tmp_path, 2).pipeline})
+    two = run_folders.config_of(folder).model_copy(update={"pipeline": recipe(config, tmp_path, 2).pipeline})
     found = stage_for(newest(folder), two, 1)
     for name, clock in found.clocks.items():
         old = int(name.split(".")[1]) >= 3
@@ -255,7 +255,7 @@ def test_every_sample_is_used_once_in_any_shape(
     assert all(any(f"{name} = " in line for line in output) for name in flags), output
     record = read_run(folder)
     assert prove_exactly_once(record) == []
-    after = runs.config_of(folder)
+    after = run_folders.config_of(folder)
     assert max(line.span[1] for line in sample_ledger(record)) == 5 * given.samples + 4 * after.samples
     assert all(0 < loss < 7 for loss in losses(folder).values())
 
@@ -277,14 +277,14 @@ TABLE = "embed_tokens.weight"
 @pytest.mark.slow
 def test_a_vocabulary_grows_and_shrinks_again(folder: Path, through: dict[int, float]) -> None:
     """New rows are the mean of the others, moments too; removed again, they leave no trace."""
-    before = stage_for(newest(folder), runs.config_of(folder), 0)
+    before = stage_for(newest(folder), run_folders.config_of(folder), 0)
     output = updated(folder, model__vocab=320, pipeline__stages=2, train__steps=21)
     assert any(
         "of 257 tokens, now 320: embedding and head get 63 new rows, each the mean of all others" in line
         for line in output
     ), output
     assert 0 < abs(losses(folder)[20] - through[20]) < 0.3
-    later = runs.config_of(folder)
+    later = run_folders.config_of(folder)
     (first,) = (saved for saved in CheckpointStore(folder / "checkpoints").list() if saved.step == 20)
     more = stage_for(first.folder, later, 0)
     pairs = [
@@ -297,7 +297,7 @@ def test_a_vocabulary_grows_and_shrinks_again(folder: Path, through: dict[int, f
     assert more.clocks == before.clocks and torch.equal(more.weights["norm.weight"], before.weights["norm.weight"])
     output = updated(folder, model__vocab=257, train__steps=22)
     assert any("now 257: embedding and head lose their last 63 rows" in line for line in output), output
-    assert stage_for(newest(folder), runs.config_of(folder), 0).weights[TABLE].shape == (257, 16)
+    assert stage_for(newest(folder), run_folders.config_of(folder), 0).weights[TABLE].shape == (257, 16)
     assert "320 tokens, now 257" in str(read_run(folder).starts[-1][1].recut)
 
 
@@ -305,7 +305,7 @@ def test_a_vocabulary_grows_and_shrinks_again(folder: Path, through: dict[int, f
 def test_a_vocabulary_grows_with_replicas_residuals(config: Recipe, tmp_path: Path) -> None:
     folder = begin(recipe(config, tmp_path, steps=4, exchange=NOLOCO | {"replicas": 2}, model={"tied": False}))
     updated(folder, model__vocab=260, exchange__replicas=3, train__steps=6)
-    state = stage_for(newest(folder), runs.config_of(folder), 0, 2)
+    state = stage_for(newest(folder), run_folders.config_of(folder), 0, 2)
     for name in (TABLE, "lm_head.weight"):
         shapes = {tuple(tensor.shape) for key, tensor in state.outer.items() if key.endswith(f"/{name}")}
         assert shapes == {(260, 16)} == {tuple(state.weights[name].shape)}
@@ -318,12 +318,12 @@ def test_the_tokenizer_stays_with_another_vocabulary(config: Recipe, tmp_path: P
     folder = begin(given)
     with pytest.raises(UserError, match=r"--model.vocab 270: .* tokenizer has 280 ids; give 280 or more"):
         take_up(folder, {"model.vocab": 270}, None, lambda line: None)
-    before = (folder / runs.TOKENIZER).read_bytes()
+    before = (folder / run_folders.TOKENIZER).read_bytes()
     updated(folder, model__vocab=300, train__steps=3)
-    assert (folder / runs.TOKENIZER).read_bytes() == before
+    assert (folder / run_folders.TOKENIZER).read_bytes() == before
     moved = folder.rename(folder.with_name("moved"))
     updated(moved, train__steps=4)
-    assert (moved / runs.TOKENIZER).read_bytes() == before and len(losses(moved)) == 4
+    assert (moved / run_folders.TOKENIZER).read_bytes() == before and len(losses(moved)) == 4
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ def test_recut_states_load_into_an_engine_of_that_cut(
     parted: tuple[Path, dict[int, float]], config: Recipe, tmp_path: Path
 ) -> None:
     """Every state of the checkpoint loads into a runner of the other cut, and is returned unchanged."""
-    two = runs.config_of(parted[0]).model_copy(update={"pipeline": recipe(config, tmp_path, 2).pipeline})
+    two = run_folders.config_of(parted[0]).model_copy(update={"pipeline": recipe(config, tmp_path, 2).pipeline})
     engine = engine_of(two)
     engine.become({stage: stage_for(newest(parted[0]), two, stage) for stage in range(3)})
     for stage, runner in engine.runners.items():
@@ -372,7 +372,7 @@ def test_a_run_takes_up_a_schedule_and_leaves_it_again(config: Recipe, tmp_path:
     output = updated(folder, routing__schedule=plan, train__steps=6)
     assert any("continues with a schedule" in line for line in output)
     assert plan is not None
-    assert runs.config_of(folder).routing.schedule == str((folder / runs.SCHEDULE).absolute())
+    assert run_folders.config_of(folder).routing.schedule == str((folder / run_folders.SCHEDULE).absolute())
     Path(plan).unlink()
     with pytest.raises(UserError, match=r"has 4 block stages; pipeline.stages = 2"):
         updated(folder, pipeline__stages=2, train__steps=8)

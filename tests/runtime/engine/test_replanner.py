@@ -9,7 +9,7 @@ from planaria.control.decisions import Replan
 from planaria.control.events import Replanned
 from planaria.runtime.engine import fleet as replanner
 from planaria.runtime.engine.fleet import Replanner
-from planaria.runtime.engine.resolved import ResolvedRun
+from planaria.runtime.engine.resolved_config import ResolvedRun
 from schedules import on_schedule, shape
 from waiting import until
 

@@ -17,13 +17,13 @@ from planaria.control.events import PatienceOver
 from planaria.control.logs import RunRecord, read_run
 from planaria.faults.trace import Fault, Trace
 from planaria.lab.inline.engine import InlineEngine
-from planaria.report.live.progress import Quiet
-from planaria.report.live.watch import Watch
+from planaria.report.live.progress import NoProgress
+from planaria.report.live.watch import RunWatch
 from planaria.report.run.ledger import prove_exactly_once, sample_ledger
 from planaria.runtime.checkpoint.loading import load_model
-from planaria.runtime.engine import runs
-from planaria.runtime.engine.origin import Origin
+from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.prepare import prepare
+from planaria.runtime.engine.run_start import Origin
 
 FOUR = {"stages": 2, "microbatches": 2, "microbatch_size": 2}
 
@@ -152,9 +152,9 @@ def test_a_fragment_in_flight_is_dropped_with_its_steps(config: Recipe) -> None:
 
 def train(recipe: RunConfig, folder: Path, origin: Origin | None = None, faults: tuple[Fault, ...] = ()) -> RunRecord:
     folder.mkdir(exist_ok=True)
-    runs.keep_config(folder, recipe)
+    run_folders.keep_config(folder, recipe)
     prepared = prepare(recipe.model_copy(update={"engine": "inline"}), trace=Trace(faults=faults))
-    watch = Watch(folder, recipe.samples * recipe.model.context, Quiet())
+    watch = RunWatch(folder, recipe.samples * recipe.model.context, NoProgress())
     try:
         ending = train_inline(prepared, folder, watch, origin or Origin())
     finally:
@@ -165,7 +165,7 @@ def train(recipe: RunConfig, folder: Path, origin: Origin | None = None, faults:
 
 def resumed(recipe: RunConfig, folder: Path, step: int) -> RunRecord:
     load = dict.fromkeys(range(3), f"step-{step:08d}")
-    standings = runs.newest_whole(folder).manifest.standings if recipe.exchange.kind != "allreduce" else {}
+    standings = run_folders.newest_whole(folder).manifest.standings if recipe.exchange.kind != "allreduce" else {}
     return train(recipe, folder, Origin(step=step, load=load, standings=standings))
 
 
@@ -180,7 +180,7 @@ def test_a_run_of_replicas_resumes_bit_for_bit(exchange: dict[str, Any], config:
     train(recipe(7), tmp_path / "parted")
     again = resumed(recipe(12), tmp_path / "parted", 7)
     assert [m.loss for m in again.trained if m.step >= 7] == [m.loss for m in whole.trained if m.step >= 7]
-    saved = [runs.newest_whole(tmp_path / name).manifest for name in ("whole", "parted")]
+    saved = [run_folders.newest_whole(tmp_path / name).manifest for name in ("whole", "parted")]
     assert saved[0].step == 12 and saved[0].digests == saved[1].digests
 
 
@@ -188,10 +188,10 @@ def test_a_run_of_replicas_resumes_bit_for_bit(exchange: dict[str, Any], config:
 def test_a_run_resumes_with_another_number_of_replicas(config: Recipe, tmp_path: Path) -> None:
     first = replicas(config, 3, kind="noloco", every=3)
     train(first, tmp_path / "run")
-    model = load_model(runs.newest_whole(tmp_path / "run"))
+    model = load_model(run_folders.newest_whole(tmp_path / "run"))
     five = replicas(config, 5, kind="noloco", every=3)
     five = five.model_copy(update={"train": five.train.model_copy(update={"steps": 16})})
-    saved = runs.newest_whole(tmp_path / "run")
+    saved = run_folders.newest_whole(tmp_path / "run")
     assert saved.manifest.samples == 10 * first.samples
     load = dict.fromkeys(range(3), saved.folder.name)
     record = train(five, tmp_path / "run", Origin(step=10, load=load, samples=saved.manifest.samples))

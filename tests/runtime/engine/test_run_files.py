@@ -17,7 +17,7 @@ from planaria.data.dataset import open_data
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
 from planaria.runtime.engine.run_files import JOINED, provide, settled
-from planaria.runtime.engine.setup import DATA, Setup
+from planaria.runtime.engine.worker_setup import DATA, Setup
 from planaria.runtime.fleet.base import Workplace
 from planaria.runtime.fleet.control_connections import Switchboard
 from planaria.runtime.fleet.files import FileServer

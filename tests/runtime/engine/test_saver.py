@@ -15,9 +15,9 @@ from planaria.control import events as e
 from planaria.models.packing import pack
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint.stage_file import read_stage
-from planaria.runtime.engine import saver
-from planaria.runtime.engine.saver import Buffer, Part, Saver, StageFiles
-from planaria.runtime.engine.setup import Setup
+from planaria.runtime.engine import checkpoint_writer
+from planaria.runtime.engine.checkpoint_writer import Buffer, CheckpointPart, Saver, StageFiles
+from planaria.runtime.engine.worker_setup import Setup
 from waiting import until
 
 FILES = StageFiles(Setup(RunConfig(), Path("run"), Path("data"), "127.0.0.1"), "w3")
@@ -59,8 +59,8 @@ def state(seed: int = 1) -> StageState:
     return StageState(weights, moments, {"w": 4, "b": 5}, 1.1, 0.5, None, generators, outer, {"b": 2.0})
 
 
-def part(folder: Path, step: int = 8) -> Part:
-    return Part(folder, 2, "w3", 2, 5, step)
+def part(folder: Path, step: int = 8) -> CheckpointPart:
+    return CheckpointPart(folder, 2, "w3", 2, 5, step)
 
 
 def spoil(of: StageState) -> None:
@@ -73,13 +73,13 @@ def spoil(of: StageState) -> None:
 
 def test_the_copy_is_whole_and_of_the_time_of_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     control_link, own, go = ControlLink(), state(), threading.Event()
-    write = saver.write_stage
+    write = checkpoint_writer.write_stage
 
     def slow(*given: Any) -> object:
         assert go.wait(30)
         return write(*given)
 
-    monkeypatch.setattr(saver, "write_stage", slow)
+    monkeypatch.setattr(checkpoint_writer, "write_stage", slow)
     expected = pack(own).numpy().tobytes()
     span = Saver(control_link, FILES).save_beside(part(tmp_path), own)
     assert span.action == "save" and control_link.writing is not None and control_link.writing[0] == 8
@@ -108,7 +108,7 @@ def test_memory_is_reused_unless_the_state_has_another_shape() -> None:
 
 def test_a_part_waits_until_the_last_one_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     control_link, running = ControlLink(), []
-    write = saver.write_stage
+    write = checkpoint_writer.write_stage
 
     def slow(folder: Path, *given: Any) -> object:
         running.append(folder)
@@ -117,7 +117,7 @@ def test_a_part_waits_until_the_last_one_is_written(tmp_path: Path, monkeypatch:
         running.clear()
         return write(folder, *given)
 
-    monkeypatch.setattr(saver, "write_stage", slow)
+    monkeypatch.setattr(checkpoint_writer, "write_stage", slow)
     one = Saver(control_link, FILES)
     one.save_beside(part(tmp_path / "a"), state(1))
     one.save_beside(part(tmp_path / "b", 9), state(2))
@@ -134,7 +134,7 @@ def test_an_error_of_the_thread_is_reported(
         raise error
 
     control_link = ControlLink()
-    monkeypatch.setattr(saver, "write_stage", fail)
+    monkeypatch.setattr(checkpoint_writer, "write_stage", fail)
     Saver(control_link, FILES).save_beside(part(tmp_path), state())
     assert control_link.wait(2)[1] == reported
 
@@ -144,7 +144,7 @@ def test_too_little_memory_for_a_copy_costs_the_save(tmp_path: Path, monkeypatch
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
     control_link, one = ControlLink(), state()
-    monkeypatch.setattr(saver.torch, "empty", none)
+    monkeypatch.setattr(checkpoint_writer.torch, "empty", none)
     Saver(control_link, FILES).save_beside(part(tmp_path), one)
     (failed,) = control_link.said
     assert isinstance(failed, e.SaveFailed) and "no memory for a copy of stage 2" in failed.detail

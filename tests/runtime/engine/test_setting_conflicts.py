@@ -13,7 +13,7 @@ from tiny import Recipe
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.exchange.registry import EXCHANGES
-from planaria.runtime.engine.check import check
+from planaria.runtime.engine.config_checks import check
 
 PAGE = Path(__file__).parents[3] / "docs" / "replicas.md"
 GIVEN = {"gasloc": {"alpha": 0.5, "beta": 0.7, "gamma": 0.7}}

@@ -9,9 +9,9 @@ import pytest
 from planaria.common.errors import UserError
 from planaria.config.schema import NetworkConfig
 from planaria.pipeline.network.costs import UNIT, Costs
-from planaria.pipeline.plan.actions import Key, Plan
+from planaria.pipeline.plan.actions import Key, StepPlan
 from planaria.pipeline.plan.build import build
-from planaria.pipeline.plan.clock import Simulated
+from planaria.pipeline.plan.clock import SimulatedStep
 from planaria.runtime.engine.simulate import simulate
 
 MIXED = [(0, 1, 2, 3, 0), (0, 2, 1, 3, 0), (0, 1, 3, 0), (0, 3, 2, 0)] * 3
@@ -19,7 +19,7 @@ NETWORK = NetworkConfig(forward_s=[0.5, 1.0, 1.5, 0.7], backward_s=[1.0, 2.0, 3.
 PRICES = Costs(NETWORK)
 
 
-def ready_times(plan: Plan, result: Simulated, message_bytes: int) -> dict[Key, float]:
+def ready_times(plan: StepPlan, result: SimulatedStep, message_bytes: int) -> dict[Key, float]:
     """When each action could have begun at the earliest, recomputed from what else happened: queueing by hand."""
     ends = {span.key: span.end for spans in result.spans.values() for span in spans}
     actions = [action for listed in plan.actions.values() for action in listed]

@@ -16,12 +16,12 @@ from planaria.common.errors import UserError
 from planaria.control import decisions as d
 from planaria.faults.trace import Trace
 from planaria.lab.inline.engine import InlineEngine
-from planaria.recovery.base import Replica
+from planaria.recovery.base import DamagedReplica
 from planaria.recovery.snapshot import Snapshot
-from planaria.runtime.checkpoint.memory import MemoryFolder, sweep
-from planaria.runtime.engine.check import check
+from planaria.runtime.checkpoint.memory_folder import MemoryFolder, sweep
+from planaria.runtime.engine.config_checks import check
 from planaria.runtime.engine.prepare import prepare
-from planaria.runtime.engine.resolved import ResolvedRun
+from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.unused_settings import idle
 from waiting import until
 
@@ -57,11 +57,13 @@ def test_more_lost_stages_go_to_the_next_strategy_with_the_reason(config: Recipe
 def test_a_stage_rebuilt_otherwise_counts_as_lost_until_its_next_step() -> None:
     once, twice = Snapshot(tolerate=1), Snapshot(tolerate=2)
     ages = dict.fromkeys(range(5), 3)
-    knowing = Replica(STAGES, ages, frozenset({0, 1, 3}))
+    knowing = DamagedReplica(STAGES, ages, frozenset({0, 1, 3}))
     answer = once.donors(frozenset({4}), knowing)
     assert answer.refused == {4: "1 of 5 stages are lost together (4, and 2 have not taken part in a step since)"}
     assert twice.donors(frozenset({4}), knowing).donors == {4: (0, 1, 3)}
-    assert once.donors(frozenset({4}), Replica(STAGES, ages, frozenset({0, 1, 2, 3}))).donors == {4: (0, 1, 2, 3)}
+    assert once.donors(frozenset({4}), DamagedReplica(STAGES, ages, frozenset({0, 1, 2, 3}))).donors == {
+        4: (0, 1, 2, 3)
+    }
 
 
 def test_a_restored_stage_has_its_parities_at_once(config: Recipe) -> None:

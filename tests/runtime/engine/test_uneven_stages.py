@@ -16,7 +16,7 @@ from planaria.models.families import stage_parameters
 from planaria.models.llama_stages import Llama, parameter_count, stage_layers
 from planaria.runtime.checkpoint.loading import atoms_of
 from planaria.runtime.checkpoint.store import CheckpointStore
-from planaria.runtime.engine.check import check
+from planaria.runtime.engine.config_checks import check
 
 KEPT = {"strategy": "echo, checkpoint"}
 LAYERS = {"layers": 8, "dim": 16, "hidden": 24, "context": 8}

@@ -11,8 +11,8 @@ import pytest
 
 from planaria.common.logs import LogSettings
 from planaria.config.schema import RunConfig
-from planaria.runtime.engine.setup import SETUP, Setup
 from planaria.runtime.engine.worker_log import last_error
+from planaria.runtime.engine.worker_setup import SETUP, Setup
 
 PROGRAM = """
 import logging, sys, threading, warnings

@@ -30,13 +30,13 @@ from planaria.lab.inline.engine import InlineEngine
 from planaria.models.packing import pack
 from planaria.models.state import StageState
 from planaria.report import page
-from planaria.report.live.progress import Quiet
-from planaria.report.live.watch import Watch
+from planaria.report.live.progress import NoProgress
+from planaria.report.live.watch import RunWatch
 from planaria.report.run import report
 from planaria.report.run.ledger import prove_exactly_once
 from planaria.runtime.checkpoint.stage_file import read_stage
-from planaria.runtime.checkpoint.store import CheckpointStore, Saved, read_manifest
-from planaria.runtime.engine import fleet, runs
+from planaria.runtime.checkpoint.store import CheckpointStore, SealedCheckpoint, read_manifest
+from planaria.runtime.engine import fleet, run_folders
 from planaria.runtime.engine.prepare import prepare as prepare_run
 from planaria.runtime.engine.runner import StageRunner
 from processes import Command
@@ -116,11 +116,11 @@ def once(when: Callable[[d.Decision], bool], number: signal.Signals, stage: int 
     return hook
 
 
-class _Hooked(Watch):
+class _Hooked(RunWatch):
     """Writes down what happens, as every run does, and lets a test look on."""
 
     def __init__(self, config: RunConfig, hook: Hook | None) -> None:
-        super().__init__(folder_of(config), config.samples * config.model.context, Quiet())
+        super().__init__(folder_of(config), config.samples * config.model.context, NoProgress())
         self._hook, self._workers = hook, LiveWorkers(folder_of(config))
 
     def on_event(self, t: float, event: e.Event) -> None:
@@ -145,7 +145,7 @@ def train(
     """Train ``config`` to its end under a controller in this process; the record of the run, checked."""
     folder, prepared = folder_of(config), prepare_run(config, trace=Trace(faults=tuple(faults)))
     folder.mkdir(parents=True)
-    runs.keep_config(folder, config)
+    run_folders.keep_config(folder, config)
     watch = _Hooked(config, hook)
     try:
         engine(prepared, folder, watch)
@@ -328,7 +328,7 @@ def rebuilt(record: RunRecord) -> list[Any]:
 # ---- reading checkpoints
 
 
-def newest(folder: Path) -> Saved:
+def newest(folder: Path) -> SealedCheckpoint:
     """Return the newest checkpoint of the run in ``folder``."""
     saved = CheckpointStore(folder / "checkpoints").newest()
     assert saved is not None

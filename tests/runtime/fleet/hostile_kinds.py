@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from planaria.exchange.base import Outer, Update, Weights
+from planaria.exchange.base import StageOuterState, Update, Weights
 from planaria.exchange.monna import MoNNA
-from planaria.runtime.engine.position import Position
+from planaria.runtime.engine.worker_position import Position
 from planaria.runtime.transport.edge import Edge
-from planaria.runtime.transport.wire import HEADER_BYTES, Header, Label, OfferPart, State, pack
+from planaria.runtime.transport.wire import HEADER_BYTES, Label, OfferPart, State, TensorHeader, pack
 
 LIAR = 1
 """the replica"""
@@ -22,7 +22,7 @@ Frame = tuple[Label, Tensor] | bytes
 
 
 def _huge(label: OfferPart, payload: Tensor) -> Iterator[Frame]:
-    yield pack(Header(label, torch.float32, (1 << 28,)))
+    yield pack(TensorHeader(label, torch.float32, (1 << 28,)))
 
 
 SAYS: dict[str, Callable[[OfferPart, Tensor], Iterator[Frame]]] = {
@@ -42,7 +42,7 @@ class Wire(MoNNA):
 
     speech: str
 
-    def update(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Update:
+    def update(self, outer: StageOuterState, fast: Weights, prefetched: Tensor | None = None) -> Update:
         if any(type(found) is Position and found.replica == LIAR for found in gc.get_objects()):
             _spoil(self.speech)
         return super().update(outer, fast, prefetched)

@@ -8,14 +8,14 @@ import time
 from torch import nn
 
 from planaria.config.schema import ModelConfig
-from planaria.models.llama_stages import BlockStage, Ends, LlamaFamily
+from planaria.models.llama_stages import BlockStage, LlamaEnds, LlamaFamily
 
 SLOWER = "MILLISECONDS_SLOWER"
 """variable of the environment: how much longer each layer's forward pass takes"""
 
 
 class Slow(LlamaFamily):
-    def build_stage(self, config: ModelConfig, stages: int, stage: int) -> Ends | BlockStage:
+    def build_stage(self, config: ModelConfig, stages: int, stage: int) -> LlamaEnds | BlockStage:
         built = super().build_stage(config, stages, stage)
         if isinstance(built, BlockStage) and (more := float(os.environ.get(SLOWER, "0"))):
             built.register_forward_pre_hook(lambda module, _: compute(module, more / 1000))

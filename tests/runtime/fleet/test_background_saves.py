@@ -19,7 +19,7 @@ from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.logs import RunRecord, read_run
-from planaria.control.statefile import read_state
+from planaria.control.state_file import read_state
 from planaria.faults import trace as traces
 from planaria.faults.trace import Fault, Trace
 from planaria.recovery.checkpoint import best_steps

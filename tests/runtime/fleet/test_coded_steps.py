@@ -22,7 +22,7 @@ from planaria.exchange.coded.coding import coding_of
 from planaria.exchange.coded.facts import CloseRound
 from planaria.faults.trace import Fault
 from planaria.lab.inline.engine import InlineEngine
-from planaria.runtime.engine.check import check
+from planaria.runtime.engine.config_checks import check
 from schedules import on_schedule, shape
 
 REPLICAS, STEPS = 4, 6

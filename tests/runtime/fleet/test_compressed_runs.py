@@ -29,7 +29,7 @@ from planaria.models.optimizers.adamw import KEYS
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint.loading import stage_for
 from planaria.runtime.checkpoint.stage_file import read_stage
-from planaria.runtime.checkpoint.store import MANIFEST, CheckpointStore, Saved
+from planaria.runtime.checkpoint.store import MANIFEST, CheckpointStore, SealedCheckpoint
 
 SAID = "econtrol:top1%"
 STAGES = 2
@@ -56,12 +56,12 @@ def part(outer: Mapping[str, Tensor], name: str) -> Tensor:
     return torch.cat([*held, torch.empty(0)]).double()
 
 
-def outer_of(saved: Saved, config: RunConfig, stage: int) -> list[Mapping[str, Tensor]]:
+def outer_of(saved: SealedCheckpoint, config: RunConfig, stage: int) -> list[Mapping[str, Tensor]]:
     """Return the outer state of each replica of a stage, in a run resumed with ``config``."""
     return [stage_for(saved.folder, config, stage, replica).outer for replica in range(config.exchange.replicas)]
 
 
-def apart_from_mean(saved: Saved, config: RunConfig, stage: int) -> float | None:
+def apart_from_mean(saved: SealedCheckpoint, config: RunConfig, stage: int) -> float | None:
     """Return ‖h̄ − mean hᵢ‖ / ‖h̄‖ of the saved replicas, or None where all restart their estimates."""
     held = outer_of(saved, config.model_copy(update={"exchange": saved.manifest.exchange}), stage)
     first, *others = [part(outer, "mean_estimate") for outer in held]
@@ -72,7 +72,7 @@ def apart_from_mean(saved: Saved, config: RunConfig, stage: int) -> float | None
     return float((first - torch.stack(own).mean(0)).norm() / first.norm())
 
 
-def owed(saved: Saved, config: RunConfig, stage: int) -> Tensor:
+def owed(saved: SealedCheckpoint, config: RunConfig, stage: int) -> Tensor:
     """Return the mean residual of replicas resumed with ``config``, to be added to their steps."""
     each = [part(outer, "residual") for outer in outer_of(saved, config, stage)]
     return torch.stack([debt for debt in each if len(debt)]).sum(0) / len(each)

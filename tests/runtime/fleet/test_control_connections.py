@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planaria.runtime.fleet.control_connections import Line, Switchboard, call
-from planaria.runtime.transport.channel import Secured
-from planaria.runtime.transport.listener import Caller
+from planaria.runtime.fleet.control_connections import ControlConnection, Switchboard, call
+from planaria.runtime.transport.channel import SecureChannel
+from planaria.runtime.transport.listener import ConnectingPeer
 from planaria.runtime.transport.secure import StrangerError, begin, new_key, prove
 
-Answered = SimpleQueue[tuple[Caller, Line]]
+Answered = SimpleQueue[tuple[ConnectingPeer, ControlConnection]]
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def switchboard(answered: Answered) -> Iterator[Switchboard]:
     board.close()
 
 
-def hear(line: Line, messages: int) -> list[bytes]:
+def hear(line: ControlConnection, messages: int) -> list[bytes]:
     found: list[bytes] = []
     while len(found) < messages:
         found += line.receive()
@@ -84,7 +84,7 @@ def test_an_accepted_worker_waits_without_limit(switchboard: Switchboard, answer
     worker.close()
 
 
-def ends() -> tuple[socket.socket, Line]:
+def ends() -> tuple[socket.socket, ControlConnection]:
     """Return a line and its other end, both proved."""
     key, (one, two) = new_key(), socket.socketpair()
     theirs, ours = begin(one, key, calling=True), begin(two, key, calling=False)
@@ -93,7 +93,7 @@ def ends() -> tuple[socket.socket, Line]:
     prove(ours, key, 10.0)
     proving.join()
     theirs.settimeout(10.0)
-    return theirs, Line(Secured(ours), 1000)
+    return theirs, ControlConnection(SecureChannel(ours), 1000)
 
 
 @settings(max_examples=30)

@@ -8,10 +8,10 @@ from queue import Empty
 import pytest
 
 from planaria.runtime.fleet.base import Gone, Reported
-from planaria.runtime.fleet.cooperative import CooperativeFleet, Slot
+from planaria.runtime.fleet.cooperative import CooperativeFleet, InProcessWorker
 
 
-def echo(slot: Slot) -> None:
+def echo(slot: InProcessWorker) -> None:
     """Report every order until the order to stop."""
     slot.send_bytes(b"here")
     while (word := slot.inbox.get()) != b"stop":
@@ -56,9 +56,9 @@ def test_an_exit_is_reported_once_and_its_successor_is_another_worker(how: str) 
 
 
 def test_a_late_worker_runs_when_no_other_has_anything_to_do() -> None:
-    slots = list[Slot]()
+    slots = list[InProcessWorker]()
 
-    def work(slot: Slot) -> None:
+    def work(slot: InProcessWorker) -> None:
         slots.append(slot)
         echo(slot)
 
@@ -74,7 +74,7 @@ def test_a_late_worker_runs_when_no_other_has_anything_to_do() -> None:
 
 
 def test_a_wait_times_out_once_all_workers_have_been_idle_for_that_long() -> None:
-    def waits(slot: Slot) -> None:
+    def waits(slot: InProcessWorker) -> None:
         try:
             slot.inbox.get(0.02)
         except Empty:
@@ -88,7 +88,7 @@ def test_a_wait_times_out_once_all_workers_have_been_idle_for_that_long() -> Non
 
 
 def test_an_exception_in_a_worker_ends_the_run() -> None:
-    def fails(slot: Slot) -> None:
+    def fails(slot: InProcessWorker) -> None:
         raise ValueError(slot.worker)
 
     fleet = CooperativeFleet(fails)
@@ -101,7 +101,7 @@ def test_an_exception_in_a_worker_ends_the_run() -> None:
 def test_closing_ends_all_workers_and_runs_their_clean_up() -> None:
     left = []
 
-    def tidy(slot: Slot) -> None:
+    def tidy(slot: InProcessWorker) -> None:
         try:
             echo(slot)
         finally:

@@ -12,7 +12,7 @@ from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.models.families import stage_parameters
 from planaria.runtime.engine.requirements import needs
-from planaria.runtime.fleet.devices import Device, Inventory, Name, Needs, device_of, lacking, require_devices
+from planaria.runtime.fleet.devices import Device, DeviceNeeds, Inventory, Name, device_of, lacking, require_devices
 
 GB = 10**9
 
@@ -133,17 +133,17 @@ def test_needs_are_sixteen_bytes_a_parameter_of_each_stage() -> None:
 
 
 def test_a_device_must_hold_the_largest_stages_that_may_share_it() -> None:
-    wants = Needs((30 * GB, 10 * GB, 10 * GB))
+    wants = DeviceNeeds((30 * GB, 10 * GB, 10 * GB))
     assert lacking(wants, Inventory(gpus(32)), 1) == ""
     assert "40.0 GB" in lacking(wants, Inventory(gpus(32)), 2) and "2 workers" in lacking(wants, Inventory(gpus(32)), 2)
     assert lacking(wants, Inventory(gpus(32, 32)), 2) == ""
     assert "on device GPU-1" in lacking(wants, Inventory(gpus(32, 24)), 2), "it may become the largest stage's"
     assert lacking(wants, Inventory(gpus(32, 24)), 1) == ""
-    assert lacking(Needs(), Inventory(lacks="of course"), 9) == ""
+    assert lacking(DeviceNeeds(), Inventory(lacks="of course"), 9) == ""
 
 
 def test_missing_devices_are_reported_in_one_line_with_machine_and_fix() -> None:
     with pytest.raises(UserError, match=r"^train.device = 'cuda': node n1 has no CUDA device \(none\): use another$"):
-        require_devices("node n1", Needs((1,)), Inventory(lacks="none"), 1, "use another")
+        require_devices("node n1", DeviceNeeds((1,)), Inventory(lacks="none"), 1, "use another")
     with pytest.raises(UserError, match=r"node n1 has 8.0 GB .*: use another; more pipeline.stages make each smaller"):
-        require_devices("node n1", Needs((9 * GB,)), Inventory(gpus(8)), 1, "use another")
+        require_devices("node n1", DeviceNeeds((9 * GB,)), Inventory(gpus(8)), 1, "use another")

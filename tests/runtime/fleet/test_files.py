@@ -140,7 +140,7 @@ def test_a_wrong_digest_is_refused(run: Run, tmp_path: Path) -> None:
 
     def is_byzantine(line: files.WorkerLine) -> None:
         files._next(line)
-        files._send_message(line, files.Content(size=4))
+        files._send_message(line, files.FileContent(size=4))
         line.send_bytes(b"four")
         files._send_message(line, files.Digest(sha256="0" * 64))
 

@@ -18,7 +18,7 @@ from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.logs import read_run
-from planaria.runtime import foreign as export
+from planaria.runtime import import_export as export
 from planaria.runtime import training
 from planaria.runtime.checkpoint.store import CheckpointStore
 

@@ -22,7 +22,7 @@ from planaria.faults.trace import Fault
 from planaria.models.families import build_stage
 from planaria.runtime.checkpoint.loading import stage_for
 from planaria.runtime.engine import fleet
-from planaria.runtime.engine.prepare import Prepared
+from planaria.runtime.engine.prepare import PreparedRun
 
 REPLICAS = 3
 ESTIMATES = ("econtrol", "ef21")
@@ -110,7 +110,7 @@ def killing(step: int) -> Callable[..., object]:
     """A fleet whose node ``ENDS`` is killed once the others' other stage has finished its part of ``step``."""
     ready: list[str] = []
 
-    def engine(prepared: Prepared, folder: Path, watch: Any) -> object:
+    def engine(prepared: PreparedRun, folder: Path, watch: Any) -> object:
         original, place, pids = watch.on_event, {}, {}
 
         def on_event(t: float, event: e.Event) -> None:

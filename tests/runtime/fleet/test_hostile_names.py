@@ -20,8 +20,8 @@ from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.control.decisions import ORDER, Form, Load, Member
 from planaria.runtime.engine import run_files
-from planaria.runtime.engine.saver import StageFiles
-from planaria.runtime.engine.setup import SETUP, Setup
+from planaria.runtime.engine.checkpoint_writer import StageFiles
+from planaria.runtime.engine.worker_setup import SETUP, Setup
 from planaria.runtime.fleet import files, joining
 from planaria.runtime.transport.secure import new_key
 

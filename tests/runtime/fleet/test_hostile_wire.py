@@ -19,28 +19,28 @@ from hostile_kinds import LIAR, SAYS
 from torch import Tensor
 
 from harness import ending, facts, tiny, train
-from planaria.control.decisions import Form, Keep, Link, Meet, Member, Settle
+from planaria.control.decisions import Form, Keep, Meet, Member, MemberLink, Settle
 from planaria.control.events import REPORT, StageReady, UpdateReceived, UpdateRejected, WorkerFailed
 from planaria.control.logs import RunRecord
 from planaria.runtime.engine.control_link import ControlLink
-from planaria.runtime.engine.messages import Messages
-from planaria.runtime.engine.position import Position
-from planaria.runtime.engine.resolved import ResolvedRun
+from planaria.runtime.engine.peer_messages import PeerMessages
+from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.runner import StageRunner
-from planaria.runtime.engine.setup import Setup
+from planaria.runtime.engine.worker_position import Position
+from planaria.runtime.engine.worker_setup import Setup
 from planaria.runtime.transport.edge import SocketTransport
 from planaria.runtime.transport.port import Port
 from planaria.runtime.transport.secure import new_key
 from planaria.runtime.transport.wire import (
     HEADER_BYTES,
     Activation,
-    Content,
+    FrameContent,
     GradientShare,
-    Header,
     Label,
     OfferPart,
     Ping,
     State,
+    TensorHeader,
     as_bytes,
     pack,
 )
@@ -60,7 +60,7 @@ class Victim:
         resolved, self.control_link = ResolvedRun(config), ControlLink(line, heartbeat_s=1.0)
         here = Position("w1", resolved, self.control_link.report)
         transport = SocketTransport(self.port, self.control_link.inbox)
-        self.messages = Messages(setup, resolved, here, self.control_link, transport, lambda order: None)
+        self.messages = PeerMessages(setup, resolved, here, self.control_link, transport, lambda order: None)
         nodes = resolved.arrangement.nodes(1)
         self.low, self.high = nodes[0], nodes[1]
         column = resolved.column(0)
@@ -72,9 +72,9 @@ class Victim:
     def meet(self) -> OfferPart:
         """Begin the next round; the label of what is sound in it."""
         self.round += 1
-        link = Link(low=self.low, high=self.high, id=f"r{self.round}", at="")
+        link = MemberLink(low=self.low, high=self.high, id=f"r{self.round}", at="")
         self.messages.meet(Meet(round=self.round, members=[0, 1], generations=[1, 1], links=[link]), self.runner)
-        return OfferPart(self.round, Content.BLOCKING)
+        return OfferPart(self.round, FrameContent.BLOCKING)
 
     def hears(self, frames: Frames) -> list[UpdateReceived | UpdateRejected]:
         """What the node tells of these frames, until their sender has hung up."""
@@ -112,11 +112,11 @@ def victim(tmp_path: Path) -> Iterator[Victim]:
 
 
 def framed(label: Label, payload: Tensor) -> tuple[bytes, bytes]:
-    return pack(Header(label, payload.dtype, payload.shape)), bytes(as_bytes(payload.contiguous()))
+    return pack(TensorHeader(label, payload.dtype, payload.shape)), bytes(as_bytes(payload.contiguous()))
 
 
 def first_pass() -> Activation:
-    return Activation(1, 7, 0, 1, Content.FORWARD)
+    return Activation(1, 7, 0, 1, FrameContent.FORWARD)
 
 
 def sound(victim: Victim, label: OfferPart) -> tuple[bytes, bytes]:
@@ -127,7 +127,7 @@ def sound(victim: Victim, label: OfferPart) -> tuple[bytes, bytes]:
 
 
 def prefetched(label: OfferPart) -> OfferPart:
-    return label._replace(content=Content.PREFETCHED)
+    return label._replace(content=FrameContent.PREFETCHED)
 
 
 def nonsense(count: int) -> list[tuple[str, Callable[[OfferPart], tuple[bytes, bytes]]]]:
@@ -141,7 +141,7 @@ def nonsense(count: int) -> list[tuple[str, Callable[[OfferPart], tuple[bytes, b
         ("prefetched part: not expected", lambda label: framed(prefetched(label), torch.ones(3))),
         ("which is not part of an update", lambda label: framed(State(1), torch.zeros(3))),
         ("which is not part of an update", lambda label: framed(first_pass(), torch.zeros(3))),
-        ("this edge carries at most", lambda label: (pack(Header(label, torch.float32, (1 << 28,))), b"")),
+        ("this edge carries at most", lambda label: (pack(TensorHeader(label, torch.float32, (1 << 28,))), b"")),
         ("not a planaria frame", lambda label: (bytes(HEADER_BYTES), b"")),
     ]
 
@@ -176,7 +176,7 @@ def fuzzed(rng: random.Random, label: OfferPart, good: tuple[bytes, bytes]) -> F
             return [(bytes(changed), payload)]
         case 2:
             older = label._replace(round=label.round + rng.choice([-1, 1, 1000]))
-            other: Label = rng.choice([first_pass(), GradientShare(1, 7), State(1), Ping(3, Content.PING), older])
+            other: Label = rng.choice([first_pass(), GradientShare(1, 7), State(1), Ping(3, FrameContent.PING), older])
             return [framed(other, torch.zeros(rng.randrange(40)))]
         case 3:
             dtype = rng.choice([torch.uint8, torch.float16, torch.bfloat16, torch.int64])

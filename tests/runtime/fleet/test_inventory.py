@@ -18,14 +18,14 @@ from made_up import nvidia_smi, uuid
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.runtime.engine.check import check, require_device
+from planaria.runtime.engine.config_checks import check, require_device
 from planaria.runtime.engine.fleet import PRELOAD
 from planaria.runtime.fleet import spawner
 from planaria.runtime.fleet.base import Reported, Workplace
-from planaria.runtime.fleet.devices import UNKNOWN, Device, Inventory, Needs, inventory
+from planaria.runtime.fleet.devices import UNKNOWN, Device, DeviceNeeds, Inventory, inventory
 from planaria.runtime.fleet.local import LocalFleet
-from planaria.runtime.fleet.process import Child
-from planaria.runtime.fleet.process_pool import Orders, ProcessPool
+from planaria.runtime.fleet.process import WorkerProcess
+from planaria.runtime.fleet.process_pool import PoolConfiguration, ProcessPool
 from waiting import until
 
 GIB = 1 << 30
@@ -146,10 +146,12 @@ class Unforked:
 
     def prepare(self, preload: list[str]) -> None: ...
 
-    def spawn(self, name: str, run: object, preload: list[str], cwd: Path | None = None, start_s: float = 0.0) -> Child:
+    def spawn(
+        self, name: str, run: object, preload: list[str], cwd: Path | None = None, start_s: float = 0.0
+    ) -> WorkerProcess:
         self.runs.append(run.args)
         self.folders.add(cwd)
-        child = Child(name)
+        child = WorkerProcess(name)
         child.settle(os.getpid())
         return child
 
@@ -160,7 +162,9 @@ def test_a_pools_workers_get_free_or_reserved_devices(tmp_path: Path, monkeypatc
     monkeypatch.setattr("planaria.runtime.fleet.process._exit_code", lambda pid: None)
     monkeypatch.setenv("PATH", nvidia_smi(tmp_path, [80, 80]))
     before = Path.cwd()
-    pool = ProcessPool(Orders(lambda *_: Workplace(made_up.worker, tmp_path), [], "", b"", Needs((1,))))
+    pool = ProcessPool(
+        PoolConfiguration(lambda *_: Workplace(made_up.worker, tmp_path), [], "", b"", DeviceNeeds((1,)))
+    )
     assert len(pool.facts().found.devices) == 2
     for worker in ("w0", "w1"):
         pool.start(worker, 1)

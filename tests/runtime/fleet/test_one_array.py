@@ -15,11 +15,11 @@ from planaria.common.errors import UserError
 from planaria.control import events as e
 from planaria.faults.trace import Fault
 from planaria.runtime.checkpoint.loading import load_model, stage_for
-from planaria.runtime.engine import runs
-from planaria.runtime.engine.check import check
+from planaria.runtime.engine import run_folders
+from planaria.runtime.engine.config_checks import check
 from planaria.runtime.engine.starting_weights import starting_weights
 from planaria.runtime.engine.weight_sources import open_model
-from planaria.runtime.foreign import export_run, export_state
+from planaria.runtime.import_export import export_run, export_state
 
 ONE: dict[str, Any] = {"model": {"share": 4, "share_over": "model"}, "recovery": {"strategy": "survivor"}}
 ALL_BUT_ONE = [Fault(step=5, stage=stage, moment="commit") for stage in (0, 1, 2, 4)]
@@ -71,7 +71,7 @@ def test_incompatible_settings_are_refused(tmp_path: Path, changed: dict[str, An
 def test_exports_are_dense_and_other_cuts_can_be_read(tmp_path: Path, model: dict[str, Any]) -> None:
     config = tiny(tmp_path, steps=4, model=model, checkpoint={"every": 2}).model_copy(update={"engine": "inline"})
     run = planaria.train(config)
-    saved = runs.newest_whole(run.folder)
+    saved = run_folders.newest_whole(run.folder)
     exported, _ = open_model(export_run(run.folder, tmp_path / "hf"))
     tokens = torch.arange(8)[None]
     assert exported.config.share == 1

@@ -16,8 +16,8 @@ from planaria.runtime.fleet import joining
 from planaria.runtime.fleet.base import Gone, Joined, Leaving, Left, Notice
 from planaria.runtime.fleet.control_connections import WorkerLine, call
 from planaria.runtime.fleet.joined_machine import Visit
-from planaria.runtime.fleet.joining import Door, kept_key
-from planaria.runtime.fleet.open_fleet import Guests
+from planaria.runtime.fleet.joining import RunAddress, kept_key
+from planaria.runtime.fleet.open_fleet import JoinedMachines
 from planaria.runtime.fleet.remote import RemoteFleet
 from planaria.runtime.transport.listener import VISITOR
 from planaria.runtime.transport.secure import new_key
@@ -31,10 +31,10 @@ class Scene:
     """A fleet of guests, and the other ends of their lines."""
 
     def __init__(self) -> None:
-        made: list[Guests] = []
+        made: list[JoinedMachines] = []
 
-        def guests(ears: Any, board: Any) -> Guests:
-            made.append(Guests(ears, board, '{"setup": 1}', SILENCE_S))
+        def guests(ears: Any, board: Any) -> JoinedMachines:
+            made.append(JoinedMachines(ears, board, '{"setup": 1}', SILENCE_S))
             return made[0]
 
         self.fleet = RemoteFleet("127.0.0.1", 0, new_key(), 5.0, 4, guests)
@@ -45,8 +45,8 @@ class Scene:
         say(line, joining.JoinRequest(called="a\x1b[31m machine", version=version, workers=workers))
         return line
 
-    def door(self) -> Door:
-        return Door(at=self.guests.address, key=self.guests.key.hex())
+    def door(self) -> RunAddress:
+        return RunAddress(at=self.guests.address, key=self.guests.key.hex())
 
     def join(self, workers: int = 2) -> WorkerLine:
         line = self.ask_to_join(workers)

@@ -12,9 +12,9 @@ import pytest
 import planaria
 from planaria.common.errors import UserError
 from planaria.runtime.fleet.base import Leaving
-from planaria.runtime.fleet.devices import Needs
+from planaria.runtime.fleet.devices import DeviceNeeds
 from planaria.runtime.fleet.placement import Placement
-from planaria.runtime.fleet.process_pool import Facts
+from planaria.runtime.fleet.process_pool import NodeFacts
 from planaria.runtime.fleet.remote import Lost, NewsQueue, Spawned
 from planaria.runtime.fleet.seats import Seat
 from waiting import until
@@ -84,7 +84,7 @@ class Pretended:
             return pool.watch
         elif method == "facts":
             version = "0.0.1" if pool.node in self.old else planaria.__version__
-            answer.set_result(Facts(version, ""))
+            answer.set_result(NodeFacts(version, ""))
         elif method == "settle":
             answer.set_result("no room" if pool.node in self.full else "")
         else:
@@ -285,7 +285,7 @@ def test_a_start_given_up_before_its_device_is_known_does_not_happen(scene: Scen
 
 def test_a_node_without_the_needed_devices_is_refused_by_name() -> None:
     queue = NewsQueue()
-    places = Placement(Pretended("a"), queue, Needs((1,)))
+    places = Placement(Pretended("a"), queue, DeviceNeeds((1,)))
     with pytest.raises(UserError, match=r"Ray node the node a has no CUDA device"):
         places.prepare(1.0)
     queue.close()

@@ -23,8 +23,8 @@ from planaria.common.signals import handled
 from planaria.config import recipe
 from planaria.config.schema import FleetConfig
 from planaria.runtime.fleet import cluster_errors
-from planaria.runtime.fleet.devices import Device, Inventory, Needs
-from planaria.runtime.fleet.process_pool import Facts, facts
+from planaria.runtime.fleet.devices import Device, DeviceNeeds, Inventory
+from planaria.runtime.fleet.process_pool import NodeFacts, facts
 
 
 def refused(tmp_path: Path, address: str, **environment: str) -> str:
@@ -121,7 +121,7 @@ def test_an_invalid_node_is_named() -> None:
     mine = facts()
     assert mine.version == planaria.__version__
     with pytest.raises(UserError, match=r"10\.0\.0\.7.* has planaria 0\.0\.1, this process"):
-        cluster_errors.require_suitable("10.0.0.7 (abc)", Facts("0.0.1", mine.python))
+        cluster_errors.require_suitable("10.0.0.7 (abc)", NodeFacts("0.0.1", mine.python))
     cluster_errors.require_suitable("10.0.0.7 (abc)", mine)
     with pytest.raises(UserError, match=r"^Ray node 10\.0\.0\.7 \(abc\): cannot store the run's files$"):
         cluster_errors.require_files("10.0.0.7 (abc)", "cannot store the run's files")
@@ -130,11 +130,11 @@ def test_an_invalid_node_is_named() -> None:
 
 def test_a_node_whose_devices_are_too_small_is_named() -> None:
     mine = replace(facts(), found=Inventory((Device("GPU-0", 80 * 10**9), Device("GPU-1", 8 * 10**9))))
-    cluster_errors.require_suitable("10.0.0.7 (abc)", mine, Needs((8 * 10**9, 10**9)))
+    cluster_errors.require_suitable("10.0.0.7 (abc)", mine, DeviceNeeds((8 * 10**9, 10**9)))
     with pytest.raises(
         UserError, match=r"Ray node 10\.0\.0\.7.* has 8\.0 GB on device GPU-1, and a worker may need 9\.0"
     ):
-        cluster_errors.require_suitable("10.0.0.7 (abc)", mine, Needs((9 * 10**9, 10**9)))
+        cluster_errors.require_suitable("10.0.0.7 (abc)", mine, DeviceNeeds((9 * 10**9, 10**9)))
 
 
 def test_missing_resources_are_counted() -> None:

@@ -15,7 +15,7 @@ from planaria.faults.trace import Fault
 from planaria.lab.inline.engine import InlineEngine
 from planaria.report.run.ledger import sample_ledger
 from planaria.runtime.checkpoint.loading import stage_for
-from planaria.runtime.engine import runs
+from planaria.runtime.engine import run_folders
 
 
 @pytest.mark.slow
@@ -90,7 +90,7 @@ def test_three_all_reduced_replicas_resume_two_of_noloco(tmp_path: Path, capfd: 
     assert "2 replicas, now 3 replicas: they begin from the mean of weights and moments" in capfd.readouterr().out
     shape = "step-00000005: 2 stages, 2 replicas (noloco), now 1 stage, 3 replicas (allreduce)"
     assert f"continued in another shape: {shape}" in replay_run(folder)
-    after = runs.config_of(folder)
+    after = run_folders.config_of(folder)
     engine = InlineEngine(after, *planaria.streams(after))
     engine.become({n: stage_for(saved.folder, after, s, n // 2) for n, s in engine.stage.items()})
     engine.step, engine.sample_offset = 5, 80 - 5 * after.samples

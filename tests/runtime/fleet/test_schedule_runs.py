@@ -17,7 +17,7 @@ from planaria.control.logs import RunRecord
 from planaria.faults.trace import Fault
 from planaria.planner.cells import remaining
 from planaria.planner.guidelines import broken
-from planaria.planner.problem import Problem, Solution
+from planaria.planner.problem import PlanningProblem, Solution
 from planaria.planner.schedule import Schedule, read
 from schedules import ONE_EACH, on_schedule, shape
 
@@ -141,7 +141,7 @@ def test_a_schedule_may_number_its_nodes_in_any_order(tmp_path: Path) -> None:
     assert apart(losses(record), inline(record)[0]) <= TOLERANCE
 
 
-def _sub(schedule: Schedule, plan: e.Replanned) -> tuple[Problem, Solution]:
+def _sub(schedule: Schedule, plan: e.Replanned) -> tuple[PlanningProblem, Solution]:
     """Return the plan's problem and solution, with nodes renumbered."""
     problem, kept = remaining(schedule.problem, schedule.solution, plan.nodes), sorted(plan.nodes)
     new = {node: place for place, node in enumerate(kept)}

@@ -1,4 +1,4 @@
-"""The rules of the class ``Silence`` without processes: silent workers are found, others never."""
+"""The rules of the class ``HeartbeatMonitor`` without processes: silent workers are found, others never."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.runtime.fleet.heartbeats import Silence
+from planaria.runtime.fleet.heartbeats import HeartbeatMonitor
 from planaria.runtime.fleet.process import Activity, activity
 from waiting import until
 
@@ -30,7 +30,7 @@ class Scene:
 
     def __init__(self, workers: dict[str, list[float]]) -> None:
         self.now = 1000.0
-        self.silence: Silence[str] = Silence(BEAT_S, MISSED, lambda: self.now)
+        self.silence: HeartbeatMonitor[str] = HeartbeatMonitor(BEAT_S, MISSED, lambda: self.now)
         self._gaps, self._beats = workers, dict.fromkeys(workers, 0)
         self._next = {worker: self.now + gaps[0] for worker, gaps in workers.items()}
         for worker in workers:

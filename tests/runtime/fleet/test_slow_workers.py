@@ -68,14 +68,14 @@ def test_by_default_a_slow_worker_is_only_reported(tmp_path: Path) -> None:
 
     assert [fact.nodes for fact in facts(record, d.Blamed)] == [[SLOW_STAGE]]
     assert not facts(record, d.Relieve)
-    gauged = facts(record, e.Gauged)
+    gauged = facts(record, e.WorkerMeasurements)
     assert median(len(fact.model_dump_json()) for fact in gauged) <= 1024, "twice in four steps"
 
 
 def test_a_run_without_measurements_has_no_diagnosis(tmp_path: Path) -> None:
     record = train(tiny(tmp_path, stages=2, steps=4, fleet={"diagnose": "off", "spares": 0}))
 
-    assert not facts(record, e.Gauged)
+    assert not facts(record, e.WorkerMeasurements)
     with pytest.raises(UserError, match=r"nothing was measured \(fleet.diagnose = 'off'\)"):
         diagnose(record.folder)
 

@@ -18,7 +18,7 @@ from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.faults.trace import Fault, Trace, write
-from planaria.runtime.checkpoint.memory import RUN, SHARED, MemoryFolder
+from planaria.runtime.checkpoint.memory_folder import RUN, SHARED, MemoryFolder
 
 SAVED = 25
 """steps between checkpoints"""

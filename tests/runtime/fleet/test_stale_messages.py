@@ -18,24 +18,24 @@ from torch import Tensor
 
 from fake_device import FakeCopier
 from harness import tiny
-from planaria.control.decisions import Form, Keep, Link, Member, Rebuild, Source
+from planaria.control.decisions import Form, Keep, Member, MemberLink, Rebuild, Source
 from planaria.control.events import REPORT, EdgeBroken
 from planaria.pipeline.plan.actions import Action
-from planaria.runtime.engine import messages as post_office
+from planaria.runtime.engine import peer_messages as post_office
 from planaria.runtime.engine.control_link import ControlLink
-from planaria.runtime.engine.messages import Messages, Patience
-from planaria.runtime.engine.position import Position
-from planaria.runtime.engine.received_frames import Awaited, ReceivedFrames
-from planaria.runtime.engine.resolved import ResolvedRun
-from planaria.runtime.engine.setup import Setup
+from planaria.runtime.engine.peer_messages import PeerMessages, WaitTimeout
+from planaria.runtime.engine.received_frames import FrameId, ReceivedFrames
+from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.engine.worker_position import Position
+from planaria.runtime.engine.worker_setup import Setup
 from planaria.runtime.transport import edge as edges
-from planaria.runtime.transport.edge import Arrived, Broken, EdgeSpec, Opened, SocketTransport
+from planaria.runtime.transport.edge import EdgeFailed, EdgeOpened, EdgeSpec, FrameArrived, SocketTransport
 from planaria.runtime.transport.inbox import Inbox
 from planaria.runtime.transport.port import Port
 from planaria.runtime.transport.ring import Rings
 from planaria.runtime.transport.secure import new_key
 from planaria.runtime.transport.staging import Staging
-from planaria.runtime.transport.wire import Activation, Content, GradientShare, Header, Label, State
+from planaria.runtime.transport.wire import Activation, FrameContent, GradientShare, Label, State, TensorHeader
 from waiting import until
 
 SHAPE = (2, 32, 32)
@@ -43,13 +43,13 @@ SHAPE = (2, 32, 32)
 
 def first_visit(generation: int, step: int) -> Activation:
     """What stage 1 hands on of microbatch 0."""
-    return Activation(generation, step, 0, 1, Content.FORWARD)
+    return Activation(generation, step, 0, 1, FrameContent.FORWARD)
 
 
 def frame(
     label: Label, shape: tuple[int, ...] = SHAPE, dtype: torch.dtype = torch.float32, value: float = 0.0
-) -> tuple[Header, Tensor]:
-    return Header(label, dtype, shape), torch.full(shape, value, dtype=dtype)
+) -> tuple[TensorHeader, Tensor]:
+    return TensorHeader(label, dtype, shape), torch.full(shape, value, dtype=dtype)
 
 
 SECOND_VISIT = Action("forward", 0, 2, node=2, source=1, target=3)
@@ -74,16 +74,16 @@ def test_mail_delivers_messages_of_this_generation_and_step_alone(story: list[tu
             frames_in.put(1, *frame(first_visit(generation, step), value=10.0 * generation + step))
             if (generation, step) >= now:
                 sent.add((generation, step))
-        assert (Awaited(1, first_visit(*now)) in frames_in) == (now in sent)
+        assert (FrameId(1, first_visit(*now)) in frames_in) == (now in sent)
     if now in sent:
-        taken = frames_in.take(Awaited(1, first_visit(*now)))
+        taken = frames_in.take(FrameId(1, first_visit(*now)))
         assert torch.equal(taken, torch.full(SHAPE, 10.0 * now[0] + now[1]))
-        assert Awaited(1, first_visit(*now)) not in frames_in, "a message is used once"
+        assert FrameId(1, first_visit(*now)) not in frames_in, "a message is used once"
 
 
 # ---- a post whose edges lead nowhere
 
-Office = tuple[Messages, Connection]
+Office = tuple[PeerMessages, Connection]
 
 
 @dataclass(eq=False)
@@ -104,7 +104,7 @@ class DeadEdge:
 def form(generation: int, links: dict[tuple[int, int], str], sources: dict[int, Source] | None = None) -> Form:
     held = {s: (sources or {}).get(s, Keep()) for s in range(5)}
     members = [Member(node=s, stage=s, worker=f"w{s}", source=source, at=f"w{s}'s:1") for s, source in held.items()]
-    ordered = [Link(low=low, high=high, id=name, at=f"w{low}'s:1") for (low, high), name in links.items()]
+    ordered = [MemberLink(low=low, high=high, id=name, at=f"w{low}'s:1") for (low, high), name in links.items()]
     return Form(generation=generation, step=7, outcome="recovered", members=members, links=ordered)
 
 
@@ -125,7 +125,7 @@ def office(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str) -> Iter
     resolved, control_link = ResolvedRun(setup.config), ControlLink(theirs, heartbeat_s=1.0)
     here = Position("w2", resolved, control_link.report)
     transport = SocketTransport(port, control_link.inbox)
-    messages = Messages(
+    messages = PeerMessages(
         setup, resolved, here, control_link, transport, lambda order: pytest.fail(f"a copy without an order: {order}")
     )
     messages.move(2, form(1, {(1, 2): "g1:1-2", (2, 3): "g1:2-3", (0, 1): "g1:0-1"}))
@@ -137,7 +137,7 @@ def test_links_keep_an_edge_while_its_id_stays(office: Office) -> None:
     messages, _ = office
     before, replaced = messages.links.edges[1], messages.links.edges[3]
     assert set(messages.links.edges) == {1, 3}, "stage 2 has no part in the edge 0-1"
-    messages.handle(Opened(before, 0.0))
+    messages.handle(EdgeOpened(before, 0.0))
     messages.move(2, form(2, {(1, 2): "g1:1-2", (2, 3): "g2:2-3"}))
     assert messages.links.edges[1] is before and not before.abandoned
     assert messages.links.edges[3] is not replaced and replaced.abandoned
@@ -165,32 +165,32 @@ def test_items_of_an_edge_of_an_older_generation_are_ignored(office: Office, kin
     old: Any = messages.links.edges[3]
     messages.move(2, form(2, {(1, 2): "g1:1-2", (2, 3): "g2:2-3"}))
     item = {
-        "frame": Arrived(old, *frame(first_visit(2, 7))),
-        "state": Arrived(old, *frame(State(3))),
-        "broken": Broken(old, "connection reset"),
-        "opened": Opened(old, 0.1),
+        "frame": FrameArrived(old, *frame(first_visit(2, 7))),
+        "state": FrameArrived(old, *frame(State(3))),
+        "broken": EdgeFailed(old, "connection reset"),
+        "opened": EdgeOpened(old, 0.1),
     }[kind]
     messages.handle(item)
-    waiting = [Awaited(old.spec.peer, label) for label in (first_visit(2, 7), State(3))]
+    waiting = [FrameId(old.spec.peer, label) for label in (first_visit(2, 7), State(3))]
     assert not [frame for frame in waiting if frame in messages.frames_in] and old not in messages.links.opened
     assert not controller.poll(), "a false alarm would cost a generation"
 
 
 def test_a_frame_of_a_wrong_shape_is_reported(office: Office) -> None:
     messages, controller = office
-    messages.handle(Arrived(messages.links.edges[1], *frame(first_visit(1, 7), shape=(2, 32, 31))))
+    messages.handle(FrameArrived(messages.links.edges[1], *frame(first_visit(1, 7), shape=(2, 32, 31))))
     report = REPORT.validate_json(controller.recv_bytes())
     assert isinstance(report, EdgeBroken)
     assert (report.node, report.peer, report.generation) == (2, 1, 1)
     for part in ("worker w2 (stage 2) and stage 1", "[2, 32, 31]", "step 7", "generation 1"):
         assert part in report.detail
-    assert Awaited(1, first_visit(1, 7)) not in messages.frames_in
+    assert FrameId(1, first_visit(1, 7)) not in messages.frames_in
 
 
 def test_a_frame_of_the_present_generation_is_accepted(office: Office) -> None:
     messages, _ = office
-    messages.handle(Arrived(messages.links.edges[1], *frame(first_visit(1, 7))))
-    assert messages.input_of(SECOND_VISIT) == Awaited(1, first_visit(1, 7))
+    messages.handle(FrameArrived(messages.links.edges[1], *frame(first_visit(1, 7))))
+    assert messages.input_of(SECOND_VISIT) == FrameId(1, first_visit(1, 7))
     assert messages.input_of(SECOND_VISIT) in messages.frames_in
     own_data = Action("forward", 4, 0, node=0, source=None, target=1)
     assert messages.input_of(own_data) is None, "it waits for no message"
@@ -198,8 +198,8 @@ def test_a_frame_of_the_present_generation_is_accepted(office: Office) -> None:
 
 def test_a_wait_beyond_the_timeout_is_reported_once_and_continues(office: Office) -> None:
     messages, controller = office
-    messages.patience = Patience(0.01)
-    gradient = Arrived(messages.links.edges[3], *frame(GradientShare(1, 7), shape=(4,), value=2.0))
+    messages.patience = WaitTimeout(0.01)
+    gradient = FrameArrived(messages.links.edges[3], *frame(GradientShare(1, 7), shape=(4,), value=2.0))
     threading.Timer(0.2, lambda: messages.control_link.inbox.put(gradient)).start()
     (taken,) = messages.take_shares([3], torch.zeros(4))
     assert torch.equal(taken, torch.full((4,), 2.0))
@@ -211,8 +211,8 @@ def test_a_wait_beyond_the_timeout_is_reported_once_and_continues(office: Office
 
 def test_a_gradient_of_a_wrong_shape_is_rejected_and_waited_for_again(office: Office) -> None:
     messages, controller = office
-    messages.handle(Arrived(messages.links.edges[3], *frame(GradientShare(1, 7), shape=(3,))))
-    gradient = Arrived(messages.links.edges[3], *frame(GradientShare(1, 7), shape=(4,)))
+    messages.handle(FrameArrived(messages.links.edges[3], *frame(GradientShare(1, 7), shape=(3,))))
+    gradient = FrameArrived(messages.links.edges[3], *frame(GradientShare(1, 7), shape=(4,)))
     threading.Timer(0.2, lambda: messages.control_link.inbox.put(gradient)).start()
     (taken,) = messages.take_shares([3], torch.zeros(4))
     assert taken.shape == (4,)
@@ -251,10 +251,10 @@ def test_results_are_sent_once_on_the_host_unless_a_generation_has_begun(office:
 def test_arrivals_are_copied_to_the_device_at_once_and_joined_when_taken(office: Office) -> None:
     messages, _ = office
     copier, (header, payload) = cast(FakeCopier, messages.staging._copier), frame(first_visit(1, 7))
-    messages.handle(Arrived(messages.links.edges[1], header, payload.as_subclass(OnDevice)))
+    messages.handle(FrameArrived(messages.links.edges[1], header, payload.as_subclass(OnDevice)))
     (event,) = copier.events
     assert not copier.joined
-    taken = messages.take(Awaited(1, first_visit(1, 7)))
+    taken = messages.take(FrameId(1, first_visit(1, 7)))
     assert len(copier.joined) == 1 and copier.joined[0] is taken
     event.happen()
     assert torch.equal(taken.as_subclass(Tensor), payload)

@@ -21,7 +21,7 @@ from harness import checked, ending, facts, live, tiny
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.runtime.fleet.joining import read_door
-from planaria.runtime.transport.listener import MOST_UNPROVEN, Listener, connect
+from planaria.runtime.transport.listener import MOST_UNPROVEN, EdgeListener, connect
 from planaria.runtime.transport.secure import new_key
 
 IDLE = 3 * MOST_UNPROVEN
@@ -34,13 +34,13 @@ def called() -> Called:
 
 
 @pytest.fixture
-def listener(called: Called) -> Iterator[Listener]:
-    listener = Listener("127.0.0.1", 0, new_key(), lambda greeting, tls: called.put((greeting, tls)))
+def listener(called: Called) -> Iterator[EdgeListener]:
+    listener = EdgeListener("127.0.0.1", 0, new_key(), lambda greeting, tls: called.put((greeting, tls)))
     yield listener
     listener.close()
 
 
-def calls(listener: Listener, called: Called, greeting: bytes) -> None:
+def calls(listener: EdgeListener, called: Called, greeting: bytes) -> None:
     """Call with the key; the listener accepts."""
     with connect(listener.address, listener._key, greeting, 10.0):
         received, tls = called.get(timeout=10)
@@ -48,7 +48,7 @@ def calls(listener: Listener, called: Called, greeting: bytes) -> None:
         tls.close()
 
 
-def test_idle_strangers_make_room_for_callers_with_the_key(listener: Listener, called: Called) -> None:
+def test_idle_strangers_make_room_for_callers_with_the_key(listener: EdgeListener, called: Called) -> None:
     with ExitStack() as idle:
         for _ in range(IDLE):
             idle.enter_context(socket.create_connection((listener.host, listener.port)))
@@ -57,19 +57,19 @@ def test_idle_strangers_make_room_for_callers_with_the_key(listener: Listener, c
 
 
 @pytest.mark.parametrize("way", stranger.WAYS, ids=lambda way: way.__name__)
-def test_no_caller_without_the_key_is_accepted(listener: Listener, called: Called, way: stranger.Way) -> None:
+def test_no_caller_without_the_key_is_accepted(listener: EdgeListener, called: Called, way: stranger.Way) -> None:
     assert stranger.said(way, listener.address) == 0
     calls(listener, called, b"one of us")
     assert called.empty()
 
 
-def test_a_greeting_that_is_too_long_is_not_read(listener: Listener, called: Called) -> None:
+def test_a_greeting_that_is_too_long_is_not_read(listener: EdgeListener, called: Called) -> None:
     with connect(listener.address, listener._key, b"x" * 5000, 10.0) as tls, contextlib.suppress(OSError):
         assert tls.recv(1) == b""
     assert called.empty()
 
 
-def test_the_listener_survives_a_lack_of_descriptors(listener: Listener, called: Called) -> None:
+def test_the_listener_survives_a_lack_of_descriptors(listener: EdgeListener, called: Called) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken = []
     try:

@@ -30,17 +30,35 @@ from planaria.faults.trace import Fault
 from planaria.runtime.engine import link_survey_node
 from planaria.runtime.engine.join import _setup
 from planaria.runtime.engine.requirements import needs
-from planaria.runtime.engine.setup import SETUP, Setup
+from planaria.runtime.engine.worker_setup import SETUP, Setup
 from planaria.runtime.fleet import files, joined_machine, joining
 from planaria.runtime.fleet.control_connections import Switchboard, call
 from planaria.runtime.fleet.files import FileServer
-from planaria.runtime.fleet.joining import Door, read_door
+from planaria.runtime.fleet.joining import RunAddress, read_door
 from planaria.runtime.transport import wire
 from planaria.runtime.transport.edge import Edge, EdgeSpec
-from planaria.runtime.transport.listener import CALLED_FOR, FILES, VISITOR, Caller, answers, connect, greeted, greeting
+from planaria.runtime.transport.listener import (
+    CALLED_FOR,
+    FILES,
+    VISITOR,
+    ConnectingPeer,
+    answers,
+    connect,
+    greeted,
+    greeting,
+)
 from planaria.runtime.transport.relay import relay_at
 from planaria.runtime.transport.secure import new_key
-from planaria.runtime.transport.wire import HEADER_BYTES, Activation, Content, Header, Ping, WireError, pack, unpack
+from planaria.runtime.transport.wire import (
+    HEADER_BYTES,
+    Activation,
+    FrameContent,
+    Ping,
+    TensorHeader,
+    WireError,
+    pack,
+    unpack,
+)
 
 KEY = new_key()
 GREETINGS = [["w1", 1, 7], ["g1:0-1", VISITOR, 7], ["waits e", CALLED_FOR, 7], ["files", FILES, 7]]
@@ -58,10 +76,15 @@ TO_GUEST = [
     joining.Signal(worker="w1", incarnation=1, number=9),
     joining.Goodbye(reason="over"),
 ]
-ASKED = [files.Get(name="run/schedule.json"), files.Index(name="data/x"), files.Put(name="x", size=1)]
-ANSWERS = [files.Content(size=1), files.Listed(names=["x"]), files.Digest(sha256="0" * 64), files.Refused(reason="x")]
+ASKED = [files.Get(name="run/schedule.json"), files.ListRequest(name="data/x"), files.Put(name="x", size=1)]
+ANSWERS = [
+    files.FileContent(size=1),
+    files.Listed(names=["x"]),
+    files.Digest(sha256="0" * 64),
+    files.Refused(reason="x"),
+]
 ORDERS = [
-    d.Form(generation=1, step=0, outcome="started", members=[], links=[d.Link(low=0, high=1, id="x")]),
+    d.Form(generation=1, step=0, outcome="started", members=[], links=[d.MemberLink(low=0, high=1, id="x")]),
     d.RunStep(generation=1, step=0, left_out={1: "x"}),
     d.Commit(generation=1, step=0, progress=0),
     d.InjectFault(number=1, signal="slow", moment="any", offset=0.5, seconds=1.0, strength=2.0),
@@ -73,7 +96,9 @@ REPORTS: list[e.Fact] = [
     e.StageReady(worker="w1", stage=1, generation=1, step=0, loss=1.0, grad_norm=1.0, heard={1: "x"}),
     e.StageSaved(worker="w1", stage=1, generation=1, step=0, bytes=1, file="stage-0001.safetensors", node=1),
     e.UpdateReceived(worker="w1", node=1, generation=1, round=0, replica=0, products={1: 1.0}),
-    e.Gauged(worker="w1", node=1, stage=1, generation=1, step=1, steps=2, seconds=1.0, passes={}, waited={}, flows={}),
+    e.WorkerMeasurements(
+        worker="w1", node=1, stage=1, generation=1, step=1, steps=2, seconds=1.0, passes={}, waited={}, flows={}
+    ),
     e.Worked(worker="w1", node=1, stage=1, generation=1, step=0, spans=[], sent_bytes={1: 2}, peak_bytes=3),
     e.Heartbeat(step=1, for_s=1.0),
 ]
@@ -151,7 +176,7 @@ HOSTILE_GREETINGS = [
 
 
 def test_an_invalid_greeting_ends_its_connection_alone(uncaught: list[object]) -> None:
-    heard: list[Caller] = []
+    heard: list[ConnectingPeer] = []
     board = Switchboard("127.0.0.1", 0, KEY, 1000, lambda caller, line: (heard.append(caller), line.close()))
     listener, relay = relay_at("127.0.0.1", 0, KEY)
     try:
@@ -222,7 +247,7 @@ def test_a_machine_that_joins_reports_unreadable_answers_in_one_line(answer: byt
     line = Recorded(answer)
     with visiting(line):
         try:
-            joined_machine.Visit(Door(at="127.0.0.1:1", key="00" * 32), 1)
+            joined_machine.Visit(RunAddress(at="127.0.0.1:1", key="00" * 32), 1)
         except (UserError, OSError) as error:
             assert "\n" not in str(error)
 
@@ -245,7 +270,7 @@ class Pool:
 def test_a_joined_machine_leaves_at_an_unreadable_message(words: list[bytes]) -> None:
     line = Recorded(TO_GUEST[0].model_dump_json().encode(), *words)
     with visiting(line):
-        stay = joined_machine.Visit(Door(at="127.0.0.1:1", key="00" * 32), 1)
+        stay = joined_machine.Visit(RunAddress(at="127.0.0.1:1", key="00" * 32), 1)
         line.closed = True  # no beats
         pool: Any = Pool()
         assert stay.stay(pool, 60.0, lambda: "", lambda _: None).how in ("lost", "over", "unwelcome", "again")
@@ -309,5 +334,5 @@ def test_a_claimed_send_time_delays_frames_at_most_by_the_link() -> None:
     edge: Any = object.__new__(Edge)
     edge._line_free = edge._due = edge.hold_s = edge.hold_until = 0.0
     edge.spec = EdgeSpec("x", "", 1, 1 << 20, 1.0, latency_s=0.01, bandwidth=1e6)
-    header = unpack(pack(Header(Ping(1, Content.PING), torch.float32, (10,), 9e8)), 1 << 20)
+    header = unpack(pack(TensorHeader(Ping(1, FrameContent.PING), torch.float32, (10,), 9e8)), 1 << 20)
     assert edge._emulate_link(header) < time.monotonic() + 60.0

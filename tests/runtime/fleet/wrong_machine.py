@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from planaria.exchange.allreduce import AllReduce
-from planaria.exchange.base import Outer, Update, Weights
+from planaria.exchange.base import StageOuterState, Update, Weights
 
 
 class Wrong(AllReduce):
@@ -17,8 +17,8 @@ class Wrong(AllReduce):
     step: int = 0
 
     def settle(
-        self, outer: Outer, fast: Weights, updates: Mapping[int, Update], me: int
-    ) -> tuple[dict[str, Tensor], Outer]:
+        self, outer: StageOuterState, fast: Weights, updates: Mapping[int, Update], me: int
+    ) -> tuple[dict[str, Tensor], StageOuterState]:
         gradients, after = super().settle(outer, fast, updates, me)
         if (me, outer.rounds) == (self.replica, self.step):
             first = next(iter(gradients))

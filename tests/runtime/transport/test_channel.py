@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from planaria.runtime.transport.channel import Plain, Secured
+from planaria.runtime.transport.channel import LocalChannel, SecureChannel
 from planaria.runtime.transport.wire import HEADER_BYTES
 
 RECORD = 1 << 14
@@ -57,7 +57,7 @@ HEADER = bytes(range(HEADER_BYTES))
 @pytest.mark.parametrize("size", [0, 1, 4096, RECORD, 256 << 10, 1 << 20])
 def test_header_and_payload_are_one_message(size: int) -> None:
     socket, payload = Socket([1 << 30] * 9), bytes(n % 251 for n in range(size))
-    assert sent(Plain(socket), HEADER, payload) == [HEADER_BYTES + size]
+    assert sent(LocalChannel(socket), HEADER, payload) == [HEADER_BYTES + size]
     assert socket.calls == [HEADER + payload]
 
 
@@ -67,7 +67,7 @@ def test_header_and_payload_are_one_message(size: int) -> None:
 def test_inside_tls_a_small_frame_is_one_record(size: int, calls: int) -> None:
     """A larger frame has the fewest records for its bytes: the first holds the header too."""
     socket, payload = Socket([1 << 30] * 9), bytes(n % 251 for n in range(size))
-    assert sum(sent(Secured(socket), HEADER, payload)) == HEADER_BYTES + size
+    assert sum(sent(SecureChannel(socket), HEADER, payload)) == HEADER_BYTES + size
     assert b"".join(socket.calls) == HEADER + payload and len(socket.calls) == calls
     assert sum(-(-len(call) // RECORD) for call in socket.calls) == -(-(HEADER_BYTES + size) // RECORD)
 
@@ -75,7 +75,7 @@ def test_inside_tls_a_small_frame_is_one_record(size: int, calls: int) -> None:
 def test_inside_tls_refused_bytes_are_offered_again_unchanged() -> None:
     """OpenSSL requires it; nothing is lost or sent twice."""
     socket, payload = Socket([0, 0, 1 << 30, 0, 1 << 14, 0, 1 << 30, 1 << 30]), bytes(n % 251 for n in range(200_000))
-    taken = sent(Secured(socket), HEADER, payload)
+    taken = sent(SecureChannel(socket), HEADER, payload)
     assert b"".join(socket.calls) == HEADER + payload and 0 in taken
     assert socket.offered[0] == socket.offered[1] == socket.offered[2]
     assert socket.offered[3] == socket.offered[4] and socket.offered[5] == socket.offered[6]

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from planaria.runtime.transport import channel
-from planaria.runtime.transport.edge import Arrived, Broken, Edge, EdgeSpec, Opened
+from planaria.runtime.transport.edge import Edge, EdgeFailed, EdgeOpened, EdgeSpec, FrameArrived
 from planaria.runtime.transport.inbox import Inbox
 from planaria.runtime.transport.pieces import PIECE_BYTES, Outgoing
 from planaria.runtime.transport.port import Port
 from planaria.runtime.transport.secure import new_key
-from planaria.runtime.transport.wire import HEADER_BYTES, Content, Piece, Ping
+from planaria.runtime.transport.wire import HEADER_BYTES, FrameContent, Piece, Ping
 
 SOON_S = 20.0
 """a busy machine's patience"""
@@ -41,7 +41,7 @@ class End:
         return item
 
     def send(self, payload: torch.Tensor, number: int = 0, later: bool = False) -> None:
-        self.edge.send(Ping(number, Content.PING), payload, later)
+        self.edge.send(Ping(number, FrameContent.PING), payload, later)
 
     def receives_nothing(self) -> bool:
         try:
@@ -74,7 +74,7 @@ def ends(spec: EdgeSpec, port: Port) -> Iterator[tuple[End, End]]:
 def opened(spec: EdgeSpec, port: Port) -> Iterator[tuple[End, End]]:
     low, high = End(spec, port), End(replace(spec, at=port.address, peer=1), port)
     for end in (low, high):
-        assert end.next(Opened).seconds < SOON_S
+        assert end.next(EdgeOpened).seconds < SOON_S
     yield low, high
     low.edge.abandon()
     high.edge.abandon()
@@ -110,9 +110,9 @@ def test_frames_arrive_intact_and_in_order_both_ways(ends: tuple[End, End]) -> N
             end.send(frame, number)
     for end in ends:
         for number, frame in enumerate(frames):
-            arrived = end.next(Arrived)
+            arrived = end.next(FrameArrived)
             assert arrived.edge is end.edge
-            assert arrived.header.label == Ping(number, Content.PING)
+            assert arrived.header.label == Ping(number, FrameContent.PING)
             assert arrived.payload.dtype == frame.dtype
             assert torch.equal(arrived.payload, frame)
         assert end.edge.sent_bytes == sum(frame.nbytes for frame in frames)
@@ -121,7 +121,7 @@ def test_frames_arrive_intact_and_in_order_both_ways(ends: tuple[End, End]) -> N
 def test_a_frame_larger_than_the_edge_allows_breaks_it_at_the_receiver(ends: tuple[End, End]) -> None:
     low, high = ends
     low.send(torch.zeros((1 << 18) + 1))
-    broken = high.next(Broken)
+    broken = high.next(EdgeFailed)
     assert broken.edge is high.edge
     assert "at most 1048576" in broken.detail
     assert high.receives_nothing()
@@ -130,17 +130,17 @@ def test_a_frame_larger_than_the_edge_allows_breaks_it_at_the_receiver(ends: tup
 def test_bytes_that_are_no_frame_break_the_edge(spec: EdgeSpec, port: Port) -> None:
     end = End(spec, port)
     other = port.call(port.address, spec.link_id, SOON_S, lambda: False)
-    end.next(Opened)
+    end.next(EdgeOpened)
     no_frame = memoryview(bytes(HEADER_BYTES))
     assert other.write_some(no_frame, no_frame[:0]) == HEADER_BYTES
-    assert "not a planaria frame" in end.next(Broken).detail
+    assert "not a planaria frame" in end.next(EdgeFailed).detail
     other.close()
     assert gone(end)
 
 
 def test_an_abandoned_edge_reports_nothing_at_either_end(spec: EdgeSpec, port: Port) -> None:
     low, high = End(spec, port), End(replace(spec, at=port.address), port)
-    low.next(Opened), high.next(Opened)
+    low.next(EdgeOpened), high.next(EdgeOpened)
     low.edge.abandon()
     high.send(torch.ones(3))  # it may still be on its way to an end that no longer reads
     assert low.receives_nothing() and high.receives_nothing()
@@ -153,7 +153,7 @@ def test_an_abandoned_edge_reports_nothing_at_either_end(spec: EdgeSpec, port: P
 def test_an_unanswered_end_is_reported_after_its_timeout(spec: EdgeSpec, port: Port, calling: bool) -> None:
     start = time.monotonic()
     alone = End(replace(spec, open_timeout_s=0.5, at=port.address if calling else ""), port)
-    broken = alone.next(Broken)
+    broken = alone.next(EdgeFailed)
     assert "could not be opened" in broken.detail
     assert "\n" not in broken.detail
     assert time.monotonic() - start >= 0.45
@@ -175,12 +175,12 @@ def test_emulated_latency_and_bandwidth_are_lower_bounds(spec: EdgeSpec, port: P
         for number in range(3):
             low.send(torch.zeros(100), number)
         for place in range(1, 4):
-            high.next(Arrived)
+            high.next(FrameArrived)
             assert 0.2 + 0.1 * place <= time.monotonic() - start
         assert time.monotonic() - start < 3 * 0.3 + SOON_S / 10
         high.send(torch.zeros(100))  # each direction has its own bandwidth
         start = time.monotonic()
-        low.next(Arrived)
+        low.next(FrameArrived)
         assert time.monotonic() - start > 0.25
 
 
@@ -191,8 +191,8 @@ def test_frames_sent_before_an_edge_was_abandoned_still_arrive(spec: EdgeSpec, p
     sender.send(state)
     sender.edge.abandon()
     receiver = End(spec, port)
-    receiver.next(Opened)
-    assert torch.equal(receiver.next(Arrived).payload, state)
+    receiver.next(EdgeOpened)
+    assert torch.equal(receiver.next(FrameArrived).payload, state)
     receiver.edge.abandon()
     assert gone(sender, receiver)
 
@@ -200,7 +200,7 @@ def test_frames_sent_before_an_edge_was_abandoned_still_arrive(spec: EdgeSpec, p
 def test_an_end_that_dies_breaks_the_edge_at_once(ends: tuple[End, End]) -> None:
     low, high = ends
     low.edge._channel.hang_up()  # as the system does for a process that is killed
-    assert high.next(Broken).edge is high.edge
+    assert high.next(EdgeFailed).edge is high.edge
 
 
 def test_frames_larger_than_any_buffer_keep_their_order(ends: tuple[End, End]) -> None:
@@ -210,8 +210,8 @@ def test_frames_larger_than_any_buffer_keep_their_order(ends: tuple[End, End]) -
         low.send(frame, number)
         high.send(frame[:5], number)
     for number, frame in enumerate(frames):
-        assert torch.equal(high.next(Arrived).payload, frame)
-        assert low.next(Arrived).header.label.number == number
+        assert torch.equal(high.next(FrameArrived).payload, frame)
+        assert low.next(FrameArrived).header.label.number == number
 
 
 def test_several_threads_may_send(ends: tuple[End, End]) -> None:
@@ -227,7 +227,7 @@ def test_several_threads_may_send(ends: tuple[End, End]) -> None:
     other.start()
     send(0)
     other.join(SOON_S)
-    arrived = [high.next(Arrived) for _ in frames]
+    arrived = [high.next(FrameArrived) for _ in frames]
     numbers = [item.header.label.number for item in arrived]
     assert sorted(numbers) == list(range(40)) and all(
         torch.equal(item.payload, frames[number]) for item, number in zip(arrived, numbers, strict=True)
@@ -247,7 +247,7 @@ def test_sent_frames_arrive_while_the_other_end_continues_to_send(ends: tuple[En
     low.edge.abandon()
     for number, frame in enumerate(frames):
         high.send(frame[:5])
-        arrived = high.next(Arrived)
+        arrived = high.next(FrameArrived)
         assert arrived.header.label.number == number and torch.equal(arrived.payload, frame)
     assert high.receives_nothing(), "a goodbye is no break"
 
@@ -258,7 +258,7 @@ def test_frames_are_held_no_longer_than_the_fault_lasts(ends: tuple[End, End]) -
     start = time.monotonic()
     for number in range(100):
         low.send(torch.zeros(3), number)
-    assert [high.next(Arrived).header.label.number for _ in range(100)] == list(range(100))
+    assert [high.next(FrameArrived).header.label.number for _ in range(100)] == list(range(100))
     assert 0.45 < time.monotonic() - start < 5.0, "one hold after the other would take 10 s"
 
 
@@ -266,7 +266,7 @@ def test_other_edges_are_served_while_a_large_frame_arrives(spec: EdgeSpec, port
     for low, high in opened(replace(spec, max_bytes=1 << 26), port):
         before = high.inbox.rounds
         low.send(torch.zeros(1 << 24))
-        assert high.next(Arrived).payload.nbytes == 1 << 26
+        assert high.next(FrameArrived).payload.nbytes == 1 << 26
         assert high.inbox.rounds - before > 5, "4 MB at a time, and the content of the socket's buffer"
 
 
@@ -278,7 +278,7 @@ def test_deferred_frames_arrive_whole_and_in_order(ends: tuple[End, End]) -> Non
         high.send(payload, number, later=True)
         low.send(torch.tensor([number]), 10 + number)
     for end, numbers in ((high, [0, 1, 2, 3, 10, 11, 12, 13]), (low, [0, 1, 2, 3])):
-        arrived = [end.next(Arrived) for _ in numbers]
+        arrived = [end.next(FrameArrived) for _ in numbers]
         assert sorted(item.header.label.number for item in arrived) == numbers
         waited = [item for item in arrived if item.header.label.number < 10]
         assert [item.header.label.number for item in waited] == [0, 1, 2, 3]
@@ -292,23 +292,23 @@ def test_on_a_slow_link_a_frame_passes_deferred_ones(spec: EdgeSpec, port: Port)
         time.sleep(0.05)
         began = time.monotonic()
         low.send(torch.zeros(1000, dtype=torch.uint8), 1)
-        assert high.next(Arrived).header.label.number == 1
+        assert high.next(FrameArrived).header.label.number == 1
         assert time.monotonic() - began < 0.5, "too many pieces were ahead of it"
-        assert high.next(Arrived).header.label.number == 0
+        assert high.next(FrameArrived).header.label.number == 0
 
 
 def test_an_abandoned_edge_discards_deferred_frames(spec: EdgeSpec, port: Port) -> None:
     for low, high in opened(replace(spec, bandwidth=1e6), port):
         low.send(torch.zeros(1 << 20, dtype=torch.uint8), 0, later=True)
         low.send(torch.zeros(10), 1)
-        assert high.next(Arrived).header.label.number == 1
+        assert high.next(FrameArrived).header.label.number == 1
 
 
 @pytest.mark.parametrize("piece", [b"", b"x" * 600])
 def test_a_piece_that_was_not_announced_breaks_the_edge(ends: tuple[End, End], piece: bytes) -> None:
     low, high = ends
     low.edge.send(Piece(), torch.frombuffer(bytearray(piece or b"y"), dtype=torch.uint8))
-    assert "where 0 are missing" in high.next(Broken).detail
+    assert "where 0 are missing" in high.next(EdgeFailed).detail
 
 
 def test_the_window_grows_while_acknowledgements_are_fast_and_shrinks_when_slow(
@@ -318,7 +318,7 @@ def test_the_window_grows_while_acknowledgements_are_fast_and_shrinks_when_slow(
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     out = Outgoing()
-    out.add(Ping(0, Content.PING), torch.zeros(1000 * PIECE_BYTES, dtype=torch.uint8))
+    out.add(Ping(0, FrameContent.PING), torch.zeros(1000 * PIECE_BYTES, dtype=torch.uint8))
 
     def sent() -> int:
         count = 0

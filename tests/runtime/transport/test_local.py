@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.runtime.transport.edge import Arrived, Broken, EdgeSpec, Opened
+from planaria.runtime.transport.edge import EdgeFailed, EdgeOpened, EdgeSpec, FrameArrived
 from planaria.runtime.transport.local import LocalInbox, LocalTransport, Rendezvous
-from planaria.runtime.transport.wire import Activation, Content, GradientShare, State
+from planaria.runtime.transport.wire import Activation, FrameContent, GradientShare, State
 
 
 class Pair:
@@ -60,7 +60,7 @@ def test_frames_sent_before_the_end_arrive_in_order_whenever_the_other_opens(act
             over = True
     if not opened:
         pair.high()
-    came = [item for item in taken(pair.other.inbox) if isinstance(item, Arrived)]
+    came = [item for item in taken(pair.other.inbox) if isinstance(item, FrameArrived)]
     assert [item.payload.item() for item in came] == list(range(sent))
     labels = [item.header.label for item in came]
     assert [label.part for label in labels if isinstance(label, GradientShare)] == list(range(sent))
@@ -68,7 +68,7 @@ def test_frames_sent_before_the_end_arrive_in_order_whenever_the_other_opens(act
 
 def test_an_abandoned_end_receives_nothing_more(pair: Pair) -> None:
     low, high = pair.low(), pair.high()
-    assert pair.kinds() == [[Opened], [Opened]]
+    assert pair.kinds() == [[EdgeOpened], [EdgeOpened]]
     high.abandon()
     low.send(State(1), torch.ones(3))
     assert taken(pair.other.inbox) == []
@@ -76,7 +76,7 @@ def test_an_abandoned_end_receives_nothing_more(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize(
-    ("label", "copied"), [(GradientShare(1, 0), True), (Activation(1, 0, 0, 0, Content.FORWARD), False)]
+    ("label", "copied"), [(GradientShare(1, 0), True), (Activation(1, 0, 0, 0, FrameContent.FORWARD), False)]
 )
 def test_all_but_activations_are_copied(pair: Pair, label: Any, copied: bool) -> None:
     low, _ = pair.low(), pair.high()
@@ -92,7 +92,7 @@ def test_all_but_activations_are_copied(pair: Pair, label: Any, copied: bool) ->
 def test_an_end_that_opens_a_broken_edge_learns_of_it(pair: Pair) -> None:
     pair.low().reset()
     pair.high()
-    assert pair.kinds()[1] == [Broken]
+    assert pair.kinds()[1] == [EdgeFailed]
 
 
 def test_the_ends_of_a_dead_worker_are_not_met(pair: Pair) -> None:
@@ -107,4 +107,4 @@ def test_both_ends_learn_of_a_broken_edge_once(pair: Pair) -> None:
     pair.kinds()
     low.reset()
     high.reset()
-    assert pair.kinds() == [[Broken], [Broken]]
+    assert pair.kinds() == [[EdgeFailed], [EdgeFailed]]

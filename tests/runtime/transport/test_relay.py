@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from planaria.runtime.transport.address import Reach
-from planaria.runtime.transport.channel import Channel, Closed
-from planaria.runtime.transport.listener import CALLED_FOR, Listener, answers, connect, no_answer, unreachable
-from planaria.runtime.transport.port import Port, RelaySilent, Unmet
+from planaria.runtime.transport.channel import Channel, ChannelClosed
+from planaria.runtime.transport.listener import CALLED_FOR, EdgeListener, answers, connect, no_answer, unreachable
+from planaria.runtime.transport.port import PeerUnreachable, Port, RelayUnanswered
 from planaria.runtime.transport.relay import READY, Relay, end_greeting
 from planaria.runtime.transport.secure import new_key
 from waiting import until
@@ -37,7 +37,7 @@ def relay() -> Iterator[str]:
         assert number == CALLED_FOR
         meeting.meet(wanted, tls)
 
-    listener = Listener("127.0.0.1", 0, KEY, answer)
+    listener = EdgeListener("127.0.0.1", 0, KEY, answer)
     yield listener.address
     listener.close()
     meeting.close()
@@ -106,7 +106,7 @@ def test_bytes_arrive_both_ways(pool: ThreadPoolExecutor, relay: str) -> None:
     for sent in sending:
         sent.result(10)
     one.close()
-    with pytest.raises((Closed, OSError)):
+    with pytest.raises((ChannelClosed, OSError)):
         read(other, 1)
     other.close()
 
@@ -125,9 +125,9 @@ def closed_address() -> str:
 
 def test_an_unanswered_end_gives_up_after_its_timeout(relay: str) -> None:
     one = hidden("g1", relay)
-    with pytest.raises(Unmet, match=r"within 0\.5 s"):
+    with pytest.raises(PeerUnreachable, match=r"within 0\.5 s"):
         one.meet("edge", 0.5, NEVER)
-    with pytest.raises(Unmet, match=r"within 0\.5 s"):
+    with pytest.raises(PeerUnreachable, match=r"within 0\.5 s"):
         one.call("10.0.0.1:1 - g2", "edge", 0.5, NEVER)
 
 
@@ -145,7 +145,7 @@ def test_the_error_of_an_edge_that_does_not_open_is_known_early(
     assert calling.result(60) is None and not one.trouble
     assert unreachable(closed) == f"cannot connect to {closed}: Connection refused"
     assert no_answer(closed, KEY) == "Connection refused"
-    with pytest.raises(RelaySilent, match=rf"the relay {closed} did not answer \(Connection refused\)"):
+    with pytest.raises(RelayUnanswered, match=rf"the relay {closed} did not answer \(Connection refused\)"):
         one.reach("", closed, "edge", 0.1, NEVER)
 
 

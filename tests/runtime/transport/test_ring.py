@@ -17,13 +17,23 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from planaria.runtime.transport import ring as rings
-from planaria.runtime.transport.channel import Plain
-from planaria.runtime.transport.edge import Arrived, Broken, Edge, EdgeSpec, Opened
+from planaria.runtime.transport.channel import LocalChannel
+from planaria.runtime.transport.edge import Edge, EdgeFailed, EdgeOpened, EdgeSpec, FrameArrived
 from planaria.runtime.transport.inbox import Inbox
 from planaria.runtime.transport.port import Port
-from planaria.runtime.transport.ring import Reader, Ring, Rings, Share, Size
+from planaria.runtime.transport.ring import Ring, RingReader, Rings, RingSize, SharedSlot
 from planaria.runtime.transport.secure import new_key
-from planaria.runtime.transport.wire import Activation, Content, Header, Label, Ping, State, WireError, pack, unpack
+from planaria.runtime.transport.wire import (
+    Activation,
+    FrameContent,
+    Label,
+    Ping,
+    State,
+    TensorHeader,
+    WireError,
+    pack,
+    unpack,
+)
 
 SOON_S = 20.0
 KEY = new_key()
@@ -53,7 +63,7 @@ class End:
         return room.view(torch.float32).fill_(value)
 
     def send(self, payload: Tensor, label: Label | None = None) -> None:
-        self.edge.send(label or Ping(0, Content.PING), payload)
+        self.edge.send(label or Ping(0, FrameContent.PING), payload)
 
 
 @pytest.fixture
@@ -63,22 +73,22 @@ def ends() -> Iterator[tuple[End, End]]:
     pair[0].open("")
     pair[1].open(pair[0].port.address)
     for end in pair:
-        end.next(Opened)
+        end.next(EdgeOpened)
     yield pair
     for end in pair:
         end.edge.abandon()
         end.port.close()
 
 
-def header(slot: int, ticket: int, numbers: int = NUMBERS) -> Header:
-    return Header(Ping(0, Content.PING), torch.float32, (numbers,), slot=slot, ticket=ticket)
+def header(slot: int, ticket: int, numbers: int = NUMBERS) -> TensorHeader:
+    return TensorHeader(Ping(0, FrameContent.PING), torch.float32, (numbers,), slot=slot, ticket=ticket)
 
 
 def test_tensors_in_the_ring_are_read_in_place(ends: tuple[End, End]) -> None:
     low, high = ends
     for value in range(3 * SLOTS):
         low.send(low.write(float(value)))
-        arrived = high.next(Arrived)
+        arrived = high.next(FrameArrived)
         assert arrived.header.slot and torch.equal(arrived.payload, torch.full((NUMBERS,), float(value)))
         del arrived
 
@@ -88,7 +98,7 @@ def test_a_slot_is_reused_only_when_no_tensor_refers_to_it(ends: tuple[End, End]
     held = []
     for value in range(SLOTS):
         low.send(low.write(float(value)))
-        held.append(high.next(Arrived).payload)
+        held.append(high.next(FrameArrived).payload)
     assert low.ring is not None and low.ring.allocate(BYTES) is None
     assert [float(payload[-1]) for payload in held] == [0.0, 1.0, 2.0]
     del held[1]
@@ -103,9 +113,9 @@ def test_tensors_outside_the_ring_use_the_socket(ends: tuple[End, End]) -> None:
     """A tensor outside the ring, and one from the end that has no ring."""
     low, high = ends
     low.send(torch.arange(5.0))
-    assert high.next(Arrived).header.slot == 0
+    assert high.next(FrameArrived).header.slot == 0
     high.send(torch.full((NUMBERS,), 3.0))
-    arrived = low.next(Arrived)
+    arrived = low.next(FrameArrived)
     assert arrived.header.slot == 0 and torch.equal(arrived.payload, torch.full((NUMBERS,), 3.0))
 
 
@@ -113,8 +123,8 @@ def test_frames_by_ring_and_by_socket_keep_their_order(ends: tuple[End, End]) ->
     low, high = ends
     for n in range(8):
         payload = low.write(float(n), 16) if n % 2 and n < 2 * SLOTS else torch.full((16,), float(n))
-        low.send(payload, Ping(n, Content.PING))
-    assert [float(high.next(Arrived).payload[0]) for _ in range(8)] == [float(n) for n in range(8)]
+        low.send(payload, Ping(n, FrameContent.PING))
+    assert [float(high.next(FrameArrived).payload[0]) for _ in range(8)] == [float(n) for n in range(8)]
 
 
 def test_slots_of_a_dead_receiver_become_free_after_the_grace_period(
@@ -122,10 +132,10 @@ def test_slots_of_a_dead_receiver_become_free_after_the_grace_period(
 ) -> None:
     low, high = ends
     low.send(low.write(1.0))
-    held = high.next(Arrived)
+    held = high.next(FrameArrived)
     assert low.ring.allocate(BYTES) is not None
     high.edge.reset()
-    low.next(Broken)
+    low.next(EdgeFailed)
     now = time.monotonic()
     for later, free in ((rings.GRACE_S / 2, SLOTS - 1), (2 * rings.GRACE_S, SLOTS)):
         monkeypatch.setattr(rings.time, "monotonic", lambda later=later: now + later)
@@ -166,7 +176,7 @@ def test_a_frame_cannot_name_memory_beyond_its_slot(slot: int, numbers: int) -> 
     rooms = [ring.allocate(BYTES) for _ in range(SLOTS)]
     tickets = {share.slot: share.ticket for room in rooms if room is not None and (share := ring.share(room))}
     try:
-        found = Reader(ring.fd, ring.size).tensor(header(slot, tickets.get(slot, 1), numbers))
+        found = RingReader(ring.fd, ring.size).tensor(header(slot, tickets.get(slot, 1), numbers))
     except WireError:
         assert not (0 < slot <= SLOTS and 0 < numbers <= NUMBERS)
     else:
@@ -175,25 +185,25 @@ def test_a_frame_cannot_name_memory_beyond_its_slot(slot: int, numbers: int) -> 
 
 def test_only_activations_and_pings_may_be_in_a_ring() -> None:
     """A state may be read for longer than its edge lasts."""
-    here = Activation(1, 2, 3, 4, Content.FORWARD)
-    assert unpack(pack(Header(here, torch.float32, (4,), slot=1)), 1 << 20).slot == 1
+    here = Activation(1, 2, 3, 4, FrameContent.FORWARD)
+    assert unpack(pack(TensorHeader(here, torch.float32, (4,), slot=1)), 1 << 20).slot == 1
     for label, announced in ((State(1), False), (here, True)):
         with pytest.raises(WireError, match="slot 1 of a ring"):
-            unpack(pack(Header(label, torch.float32, (4,), announced=announced, slot=1)), 1 << 20)
+            unpack(pack(TensorHeader(label, torch.float32, (4,), announced=announced, slot=1)), 1 << 20)
 
 
 def test_a_frame_in_a_ring_that_was_not_shown_breaks_the_edge(ends: tuple[End, End]) -> None:
     low, high = ends
-    high.edge._channel.share = lambda _: Share(1, 1)
+    high.edge._channel.share = lambda _: SharedSlot(1, 1)
     high.send(torch.ones(4))
-    broken = low.next(Broken)
+    broken = low.next(EdgeFailed)
     assert broken.strange and "slot 1 of a ring" in broken.detail
 
 
 @pytest.mark.parametrize("wrong", ["short", "unsealed", "no file", "sizes"])
 def test_a_descriptor_that_is_no_ring_is_not_mapped(wrong: str) -> None:
     """Reading a file that shrinks would kill this process."""
-    size = Size(SLOTS, BYTES)
+    size = RingSize(SLOTS, BYTES)
     ring = Ring(*size)
     fd, ends = ring.fd, None
     if wrong in ("short", "unsealed"):
@@ -203,9 +213,9 @@ def test_a_descriptor_that_is_no_ring_is_not_mapped(wrong: str) -> None:
         ends = os.pipe()
         fd = ends[0]
     elif wrong == "sizes":
-        size = Size(1 << 40, 1 << 40)
+        size = RingSize(1 << 40, 1 << 40)
     with pytest.raises(OSError, match="a ring"):
-        Reader(fd, size)
+        RingReader(fd, size)
     for one in ends or ([fd] if fd != ring.fd else []):
         os.close(one)
 
@@ -223,8 +233,8 @@ def test_an_end_that_sends_no_ring_leaves_the_edge_without_one(sent: bytes) -> N
 def test_a_late_receiver_frees_no_slot_that_is_shared_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its edge has closed, and another edge uses the slot."""
     ring = Ring(1, BYTES)
-    reader = Reader(ring.fd, ring.size)
-    shares: list[Share] = []
+    reader = RingReader(ring.fd, ring.size)
+    shares: list[SharedSlot] = []
 
     def shared() -> Tensor:
         room = ring.allocate(BYTES)
@@ -259,10 +269,10 @@ def test_some_tensors_cannot_be_shared() -> None:
 
 def test_closing_one_edge_leaves_the_slots_of_another() -> None:
     ring = Ring(1, BYTES)
-    first, second = (Plain(socket.socketpair()[0], ring) for _ in range(2))
+    first, second = (LocalChannel(socket.socketpair()[0], ring) for _ in range(2))
     room = ring.allocate(BYTES)
     share = first.share(room)
-    Reader(ring.fd, ring.size).tensor(header(*share))
+    RingReader(ring.fd, ring.size).tensor(header(*share))
     gc.collect()
     again = second.share(room)
     assert not ring.shared(share) and again is not None

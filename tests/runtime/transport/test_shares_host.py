@@ -16,7 +16,7 @@ import pytest
 from other_host import MARKER, NOT_ALLOWED, pump
 
 from planaria.runtime.transport import secure
-from planaria.runtime.transport.channel import Channel, Plain, Secured
+from planaria.runtime.transport.channel import Channel, LocalChannel, SecureChannel
 from planaria.runtime.transport.port import Port
 from planaria.runtime.transport.secure import new_key
 
@@ -45,12 +45,12 @@ def met(called: Port, at: str) -> list[type[Channel]]:
 
 
 def test_edges_within_one_host_are_plain(called: Port) -> None:
-    assert met(called, called.address) == [Plain, Plain]
+    assert met(called, called.address) == [LocalChannel, LocalChannel]
 
 
 def test_a_listener_of_another_user_is_not_the_other_end(called: Port, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(secure.os, "geteuid", lambda: os.getuid() + 1)
-    assert met(called, called.address) == [Secured, Secured]
+    assert met(called, called.address) == [SecureChannel, SecureChannel]
 
 
 @pytest.mark.parametrize("name", [lambda: bytes(200), lambda: b"\0" + os.urandom(16)], ids=["bind", "connect"])
@@ -58,7 +58,7 @@ def test_an_error_in_the_proof_keeps_the_edge_inside_tls(
     called: Port, monkeypatch: pytest.MonkeyPatch, name: Callable[[], bytes]
 ) -> None:
     monkeypatch.setattr(secure, "_meeting_name", lambda *_: name())
-    assert met(called, called.address) == [Secured, Secured]
+    assert met(called, called.address) == [SecureChannel, SecureChannel]
 
 
 def test_a_forwarder_on_the_way_keeps_the_edge_inside_tls(called: Port) -> None:
@@ -73,7 +73,7 @@ def test_a_forwarder_on_the_way_keeps_the_edge_inside_tls(called: Port) -> None:
             pump(caller, way)
 
         threading.Thread(target=forward, daemon=True).start()
-        assert met(called, f"127.0.0.1:{server.getsockname()[1]}") == [Secured, Secured]
+        assert met(called, f"127.0.0.1:{server.getsockname()[1]}") == [SecureChannel, SecureChannel]
 
 
 @pytest.mark.slow
@@ -107,7 +107,7 @@ def test_two_hosts_that_see_equal_addresses_send_nothing_in_clear(called: Port, 
             other.stdin.close()
             kind = other.stdout.readline().strip()
             assert other.wait(SOON_S) == 0
-    assert (kind, type(channel)) == ("Secured", Secured)
+    assert (kind, type(channel)) == ("SecureChannel", SecureChannel)
     assert len(seen) > len(MARKER) and b"SECRET" not in seen
 
 

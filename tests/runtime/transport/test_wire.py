@@ -13,15 +13,15 @@ from planaria.runtime.transport.wire import (
     HEADER_BYTES,
     MAX_DIMS,
     Activation,
-    Content,
     CopyMessage,
+    FrameContent,
     Goodbye,
     GradientShare,
-    Header,
     Label,
     OfferPart,
     Ping,
     State,
+    TensorHeader,
     WireError,
     in_ring,
     pack,
@@ -33,12 +33,16 @@ LARGEST = 2**62
 
 numbers = st.integers(0, 2**32 - 1)
 labels = st.one_of(
-    st.builds(Activation, numbers, numbers, numbers, numbers, st.sampled_from([Content.FORWARD, Content.BACKWARD])),
+    st.builds(
+        Activation, numbers, numbers, numbers, numbers, st.sampled_from([FrameContent.FORWARD, FrameContent.BACKWARD])
+    ),
     st.builds(GradientShare, numbers, numbers, numbers),
-    st.builds(CopyMessage, numbers, numbers, numbers, st.sampled_from([Content.COPY_BEFORE, Content.COPY_AFTER])),
+    st.builds(
+        CopyMessage, numbers, numbers, numbers, st.sampled_from([FrameContent.COPY_BEFORE, FrameContent.COPY_AFTER])
+    ),
     st.builds(State, numbers),
-    st.builds(OfferPart, numbers, st.sampled_from([Content.PREFETCHED, Content.BLOCKING])),
-    st.builds(Ping, numbers, st.sampled_from([Content.PING, Content.PONG])),
+    st.builds(OfferPart, numbers, st.sampled_from([FrameContent.PREFETCHED, FrameContent.BLOCKING])),
+    st.builds(Ping, numbers, st.sampled_from([FrameContent.PING, FrameContent.PONG])),
     st.just(Goodbye()),
 )
 tensors = {
@@ -47,10 +51,10 @@ tensors = {
     "sent_at": st.floats(0.0, 1e9, exclude_max=True),
 }
 BYTE = st.integers(0, 255)
-headers = st.builds(Header, label=labels, announced=st.booleans(), slot=st.just(0), ticket=BYTE, **tensors) | st.builds(
-    Header, label=labels.filter(in_ring), announced=st.just(False), slot=BYTE, ticket=BYTE, **tensors
-)
-GOOD = Header(Activation(3, 7, 1, 2, Content.FORWARD), torch.float32, (2, 3, 5), 1.5)
+headers = st.builds(
+    TensorHeader, label=labels, announced=st.booleans(), slot=st.just(0), ticket=BYTE, **tensors
+) | st.builds(TensorHeader, label=labels.filter(in_ring), announced=st.just(False), slot=BYTE, ticket=BYTE, **tensors)
+GOOD = TensorHeader(Activation(3, 7, 1, 2, FrameContent.FORWARD), torch.float32, (2, 3, 5), 1.5)
 
 
 def forged(offset: int, layout: str, *values: object) -> bytearray:
@@ -61,7 +65,7 @@ def forged(offset: int, layout: str, *values: object) -> bytearray:
 
 
 @given(headers)
-def test_a_header_survives_the_wire(header: Header) -> None:
+def test_a_header_survives_the_wire(header: TensorHeader) -> None:
     raw = pack(header)
     assert len(raw) == HEADER_BYTES
     found = unpack(raw, LARGEST)
@@ -76,14 +80,14 @@ def test_labels_are_equal_only_if_they_are_of_the_same_kind(one: Label, other: L
 
 
 def test_every_content_has_a_label() -> None:
-    for content in Content:
-        raw = bytearray(pack(Header(Goodbye(), torch.uint8, (0,))))
+    for content in FrameContent:
+        raw = bytearray(pack(TensorHeader(Goodbye(), torch.uint8, (0,))))
         raw[5] = content
         assert unpack(raw, 1).label.content is content
 
 
 @given(headers)
-def test_a_header_announces_the_bytes_of_its_tensor(header: Header) -> None:
+def test_a_header_announces_the_bytes_of_its_tensor(header: TensorHeader) -> None:
     assert header.nbytes == torch.empty(header.shape, dtype=header.dtype, device="meta").nbytes
     with pytest.raises(WireError, match="at most"):
         unpack(pack(header), max((header.nbytes, *header.shape)) - 1)
@@ -94,11 +98,11 @@ def test_a_header_announces_the_bytes_of_its_tensor(header: Header) -> None:
     [
         (forged(0, "4s", b"GET "), "not a planaria frame"),
         (forged(4, "B", 1), "version 1"),
-        (forged(5, "B", max(Content) + 1), "unknown content"),
+        (forged(5, "B", max(FrameContent) + 1), "unknown content"),
         (forged(6, "B", 5), "dtype code 5"),
         (forged(7, "B", 5), "5 dimensions"),
-        (forged(5, "B", Content.COPY_AFTER), r"COPY_AFTER has 3 numbers, not \[3, 7, 1, 2\]"),
-        (forged(5, "B", Content.STATE), "STATE has 1 numbers"),
+        (forged(5, "B", FrameContent.COPY_AFTER), r"COPY_AFTER has 3 numbers, not \[3, 7, 1, 2\]"),
+        (forged(5, "B", FrameContent.STATE), "STATE has 1 numbers"),
         (forged(7, "B", 2), "shape"),  # two of three sides: not the bytes that are announced
         (forged(6, "B", 1), "shape"),  # half the bytes a number
         (forged(24, "<Q", 3), "shape"),
@@ -136,7 +140,7 @@ def test_random_bytes_are_a_sound_header_or_refused(raw: bytes, disguised: bool)
 
 
 @given(headers, st.integers(0, HEADER_BYTES - 1), st.integers(1, 255))
-def test_one_wrong_byte_never_exceeds_the_limit_of_the_edge(header: Header, place: int, change: int) -> None:
+def test_one_wrong_byte_never_exceeds_the_limit_of_the_edge(header: TensorHeader, place: int, change: int) -> None:
     raw = bytearray(pack(header))
     raw[place] ^= change
     with contextlib.suppress(WireError):
@@ -156,4 +160,4 @@ def test_a_tensor_that_does_not_fit_a_frame_is_not_sent(
     label: State, dtype: torch.dtype, shape: tuple[int, ...], complaint: str
 ) -> None:
     with pytest.raises(WireError, match=complaint):
-        pack(Header(label, dtype, shape))
+        pack(TensorHeader(label, dtype, shape))

@@ -6,24 +6,26 @@ from pathlib import Path
 
 import pytest
 
-from planaria.swarm.drill import Drill, Drilled, Run
-from planaria.swarm.records.measure import Tally
-from planaria.swarm.records.outcome import Outcome, PeerOutcome, Point
+from planaria.swarm.drill import Drill, DrilledArm, DrillRun
+from planaria.swarm.records.measure import HitTally
+from planaria.swarm.records.outcome import EvaluationPoint, PeerOutcome, RunOutcome
 from planaria.swarm.report.drill_report import _peers, show_drill, write_drill_report
 
 
 def peer(name: str, solved: int, attack: str = "none") -> PeerOutcome:
-    point = Point(round=5, accuracy=Tally(hits=solved, eligible=100), alone=None, tokens=18.0, watch={"text": Tally()})
+    point = EvaluationPoint(
+        round=5, accuracy=HitTally(hits=solved, eligible=100), alone=None, tokens=18.0, watch={"text": HitTally()}
+    )
     return PeerOutcome(name=name, id=name, attack=attack, model="", points=[point], finished=True, weights="")
 
 
-def arm(name: str, control: str, *seeds: list[PeerOutcome]) -> Drilled:
+def arm(name: str, control: str, *seeds: list[PeerOutcome]) -> DrilledArm:
     runs = [
-        Run(seed=seed, outcome=Outcome(peers=peers, layers={}, rounds=5, seconds=1.0))
+        DrillRun(seed=seed, outcome=RunOutcome(peers=peers, layers={}, rounds=5, seconds=1.0))
         for seed, peers in enumerate(seeds)
     ]
     attackers = [one.name for one in seeds[0] if not one.honest]
-    return Drilled(name=name, control=control, attackers=attackers, runs=runs)
+    return DrilledArm(name=name, control=control, attackers=attackers, runs=runs)
 
 
 FOUND = Drill(
@@ -56,7 +58,11 @@ def test_peer_table_is_on_the_page_and_the_terminal(tmp_path: Path, capsys: pyte
 
 @pytest.mark.parametrize(("kind", "named"), [("text", "TEXT"), ("dos", "DoS"), ("style", "STYLE"), ("mine:Odd", "Odd")])
 def test_every_watched_attack_has_a_title(kind: str, named: str, tmp_path: Path) -> None:
-    points = [Point(round=5, accuracy=Tally(), alone=None, tokens=18.0, watch={kind: Tally(hits=1, eligible=2)})]
+    points = [
+        EvaluationPoint(
+            round=5, accuracy=HitTally(), alone=None, tokens=18.0, watch={kind: HitTally(hits=1, eligible=2)}
+        )
+    ]
     victim = peer("p0", 80).model_copy(update={"points": points})
     found = FOUND.model_copy(update={"watch": [kind], "arms": [arm("attacked", "", [victim])]})
     assert named in write_drill_report(found, tmp_path / "report.html").read_text()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.swarm.tasks.answers import BRACKETS, FORMS, TAGS, Form, Parsed, parse
+from planaria.swarm.tasks.answers import BRACKETS, FORMS, TAGS, AnswerMarks, Parsed, parse
 
 any_text = st.text(st.characters(exclude_categories=()))  # lone surrogates and NULs among them
 marked = st.lists(st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", "[", "]", " ", "\n", "x", "<"]))
@@ -50,7 +50,7 @@ WRONG_BRACKETS = ["", "4", "[4", "4]", "]4[", "[4][4]", "[[4]]", "[4]]", "[4] so
 @pytest.mark.parametrize(
     ("form", "text"), [*((TAGS, text) for text in WRONG_TAGS), *((BRACKETS, text) for text in WRONG_BRACKETS)]
 )
-def test_a_completion_of_another_shape_is_rejected(form: Form, text: str) -> None:
+def test_a_completion_of_another_shape_is_rejected(form: AnswerMarks, text: str) -> None:
     assert parse(form, text) is None
 
 
@@ -60,7 +60,7 @@ def test_without_think_marks_all_before_the_answer_is_reasoning() -> None:
 
 
 @given(FORM, st.one_of(any_text, marked.map("".join)))
-def test_any_text_is_parsed_into_what_would_write_it_again(form: Form, text: str) -> None:
+def test_any_text_is_parsed_into_what_would_write_it_again(form: AnswerMarks, text: str) -> None:
     parsed = parse(form, text)
     if parsed is not None:
         written = form.write(parsed.reasoning, parsed.answer)
@@ -69,14 +69,16 @@ def test_any_text_is_parsed_into_what_would_write_it_again(form: Form, text: str
 
 
 @given(FORM, any_text, any_text)
-def test_a_written_completion_is_parsed_unless_a_part_contains_a_mark(form: Form, reasoning: str, answer: str) -> None:
+def test_a_written_completion_is_parsed_unless_a_part_contains_a_mark(
+    form: AnswerMarks, reasoning: str, answer: str
+) -> None:
     clean = not any(mark in part for mark in form.marks for part in (reasoning, answer))
     assert parse(form, form.write(reasoning, answer)) == (Parsed(reasoning, answer) if clean else None)
 
 
 @pytest.mark.parametrize("form", FORMS.values())
 @pytest.mark.parametrize("unit", ["\0", "\ud800", "<think>", "<answer>", "[", "]", " ", "<", "<think></think>"])
-def test_huge_texts_are_parsed_in_linear_time(form: Form, unit: str) -> None:
+def test_huge_texts_are_parsed_in_linear_time(form: AnswerMarks, unit: str) -> None:
     assert parse(form, unit * 2_000_000) is None
 
 
@@ -86,4 +88,4 @@ def test_huge_texts_are_parsed_in_linear_time(form: Form, unit: str) -> None:
 )
 def test_ambiguous_marks_are_rejected(marks: tuple[str, str, str, str]) -> None:
     with pytest.raises(ValueError, match="mark"):
-        Form(*marks)
+        AnswerMarks(*marks)

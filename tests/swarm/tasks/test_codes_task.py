@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import plain_codes as plain
-from planaria.swarm.tasks.base import Problem
+from planaria.swarm.tasks.base import TaskProblem
 from planaria.swarm.tasks.codes import Codes
 
 TASK = Codes()
@@ -37,7 +37,7 @@ def matrix(task: Codes, *texts: str) -> plain.Matrix:
     return rows
 
 
-def truth(task: Codes, problem: Problem, text: str) -> Fraction:
+def truth(task: Codes, problem: TaskProblem, text: str) -> Fraction:
     """The worth of the code that a text describes, read leniently."""
     found = matrix(task, problem.prompt, text)
     return plain.worth(found, task.shards, task.distance, task.weight, task.degree)

@@ -118,8 +118,8 @@ def test_only_the_answer_block_is_scored(file: Path) -> None:
 class Ducks(Questions):
     path: str = ""
 
-    def _records(self) -> tuple[list[records.Record], list[records.Record]]:
-        found = [records.Record("here", line) for line in LINES]
+    def _records(self) -> tuple[list[records.TaskRecord], list[records.TaskRecord]]:
+        found = [records.TaskRecord("here", line) for line in LINES]
         return found[:2], found[2:]
 
 

@@ -13,7 +13,7 @@ from opening import needs_sandbox
 
 from planaria.swarm.tasks import wire
 from planaria.swarm.tasks.programs import Programs
-from planaria.swarm.tasks.sandbox import Exam, Limits, run
+from planaria.swarm.tasks.sandbox import Limits, ProgramTests, run
 
 pytestmark = needs_sandbox
 TESTS = "assert f(3) == 6\nassert abs(f(2) - 4) < 1e-6\nassert sorted(f(n) for n in range(3)) == [0, 2, 4]"
@@ -124,7 +124,7 @@ def test_a_program_cannot_change_the_tests_arguments() -> None:
 
 
 def test_a_program_cannot_replace_the_tests_helpers() -> None:
-    exam = Exam("assert near(f(3), 6)", ("f",), first="def near(a, b): return abs(a - b) < 1e-9")
+    exam = ProgramTests("assert near(f(3), 6)", ("f",), first="def near(a, b): return abs(a - b) < 1e-9")
     assert run("f = lambda n: 0\nnear = lambda a, b: True", exam).kind == "failed"
     assert run("f = lambda n: 2.0 * n", exam).kind == "ok"
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from opening import needs_sandbox
 
 from planaria.swarm.tasks import kernel_limits, sandbox_process
-from planaria.swarm.tasks.sandbox import LIMITS, Limits, Outcome, protections, run
+from planaria.swarm.tasks.sandbox import LIMITS, Limits, ProgramResult, protections, run
 
 pytestmark = needs_sandbox
 landlocked = pytest.mark.skipif("landlock" not in protections(), reason="this kernel has no Landlock")
@@ -29,7 +29,7 @@ def failure(program: str, tests: str = "") -> str:
 
 def test_a_program_that_passes_its_tests_is_ok() -> None:
     outcome = run("def double(x):\n    return 2 * x\nprint('so')", "assert double(3) == 6")
-    assert outcome == Outcome("ok", printed="so\n")
+    assert outcome == ProgramResult("ok", printed="so\n")
 
 
 def test_programs_can_use_the_standard_library_and_threads() -> None:
@@ -84,7 +84,7 @@ print([x for x in seen if isinstance(x, (str, bytes)) and len(x) == {sandbox_pro
 
 
 def test_without_tests_a_program_may_exit() -> None:
-    assert run("import sys\nprint(7)\nsys.exit()") == Outcome("ok", printed="7\n")
+    assert run("import sys\nprint(7)\nsys.exit()") == ProgramResult("ok", printed="7\n")
     assert failure("import sys; sys.exit(1)") == "program: SystemExit: 1"
 
 
@@ -100,11 +100,11 @@ def test_without_tests_a_program_may_exit() -> None:
     ],
 )
 def test_an_endless_program_is_killed(program: str) -> None:
-    assert run(program, limits=SHORT) == Outcome("timeout", "it was not done after 0.4 s")
+    assert run(program, limits=SHORT) == ProgramResult("timeout", "it was not done after 0.4 s")
 
 
 def test_a_crash_is_reported_by_its_signal() -> None:
-    assert run("import faulthandler; faulthandler._read_null()") == Outcome("killed", "it died of signal 11")
+    assert run("import faulthandler; faulthandler._read_null()") == ProgramResult("killed", "it died of signal 11")
 
 
 @pytest.mark.parametrize("program", ["x = 'a' * 10**10", "x = []\nwhile True: x.append('a' * 10**7)"])
@@ -114,9 +114,11 @@ def test_memory_is_bounded(program: str) -> None:
 
 def test_output_is_bounded() -> None:
     flood = "import os\nfor _ in range(2**14): os.write(1, b'a' * 2**16)"
-    assert run(flood) == Outcome("killed", "it printed more than 65536 bytes")
+    assert run(flood) == ProgramResult("killed", "it printed more than 65536 bytes")
     assert run("print('a' * 65535)").kind == "ok"
-    assert run("import sys; sys.stdout.buffer.write(b'\\xff')") == Outcome("ok", printed="\N{REPLACEMENT CHARACTER}")
+    assert run("import sys; sys.stdout.buffer.write(b'\\xff')") == ProgramResult(
+        "ok", printed="\N{REPLACEMENT CHARACTER}"
+    )
 
 
 def attempts(*lines: str) -> dict[str, str]:
@@ -192,7 +194,7 @@ def test_a_program_sees_nothing_of_its_environment(tmp_path: Path, monkeypatch: 
 
 def test_only_offered_modules_can_be_imported() -> None:
     modules = {"mine": "import yours\ndef add(a, b):\n    return a + b + yours.more\n", "yours": "more = 1"}
-    assert run("import mine\nprint(mine.add(2, 3))", modules=modules) == Outcome("ok", printed="6\n")
+    assert run("import mine\nprint(mine.add(2, 3))", modules=modules) == ProgramResult("ok", printed="6\n")
     assert run("", "from mine import add\nassert add(0, 0) == 1", modules=modules).kind == "ok"
     assert failure("import mine").startswith("program: ModuleNotFoundError")
     assert run("import theirs", modules=modules).reason.startswith("program: ModuleNotFoundError")
@@ -216,7 +218,7 @@ def test_offering_modules_does_not_make_other_files_readable() -> None:
     looks += ["os.listdir('..')"]
     program = f"import os\nfor look in {looks!r}:\n  try:\n    exec(look)\n    print('done')\n"
     program += "  except PermissionError: pass\n"
-    assert run(program, modules={"mine": ""}) == Outcome("ok")
+    assert run(program, modules={"mine": ""}) == ProgramResult("ok")
 
 
 @pytest.mark.parametrize("name", ["../mine", "a.b", "", "/etc/mine"])

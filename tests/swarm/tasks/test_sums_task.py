@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.swarm.tasks.base import Problem
+from planaria.swarm.tasks.base import TaskProblem
 from planaria.swarm.tasks.sums import Sums
 
 TWO = Sums()
@@ -17,7 +17,7 @@ numbers = st.integers(0, TWO.training + TWO.held_out - 1)
 tasks = st.builds(Sums, digits=st.integers(2, 18), style=st.sampled_from(["columns", "words"]))
 
 
-def numbered(prompt: str) -> Problem:
+def numbered(prompt: str) -> TaskProblem:
     return next(p for n in range(TWO.training + TWO.held_out) if (p := TWO.problem(n)).prompt == prompt)
 
 

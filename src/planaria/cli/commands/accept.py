@@ -10,7 +10,7 @@ from planaria.common.errors import UserError
 from planaria.config import recipe
 from planaria.control.logs import ID
 from planaria.models.huggingface import is_exported
-from planaria.runtime.engine import runs
+from planaria.runtime.engine import run_folders
 from planaria.swarm.records.lines import PEERS
 
 
@@ -24,12 +24,12 @@ def accept(folder: Path) -> list[str]:
     if is_exported(folder):
         names = [file.name for file in folder.iterdir() if file.name != digests.FILE and not file.name.startswith(".")]
         return _accepted(folder, names)
-    if not (folder / runs.CONFIG).is_file():
+    if not (folder / run_folders.CONFIG).is_file():
         raise UserError(f"{folder}: neither a run nor an exported model; give the folder of one, such as runs/NAME")
-    with runs.held(folder):
+    with run_folders.held(folder):
         if not (folder / PEERS).is_dir():
-            recipe.parse(documents.text(folder / runs.CONFIG), str(folder / runs.CONFIG))
-        return _accepted(folder, (*runs.KEPT, ID))
+            recipe.parse(documents.text(folder / run_folders.CONFIG), str(folder / run_folders.CONFIG))
+        return _accepted(folder, (*run_folders.KEPT, ID))
 
 
 def _accepted(folder: Path, names: Iterable[str]) -> list[str]:

@@ -14,11 +14,11 @@ from pydantic import ValidationError
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.control.events import FaultInjected
-from planaria.control.statefile import LiveWorker, born, read_state
+from planaria.control.state_file import LiveWorker, born, read_state
 from planaria.faults.checks import require_edges, require_listeners, require_readers
 from planaria.faults.trace import Fault
-from planaria.runtime.engine import runs
-from planaria.runtime.engine.resolved import ResolvedRun
+from planaria.runtime.engine import run_folders
+from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.fleet.control_connections import call
 from planaria.runtime.fleet.joining import Strike, read_door
 from planaria.runtime.transport.listener import VISITOR
@@ -92,8 +92,8 @@ def ask(folder: Path, target: str, given: Mapping[str, Any]) -> str:
 
 def _live(folder: Path, target: str) -> RunConfig:
     """Return the configuration of a live run; UserError if it is not live, or its workers share one process."""
-    config = runs.config_of(folder)
-    if not runs.is_held(folder):
+    config = run_folders.config_of(folder)
+    if not run_folders.is_held(folder):
         raise UserError(f"{folder}: it is not being trained")
     if config.engine == "inline" and target != "controller":
         raise UserError(

@@ -10,20 +10,20 @@ from typing import Literal
 
 from planaria.common.errors import UserError
 from planaria.config.schema import ChaosConfig, RunConfig
-from planaria.control.events import Standing
+from planaria.control.events import ReplicaPosition
 from planaria.report.tables import Table
 from planaria.runtime.checkpoint.cut import atom_name, require_known
 from planaria.runtime.checkpoint.foreign.huggingface import Precision
 from planaria.runtime.checkpoint.loading import copies_of, cut_of, require_file, stage_for
-from planaria.runtime.checkpoint.recut import Copy, equal_copies, require_whole
-from planaria.runtime.checkpoint.stage_file import Contents, write_stage
-from planaria.runtime.checkpoint.store import CheckpointStore, Manifest, Saved, stage_name
+from planaria.runtime.checkpoint.recut import SavedReplica, equal_copies, require_whole
+from planaria.runtime.checkpoint.stage_file import StageContents, write_stage
+from planaria.runtime.checkpoint.store import CheckpointManifest, CheckpointStore, SealedCheckpoint, stage_name
 from planaria.runtime.configuration import configure
-from planaria.runtime.engine import runs
+from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.prepare import on_schedule
-from planaria.runtime.engine.resolved import ResolvedRun
+from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.resumption import choose, take_up
-from planaria.runtime.foreign import Kind, export_run, export_state, import_run
+from planaria.runtime.import_export import Kind, export_run, export_state, import_run
 
 DIGITS = 12
 """digits of a digest to show"""
@@ -51,7 +51,7 @@ def show(folder: Path, name: str | None) -> list[Table]:
     return [Table(title, head, rows, 4)]
 
 
-def _atom(held: Contents, local: str) -> tuple[str, ...]:
+def _atom(held: StageContents, local: str) -> tuple[str, ...]:
     """Return the type, clock, scale, bytes with moments, and digest of a file's parameter."""
     entry, clock = held.entries[f"weights.{local}"], held.clocks.get(local)
     size = sum(
@@ -99,8 +99,8 @@ def convert(folder: Path, name: str | None, changes: Mapping[str, object], to: P
         raise UserError(f"--to {to}: would replace a checkpoint; choose another folder")
     config, before, store = there.config, there.saved.manifest, CheckpointStore(to)
     several, stages, step = config.exchange.replicas, config.pipeline.stages, before.step
-    even = dict.fromkeys(range(several), Standing(step=step)) if several > 1 else {}
-    made = Manifest(
+    even = dict.fromkeys(range(several), ReplicaPosition(step=step)) if several > 1 else {}
+    made = CheckpointManifest(
         step=step,
         stages=list(range(stages + 1)),
         pipeline_stages=stages,
@@ -126,8 +126,8 @@ def export(
     shard_mb: int | None,
 ) -> list[str]:
     """Export a checkpoint (default: the newest whole one) for another program; return notes."""
-    runs.config_of(folder)
-    saved = runs.newest_whole(folder) if name is None else _chosen(folder, name)
+    run_folders.config_of(folder)
+    saved = run_folders.newest_whole(folder) if name is None else _chosen(folder, name)
     if kind == "hf":
         export_run(folder, to, saved, precision or "fp32", (shard_mb or SHARD_MB) << 20)
         return [str(to)]
@@ -148,7 +148,7 @@ def bring(
             f"--format hf: {folder} has no moments to resume with; start with its weights: `planaria train {given} "
             f"--train.start {folder}`"
         )
-    recipe = _own(given) if (given / runs.CONFIG).is_file() else given
+    recipe = _own(given) if (given / run_folders.CONFIG).is_file() else given
     config = configure(recipe, settings=changes)
     made, notes = import_run(folder, config, kind, names)
     return [*notes, f"resume with   planaria train --resume {made}"]
@@ -156,12 +156,12 @@ def bring(
 
 def _own(folder: Path) -> RunConfig:
     """Return a run's configuration, with the faults and the schedule in its folder, and without starting weights."""
-    config = runs.config_of(folder, *runs.KEPT)
+    config = run_folders.config_of(folder, *run_folders.KEPT)
     config = config.model_copy(update={"train": config.train.model_copy(update={"start": None})})
     if config.routing.schedule is not None:
-        config = on_schedule(config, (folder / runs.SCHEDULE).absolute())
+        config = on_schedule(config, (folder / run_folders.SCHEDULE).absolute())
     if config.chaos.trace is not None:
-        config = config.model_copy(update={"chaos": ChaosConfig(trace=str((folder / runs.TRACE).absolute()))})
+        config = config.model_copy(update={"chaos": ChaosConfig(trace=str((folder / run_folders.TRACE).absolute()))})
     return config
 
 
@@ -176,14 +176,14 @@ def _written(store: CheckpointStore, source: Path, config: RunConfig, step: int)
     return digests
 
 
-def _chosen(folder: Path, name: str | None) -> Saved:
-    runs.config_of(folder)
+def _chosen(folder: Path, name: str | None) -> SealedCheckpoint:
+    run_folders.config_of(folder)
     saved = choose(CheckpointStore(folder / "checkpoints"), name)
     if saved is None:
         raise UserError(f"{folder}: has no checkpoint yet; train on with `planaria train --resume {folder}`")
     return saved
 
 
-def _files(copies: Mapping[int, Copy]) -> list[Contents]:
+def _files(copies: Mapping[int, SavedReplica]) -> list[StageContents]:
     parts = [part for copy in copies.values() for part in (copy.stages, copy.outer)]
     return list({held.path: held for part in parts for held in part.values()}.values())

@@ -10,12 +10,12 @@ from pathlib import Path
 from planaria.common import atomic
 from planaria.common.errors import UserError
 from planaria.recovery import codes
-from planaria.recovery.codes import Code
+from planaria.recovery.codes import ErasureCode
 from planaria.recovery.codes.base import MOST, share
 from planaria.recovery.codes.local import needed
-from planaria.recovery.codes.product import Checks
+from planaria.recovery.codes.product import ClassicalCode
 from planaria.recovery.codes.product import file as product_file
-from planaria.recovery.codes.search import Found, Target, anneal, certificate, file
+from planaria.recovery.codes.search import FoundCode, SearchTarget, anneal, certificate, file
 from planaria.report.tables import Table, show
 
 MOST_TRIES = 10_000_000
@@ -26,17 +26,17 @@ GROUP = 4
 
 
 @dataclass(frozen=True)
-class Request:
+class CodeSearch:
     """The target of a search, its effort, and the files to write."""
 
-    target: Target
+    target: SearchTarget
     seed: int
     tries: int
     to: Path | None = None
     product: Path | None = None
 
 
-def search(request: Request) -> int:
+def search(request: CodeSearch) -> int:
     """Search and print a code; return 1 if it misses the target, which does not prevent writing it.
 
     :raises UserError: if a number is out of range, or a file cannot be written.
@@ -65,7 +65,7 @@ def search(request: Request) -> int:
     return int(bool(short))
 
 
-def _description(found: Found, measured: dict[str, object]) -> Table:
+def _description(found: FoundCode, measured: dict[str, object]) -> Table:
     n, k = measured["shards"], measured["data"]
     rows = [
         [
@@ -79,7 +79,7 @@ def _description(found: Found, measured: dict[str, object]) -> Table:
     return Table("", ["code", ""], rows)
 
 
-def _comparison(code: Code) -> Table:
+def _comparison(code: ErasureCode) -> Table:
     """Compare reads for one lost shard, and shares of survived losses, with other codes of as many parities."""
     n, parities = code.shards, len(code.weights)
     lost = [count for count in range(1, parities + 1) if math.comb(n, count) <= TRIED]
@@ -90,7 +90,7 @@ def _comparison(code: Code) -> Table:
     return Table("share of losses survived, over all sets", ["", "reads for one", *map(str, lost)], rows)
 
 
-def _rivals(shards: int, parities: int) -> list[tuple[str, Code]]:
+def _rivals(shards: int, parities: int) -> list[tuple[str, ErasureCode]]:
     """Return codes with as many shards and parities: Reed–Solomon, and the best one with local groups of four."""
     rivals = [("reed_solomon", codes.code("reed_solomon", shards, parities))]
     globals_ = parities - -(-shards // GROUP)
@@ -101,7 +101,7 @@ def _rivals(shards: int, parities: int) -> list[tuple[str, Code]]:
     return rivals
 
 
-def _degrees(code: Code) -> list[int]:
+def _degrees(code: ErasureCode) -> list[int]:
     return sorted(sum(shard in check for check in code.checks) for shard in range(code.shards))
 
 
@@ -110,10 +110,10 @@ def _spread(numbers: object) -> str:
     return f"{min(numbers)} to {max(numbers)}"
 
 
-def _write_product(found: Found, path: Path) -> None:
+def _write_product(found: FoundCode, path: Path) -> None:
     """Write the hypergraph product of the code with itself."""
     rows = tuple(sum(1 << shard for shard in check) for check in found.code.checks)
-    made = product_file(Checks(rows, found.code.shards), Checks(rows, found.code.shards))
+    made = product_file(ClassicalCode(rows, found.code.shards), ClassicalCode(rows, found.code.shards))
     heaviest = max(map(len, (*made.x, *made.z)))
     print(
         f"hypergraph product: [[{made.qubits}, {made.logical}, {made.distance}]], checks of at most {heaviest} qubits"

@@ -10,7 +10,7 @@ from planaria.control.logs import read_run
 from planaria.report.run.diagnosis import Diagnosis, diagnosis_of
 from planaria.report.run.naming import Naming, naming_of
 from planaria.report.run.verdict_lines import line, sentence
-from planaria.runtime.engine import runs
+from planaria.runtime.engine import run_folders
 
 
 def diagnose(folder: Path) -> str:
@@ -27,7 +27,7 @@ def diagnose(folder: Path) -> str:
         raise UserError(
             f"{folder}: nothing was measured yet: workers report every second step; logs of older runs have no reports"
         )
-    live = "live" if runs.is_held(folder) else "not live"
+    live = "live" if run_folders.is_held(folder) else "not live"
     last = max(gauge.last.step for gauge in found.now.values())
     lines = [f"{folder}, step {last} ({live})", "", *_workers(found, naming), "", *_transits(found, naming), ""]
     responses = []

@@ -11,17 +11,17 @@ from planaria.data.stream import Stream
 from planaria.report.live.bars import CountProgress
 from planaria.report.tables import Table, show
 from planaria.runtime.checkpoint.loading import load_stages
-from planaria.runtime.engine import runs
-from planaria.runtime.engine.omission import Omission, evaluations, omissions
-from planaria.runtime.engine.samples import batches, learned, masks
+from planaria.runtime.engine import run_folders
+from planaria.runtime.engine.stage_omission import Omission, evaluations, omissions
+from planaria.runtime.engine.step_samples import batches, learned, masks
 
 FILE = "omission.json"
 
 
 def evaluate(folder: Path, omit: str, most: int, microbatches: int | None) -> int:
     """Evaluate the newest whole checkpoint of a run, print a table, and write it as JSON to the run's folder."""
-    config = runs.config_of(folder, *runs.KEPT)
-    saved = runs.newest_whole(folder)
+    config = run_folders.config_of(folder, *run_folders.KEPT)
+    saved = run_folders.newest_whole(folder)
     stages = saved.manifest.pipeline_stages
     shares = parse_shares(omit, stages)
     if most < 1:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from planaria.common.errors import UserError
-from planaria.runtime.engine import runs
+from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.fleet import PRELOAD
 from planaria.runtime.engine.join import AddressEntrance, Entrance, FolderEntrance, JoinTerms, join
 from planaria.runtime.fleet.joining import MAX_WORKERS
@@ -52,5 +52,5 @@ def _entrance(target: str, key: Path | None) -> Entrance:
     folder = Path(target)
     if key is not None:
         raise UserError(f"join {target} --key-file {key}: a key requires HOST:PORT; the run's folder has its own")
-    runs.config_of(folder)
-    return FolderEntrance(folder, lambda: not runs.is_held(folder))
+    run_folders.config_of(folder)
+    return FolderEntrance(folder, lambda: not run_folders.is_held(folder))

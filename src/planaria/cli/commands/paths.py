@@ -11,8 +11,8 @@ from planaria.config.schema import RunConfig
 from planaria.pipeline.network.costs import message_bytes
 from planaria.planner.bound import certificate
 from planaria.planner.over_paths import HASHED, OverPaths
-from planaria.planner.problem import Problem, problem_of
-from planaria.planner.schedule import Bound, Schedule, SeveralPaths, read, schedule_of, write
+from planaria.planner.problem import PlanningProblem, problem_of
+from planaria.planner.schedule import ProvedBound, Schedule, SeveralPaths, read, schedule_of, write
 from planaria.planner.search import step_ns
 from planaria.report.run.path_table import summary, table
 from planaria.report.run.schedule_page import write_page
@@ -39,7 +39,7 @@ def move_paths(config: RunConfig, recipe: Path | None, moves: int, to: Path | No
     over = OverPaths(topology, message_bytes(config.model, config.pipeline))
     routed = over.moved(problem, solution, before, moves)
     priced, paths = over.priced(problem, routed), over.told(routed)
-    bound = Bound(**certificate(problem, exact=False)._asdict())
+    bound = ProvedBound(**certificate(problem, exact=False)._asdict())
     # Other arrangements were simulated on the old links: compare only new results.
     hashed = {HASHED: over.hashed_s(problem, solution)}
     step_s = step_ns(priced, solution) / 1e9
@@ -66,7 +66,7 @@ def _schedule(config: RunConfig, recipe: Path | None) -> tuple[Schedule, Several
     return found, found.paths
 
 
-def _require_same(problem: Problem, schedule: Schedule) -> None:
+def _require_same(problem: PlanningProblem, schedule: Schedule) -> None:
     """Raise UserError if the schedule has other nodes, stages or microbatches."""
     rules = schedule.rules
     different = [a or b for a, b in zip_longest([m.name for m in schedule.nodes], problem.names) if a != b]

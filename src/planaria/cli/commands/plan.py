@@ -9,8 +9,8 @@ from planaria.pipeline.network.costs import UNIT, Costs, message_bytes
 from planaria.pipeline.plan.bound import lower_bound
 from planaria.pipeline.plan.clock import draw
 from planaria.planner.paths import loads, tightest_cut
-from planaria.runtime.engine.origin import START, run_started
-from planaria.runtime.engine.resolved import ResolvedRun
+from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.engine.run_start import START, run_started
 from planaria.runtime.engine.simulate import simulate
 
 

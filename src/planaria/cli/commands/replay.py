@@ -8,8 +8,8 @@ from planaria.common.errors import RunStopped, UserError
 from planaria.control.decisions import Spawn
 from planaria.control.logs import EVENTS, read_run
 from planaria.control.replay import replay
-from planaria.control.statefile import StateFile, describe, read_state
-from planaria.runtime.engine import runs
+from planaria.control.state_file import StateFile, describe, read_state
+from planaria.runtime.engine import run_folders
 
 
 def replay_run(folder: Path) -> str:
@@ -18,8 +18,8 @@ def replay_run(folder: Path) -> str:
     :raises RunStopped: if a decision or the final state differs.
     :raises UserError: if the run had no controller.
     """
-    if (folder / runs.CONFIG).is_file():
-        runs.require(folder, runs.CONFIG)
+    if (folder / run_folders.CONFIG).is_file():
+        run_folders.require(folder, run_folders.CONFIG)
     record = read_run(folder)
     if not record.starts:
         raise UserError(f"{folder / EVENTS}: has no start of a run, so it cannot be replayed; restore the log")

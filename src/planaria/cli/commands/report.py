@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from planaria.common import documents
 from planaria.report import page
-from planaria.runtime.engine import runs
+from planaria.runtime.engine import run_folders
 
 PAGE, FIX = "report.html", "restore the file that planaria wrote"
 
 
-class Reported(NamedTuple):
+class ReportPage(NamedTuple):
     """A report of any kind of folder."""
 
     file: Path
@@ -38,7 +38,7 @@ def report(run: Path, to: Path | None, csv: Path | None) -> Iterator[Path]:
     found.check()
 
 
-def reported(run: Path) -> Reported:
+def reported(run: Path) -> ReportPage:
     """Return the report of ``run``; UserError if there is none."""
     if run.is_file():
         return _schedule(run)
@@ -53,15 +53,15 @@ def reported(run: Path) -> Reported:
 # Each kind imports its own modules: a run's report does not need torch.
 
 
-def _run(run: Path) -> Reported:
+def _run(run: Path) -> ReportPage:
     from planaria.control.logs import read_run
     from planaria.report.run.ledger import require_exactly_once
     from planaria.report.run.report import body, write_page
 
-    if (run / runs.CONFIG).is_file():
-        runs.require(run, runs.CONFIG)
+    if (run / run_folders.CONFIG).is_file():
+        run_folders.require(run, run_folders.CONFIG)
     record = read_run(run)
-    return Reported(
+    return ReportPage(
         run / PAGE,
         lambda to: write_page(record, to),
         lambda: body(record),
@@ -69,46 +69,46 @@ def _run(run: Path) -> Reported:
     )
 
 
-def _schedule(file: Path) -> Reported:
+def _schedule(file: Path) -> ReportPage:
     from planaria.planner.schedule import read
     from planaria.report.run.schedule_figures import step_of
     from planaria.report.run.schedule_page import body, write_page
 
     plan = read(file)
-    return Reported(file.with_suffix(".html"), lambda to: write_page(plan, to), lambda: body(plan, step_of(plan)))
+    return ReportPage(file.with_suffix(".html"), lambda to: write_page(plan, to), lambda: body(plan, step_of(plan)))
 
 
-def _swarm(run: Path) -> Reported:
+def _swarm(run: Path) -> ReportPage:
     from planaria.swarm.commands.swarm import noted
     from planaria.swarm.report.swarm_report import body, write_swarm_report
 
     config, outcome = noted(run)
-    return Reported(
+    return ReportPage(
         run / PAGE,
         lambda to: write_swarm_report(run, config, outcome, to),
         lambda: body(run, config, outcome),
     )
 
 
-def _comparison(file: Path) -> Reported:
-    from planaria.lab.compare.race_results import Compared
+def _comparison(file: Path) -> ReportPage:
+    from planaria.lab.compare.race_results import ComparisonResults
     from planaria.lab.report.comparison import body, write_comparison
 
-    found = documents.model(file, Compared, fix=FIX)
-    return Reported(file.with_name(PAGE), lambda to: write_comparison(found, to), lambda: body(found))
+    found = documents.model(file, ComparisonResults, fix=FIX)
+    return ReportPage(file.with_name(PAGE), lambda to: write_comparison(found, to), lambda: body(found))
 
 
-def _drill(file: Path) -> Reported:
+def _drill(file: Path) -> ReportPage:
     from planaria.swarm.drill import Drill
     from planaria.swarm.report.drill_report import body, write_drill_report
 
     found = documents.model(file, Drill, fix=FIX)
-    return Reported(file.with_name(PAGE), lambda to: write_drill_report(found, to), lambda: body(found))
+    return ReportPage(file.with_name(PAGE), lambda to: write_drill_report(found, to), lambda: body(found))
 
 
-def _experts(file: Path) -> Reported:
+def _experts(file: Path) -> ReportPage:
     from planaria.lab.experts.experts_results import Results
     from planaria.lab.report.experts_report import body, write_experts_report
 
     found = documents.model(file, Results, fix=FIX)
-    return Reported(file.with_name(PAGE), lambda to: write_experts_report(found, to), lambda: body(found))
+    return ReportPage(file.with_name(PAGE), lambda to: write_experts_report(found, to), lambda: body(found))

@@ -17,9 +17,9 @@ from planaria.pipeline.network.topology import Topology, read
 from planaria.planner.baselines import baselines
 from planaria.planner.bound import ALL, RELAXED, SOLVER, certificate
 from planaria.planner.over_paths import HASHED, OverPaths
-from planaria.planner.problem import Problem, Solution, problem_of
-from planaria.planner.schedule import Bound, Schedule, Search, schedule_of, write
-from planaria.planner.search import Budget, search, step_ns
+from planaria.planner.problem import PlanningProblem, Solution, problem_of
+from planaria.planner.schedule import ProvedBound, Schedule, SearchRecord, schedule_of, write
+from planaria.planner.search import SearchBudget, search, step_ns
 from planaria.report.live.bars import SearchProgress
 from planaria.report.run.path_table import summary, table
 from planaria.report.run.schedule_page import write_page
@@ -34,7 +34,7 @@ BOUND_SHARE, BASELINE_SHARE = 0.3, 0.2
 """shares of the budget's time for the lower bound, and of the rest for planning a full pipeline to compare with"""
 
 
-def plan_routes(config: RunConfig, recipe: Path | None, spend: Budget, to: Path | None, quiet: bool) -> int:
+def plan_routes(config: RunConfig, recipe: Path | None, spend: SearchBudget, to: Path | None, quiet: bool) -> int:
     """Plan the recipe's routes and write ``to`` (JSON, with a page beside it); return the exit code."""
     topology = topology_of(config, recipe)
     problem = problem_of(config, topology)
@@ -46,12 +46,12 @@ def plan_routes(config: RunConfig, recipe: Path | None, spend: Budget, to: Path 
         spend, bound.step_s if problem.forward.any() or problem.backward.any() else None, quiet
     ) as progress:
         find, step = (over.search, over.step_ns) if over else (search, step_ns)
-        first = Budget((until - time.monotonic()) * (1 - share), spend.moves * (1 - share))
+        first = SearchBudget((until - time.monotonic()) * (1 - share), spend.moves * (1 - share))
         found = find(problem, config.seed, first, progress.told)
-    rest = Budget(until - time.monotonic(), spend.moves * share)
+    rest = SearchBudget(until - time.monotonic(), spend.moves * share)
     compared = baselines(problem, found.solution, config.seed, rest, step, find)
-    made = Search(seed=config.seed, moves=found.moves, seconds=round(found.seconds, 3))
-    schedule = _schedule(problem, found.solution, found.step_s, Bound(**bound._asdict()), compared, made, over)
+    made = SearchRecord(seed=config.seed, moves=found.moves, seconds=round(found.seconds, 3))
+    schedule = _schedule(problem, found.solution, found.step_s, ProvedBound(**bound._asdict()), compared, made, over)
     file = to or Path(config.out) / f"{config.name}.schedule.json"
     write(schedule, file)
     page = write_page(schedule, file.with_suffix(".html"))
@@ -65,12 +65,12 @@ def plan_routes(config: RunConfig, recipe: Path | None, spend: Budget, to: Path 
 
 
 def _schedule(
-    problem: Problem,
+    problem: PlanningProblem,
     solution: Solution,
     step_s: float,
-    bound: Bound,
+    bound: ProvedBound,
     compared: dict[str, float],
-    made: Search,
+    made: SearchRecord,
     over: OverPaths | None,
 ) -> Schedule:
     """Return the schedule of a plan; with several paths between sites, with the times of its edges on their paths."""
@@ -92,18 +92,18 @@ def topology_of(config: RunConfig, recipe: Path | None) -> Topology:
     return read(beside(recipe, config.network.topology), config.network.scale)
 
 
-def parse_budget(text: str) -> Budget:
+def parse_budget(text: str) -> SearchBudget:
     """Parse a budget such as '60s', '5min' or '300000 moves'; UserError for other text."""
     with suppress(ValueError):
         if moves := _MOVES.fullmatch(text.strip()):
             if 0 < float(moves[1]) <= LARGEST:
-                return Budget(moves=float(moves[1]))
+                return SearchBudget(moves=float(moves[1]))
         elif not text[-1:].isdigit() and (duration := seconds(text)):  # a number without unit is ambiguous
-            return Budget(seconds=duration)
+            return SearchBudget(seconds=duration)
     raise UserError(f"--budget {text}: give a time such as 60s or 5min, or up to {LARGEST:g} moves such as 300000moves")
 
 
-def _show(problem: Problem, schedule: Schedule) -> None:
+def _show(problem: PlanningProblem, schedule: Schedule) -> None:
     others = sorted(schedule.compared.items(), key=lambda pair: pair[1])
     terms = sorted(schedule.bound.terms.items(), key=lambda pair: -pair[1])
     rows = [

@@ -11,7 +11,7 @@ from planaria.cli.commands.schedule import topology_of
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.pipeline.network.costs import MBIT
-from planaria.pipeline.network.measurement import Link, Pair, Spread, between_sites, emulated, files
+from planaria.pipeline.network.measurement import MeasuredLink, Pair, Quartiles, between_sites, emulated, files
 from planaria.pipeline.network.topology import Node, NodeGroup, Topology
 from planaria.report.live.bars import SurveyProgress
 from planaria.report.tables import Table, show
@@ -33,7 +33,7 @@ def measure(config: RunConfig, recipe: Path | None, to: Path, count: int | None,
     lines = {(a, b): emulated(config.network, topology, nodes[a], nodes[b]) for a, b in ordered}
     with SurveyProgress(len(lines) // 2, quiet) as progress:
 
-        def report(pair: Pair, there: Link, back: Link) -> None:
+        def report(pair: Pair, there: MeasuredLink, back: MeasuredLink) -> None:
             a, b = (nodes[n].name for n in pair)
             rates = " and ".join(_digits(link.bandwidth.value / MBIT) for link in (there, back))
             progress.told(f"{a} – {b}, {_digits(there.latency.value * 1000)} ms, {rates} Mbit/s there and back")
@@ -93,13 +93,13 @@ def _require_folder(to: Path) -> None:
         raise UserError(f"--to {to}: {there} is not writable; give another folder")
 
 
-def _show(nodes: Sequence[Node], links: Mapping[tuple[str, str], Link]) -> None:
+def _show(nodes: Sequence[Node], links: Mapping[tuple[str, str], MeasuredLink]) -> None:
     rows = [[a, b, _shown(k.latency, 1000), _shown(k.bandwidth, 1 / MBIT)] for (a, b), k in sorted(links.items())]
     head = ["from", "to", "latency, ms", "bandwidth, Mbit/s"]
     show([Table(f"{len(nodes)} nodes: median (quartiles)", head, rows, numbers_from=2)])
 
 
-def _shown(spread: Spread, unit: float) -> str:
+def _shown(spread: Quartiles, unit: float) -> str:
     value, low, high = (_digits(number * unit) for number in spread)
     return f"{value} ({low} … {high})"
 

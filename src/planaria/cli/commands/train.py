@@ -15,26 +15,26 @@ from planaria.config import recipe
 from planaria.config.schema import RunConfig
 from planaria.report.live.trackers import trackers
 from planaria.runtime.configuration import configure
-from planaria.runtime.engine import runs
-from planaria.runtime.engine.check import check, read_faults
+from planaria.runtime.engine import run_folders
+from planaria.runtime.engine.config_checks import check, read_faults
 from planaria.runtime.engine.copy_costs import copies_stated
-from planaria.runtime.engine.device_memory import fitted_here
 from planaria.runtime.engine.fleet import preload_for
-from planaria.runtime.engine.preflight import table
+from planaria.runtime.engine.memory_prediction import fitted_here
+from planaria.runtime.engine.preflight_table import table
 from planaria.runtime.engine.starting_weights import starting_weights, weight_warnings
 from planaria.runtime.engine.unused_settings import require_used
 from planaria.runtime.fleet.spawner import fork_server
 from planaria.runtime.training import existing_run, train
 
 if TYPE_CHECKING:
-    from planaria.report.live_page.serving import Address
+    from planaria.report.live_page.serving import ServerAddress
 
 
 @dataclass(frozen=True)
-class Shown:
+class LivePage:
     """A run's live page: its address, and whether watchers may inject faults."""
 
-    address: Address
+    address: ServerAddress
     token_file: Path | None
     chaos: bool
 
@@ -49,7 +49,7 @@ def start(
     dry_run: bool,
     quiet: bool,
     auto: bool = False,
-    shown: Shown | None = None,
+    shown: LivePage | None = None,
 ) -> int:
     """Train a recipe from its first step, or with ``auto`` resume its run if there is one; return the exit code."""
     config = configure(recipe_file, settings=flags)
@@ -89,11 +89,11 @@ def resume(
     flags: Mapping[str, str],
     quiet: bool,
     checkpoint: str | None = None,
-    shown: Shown | None = None,
+    shown: LivePage | None = None,
 ) -> int:
     """Resume a run from its newest or the named checkpoint; return the exit code."""
-    if (Path(folder) / runs.CONFIG).is_file():
-        fork_server(_preload(recipe.overlay(runs.config_of(Path(folder)), flags)))
+    if (Path(folder) / run_folders.CONFIG).is_file():
+        fork_server(_preload(recipe.overlay(run_folders.config_of(Path(folder)), flags)))
     train(
         folder,
         resume=True,

@@ -17,7 +17,7 @@ from planaria.common.errors import UserError
 
 if TYPE_CHECKING:
     from planaria.report.live_page.server import Strike
-    from planaria.report.live_page.serving import Address
+    from planaria.report.live_page.serving import ServerAddress
 
 START_S = 30.0
 """seconds for the server of a new run to start; otherwise the run continues without it"""
@@ -29,7 +29,9 @@ SLOW_TIMES, SLOW_S, CUT_S = 5.0, 20.0, 5.0
 """factor and durations of the page's faults"""
 
 
-def watch(folders: Sequence[Path], address: Address, token_file: Path | None, chaos: bool, until_closed: bool) -> int:
+def watch(
+    folders: Sequence[Path], address: ServerAddress, token_file: Path | None, chaos: bool, until_closed: bool
+) -> int:
     """Serve the page of these runs until Ctrl-C; return the exit code.
 
     :raises UserError: before serving, if a folder is not a run, or another argument is invalid.
@@ -97,7 +99,7 @@ def _striker() -> Strike:
 
 @contextmanager
 def beside(
-    folder: Path, address: Address, token_file: Path | None, chaos: bool, say: Callable[[str], None]
+    folder: Path, address: ServerAddress, token_file: Path | None, chaos: bool, say: Callable[[str], None]
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Serve the page of a run in a separate process meanwhile.
 

@@ -21,7 +21,7 @@ Strength = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)
-class Scene:
+class AttackView:
     """A Byzantine member's knowledge in one round. Vectors are fp32 [d], on the CPU, and must not be modified."""
 
     own: Tensor
@@ -59,7 +59,7 @@ class Attack(Choice, ABC):
         return targets
 
     @abstractmethod
-    def message(self, scene: Scene, honest: Tensor, codec: Compressor) -> Tensor:
+    def message(self, scene: AttackView, honest: Tensor, codec: Compressor) -> Tensor:
         """Return the message to send instead of ``honest``, which is ``codec``'s encoding of ``scene.own``."""
 
 
@@ -67,10 +67,10 @@ class VectorAttack(Attack, ABC):
     """An attack with valid messages of a corrupted vector."""
 
     @abstractmethod
-    def vector(self, scene: Scene) -> Tensor:
+    def vector(self, scene: AttackView) -> Tensor:
         """Return the vector [d] to send."""
 
-    def message(self, scene: Scene, honest: Tensor, codec: Compressor) -> Tensor:
+    def message(self, scene: AttackView, honest: Tensor, codec: Compressor) -> Tensor:
         return codec.encode(self.vector(scene), scene.round)
 
 
@@ -81,5 +81,5 @@ class MessageAttack(Attack, ABC):
     def spoilt(self, honest: Tensor) -> Tensor:
         """Return the corrupted message."""
 
-    def message(self, scene: Scene, honest: Tensor, codec: Compressor) -> Tensor:
+    def message(self, scene: AttackView, honest: Tensor, codec: Compressor) -> Tensor:
         return self.spoilt(honest)

@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from planaria.exchange.attacks.base import Attack, MessageAttack, Scene, Strength, VectorAttack
+from planaria.exchange.attacks.base import Attack, AttackView, MessageAttack, Strength, VectorAttack
 from planaria.exchange.compress.base import Compressor
 
 _USUAL = 1.5
@@ -29,7 +29,7 @@ class SignFlip(VectorAttack):
     strength: Strength = 10.0
     """c"""
 
-    def vector(self, scene: Scene) -> Tensor:
+    def vector(self, scene: AttackView) -> Tensor:
         return -self.strength * mean(scene)
 
 
@@ -39,18 +39,18 @@ class OwnFlip(VectorAttack):
     strength: Strength = 10.0
     """c"""
 
-    def vector(self, scene: Scene) -> Tensor:
+    def vector(self, scene: AttackView) -> Tensor:
         return -self.strength * scene.own
 
 
 class Zero(VectorAttack):
     """All zeros."""
 
-    def vector(self, scene: Scene) -> Tensor:
+    def vector(self, scene: AttackView) -> Tensor:
         return torch.zeros_like(scene.own)
 
 
-def mean(scene: Scene) -> Tensor:
+def mean(scene: AttackView) -> Tensor:
     """Return the mean of the known honest vectors."""
     return torch.stack([*scene.known.values()]).mean(dim=0)
 
@@ -61,7 +61,7 @@ class Random(VectorAttack):
     strength: Strength = 10.0
     """c"""
 
-    def vector(self, scene: Scene) -> Tensor:
+    def vector(self, scene: AttackView) -> Tensor:
         noise = torch.randn(scene.own.shape, generator=scene.generator)
         length = self.strength * float(scene.own.norm())
         return noise * (length / float(noise.norm()))
@@ -86,7 +86,7 @@ class Stale(VectorAttack):
     def remembers(self) -> int:
         return int(self.strength)
 
-    def vector(self, scene: Scene) -> Tensor:
+    def vector(self, scene: AttackView) -> Tensor:
         return scene.past[0] if scene.past else scene.own
 
 
@@ -108,7 +108,7 @@ class Alie(VectorAttack):
     strength: Strength | None = None
     """z; :func:`largest_z` unless given"""
 
-    def vector(self, scene: Scene) -> Tensor:
+    def vector(self, scene: AttackView) -> Tensor:
         known = torch.stack([*scene.known.values()])
         z = self.strength or largest_z(scene.members, scene.liars) or _USUAL
         deviation = known.std(dim=0) if len(known) > 1 else torch.zeros_like(scene.own)
@@ -131,7 +131,7 @@ class Mimic(VectorAttack):
 
     listens: ClassVar[bool] = True
 
-    def vector(self, scene: Scene) -> Tensor:
+    def vector(self, scene: AttackView) -> Tensor:
         copied = furthest({**scene.first} or {**scene.known})
         return scene.known.get(copied, scene.own)
 
@@ -164,7 +164,7 @@ class Inf(MessageAttack):
 class Huge(VectorAttack):
     """1e38 everywhere: finite, but a sum of squares overflows fp32."""
 
-    def vector(self, scene: Scene) -> Tensor:
+    def vector(self, scene: AttackView) -> Tensor:
         return torch.full_like(scene.own, 1e38)
 
 
@@ -192,5 +192,5 @@ class LabelFlip(Attack):
     def labels(self, targets: Tensor, vocab: int) -> Tensor:
         return vocab - 1 - targets
 
-    def message(self, scene: Scene, honest: Tensor, codec: Compressor) -> Tensor:
+    def message(self, scene: AttackView, honest: Tensor, codec: Compressor) -> Tensor:
         return honest

@@ -32,7 +32,7 @@ Stragglers = Annotated[int, Field(ge=0), bounds.at_most(1 << 10, "there are no m
 
 
 @dataclass(frozen=True)
-class Task:
+class MiniTask:
     """One mini-task of a worker: a piece of a job, whose weighted gradients are added to one of the job's vectors."""
 
     job: int
@@ -45,7 +45,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Share:
+class CodedVector:
     """A vector that a worker sent in time, and its coefficient in the job's sum."""
 
     worker: int
@@ -54,7 +54,7 @@ class Share:
     coefficient: float
 
 
-Tasks = tuple[tuple[Task, ...], ...]
+Tasks = tuple[tuple[MiniTask, ...], ...]
 """by worker"""
 
 
@@ -93,7 +93,7 @@ class Scheme(Choice, ABC):
         """Return the mini-tasks of the round after ``history`` for a total of ``jobs``."""
 
     @abstractmethod
-    def parts(self, n: int, worker: int, task: Task) -> tuple[tuple[int, float], ...]:
+    def parts(self, n: int, worker: int, task: MiniTask) -> tuple[tuple[int, float], ...]:
         """Return the chunks of a mini-task, in order, each with the weight of its gradient."""
 
     @abstractmethod
@@ -101,7 +101,7 @@ class Scheme(Choice, ABC):
         """Return whether the vectors sent in time determine the job's sum."""
 
     @abstractmethod
-    def decode(self, n: int, history: History, job: int) -> tuple[Share, ...] | None:
+    def decode(self, n: int, history: History, job: int) -> tuple[CodedVector, ...] | None:
         """Return the vectors and coefficients whose sum is the job's gradient; None if undecodable."""
 
     @abstractmethod
@@ -134,23 +134,23 @@ class Uncoded(Scheme):
         return 1 / n
 
     def tasks(self, n: int, jobs: int, history: History) -> Tasks:
-        return ((Task(len(history), 0),) if len(history) < jobs else (),) * n
+        return ((MiniTask(len(history), 0),) if len(history) < jobs else (),) * n
 
-    def parts(self, n: int, worker: int, task: Task) -> tuple[tuple[int, float], ...]:
+    def parts(self, n: int, worker: int, task: MiniTask) -> tuple[tuple[int, float], ...]:
         return ((worker, 1.0),)
 
     def decodable(self, n: int, history: History, job: int) -> bool:
         return job < len(history) and not history[job]
 
-    def decode(self, n: int, history: History, job: int) -> tuple[Share, ...] | None:
-        return tuple(Share(i, job, 0, 1.0) for i in range(n)) if self.decodable(n, history, job) else None
+    def decode(self, n: int, history: History, job: int) -> tuple[CodedVector, ...] | None:
+        return tuple(CodedVector(i, job, 0, 1.0) for i in range(n)) if self.decodable(n, history, job) else None
 
     def conforms(self, n: int, history: History) -> bool:
         """Return whether no worker is late."""
         return not history[-1]
 
 
-class Dropping(Uncoded):
+class DropSlowest(Uncoded):
     """Leaves out the slowest s workers and scales up the others' sum, as if chunks were alike.
 
     Biased against the data of slow workers, so recipes cannot choose it.
@@ -163,11 +163,11 @@ class Dropping(Uncoded):
     def decodable(self, n: int, history: History, job: int) -> bool:
         return job < len(history) and len(history[job]) <= self.stragglers
 
-    def decode(self, n: int, history: History, job: int) -> tuple[Share, ...] | None:
+    def decode(self, n: int, history: History, job: int) -> tuple[CodedVector, ...] | None:
         if not self.decodable(n, history, job):
             return None
         there = [worker for worker in range(n) if worker not in history[job]]
-        return tuple(Share(worker, job, 0, n / len(there)) for worker in there)
+        return tuple(CodedVector(worker, job, 0, n / len(there)) for worker in there)
 
     def conforms(self, n: int, history: History) -> bool:
         return len(history[-1]) <= self.stragglers

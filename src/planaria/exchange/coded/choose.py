@@ -17,7 +17,7 @@ import numpy as np
 from planaria.exchange.coded.base import Scheme, Uncoded
 from planaria.exchange.coded.gc import GC
 from planaria.exchange.coded.sgc import MSGC, SRSGC
-from planaria.exchange.coded.simulate import Profile, replay, unhurried, windows
+from planaria.exchange.coded.simulate import FinishTimes, replay, unhurried, windows
 
 WORTH = 0.02
 """least share of the uncoded time that a code must save: less is below a probe's precision"""
@@ -29,7 +29,7 @@ ORDERS, ROUNDS = 4, 320
 
 
 @dataclass(frozen=True)
-class Candidate:
+class SchemeCandidate:
     """Time and cost of one scheme."""
 
     name: str
@@ -51,11 +51,11 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class SchemeChoice:
     """The best scheme, and all candidates."""
 
-    best: Candidate
-    candidates: tuple[Candidate, ...]
+    best: SchemeCandidate
+    candidates: tuple[SchemeCandidate, ...]
     """by time plus error, best first"""
     why: str
     """one sentence"""
@@ -87,13 +87,13 @@ def grid(n: int, most_delay: int = 3, published: bool = False) -> Iterator[tuple
             yield name, made
 
 
-def slow_always(profile: Profile, slow: float) -> tuple[int, ...]:
+def slow_always(profile: FinishTimes, slow: float) -> tuple[int, ...]:
     """Return workers whose median finish time is more than ``slow`` times the median worker's."""
     medians = np.median(profile.seconds, axis=0)
     return tuple(int(worker) for worker in np.flatnonzero(medians > slow * np.median(medians)))
 
 
-def orders(profile: Profile) -> list[Profile]:
+def orders(profile: FinishTimes) -> list[FinishTimes]:
     """Return the profile, and for few rounds and similar workers, the profile with other orders of workers."""
     medians = np.median(profile.seconds, axis=0)
     alike = float(medians.max()) < ALIKE * float(medians.min())
@@ -103,7 +103,7 @@ def orders(profile: Profile) -> list[Profile]:
     return [profile, *(replace(profile, seconds=profile.seconds[:, order]) for order in others)]
 
 
-def timed(scheme: Scheme, profile: Profile, slow: float = 2.0, window: int = 0) -> tuple[float, float]:
+def timed(scheme: Scheme, profile: FinishTimes, slow: float = 2.0, window: int = 0) -> tuple[float, float]:
     """Return seconds per job under the profile's delays, and their standard error, in one sequence or steps of
     ``window`` jobs.
 
@@ -122,13 +122,13 @@ def timed(scheme: Scheme, profile: Profile, slow: float = 2.0, window: int = 0) 
 
 
 def choose(
-    profile: Profile,
+    profile: FinishTimes,
     *,
     slow: float = 2.0,
     window: int = 0,
     most_delay: int = 3,
     microbatches: int | None = None,
-) -> Chosen:
+) -> SchemeChoice:
     """Return the scheme with the least time plus error on the probe.
 
     :param window: jobs in a step, if each step is a separate window; 0: one endless sequence of jobs.
@@ -146,28 +146,30 @@ def choose(
     if always := slow_always(profile, slow):
         return _no_case(profile, ranked, none, best, always, slow, window)
     if best is none:
-        return Chosen(none, ranked, f"no code saves more than {WORTH:.0%} of the uncoded {none.seconds:.4g} s a job")
-    return Chosen(best, ranked, f"{best} saves {1 - best.seconds / none.seconds:.0%} of the uncoded time")
+        return SchemeChoice(
+            none, ranked, f"no code saves more than {WORTH:.0%} of the uncoded {none.seconds:.4g} s a job"
+        )
+    return SchemeChoice(best, ranked, f"{best} saves {1 - best.seconds / none.seconds:.0%} of the uncoded time")
 
 
-def _offer(name: str, scheme: Scheme, ordered: Sequence[Profile], slow: float, window: int) -> Candidate:
+def _offer(name: str, scheme: Scheme, ordered: Sequence[FinishTimes], slow: float, window: int) -> SchemeCandidate:
     n, times = ordered[0].workers, [timed(scheme, each, slow, window) for each in ordered]
     seconds, error = fmean(mean for mean, _ in times), fmean(error for _, error in times)
-    return Candidate(name, scheme, seconds, error, scheme.load(n), scheme.vectors(), scheme.chunks(n))
+    return SchemeCandidate(name, scheme, seconds, error, scheme.load(n), scheme.vectors(), scheme.chunks(n))
 
 
 def _no_case(
-    profile: Profile,
-    ranked: tuple[Candidate, ...],
-    none: Candidate,
-    best: Candidate,
+    profile: FinishTimes,
+    ranked: tuple[SchemeCandidate, ...],
+    none: SchemeCandidate,
+    best: SchemeCandidate,
     always: tuple[int, ...],
     slow: float,
     window: int,
-) -> Chosen:
+) -> SchemeChoice:
     """Return the result with machines that are always slow: leave them out, unless a code beats the rest."""
     left, _ = timed(Uncoded(), profile.without(always), slow, window)
     who = ", ".join(map(str, always))
     why = f"replicas {who} are slow in most rounds, so coding does not pay: {left:.4g} s a job without them"
     chosen = none if left <= best.seconds else best
-    return Chosen(chosen, ranked, f"{why}; best with them, {best}", always)
+    return SchemeChoice(chosen, ranked, f"{why}; best with them, {best}", always)

@@ -12,14 +12,14 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from planaria.config.schema import ExchangeConfig
-from planaria.exchange.coded.base import History, Late, Scheme, Task
-from planaria.exchange.coded.schemes import Coded, coded_of
+from planaria.exchange.coded.base import History, Late, MiniTask, Scheme
+from planaria.exchange.coded.schemes import CodedSchedule, coded_of
 
 Counted = tuple[frozenset[int], ...]
 """replicas whose results count, for each completed round"""
 
 
-class Sent(NamedTuple):
+class SentVector(NamedTuple):
     """A vector that a replica sent in a round of a step."""
 
     replica: int
@@ -28,10 +28,10 @@ class Sent(NamedTuple):
     vector: int
 
 
-class Duty(NamedTuple):
+class AssignedTask(NamedTuple):
     """One mini-task of a replica."""
 
-    task: Task
+    task: MiniTask
     chunks: tuple[tuple[int, float], ...]
     """chunks of the step, numbered through all its jobs, in order, each with its weight"""
 
@@ -40,7 +40,7 @@ class Duty(NamedTuple):
 class Coding:
     """Pure: the counted replicas of earlier rounds determine the tasks of the next."""
 
-    coded: Coded
+    coded: CodedSchedule
     replicas: int
 
     @property
@@ -76,12 +76,12 @@ class Coding:
         """Return the history in the schemes' form."""
         return [self.late(there) for there in counted]
 
-    def duties(self, counted: Counted, replica: int) -> list[Duty]:
+    def duties(self, counted: Counted, replica: int) -> list[AssignedTask]:
         """Return the mini-tasks of ``replica`` in the next round."""
         size = self.scheme.chunks(self.replicas)
         tasks = self.scheme.tasks(self.replicas, self.jobs, self.history(counted))[replica]
         parts = [(task, self.scheme.parts(self.replicas, replica, task)) for task in tasks]
-        return [Duty(t, tuple((t.job * size + chunk, weight) for chunk, weight in found)) for t, found in parts]
+        return [AssignedTask(t, tuple((t.job * size + chunk, weight) for chunk, weight in found)) for t, found in parts]
 
     def busy(self, counted: Counted) -> frozenset[int]:
         """Return the replicas with mini-tasks in the next round."""
@@ -108,13 +108,13 @@ class Coding:
             there += 1
         return frozenset(order[:there])
 
-    def decoding(self, counted: Counted) -> list[tuple[Sent, float]]:
+    def decoding(self, counted: Counted) -> list[tuple[SentVector, float]]:
         """Return the vectors and coefficients that add up to the step's gradient, in order of addition."""
-        found, history = list[tuple[Sent, float]](), self.history(counted)
+        found, history = list[tuple[SentVector, float]](), self.history(counted)
         for job in range(self.jobs):
             shares = self.scheme.decode(self.replicas, history[: job + self.scheme.delay() + 1], job)
             assert shares is not None, f"job {job} cannot be decoded from {counted}"
-            found += [(Sent(s.worker, s.round, job, s.vector), s.coefficient) for s in shares]
+            found += [(SentVector(s.worker, s.round, job, s.vector), s.coefficient) for s in shares]
         return found
 
 

@@ -97,7 +97,7 @@ def _under_way(run: RunState, replica: ReplicaState) -> _Round | None:
     return _Round(replica.generation, replica.step, len(coded.counted))
 
 
-class CodedSteps:
+class CodedStepsFeature:
     """The feature of ``control/features.py``."""
 
     def lead(self, run: RunState, replica: ReplicaState) -> CloseRound | None:
@@ -107,4 +107,4 @@ class CodedSteps:
         return Stragglers()
 
 
-CODED_STEPS = CodedSteps()
+CODED_STEPS = CodedStepsFeature()

@@ -17,7 +17,7 @@ from math import gcd, inf
 import numpy as np
 from numpy.typing import NDArray
 
-from planaria.exchange.coded.base import History, Scheme, Share, Stragglers, Task, Tasks
+from planaria.exchange.coded.base import CodedVector, History, MiniTask, Scheme, Stragglers, Tasks
 
 Matrix = NDArray[np.float64]
 MOST_ENLARGED = 200
@@ -26,7 +26,7 @@ LARGEST = 64
 """workers of a cyclic code; testing more would take longer than a step"""
 
 
-class Code(ABC):
+class GradientCode(ABC):
     """Chunks and weights of each worker, and the coefficients that recover the sum."""
 
     @abstractmethod
@@ -43,7 +43,7 @@ class Code(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class Repeated(Code):
+class RepetitionCode(GradientCode):
     """Fractional repetition: the sum of one vector of each group, bit-identical for any choice."""
 
     workers: int
@@ -67,7 +67,7 @@ class Repeated(Code):
 
 
 @dataclass(frozen=True, eq=False)
-class Cyclic(Code):
+class CyclicCode(GradientCode):
     """Each chunk at s + 1 consecutive workers; the sum needs all workers in ``there``."""
 
     matrix: Matrix
@@ -89,11 +89,11 @@ class Cyclic(Code):
 
 
 @dataclass(frozen=True, eq=False)
-class Joined(Code):
+class MixedCode(GradientCode):
     """Groups with repetition, followed by one with a cyclic code."""
 
-    groups: Repeated
-    rest: Cyclic
+    groups: RepetitionCode
+    rest: CyclicCode
 
     def row(self, worker: int) -> tuple[tuple[int, float], ...]:
         first = self.groups.workers
@@ -119,14 +119,14 @@ class Joined(Code):
 
 
 @lru_cache(maxsize=1024)
-def code(n: int, spare: int) -> Code:
+def code(n: int, spare: int) -> GradientCode:
     """Return GC(n, s), deterministic; s < n."""
     size = spare + 1
     if n % size == 0:
-        return Repeated(n, spare)
+        return RepetitionCode(n, spare)
     rest = size + n % size
-    coded = Cyclic(encoding(rest, spare), spare)
-    return coded if rest == n else Joined(Repeated(n - rest, spare), coded)
+    coded = CyclicCode(encoding(rest, spare), spare)
+    return coded if rest == n else MixedCode(RepetitionCode(n - rest, spare), coded)
 
 
 def encoding(m: int, spare: int) -> Matrix:
@@ -172,10 +172,10 @@ def enlarges(n: int, spare: int) -> float:
     The worst case has all late workers holding neighbouring chunks. More than ``LARGEST`` count as infinite.
     """
     made = code(n, spare)
-    if isinstance(made, Repeated):
+    if isinstance(made, RepetitionCode):
         return 1.0
-    cyclic = made.rest if isinstance(made, Joined) else made
-    assert isinstance(cyclic, Cyclic)
+    cyclic = made.rest if isinstance(made, MixedCode) else made
+    assert isinstance(cyclic, CyclicCode)
     matrix = cyclic.matrix
     m, sizes, worst = len(matrix), np.abs(matrix).sum(axis=1), 0.0
     if m > LARGEST:
@@ -216,17 +216,17 @@ class GC(Scheme):
         return (self.stragglers + 1) / n
 
     def tasks(self, n: int, jobs: int, history: History) -> Tasks:
-        return ((Task(len(history), 0),) if len(history) < jobs else (),) * n
+        return ((MiniTask(len(history), 0),) if len(history) < jobs else (),) * n
 
-    def parts(self, n: int, worker: int, task: Task) -> tuple[tuple[int, float], ...]:
+    def parts(self, n: int, worker: int, task: MiniTask) -> tuple[tuple[int, float], ...]:
         return code(n, self.stragglers).row(worker)
 
     def decodable(self, n: int, history: History, job: int) -> bool:
         return job < len(history) and code(n, self.stragglers).tolerates_losses(_there(n, history[job]))
 
-    def decode(self, n: int, history: History, job: int) -> tuple[Share, ...] | None:
+    def decode(self, n: int, history: History, job: int) -> tuple[CodedVector, ...] | None:
         found = code(n, self.stragglers).coefficients(_there(n, history[job])) if job < len(history) else None
-        return None if found is None else tuple(Share(worker, job, 0, part) for worker, part in found.items())
+        return None if found is None else tuple(CodedVector(worker, job, 0, part) for worker, part in found.items())
 
     def conforms(self, n: int, history: History) -> bool:
         """Return whether at most s workers are late in each round."""

@@ -12,10 +12,10 @@ import plotly.graph_objects as go
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.run_record import RunRecord
-from planaria.exchange.coded.choose import Chosen, choose
+from planaria.exchange.coded.choose import SchemeChoice, choose
 from planaria.exchange.coded.coding import Coding, coding_of
 from planaria.exchange.coded.facts import CloseRound, CodedStep, ResultsSent
-from planaria.exchange.coded.simulate import Profile
+from planaria.exchange.coded.simulate import FinishTimes
 from planaria.pipeline.routing.arrangement import Arrangement
 from planaria.report import page
 from planaria.report.phrases import counted
@@ -28,7 +28,7 @@ HEAD = ["scheme", "ms a job", "load", "gradients sent a job", "microbatches a jo
 
 
 @dataclass(frozen=True)
-class Lap:
+class RoundTimes:
     """One round of a coded step. Seconds count from its start."""
 
     step: int
@@ -39,13 +39,13 @@ class Lap:
     seconds: float
 
 
-def laps(record: RunRecord) -> list[Lap]:
+def laps(record: RunRecord) -> list[RoundTimes]:
     """Return the completed rounds in order; cached."""
     return record.once(_laps)
 
 
-def _laps(record: RunRecord) -> list[Lap]:
-    found: list[Lap] = []
+def _laps(record: RunRecord) -> list[RoundTimes]:
+    found: list[RoundTimes] = []
     nodes, coded, began, sent = Arrangement({}), CodedStep(), 0.0, dict[int, float]()
     for t, fact in record.history:
         if isinstance(fact, e.RunStarted):
@@ -57,12 +57,12 @@ def _laps(record: RunRecord) -> list[Lap]:
             sent |= dict.fromkeys(coded.done(nodes) - sent.keys(), t - began)
         elif isinstance(fact, CloseRound):
             counted = frozenset(fact.counted)
-            found.append(Lap(fact.step, fact.round, sent, counted, t - began))
+            found.append(RoundTimes(fact.step, fact.round, sent, counted, t - began))
             coded, began, sent = coded.closed(counted), t, {}
     return found
 
 
-def profile_of(record: RunRecord) -> Profile | None:
+def profile_of(record: RunRecord) -> FinishTimes | None:
     """Return the delays of the run's rounds; None if too few have equal loads.
 
     An interrupted replica counts as finished at the end of the round. The part of a round that a replica's busiest
@@ -78,7 +78,7 @@ def profile_of(record: RunRecord) -> Profile | None:
     load, typical = coding.scheme.load(coding.replicas), float(np.median(rows))
     microbatches = record.config.pipeline.microbatches * coding.replicas / coding.jobs
     slope = min(busiest_s(record) * microbatches, typical / load)
-    return Profile(np.array(rows), load, slope, task_s=(typical - slope * load) / coding.scheme.slots())
+    return FinishTimes(np.array(rows), load, slope, task_s=(typical - slope * load) / coding.scheme.slots())
 
 
 def busiest_s(record: RunRecord) -> float:
@@ -93,7 +93,7 @@ def busiest_s(record: RunRecord) -> float:
     return max((median(own) for own in found.values()), default=0.0)
 
 
-def schemes(record: RunRecord) -> Chosen | None:
+def schemes(record: RunRecord) -> SchemeChoice | None:
     """Return the time of every scheme under the run's delays, in steps with as many jobs."""
     coding, profile = coding_of(record.config.exchange), profile_of(record)
     if coding is None or profile is None:
@@ -125,7 +125,7 @@ def summary_lines(record: RunRecord) -> Iterator[str]:
         yield f"stragglers    {_summary(coding, made)}"
 
 
-def _summary(coding: Coding, made: list[Lap]) -> str:
+def _summary(coding: Coding, made: list[RoundTimes]) -> str:
     without = [coding.replicas - len(lap.counted) for lap in made]
     own, plain = coding.scheme.load(coding.replicas), 1 / coding.replicas
     return (
@@ -135,7 +135,7 @@ def _summary(coding: Coding, made: list[Lap]) -> str:
     )
 
 
-def finish_figure(made: list[Lap], coding: Coding) -> go.Figure:
+def finish_figure(made: list[RoundTimes], coding: Coding) -> go.Figure:
     """Plot finish times in milliseconds by round, with a cross for interrupted replicas; the last rounds only."""
     drawn = made[-ROUNDS_DRAWN:]
     names = [f"replica {replica}" for replica in range(coding.replicas)]
@@ -160,7 +160,7 @@ def finish_figure(made: list[Lap], coding: Coding) -> go.Figure:
     return whole(fig, range(first, len(made)), bars=True)
 
 
-def _word(lap: Lap, replica: int) -> str:
+def _word(lap: RoundTimes, replica: int) -> str:
     lap_of = f"replica {replica}, step {lap.step}, round {lap.round}: "
     if replica not in lap.sent:
         return f"{lap_of}broken off after {1e3 * lap.seconds:.1f} ms"

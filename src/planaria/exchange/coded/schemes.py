@@ -34,7 +34,7 @@ AUTO = "auto"
 
 
 @dataclass(frozen=True)
-class Coded:
+class CodedSchedule:
     """A scheme, and the jobs of a step."""
 
     scheme: Scheme
@@ -57,7 +57,7 @@ class Coded:
             )
 
 
-def coded_of(setting: str | Mapping[str, Any], members: int) -> Coded:
+def coded_of(setting: str | Mapping[str, Any], members: int) -> CodedSchedule:
     """Return the scheme of ``exchange.coded`` for ``members`` replicas.
 
     :raises UserError: naming unknown names or incompatible settings.
@@ -65,7 +65,7 @@ def coded_of(setting: str | Mapping[str, Any], members: int) -> Coded:
     given: dict[str, Any] = {"scheme": setting} if isinstance(setting, str) else dict(setting)
     name: Any = given.pop("scheme", None)
     jobs: Any = given.pop("jobs", None)
-    slow: Any = given.pop("slow", Coded.slow)
+    slow: Any = given.pop("slow", CodedSchedule.slow)
     if not isinstance(name, str):
         raise UserError(f"exchange.coded = {setting!r}: give scheme, a name: {', '.join(SCHEMES.names)}")
     if members < FEWEST:
@@ -84,7 +84,7 @@ def coded_of(setting: str | Mapping[str, Any], members: int) -> Coded:
         raise UserError(f"exchange.coded: {name!r}: {why}")
     if jobs is None:
         jobs = JOBS if scheme.delay() else 1
-    return Coded(scheme, jobs, float(slow))
+    return CodedSchedule(scheme, jobs, float(slow))
 
 
 def _require_window(jobs: Any, slow: Any) -> None:

@@ -18,14 +18,14 @@ from typing import Annotated
 from pydantic import Field
 
 from planaria.config import bounds
-from planaria.exchange.coded.base import NOBODY, History, Late, Scheme, Share, Stragglers, Task, Tasks
+from planaria.exchange.coded.base import NOBODY, CodedVector, History, Late, MiniTask, Scheme, Stragglers, Tasks
 from planaria.exchange.coded.gc import code, rough
 
 Window = Annotated[int, Field(ge=2), bounds.at_most(64, "a job would stay open for as many rounds")]
 Burst = Annotated[int, Field(ge=1), bounds.at_most(63, "it is shorter than a window")]
 
 
-class Windowed(Scheme):
+class WindowedScheme(Scheme):
     """A scheme for bursts: a bounded number of late workers within a window of rounds, each late for a bounded time."""
 
     burst: Burst = 1
@@ -65,7 +65,7 @@ def bursty_throughout(history: History, burst: int, width: int, most: int) -> bo
     return all(bursty(history[start : start + width], burst, most) for start in starts)
 
 
-class SRSGC(Windowed):
+class SRSGC(WindowedScheme):
     """GC(n, s) with the s that bursts need if excess late tasks are repeated: T = B, which divides W − 1."""
 
     def objection(self, n: int) -> str:
@@ -96,10 +96,10 @@ class SRSGC(Windowed):
     def tasks(self, n: int, jobs: int, history: History) -> Tasks:
         now = len(history)
         again = self._repeating(history, now)
-        new = (Task(now, 0),) if now < jobs else ()
-        return tuple((Task(now - self.burst, 0),) if worker in again else new for worker in range(n))
+        new = (MiniTask(now, 0),) if now < jobs else ()
+        return tuple((MiniTask(now - self.burst, 0),) if worker in again else new for worker in range(n))
 
-    def parts(self, n: int, worker: int, task: Task) -> tuple[tuple[int, float], ...]:
+    def parts(self, n: int, worker: int, task: MiniTask) -> tuple[tuple[int, float], ...]:
         return code(n, self.spare()).row(worker)
 
     def missing(self, history: History, round: int) -> Late:
@@ -128,10 +128,10 @@ class SRSGC(Windowed):
     def decodable(self, n: int, history: History, job: int) -> bool:
         return job < len(history) and code(n, self.spare()).tolerates_losses(self._sent(n, history, job))
 
-    def decode(self, n: int, history: History, job: int) -> tuple[Share, ...] | None:
+    def decode(self, n: int, history: History, job: int) -> tuple[CodedVector, ...] | None:
         sent = self._sent(n, history, job) if job < len(history) else {}
         found = code(n, self.spare()).coefficients(sent)
-        return None if found is None else tuple(Share(i, sent[i], 0, part) for i, part in found.items())
+        return None if found is None else tuple(CodedVector(i, sent[i], 0, part) for i, part in found.items())
 
     def conforms(self, n: int, history: History) -> bool:
         """Return whether the newest window is bursty, ignoring rounds with at most s late workers and no repetition."""
@@ -142,7 +142,7 @@ class SRSGC(Windowed):
         return bursty(window, self.burst, self.stragglers)
 
 
-class MSGC(Windowed):
+class MSGC(WindowedScheme):
     """Round r's mini-task m belongs to job r − m, for m in 0 … W − 2 + B: T = W − 2 + B."""
 
     def objection(self, n: int) -> str:
@@ -179,14 +179,14 @@ class MSGC(Windowed):
                 pending_pieces.pop(0)
         return pending_pieces
 
-    def _task(self, n: int, history: History, worker: int, job: int) -> Task | None:
+    def _task(self, n: int, history: History, worker: int, job: int) -> MiniTask | None:
         step, pending_pieces = len(history) - job, self.pending_pieces(history, worker, job)
         if step < self.window - 1:
-            return Task(job, step, 0, sent=step == self.window - 2 and not pending_pieces)
+            return MiniTask(job, step, 0, sent=step == self.window - 2 and not pending_pieces)
         if pending_pieces:
-            return Task(job, pending_pieces[0], 0, sent=len(pending_pieces) == 1)
+            return MiniTask(job, pending_pieces[0], 0, sent=len(pending_pieces) == 1)
         group = step - (self.window - 1)
-        return Task(job, self.window - 1 + group, 1 + group) if self.stragglers < n else None
+        return MiniTask(job, self.window - 1 + group, 1 + group) if self.stragglers < n else None
 
     def tasks(self, n: int, jobs: int, history: History) -> Tasks:
         now = len(history)
@@ -200,7 +200,7 @@ class MSGC(Windowed):
         now = len(history)
         return [len(range(max(0, now - self.slots() + 1), min(now + 1, jobs)))] * n
 
-    def parts(self, n: int, worker: int, task: Task) -> tuple[tuple[int, float], ...]:
+    def parts(self, n: int, worker: int, task: MiniTask) -> tuple[tuple[int, float], ...]:
         own, size = self.window - 1, 1 if self.stragglers == n else self.stragglers + 1
         if task.piece < own:
             first = (worker * own + task.piece) * size
@@ -232,17 +232,17 @@ class MSGC(Windowed):
         coded = (self._coded(n, history, job, group) for group in self._groups(n))
         return all(code(n, self.stragglers).tolerates_losses(there) for there in coded)
 
-    def decode(self, n: int, history: History, job: int) -> tuple[Share, ...] | None:
+    def decode(self, n: int, history: History, job: int) -> tuple[CodedVector, ...] | None:
         shares = []
         for worker in range(n):
             if (caught_up := self._caught_up_at(history, worker, job)) is None:
                 return None
-            shares.append(Share(worker, caught_up, 0, 1.0))
+            shares.append(CodedVector(worker, caught_up, 0, 1.0))
         for group in self._groups(n):
             now = job + self.window - 1 + group
             if (found := code(n, self.stragglers).coefficients(self._coded(n, history, job, group))) is None:
                 return None
-            shares += [Share(worker, now, 1 + group, part) for worker, part in found.items()]
+            shares += [CodedVector(worker, now, 1 + group, part) for worker, part in found.items()]
         return tuple(shares)
 
     def conforms(self, n: int, history: History) -> bool:

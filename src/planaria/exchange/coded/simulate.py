@@ -17,7 +17,7 @@ Seconds = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Profile:
+class FinishTimes:
     """Finish times of each worker in each round of a probe with equal loads."""
 
     seconds: Seconds
@@ -49,7 +49,7 @@ class Profile:
         found = measured + more if self.slows == "plus" else measured * (1 + more / self.typical)
         return np.asarray(np.maximum(found, 1e-9))
 
-    def cut(self, jobs: int, into: int) -> Profile:
+    def cut(self, jobs: int, into: int) -> FinishTimes:
         """Return the profile of steps of ``jobs`` jobs cut ``into`` another number: merged, or split equally."""
         common = lcm(jobs, into)
         parts = np.repeat(np.maximum(self.seconds - self.task_s, 0.0) / (common // jobs), common // jobs, axis=0)
@@ -58,14 +58,14 @@ class Profile:
         seconds = parts[:whole].reshape(-1, size, self.workers).sum(axis=1) + self.task_s
         return replace(self, seconds=seconds, slope=self.slope * jobs / into)
 
-    def without(self, workers: Sequence[int]) -> Profile:
+    def without(self, workers: Sequence[int]) -> FinishTimes:
         """Return the other workers' rounds."""
         kept = np.delete(self.seconds, list(workers), axis=1)
         return replace(self, seconds=kept)
 
 
 @dataclass(frozen=True)
-class Replay:
+class ReplayedRounds:
     """Timing of rounds under a scheme."""
 
     rounds: tuple[float, ...]
@@ -100,13 +100,13 @@ def close(finish: Seconds, busy: Sequence[int], slow: float, allowed: Callable[[
 
 def replay(
     scheme: Scheme,
-    profile: Profile,
+    profile: FinishTimes,
     jobs: int,
     *,
     slow: float = 2.0,
     start: int = 0,
     published: bool = False,
-) -> Replay:
+) -> ReplayedRounds:
     """Simulate ``jobs`` jobs in jobs + T rounds, the first of which is round ``start`` of the profile.
 
     A round may close once every job can still be decoded. With T = 0 late workers lose nothing, and no deadline keeps a
@@ -137,7 +137,7 @@ def replay(
         work += float(loads[busy].sum()) / n
         history.append(late)
         spent.append(ends)
-    return Replay(tuple(spent), tuple(history), waits, work)
+    return ReplayedRounds(tuple(spent), tuple(history), waits, work)
 
 
 def _may_close(scheme: Scheme, n: int, jobs: int, history: list[Late], published: bool) -> bool:
@@ -145,7 +145,7 @@ def _may_close(scheme: Scheme, n: int, jobs: int, history: list[Late], published
 
 
 def windows(
-    scheme: Scheme, profile: Profile, jobs: int, count: int, *, slow: float = 2.0, published: bool = False
+    scheme: Scheme, profile: FinishTimes, jobs: int, count: int, *, slow: float = 2.0, published: bool = False
 ) -> list[float]:
     """Return the seconds of each of ``count`` consecutive steps whose microbatches are split into ``jobs``."""
     rounds = jobs + scheme.delay()
@@ -154,7 +154,7 @@ def windows(
     ]
 
 
-def unhurried(profile: Profile, jobs: int, count: int) -> list[float]:
+def unhurried(profile: FinishTimes, jobs: int, count: int) -> list[float]:
     """Return the seconds of these steps without a code, with waits only at the end of a step: max_i Σ_j t_ij.
 
     This is all-reduce once per step; short delays of different workers do not add up.

@@ -20,7 +20,7 @@ from math import floor, gamma, log2
 
 import numpy as np
 
-from planaria.exchange.coded.simulate import Profile, Seconds, close
+from planaria.exchange.coded.simulate import FinishTimes, Seconds, close
 
 Owners = dict[int, int]
 """shard → worker that computes it"""
@@ -90,7 +90,7 @@ def _augment(shard: int, within: Mapping[int, list[int]], depth: int, owners: Ow
 
 
 @dataclass(frozen=True)
-class Stacked:
+class StackedRounds:
     """Timing of rounds."""
 
     rounds: tuple[float, ...]
@@ -104,7 +104,7 @@ class Stacked:
 
 
 def stacked(
-    profile: Profile,
+    profile: FinishTimes,
     jobs: int,
     stack: int,
     *,
@@ -112,7 +112,7 @@ def stacked(
     start: int = 0,
     deaths: Mapping[int, Collection[int]] | None = None,
     restart_s: float = 0.0,
-) -> Stacked:
+) -> StackedRounds:
     """Simulate ``jobs`` jobs, one per round, with ``deaths``: round → workers that die in it.
 
     A death that leaves a shard without holder costs the round and ``restart_s``; the run continues with fewer workers,
@@ -138,7 +138,7 @@ def stacked(
         else:
             rounds.append(ends)
             done += 1
-    return Stacked(tuple(rounds), restarts, tuple(depths))
+    return StackedRounds(tuple(rounds), restarts, tuple(depths))
 
 
 def _placed(
@@ -153,7 +153,7 @@ def _placed(
 
 
 def _round(
-    profile: Profile,
+    profile: FinishTimes,
     now: int,
     cut: list[int],
     stack: int,

@@ -17,28 +17,28 @@ from torch import Tensor
 
 from planaria.common.errors import UserError
 from planaria.control import events as e
-from planaria.exchange.aggregate import Averaging
-from planaria.exchange.coded.base import Task
-from planaria.exchange.coded.coding import Coding, Counted, Sent, coding_of
+from planaria.exchange.aggregate import AggregatingExchange
+from planaria.exchange.coded.base import MiniTask
+from planaria.exchange.coded.coding import Coding, Counted, SentVector, coding_of
 from planaria.exchange.coded.facts import CloseRound, ResultsSent
-from planaria.pipeline.plan.actions import Plan
-from planaria.runtime.engine.control_link import Interrupted
-from planaria.runtime.engine.messages import Messages
+from planaria.pipeline.plan.actions import StepPlan
+from planaria.runtime.engine.control_link import Superseded
+from planaria.runtime.engine.peer_messages import PeerMessages
 from planaria.runtime.engine.plan_execution import perform
-from planaria.runtime.engine.resolved import ResolvedRun
+from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.runner import StageRunner
-from planaria.runtime.engine.samples import Data
+from planaria.runtime.engine.step_samples import StepData
 
 T = TypeVar("T")
 
 
-class Work(NamedTuple):
+class NodeTask(NamedTuple):
     """One task of a replica's node."""
 
     number: int
     """among all tasks that a replica may have in the step"""
-    task: Task
-    plan: Plan
+    task: MiniTask
+    plan: StepPlan
     """its passes, numbered from 0"""
     microbatches: list[int]
     """microbatch of the step for each pass"""
@@ -60,36 +60,43 @@ class CodedSteps:
         """Rounds in a step."""
         return self.coding.rounds
 
-    def plan(self, step: int, number: int) -> Plan:
+    def plan(self, step: int, number: int) -> StepPlan:
         """Return the plan of a replica's first task of a step."""
         return next(self.work(step, (), number)).plan
 
     def run(
-        self, messages: Messages, runner: StageRunner, data: Data, spans: list[e.Span], begun: Callable[[int], None]
+        self,
+        messages: PeerMessages,
+        runner: StageRunner,
+        data: StepData,
+        spans: list[e.Span],
+        begun: Callable[[int], None],
     ) -> None:
         """Run a step (``StepWork.run``)."""
         CodedRounds(self, messages, runner, data, spans).run(begun)
 
-    def work(self, step: int, counted: Counted, replica: int) -> Iterator[Work]:
+    def work(self, step: int, counted: Counted, replica: int) -> Iterator[NodeTask]:
         """Yield ``replica``'s tasks in the round after those in ``counted``."""
         size, first = self.microbatches // self.coding.chunks, len(counted) * self.coding.scheme.slots()
         for number, duty in enumerate(self.coding.duties(counted, replica), first):
             passes = [(chunk * size + i, weight) for chunk, weight in duty.chunks for i in range(size)]
             microbatches = [microbatch for microbatch, _ in passes]
             plan = self.resolved.alone(step, replica, microbatches)
-            yield Work(number, duty.task, plan, microbatches, [weight for _, weight in passes])
+            yield NodeTask(number, duty.task, plan, microbatches, [weight for _, weight in passes])
 
-    def begin(self, runner: StageRunner, work: Work, data: Data) -> None:
+    def begin(self, runner: StageRunner, work: NodeTask, data: StepData) -> None:
         """Prepare ``runner`` for a task."""
         batch, masks = _of(data.batch, work.microbatches), _of(data.masks, work.microbatches)
         learned = None if data.learned is None else data.learned.renumbered(work.microbatches)
         runner.begin(batch, True, self.microbatches, masks, work.weights, learned)
 
-    def part(self, sent: Sent) -> int:
+    def part(self, sent: SentVector) -> int:
         """Return the number of a vector among all that a node may send in a step."""
         return (sent.round * self.coding.jobs + sent.job) * self.coding.scheme.vectors() + sent.vector
 
-    def absorb(self, runner: StageRunner, data: Data, counted: Counted, vector: Callable[[Sent], Tensor]) -> None:
+    def absorb(
+        self, runner: StageRunner, data: StepData, counted: Counted, vector: Callable[[SentVector], Tensor]
+    ) -> None:
         """Replace the node's gradient by the step's, after its last round.
 
         :param vector: returns a vector sent by all nodes of its stage (``StageRunner.share``).
@@ -101,22 +108,22 @@ class CodedSteps:
         runner.absorb(total)
 
 
-class Sums:
+class PartialSums:
     """A node's partial sums of vectors to send; each is the sum of some tasks' gradients."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[int, int], Tensor] = {}
         self._new: dict[tuple[int, int], Tensor] = {}
-        self.sent: dict[Sent, Tensor] = {}
+        self.sent: dict[SentVector, Tensor] = {}
 
-    def add(self, task: Task, replica: int, round: int, share: Tensor) -> Tensor | None:
+    def add(self, task: MiniTask, replica: int, round: int, share: Tensor) -> Tensor | None:
         """Add a task's gradient; return the vector to send now, if any."""
         at = task.job, task.vector
         before = self._new.get(at, self._kept.get(at))
         self._new[at] = total = share if before is None else before + share
         if not task.sent:
             return None
-        self.sent[Sent(replica, round, *at)] = total
+        self.sent[SentVector(replica, round, *at)] = total
         return total
 
     def close(self, counts: bool) -> None:
@@ -136,7 +143,7 @@ def coded_steps(resolved: ResolvedRun) -> CodedSteps | None:
     if coding is None:
         return None
     rule = resolved.exchange
-    rounded = isinstance(rule, Averaging) and not rule.compression.exact
+    rounded = isinstance(rule, AggregatingExchange) and not rule.compression.exact
     reasons = (
         (rule.interval != 0, "is for the gradients of every step; take kind = 'allreduce'"),
         (rounded, "sends sums of gradients, and exchange.compress, or options.bits, rounds single ones"),
@@ -161,14 +168,14 @@ class CodedRounds:
     """A worker's part in the rounds of one coded step."""
 
     def __init__(
-        self, steps: CodedSteps, messages: Messages, runner: StageRunner, data: Data, spans: list[e.Span]
+        self, steps: CodedSteps, messages: PeerMessages, runner: StageRunner, data: StepData, spans: list[e.Span]
     ) -> None:
         """Each action's span is appended to ``spans``."""
         self._steps, self._messages, self._runner, self._data, self._spans = steps, messages, runner, data, spans
         nodes = messages.here.present.peers(messages.here.node)
         self._others = {replica: node for replica, node in enumerate(nodes) if node != messages.here.node}
         self._counted: Counted = ()
-        self._sums = Sums()
+        self._sums = PartialSums()
 
     def run(self, begun: Callable[[int], None]) -> None:
         """Run the tasks of all rounds until the controller ends each, then apply the step's gradient.
@@ -197,20 +204,20 @@ class CodedRounds:
                 perform(work.plan, self._messages, self._runner, self._spans)
                 round, share = len(self._counted), self._runner.share()
                 if (vector := self._sums.add(work.task, here.number, round, share)) is not None:
-                    part = self._steps.part(Sent(here.number, round, work.task.job, work.task.vector))
+                    part = self._steps.part(SentVector(here.number, round, work.task.job, work.task.vector))
                     for node in self._others.values():
                         self._messages.send_share(node, vector, part)
             here.report(ResultsSent, round=len(self._counted))
             self._messages.control_link.at("exchange", here.step)
             while True:
                 self._messages.handle(self._messages.control_link.next())
-        except Interrupted as interrupted:
+        except Superseded as interrupted:
             order = interrupted.order
             if isinstance(order, CloseRound) and (order.generation, order.step) == (here.generation, here.step):
                 return order
             raise
 
-    def _vector(self, sent: Sent) -> Tensor:
+    def _vector(self, sent: SentVector) -> Tensor:
         """Return the vector of a node of this stage in a counted round, waiting for other nodes' vectors."""
         if sent.replica == self._messages.here.number:
             return self._sums.sent[sent]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from planaria.common.errors import UserError
 from planaria.config.schema import ExchangeConfig, RunConfig
-from planaria.exchange.aggregate import Averaging
+from planaria.exchange.aggregate import AggregatingExchange
 from planaria.exchange.compress.compression import Compression
-from planaria.exchange.compress.sparse import Sparse
+from planaria.exchange.compress.sparse import ChunkedTopK
 from planaria.exchange.registry import exchange
 from planaria.models.families import stage_parameters
 
@@ -17,7 +17,7 @@ from planaria.models.families import stage_parameters
 def compression_in(config: ExchangeConfig) -> Compression | None:
     """Return the lossy compression of messages; None if there is none."""
     made = exchange(config) if config.replicas > 1 else None
-    return None if not isinstance(made, Averaging) or made.compression.exact else made.compression
+    return None if not isinstance(made, AggregatingExchange) or made.compression.exact else made.compression
 
 
 def require_messages(config: RunConfig) -> None:
@@ -30,7 +30,7 @@ def require_messages(config: RunConfig) -> None:
             "routing.mixed = true beside compressed messages (exchange.compress, or bits): error feedback is per "
             "replica, and mixed routes pass the samples of others; leave one of them out"
         )
-    if not isinstance(compression.compressor, Sparse):
+    if not isinstance(compression.compressor, ChunkedTopK):
         return
     keep = compression.compressor.keep
     for stage in range(config.pipeline.stages + 1):

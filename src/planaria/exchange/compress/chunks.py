@@ -43,7 +43,7 @@ def counted(message: Tensor) -> int:
     return int(message[:COUNT_BYTES].clone().view(torch.int64)) if len(message) >= COUNT_BYTES else 0
 
 
-class Reader:
+class ArrayReader:
     """Reads typed arrays from a message in order."""
 
     def __init__(self, message: Tensor, count: int, size: int) -> None:
@@ -75,11 +75,11 @@ class Chunked(Compressor, ABC):
 
     def damage(self, message: Tensor, count: int) -> str:
         try:
-            reader = Reader(message, count, self.bytes(count))
+            reader = ArrayReader(message, count, self.bytes(count))
         except ValueError as error:
             return str(error)
         return next((problem for n, size in sizes(count) if (problem := self._wrong(reader, n, size))), "")
 
     @abstractmethod
-    def _wrong(self, reader: Reader, n: int, size: int) -> str:
+    def _wrong(self, reader: ArrayReader, n: int, size: int) -> str:
         """Return why the next ``n`` chunks of ``size`` numbers are invalid, or an empty string."""

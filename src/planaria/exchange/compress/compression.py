@@ -17,27 +17,27 @@ from torch import Tensor
 
 from planaria.common.errors import UserError, nearest
 from planaria.config.registry import Registry
-from planaria.exchange import message
-from planaria.exchange.base import Compressed, Outer, Parts, Shapes, Update, Updates, Weights
+from planaria.exchange import weight_message
+from planaria.exchange.base import CompressionEffect, Parts, Shapes, StageOuterState, Update, Updates, Weights
 from planaria.exchange.compress.base import Compressor
 from planaria.exchange.compress.chunks import CHUNK
-from planaria.exchange.compress.dense import PLAIN, Plain, Quantised, Sign
+from planaria.exchange.compress.dense import PLAIN, GroupQuantised, Sign, Uncompressed
 from planaria.exchange.compress.estimates import EF21, EF21W, EControl
-from planaria.exchange.compress.feedback import EF14, Feedback, Naive, full
+from planaria.exchange.compress.feedback import EF14, Feedback, NoFeedback, full
 from planaria.exchange.compress.sparse import RandK, TopK
 
 COMPRESSORS: Registry[Compressor] = Registry(
     "compressor",
     "exchange.compress.kind",
     Compressor,  # type: ignore[type-abstract]
-    {"plain": Plain, "quantised": Quantised, "topk": TopK, "randk": RandK, "sign": Sign},
+    {"plain": Uncompressed, "quantised": GroupQuantised, "topk": TopK, "randk": RandK, "sign": Sign},
     place="exchange.compress",
 )
 FEEDBACKS: Registry[Feedback] = Registry(
     "feedback",
     "exchange.compress.feedback",
     Feedback,  # type: ignore[type-abstract]
-    {"none": Naive, "ef14": EF14, "ef21": EF21, "ef21w": EF21W, "econtrol": EControl},
+    {"none": NoFeedback, "ef14": EF14, "ef21": EF21, "ef21w": EF21W, "econtrol": EControl},
     place="exchange.compress",
 )
 
@@ -65,40 +65,40 @@ class Compression:
         """Parts of an outer state that the feedback needs."""
         return {} if self.exact else self.feedback.parts
 
-    def codec(self, outer: Outer) -> Compressor:
+    def codec(self, outer: StageOuterState) -> Compressor:
         """Return the codec of the round's messages: uncompressed until estimates are initialised."""
         return self.compressor if self._begun(outer) and not self.feedback.measuring(outer) else PLAIN
 
-    def _begun(self, outer: Outer) -> bool:
+    def _begun(self, outer: StageOuterState) -> bool:
         """Whether messages carry the feedback's vectors instead of the exact ones."""
         return all(outer[part] for part, sharing in self.parts.items() if sharing != "own")
 
-    def update(self, outer: Outer, exact: Weights, prefetched: Tensor | None = None) -> Update:
+    def update(self, outer: StageOuterState, exact: Weights, prefetched: Tensor | None = None) -> Update:
         """Return an update of ``exact``, with the state its sender keeps once others have received it."""
         codec = self.codec(outer)
         if self.exact:
-            return Update(message.pack(exact), prefetched)
+            return Update(weight_message.pack(exact), prefetched)
         if not self._begun(outer):
-            blocking, kept = message.pack(exact), self.feedback.begun(exact)
+            blocking, kept = weight_message.pack(exact), self.feedback.begun(exact)
             return Update(blocking, prefetched, kept, _measured(blocking, exact, {**outer.parts, **kept}))
         count = sum(tensor.numel() for tensor in exact.values())
         meant = self.feedback.meant(outer, exact, self._delta(outer, exact, count))
         scale = self._scale(outer, self.me)
-        vector = message.flat(meant)
+        vector = weight_message.flat(meant)
         blocking = codec.encode(vector if scale == 1.0 else vector / scale, outer.rounds)
-        sent = _scaled(message.named(codec.decode(blocking, count, outer.rounds), meant), scale)
+        sent = _scaled(weight_message.named(codec.decode(blocking, count, outer.rounds), meant), scale)
         kept = self.feedback.kept(outer, exact, meant, sent)
         return Update(blocking, prefetched, kept, _measured(blocking, exact, kept, (meant, sent), codec.exact))
 
-    def _delta(self, outer: Outer, exact: Weights, count: int) -> float:
+    def _delta(self, outer: StageOuterState, exact: Weights, count: int) -> float:
         """Return the compressor's δ for the message of ``exact``."""
         if self.compressor.guaranteed:
             return self.compressor.delta(count)
-        judged = [message.flat(vector) for vector in self.feedback.judged(outer, exact) if vector]
+        judged = [weight_message.flat(vector) for vector in self.feedback.judged(outer, exact) if vector]
         return min((self.compressor.reached(v, outer.rounds) for v in judged), default=self.compressor.delta(count))
 
     def receive(
-        self, outer: Outer, updates: Updates, me: int, like: Weights
+        self, outer: StageOuterState, updates: Updates, me: int, like: Weights
     ) -> tuple[dict[int, dict[str, Tensor]], Mapping[str, Weights]]:
         """Return the members' decoded vectors in order of id, and what ``me`` keeps; nothing if its own update was
         rejected.
@@ -108,7 +108,7 @@ class Compression:
         codec = self.codec(outer)
         sent = {}
         for member in sorted(updates):
-            decoded = message.unpack(updates[member].blocking, like, codec, outer.rounds)
+            decoded = weight_message.unpack(updates[member].blocking, like, codec, outer.rounds)
             sent[member] = _scaled(decoded, self._scale(outer, member))
         kept = updates[me].kept if me in updates else {}
         if len(updates) > 1 or not kept or codec.exact:
@@ -116,18 +116,18 @@ class Compression:
         value, kept = self.feedback.alone(kept, sent[me])
         return {me: dict(value)}, kept
 
-    def _scale(self, outer: Outer, member: int | None) -> float:
+    def _scale(self, outer: StageOuterState, member: int | None) -> float:
         """Return the divisor of the member's vector; 1 for exact vectors."""
         if member is None or self.exact or not self._begun(outer):
             return 1.0
         return self.feedback.scale(outer, member)
 
-    def learned(self, outer: Outer, sent: Mapping[int, Weights]) -> Outer:
+    def learned(self, outer: StageOuterState, sent: Mapping[int, Weights]) -> StageOuterState:
         """Return ``outer`` with what the differences that members have ``sent`` reveal about their smoothness."""
         measuring = self._begun(outer) and not self.exact and self.feedback.measuring(outer)
         return self.feedback.measure(outer, sent) if measuring else outer
 
-    def reached(self, outer: Outer, joined: Weights) -> tuple[Weights, Mapping[str, Weights]]:
+    def reached(self, outer: StageOuterState, joined: Weights) -> tuple[Weights, Mapping[str, Weights]]:
         """Return the value with which members continue, given the aggregate ``joined``, and the new shared parts."""
         if self.exact:
             return joined, {}
@@ -135,7 +135,7 @@ class Compression:
             return joined, self.feedback.shared(joined)
         return self.feedback.reached(outer, joined)
 
-    def anew(self, outer: Outer) -> Outer:
+    def anew(self, outer: StageOuterState) -> StageOuterState:
         """Return the state after a change of members: without estimates, with residuals."""
         return replace(outer, parts={n: held for n, held in outer.parts.items() if self.parts.get(n) != "estimate"})
 
@@ -150,7 +150,7 @@ def _measured(
     kept: Mapping[str, Weights],
     coded: tuple[Weights, Weights] | None = None,
     full: bool = True,
-) -> Compressed | None:
+) -> CompressionEffect | None:
     """Return the effect of compression on ``exact``, or None if a norm is not finite.
 
     :param kept: state that the sender keeps.
@@ -163,7 +163,7 @@ def _measured(
     owed = _norm(kept["residual"]) if "residual" in kept else None
     off = _norm(exact, kept["estimate"]) if "estimate" in kept else None
     dense = 4 * sum(tensor.numel() for tensor in exact.values())
-    found = Compressed(blocking.nbytes, dense, _norm(exact), lost, owed, off, full)
+    found = CompressionEffect(blocking.nbytes, dense, _norm(exact), lost, owed, off, full)
     return found if all(math.isfinite(each or 0.0) for each in (found.norm, lost, owed, off)) else None
 
 

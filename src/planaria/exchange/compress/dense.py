@@ -17,7 +17,7 @@ from planaria.models import quantise
 _TYPES = {32: torch.float32, 16: torch.float16}
 
 
-class Plain(Compressor):
+class Uncompressed(Compressor):
     """fp32, or fp16 clamped to its range."""
 
     bits: Literal[16, 32] = 32
@@ -51,10 +51,10 @@ class Plain(Compressor):
         return "" if all_finite(message) else "not all of its numbers are finite"
 
 
-PLAIN = Plain()
+PLAIN = Uncompressed()
 
 
-class Quantised(Compressor):
+class GroupQuantised(Compressor):
     """8, 4 or 2 bits in groups of 128 that share a scale."""
 
     bits: Literal[2, 4, 8] = 8
@@ -104,7 +104,7 @@ class Sign(Chunked):
         return torch.cat(pieces)
 
     def decode(self, message: Tensor, count: int, draw: int = 0) -> Tensor:
-        vector, reader = torch.empty(count), chunks.Reader(message, count, self.bytes(count))
+        vector, reader = torch.empty(count), chunks.ArrayReader(message, count, self.bytes(count))
         for chunk in chunks.split(vector):
             scales, bits = self._read(reader, *chunk.shape)
             positive = torch.from_numpy(np.unpackbits(bits.numpy(), axis=1, count=chunk.shape[1]))
@@ -120,8 +120,8 @@ class Sign(Chunked):
         """Return 2/π, that of a normal variable."""
         return 2.0 / math.pi
 
-    def _wrong(self, reader: chunks.Reader, n: int, size: int) -> str:
+    def _wrong(self, reader: chunks.ArrayReader, n: int, size: int) -> str:
         return "" if all_finite(self._read(reader, n, size)[0]) else "not all of its numbers are finite"
 
-    def _read(self, reader: chunks.Reader, n: int, size: int) -> tuple[Tensor, Tensor]:
+    def _read(self, reader: chunks.ArrayReader, n: int, size: int) -> tuple[Tensor, Tensor]:
         return reader.take((n, 1), torch.float32), reader.take((n, -(-size // 8)), torch.uint8)

@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from planaria.config.bounds import Positive
-from planaria.exchange.base import Outer, Parts, Weights
+from planaria.exchange.base import Parts, StageOuterState, Weights
 from planaria.exchange.compress.feedback import Feedback, full
 from planaria.exchange.stepsize import scales
 
@@ -34,7 +34,7 @@ class Estimates(Feedback, ABC):
     def parts(self) -> Parts:
         return {"estimate": "estimate", "mean_estimate": "shared"}
 
-    def reached(self, outer: Outer, joined: Weights) -> tuple[Weights, dict[str, Weights]]:
+    def reached(self, outer: StageOuterState, joined: Weights) -> tuple[Weights, dict[str, Weights]]:
         """h̄ ← h̄ + mean D, with which members continue."""
         mean = {name: outer["mean_estimate"][name] + tensor for name, tensor in joined.items()}
         return mean, {"mean_estimate": mean}
@@ -56,10 +56,10 @@ class EF21(Estimates):
     def parts(self) -> Parts:
         return {**super().parts, **({} if self.momentum == 1.0 else {"followed": "estimate"})}
 
-    def meant(self, outer: Outer, exact: Weights, delta: float) -> dict[str, Tensor]:
+    def meant(self, outer: StageOuterState, exact: Weights, delta: float) -> dict[str, Tensor]:
         return {name: v - outer["estimate"][name] for name, v in self._followed(outer, exact).items()}
 
-    def kept(self, outer: Outer, exact: Weights, meant: Weights, sent: Weights) -> dict[str, Weights]:
+    def kept(self, outer: StageOuterState, exact: Weights, meant: Weights, sent: Weights) -> dict[str, Weights]:
         estimate = {name: outer["estimate"][name] + sent[name] for name in sent}
         followed = {} if self.momentum == 1.0 else {"followed": self._followed(outer, exact)}
         return {"estimate": estimate, **followed}
@@ -68,7 +68,7 @@ class EF21(Estimates):
         own = super().begun(exact)
         return own if self.momentum == 1.0 else {**own, "followed": own["estimate"]}
 
-    def _followed(self, outer: Outer, exact: Weights) -> dict[str, Tensor]:
+    def _followed(self, outer: StageOuterState, exact: Weights) -> dict[str, Tensor]:
         """v ← (1 − a)v + ag (arXiv 2305.15155, algorithm 1)."""
         a = self.momentum
         if a == 1.0:
@@ -97,10 +97,10 @@ class EF21W(EF21):
             return ""
         return f"smoothness has {len(self.smoothness)} values for exchange.replicas = {members}; give one for each"
 
-    def measuring(self, outer: Outer) -> bool:
+    def measuring(self, outer: StageOuterState) -> bool:
         return self.smoothness == "auto" and outer.measured < self.warmup
 
-    def measure(self, outer: Outer, sent: Mapping[int, Weights]) -> Outer:
+    def measure(self, outer: StageOuterState, sent: Mapping[int, Weights]) -> StageOuterState:
         """Add ‖Δg_i‖² of this step: L_i = √(Σ‖Δg_i‖²/Σ‖Δx‖²) over the warm-up.
 
         All replicas have the same parameters, so Σ‖Δx‖² cancels in the weights. They decode the same differences in the
@@ -113,7 +113,7 @@ class EF21W(EF21):
         total = tuple(one + other for one, other in zip(known, squares, strict=True))
         return replace(outer, secants=total, measured=count + 1)
 
-    def scale(self, outer: Outer, member: int) -> float:
+    def scale(self, outer: StageOuterState, member: int) -> float:
         if self.measuring(outer):
             return 1.0
         return scales(estimated(outer.secants) if self.smoothness == "auto" else self.smoothness)[member]
@@ -150,15 +150,15 @@ class EControl(Estimates):
     def parts(self) -> Parts:
         return {**super().parts, "residual": "own"}
 
-    def meant(self, outer: Outer, exact: Weights, delta: float) -> dict[str, Tensor]:
+    def meant(self, outer: StageOuterState, exact: Weights, delta: float) -> dict[str, Tensor]:
         eta = delta / 2 if self.eta == "auto" else self.eta if self.force else min(self.eta, delta)
         ahead = _ahead(outer, exact)
         return {name: ahead[name].add_(outer["residual"].get(name, 0.0), alpha=eta) for name in ahead}
 
-    def judged(self, outer: Outer, exact: Weights) -> Sequence[Weights]:
+    def judged(self, outer: StageOuterState, exact: Weights) -> Sequence[Weights]:
         return _ahead(outer, exact), outer["residual"]
 
-    def kept(self, outer: Outer, exact: Weights, meant: Weights, sent: Weights) -> dict[str, Weights]:
+    def kept(self, outer: StageOuterState, exact: Weights, meant: Weights, sent: Weights) -> dict[str, Weights]:
         ahead = _ahead(outer, exact)
         residual = {name: outer["residual"].get(name, 0.0) + ahead[name] - sent[name] for name in sent}
         return {"residual": residual, "estimate": {name: outer["estimate"][name] + sent[name] for name in sent}}
@@ -172,6 +172,6 @@ class EControl(Estimates):
         )
 
 
-def _ahead(outer: Outer, exact: Weights) -> dict[str, Tensor]:
+def _ahead(outer: StageOuterState, exact: Weights) -> dict[str, Tensor]:
     """Return g − h."""
     return {name: full(g) - outer["estimate"][name] for name, g in exact.items()}

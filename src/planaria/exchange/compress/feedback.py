@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from planaria.config.registry import Choice
-from planaria.exchange.base import Outer, Parts, Weights
+from planaria.exchange.base import Parts, StageOuterState, Weights
 
 
 def full(tensor: Tensor) -> Tensor:
@@ -40,25 +40,25 @@ class Feedback(Choice, ABC):
         """Parts of the outer state, by name."""
 
     @abstractmethod
-    def meant(self, outer: Outer, exact: Weights, delta: float) -> dict[str, Tensor]:
+    def meant(self, outer: StageOuterState, exact: Weights, delta: float) -> dict[str, Tensor]:
         """Return the vector to compress instead of ``exact``.
 
         :param delta: the compressor's δ: guaranteed, or the smallest measured for the vectors of :meth:`judged`.
         """
 
-    def judged(self, outer: Outer, exact: Weights) -> Sequence[Weights]:
+    def judged(self, outer: StageOuterState, exact: Weights) -> Sequence[Weights]:
         """Return the vectors whose δ :meth:`meant` needs; measured only if the compressor guarantees none."""
         return ()
 
     @abstractmethod
-    def kept(self, outer: Outer, exact: Weights, meant: Weights, sent: Weights) -> dict[str, Weights]:
+    def kept(self, outer: StageOuterState, exact: Weights, meant: Weights, sent: Weights) -> dict[str, Weights]:
         """Return the sender's own parts after others decoded ``sent`` from its message."""
 
     def alone(self, kept: Mapping[str, Weights], sent: Weights) -> tuple[Weights, Mapping[str, Weights]]:
         """Return the value and the kept parts if no other member received the message."""
         return sent, kept
 
-    def reached(self, outer: Outer, joined: Weights) -> tuple[Weights, dict[str, Weights]]:
+    def reached(self, outer: StageOuterState, joined: Weights) -> tuple[Weights, dict[str, Weights]]:
         """Return the value with which members continue, given the aggregate ``joined`` of messages, and the new shared
         parts."""
         return joined, {}
@@ -71,15 +71,15 @@ class Feedback(Choice, ABC):
         """Return the shared parts after a round of exact vectors with the aggregate ``joined``."""
         return {}
 
-    def scale(self, outer: Outer, member: int) -> float:
+    def scale(self, outer: StageOuterState, member: int) -> float:
         """Return the divisor of ``member``'s vector before compression; receivers multiply by it."""
         return 1.0
 
-    def measuring(self, outer: Outer) -> bool:
+    def measuring(self, outer: StageOuterState) -> bool:
         """Whether this round's differences are sent uncompressed for :meth:`measure`."""
         return False
 
-    def measure(self, outer: Outer, sent: Mapping[int, Weights]) -> Outer:
+    def measure(self, outer: StageOuterState, sent: Mapping[int, Weights]) -> StageOuterState:
         """Return the state after measuring the differences that members ``sent`` uncompressed."""
         return outer
 
@@ -92,17 +92,17 @@ class Feedback(Choice, ABC):
         return ""
 
 
-class Naive(Feedback):
+class NoFeedback(Feedback):
     """D = C(g). The compressor's error is lost; with top-k this may diverge (arXiv 2002.12410, example 1)."""
 
     @property
     def parts(self) -> Parts:
         return {}
 
-    def meant(self, outer: Outer, exact: Weights, delta: float) -> dict[str, Tensor]:
+    def meant(self, outer: StageOuterState, exact: Weights, delta: float) -> dict[str, Tensor]:
         return {name: full(tensor) for name, tensor in exact.items()}
 
-    def kept(self, outer: Outer, exact: Weights, meant: Weights, sent: Weights) -> dict[str, Weights]:
+    def kept(self, outer: StageOuterState, exact: Weights, meant: Weights, sent: Weights) -> dict[str, Weights]:
         return {}
 
 
@@ -116,10 +116,10 @@ class EF14(Feedback):
     def parts(self) -> Parts:
         return {"residual": "own"}
 
-    def meant(self, outer: Outer, exact: Weights, delta: float) -> dict[str, Tensor]:
+    def meant(self, outer: StageOuterState, exact: Weights, delta: float) -> dict[str, Tensor]:
         return {name: full(tensor) + outer["residual"].get(name, 0.0) for name, tensor in exact.items()}
 
-    def kept(self, outer: Outer, exact: Weights, meant: Weights, sent: Weights) -> dict[str, Weights]:
+    def kept(self, outer: StageOuterState, exact: Weights, meant: Weights, sent: Weights) -> dict[str, Weights]:
         return {"residual": {name: meant[name] - sent[name] for name in meant}}
 
     def alone(self, kept: Mapping[str, Weights], sent: Weights) -> tuple[Weights, Mapping[str, Weights]]:

@@ -27,7 +27,7 @@ HEAD = ["stage", "{}s", "δ, median", "least", "most", "δ stated", "of dense by
 
 
 @dataclass
-class Messages:
+class MessageTotals:
     """One message per stage and round, from the lowest node that reported it; repeated rounds count once."""
 
     reported: dict[int, dict[int, MessageCompressed]] = field(default_factory=lambda: defaultdict(dict))
@@ -59,13 +59,13 @@ def share(facts: Iterable[MessageCompressed]) -> float:
     return sum(sent for sent, _ in sizes) / sum(dense for _, dense in sizes)
 
 
-def messages_of(record: RunRecord) -> Messages:
+def messages_of(record: RunRecord) -> MessageTotals:
     """Return the messages of the log; empty for one replica."""
     return record.once(_messages)
 
 
-def _messages(record: RunRecord) -> Messages:
-    found = Messages()
+def _messages(record: RunRecord) -> MessageTotals:
+    found = MessageTotals()
     if record.config.exchange.replicas == 1:
         return found
     for _, fact in record.history:
@@ -122,7 +122,7 @@ def _when(record: RunRecord) -> str:
     return "step" if record.config.exchange.kind == "allreduce" else "round"
 
 
-def _rows(record: RunRecord, messages: Messages) -> Iterator[list[str]]:
+def _rows(record: RunRecord, messages: MessageTotals) -> Iterator[list[str]]:
     for stage, facts in sorted(messages.reported.items()):
         own = messages.shortened(stage)
         deltas = [1.0 - fact.lost for fact in own]
@@ -135,16 +135,16 @@ def _rows(record: RunRecord, messages: Messages) -> Iterator[list[str]]:
 
 def _stated(record: RunRecord, count: int) -> str:
     """Return the δ that the compressor guarantees for ``count`` numbers, or "none"."""
-    from planaria.exchange.aggregate import Averaging
+    from planaria.exchange.aggregate import AggregatingExchange
     from planaria.exchange.registry import exchange  # compressors import torch
 
     made = exchange(record.config.exchange)
-    assert isinstance(made, Averaging), "only averaging compresses"
+    assert isinstance(made, AggregatingExchange), "only averaging compresses"
     compressor = made.compression.compressor
     return f"{compressor.delta(count):.4f}" if compressor.guaranteed else "none"
 
 
-def contraction_figure(messages: Messages, when: str) -> go.Figure:
+def contraction_figure(messages: MessageTotals, when: str) -> go.Figure:
     """Draw the measured δ, one line per stage."""
     fig = figure(260, x=when, y="contraction δ")
     for number, stage in enumerate(sorted(messages.reported)):
@@ -156,7 +156,7 @@ def contraction_figure(messages: Messages, when: str) -> go.Figure:
     return whole(fig, [fact.round for stage in messages.reported for fact in messages.shortened(stage)])
 
 
-def norms_figure(messages: Messages, when: str) -> go.Figure:
+def norms_figure(messages: MessageTotals, when: str) -> go.Figure:
     """Draw L2 norms over all stages: ‖g‖, accumulated error ‖e‖ and estimate error ‖g − h‖."""
     fig = figure(280, x=when, y="L2 norm")
     norms = _norms(messages)
@@ -179,7 +179,7 @@ def norms_figure(messages: Messages, when: str) -> go.Figure:
     return whole(fig, [round for found in norms.values() for round in found])
 
 
-def _norms(messages: Messages) -> dict[str, dict[int, float]]:
+def _norms(messages: MessageTotals) -> dict[str, dict[int, float]]:
     """ "norm", "owed" or "off" → round → its L2 norm over the stages."""
     found: dict[str, dict[int, float]] = {"norm": {}, "owed": {}, "off": {}}
     for facts in messages.reported.values():

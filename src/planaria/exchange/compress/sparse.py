@@ -19,7 +19,7 @@ _STEPS = 127
 """levels of 8 bits on either side of zero"""
 
 
-class Sparse(Chunked, ABC):
+class ChunkedTopK(Chunked, ABC):
     """Sends the same number of values from each chunk of 65,536, so that a message's size is known in advance."""
 
     place_bytes: ClassVar[int]
@@ -44,11 +44,11 @@ class Sparse(Chunked, ABC):
         """Return the minimum over chunks of k/d."""
         return min((self.kept(size) / size for _, size in chunks.sizes(count)), default=1.0)
 
-    def _wrong(self, reader: chunks.Reader, n: int, size: int) -> str:
+    def _wrong(self, reader: chunks.ArrayReader, n: int, size: int) -> str:
         finite = all_finite(self._unscaled(*self._numbers(reader, n, size)))
         return "" if finite else "not all of its numbers are finite"
 
-    def _numbers(self, reader: chunks.Reader, n: int, size: int) -> tuple[Tensor, Tensor]:
+    def _numbers(self, reader: chunks.ArrayReader, n: int, size: int) -> tuple[Tensor, Tensor]:
         """Return scales [n, 1] and numbers [n, k]."""
         scales = reader.take((n, 1), torch.float32)
         return scales, reader.take((n, self.kept(size)), torch.float16 if self.bits == 16 else torch.int8)
@@ -69,7 +69,7 @@ class Sparse(Chunked, ABC):
         return numbers.float() * (scales if self.bits == 16 else scales / _STEPS)
 
 
-class TopK(Sparse):
+class TopK(ChunkedTopK):
     """The k largest numbers by magnitude; 16-bit indices, ascending within a chunk."""
 
     place_bytes: ClassVar[int] = 2
@@ -82,7 +82,7 @@ class TopK(Sparse):
         return torch.cat(pieces)
 
     def decode(self, message: Tensor, count: int, draw: int = 0) -> Tensor:
-        vector, reader = torch.zeros(count), chunks.Reader(message, count, self.bytes(count))
+        vector, reader = torch.zeros(count), chunks.ArrayReader(message, count, self.bytes(count))
         for chunk in chunks.split(vector):
             places = self._places(reader, *chunk.shape)
             if int(places.max()) >= chunk.shape[1]:
@@ -90,18 +90,18 @@ class TopK(Sparse):
             chunk.scatter_(1, places, self._unscaled(*self._numbers(reader, *chunk.shape)))
         return vector
 
-    def _wrong(self, reader: chunks.Reader, n: int, size: int) -> str:
+    def _wrong(self, reader: chunks.ArrayReader, n: int, size: int) -> str:
         places = self._places(reader, n, size)
         if int(places.max()) >= size or bool((places.diff(dim=1) <= 0).any()):
             return "its places are not ascending, or beyond their chunk"
         return super()._wrong(reader, n, size)
 
-    def _places(self, reader: chunks.Reader, n: int, size: int) -> Tensor:
+    def _places(self, reader: chunks.ArrayReader, n: int, size: int) -> Tensor:
         """Return indices [n, k]."""
         return reader.take((n, self.kept(size)), torch.uint16).long()
 
 
-class RandK(Sparse):
+class RandK(ChunkedTopK):
     """Indices derived from the round's number: equal at all members of a round and in all full chunks."""
 
     place_bytes: ClassVar[int] = 0
@@ -113,7 +113,7 @@ class RandK(Sparse):
         return torch.cat(pieces)
 
     def decode(self, message: Tensor, count: int, draw: int = 0) -> Tensor:
-        vector, reader = torch.zeros(count), chunks.Reader(message, count, self.bytes(count))
+        vector, reader = torch.zeros(count), chunks.ArrayReader(message, count, self.bytes(count))
         for chunk in chunks.split(vector):
             places = self._places(chunk.shape[1], draw)
             chunk[:, places] = self._unscaled(*self._numbers(reader, *chunk.shape))

@@ -20,7 +20,7 @@ from planaria.config.bounds import Natural
 from planaria.config.registry import Choice
 
 
-class Rule(Choice, ABC):
+class RobustRule(Choice, ABC):
     """A robust rule; its fields are its options. Pure: equal vectors in the same order give the same value."""
 
     liars: Natural = 1
@@ -31,7 +31,7 @@ class Rule(Choice, ABC):
         return 2 * self.liars + 1
 
 
-class GramRule(Rule, ABC):
+class GramRule(RobustRule, ABC):
     """A rule that only uses inner products."""
 
     origin: ClassVar[bool] = False
@@ -46,7 +46,7 @@ class GramRule(Rule, ABC):
         """Return c [n] for K [n, n], both fp64; they sum to 1 unless the rule has an ``origin``, or ``continues``."""
 
 
-class CoordinateRule(Rule, ABC):
+class CoordinateRule(RobustRule, ABC):
     """A rule that treats each coordinate separately."""
 
     @abstractmethod

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from planaria.common.compiled import COMPILED
-from planaria.exchange.robust.base import CoordinateRule, GramRule, Rule, nearest
+from planaria.exchange.robust.base import CoordinateRule, GramRule, RobustRule, nearest
 from planaria.exchange.robust.products import CHUNK, Vector, blank, bounded, chunks, framed, mixed, pieces, products
 
 Mix = Literal["none", "nnm", "bucketing"]
@@ -27,7 +27,7 @@ _LITTLE = 0.5
 """a member is a suspect below this share of its weight in a mean"""
 
 
-class Combined(NamedTuple):
+class RobustValue(NamedTuple):
     """The value of several vectors under a rule."""
 
     value: Tensor
@@ -39,8 +39,8 @@ class Combined(NamedTuple):
 
 
 def combine(
-    rule: Rule, vectors: Sequence[Vector], mix: Mix = "none", draw: int = 0, last: Vector | None = None
-) -> Combined:
+    rule: RobustRule, vectors: Sequence[Vector], mix: Mix = "none", draw: int = 0, last: Vector | None = None
+) -> RobustValue:
     """Return one value of ``vectors``, all of one dtype and on the CPU, in the same order at all members.
 
     :param last: the previous round's value of an iterative rule; zero if None.
@@ -49,17 +49,17 @@ def combine(
     """
     if isinstance(rule, CoordinateRule) and mix == "none":
         _enough(rule, len(vectors))
-        return Combined(_visited(vectors, rule.combine, LONG if COMPILED else CHUNK))
+        return RobustValue(_visited(vectors, rule.combine, LONG if COMPILED else CHUNK))
     onward = isinstance(rule, GramRule) and rule.continues
     if onward and last is None:
         last = blank(vectors[0])
     gram = products(vectors, last if onward else None, isinstance(rule, GramRule) and rule.origin)
     if isinstance(rule, CoordinateRule):
         made, matrix = rule.combine, _mixed_by(rule, gram, mix, draw)
-        return Combined(_visited(vectors, lambda rows: made(mixed(matrix, rows))))
+        return RobustValue(_visited(vectors, lambda rows: made(mixed(matrix, rows))))
     assert isinstance(rule, GramRule)
     c = coefficients(rule, gram, mix, draw, onward)
-    return Combined(by_coefficients(vectors, c, last if onward else None), c, gram)
+    return RobustValue(by_coefficients(vectors, c, last if onward else None), c, gram)
 
 
 def by_coefficients(vectors: Sequence[Vector], c: Tensor, last: Vector | None) -> Tensor:
@@ -79,7 +79,7 @@ def coefficients(rule: GramRule, gram: Tensor, mix: Mix, draw: int, about_last: 
     return matrix.T @ rule.coefficients(seen) * shorter
 
 
-def _mixed_by(rule: Rule, gram: Tensor, mix: Mix, draw: int) -> Tensor:
+def _mixed_by(rule: RobustRule, gram: Tensor, mix: Mix, draw: int) -> Tensor:
     """Return the mixing matrix by true lengths, since a shortened vector may be as near as an honest long one."""
     lengths = torch.ones(len(gram) - 1, dtype=gram.dtype)
     matrix = mixing(mix, framed(gram, lengths, origin=False), rule.liars, draw)
@@ -125,7 +125,7 @@ def _visited(vectors: Sequence[Vector], made: Callable[[list[Tensor]], Tensor], 
     return value
 
 
-def _enough(rule: Rule, count: int) -> None:
+def _enough(rule: RobustRule, count: int) -> None:
     if count < rule.least():
         raise ValueError(f"{count} vectors are too few for {rule.liars} liars: give {rule.least()} or more")
 
@@ -136,7 +136,7 @@ def suspects(counted: Sequence[float], liars: int) -> list[int]:
     return sorted(sorted(little, key=lambda place: (counted[place], place))[:liars])
 
 
-def rivals(rules: Mapping[str, Rule], own: GramRule, gram: Tensor, mix: Mix, draw: int) -> dict[str, Tensor]:
+def rivals(rules: Mapping[str, RobustRule], own: GramRule, gram: Tensor, mix: Mix, draw: int) -> dict[str, Tensor]:
     """Return c [n] of each of ``rules`` except the run's ``own``, from G of a round with ``mix`` and ``draw``.
 
     Leaves out rules without coefficients from G: coordinate rules; iterative rules, if the run's is not, and rules

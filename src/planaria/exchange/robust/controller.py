@@ -7,15 +7,15 @@ from collections.abc import Collection, Sequence
 from planaria.control import decisions as d
 from planaria.control.replica import ReplicaState
 from planaria.control.state import RunState
-from planaria.control.updates import rounded
-from planaria.exchange.base import Counted
-from planaria.exchange.robust.equivocation import Findings, Received, findings, joined
+from planaria.control.update_reports import rounded
+from planaria.exchange.base import UpdateWeights
+from planaria.exchange.robust.equivocation import Exclusions, Received, findings, joined
 from planaria.exchange.robust.suspicion import distrusted
 
 
 def remembered(run: RunState) -> dict[int, str]:
     """Return the replicas excluded from rounds because of repeated invalid updates, with reasons."""
-    return Findings(useless=run.suspicion.standing(run.rule).useless).left_out
+    return Exclusions(useless=run.suspicion.standing(run.rule).useless).left_out
 
 
 def left_out(run: RunState) -> dict[int, str]:
@@ -49,10 +49,10 @@ def _received_in_step(replica: ReplicaState) -> Received:
     return {member: joined(of_stages) for member, of_stages in enumerate(received)}
 
 
-def suspects(run: RunState, party: Collection[int]) -> Findings:
+def suspects(run: RunState, party: Collection[int]) -> Exclusions:
     """Return the equivocating replicas among those about to settle a round together."""
     if not run.rule.witnessed(len(party)):
-        return Findings()
+        return Exclusions()
     received = {}
     for number in party:
         replica, by_node = run.replicas[number], dict[int, dict[int, str]]()
@@ -73,7 +73,7 @@ def counted(run: RunState, round: int, party: Sequence[int]) -> tuple[Coefficien
     weighing = run.rule.weighing
     if weighing is None or len(party) < 2:
         return {}, {}
-    members, coefficients, first = sorted(party), Coefficients(), Counted()
+    members, coefficients, first = sorted(party), Coefficients(), UpdateWeights()
     for me in members:
         meeting, arrangement = run.replicas[me].meeting, run.replicas[me].arrangement
         assert meeting is not None

@@ -26,7 +26,7 @@ _BYTES = 16
 """bytes of a digest; collision-resistant"""
 
 
-class Findings(NamedTuple):
+class Exclusions(NamedTuple):
     """The members to exclude from a round."""
 
     liars: tuple[int, ...] = ()
@@ -67,7 +67,7 @@ def digest(update: Update) -> str:
     return hashed.digest()[:_BYTES].hex()
 
 
-def findings(received: Received, members: Collection[int], liars: int) -> Findings:
+def findings(received: Received, members: Collection[int], liars: int) -> Exclusions:
     """Return the findings from the digests that ``members`` report, with at most ``liars`` Byzantine ones.
 
     Digests of other senders are ignored; a missing digest contradicts no one.
@@ -84,7 +84,7 @@ def findings(received: Received, members: Collection[int], liars: int) -> Findin
         if sender not in settled and other is not None:
             disputes.append((sender, other))
             settled |= {sender, other}
-    return Findings(tuple(proved), tuple(disputes))
+    return Exclusions(tuple(proved), tuple(disputes))
 
 
 def joined(stages: Iterable[Mapping[int, str]]) -> dict[int, str]:

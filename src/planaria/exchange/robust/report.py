@@ -31,7 +31,7 @@ Place = tuple[int, int]
 
 
 @dataclass
-class Refusals:
+class RejectionCounts:
     """Rejections of one replica's updates for one stage and reason."""
 
     rounds: set[int] = field(default_factory=set)
@@ -40,7 +40,7 @@ class Refusals:
 
 
 @dataclass
-class Little:
+class LowWeightRounds:
     """Rounds in which an update counted little, and its coefficients by rule."""
 
     rounds: int = 0
@@ -55,7 +55,7 @@ class Little:
 
 
 @dataclass
-class Trust:
+class TrustHistory:
     """Trust over a whole run."""
 
     width: int = 1
@@ -64,9 +64,9 @@ class Trust:
     """whether updates are weighed over all stages of a replica"""
     counted: dict[Place, dict[int, list[float]]] = field(default_factory=lambda: defaultdict(dict))
     """place → column → [sum of coefficients, count]"""
-    refused: dict[tuple[int, int, str], Refusals] = field(default_factory=lambda: defaultdict(Refusals))
+    refused: dict[tuple[int, int, str], RejectionCounts] = field(default_factory=lambda: defaultdict(RejectionCounts))
     """(replica, stage, reason)"""
-    little: dict[Place, Little] = field(default_factory=lambda: defaultdict(Little))
+    little: dict[Place, LowWeightRounds] = field(default_factory=lambda: defaultdict(LowWeightRounds))
 
     def place(self, replica: int, stage: int) -> Place:
         """Return the row of a replica's stage."""
@@ -77,18 +77,18 @@ class Trust:
         return total / count if count else None
 
 
-def trust_of(record: RunRecord) -> Trust:
+def trust_of(record: RunRecord) -> TrustHistory:
     """Return the trust in a log; repeated rounds count again."""
     return record.once(_trust)
 
 
-def _trust(record: RunRecord) -> Trust:
+def _trust(record: RunRecord) -> TrustHistory:
     last = max(
         (fact.round for _, fact in record.history if isinstance(fact, UpdatesWeighted | UpdateRejected)), default=0
     )
     robust = record.config.exchange.robust
     whole = isinstance(robust, Mapping) and robust.get("scope") == "replica"
-    found = Trust(width=1 + last // COLUMNS, whole=whole)
+    found = TrustHistory(width=1 + last // COLUMNS, whole=whole)
     for _, fact in record.history:
         if isinstance(fact, UpdatesWeighted):
             for replica, value in fact.counted.items():
@@ -103,7 +103,7 @@ def _trust(record: RunRecord) -> Trust:
     return found
 
 
-def _compare(fact: UpdatesWeighted, trust: Trust) -> None:
+def _compare(fact: UpdatesWeighted, trust: TrustHistory) -> None:
     """Add what other rules would have counted in a round."""
     suspects = {replica for of in fact.rivals.values() for replica in of}
     for replica in suspects:
@@ -143,10 +143,10 @@ def section(record: RunRecord) -> Iterator[str]:
         more = f" The {ROWS} most frequent of {len(rows)}." if len(rows) > ROWS else ""
         parts += [page.subheading("Rejected"), page.note(f"Invalid updates.{more}")]
         parts.append(page.table("refused", head, rows[:ROWS], numbers_from=3))
-    yield page.section("Trust", text.strip(), *parts)
+    yield page.section("TrustHistory", text.strip(), *parts)
 
 
-def _by_others(trust: Trust) -> tuple[list[str], list[list[str]]]:
+def _by_others(trust: TrustHistory) -> tuple[list[str], list[list[str]]]:
     """Return header and rows of mean coefficients by rule, the most frequently discounted updates first."""
     rules = [OWN, MEAN, *sorted({rule for little in trust.little.values() for rule in little.sums} - {OWN, MEAN})]
     rows = []
@@ -156,7 +156,7 @@ def _by_others(trust: Trust) -> tuple[list[str], list[list[str]]]:
     return ["replica", "stage", "rounds", *rules], rows
 
 
-def _rows(trust: Trust) -> Iterator[list[str]]:
+def _rows(trust: TrustHistory) -> Iterator[list[str]]:
     for (replica, stage, reason), found in trust.refused.items():
         place = str(stage) if stage >= 0 else "–"
         rounds, nodes = found.rounds, len(found.nodes)
@@ -164,7 +164,7 @@ def _rows(trust: Trust) -> Iterator[list[str]]:
         yield [str(replica), place, reason, str(len(rounds)), str(min(rounds)), str(max(rounds)), who]
 
 
-def trust_figure(trust: Trust) -> go.Figure:
+def trust_figure(trust: TrustHistory) -> go.Figure:
     """Draw coefficients as a heat map: rows are stages of replicas (or whole replicas), columns are rounds."""
     refused: dict[Place, set[int]] = defaultdict(set)
     for (replica, stage, _), found in trust.refused.items():

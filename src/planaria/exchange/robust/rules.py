@@ -15,9 +15,9 @@ from torch import Tensor
 
 from planaria.common.errors import UserError, nearest
 from planaria.config.registry import Registry
-from planaria.exchange import message
-from planaria.exchange.base import Counted, OnCounted, TooManyByzantine, Weights
-from planaria.exchange.robust.base import CoordinateRule, GramRule, Rule
+from planaria.exchange import weight_message
+from planaria.exchange.base import OnCounted, TooManyByzantine, UpdateWeights, Weights
+from planaria.exchange.robust.base import CoordinateRule, GramRule, RobustRule
 from planaria.exchange.robust.clipping import CenteredClipping
 from planaria.exchange.robust.combining import BUCKET, Mix, by_coefficients, coefficients, combine, rivals, suspects
 from planaria.exchange.robust.coordinate import Median, TrimmedMean
@@ -26,10 +26,10 @@ from planaria.exchange.robust.geometric import GeometricMedian
 from planaria.exchange.robust.krum import Krum, MultiKrum
 from planaria.exchange.robust.products import NotFinite, blank
 
-RULES: Registry[Rule] = Registry(
+RULES: Registry[RobustRule] = Registry(
     "rule",
     "exchange.robust.rule",
-    Rule,
+    RobustRule,
     {
         "median": Median,
         "trimmed_mean": TrimmedMean,
@@ -47,10 +47,10 @@ Scope = Literal["stage", "replica"]
 
 
 @dataclass(frozen=True)
-class Robust:
+class RobustAggregator:
     """A rule, and the mixing of vectors before it."""
 
-    rule: Rule
+    rule: RobustRule
     mix: Mix = "none"
     on_counted: OnCounted | None = None
     """receives the weight of each member in a round's value, if the rule has coefficients"""
@@ -58,7 +58,7 @@ class Robust:
     """as of :attr:`~planaria.exchange.base.Exchange.strikes`"""
     scope: Scope = "stage"
     """scope of a judgement: the updates that each stage receives, or whole replicas (``weighing.py``)"""
-    counted: Counted | None = None
+    counted: UpdateWeights | None = None
     """with scope "replica": the members' weights over all stages"""
 
     def least(self) -> int:
@@ -71,7 +71,9 @@ class Robust:
         """Whether it needs the previous round's value."""
         return isinstance(self.rule, GramRule) and self.rule.continues
 
-    def after_rejecting(self, refused: int, on_counted: OnCounted, counted: Counted | None = None) -> Robust:
+    def after_rejecting(
+        self, refused: int, on_counted: OnCounted, counted: UpdateWeights | None = None
+    ) -> RobustAggregator:
         """Return the rule after ``refused`` updates were rejected; these count as Byzantine.
 
         ``on_counted`` and ``counted`` as in :meth:`~planaria.exchange.base.Exchange.after_rejecting`.
@@ -94,18 +96,18 @@ class Robust:
         if not like:  # an empty fragment
             return {}
         vectors, before = (
-            [message.pieces(weights) for weights in decoded.values()],
-            message.pieces(last) if last else None,
+            [weight_message.pieces(weights) for weights in decoded.values()],
+            weight_message.pieces(last) if last else None,
         )
         if self.scope == "replica":
-            return message.named(self._given(vectors, [*decoded], before), like)
+            return weight_message.named(self._given(vectors, [*decoded], before), like)
         try:
             found = combine(self.rule, vectors, self.mix, draw, before)
         except NotFinite as error:
             raise TooManyByzantine("a member's vector is not finite, and was not refused") from error
         if self.on_counted is not None and found.coefficients is not None and found.gram is not None:
             self.on_counted(self._counted([*decoded], found.coefficients, found.gram, draw))
-        return message.named(found.value, like)
+        return weight_message.named(found.value, like)
 
     def _given(self, vectors: list[list[Tensor]], members: list[int], last: list[Tensor] | None) -> Tensor:
         """Return the value with the weights found over all stages."""
@@ -115,7 +117,7 @@ class Robust:
             last = blank(vectors[0])
         return by_coefficients(vectors, c, last if self.continues else None)
 
-    def judged(self, members: Sequence[int], gram: Tensor, draw: int) -> Counted:
+    def judged(self, members: Sequence[int], gram: Tensor, draw: int) -> UpdateWeights:
         """Return the weights of ``members``, also by other rules, from inner products G [n + 1, n + 1]
         (``products.py``).
 
@@ -125,7 +127,7 @@ class Robust:
         found = coefficients(self.rule, gram, self.mix, draw, self.continues)
         return self._counted(members, found, gram, draw)
 
-    def _counted(self, members: Sequence[int], found: Tensor, gram: Tensor, draw: int) -> Counted:
+    def _counted(self, members: Sequence[int], found: Tensor, gram: Tensor, draw: int) -> UpdateWeights:
         own = found.tolist()
 
         def by_rivals() -> dict[str, dict[int, float]]:
@@ -136,10 +138,10 @@ class Robust:
             others = rivals(rules, self.rule, gram, self.mix, draw)
             return {name: {members[place]: float(c[place]) for place in little} for name, c in others.items()}
 
-        return Counted(dict(zip(members, own, strict=True)), by_rivals)
+        return UpdateWeights(dict(zip(members, own, strict=True)), by_rivals)
 
 
-def robust_of(setting: str | Mapping[str, Any], members: int) -> Robust:
+def robust_of(setting: str | Mapping[str, Any], members: int) -> RobustAggregator:
     """Return the rule that ``exchange.robust`` configures for ``members``.
 
     :raises UserError: naming unknown names or incompatible settings.
@@ -155,7 +157,7 @@ def robust_of(setting: str | Mapping[str, Any], members: int) -> Robust:
         raise UserError(f"exchange.robust.strikes = {strikes!r}: give a number of steps, 0 or more (0: never)")
     if scope not in get_args(Scope):
         raise UserError(f"exchange.robust.scope = {scope!r}: no such choice; {nearest(str(scope), get_args(Scope))}")
-    made = Robust(RULES.make(rule, given), mix, strikes=strikes, scope=scope)
+    made = RobustAggregator(RULES.make(rule, given), mix, strikes=strikes, scope=scope)
     if scope == "replica" and isinstance(made.rule, CoordinateRule):
         raise UserError(
             f"exchange.robust.scope = 'replica': {rule!r} treats each coordinate separately, so stages cannot be "

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from planaria.exchange.base import Exchange
-from planaria.exchange.robust.equivocation import Findings, Received, findings
+from planaria.exchange.robust.equivocation import Exclusions, Received, findings
 
 
 @dataclass(frozen=True)
-class Refusals:
+class MemberRejections:
     """Rejections of one member's updates; those of the newest round are separate, since they may be incomplete."""
 
     proved: int = 0
@@ -23,7 +23,7 @@ class Refusals:
     now: frozenset[int] = frozenset()
     """members that rejected in it"""
 
-    def refused(self, round: int, by: Collection[int], liars: int) -> Refusals:
+    def refused(self, round: int, by: Collection[int], liars: int) -> MemberRejections:
         """Return the state after these members rejected in ``round``; reports about an older round are ignored.
 
         :param liars: the largest number of Byzantine members.
@@ -40,12 +40,12 @@ class Refusals:
         most = sorted(closed.by.values(), reverse=True)
         return closed.proved + (most[liars] if len(most) > liars else 0)
 
-    def without(self, member: int) -> Refusals:
+    def without(self, member: int) -> MemberRejections:
         """Return the state without rejections by ``member``."""
         by = MappingProxyType({other: rounds for other, rounds in self.by.items() if other != member})
         return replace(self, by=by, now=self.now - {member})
 
-    def _closed(self, liars: int) -> Refusals:
+    def _closed(self, liars: int) -> MemberRejections:
         """Return the state with the newest round merged into the earlier ones."""
         if len(self.now) > liars:
             return replace(self, proved=self.proved + 1, now=frozenset())
@@ -57,7 +57,7 @@ Finding = tuple[int, ...]
 """one replica that equivocates, or two in dispute, of which at least one is Byzantine"""
 Refused = Mapping[int, Collection[int]]
 """replica → replicas whose updates its nodes rejected in a step or round"""
-_NEVER = Refusals()
+_NEVER = MemberRejections()
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Suspicion:
     """→ steps; of all-reduced replicas"""
     now: frozenset[Finding] = frozenset()
     """those in the current step"""
-    refusals: Mapping[int, Refusals] = field(default_factory=lambda: MappingProxyType({}))
+    refusals: Mapping[int, MemberRejections] = field(default_factory=lambda: MappingProxyType({}))
     """replica → rejections of its updates"""
 
     def raised(self, findings: Iterable[Finding]) -> Suspicion:
@@ -102,7 +102,7 @@ class Suspicion:
         now = frozenset(finding for finding in self.now if member not in finding)
         return Suspicion(MappingProxyType(found), now, MappingProxyType(others))
 
-    def standing(self, rule: Exchange) -> Findings:
+    def standing(self, rule: Exchange) -> Exclusions:
         """Return the members excluded from the current step: found in it, or in ``rule.strikes`` steps (0: never)."""
         least = rule.strikes
         held = {finding for finding, steps in self.found.items() if 0 < least <= steps} | self.now
@@ -110,9 +110,9 @@ class Suspicion:
         useless = {member for member in self.refusals if 0 < least <= self.strikes(member, rule)} - alone
         disputes = [(one, *rest) for one, *rest in sorted(held) if rest and not (alone | useless) & {one, *rest}]
         pairs = tuple((first, second) for first, second in disputes)
-        return Findings(tuple(sorted(alone)), pairs, tuple(sorted(useless)))
+        return Exclusions(tuple(sorted(alone)), pairs, tuple(sorted(useless)))
 
-    def examine(self, received: Received, rule: Exchange) -> Findings:
+    def examine(self, received: Received, rule: Exchange) -> Exclusions:
         """Return new findings from the digests in the current step, besides members already excluded."""
         known = self.standing(rule)
         return findings(received, received.keys() - known.left_out.keys(), max(0, rule.tolerated - known.least))

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from planaria.exchange import message
-from planaria.exchange.base import Counted, Outer, Updates, Weights
+from planaria.exchange import weight_message
+from planaria.exchange.base import StageOuterState, Updates, UpdateWeights, Weights
 from planaria.exchange.robust.products import CHUNK, Vector, chunks
-from planaria.exchange.robust.rules import Robust
+from planaria.exchange.robust.rules import RobustAggregator
 
 Products = Mapping[int, Mapping[int, float]]
 """inner products of one node: member → member received earlier, or itself → product"""
@@ -32,25 +32,29 @@ class Weighing:
     r is a member's ``own`` vector.
     """
 
-    robust: Robust
+    robust: RobustAggregator
     own: bool
     last: str
     """the part of an outer state that holds the previous round's value"""
-    decoded_values: Callable[[Outer, Updates], Mapping[int, Weights]]
+    decoded_values: Callable[[StageOuterState, Updates], Mapping[int, Weights]]
     """decodes the valid updates of the round after an outer state, by member"""
 
-    def products(self, outer: Outer, decoded: Mapping[int, Weights], me: int, news: Collection[int]) -> Products:
+    def products(
+        self, outer: StageOuterState, decoded: Mapping[int, Weights], me: int, news: Collection[int]
+    ) -> Products:
         """Return the inner products that ``me``'s node reports for the members ``news`` in the round after ``outer``.
 
         ``decoded`` holds all vectors in order of arrival, its own included and ``news`` last.
         """
-        vectors = {member: message.pieces(weights) for member, weights in decoded.items()}
+        vectors = {member: weight_message.pieces(weights) for member, weights in decoded.items()}
         about = vectors[me] if self.own else None
         if self.robust.continues:
-            about = message.pieces({name: t for name, t in outer[self.last].items() if name in decoded[me]}) or None
+            about = (
+                weight_message.pieces({name: t for name, t in outer[self.last].items() if name in decoded[me]}) or None
+            )
         return products(vectors, news, about, me if self.own else None)
 
-    def counted(self, stages: Sequence[Products], members: Sequence[int], me: int, draw: int) -> Counted | None:
+    def counted(self, stages: Sequence[Products], members: Sequence[int], me: int, draw: int) -> UpdateWeights | None:
         """Return the weights of the updates of ``members``, in order, from the products of each stage; None below the
         rule's least number of members.
 

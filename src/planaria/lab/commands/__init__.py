@@ -16,7 +16,7 @@ from planaria.cli.settings import Settings
 from planaria.common.errors import UserError
 
 if TYPE_CHECKING:
-    from planaria.lab.commands.merge import Wanted
+    from planaria.lab.commands.merge import MergeOptions
 
 DELAYS = "choose a gradient code for replicas as late as those of this run (its folder)"
 ADD = "the expert to add: for an ensemble, a run or an exported model with its tokenizer"
@@ -54,7 +54,7 @@ def _compare(
     """Compare strategies on the same failures; resumable."""
     from planaria.faults.failure_groups import lost_of
     from planaria.lab.compare.api import compare, trace_laid
-    from planaria.lab.compare.run_comparison import Asked
+    from planaria.lab.compare.run_comparison import ComparisonRequest
     from planaria.lab.dry_run import dry_run as estimate
     from planaria.lab.report.comparison_table import show_table
 
@@ -62,7 +62,9 @@ def _compare(
     names = None if arms is None else [name.strip() for name in arms.split(",")]
     numbers, progress, taken = _seeds(seeds), not quiet, lost_of(lost)
     if dry_run:
-        estimate(Asked(recipe, changes, numbers, names, trace_laid(together, taken)), print if progress else None)
+        estimate(
+            ComparisonRequest(recipe, changes, numbers, names, trace_laid(together, taken)), print if progress else None
+        )
         return 0
     result = compare(
         recipe, seeds=numbers, arms=names, together=together, lost=taken, settings=changes, progress=progress
@@ -182,10 +184,10 @@ def _merge(
     return merge.fuse(run, to, by, scale, safe, seed or 0)
 
 
-def _wanted(by: Literal["average", "dume"], given: Mapping[str, float | None], bias: bool) -> Wanted:
+def _wanted(by: Literal["average", "dume"], given: Mapping[str, float | None], bias: bool) -> MergeOptions:
     """Return the options of a merged model; raise UserError if they are invalid."""
     from planaria.config.bounds import COLDEST
-    from planaria.lab.commands.merge import Wanted
+    from planaria.lab.commands.merge import MergeOptions
     from planaria.lab.experts.fused import Routers
     from planaria.lab.experts.ridge import RIDGE
     from planaria.lab.experts.text_prior import SAMPLES
@@ -198,4 +200,4 @@ def _wanted(by: Literal["average", "dume"], given: Mapping[str, float | None], b
     usual = {"top_k": 1, "temperature": 1.0, "samples": SAMPLES, "ridge": RIDGE}
     fields = {"top-k": "top_k", "lambda": "ridge"}
     chosen = {fields.get(name, name): value for name, value in given.items() if value is not None}
-    return Wanted(by, Routers.model_validate(usual | chosen), bias)
+    return MergeOptions(by, Routers.model_validate(usual | chosen), bias)

@@ -14,17 +14,17 @@ from planaria.common.errors import UserError
 from planaria.config import recipe
 from planaria.config.schema import RunConfig
 from planaria.control.logs import read_run
-from planaria.exchange.coded.choose import Chosen, choose
+from planaria.exchange.coded.choose import SchemeChoice, choose
 from planaria.exchange.coded.coding import coding_of
 from planaria.exchange.coded.report import LEAST_ROUNDS, profile_of
-from planaria.exchange.coded.simulate import Profile
+from planaria.exchange.coded.simulate import FinishTimes
 from planaria.lab.commands.advise_compress import advise_compress
-from planaria.lab.compare.advice import Advice, BreakEven, unknown
+from planaria.lab.compare.advice import BreakEven, StrategyAdvice, unknown
 from planaria.lab.compare.advice import advise as weigh_all
 from planaria.lab.compare.experience import Experience
 from planaria.report.phrases import counted
 from planaria.report.tables import Table, show
-from planaria.runtime.engine.check import check
+from planaria.runtime.engine.config_checks import check
 
 UNITS = {"hours": 1.0, "minutes": 60.0, "seconds": 3600.0}
 """Units of a prediction → number per hour."""
@@ -85,7 +85,7 @@ def _in_unit(unit: str, *hours: float) -> str:
     return " … ".join(f"{value:.0f}" if value >= 1000 else f"{value:#.4g}" for value in values)
 
 
-def _show(config: RunConfig, advice: Advice, unit: str) -> None:
+def _show(config: RunConfig, advice: StrategyAdvice, unit: str) -> None:
     rate = f"{config.network.hourly:.3g} an hour and worker"
     head = ["strategy", "recovery.strategy", "routing", unit, "range", "checkpoint every", "MB a step", "memory"]
     rows = []
@@ -99,7 +99,7 @@ def _show(config: RunConfig, advice: Advice, unit: str) -> None:
     show([Table(title, head, rows, numbers_from=3)])
 
 
-def _conclusions(config: RunConfig, advice: Advice, known: Experience, unit: str) -> list[str]:
+def _conclusions(config: RunConfig, advice: StrategyAdvice, known: Experience, unit: str) -> list[str]:
     best = advice.ways[0]
     command = f"--recovery.strategy {best.chain.replace(' ', '')!s} --routing.kind {best.routing}"
     if best.background != config.checkpoint.background:
@@ -136,11 +136,11 @@ WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 """Candidate numbers of jobs per step."""
 
 
-class Window(NamedTuple):
+class BestWindow(NamedTuple):
     """The best scheme for steps of ``jobs`` jobs."""
 
     jobs: int
-    chosen: Chosen
+    chosen: SchemeChoice
     step_s: float
 
 
@@ -177,7 +177,7 @@ def advise_coded(config: RunConfig, folder: Path) -> int:
     return 0
 
 
-def _delays_of(config: RunConfig, folder: Path) -> tuple[Profile, int]:
+def _delays_of(config: RunConfig, folder: Path) -> tuple[FinishTimes, int]:
     """Return a run's delays and the jobs of its steps."""
     record = read_run(folder)
     coding, profile = coding_of(record.config.exchange), profile_of(record)
@@ -194,7 +194,7 @@ def _delays_of(config: RunConfig, folder: Path) -> tuple[Profile, int]:
     return profile, coding.jobs
 
 
-def windows_of(config: RunConfig, profile: Profile, jobs: int) -> list[Window]:
+def windows_of(config: RunConfig, profile: FinishTimes, jobs: int) -> list[BestWindow]:
     """Return the best scheme for each number of jobs that divides the recipe's steps, the fastest first.
 
     ``profile`` is of steps of ``jobs`` jobs. For other numbers, rounds are combined or divided, since the data of a job
@@ -205,11 +205,11 @@ def windows_of(config: RunConfig, profile: Profile, jobs: int) -> list[Window]:
         if microbatches % (width * profile.workers) == 0:
             cut = profile.cut(jobs, width)
             chosen = choose(cut, window=width, microbatches=microbatches // width)
-            found.append(Window(width, chosen, width * chosen.best.seconds))
+            found.append(BestWindow(width, chosen, width * chosen.best.seconds))
     return sorted(found, key=lambda window: (window.step_s, window.jobs))
 
 
-def _coded_conclusions(windows: list[Window], none_s: float, plain: Chosen) -> Iterator[str]:
+def _coded_conclusions(windows: list[BestWindow], none_s: float, plain: SchemeChoice) -> Iterator[str]:
     best = windows[0]
     if plain.always_slow:
         yield f"always slow   {plain.why}"

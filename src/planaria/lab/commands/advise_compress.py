@@ -8,7 +8,14 @@ from pathlib import Path
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.lab.compare.compression_advice import CLOSE, SPAN, Advice, Lessons, Weighed, advise
+from planaria.lab.compare.compression_advice import (
+    CLOSE,
+    SPAN,
+    CompressionAdvice,
+    CompressionExperience,
+    WeighedCompression,
+    advise,
+)
 from planaria.lab.compare.experience import Range
 from planaria.lab.trials.spread import Spread, seeds_shown, shown
 from planaria.report.tables import Table, show
@@ -17,9 +24,9 @@ LIKE = "if your run resembles the race's: replicas, model, optimizer, steps"
 HEAD = ["how", "MB a step", "s a step", "of dense", "coding, ms", "loss at the end, of dense", "steps, of dense"]
 
 
-def lessons() -> Lessons:
+def lessons() -> CompressionExperience:
     """Return the measurements that ship with planaria."""
-    return Lessons.model_validate_json((files("planaria.lab.compare") / "compression.json").read_bytes())
+    return CompressionExperience.model_validate_json((files("planaria.lab.compare") / "compression.json").read_bytes())
 
 
 def advise_compress(config: RunConfig, path: Path) -> int:
@@ -53,7 +60,7 @@ def _require(config: RunConfig, path: Path) -> None:
         raise UserError(f"{path}: {', '.join(missing)}: advice needs to know; give each in [network] or as a flag")
 
 
-def _row(way: Weighed, dense: Weighed, known: Lessons) -> list[str]:
+def _row(way: WeighedCompression, dense: WeighedCompression, known: CompressionExperience) -> list[str]:
     missed = f"missed by {way.arm.missed} of {len(known.seeds)}"
     steps = missed if way.arm.steps is None else _shown(way.arm.steps)
     coding = "–" if way.coding_s is None else f"{1e3 * way.coding_s:.3g}"
@@ -65,7 +72,7 @@ def _shown(of: Range) -> str:
     return shown(Spread(of.mean, of.low, of.high))
 
 
-def _conclusions(config: RunConfig, advice: Advice, known: Lessons) -> Iterator[str]:
+def _conclusions(config: RunConfig, advice: CompressionAdvice, known: CompressionExperience) -> Iterator[str]:
     yield from _advised(advice)
     yield f"break-even    {_break_even(config, advice)}"
     yield from _quicker(advice, known)
@@ -84,7 +91,7 @@ def _conclusions(config: RunConfig, advice: Advice, known: Lessons) -> Iterator[
     yield f"experience    {known.source}, {seeds_shown(known.seeds)}: {known.setting}; [ … ] is their range"
 
 
-def _advised(advice: Advice) -> Iterator[str]:
+def _advised(advice: CompressionAdvice) -> Iterator[str]:
     best, dense = advice.best, advice.dense
     if best is None:
         yield f"advice        none: nothing that reaches dense gradients' loss saves more than {CLOSE - 1:.0%}"
@@ -98,7 +105,7 @@ def _advised(advice: Advice) -> Iterator[str]:
     )
 
 
-def _break_even(config: RunConfig, advice: Advice) -> str:
+def _break_even(config: RunConfig, advice: CompressionAdvice) -> str:
     now = f"network.bandwidth (now {config.network.bandwidth:.3g})"
     if advice.break_even is not None:
         return (
@@ -110,7 +117,7 @@ def _break_even(config: RunConfig, advice: Advice) -> str:
     return f"none down to 1/{SPAN:g} of {now}: compressing does not pay there either"
 
 
-def _quicker(advice: Advice, known: Lessons) -> Iterator[str]:
+def _quicker(advice: CompressionAdvice, known: CompressionExperience) -> Iterator[str]:
     """Name the scheme with the lowest loss among those with quicker steps than the advised one."""
     limit = (advice.best or advice.dense).step_s
     quicker = [way for way in advice.ways if way.step_s * CLOSE < limit and way.arm.steps is None]
@@ -123,7 +130,7 @@ def _quicker(advice: Advice, known: Lessons) -> Iterator[str]:
         )
 
 
-def _sure(advice: Advice) -> str:
+def _sure(advice: CompressionAdvice) -> str:
     if advice.best is None:
         return f"of the clock's seconds; of losses, {LIKE}"
     worst = advice.best.seconds("high")

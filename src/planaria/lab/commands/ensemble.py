@@ -21,9 +21,9 @@ from planaria.lab.experts import fused, manifest
 from planaria.lab.experts.domains import HELD_OUT, TEST, with_text
 from planaria.lab.experts.embedding import Embedding
 from planaria.lab.experts.ensemble import Ensemble
-from planaria.lab.experts.experts_results import Score
+from planaria.lab.experts.experts_results import DomainScore
 from planaria.lab.experts.log_probabilities import domain_samples, token_logps, windows
-from planaria.lab.experts.manifest import ADDED, TOKENIZER, Manifest, Member
+from planaria.lab.experts.manifest import ADDED, TOKENIZER, EnsembleManifest, Expert
 from planaria.lab.experts.merge import shares
 from planaria.lab.experts.minimax_weights import FLOOR, TOLERANCE
 from planaria.lab.experts.scoring import score, weigh
@@ -32,9 +32,9 @@ from planaria.models.generate import texts
 from planaria.report.live.bars import CountProgress
 from planaria.report.tables import Table, show
 from planaria.runtime.complete import Completer, note_context
-from planaria.runtime.engine import runs
+from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.weight_sources import open_model
-from planaria.runtime.foreign import export_run
+from planaria.runtime.import_export import export_run
 
 MOST_WINDOWS = 500
 
@@ -94,7 +94,7 @@ def _print_domains(ensemble: Ensemble, folder: Path, tests: Sequence[Path]) -> N
     show([Table(title, ["domain", "ensemble", "best expert", "of it alone", "largest weight", "share"], rows)])
 
 
-def _measured(ensemble: Ensemble, folder: Path, source: str) -> tuple[Tensor, Score]:
+def _measured(ensemble: Ensemble, folder: Path, source: str) -> tuple[Tensor, DomainScore]:
     """Return the experts' ln p of a text [E, N, T], and the ensemble's score."""
     data = DataConfig(source=source, tokenizer=str(folder / TOKENIZER), validation=0.0)
     samples = windows(prepare(data, ensemble.manifest.vocab), "train", ensemble.manifest.context, MOST_WINDOWS)
@@ -116,7 +116,7 @@ def add_expert(folder: Path, source: Path, name: str, domain: str) -> int:
         parameters = _require_compatible(folder, kept, source, domain)
         place = _copied(source, folder / ADDED, name)
         beliefs = torch.tensor([member.belief for member in kept.members], dtype=torch.float64)
-        member = Member(
+        member = Expert(
             name=name,
             domain=domain,
             model=f"{ADDED}/{place.name}",
@@ -130,10 +130,10 @@ def add_expert(folder: Path, source: Path, name: str, domain: str) -> int:
 
 
 @contextmanager
-def _changing(folder: Path) -> Iterator[Manifest]:
+def _changing(folder: Path) -> Iterator[EnsembleManifest]:
     """Lock the ensemble, and yield its manifest."""
     manifest.read(folder)  # report an invalid manifest before a lock is made
-    with runs.held(folder):
+    with run_folders.held(folder):
         yield manifest.read(folder)
 
 
@@ -152,7 +152,7 @@ def _copied(source: Path, shelf: Path, name: str) -> Path:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _require_compatible(folder: Path, kept: Manifest, source: Path, domain: str) -> int:
+def _require_compatible(folder: Path, kept: EnsembleManifest, source: Path, domain: str) -> int:
     """Return the parameters of a model for the ensemble; raise UserError if it is incompatible."""
     model, tokenizer = open_model(source)
     if model.config.vocab != kept.vocab:

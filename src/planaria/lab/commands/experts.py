@@ -17,24 +17,24 @@ from planaria.config import recipe
 from planaria.config.schema import DataConfig, RunConfig
 from planaria.data.tokenizer import load_tokenizer
 from planaria.lab.experts import manifest
-from planaria.lab.experts.budget import Job, is_generalist
+from planaria.lab.experts.budget import ExpertPlan, is_generalist
 from planaria.lab.experts.campaign import Campaign, require_even
 from planaria.lab.experts.domains import RULE, TRAINED, write_domains
 from planaria.lab.experts.ensemble import Ensemble
 from planaria.lab.experts.ensemble import domain_weights_over_text as overheard
-from planaria.lab.experts.experts_results import Results, SeedResult, Weighing
+from planaria.lab.experts.experts_results import FittedWeights, Results, SeedResult
 from planaria.lab.experts.experts_spec import ExpertsSpec, expanded, load, sized
 from planaria.lab.experts.lineage import called
-from planaria.lab.experts.log_probabilities import Texts
-from planaria.lab.experts.manifest import Manifest, Member
+from planaria.lab.experts.log_probabilities import DomainTexts
+from planaria.lab.experts.manifest import EnsembleManifest, Expert
 from planaria.lab.experts.minimax_weights import FLOOR
 from planaria.lab.experts.scoring import weigh
 from planaria.lab.report.experts_report import show_results, write_experts_report
 from planaria.lab.trials.result_cache import CachedResult, identity, make_folder
 from planaria.models.llama_stages import parameter_count
 from planaria.report.live.jobs_progress import JobsProgress
-from planaria.runtime.engine import runs
-from planaria.runtime.engine.check import check, read_faults
+from planaria.runtime.engine import run_folders
+from planaria.runtime.engine.config_checks import check, read_faults
 from planaria.runtime.engine.prepare import placed
 
 RESULTS = "results.json"
@@ -52,7 +52,7 @@ def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> i
         print(recipe.dump(base, experts=spec), end="")
         return 0
     spec, folder = expanded(spec), _folder(spec, base)
-    with runs.held(folder):
+    with run_folders.held(folder):
         before = manifest.read(folder) if (folder / manifest.FILE).exists() else None
         with JobsProgress(quiet) as progress:
             texts = _texts(folder, spec, base, progress.said)
@@ -129,7 +129,7 @@ def _folder(spec: ExpertsSpec, base: RunConfig) -> Path:
     return folder
 
 
-def _texts(folder: Path, spec: ExpertsSpec, base: RunConfig, say: Callable[[str], None]) -> Texts:
+def _texts(folder: Path, spec: ExpertsSpec, base: RunConfig, say: Callable[[str], None]) -> DomainTexts:
     """Copy the domains' text, make the experts' common tokenizer, and cut test and held-out samples.
 
     :raises UserError: when a text is invalid; a folder just made for them is removed.
@@ -141,14 +141,14 @@ def _texts(folder: Path, spec: ExpertsSpec, base: RunConfig, say: Callable[[str]
         if not known:
             data = DataConfig(source=str(folder / TRAINED), tokenizer=base.data.tokenizer, cache=base.data.cache)
             load_tokenizer(data, base.model.vocab, cache_folder(data.cache), say).save(tokenizer)
-        return Texts(folder, spec, base)
+        return DomainTexts(folder, spec, base)
     except UserError:
         if not known:
             shutil.rmtree(folder)
         raise
 
 
-def _worst(folder: Path, made: Manifest, texts: Texts, domains: Sequence[str]) -> Weighing | None:
+def _worst(folder: Path, made: EnsembleManifest, texts: DomainTexts, domains: Sequence[str]) -> FittedWeights | None:
     """Return the weights for the worst domain of the experts trained here; None for a single one, or too many."""
     if not 2 <= len(made.members) < 1 / FLOOR:
         return None
@@ -162,12 +162,12 @@ def _worst(folder: Path, made: Manifest, texts: Texts, domains: Sequence[str]) -
     )
 
 
-def _trained(job: Job, result: SeedResult) -> str:
+def _trained(job: ExpertPlan, result: SeedResult) -> str:
     """Return the path of an expert's model within the run's folder."""
     return f"seed-{result.seed}/experts/{called(job.name, result.line)}/model"
 
 
-def _branched_off(job: Job, spec: ExpertsSpec, result: SeedResult) -> str:
+def _branched_off(job: ExpertPlan, spec: ExpertsSpec, result: SeedResult) -> str:
     """Return the path of the model that an expert branched off: a parent, or the expert before it."""
     if before := spec.after[job.domain]:
         return _trained(job.model_copy(update={"domain": before}), result)
@@ -179,7 +179,7 @@ def _parent(result: SeedResult, size: str) -> str:
     return f"seed-{result.seed}/seeds/{result.parents[size]}/model"
 
 
-def _ensemble(folder: Path, spec: ExpertsSpec, base: RunConfig, result: SeedResult) -> Manifest:
+def _ensemble(folder: Path, spec: ExpertsSpec, base: RunConfig, result: SeedResult) -> EnsembleManifest:
     """Return the arm of experts that does best on held-out text as an ensemble."""
     ensembles = [found for arm, found in result.arms.items() if not is_generalist(arm)]
     best, shapes = min(ensembles, key=lambda arm: arm.held_out), sized(base.model, spec)
@@ -187,7 +187,7 @@ def _ensemble(folder: Path, spec: ExpertsSpec, base: RunConfig, result: SeedResu
     for job, belief in zip(best.experts, best.belief, strict=True):
         model = _trained(job, result)
         members.append(
-            Member(
+            Expert(
                 name=job.name,
                 domain=job.domain,
                 model=model,
@@ -197,7 +197,7 @@ def _ensemble(folder: Path, spec: ExpertsSpec, base: RunConfig, result: SeedResu
                 belief=belief,
             )
         )
-    return Manifest(
+    return EnsembleManifest(
         tokenizer=manifest.digest(folder / "tokenizer.json"),
         vocab=base.model.vocab,
         context=base.model.context,

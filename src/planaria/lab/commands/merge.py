@@ -22,9 +22,9 @@ from planaria.data.shards import prepare
 from planaria.lab.experts import fused, manifest
 from planaria.lab.experts import merge as merging
 from planaria.lab.experts.domains import TRAINED, with_text
-from planaria.lab.experts.fused import FILE, SCALES, Fused, How, Part, Routers
+from planaria.lab.experts.fused import FILE, SCALES, Fused, How, Routers, SourceModel
 from planaria.lab.experts.log_probabilities import domain_samples, kept_sums, windows
-from planaria.lab.experts.manifest import TOKENIZER, Manifest
+from planaria.lab.experts.manifest import TOKENIZER, EnsembleManifest
 from planaria.models import task_vectors
 from planaria.models.llama_stages import Llama
 from planaria.runtime.engine.weight_sources import open_model
@@ -38,19 +38,19 @@ UNRELATED = 1.0
 
 
 @dataclass(frozen=True)
-class Gathered:
+class MergeSources:
     """Experts of equal shape and their parent."""
 
     run: Path
-    known: Manifest
+    known: EnsembleManifest
     parent: LlamaPolicy
     experts: Sequence[LlamaPolicy]
-    origin: Part
+    origin: SourceModel
     """The parent."""
-    parts: list[Part]
+    parts: list[SourceModel]
 
 
-def gather(run: Path, to: Path, safe: str | None) -> Gathered:
+def gather(run: Path, to: Path, safe: str | None) -> MergeSources:
     """Load the experts of the ensemble in ``run``, to become one model in ``to``.
 
     :raises UserError: when they differ in size, their parent is unknown, or one is not its child.
@@ -69,7 +69,7 @@ def gather(run: Path, to: Path, safe: str | None) -> Gathered:
         require_child(parent, expert, f"expert {member.name!r}", place)
     origin = part_of("parent", "", Path(place), parent)
     parts = [part_of(m.name, m.domain, run / m.model, e) for m, e in zip(known.members, experts, strict=True)]
-    return Gathered(run, known, parent, experts, origin, parts)
+    return MergeSources(run, known, parent, experts, origin, parts)
 
 
 def fuse(run: Path, to: Path, by: How, scale: float | None, safe: str | None, seed: int) -> int:
@@ -83,7 +83,7 @@ def fuse(run: Path, to: Path, by: How, scale: float | None, safe: str | None, se
     return 0
 
 
-def add_up(found: Gathered, to: Path, record: Fused) -> None:
+def add_up(found: MergeSources, to: Path, record: Fused) -> None:
     """Write the parent plus each expert's contribution as one model."""
     parent = weights_of(found.parent)
     added = fused.contributions(record, parent, [weights_of(one) for one in found.experts])
@@ -122,12 +122,14 @@ def require_child(parent: Policy, expert: Policy, what: str, place: str) -> None
         )
 
 
-def part_of(name: str, domain: str, place: Path, policy: Policy) -> Part:
+def part_of(name: str, domain: str, place: Path, policy: Policy) -> SourceModel:
     """Describe a source model."""
-    return Part(name=name, domain=domain, place=str(place.absolute()), sha256=task_vectors.digest(weights_of(policy)))
+    return SourceModel(
+        name=name, domain=domain, place=str(place.absolute()), sha256=task_vectors.digest(weights_of(policy))
+    )
 
 
-def _parent(run: Path, known: Manifest) -> Path:
+def _parent(run: Path, known: EnsembleManifest) -> Path:
     """Return the path of the common parent of an ensemble's experts."""
     parents = {member.parent for member in known.members}
     if len(parents) > 1 and "" not in parents:
@@ -142,7 +144,7 @@ SUMS = "routers.safetensors"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class MergeOptions:
     """Options of a merged model."""
 
     by: Literal["average", "dume"]
@@ -151,7 +153,7 @@ class Wanted:
     """dume: whether routers have biases."""
 
 
-def merge(run: Path, to: Path, wanted: Wanted, safe: str | None) -> int:
+def merge(run: Path, to: Path, wanted: MergeOptions, safe: str | None) -> int:
     """Merge the experts of the ensemble in ``run``; return the exit code.
 
     :raises UserError: before anything is computed, when they cannot be merged, or an expert's domain has no text.
@@ -258,7 +260,7 @@ def _sums(file: Path, names: Sequence[str], shape: tuple[int, ...]) -> dict[str,
     return found
 
 
-def _texts(found: Gathered, samples: int) -> dict[str, Tensor]:
+def _texts(found: MergeSources, samples: int) -> dict[str, Tensor]:
     """Return domain → samples [n, T] from which its router is computed."""
     known, there = found.known, with_text(found.run)
     for member in known.members:

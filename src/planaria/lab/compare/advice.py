@@ -15,13 +15,13 @@ from planaria.common.errors import UserError
 from planaria.config.options import Options
 from planaria.config.schema import RunConfig
 from planaria.faults.trace_generation import per_step_probability
-from planaria.lab.compare.clock import Clock, clock_of
-from planaria.lab.compare.experience import Curve, Experience, Range, Swapped, way_of
+from planaria.lab.compare.clock import ArmClock, clock_of
+from planaria.lab.compare.experience import Curve, Experience, Range, SwappedSteps, way_of
 from planaria.models.families import parameters
 from planaria.recovery import names, recovery, with_strategy
 from planaria.recovery.checkpoint import best_interval, rollback_mean
 from planaria.runtime.engine.copy_costs import step_bytes_and_memory
-from planaria.runtime.engine.resolved import ResolvedRun
+from planaria.runtime.engine.resolved_config import ResolvedRun
 
 SPAN = 100.0
 """Break-evens are searched within this factor of the recipe's own number, both ways."""
@@ -29,7 +29,7 @@ _HALVINGS = 20
 
 
 @dataclass(frozen=True)
-class Weighed:
+class WeighedStrategy:
     """One strategy: its predicted hours and its costs."""
 
     prediction: Prediction
@@ -42,7 +42,7 @@ class Weighed:
     """Whether checkpoints are written while training continues."""
 
 
-class Unknown(NamedTuple):
+class UnweighableStrategy(NamedTuple):
     """A strategy that cannot be weighed."""
 
     why: str
@@ -60,16 +60,16 @@ class BreakEven:
 
 
 @dataclass(frozen=True)
-class Advice:
+class StrategyAdvice:
     """All strategies, the best first."""
 
-    ways: Sequence[Weighed]
+    ways: Sequence[WeighedStrategy]
     rivals: Sequence[str]
     """Strategies that may be better than the first, given the spread of the races in experience."""
     break_evens: Sequence[BreakEven]
 
 
-def weigh(config: RunConfig, experience: Experience) -> list[Weighed]:
+def weigh(config: RunConfig, experience: Experience) -> list[WeighedStrategy]:
     """Weigh every strategy that is exact or was raced with models of similar size, under a recipe's [network].
 
     Sorted by hours.
@@ -79,30 +79,30 @@ def weigh(config: RunConfig, experience: Experience) -> list[Weighed]:
         expected = _expected(name, way, experience)
         if isinstance(expected, Prediction):
             costs, beside = step_bytes_and_memory(ResolvedRun(way)), way.checkpoint.background
-            found.append(Weighed(expected, way.recovery.strategy, way.routing.kind, *costs, beside))
+            found.append(WeighedStrategy(expected, way.recovery.strategy, way.routing.kind, *costs, beside))
     return sorted(found, key=lambda w: w.prediction.hours.mean)
 
 
-def unknown(config: RunConfig, experience: Experience) -> dict[str, Unknown]:
+def unknown(config: RunConfig, experience: Experience) -> dict[str, UnweighableStrategy]:
     """Return the strategies that cannot be weighed."""
     found = {name: _expected(name, way, experience) for name, way in ways(config).items()}
-    return {name: one for name, one in found.items() if isinstance(one, Unknown)}
+    return {name: one for name, one in found.items() if isinstance(one, UnweighableStrategy)}
 
 
-def _expected(name: str, way: RunConfig, experience: Experience) -> Prediction | Unknown:
+def _expected(name: str, way: RunConfig, experience: Experience) -> Prediction | UnweighableStrategy:
     clock = clock_of(way)
     rate = per_step_probability(way.network.hourly, clock.step_s)
-    failures = Failures(rate, frozenset(range(way.pipeline.stages + 1)))
+    failures = FailureRate(rate, frozenset(range(way.pipeline.stages + 1)))
     if why := doubt(way, failures, experience):
-        return Unknown(why, None)
+        return UnweighableStrategy(why, None)
     found = predict(name, way, clock, failures, experience)
     ends = math.isfinite(found.hours.mean)
     if why := far(way, failures, experience, parameters(way.model, way.pipeline.stages)):
-        return Unknown(why, found.hours if ends else None)
-    return found if ends else Unknown("between failures it makes no durable progress", None)
+        return UnweighableStrategy(why, found.hours if ends else None)
+    return found if ends else UnweighableStrategy("between failures it makes no durable progress", None)
 
 
-def advise(config: RunConfig, experience: Experience) -> Advice:
+def advise(config: RunConfig, experience: Experience) -> StrategyAdvice:
     """Weigh all strategies, and find the nearest numbers at which the best stops being the best.
 
     :raises UserError: when no strategy would ever finish.
@@ -127,7 +127,7 @@ def advise(config: RunConfig, experience: Experience) -> Advice:
     for what, value in dials:
         if value is not None:
             breaks += _break_evens(config, experience, best.name, what, value)
-    return Advice(found, rivals, breaks)
+    return StrategyAdvice(found, rivals, breaks)
 
 
 def may_be_as_good(other: Range, best: Range) -> bool:
@@ -171,7 +171,7 @@ OLD = 1000
 
 
 @dataclass(frozen=True)
-class Failures:
+class FailureRate:
     """``rate`` is each affected stage's failure probability per step."""
 
     rate: float
@@ -190,7 +190,7 @@ class Prediction:
     """Whether it is pure arithmetic, without experience."""
 
 
-def doubt(config: RunConfig, failures: Failures, experience: Experience) -> str:
+def doubt(config: RunConfig, failures: FailureRate, experience: Experience) -> str:
     """Explain why experience does not cover a recipe's strategy; empty if it does, or if none is needed."""
     if config.routing.kind not in ("full", "swapped"):
         return "the steps that its routes cost were not measured"
@@ -202,17 +202,22 @@ def doubt(config: RunConfig, failures: Failures, experience: Experience) -> str:
     return next((why for curve, met in used if (why := curve.doubt(met))), "")
 
 
-def far(config: RunConfig, failures: Failures, experience: Experience, size: int) -> str:
+def far(config: RunConfig, failures: FailureRate, experience: Experience, size: int) -> str:
     """Explain why experience does not cover ``size`` parameters; empty if it does. Assumes :func:`doubt` is empty."""
     fates = _fates(config, failures.struck)
-    used: list[Curve | Swapped] = [curve for curve, _ in _used(config, fates, failures.rate, experience)]
+    used: list[Curve | SwappedSteps] = [curve for curve, _ in _used(config, fates, failures.rate, experience)]
     if config.routing.kind == "swapped":
         used.append(experience.swapped)
     return next((why for one in used if (why := one.far(size))), "")
 
 
 def predict(
-    name: str, config: RunConfig, clock: Clock, failures: Failures, experience: Experience, interval: int | None = None
+    name: str,
+    config: RunConfig,
+    clock: ArmClock,
+    failures: FailureRate,
+    experience: Experience,
+    interval: int | None = None,
 ) -> Prediction:
     """Predict the hours of ``config.train.steps`` useful steps if stages fail one at a time.
 

@@ -11,8 +11,8 @@ import plotly.graph_objects as go
 from planaria.config.consent import allowing
 from planaria.config.shipped import find
 from planaria.faults.failure_groups import Lost
-from planaria.lab.compare.race_results import Compared
-from planaria.lab.compare.run_comparison import NUMBERS, REPORT, Asked, raced
+from planaria.lab.compare.race_results import ComparisonResults
+from planaria.lab.compare.run_comparison import NUMBERS, REPORT, ComparisonRequest, raced
 from planaria.lab.report.comparison import body
 from planaria.lab.report.comparison_table import latex, numbers
 from planaria.lab.report.for_paper import write_for_paper
@@ -51,7 +51,7 @@ def compare(
     :raises RunStopped: when an arm failed; finished races are kept.
     """
     say: Callable[[str], None] | None = print if progress else None
-    asked = Asked(find(str(recipe)), named(settings, short), seeds, arms, trace_laid(together, lost))
+    asked = ComparisonRequest(find(str(recipe)), named(settings, short), seeds, arms, trace_laid(together, lost))
     with allowing(allow_code):
         return ComparisonResult(*raced(asked, not progress, say))
 
@@ -68,7 +68,7 @@ def trace_laid(together: float | None, lost: Lost | None) -> dict[str, object]:
 class ComparisonResult:
     """Results of a comparison: every arm over all seeds, until it reaches the fault-free arm's loss."""
 
-    def __init__(self, found: Compared, folder: Path) -> None:
+    def __init__(self, found: ComparisonResults, folder: Path) -> None:
         self.found = found
         """All numbers."""
         self.folder = folder

@@ -9,20 +9,20 @@ from dataclasses import dataclass
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.exchange.registry import exchange
-from planaria.lab.compare.race import Course, Met
+from planaria.lab.compare.race import ArmCourse, LossEvent
 from planaria.models.families import stage_parameters
 from planaria.models.llama_stages import parameter_count
 from planaria.pipeline.network.costs import FP32_BYTES, Costs, message_bytes
 from planaria.recovery import recovery
 from planaria.recovery.base import Copy, CopyCost
 from planaria.runtime.engine.copy_costs import costs_of_copies, state_bytes
-from planaria.runtime.engine.resolved import ResolvedRun
-from planaria.runtime.engine.simulate import Simulated, simulate
-from planaria.runtime.engine.traffic import exchange_costs, link_bytes, one_replica
+from planaria.runtime.engine.predicted_traffic import exchange_costs, link_bytes, one_replica
+from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.engine.simulate import SimulatedStep, simulate
 
 
 @dataclass(frozen=True)
-class Clock:
+class ArmClock:
     """Seconds of everything that takes time in one arm."""
 
     step_s: float
@@ -48,7 +48,7 @@ class Clock:
         """Steps from a save until it is durable and the next can begin."""
         return math.ceil(self.write_s / self.step_s) if self.write_s else 0
 
-    def recovery_s(self, met: Met, scale: float) -> float:
+    def recovery_s(self, met: LossEvent, scale: float) -> float:
         """Return the seconds of one recovery: :attr:`again` steps, a replacement, then state from donors or the store.
 
         ``scale`` converts bytes of the raced model to those of the clock's model.
@@ -56,14 +56,14 @@ class Clock:
         state = self.load_s if met.rolled_back else scale * met.moved_bytes / self.bandwidth
         return self.again * self.step_s + self.replacement_s + state
 
-    def seconds(self, course: Course, ticks: float, scale: float) -> float:
+    def seconds(self, course: ArmCourse, ticks: float, scale: float) -> float:
         """Return the time of the first ``ticks`` ticks of a course."""
         saves = sum(1 for tick in course.saved if tick <= ticks)
         lost = sum(self.recovery_s(met, scale) for met in course.met if met.tick < ticks)
         return ticks * self.step_s + saves * self.save_s + lost
 
 
-def clock_of(config: RunConfig) -> Clock:
+def clock_of(config: RunConfig) -> ArmClock:
     """Return the clock of a recipe, from its [network] and its recovery strategies' stated costs.
 
     :raises UserError: when background uploads take time and steps take none.
@@ -92,7 +92,7 @@ def clock_of(config: RunConfig) -> Clock:
         )
     workers = config.exchange.replicas * (pipeline.stages + 1)
     again = 0.0 if recovery(config.recovery, pipeline.stages).control else 0.5
-    return Clock(step, pause, moved, donated, network.replacement_s, bandwidth, upload, workers, again)
+    return ArmClock(step, pause, moved, donated, network.replacement_s, bandwidth, upload, workers, again)
 
 
 def activation_bytes(config: RunConfig) -> int:
@@ -106,7 +106,7 @@ def of_weights(config: RunConfig) -> float:
     return exchanged_bytes(config) / (replicas * FP32_BYTES * parameter_count(config.model))
 
 
-def _fullest(copies: Sequence[tuple[Copy, CopyCost]], step: Simulated) -> float:
+def _fullest(copies: Sequence[tuple[Copy, CopyCost]], step: SimulatedStep) -> float:
     """Return the bytes per step of the busiest link direction that carries copies while workers compute."""
     carried = {(source, copy.host) for copy, cost in copies if cost.beside for source in copy.sources}
     return max((_carried(link, copies) + step.sent_bytes.get(link, 0) for link in carried), default=0.0)

@@ -9,14 +9,14 @@ from planaria.common.documents import Record
 from planaria.common.errors import UserError
 from planaria.config import recipe
 from planaria.config.schema import ExchangeConfig, RunConfig
-from planaria.exchange.aggregate import Averaging
+from planaria.exchange.aggregate import AggregatingExchange
 from planaria.exchange.compress.estimates import EControl
 from planaria.exchange.compress.sparse import TopK
 from planaria.exchange.registry import exchange
 from planaria.lab.compare.advice import first_change
 from planaria.lab.compare.clock import clock_of, exchanged_bytes
 from planaria.lab.compare.experience import Range
-from planaria.lab.compare.race_results import Compared, Run, Scored
+from planaria.lab.compare.race_results import ArmRun, ArmScore, ComparisonResults
 from planaria.models.families import stage_parameters
 
 CLOSE = 1.01
@@ -25,7 +25,7 @@ SPAN = 100.0
 """Break-even bandwidths are searched within this factor of the recipe's own, both ways."""
 
 
-class Arm(Record):
+class CompressionArm(Record):
     """A race's result for one compression scheme, relative to dense gradients with the same seed."""
 
     name: str
@@ -39,7 +39,7 @@ class Arm(Record):
     """Seeds that missed it."""
 
 
-class Coding(Record):
+class CodingTimes(Record):
     """Measured seconds of top-k, to encode and decode once."""
 
     source: str
@@ -47,7 +47,7 @@ class Coding(Record):
     seconds: Range
 
 
-class Lessons(Record):
+class CompressionExperience(Record):
     """Measurements of compressed gradients from races and benchmarks."""
 
     source: str
@@ -58,9 +58,9 @@ class Lessons(Record):
     """Steps of the race."""
     target: float
     """Steps after which dense gradients have the loss that others must reach."""
-    arms: list[Arm]
+    arms: list[CompressionArm]
     """Dense gradients first."""
-    coding: Coding
+    coding: CodingTimes
 
 
 def ranged(values: Iterable[float]) -> Range:
@@ -69,14 +69,14 @@ def ranged(values: Iterable[float]) -> Range:
     return Range(mean=sum(numbers) / len(numbers), low=min(numbers), high=max(numbers))
 
 
-def learn(found: Compared) -> list[Arm]:
+def learn(found: ComparisonResults) -> list[CompressionArm]:
     """Return what a comparison of exchanges shows for each arm; the first arm, the reference, is dense.
 
     :raises UserError: when an arm stopped before its first loss, or dense gradients missed the target.
     """
     dense = found.arms[0]
     return [
-        Arm(
+        CompressionArm(
             name=arm.name if arm is not dense else "dense",
             changes=arm.changes,
             loss=ranged(_final(own, arm) / _final(free, dense) for own, free in zip(arm.runs, dense.runs, strict=True)),
@@ -87,17 +87,17 @@ def learn(found: Compared) -> list[Arm]:
     ]
 
 
-def _final(run: Run, arm: Scored) -> float:
+def _final(run: ArmRun, arm: ArmScore) -> float:
     if run.final is None:
         raise UserError(f"{arm.name}: stopped before it had a loss; race it again")
     return run.final
 
 
 @dataclass(frozen=True)
-class Weighed:
+class WeighedCompression:
     """One compression scheme under a recipe's conditions."""
 
-    arm: Arm
+    arm: CompressionArm
     how: str
     """Short description."""
     step_bytes: float
@@ -115,18 +115,18 @@ class Weighed:
 
 
 @dataclass(frozen=True)
-class Advice:
+class CompressionAdvice:
     """All schemes, the fewest seconds per step first."""
 
-    ways: Sequence[Weighed]
-    dense: Weighed
-    best: Weighed | None
+    ways: Sequence[WeighedCompression]
+    dense: WeighedCompression
+    best: WeighedCompression | None
     """The fastest scheme known to reach dense gradients' loss; None if none is worthwhile."""
     break_even: float | None
     """The bandwidth below which one is worthwhile; None if there is none within :data:`SPAN`."""
 
 
-def advise(config: RunConfig, lessons: Lessons) -> Advice:
+def advise(config: RunConfig, lessons: CompressionExperience) -> CompressionAdvice:
     """Weigh all schemes, and search the bandwidth at which compression starts to pay off."""
     ways = [weigh(config, arm, lessons.coding) for arm in lessons.arms]
     known = [arm for arm in lessons.arms if arm.steps is not None]
@@ -141,10 +141,10 @@ def advise(config: RunConfig, lessons: Lessons) -> Advice:
     best = _best(ways)
     far = own * SPAN if best is not None else own / SPAN
     at = first_change(pays, str(best is not None), own, far)
-    return Advice(sorted(ways, key=lambda way: way.step_s), ways[0], best, at)
+    return CompressionAdvice(sorted(ways, key=lambda way: way.step_s), ways[0], best, at)
 
 
-def _best(ways: Sequence[Weighed]) -> Weighed | None:
+def _best(ways: Sequence[WeighedCompression]) -> WeighedCompression | None:
     """Return the fastest scheme to dense gradients' loss if it is worthwhile; ``ways[0]`` is dense."""
     dense = ways[0].step_s
     known = {way.arm.name: seconds for way in ways[1:] if (seconds := way.seconds("mean")) is not None}
@@ -154,14 +154,14 @@ def _best(ways: Sequence[Weighed]) -> Weighed | None:
     return next(way for way in ways if way.arm.name == found)
 
 
-def weigh(config: RunConfig, arm: Arm, coding: Coding) -> Weighed:
+def weigh(config: RunConfig, arm: CompressionArm, coding: CodingTimes) -> WeighedCompression:
     """Weigh one scheme on the machines of a recipe; the recipe's own compression settings are ignored."""
     plain = ExchangeConfig(replicas=config.exchange.replicas)
     changed = recipe.overlay(config.model_copy(update={"exchange": plain}), arm.changes, "the race")
     made, stages = exchange(changed.exchange), range(config.pipeline.stages + 1)
     largest = max(stage_parameters(config.model, config.pipeline.stages, stage) for stage in stages)
     how, coding_s, eta = arm.name, None, None
-    if isinstance(made, Averaging) and not made.compression.exact:
+    if isinstance(made, AggregatingExchange) and not made.compression.exact:
         how = arm.changes.get("exchange.compress", arm.name)
         if isinstance(made.compression.compressor, TopK):
             coding_s = coding.seconds.mean / coding.numbers * largest / max(1, made.interval or 0)
@@ -170,4 +170,4 @@ def weigh(config: RunConfig, arm: Arm, coding: Coding) -> Weighed:
     elif made.interval:
         how = f"{changed.exchange.kind}, every {made.interval}"
     sent = exchanged_bytes(changed) / config.exchange.replicas
-    return Weighed(arm, how, sent, clock_of(changed).step_s + (coding_s or 0.0), coding_s, eta)
+    return WeighedCompression(arm, how, sent, clock_of(changed).step_s + (coding_s or 0.0), coding_s, eta)

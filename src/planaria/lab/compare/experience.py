@@ -10,7 +10,7 @@ from functools import cached_property
 from planaria.common import documents
 from planaria.common.documents import Record
 from planaria.common.errors import UserError
-from planaria.lab.compare.race_results import Compared, Run, Scored
+from planaria.lab.compare.race_results import ArmRun, ArmScore, ComparisonResults
 from planaria.recovery import RECOVERIES
 from planaria.recovery.base import Recovery
 
@@ -34,7 +34,7 @@ class Range(Record):
     high: float
 
 
-class Swapped(Range):
+class SwappedSteps(Range):
     """Steps to a loss with swapped routing over those with full routing, without failures."""
 
     parameters: int
@@ -99,7 +99,7 @@ class Curve(Record):
 class Experience(Record):
     """Costs of failures measured in races: the part of a prediction that cannot be calculated."""
 
-    swapped: Swapped
+    swapped: SwappedSteps
     observed: dict[str, list[Observation]]
     """Observations by the races they come from."""
 
@@ -167,7 +167,7 @@ def _least_squares(observed: Sequence[Observation]) -> tuple[float, float]:
     return scale, power
 
 
-def learn(found: Compared, source: str, size: int) -> list[Observation]:
+def learn(found: ComparisonResults, source: str, size: int) -> list[Observation]:
     """Return the observations of a comparison of models with ``size`` parameters: every race with failures.
 
     A race counts for the first strategy of its arm's chain, relative to the fault-free arm that differs in nothing
@@ -186,7 +186,7 @@ def learn(found: Compared, source: str, size: int) -> list[Observation]:
     return observed
 
 
-def swapping(found: Compared, source: str, size: int) -> Swapped:
+def swapping(found: ComparisonResults, source: str, size: int) -> SwappedSteps:
     """Return the steps to the target with swapped routes over those with full ones, without failures.
 
     :raises UserError: when the comparison lacks a fault-free arm with swapped routes, or arms missed the target.
@@ -196,10 +196,10 @@ def swapping(found: Compared, source: str, size: int) -> Swapped:
     if swapped is None:
         raise UserError(f"{source}: no arm has swapped routing and faults = false; race one to measure its cost")
     ratios = [_ticks(run, swapped.name, source) / _ticks(own, free.name, source) for run, own in _pairs(swapped, free)]
-    return Swapped(mean=statistics.fmean(ratios), low=min(ratios), high=max(ratios), parameters=size)
+    return SwappedSteps(mean=statistics.fmean(ratios), low=min(ratios), high=max(ratios), parameters=size)
 
 
-def _first(arm: Scored) -> tuple[str, Recovery]:
+def _first(arm: ArmScore) -> tuple[str, Recovery]:
     """Return the first strategy of an arm's chain, with the arm's options."""
     place = "recovery.options."
     texts = {key.removeprefix(place): value for key, value in arm.changes.items() if key.startswith(place)}
@@ -216,17 +216,17 @@ def _value(text: str) -> object:
         return text
 
 
-def _observation(way: str, size: int, arm: str, run: Run, unharmed: Run, source: str) -> Observation:
+def _observation(way: str, size: int, arm: str, run: ArmRun, unharmed: ArmRun, source: str) -> Observation:
     ticks = _ticks(run, arm, source)
     extra = ticks / _ticks(unharmed, arm, source) - 1
     return Observation(way=way, rate=run.failures / ticks, extra=extra, parameters=size)
 
 
-def _pairs(one: Scored, other: Scored) -> Sequence[tuple[Run, Run]]:
+def _pairs(one: ArmScore, other: ArmScore) -> Sequence[tuple[ArmRun, ArmRun]]:
     return list(zip(one.runs, other.runs, strict=True))
 
 
-def _ticks(run: Run, arm: str, source: str) -> float:
+def _ticks(run: ArmRun, arm: str, source: str) -> float:
     if run.ticks is None:
         raise UserError(f"{source}: {arm} did not reach the target with seed {run.seed}; train longer, or aim lower")
     return run.ticks

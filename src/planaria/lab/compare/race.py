@@ -18,10 +18,10 @@ from planaria.data.shards import Data
 from planaria.data.stream import Stream
 from planaria.lab.inline.engine import InlineEngine
 from planaria.models.state import StageState
-from planaria.recovery.checkpoint import Behind
+from planaria.recovery.checkpoint import PendingSave
 
 
-class Point(Record):
+class ValidationPoint(Record):
     """A validation: executed and committed steps so far, and the loss in nats."""
 
     tick: int
@@ -29,7 +29,7 @@ class Point(Record):
     loss: float
 
 
-class Met(Record):
+class LossEvent(Record):
     """A loss of stages before a tick, and its recovery."""
 
     tick: int
@@ -45,11 +45,11 @@ class Met(Record):
     """Steps undone by a rollback, to a checkpoint or to memory."""
 
 
-class Course(Record):
+class ArmCourse(Record):
     """The course of one arm with one seed."""
 
-    points: list[Point]
-    met: list[Met]
+    points: list[ValidationPoint]
+    met: list[LossEvent]
     ticks: int
     saved: list[int]
     """Ticks after which all stages were saved."""
@@ -61,7 +61,7 @@ class _Race:
     """The engine, its checkpoints in memory, and the record of its course."""
 
     def __init__(self, config: RunConfig, dataset: Data, behind: int) -> None:
-        self.config, self._behind = config, Behind(behind)
+        self.config, self._behind = config, PendingSave(behind)
         train, validation = (
             Stream(dataset, split, config.model.context, config.seed) for split in ("train", "validation")
         )
@@ -69,8 +69,8 @@ class _Race:
         self._kept: dict[int, Mapping[int, StageState]] = {0: self._states()}
         """Committed steps → states, durable or being written."""
         self._durable = 0
-        self.points: list[Point] = []
-        self.met: list[Met] = []
+        self.points: list[ValidationPoint] = []
+        self.met: list[LossEvent] = []
         self.saved: list[int] = []
         self.tick = 0
 
@@ -94,7 +94,7 @@ class _Race:
             lost, outcome = step_before - self.engine.step, f"all: step {self.engine.step}"
         rolled_back = plan.rollback == "disk"
         self.met.append(
-            Met(
+            LossEvent(
                 tick=self.tick,
                 stages=list(nodes),
                 outcome=outcome,
@@ -111,7 +111,7 @@ class _Race:
         self.tick += 1
         step, every, save = self.engine.step, self.config.train.eval_every, self.config.checkpoint.every
         if step % every == 0:
-            self.points.append(Point(tick=self.tick, step=step, loss=self.engine.evaluate()))
+            self.points.append(ValidationPoint(tick=self.tick, step=step, loss=self.engine.evaluate()))
         assert save != "best", "to be settled before the race"
         self._durable = self._behind.finished(self.tick, self._durable)
         if save and self._behind.due(step, save, self._durable):
@@ -127,7 +127,7 @@ def race(
     faults: Mapping[int, Sequence[int]],
     report: Callable[[int, float | None], None],
     behind: int = 0,
-) -> Course:
+) -> ArmCourse:
     """Train ``config`` for ``config.train.steps`` ticks; ``faults`` are the nodes lost before each tick.
 
     ``report`` gets every tick, with the loss if it was validated. Checkpoints are durable ``behind`` ticks after they
@@ -143,4 +143,4 @@ def race(
             run.run_tick()
             last = run.points[-1] if run.points else None
             report(run.tick, last.loss if last and last.tick == run.tick else None)
-    return Course(points=run.points, met=run.met, ticks=run.tick, saved=run.saved, stopped=stopped)
+    return ArmCourse(points=run.points, met=run.met, ticks=run.tick, saved=run.saved, stopped=stopped)

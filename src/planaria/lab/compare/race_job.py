@@ -18,10 +18,10 @@ from planaria.config import consent
 from planaria.config.schema import RunConfig
 from planaria.data.dataset import open_data
 from planaria.faults.trace import Trace
-from planaria.lab.compare.race import Course, race
+from planaria.lab.compare.race import ArmCourse, race
 from planaria.lab.trials.arms import file_name
-from planaria.lab.trials.jobs import Job, Processes, Watcher, run_jobs
-from planaria.lab.trials.result_cache import CachedResult, Identity, identity, make_folder
+from planaria.lab.trials.jobs import Job, JobSettings, Watcher, run_jobs
+from planaria.lab.trials.result_cache import CachedResult, TrialIdentity, identity, make_folder
 from planaria.pipeline.routing.arrangement import node_of
 
 Code = Callable[[RunConfig], Iterable[type | ModuleType]]
@@ -47,7 +47,7 @@ class Race(Record):
     def name(self) -> str:
         return f"{self.arm}, seed {self.config.seed}"
 
-    def identity(self, code: Iterable[type | ModuleType] = ()) -> Identity:
+    def identity(self, code: Iterable[type | ModuleType] = ()) -> TrialIdentity:
         """Return the race's identity, which excludes paths and names."""
         inputs: dict[str, object] = {
             "config": self.config.model_dump(mode="json", exclude={"name": True, "out": True, "data": {"cache"}}),
@@ -72,7 +72,7 @@ class _Work(Record):
     """A race in the comparison's folder; its process reads this."""
 
     race: Race
-    identity: Identity
+    identity: TrialIdentity
     folder: Path
 
     def file(self, kind: str) -> Path:
@@ -80,8 +80,8 @@ class _Work(Record):
         return self.folder / f"{file_name(self.race.arm)}.{self.race.config.seed}.{kind}"
 
     @property
-    def kept(self) -> CachedResult[Course]:
-        return CachedResult(self.file("json"), Course, self.identity)
+    def kept(self) -> CachedResult[ArmCourse]:
+        return CachedResult(self.file("json"), ArmCourse, self.identity)
 
     def job(self) -> Job:
         def ticks() -> int:
@@ -117,8 +117,8 @@ class _Work(Record):
 
 
 def run_races(
-    races: Sequence[Race], folder: Path, processes: Processes, watcher: Watcher, code: Code = lambda config: ()
-) -> list[Course]:
+    races: Sequence[Race], folder: Path, processes: JobSettings, watcher: Watcher, code: Code = lambda config: ()
+) -> list[ArmCourse]:
     """Return the courses of all ``races`` in order; those with a result of the same identity are not repeated.
 
     :raises RunStopped: when one failed, naming its arm, seed and log.

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pydantic import Field
 
 from planaria.common.documents import Record
-from planaria.lab.compare.clock import Clock
-from planaria.lab.compare.race import Course, Point
+from planaria.lab.compare.clock import ArmClock
+from planaria.lab.compare.race import ArmCourse, ValidationPoint
 from planaria.lab.compare.race_spec import SMOOTHED
 from planaria.lab.trials.spread import Spread, bootstrap, spread
 
@@ -17,7 +17,7 @@ ENOUGH = 5
 """Fewest seeds for which an interval of their mean is reported."""
 
 
-def smoothed(points: Sequence[Point]) -> list[tuple[float, float]]:
+def smoothed(points: Sequence[ValidationPoint]) -> list[tuple[float, float]]:
     """Return (tick, loss): each validation as the mean of the last :data:`SMOOTHED` ones, where that many exist."""
     found = []
     for last in range(SMOOTHED, len(points) + 1):
@@ -26,7 +26,7 @@ def smoothed(points: Sequence[Point]) -> list[tuple[float, float]]:
     return found
 
 
-def ticks_to(points: Sequence[Point], target: float) -> float | None:
+def ticks_to(points: Sequence[ValidationPoint], target: float) -> float | None:
     """Return the ticks until the smoothed loss first is at most ``target``, linearly interpolated; or None."""
     before: tuple[float, float] | None = None
     for tick, loss in smoothed(points):
@@ -38,7 +38,7 @@ def ticks_to(points: Sequence[Point], target: float) -> float | None:
     return None
 
 
-def loss_at(points: Sequence[Point], tick: float) -> float:
+def loss_at(points: Sequence[ValidationPoint], tick: float) -> float:
     """Return the smoothed loss at the last validation not after ``tick``.
 
     :raises ValueError: when there is none that early.
@@ -49,7 +49,7 @@ def loss_at(points: Sequence[Point], tick: float) -> float:
     return past[-1]
 
 
-class Run(Record):
+class ArmRun(Record):
     """One arm with one seed."""
 
     seed: int
@@ -79,7 +79,7 @@ class Run(Record):
     stopped: str
 
 
-class Given(Record):
+class ArmPrices(Record):
     """Prices and sizes that determine an arm's hours and traffic, for recomputation.
 
     They are those of the clock's model and machines, except ``scale``.
@@ -105,7 +105,7 @@ class Given(Record):
     """Parameters of each stage, the ends first."""
 
 
-class Scored(Record):
+class ArmScore(Record):
     """One arm over all seeds, and its costs without failures."""
 
     name: str
@@ -114,7 +114,7 @@ class Scored(Record):
     faults: bool
     """Whether the failures apply."""
     routing: str
-    runs: list[Run]
+    runs: list[ArmRun]
     step_s: float
     """Seconds of one step by the clock."""
     save_s: float
@@ -134,9 +134,9 @@ class Scored(Record):
     """Name of the control that it is; empty if it is none."""
     exact: bool | None = None
     """Whether all its strategies restore lost state exactly; None in results of older versions."""
-    given: Given | None = None
+    given: ArmPrices | None = None
     """Inputs of its numbers, with :attr:`courses`."""
-    courses: list[Course] = Field(default_factory=list)
+    courses: list[ArmCourse] = Field(default_factory=list)
     """For each seed."""
 
     def spread(self, of: str) -> Spread | None:
@@ -159,7 +159,7 @@ class Scored(Record):
         return sum(run.ticks is None for run in self.runs)
 
 
-def against_reset(arms: Sequence[Scored]) -> list[Scored]:
+def against_reset(arms: Sequence[ArmScore]) -> list[ArmScore]:
     """Return the arms with each struck arm's steps relative to those of the matching reset control."""
     resets = [arm for arm in arms if arm.control == "reset"]
     found = []
@@ -173,12 +173,12 @@ def against_reset(arms: Sequence[Scored]) -> list[Scored]:
     return found
 
 
-def _over(run: Run, ticks: float | None) -> Run:
+def _over(run: ArmRun, ticks: float | None) -> ArmRun:
     ratio = run.ticks / ticks if run.ticks is not None and ticks else None
     return run.model_copy(update={"reset_ratio": ratio})
 
 
-class Failures(Record):
+class SeedTrace(Record):
     """The trace of one seed: (step, stage) of every failure, and its digest."""
 
     seed: int
@@ -188,7 +188,7 @@ class Failures(Record):
     """Replica of the arms that have it; all arms have replica 0."""
 
 
-class Compared(Record):
+class ComparisonResults(Record):
     """All results of a comparison; its report and table derive from this alone."""
 
     version: int = 1
@@ -199,11 +199,11 @@ class Compared(Record):
     stages: int
     target_at: float
     hourly: float
-    failures: list[Failures]
-    further: list[Failures] = Field(default_factory=list)
+    failures: list[SeedTrace]
+    further: list[SeedTrace] = Field(default_factory=list)
     """Failures of further replicas, if an arm has several."""
-    arms: list[Scored]
-    search: list[Scored] = Field(default_factory=list)
+    arms: list[ArmScore]
+    search: list[ArmScore] = Field(default_factory=list)
     """Optimizer settings tried without failures; the best is the arm 'tuned'."""
     blows: str = "stage"
     """What a failure takes (``chaos.blows``)."""
@@ -214,16 +214,16 @@ class Compared(Record):
         return bool(self.arms[0].step_s)
 
     @property
-    def contestants(self) -> list[Scored]:
+    def contestants(self) -> list[ArmScore]:
         """Arms with failures, except controls."""
         return [arm for arm in self.arms if arm.faults and not arm.control]
 
     @property
-    def floor(self) -> Scored | None:
+    def floor(self) -> ArmScore | None:
         """The arm that lost only the time of replacements (oracle), if raced with the recipe's other settings."""
         return next((arm for arm in self.arms if arm.control == "oracle" and not arm.alike), None)
 
-    def alone(self, reset: Scored) -> Spread | None:
+    def alone(self, reset: ArmScore) -> Spread | None:
         """Return the steps of a control that loses moments alone over those of the matching fault-free arm.
 
         None if there is no such arm, or one of them missed the target.
@@ -237,37 +237,37 @@ class Compared(Record):
         """Whether arms train on different numbers of machines."""
         return len({arm.workers for arm in self.arms}) > 1
 
-    def ranked(self) -> list[Scored]:
+    def ranked(self) -> list[ArmScore]:
         """Return the fault-free arm, then the others by mean hours to the target (steps if they take no time).
 
         Arms that missed the target come last.
         """
         of = "hours" if self.priced else "ticks"
 
-        def rank(arm: Scored) -> tuple[int, float]:
+        def rank(arm: ArmScore) -> tuple[int, float]:
             found = arm.spread(of)
             return (arm.missed, found[0] if found else 0.0)
 
         return [self.arms[0], *sorted(self.arms[1:], key=rank)]
 
     @property
-    def finishers(self) -> list[Scored]:
+    def finishers(self) -> list[ArmScore]:
         """Contestants that reached the target with every seed, in the order of :meth:`ranked`."""
         return [arm for arm in self.ranked() if arm.faults and not arm.control and not arm.missed]
 
-    def winner(self) -> Scored | None:
+    def winner(self) -> ArmScore | None:
         """Return the contestant that reached the target first, on average over seeds; None if none reached it."""
         return next(iter(self.finishers), None)
 
 
 def score(
-    free: Mapping[int, Course],
-    course: Mapping[int, Course],
-    clocks: tuple[Clock, Clock],
+    free: Mapping[int, ArmCourse],
+    course: Mapping[int, ArmCourse],
+    clocks: tuple[ArmClock, ArmClock],
     digests: Mapping[int, str],
     target_at: float,
     scale: float,
-) -> list[Run]:
+) -> list[ArmRun]:
     """Score an arm's runs against the fault-free arm's, whose clock is the first of ``clocks``."""
     runs = []
     for seed, other in free.items():
@@ -279,7 +279,7 @@ def score(
         fair = clocks[0].seconds(other, reference, scale) / 3600
         until = own.ticks if ticks is None else ticks
         runs.append(
-            Run(
+            ArmRun(
                 seed=seed,
                 trace=digests[seed],
                 target=target,
@@ -298,6 +298,6 @@ def score(
     return runs
 
 
-def curve(course: Course, clock: Clock, scale: float) -> list[tuple[float, float]]:
+def curve(course: ArmCourse, clock: ArmClock, scale: float) -> list[tuple[float, float]]:
     """Return (hours, smoothed loss) of a course by a clock."""
     return [(clock.seconds(course, tick, scale) / 3600, loss) for tick, loss in smoothed(course.points)]

@@ -17,8 +17,8 @@ from planaria.data.corpus import resolved
 from planaria.faults.failure_groups import Lost
 from planaria.faults.trace import Trace
 from planaria.faults.trace_generation import generate
-from planaria.lab.trials.arms import Armed, Rules, file_name, table_of
-from planaria.lab.trials.jobs import Processes
+from planaria.lab.trials.arms import ArmRules, TrialsWithArms, file_name, table_of
+from planaria.lab.trials.jobs import JobSettings
 from planaria.recovery import RECOVERIES
 
 FAULT_FREE = "fault-free"
@@ -31,7 +31,7 @@ OFTEN = 20
 """Validations of a run whose recipe has no comparison, if it has too few."""
 SMOOTHED = 3
 """Validations averaged as the loss at the last of them."""
-RULES = Rules(
+RULES = ArmRules(
     "compare",
     RunConfig,
     free=(
@@ -63,7 +63,7 @@ class TraceSpec(Section):
     """stages in a row that share a machine"""
 
 
-class Search(Section):
+class TuningGrid(Section):
     """Optimizer settings to try without failures, in all combinations; none by default.
 
     The best of them becomes the arm 'tuned'. Other arms keep their settings.
@@ -85,7 +85,7 @@ class Search(Section):
         return found
 
 
-class Comparison(Armed, Processes):
+class Comparison(TrialsWithArms, JobSettings):
     """The ``[compare]`` table of a recipe.
 
     Besides changes of the recipe an arm may have ``faults = false``, which excludes failures.
@@ -98,7 +98,7 @@ class Comparison(Armed, Processes):
     trace: TraceSpec = TraceSpec()
     controls: bool = True
     """if arms recover in different ways, also race one losing nothing (oracle) and one moments (reset)"""
-    search: Search = Search()
+    search: TuningGrid = TuningGrid()
 
 
 class Arm(Section):

@@ -21,10 +21,19 @@ from planaria.data.shards import Data, prepare
 from planaria.faults.failure_groups import groups_lost, share
 from planaria.faults.trace import Trace, digest, write
 from planaria.faults.trace_generation import hourly_of_all
-from planaria.lab.compare.clock import Clock, activation_bytes, clock_of, exchanged_bytes, of_weights
-from planaria.lab.compare.race import Course
+from planaria.lab.compare.clock import ArmClock, activation_bytes, clock_of, exchanged_bytes, of_weights
+from planaria.lab.compare.race import ArmCourse
 from planaria.lab.compare.race_job import Race, run_races
-from planaria.lab.compare.race_results import Compared, Failures, Given, Run, Scored, against_reset, curve, score
+from planaria.lab.compare.race_results import (
+    ArmPrices,
+    ArmRun,
+    ArmScore,
+    ComparisonResults,
+    SeedTrace,
+    against_reset,
+    curve,
+    score,
+)
 from planaria.lab.compare.race_spec import TUNED, Arm, Comparison, load, traces_for
 from planaria.lab.report.comparison import write_comparison
 from planaria.lab.trials.arms import of_arm
@@ -34,18 +43,18 @@ from planaria.pipeline.network.costs import message_bytes
 from planaria.recovery import recovery
 from planaria.recovery.checkpoint import best_steps
 from planaria.report.live.jobs_progress import JobsProgress
-from planaria.runtime.engine import runs
-from planaria.runtime.engine.check import check
+from planaria.runtime.engine import run_folders
+from planaria.runtime.engine.config_checks import check
 from planaria.runtime.engine.copy_costs import settle, step_bytes_and_memory
 from planaria.runtime.engine.custom_classes import own_classes
 from planaria.runtime.engine.prepare import epochs, streams
-from planaria.runtime.engine.resolved import ResolvedRun
+from planaria.runtime.engine.resolved_config import ResolvedRun
 
 REPORT, NUMBERS = "report.html", "comparison.json"
 
 
 @dataclass(frozen=True)
-class Asked:
+class ComparisonRequest:
     """The comparison that a program or a command requests."""
 
     path: Path
@@ -59,19 +68,19 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Ready:
+class PreparedComparison:
     """A validated comparison, ready to race."""
 
     comparison: Comparison
     arms: list[Arm]
-    clocks: Mapping[str, Clock]
+    clocks: Mapping[str, ArmClock]
     dataset: Data
     traces: Mapping[int, Sequence[Trace]]
     races: list[Race]
     folder: Path
 
 
-def ready(asked: Asked, say: Callable[[str], None] | None) -> Ready:
+def ready(asked: ComparisonRequest, say: Callable[[str], None] | None) -> PreparedComparison:
     """Validate and prepare everything before the first race; ``say`` reports the preparation of the text.
 
     :raises UserError: naming the first error, its place and the fix.
@@ -87,15 +96,15 @@ def ready(asked: Asked, say: Callable[[str], None] | None) -> Ready:
     most = max(arm.config.exchange.replicas for arm in arms)
     traces = {seed: traces_for(comparison, base, seed, most) for seed in comparison.seeds}
     races = [_race(arm, seed, dataset, traces[seed], clocks) for seed in comparison.seeds for arm in arms]
-    return Ready(comparison, arms, clocks, dataset, traces, races, Path(base.out) / f"{base.name}-compare")
+    return PreparedComparison(comparison, arms, clocks, dataset, traces, races, Path(base.out) / f"{base.name}-compare")
 
 
-def raced(asked: Asked, quiet: bool, say: Callable[[str], None] | None) -> tuple[Compared, Path]:
+def raced(asked: ComparisonRequest, quiet: bool, say: Callable[[str], None] | None) -> tuple[ComparisonResults, Path]:
     """Run the remaining races of the comparison; return its results and folder."""
     all_ = ready(asked, say)
     folder, comparison = all_.folder, all_.comparison
     make_folder(folder)
-    with runs.held(folder):
+    with run_folders.held(folder):
         with JobsProgress(quiet) as progress:
             courses = run_races(all_.races, folder, comparison, progress, own_classes)
         for seed, drawn in all_.traces.items():
@@ -108,7 +117,7 @@ def raced(asked: Asked, quiet: bool, say: Callable[[str], None] | None) -> tuple
     return found, folder
 
 
-def _race(arm: Arm, seed: int, dataset: Data, traces: Sequence[Trace], clocks: Mapping[str, Clock]) -> Race:
+def _race(arm: Arm, seed: int, dataset: Data, traces: Sequence[Trace], clocks: Mapping[str, ArmClock]) -> Race:
     config = arm.config.model_copy(update={"seed": seed})
     return Race(
         arm=arm.name,
@@ -125,29 +134,29 @@ def compared(
     path: Path,
     comparison: Comparison,
     arms: list[Arm],
-    clocks: Mapping[str, Clock],
+    clocks: Mapping[str, ArmClock],
     traces: Mapping[int, Sequence[Trace]],
     races: Sequence[Race],
-    courses: Sequence[Course],
-) -> Compared:
+    courses: Sequence[ArmCourse],
+) -> ComparisonResults:
     """Score every arm against the fault-free first arm; the best point of a search becomes an arm."""
-    base, clock, free = arms[0].config, clocks[arms[0].name], dict[int, Course]()
+    base, clock, free = arms[0].config, clocks[arms[0].name], dict[int, ArmCourse]()
     drawn = [_failures(seed, replica, trace) for seed, all_ in traces.items() for replica, trace in enumerate(all_)]
     digests = {failures.seed: failures.digest for failures in drawn if not failures.replica}
-    scored, search = list[Scored](), list[Scored]()
+    scored, search = list[ArmScore](), list[ArmScore]()
     for arm in arms:
         own = {race.config.seed: course for race, course in zip(races, courses, strict=True) if race.arm == arm.name}
         free = free or own
         clocked = clock_config(path, comparison, arm, base)
         scale = _scale(base, clocked)
-        runs = score(free, own, (clock, clocks[arm.name]), digests, comparison.target_at, scale)
+        arm_runs = score(free, own, (clock, clocks[arm.name]), digests, comparison.target_at, scale)
         (search if arm.searched else scored).append(
-            _scored(base, arm, clocked, clocks[arm.name], runs, list(own.values()), scale)
+            _scored(base, arm, clocked, clocks[arm.name], arm_runs, list(own.values()), scale)
         )
     if search:
         search.insert(0, scored[0])
         scored.insert(1, tuned(search))
-    return Compared(
+    return ComparisonResults(
         name=base.name,
         clock=comparison.clock or str(path),
         steps=base.train.steps,
@@ -162,7 +171,7 @@ def compared(
     )
 
 
-def tuned(search: Sequence[Scored]) -> Scored:
+def tuned(search: Sequence[ArmScore]) -> ArmScore:
     """Return the search's arm with the fewest steps, as the mean over seeds; arms that missed the target do not count.
 
     It is selected on the same seeds, so its result is slightly optimistic.
@@ -171,9 +180,9 @@ def tuned(search: Sequence[Scored]) -> Scored:
     return search[min(arrived)[1]].model_copy(update={"name": TUNED})
 
 
-def _failures(seed: int, replica: int, trace: Trace) -> Failures:
+def _failures(seed: int, replica: int, trace: Trace) -> SeedTrace:
     faults = [(fault.step, fault.stage) for fault in trace.faults]
-    return Failures(seed=seed, digest=digest(trace), faults=faults, replica=replica)
+    return SeedTrace(seed=seed, digest=digest(trace), faults=faults, replica=replica)
 
 
 def _scale(raced: RunConfig, clocked: RunConfig) -> float:
@@ -186,17 +195,17 @@ def _scored(
     base: RunConfig,
     arm: Arm,
     clocked: RunConfig,
-    clock: Clock,
-    runs: list[Run],
-    courses: list[Course],
+    clock: ArmClock,
+    runs: list[ArmRun],
+    courses: list[ArmCourse],
     scale: float,
-) -> Scored:
+) -> ArmScore:
     """Score an arm's runs, and its copies' costs in the clock's model; further replicas count as copies."""
     copies, memory = step_bytes_and_memory(ResolvedRun(clocked)) if arm.faults else (0.0, 0.0)
     memory += arm.config.exchange.replicas / base.exchange.replicas - 1.0
     sent = copies + exchanged_bytes(clocked)
     chain = recovery(arm.config.recovery, arm.config.pipeline.stages)
-    return Scored(
+    return ArmScore(
         name=arm.name,
         changes=_changes(base, arm.config),
         faults=arm.faults,
@@ -217,10 +226,10 @@ def _scored(
     )
 
 
-def _given(config: RunConfig, clock: Clock, scale: float) -> Given:
+def _given(config: RunConfig, clock: ArmClock, scale: float) -> ArmPrices:
     pipeline, stages = config.pipeline, config.pipeline.stages
     sample = config.model.context * config.model.dim * pipeline.microbatch_size
-    return Given(
+    return ArmPrices(
         replacement_s=clock.replacement_s,
         load_s=clock.load_s,
         again=clock.again,
@@ -243,7 +252,7 @@ def _changes(base: RunConfig, config: RunConfig) -> dict[str, str]:
     return {name: str(value) for name, value in other.items() if one.get(name) != value and name != "name"}
 
 
-def checked(path: Path, comparison: Comparison, arms: Sequence[Arm]) -> tuple[list[Arm], dict[str, Clock]]:
+def checked(path: Path, comparison: Comparison, arms: Sequence[Arm]) -> tuple[list[Arm], dict[str, ArmClock]]:
     """Return the arms with 'best' intervals resolved to numbers, and the clock of each.
 
     :raises UserError: naming the arm that the engine rejects, and why.
@@ -265,12 +274,12 @@ def checked(path: Path, comparison: Comparison, arms: Sequence[Arm]) -> tuple[li
     return settled, clocks
 
 
-def _clock(path: Path, arm: Arm, config: RunConfig) -> Clock:
+def _clock(path: Path, arm: Arm, config: RunConfig) -> ArmClock:
     with of_arm(f"{path}: compare.arms.{arm.name}"), blaming(partial(own_classes, config)):
         return clock_of(config)
 
 
-def _settled(comparison: Comparison, arm: Arm, on_the_clock: RunConfig, clock: Clock) -> Arm:
+def _settled(comparison: Comparison, arm: Arm, on_the_clock: RunConfig, clock: ArmClock) -> Arm:
     """Return the arm with its best intervals as numbers of steps, by the clock and the trace's rate."""
     config, trace = arm.config.model_copy(update={"recovery": on_the_clock.recovery}), comparison.trace
     if config.checkpoint.every != "best":

@@ -20,7 +20,7 @@ EVEN = 0.01
 """Largest relative difference of two arms' compute."""
 
 
-class Job(Record):
+class ExpertPlan(Record):
     """One expert to train."""
 
     domain: str
@@ -33,7 +33,7 @@ class Job(Record):
 
 
 @dataclass(frozen=True)
-class Spent:
+class ArmCost:
     """Cost of one arm's experts together, without their parents."""
 
     arm: str
@@ -47,13 +47,13 @@ class Spent:
     """A forward pass of all active experts, for one token: the cost of inference."""
 
 
-def allot(tier: Mapping[str, int], sizes: Sequence[str], steps: Sequence[int]) -> dict[str, list[Job]]:
+def allot(tier: Mapping[str, int], sizes: Sequence[str], steps: Sequence[int]) -> dict[str, list[ExpertPlan]]:
     """Return arm → its jobs. ``tier``: domain → 0 (easiest) …; ``sizes`` and ``steps`` are ordered like the tiers."""
     middle = len(sizes) // 2
     return {
-        SYNCHRONISED: [Job(domain=domain, size=sizes[middle], steps=steps[middle]) for domain in tier],
-        LONGER: [Job(domain=domain, size=sizes[middle], steps=steps[at]) for domain, at in tier.items()],
-        LARGER: [Job(domain=domain, size=sizes[at], steps=steps[middle]) for domain, at in tier.items()],
+        SYNCHRONISED: [ExpertPlan(domain=domain, size=sizes[middle], steps=steps[middle]) for domain in tier],
+        LONGER: [ExpertPlan(domain=domain, size=sizes[middle], steps=steps[at]) for domain, at in tier.items()],
+        LARGER: [ExpertPlan(domain=domain, size=sizes[at], steps=steps[middle]) for domain, at in tier.items()],
     }
 
 
@@ -62,18 +62,18 @@ def is_generalist(arm: str) -> bool:
     return arm.startswith(f"{GENERALIST}-")
 
 
-def generalist(size: str, flops: float, model: ModelConfig, step_tokens: int) -> tuple[str, Job]:
+def generalist(size: str, flops: float, model: ModelConfig, step_tokens: int) -> tuple[str, ExpertPlan]:
     """Return the arm and its one job: as many whole steps of the shape ``model`` as ``flops`` pay for."""
     steps = int(flops * (1 + 1e-9) / (flops_per_token(model) * step_tokens))
-    return f"{GENERALIST}-{size}", Job(domain=GENERALIST, size=size, steps=max(1, steps))
+    return f"{GENERALIST}-{size}", ExpertPlan(domain=GENERALIST, size=size, steps=max(1, steps))
 
 
 def bills(
-    arms: Mapping[str, Sequence[Job]],
+    arms: Mapping[str, Sequence[ExpertPlan]],
     models: Mapping[str, ModelConfig],
     step_tokens: int,
     speaking: Collection[str] | None = None,
-) -> dict[str, Spent]:
+) -> dict[str, ArmCost]:
     """Return each arm's cost. ``models``: size → its shape; ``step_tokens``: tokens of one step.
 
     ``speaking``: domains whose experts are active, by default all; other experts only serve as starting points.
@@ -87,14 +87,14 @@ def bills(
 
 def spent(
     arm: str,
-    jobs: Sequence[Job],
+    jobs: Sequence[ExpertPlan],
     models: Mapping[str, ModelConfig],
     step_tokens: int,
     speaking: Collection[str] | None = None,
-) -> Spent:
+) -> ArmCost:
     """Return the cost of one arm; arguments as of :func:`bills`."""
     tokens = [(models[job.size], job.steps * step_tokens) for job in jobs]
-    return Spent(
+    return ArmCost(
         arm,
         sum(flops_per_token(model) * count for model, count in tokens),
         float(sum(parameter_count(model) * count for model, count in tokens)),
@@ -103,7 +103,7 @@ def spent(
     )
 
 
-def _require_even(ledger: Sequence[Spent]) -> None:
+def _require_even(ledger: Sequence[ArmCost]) -> None:
     for what in ("flops", "parameter_tokens"):
         least, most = (pick(ledger, key=lambda one: getattr(one, what)) for pick in (min, max))
         low, high = getattr(least, what), getattr(most, what)

@@ -18,20 +18,20 @@ from planaria.config.schema import RunConfig
 from planaria.lab.experts.budget import (
     GENERALIST,
     SYNCHRONISED,
-    Job,
-    Spent,
+    ArmCost,
+    ExpertPlan,
     allot,
     bills,
     generalist,
     is_generalist,
     spent,
 )
-from planaria.lab.experts.difficulty import Point, still_to_learn
+from planaria.lab.experts.difficulty import ProbeLoss, still_to_learn
 from planaria.lab.experts.domains import GENERAL, TRAINED
 from planaria.lab.experts.experts_results import SeedResult
 from planaria.lab.experts.experts_spec import ExpertsSpec, sized, step_tokens
 from planaria.lab.experts.lineage import called, chains, lineages, parent_seed, tiered
-from planaria.lab.experts.log_probabilities import Readings, Texts, sources, token_logps
+from planaria.lab.experts.log_probabilities import DomainLogProbabilities, DomainTexts, sources, token_logps
 from planaria.lab.experts.scoring import arm_result
 from planaria.lab.experts.text_prior import RidgePrior
 from planaria.lab.experts.training import Training, configured, train_all
@@ -45,13 +45,13 @@ Line = Mapping[str, str]
 """Size → the parent that experts of this size branch off."""
 
 
-def arms_of(spec: ExpertsSpec, base: RunConfig, tier: Mapping[str, Mapping[str, int]]) -> dict[str, list[Job]]:
+def arms_of(spec: ExpertsSpec, base: RunConfig, tier: Mapping[str, Mapping[str, int]]) -> dict[str, list[ExpertPlan]]:
     """Return arm → its jobs. ``tier``: measure of difficulty → domain → its tier.
 
     Further measures of difficulty add uneven arms; the even arm is the same for all, and its cost is the budget of each
     generalist.
     """
-    found: dict[str, list[Job]] = {}
+    found: dict[str, list[ExpertPlan]] = {}
     for by, tiers in tier.items():
         for arm, jobs in allot(tiers, list(spec.sizes), spec.steps).items():
             if by == spec.probe.by[0]:
@@ -66,7 +66,7 @@ def arms_of(spec: ExpertsSpec, base: RunConfig, tier: Mapping[str, Mapping[str, 
     return found
 
 
-def costs(spec: ExpertsSpec, base: RunConfig, offered: Mapping[str, list[Job]]) -> dict[str, Spent]:
+def costs(spec: ExpertsSpec, base: RunConfig, offered: Mapping[str, list[ExpertPlan]]) -> dict[str, ArmCost]:
     """Return arm → its cost.
 
     :raises UserError: when arms of experts differ in cost.
@@ -83,7 +83,7 @@ def require_even(spec: ExpertsSpec, base: RunConfig) -> None:
     costs(spec, base, arms_of(spec, base, {spec.probe.by[0]: anyhow}))
 
 
-def schedule_steps(spec: ExpertsSpec, job: Job) -> int:
+def schedule_steps(spec: ExpertsSpec, job: ExpertPlan) -> int:
     """Return the steps of the learning rate schedule that a job's steps begin; 0: just these.
 
     A generalist's schedule is scaled like the even arm's, so both end at the same rate.
@@ -102,11 +102,11 @@ class Campaign:
     folder: Path
     """Folder of the whole run, with the domains' texts and the tokenizer."""
     seed: int
-    texts: Texts
+    texts: DomainTexts
     watcher: Watcher
     parents: dict[str, Training] = field(default_factory=dict)
     """Name → a model that experts branch off."""
-    curves: dict[str, list[Point]] = field(default_factory=dict)
+    curves: dict[str, list[ProbeLoss]] = field(default_factory=dict)
     """Domain → the probe's held-out losses."""
 
     @property
@@ -146,8 +146,8 @@ class Campaign:
 
     def _results(
         self,
-        arms: Mapping[str, Sequence[Job]],
-        cost: Mapping[str, Spent],
+        arms: Mapping[str, Sequence[ExpertPlan]],
+        cost: Mapping[str, ArmCost],
         experts: Mapping[str, Training],
         lost: Sequence[str],
         places: Mapping[str, Tensor],
@@ -205,7 +205,7 @@ class Campaign:
         for name, probe in probes.items():
             saved = CheckpointStore(probe.folder / "checkpoints").list()
             held_out = self.texts.held_out[name]
-            curve = [Point(one.step, -float(token_logps(load_model(one).eval(), held_out).mean())) for one in saved]
+            curve = [ProbeLoss(one.step, -float(token_logps(load_model(one).eval(), held_out).mean())) for one in saved]
             self.curves[name], found[name] = curve, still_to_learn(curve)
             self.watcher.said(f"{name}: {found[name]:.4f} nats learned in the last doubling of {curve[-1].step} steps")
         return found
@@ -224,7 +224,7 @@ class Campaign:
         changes = {"train": {"steps": steps, "start": str(self.parents[middle].model)}, "checkpoint": saves}
         return self._training("probes", domain, middle, self._text(domain), changes)
 
-    def _expert(self, job: Job, number: int, line: Line) -> Training:
+    def _expert(self, job: ExpertPlan, number: int, line: Line) -> Training:
         """Return the training of a job in the ``number``-th line of descent."""
         before = self._before(job)
         start = self.parents[line[job.size]] if before is None else self._expert(before, number, line)
@@ -232,7 +232,7 @@ class Campaign:
         changes = {"train": {"steps": job.steps, "schedule_steps": schedule, "start": str(start.model)}}
         return self._training("experts", called(job.name, number), job.size, self._text(job.domain), changes)
 
-    def _before(self, job: Job) -> Job | None:
+    def _before(self, job: ExpertPlan) -> ExpertPlan | None:
         """Return the expert that a job's branches off, of the domain before its own; None for a parent."""
         domain = self.spec.after.get(job.domain)
         return job.model_copy(update={"domain": domain}) if domain else None
@@ -254,10 +254,10 @@ class Campaign:
         own = {"name": name, "out": str(self.own / shelf), "seed": self.seed, "data": data}
         return Training(configured(self.base, own | {"model": {"hidden": self.spec.sizes[size]}, **changes}))
 
-    def _read(self, one: Training) -> Readings:
+    def _read(self, one: Training) -> DomainLogProbabilities:
         return self.texts.read(one.model)
 
-    def _train_experts(self, jobs: Mapping[str, Job], lines: Sequence[Mapping[str, Training]]) -> list[str]:
+    def _train_experts(self, jobs: Mapping[str, ExpertPlan], lines: Sequence[Mapping[str, Training]]) -> list[str]:
         """Train the experts of all lines, each after the one it branches off; return the names of lost ones."""
         depth = {domain: at for chain in chains(self.spec.after) for at, domain in enumerate(chain)}
         lost = list[str]()
@@ -270,7 +270,7 @@ class Campaign:
             lost += orphans + self._train("experts", remaining)
         return lost
 
-    def _orphaned(self, job: Job, line: Mapping[str, Training], lost: Sequence[str]) -> bool:
+    def _orphaned(self, job: ExpertPlan, line: Mapping[str, Training], lost: Sequence[str]) -> bool:
         before = self._before(job)
         return before is not None and line[before.name].config.name in lost
 

@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 
-class Point(NamedTuple):
+class ProbeLoss(NamedTuple):
     """A held-out loss of a probe."""
 
     step: int
@@ -21,7 +21,7 @@ class Point(NamedTuple):
     """Nats per token."""
 
 
-def still_to_learn(curve: Sequence[Point]) -> float:
+def still_to_learn(curve: Sequence[ProbeLoss]) -> float:
     """Return the nats per token gained by the last doubling of steps, an upper estimate for the next one.
 
     It is the slope over ln(steps) from the first point at or past half of the last step to the last, times ln 2.

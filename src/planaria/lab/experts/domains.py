@@ -43,7 +43,7 @@ RULE = "by document"
 """How documents are split; part of a run's identity."""
 
 
-class Piece(NamedTuple):
+class DocumentPart(NamedTuple):
     """A part of a document."""
 
     document: str
@@ -125,7 +125,7 @@ def _cut_into_clusters(spec: ExpertsSpec, folder: Path, known: dict[str, str]) -
         _write_parts(name, f"experts.domains.{name}", own, known, folder)
 
 
-def _require_enough(place: str, kept: Sequence[Piece], other: str = "") -> None:
+def _require_enough(place: str, kept: Sequence[DocumentPart], other: str = "") -> None:
     if len(kept) < TENTH:
         raise UserError(
             f"{place}: {sum(map(_length, kept))} characters are too few to learn from and be tested on; "
@@ -133,7 +133,7 @@ def _require_enough(place: str, kept: Sequence[Piece], other: str = "") -> None:
         )
 
 
-def _write_parts(name: str, place: str, kept: Sequence[Piece], known: Mapping[str, str], folder: Path) -> None:
+def _write_parts(name: str, place: str, kept: Sequence[DocumentPart], known: Mapping[str, str], folder: Path) -> None:
     """Write a domain's pieces, each into the part of its document."""
     parts = {part: [p for p in kept if known[p.document] == part] for part in (TRAINED, HELD_OUT, TEST)}
     if lacking := [part for part, own in parts.items() if not own]:
@@ -147,12 +147,12 @@ def _write_parts(name: str, place: str, kept: Sequence[Piece], known: Mapping[st
         _write(folder / part / f"{name}.jsonl", own)
 
 
-def _pieces(place: str, spec: TextSpec) -> Iterator[Piece]:
+def _pieces(place: str, spec: TextSpec) -> Iterator[DocumentPart]:
     """Yield the pieces of all documents at ``place`` in the recipe."""
     for text in _texts(place, spec):
         for document in _sections(text, spec.begins):
             digest = hashlib.sha256(document.strip().encode()).hexdigest()
-            yield from (Piece(digest, piece) for piece in pieces(document, PIECE) if not piece.isspace())
+            yield from (DocumentPart(digest, piece) for piece in pieces(document, PIECE) if not piece.isspace())
 
 
 def _sections(text: str, begins: str) -> Iterator[str]:
@@ -163,7 +163,7 @@ def _sections(text: str, begins: str) -> Iterator[str]:
             yield section
 
 
-def _length(piece: Piece) -> int:
+def _length(piece: DocumentPart) -> int:
     return len(piece.text)
 
 
@@ -212,7 +212,7 @@ def _globbed(source: str) -> list[Path] | None:
     return sorted(file for file in found if file.is_file() or (file.is_symlink() and not file.exists()))
 
 
-def _write(file: Path, kept: Iterable[Piece]) -> None:
+def _write(file: Path, kept: Iterable[DocumentPart]) -> None:
     if file.is_file():
         return
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -15,11 +15,11 @@ from planaria.common.errors import UserError
 from planaria.data.tokenizer import Tokenizer
 from planaria.lab.experts import manifest, posterior
 from planaria.lab.experts.embedding import EVERY, Embedding
-from planaria.lab.experts.experts_results import Speech
-from planaria.lab.experts.log_probabilities import Texts, token_logps
-from planaria.lab.experts.manifest import TOKENIZER, Manifest, digest, place
+from planaria.lab.experts.experts_results import TextWeights
+from planaria.lab.experts.log_probabilities import DomainTexts, token_logps
+from planaria.lab.experts.manifest import TOKENIZER, EnsembleManifest, digest, place
 from planaria.lab.experts.text_prior import RidgePrior
-from planaria.models.decode import Draws, Reading, pick
+from planaria.models.decode import DecodingBatch, Sampling, pick
 from planaria.models.huggingface import import_model
 from planaria.models.llama_stages import Llama
 
@@ -32,7 +32,7 @@ class Ensemble:
 
         :raises UserError: when the manifest or the tokenizer is missing or damaged. Experts are checked on first use.
         """
-        self.manifest: Manifest = manifest.read(folder)
+        self.manifest: EnsembleManifest = manifest.read(folder)
         if digest(folder / TOKENIZER) != self.manifest.tokenizer:
             raise UserError(
                 f"{folder / TOKENIZER}: is not the tokenizer that these experts were trained with; restore it"
@@ -100,11 +100,11 @@ class Ensemble:
         """
         if not tokens or not 0 <= min(tokens) <= max(tokens) < self.manifest.vocab:
             raise UserError(f"generate: a prompt needs one token or more, with ids below {self.manifest.vocab}")
-        Draws(max_new, temperature, top_k or None, seed).check()
+        Sampling(max_new, temperature, top_k or None, seed).check()
         return _Speech(self, list(tokens), max_new, temperature, top_k, seed).run()
 
 
-def domain_weights_over_text(ensemble: Ensemble, texts: Texts, parts: int = 6) -> Speech:
+def domain_weights_over_text(ensemble: Ensemble, texts: DomainTexts, parts: int = 6) -> TextWeights:
     """Return the experts' weights over ``parts`` texts, each joined from pieces of every domain's test text."""
     each = ensemble.manifest.context // len(ensemble.manifest.members)
     domains = [member.domain for member in ensemble.manifest.members if member.domain in texts.test]
@@ -114,7 +114,7 @@ def domain_weights_over_text(ensemble: Ensemble, texts: Texts, parts: int = 6) -
         log_w = ensemble.weights(joined[None])[:, 0]
         pieces += [ensemble.tokenizer.decode([token]) or "␃" for token in joined[1:].tolist()]
         weights += [[round(w, 3) for w in row] for row in log_w.exp().T.tolist()]
-    return Speech(experts=[member.name for member in ensemble.manifest.members], pieces=pieces, weights=weights)
+    return TextWeights(experts=[member.name for member in ensemble.manifest.members], pieces=pieces, weights=weights)
 
 
 class _Speech:
@@ -132,7 +132,7 @@ class _Speech:
         """ln p_j of the text so far [E], of the active experts."""
         self._prior = self._log_p
         """ln π_j [E], of the active experts."""
-        self._readings: list[Reading] = []
+        self._readings: list[DecodingBatch] = []
         if self._prefix == 0:
             self._prior = ensemble.log_prior_after(tokens)
             self._narrow()
@@ -164,7 +164,7 @@ class _Speech:
         else:
             window = self._tokens[-context:]
             room = min(left, max(0, context - len(self._tokens)))
-            self._readings = [Reading(self._ensemble.model(j), [window], room) for j in self._speaking]
+            self._readings = [DecodingBatch(self._ensemble.model(j), [window], room) for j in self._speaking]
         return torch.stack([reading.logits[0].double().log_softmax(-1) for reading in self._readings])
 
     def _read_prompt(self) -> None:
@@ -214,7 +214,7 @@ class TextPrior(NamedTuple):
     """Text → [E]."""
 
 
-def text_prior(folder: Path, ensemble: Manifest, tokenizer: Tokenizer) -> TextPrior | None:
+def text_prior(folder: Path, ensemble: EnsembleManifest, tokenizer: Tokenizer) -> TextPrior | None:
     """Return the text prior of the ensemble in ``folder``; None if its prior is the same for all texts.
 
     :raises UserError: when a file that it needs is missing or damaged.

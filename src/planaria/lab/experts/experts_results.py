@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from planaria.common.documents import Record
-from planaria.lab.experts.budget import SYNCHRONISED, Job, is_generalist
+from planaria.lab.experts.budget import SYNCHRONISED, ExpertPlan, is_generalist
 
 TIE = 0.005
 """Relative difference of perplexities below which arms are equally good."""
@@ -18,7 +18,7 @@ WORST = "worst"
 """The prior for the worst domain."""
 
 
-class Score(Record):
+class DomainScore(Record):
     """An ensemble on one domain's test text; losses in nats per token."""
 
     loss: float
@@ -38,20 +38,20 @@ class Score(Record):
 class ArmResult(Record):
     """One arm with one seed."""
 
-    experts: list[Job]
+    experts: list[ExpertPlan]
     """The trained ones."""
     belief: list[float]
     """ln π of each expert if it is the same for all texts."""
-    scores: dict[str, Score]
+    scores: dict[str, DomainScore]
     """Test domain → score with the recipe's mixture."""
     held_out: float
     """Mean loss of the ensemble on the domains' held-out text, for model selection."""
-    fewer: dict[str, dict[str, Score]]
+    fewer: dict[str, dict[str, DomainScore]]
     """top-1, top-2 … → test domain → score with that many experts after the prefix."""
     passes: dict[str, float]
     """top-k → forward passes per token."""
     without: dict[str, dict[str, float]]
-    """Expert → test domain → loss of the ensemble without it."""
+    """Member → test domain → loss of the ensemble without it."""
     flops: float
     parameter_tokens: float
     inner_parameter_tokens: float
@@ -77,13 +77,13 @@ class SeedResult(Record):
     parent: dict[str, float]
     """Test domain → loss of the line's parent of middle size."""
     single: dict[str, dict[str, float]]
-    """Expert → test domain → its own loss."""
+    """Member → test domain → its own loss."""
     lost: list[str]
     """Experts that could not be trained."""
     arms: dict[str, ArmResult]
 
 
-class Speech(Record):
+class TextWeights(Record):
     """An ensemble's weights over a text."""
 
     experts: list[str]
@@ -93,7 +93,7 @@ class Speech(Record):
     """Weights of all experts for each token."""
 
 
-class Weighing(Record):
+class FittedWeights(Record):
     """Weights fitted on the first tokens of held-out texts. Losses are in nats per token, of these tokens only."""
 
     experts: list[str]
@@ -150,8 +150,8 @@ class Results(Record):
     trained: list[str]
     untrained: list[str]
     runs: list[SeedResult]
-    speech: Speech | None = None
-    worst: Weighing | None = None
+    speech: TextWeights | None = None
+    worst: FittedWeights | None = None
     """The ensemble's weights for its worst domain; None for a single expert, or for too many to choose."""
 
     @property

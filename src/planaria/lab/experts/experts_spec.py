@@ -17,8 +17,8 @@ from planaria.config.schema import ModelConfig, RunConfig, Section
 from planaria.lab.experts.budget import GENERALIST
 from planaria.lab.experts.lineage import chains
 from planaria.lab.experts.minimax_weights import FLOOR
-from planaria.lab.trials.arms import Seeded, table_of
-from planaria.lab.trials.jobs import Processes
+from planaria.lab.trials.arms import SeededTrials, table_of
+from planaria.lab.trials.jobs import JobSettings
 
 By = Literal["probe", "sizes", "hand", "seed_loss"]
 
@@ -110,7 +110,7 @@ class MixtureSpec(Section):
         return self
 
 
-class ExpertsSpec(Seeded, Processes):
+class ExpertsSpec(SeededTrials, JobSettings):
     """Settings of an experts run."""
 
     sizes: dict[str, Positive] = Field(default_factory=lambda: {"S": 128, "M": 256, "L": 384})

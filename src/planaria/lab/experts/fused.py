@@ -23,7 +23,7 @@ SCALES: dict[How, float] = {"sum": 0.3, "ties": 0.4, "dare": 0.3}
 """Default λ; source: arXiv 2405.09055."""
 
 
-class Part(Record):
+class SourceModel(Record):
     """A source model."""
 
     name: str
@@ -58,8 +58,8 @@ class Fused(Record):
     """λ; unused by dume."""
     seed: int = 0
     """Seed of dare's dropping."""
-    parent: Part
-    parts: list[Part]
+    parent: SourceModel
+    parts: list[SourceModel]
     run: str = ""
     """Folder of the experts' ensemble."""
     routers: Routers | None = None

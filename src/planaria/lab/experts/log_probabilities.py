@@ -30,7 +30,7 @@ BATCH = 32
 
 
 @dataclass(frozen=True)
-class Readings:
+class DomainLogProbabilities:
     """Log-probabilities [N, T] in nats by one model, for each domain."""
 
     test: Mapping[str, Tensor]
@@ -47,7 +47,7 @@ class Readings:
         return {name: -float(logps.mean()) for name, logps in self.held_out.items()}
 
 
-class Texts:
+class DomainTexts:
     """The test and held-out text of a run's domains, as samples [N, context + 1]."""
 
     def __init__(self, folder: Path, spec: ExpertsSpec, base: RunConfig) -> None:
@@ -71,7 +71,7 @@ class Texts:
         self.places = self._text_priors(spec) if spec.mixture.prior == "clusters" else {}
         """For prior = "clusters": :meth:`priors` by the embedding of the text before each token."""
 
-    def read(self, model: Path) -> Readings:
+    def read(self, model: Path) -> DomainLogProbabilities:
         """Return the readings of the exported ``model``, which are stored in its parent folder."""
         file = model.with_name("readings.safetensors")
         kept = _kept(file)
@@ -81,7 +81,7 @@ class Texts:
             found |= {f"held_out.{name}": token_logps(read, samples) for name, samples in self.held_out.items()}
             keep(file, found)
             kept = found
-        return Readings(
+        return DomainLogProbabilities(
             {name: kept[f"test.{name}"] for name in self.test},
             {name: kept[f"held_out.{name}"] for name in self.held_out},
         )

@@ -21,7 +21,7 @@ MOST_BYTES = 1 << 22
 """Largest size of a manifest."""
 
 
-class Member(Record):
+class Expert(Record):
     """One expert: an exported model."""
 
     name: str
@@ -42,7 +42,7 @@ class Member(Record):
         return self.model.startswith(f"{ADDED}/")
 
 
-class Manifest(Record):
+class EnsembleManifest(Record):
     """An ensemble of experts with one tokenizer."""
 
     format: Literal[1] = 1
@@ -51,7 +51,7 @@ class Manifest(Record):
     vocab: int
     context: int
     mixture: MixtureSpec
-    members: list[Member]
+    members: list[Expert]
     removed: list[str] = Field(default_factory=list)
     """Experts trained with the ensemble that were removed from it."""
     parent: str = ""
@@ -78,14 +78,14 @@ class Manifest(Record):
             raise UserError(f"{folder}: prior = 'ridge': there is no {folder / found / WEIGHTS}; bring it back")
         return found
 
-    def changed_like(self, before: Manifest) -> Manifest:
+    def changed_like(self, before: EnsembleManifest) -> EnsembleManifest:
         """Return this new manifest with the manual changes of the one ``before`` it."""
         stay = [member for member in self.members if member.name not in before.removed]
         taken = {member.name for member in stay}
         added = [one for one in before.members if one.added and one.name not in taken]
         return self.model_copy(update={"members": [*stay, *added], "removed": before.removed})
 
-    def member(self, name: str) -> Member:
+    def member(self, name: str) -> Expert:
         """Return the member of that name; raise UserError naming the nearest."""
         for member in self.members:
             if member.name == name:
@@ -105,7 +105,7 @@ def digest(file: Path) -> str:
         raise UserError(f"{file}: cannot be read ({error.strerror}); bring the expert back, or remove it") from None
 
 
-def read(folder: Path) -> Manifest:
+def read(folder: Path) -> EnsembleManifest:
     """Read the manifest of the ensemble in ``folder``.
 
     :raises UserError: when it is missing, too large, damaged or empty.
@@ -113,18 +113,18 @@ def read(folder: Path) -> Manifest:
     file = folder / FILE
     if not file.is_file():
         raise UserError(f"{folder}: holds no ensemble (no {FILE}); make one with `planaria experts train RECIPE`")
-    manifest = documents.model(file, Manifest, MOST_BYTES, "bring an older copy back")
+    manifest = documents.model(file, EnsembleManifest, MOST_BYTES, "bring an older copy back")
     if not manifest.members:
         raise UserError(f"{file}: has no experts; add one with `planaria experts edit {folder} --add MODEL`")
     return manifest
 
 
-def write(folder: Path, manifest: Manifest) -> None:
+def write(folder: Path, manifest: EnsembleManifest) -> None:
     """Write the manifest atomically."""
     atomic.write_text(folder / FILE, manifest.model_dump_json(indent=1))
 
 
-def place(folder: Path, member: Member) -> Path:
+def place(folder: Path, member: Expert) -> Path:
     """Return the folder of a member's model.
 
     :raises UserError: when its weights are missing or have changed.

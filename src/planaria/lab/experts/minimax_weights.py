@@ -31,7 +31,7 @@ TIGHT = 1e-12
 
 
 @dataclass(frozen=True)
-class Problem:
+class MinimaxProblem:
     """The concatenated rows of all domains."""
 
     names: tuple[str, ...]
@@ -92,7 +92,7 @@ class Problem:
         return np.where(v < TIGHT, 0.0, v)
 
 
-def problem(texts: Mapping[str, Array], floor: float = FLOOR) -> Problem:
+def problem(texts: Mapping[str, Array], floor: float = FLOOR) -> MinimaxProblem:
     """Return the problem of these domains. ``texts``: domain → ln p_j of its texts by each expert [n_d, K], nats.
 
     :raises UserError: for a domain without texts, a single expert, a floor that leaves no choice, or a text that all
@@ -114,7 +114,7 @@ def problem(texts: Mapping[str, Array], floor: float = FLOOR) -> Problem:
             )
     scaled = [np.exp(found - found.max(1, keepdims=True)) for found in texts.values()]
     rows = np.concatenate(scaled)
-    return Problem(
+    return MinimaxProblem(
         names=tuple(texts),
         rows=(1 - experts * floor) * rows + floor * rows.sum(1, keepdims=True),
         domain=np.repeat(np.arange(len(texts)), [len(part) for part in scaled]),
@@ -125,7 +125,7 @@ def problem(texts: Mapping[str, Array], floor: float = FLOOR) -> Problem:
 
 
 @dataclass(frozen=True)
-class Certificate:
+class MinimaxBounds:
     """Bounds that w and q prove; nats per text."""
 
     value: float
@@ -141,14 +141,14 @@ class Certificate:
         return self.value - self.bound
 
 
-def certificate(given: Problem, w: Array, q: Array) -> Certificate:
+def certificate(given: MinimaxProblem, w: Array, q: Array) -> MinimaxBounds:
     """Compute the certificate of weights w [K] and prices q [D] from these alone."""
     v = given.folded(w)
     u = np.concatenate((v, q))
-    return Certificate(float(given.losses(v).max()), bound(given, v, q), given.residual(u, given.force(u)))
+    return MinimaxBounds(float(given.losses(v).max()), bound(given, v, q), given.residual(u, given.force(u)))
 
 
-def bound(given: Problem, v: Array, q: Array) -> float:
+def bound(given: MinimaxProblem, v: Array, q: Array) -> float:
     """Return a lower bound on min over v' of Σ_d q_d f_d(v'); nats per text.
 
     With r_i = q_d / n_d and D_j(v) = Σ_i r_i B_ij / (v · B_i), Jensen's inequality gives for every v and v'
@@ -203,14 +203,14 @@ PASSES = 4000
 
 
 @dataclass(frozen=True)
-class Weights:
+class MinimaxWeights:
     """Result of a solver."""
 
     w: Array
     """[K], each at least the floor."""
     q: Array
     """Prices of domains [D]."""
-    proof: Certificate
+    proof: MinimaxBounds
     rows: int
     evaluations: int
     """Row evaluations of the solver, without the certificate's."""
@@ -222,8 +222,12 @@ class Weights:
 
 
 def worst_domain(
-    given: Problem, tolerance: float = TOLERANCE, passes: int = PASSES, solver: Solver | None = None, seed: int = 0
-) -> Weights:
+    given: MinimaxProblem,
+    tolerance: float = TOLERANCE,
+    passes: int = PASSES,
+    solver: Solver | None = None,
+    seed: int = 0,
+) -> MinimaxWeights:
     """Return the weights for the worst domain, to a residual of ``tolerance`` if ``passes`` over the rows suffice.
 
     ``solver`` defaults by the number of rows; ``seed`` draws halpern's rows.
@@ -236,12 +240,12 @@ def worst_domain(
         u, evaluations, lipschitz = halpern(given, tolerance, most, np.random.default_rng(seed))
     w, q = given.weights(u[: given.experts]), u[given.experts :]
     proof = certificate(given, w, q)
-    return Weights(
+    return MinimaxWeights(
         w, q, proof, len(given.rows), evaluations, chosen, lipschitz, proof.residual <= tolerance * (1 + 1e-6)
     )
 
 
-def extragradient(given: Problem, tolerance: float, most: int) -> tuple[Array, int, float]:
+def extragradient(given: MinimaxProblem, tolerance: float, most: int) -> tuple[Array, int, float]:
     """Return a point, row evaluations and 1/step of u ← Π(u - η F(z)), z = Π(u - η F(u)) (Korpelevich 1976).
 
     η is halved until η ‖F(z) - F(u)‖ ≤ .7 ‖z - u‖ (Khobotov 1987) and grows by a tenth after each step, since the L
@@ -263,7 +267,7 @@ def extragradient(given: Problem, tolerance: float, most: int) -> tuple[Array, i
     return best, spent, 1 / step
 
 
-def halpern(given: Problem, tolerance: float, most: int, draw: np.random.Generator) -> tuple[Array, int, float]:
+def halpern(given: MinimaxProblem, tolerance: float, most: int, draw: np.random.Generator) -> tuple[Array, int, float]:
     """Return a point, row evaluations and L of u ← λ u₀ + (1 - λ) Ĵ(u), λ = 1/(k+2) (arXiv 2310.02987, algorithm 2).
 
     Ĵ approximates the resolvent of γ(F + G), γ = √n/L, by :func:`resolvent`. After each step the residual is computed
@@ -286,7 +290,9 @@ def halpern(given: Problem, tolerance: float, most: int, draw: np.random.Generat
     return best, spent, lipschitz
 
 
-def resolvent(given: Problem, u: Array, lipschitz: float, k: int, draw: np.random.Generator) -> tuple[Array, int]:
+def resolvent(
+    given: MinimaxProblem, u: Array, lipschitz: float, k: int, draw: np.random.Generator
+) -> tuple[Array, int]:
     """Approximate the resolvent of γ(F + G) at u by a variance-reduced forward-reflected-backward method.
 
     z ← Π(z - τ[γ(F(w) + F_S(z) - F_S(w₋)) + z - u]) for b = √n newly drawn rows S, where F is known at w and w₋ is the
@@ -308,7 +314,7 @@ def resolvent(given: Problem, u: Array, lipschitz: float, k: int, draw: np.rando
     return z, spent
 
 
-def slope(given: Problem, u: Array) -> tuple[float, int]:
+def slope(given: MinimaxProblem, u: Array) -> tuple[float, int]:
     """Return the initial L = ‖F(z) - F(u)‖ / ‖z - u‖ for z = Π(u - F(u)), at least ``FLAT``, and row evaluations.
 
     The L implied by the floor, 1/φ², could be thousands of times too large. :func:`halpern` corrects one too small.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from planaria.lab.experts.minimax_weights import FLOOR, TOLERANCE, Weights, problem, worst_domain
+from planaria.lab.experts.minimax_weights import FLOOR, TOLERANCE, MinimaxWeights, problem, worst_domain
 
 
 def uniform(experts: int) -> Tensor:
@@ -36,7 +36,7 @@ def cached(logps: Tensor, decay: float) -> Tensor:
     return pi.clamp_min(torch.finfo(pi.dtype).tiny).log()
 
 
-def fitted(held_out: Mapping[str, Tensor], floor: float = FLOOR, tolerance: float = TOLERANCE) -> Weights:
+def fitted(held_out: Mapping[str, Tensor], floor: float = FLOOR, tolerance: float = TOLERANCE) -> MinimaxWeights:
     """Return the weights for the domain with the largest mixture loss, with domain prices and a certificate.
 
     ``held_out``: domain → log-probabilities of its texts' tokens [E, N, T]; each row is a whole text.

@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 
 from planaria.lab.experts import posterior
-from planaria.lab.experts.budget import GENERALIST, Job, Spent
-from planaria.lab.experts.experts_results import WORST, ArmResult, Score, Weighing
+from planaria.lab.experts.budget import GENERALIST, ArmCost, ExpertPlan
+from planaria.lab.experts.experts_results import WORST, ArmResult, DomainScore, FittedWeights
 from planaria.lab.experts.experts_spec import ExpertsSpec, MixtureSpec
-from planaria.lab.experts.log_probabilities import Readings
+from planaria.lab.experts.log_probabilities import DomainLogProbabilities
 from planaria.lab.experts.minimax_weights import FLOOR, TOLERANCE
 
 
 def arm_result(
-    jobs: Sequence[Job],
-    bill: Spent,
-    readings: Mapping[str, Readings],
+    jobs: Sequence[ExpertPlan],
+    bill: ArmCost,
+    readings: Mapping[str, DomainLogProbabilities],
     spec: ExpertsSpec,
     places: Mapping[str, Tensor],
 ) -> ArmResult:
@@ -41,7 +41,7 @@ def arm_result(
         rows = [0 if job.domain == GENERALIST else speaking.index(job.domain) for job in there]
         by_place = {part: log_prior[rows].log_softmax(0) for part, log_prior in places.items()}
 
-    def scores(part: str, mixture: MixtureSpec, lost: int | None = None) -> dict[str, Score]:
+    def scores(part: str, mixture: MixtureSpec, lost: int | None = None) -> dict[str, DomainScore]:
         left = [n for n in range(len(there)) if n != lost]
         own = {name: logps for name, logps in found.items() if name.startswith(part)}
         return {
@@ -82,10 +82,10 @@ def belief(spec: MixtureSpec, held_out: Mapping[str, Tensor]) -> Tensor:
     return posterior.cached(torch.stack([logps[:, :each].sum(-1) for logps in texts], -1), spec.decay)
 
 
-def score(logps: Tensor, log_prior: Tensor, spec: MixtureSpec) -> Score:
+def score(logps: Tensor, log_prior: Tensor, spec: MixtureSpec) -> DomainScore:
     """Score the mixture on texts [E, N, T]; ``spec`` may restrict it to the strongest experts after the prefix."""
     log_w = posterior.speakers(posterior.log_weights(logps, log_prior), spec.top_k, spec.prefix)
-    return Score(
+    return DomainScore(
         loss=-float(posterior.mixed(logps, log_w).mean()),
         best=-float(logps.mean((1, 2)).max()),
         averaged=-float(posterior.averaged(logps, log_prior).mean()),
@@ -93,7 +93,7 @@ def score(logps: Tensor, log_prior: Tensor, spec: MixtureSpec) -> Score:
     )
 
 
-def _stacked(readings: Sequence[Readings]) -> dict[str, Tensor]:
+def _stacked(readings: Sequence[DomainLogProbabilities]) -> dict[str, Tensor]:
     """Return part and domain → the log-probabilities of several experts [E, N, T]."""
     parts = {f"test.{name}": [one.test[name] for one in readings] for name in readings[0].test}
     parts |= {f"held_out.{name}": [one.held_out[name] for one in readings] for name in readings[0].held_out}
@@ -112,7 +112,7 @@ def weigh(
     tokens: int,
     floor: float = FLOOR,
     tolerance: float = TOLERANCE,
-) -> Weighing:
+) -> FittedWeights:
     """Fit weights on ``held_out`` and measure them on both. Arguments: domain → token log-probabilities [E, N, T].
 
     ``mixture`` determines the cached prior; ``tokens`` limits the length of each text.
@@ -124,7 +124,7 @@ def weigh(
     beliefs = {name: belief(mixture.model_copy(update={"prior": name}), held_out) for name in RIVALS} | {
         WORST: torch.from_numpy(found.w).log()
     }
-    return Weighing(
+    return FittedWeights(
         experts=list(experts),
         tokens=tokens,
         texts=sum(logps.shape[1] for logps in held_out.values()),

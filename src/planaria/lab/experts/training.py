@@ -22,7 +22,7 @@ from planaria.config import consent, recipe
 from planaria.config.schema import RunConfig
 from planaria.control.logs import METRICS
 from planaria.lab.experts.manifest import WEIGHTS
-from planaria.lab.trials.jobs import Job, Processes, Watcher, run_jobs
+from planaria.lab.trials.jobs import Job, JobSettings, Watcher, run_jobs
 from planaria.runtime.checkpoint.store import CheckpointStore
 
 
@@ -114,7 +114,7 @@ def configured(base: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
 
 
 def train_all(
-    title: str, trainings: Sequence[Training], processes: Processes, retries: int, watcher: Watcher
+    title: str, trainings: Sequence[Training], processes: JobSettings, retries: int, watcher: Watcher
 ) -> list[str]:
     """Train what is not done, and return the names of the trainings given up.
 

@@ -11,25 +11,25 @@ from torch import Tensor
 from planaria.common.memory_pool import keep_freed
 from planaria.config.schema import RunConfig
 from planaria.control.decisions import PEER
-from planaria.control.memory import Memory
+from planaria.control.memory_snapshots import MemorySnapshot
 from planaria.control.replica import after_commit
 from planaria.data.stream import Stream
 from planaria.exchange.coded.worker import coded_steps
-from planaria.lab.inline.replicas import InlineReplicas, Round
+from planaria.lab.inline.replicas import InlineReplicas, StageRounds
 from planaria.lab.inline.rounds import InlineRounds, carry_out
 from planaria.models.packing import pack, unpack
 from planaria.models.state import StageState
-from planaria.pipeline.plan.actions import Action, Plan
+from planaria.pipeline.plan.actions import Action, StepPlan
 from planaria.pipeline.routing.arrangement import Arrangement
 from planaria.recovery.base import Moment
-from planaria.recovery.chain import Plan as RecoveryPlan
+from planaria.recovery.chain import RecoveryPlan as RecoveryPlan
 from planaria.recovery.chain import ages_by_stage
-from planaria.runtime.engine.check import require_device, require_sound
-from planaria.runtime.engine.copies import StageCopies, workshop
+from planaria.runtime.engine.config_checks import require_device, require_sound
 from planaria.runtime.engine.plan_execution import adding
-from planaria.runtime.engine.resolved import ResolvedRun
+from planaria.runtime.engine.recovery_copies import StageCopies, workshop
+from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.runner import StageRunner, added
-from planaria.runtime.engine.samples import Data, batches, learned, masks
+from planaria.runtime.engine.step_samples import StepData, batches, learned, masks
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class StepResult:
     step: int
     loss: float
     grad_norms: dict[int, float]
-    rounds: list[Round] = field(default_factory=list)
+    rounds: list[StageRounds] = field(default_factory=list)
     """Rounds of the replicas' exchange settled after this step."""
 
 
@@ -84,7 +84,7 @@ class InlineEngine:
         self._train, self._validation = train, validation
         self._chain = self.resolved.recovery
         retaining = self._chain.retaining
-        self._memory = None if retaining is None else Memory(*retaining)
+        self._memory = None if retaining is None else MemorySnapshot(*retaining)
 
     @property
     def there(self) -> Arrangement:
@@ -185,7 +185,7 @@ class InlineEngine:
             self._rebuild(nodes, plan, alive)
         return plan
 
-    def _recall(self, memory: Memory, there: Arrangement) -> None:
+    def _recall(self, memory: MemorySnapshot, there: Arrangement) -> None:
         """Reset the nodes of ``there`` to the remembered step."""
         for node in there.stage:
             self.runners[node].load(self.copies[node].remembered().state)
@@ -277,7 +277,7 @@ class InlineEngine:
                 for node in nodes:
                     self.runners[node].absorb(total)
 
-    def _carry_out(self, plan: Plan, stream: Stream, first_sample: int, train: bool) -> None:
+    def _carry_out(self, plan: StepPlan, stream: Stream, first_sample: int, train: bool) -> None:
         data = self._data(stream, first_sample, len(plan.routes))
         assert data.batch is not None
         own = len(plan.routes) // (self.resolved.at_once if train else 1)
@@ -302,9 +302,9 @@ class InlineEngine:
             copies.begin(data.masks)
         rounds.run(self.step, lambda stage: data._replace(batch=None) if stage else data)
 
-    def _data(self, stream: Stream, first_sample: int, microbatches: int) -> Data:
+    def _data(self, stream: Stream, first_sample: int, microbatches: int) -> StepData:
         """Return the samples of a step or validation."""
         size = self.config.pipeline.microbatch_size
         batch = batches(stream, first_sample, size)
         apart = masks(self.config.data, stream, batch, first_sample, size)
-        return Data(batch, apart, learned(stream, first_sample, size, microbatches))
+        return StepData(batch, apart, learned(stream, first_sample, size, microbatches))

@@ -13,27 +13,27 @@ import torch
 from torch import Tensor
 
 from planaria.config.schema import RunConfig
-from planaria.exchange.base import Counted, Update
-from planaria.exchange.message import consensus
-from planaria.exchange.publisher import Publisher, vectors
-from planaria.exchange.refusal import refused
-from planaria.exchange.robust.equivocation import Findings, digest, findings, joined
+from planaria.exchange.base import Update, UpdateWeights
+from planaria.exchange.robust.equivocation import Exclusions, digest, findings, joined
 from planaria.exchange.robust.suspicion import Suspicion, distrusted
 from planaria.exchange.robust.weighing import Products
+from planaria.exchange.update_publisher import UpdatePublisher, vectors
+from planaria.exchange.update_validation import refused
+from planaria.exchange.weight_message import consensus
 from planaria.models.state import StageState
 from planaria.pipeline.routing.arrangement import Arrangement
-from planaria.runtime.engine.outer_state import OuterState, Verdict
+from planaria.runtime.engine.outer_state import OuterState, UpdateJudgement
 from planaria.runtime.engine.runner import NonFinite, StageRunner
-from planaria.runtime.engine.samples import Batch
+from planaria.runtime.engine.step_samples import Batch
 
 Received = dict[int, dict[int, Update]]
 """Node → the update received in a round from each replica of its group, itself included."""
-Verdicts = dict[int, Verdict]
+Verdicts = dict[int, UpdateJudgement]
 """Node → its verdict on the updates of a round."""
 
 
 @dataclass(frozen=True)
-class Round:
+class StageRounds:
     """One round of all stages; the groups are the same at every stage."""
 
     number: int
@@ -53,7 +53,7 @@ class _Pending:
 
     due: int
     """Commits by which it must be settled."""
-    round: Round
+    round: StageRounds
     honest: Mapping[int, Update]
     """Node → its correct update."""
     received: Received
@@ -91,7 +91,7 @@ class InlineReplicas:
     def start(self, node: int, outer: Mapping[str, Tensor]) -> None:
         """Start a node whose weights were loaded, with the ``outer`` state that came with them, if any."""
         self.outer[node].begin(outer, self._runners[node].state().weights, self._round - len(self._pending))
-        self.outer[node].publisher = Publisher()  # a rebuilt node is not Byzantine
+        self.outer[node].publisher = UpdatePublisher()  # a rebuilt node is not Byzantine
         self.sources.pop(node, None)
 
     def read(self, node: int, batch: Batch, step: int) -> Batch:
@@ -141,12 +141,12 @@ class InlineReplicas:
             outer.left_out = left_out
         self._suspicion = raised
 
-    def _findings(self, received: Received, party: Sequence[int]) -> Findings:
+    def _findings(self, received: Received, party: Sequence[int]) -> Exclusions:
         """Return the replicas of a ``party`` with too many invalid updates before, or contradictory ones now."""
         useless = self._suspicion.standing(self.exchange).useless
         others = [replica for replica in party if replica not in useless]
         if not self.exchange.witnessed(len(others)):
-            return Findings(useless=useless)
+            return Exclusions(useless=useless)
         return findings(self._digests(received, others), others, distrusted(self.exchange))._replace(useless=useless)
 
     def _digests(self, received: Received, replicas: Iterable[int]) -> dict[int, dict[int, str]]:
@@ -162,7 +162,7 @@ class InlineReplicas:
         self._refused, self._steps = {}, self._steps + 1
         return {node: outer.commit() for node, outer in self.outer.items()}
 
-    def meet(self, commits: int) -> list[Round]:
+    def meet(self, commits: int) -> list[StageRounds]:
         """After ``commits`` steps, begin a round if one is due and settle those due; return the settled rounds."""
         every = self.exchange.interval
         if every and commits % every == 0:
@@ -176,7 +176,7 @@ class InlineReplicas:
         self._pending = self._pending[len(due) :]
         return [self._settle(pending) for pending in due]
 
-    def _exchanged(self, honest: Mapping[int, Update], step: int) -> tuple[Round, Received]:
+    def _exchanged(self, honest: Mapping[int, Update], step: int) -> tuple[StageRounds, Received]:
         """Return the next round, in or after ``step``, and what each node receives; ``honest``: the correct updates."""
         groups = self.exchange.groups(self._round, range(self.count), self._seed)
         received: Received = {node: {} for node in self._runners}
@@ -189,7 +189,7 @@ class InlineReplicas:
                         received[nodes[other]][replica] = update
                         blocking += _size(update.blocking) if other != replica else 0
                         prefetched += _size(update.prefetched) if other != replica else 0
-        round = Round(self._round, groups, blocking, prefetched)
+        round = StageRounds(self._round, groups, blocking, prefetched)
         self._round += 1
         return round, received
 
@@ -206,7 +206,7 @@ class InlineReplicas:
             found[replica] = publisher.updates(honest[node], codec, (step, round), replica, others, known)
         return found
 
-    def _settle(self, pending: _Pending) -> Round:
+    def _settle(self, pending: _Pending) -> StageRounds:
         """Settle a round as a fleet does: updates rejected by any node at any stage are left out.
 
         A rejected replica settles alone or, if replicas must stay equal, copies one that has settled.
@@ -215,14 +215,14 @@ class InlineReplicas:
         for node, updates in pending.received.items():
             codec, like = self.exchange.codec(self.outer[node].settled), pending.honest[node]
             others = {replica: update for replica, update in updates.items() if replica != self._replica[node]}
-            verdicts[node] = Verdict(refused(others, like, codec))
+            verdicts[node] = UpdateJudgement(refused(others, like, codec))
         out = {replica for verdict in verdicts.values() for replica in verdict.refused}
         found = self._findings(pending.received, [replica for replica in range(self.count) if replica not in out])
         out |= found.left_out.keys()
         self._remember(pending.round.number, verdicts, found, out)
         for node in (node for replica in set(range(self.count)) - out for node in self.nodes(replica)):
             left_out = {replica: why for replica, why in found.left_out.items() if replica in pending.received[node]}
-            verdicts[node] = Verdict({**verdicts[node].refused, **left_out})
+            verdicts[node] = UpdateJudgement({**verdicts[node].refused, **left_out})
         weighed = {me: self._weighed(pending, me, out) for me in range(self.count)}
         for node, updates in pending.received.items():
             me = self._replica[node]
@@ -243,7 +243,7 @@ class InlineReplicas:
                 self._copy(left[0], replica)
         return replace(pending.round, verdicts=verdicts, first=frozenset(first))
 
-    def _weighed(self, pending: _Pending, me: int, out: Collection[int]) -> Counted | None:
+    def _weighed(self, pending: _Pending, me: int, out: Collection[int]) -> UpdateWeights | None:
         """Return which updates count for the replica ``me`` in a round, if they are judged over all stages."""
         weighing, products = self.exchange.weighing, list[Products]()
         party = sorted(pending.received[self.nodes(me)[0]].keys() - out)
@@ -254,7 +254,7 @@ class InlineReplicas:
             products.append(weighing.products(outer, weighing.decoded_values(outer, updates), me, party))
         return weighing.counted(products, party, me, pending.round.number)
 
-    def _remember(self, round: int, verdicts: Verdicts, found: Findings, out: Collection[int]) -> None:
+    def _remember(self, round: int, verdicts: Verdicts, found: Exclusions, out: Collection[int]) -> None:
         """Record rejected updates and proven faults; a replica that copies another one reports nothing."""
         proved, reports = {*found.liars, *found.useless}, dict[int, set[int]]()
         for node, verdict in verdicts.items():

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 
 from planaria.exchange.coded.coding import Counted
-from planaria.exchange.coded.worker import CodedSteps, Sums
-from planaria.pipeline.plan.actions import Action, Key, Plan, topological_order
+from planaria.exchange.coded.worker import CodedSteps, PartialSums
+from planaria.pipeline.plan.actions import Action, Key, StepPlan, topological_order
 from planaria.runtime.engine.runner import StageRunner
-from planaria.runtime.engine.samples import Data
+from planaria.runtime.engine.step_samples import StepData
 
 Counts = Callable[[int, Counted], frozenset[int]]
 """(step, replicas counted in its rounds so far) → the replicas whose results count in the next round."""
@@ -25,10 +25,10 @@ class InlineRounds:
         """in a step, over all replicas"""
         self.counts: Counts = lambda step, counted: frozenset(range(steps.coding.replicas))
 
-    def run(self, step: int, data: Callable[[int], Data]) -> None:
+    def run(self, step: int, data: Callable[[int], StepData]) -> None:
         """Compute the gradient of ``step`` at every node; ``data``: the required samples by stage."""
         arrangement, counted = self._steps.resolved.arrangement, Counted()
-        sums = {node: Sums() for node in self._runners}
+        sums = {node: PartialSums() for node in self._runners}
         while len(counted) < self._steps.coding.rounds:
             there = self.counts(step, counted)
             for replica in sorted(there):
@@ -43,7 +43,12 @@ class InlineRounds:
                 self._steps.absorb(self._runners[node], data(stage), counted, sent.__getitem__)
 
     def _work(
-        self, step: int, replica: int, counted: Counted, sums: Mapping[int, Sums], data: Callable[[int], Data]
+        self,
+        step: int,
+        replica: int,
+        counted: Counted,
+        sums: Mapping[int, PartialSums],
+        data: Callable[[int], StepData],
     ) -> None:
         """Carry out one replica's tasks of a round."""
         arrangement = self._steps.resolved.arrangement
@@ -57,7 +62,7 @@ class InlineRounds:
 
 
 def carry_out(
-    plan: Plan, runners: Mapping[int, StageRunner], passed: Callable[[Action, Tensor], None] | None = None
+    plan: StepPlan, runners: Mapping[int, StageRunner], passed: Callable[[Action, Tensor], None] | None = None
 ) -> None:
     """Execute a plan with the ``runners`` of its nodes, already begun; ``passed`` gets each message."""
     messages: dict[Key, Tensor] = {}

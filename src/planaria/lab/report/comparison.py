@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from planaria.lab.compare.race_results import ENOUGH, Compared, Run, Scored
+from planaria.lab.compare.race_results import ENOUGH, ArmRun, ArmScore, ComparisonResults
+from planaria.lab.compare.ranking import LEAST_FAILURES, Ranking, failures, ranking
 from planaria.lab.report.comparison_figures import failures_figure, hours_figure, loss_figure, price_figure
 from planaria.lab.report.comparison_table import DIGEST, between, called, seeds_of, struck, target
 from planaria.lab.report.winner_figure import hours_at, redundant_arm, winners_figure, without_failures
-from planaria.lab.trials.spread import Spread, shown
+from planaria.lab.trials.spread import shown
 from planaria.report import page
 from planaria.report.phrases import amount, counted, listed
 from planaria.report.verdict import Verdict
 
+UNITS = {"hours": "h", "ticks": "steps"}
 
-def write_comparison(found: Compared, file: Path) -> Path:
+
+def write_comparison(found: ComparisonResults, file: Path) -> Path:
     """Write the report of a comparison to ``file`` atomically, and return its path.
 
     :raises UserError: when the file is not writable.
@@ -24,7 +27,7 @@ def write_comparison(found: Compared, file: Path) -> Path:
     return page.write(file, text)
 
 
-def body(found: Compared) -> Iterator[str]:
+def body(found: ComparisonResults) -> Iterator[str]:
     """Yield the report's sections as HTML."""
     summary = (
         f"{counted(len(found.arms), 'arm')}, {seeds_of(found)}, up to {counted(found.steps, 'step')} each, struck by "
@@ -40,7 +43,7 @@ def body(found: Compared) -> Iterator[str]:
     yield page.footer("Written by planaria compare; comparison.json beside this page has every number.")
 
 
-def _facts(found: Compared) -> Iterator[tuple[str, str, str]]:
+def _facts(found: ComparisonResults) -> Iterator[tuple[str, str, str]]:
     of, unit = ("hours", "h") if found.priced else ("ticks", "steps")
     free = found.arms[0].spread(of)
     what = "hours" if found.priced else "steps"
@@ -58,7 +61,7 @@ def _shown(number: float, unit: str) -> str:
     return f"{amount(number)} h" if unit == "h" else f"{number:,.0f}"
 
 
-def _races(found: Compared) -> Iterator[str]:
+def _races(found: ComparisonResults) -> Iterator[str]:
     if any(arm.courses for arm in found.arms):
         yield page.section(
             "Loss over steps",
@@ -97,7 +100,7 @@ def _races(found: Compared) -> Iterator[str]:
     )
 
 
-def _controls(found: Compared) -> Iterator[str]:
+def _controls(found: ComparisonResults) -> Iterator[str]:
     """Show the ratios to the fault-free arm and to the controls, with intervals; and the search."""
     held = any(run.reset_ratio is not None for arm in found.arms for run in arm.runs)
     if held or len(found.failures) >= ENOUGH:
@@ -130,11 +133,11 @@ def _controls(found: Compared) -> Iterator[str]:
         )
 
 
-def _with_interval(arm: Scored, of: str) -> list[str]:
+def _with_interval(arm: ArmScore, of: str) -> list[str]:
     return [shown(arm.spread(of)), between(arm.interval(of))]
 
 
-def _winners(found: Compared) -> Iterator[str]:
+def _winners(found: ComparisonResults) -> Iterator[str]:
     arms = [arm for arm in found.contestants if not arm.missed]
     if not arms or not found.hourly or not found.priced:
         return
@@ -159,17 +162,17 @@ def _winners(found: Compared) -> Iterator[str]:
     )
 
 
-def _failures(found: Compared) -> Iterator[str]:
+def _failures(found: ComparisonResults) -> Iterator[str]:
     strips = []
-    for number, failures in enumerate((*found.failures, *found.further)):
-        title = f"{struck(failures)} · {failures.digest[:DIGEST]}"
-        strips += [page.subheading(title), page.chart(failures_figure(found, failures), f"failures{number}")]
+    for number, trace in enumerate((*found.failures, *found.further)):
+        title = f"{struck(trace)} · {trace.digest[:DIGEST]}"
+        strips += [page.subheading(title), page.chart(failures_figure(found, trace), f"failures{number}")]
     text = "Each mark is a stage lost before a step, in every arm."
     also = " Further replicas, where an arm has them, fail independently at the same rate." if found.further else ""
     yield page.section("The failures", text + also, *strips)
 
 
-def _details(found: Compared) -> Iterator[str]:
+def _details(found: ComparisonResults) -> Iterator[str]:
     head = ["arm", "trace", "stopped", "seed", "steps", "ratio", "hours", "machine-hours", "final loss"]
     head += ["failures", "undone", "saves"]
     yield page.section(
@@ -187,7 +190,7 @@ def _details(found: Compared) -> Iterator[str]:
     )
 
 
-def _row(found: Compared, arm: Scored, run: Run) -> list[str]:
+def _row(found: ComparisonResults, arm: ArmScore, run: ArmRun) -> list[str]:
     taken = (run.hours, run.machine_hours) if found.priced else (None, None)
     return [
         arm.name,
@@ -209,56 +212,49 @@ def _number(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)
 
 
-LEAST_FAILURES = 5
-"""Failures over all seeds below which the order of two arms is not reported as a ranking."""
-
-
-def failures(arm: Scored) -> int:
-    """Return the failures of an arm before the target, over all seeds."""
-    return sum(run.failures for run in arm.runs)
-
-
-def verdict(found: Compared) -> Verdict:
-    """Summarise the comparison; good if every arm reached the target. Order by hours, or steps if they take no time."""
-    of, unit = ("hours", "h") if found.priced else ("ticks", "steps")
-    struck = [(arm, spread) for arm in found.finishers if (spread := arm.spread(of)) is not None]
+def verdict(found: ComparisonResults) -> Verdict:
+    """Summarise the comparison; good if every arm reached the target."""
+    ranked = ranking(found)
     others, missed = found.arms[1:], [arm for arm in found.arms[1:] if arm.missed]
     arrived = len(others) - len(missed)
     badge = "every arm reached the target" if not missed else f"{arrived} of {counted(len(others), 'arm')} reached it"
     return Verdict(
         good=not missed,
         badge=badge,
-        summary=_order(found, struck, unit) + _ratios(found) + (f" {badge[0].upper()}{badge[1:]}." if missed else ""),
-        numbers=_numbers(found, struck, of, unit),
+        summary=_order(found, ranked) + _ratios(found) + (f" {badge[0].upper()}{badge[1:]}." if missed else ""),
+        numbers=_numbers(found, ranked),
         lost=_lost(missed, others),
     )
 
 
-def _order(found: Compared, struck: list[tuple[Scored, Spread]], unit: str) -> str:
-    if not struck:
-        return "No arm that failures struck reached the target with every seed, so there is no order to tell."
-    (first, mine), *rest = struck
-    text = f"With failures at {100 * found.hourly:g} % an hour, {first.name} reached the target first, "
-    text += f"after {_named(mine.mean, unit)}"
-    if not rest:
+def _order(found: ComparisonResults, ranked: Ranking) -> str:
+    if not ranked.places:
+        return "No arm that failures struck reached the target with every seed, so there is no ranking."
+    unit = UNITS[ranked.unit]
+    first, mine = ranked.places[0]
+    took = _named(mine.mean, unit)
+    text = f"With failures at {100 * found.hourly:g} % an hour, {first.name} reached the target first, after {took}"
+    if ranked.certainty == "alone":
         return f"{text}; no other arm that failures struck reached it with every seed."
-    second, theirs = rest[0]
-    gap = _named(theirs.mean - mine.mean, unit)
-    if (met := min(failures(first), failures(second))) < LEAST_FAILURES:
-        return (
-            f"Too few failures to rank: {second.name} and {first.name} met at least {counted(met, 'failure')} before "
-            f"the target over {counted(len(first.runs), 'seed')}; a ranking needs {LEAST_FAILURES} or more. "
-            f"{first.name} took {_named(mine.mean, unit)}, {second.name} {gap} more."
-        )
-    seeds = len(first.runs)
-    if seeds == 1:
-        return f"{text}, {gap} before {second.name}; one seed does not tell whether that is chance."
-    if _always(first, second, unit):
-        return f"{text}, {gap} before {second.name}, and before it with each of {counted(seeds, 'seed')}."
-    return f"{text}, {gap} before {second.name}, but not with every one of {counted(seeds, 'seed')}: the two are close."
+    second, theirs = ranked.places[1]
+    gap, seeds = _named(theirs.mean - mine.mean, unit), counted(len(first.runs), "seed")
+    text += f", {gap} before {second.name}"
+    match ranked.certainty:
+        case "too few failures":
+            met = counted(min(failures(first), failures(second)), "failure")
+            return (
+                f"Too few failures to rank: {second.name} and {first.name} met at least {met} before the target over "
+                f"{seeds}; a ranking needs {LEAST_FAILURES} or more. "
+                f"{first.name} took {took}, {second.name} {gap} more."
+            )
+        case "one seed":
+            return f"{text}; with one seed this may be chance."
+        case "every seed":
+            return f"{text}, and before it with each of {seeds}."
+    return f"{text}, but not with every one of {seeds}: the two are close."
 
 
-def _ratios(found: Compared) -> str:
+def _ratios(found: ComparisonResults) -> str:
     """Summarise the controls: the share of an arm's steps that lost moments explain, and the floor."""
     text = ""
     held = [(arm, spread) for arm in found.contestants if (spread := arm.spread("reset_ratio")) is not None]
@@ -282,32 +278,25 @@ def _named(number: float, unit: str) -> str:
     return _shown(number, unit) + ("" if unit == "h" else f" {unit}")
 
 
-def _always(first: Scored, second: Scored, unit: str) -> bool:
-    """Return whether ``first`` was ahead with every seed."""
-    of = "hours" if unit == "h" else "ticks"
-    pairs = zip(first.runs, second.runs, strict=True)
-    return all(getattr(mine, of) < getattr(theirs, of) for mine, theirs in pairs)
-
-
-def _numbers(found: Compared, struck: list[tuple[Scored, Spread]], of: str, unit: str) -> list[tuple[str, str]]:
-    if not struck:
-        free = found.arms[0].spread(of)
-        return [] if free is None else [(_named(free.mean, unit), "to the target without failures")]
-    first, mine = struck[0]
+def _numbers(found: ComparisonResults, ranked: Ranking) -> list[tuple[str, str]]:
+    if not ranked.places:
+        free = found.arms[0].spread(ranked.unit)
+        return [] if free is None else [(_named(free.mean, UNITS[ranked.unit]), "to the target without failures")]
+    first, mine = ranked.places[0]
+    last, slowest = ranked.places[-1]
+    hours = ranked.unit == "hours"
     numbers = []
-    ratio = first.spread("hours_ratio" if of == "hours" else "ratio")
-    if ratio is not None:
-        what = "hours" if of == "hours" else "steps"
+    if (ratio := first.spread("hours_ratio" if hours else "ratio")) is not None:
+        what = "hours" if hours else "steps"
         numbers.append((f"× {ratio.mean:.3f}", f"{what} of {first.name} over those without failures"))
-    if struck[1:]:
-        last, slowest = struck[-1]
+    if last is not first:
         numbers.append(
             (f"× {slowest.mean / mine.mean:.2f}", f"the slowest that arrived, {last.name}, over the quickest")
         )
     return numbers
 
 
-def _lost(missed: list[Scored], others: list[Scored]) -> str:
+def _lost(missed: list[ArmScore], others: list[ArmScore]) -> str:
     parts = [f"{arm.name} missed the target in {arm.missed} of {counted(len(arm.runs), 'seed')}" for arm in missed]
     undone = {arm.name: sum(run.steps_lost for run in arm.runs) for arm in others}
     rolled = [f"{name} {counted(steps, 'step')}" for name, steps in undone.items() if steps]

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import plotly.graph_objects as go
 
-from planaria.lab.compare.race_results import Compared, Failures, Scored, smoothed
+from planaria.lab.compare.race_results import ArmScore, ComparisonResults, SeedTrace, smoothed
 from planaria.lab.report.spread_figures import add_band, whiskers
 from planaria.lab.trials.spread import Spread
 from planaria.report.phrases import amount, counted
@@ -25,19 +25,19 @@ ROW = 30
 """Pixels of one row of bars."""
 
 
-def colours(found: Compared) -> Mapping[str, str]:
+def colours(found: ComparisonResults) -> Mapping[str, str]:
     """Return each arm's colour, the same in all figures."""
     names = [arm.name for arm in found.arms[1:]]
     return {found.arms[0].name: INK, **{name: SERIES[place % len(SERIES)] for place, name in enumerate(names)}}
 
 
-def _strokes(found: Compared) -> Mapping[str, Mapping[str, Any]]:
+def _strokes(found: ComparisonResults) -> Mapping[str, Mapping[str, Any]]:
     """Return each arm's line style; dash and width distinguish curves that coincide."""
     shade, count = colours(found), len(found.arms)
     return {arm.name: stroke(place, count)["line"] | {"color": shade[arm.name]} for place, arm in enumerate(found.arms)}
 
 
-def loss_figure(found: Compared, over: Over = "hours") -> go.Figure:
+def loss_figure(found: ComparisonResults, over: Over = "hours") -> go.Figure:
     """Plot smoothed loss over hours or executed steps: mean over seeds, and a band from minimum to maximum."""
     fig = figure(460, x=over, y="smoothed validation loss, nats per token", hovermode="x unified")
     lowest, strokes = math.inf, _strokes(found)
@@ -64,7 +64,7 @@ def loss_figure(found: Compared, over: Over = "hours") -> go.Figure:
     return fig
 
 
-def bands(arm: Scored, over: Over) -> tuple[list[float], list[Spread]] | None:
+def bands(arm: ArmScore, over: Over) -> tuple[list[float], list[Spread]] | None:
     """Return hours or steps and the loss over seeds on a common grid, over the range of all seeds; None if empty."""
     curves = arm.curves if over == "hours" else [smoothed(course.points) for course in arm.courses]
     if not curves or not all(curves):
@@ -77,7 +77,7 @@ def bands(arm: Scored, over: Over) -> tuple[list[float], list[Spread]] | None:
     return grid.tolist(), [Spread.of(losses) for losses in drawn.T.tolist()]
 
 
-def hours_figure(found: Compared, of: str = "hours", unit: str = "hours") -> go.Figure:
+def hours_figure(found: ComparisonResults, of: str = "hours", unit: str = "hours") -> go.Figure:
     """Plot hours to the target: mean over seeds as a bar, minimum to maximum as a whisker; dotted: without failures.
 
     ``of`` and ``unit`` select another number of a run.
@@ -114,7 +114,7 @@ def hours_figure(found: Compared, of: str = "hours", unit: str = "hours") -> go.
     return fig
 
 
-def price_figure(found: Compared) -> go.Figure:
+def price_figure(found: ComparisonResults) -> go.Figure:
     """Plot an arm's price without failures (traffic across, memory as area) against their harm (up).
 
     The dashed line is the Pareto front of the arms with failures.
@@ -177,7 +177,7 @@ def _with_zero(values: Sequence[float]) -> tuple[list[float], Mapping[float, str
 
 
 def _add_names(
-    fig: go.Figure, arms: Sequence[Scored], x: Sequence[float], y: Sequence[float], spans: tuple[float, float]
+    fig: go.Figure, arms: Sequence[ArmScore], x: Sequence[float], y: Sequence[float], spans: tuple[float, float]
 ) -> None:
     """Annotate each mark with its arm's name, moved up where it would overlap another."""
     taken: list[tuple[float, float]] = []
@@ -195,7 +195,7 @@ def _add_names(
         )  # fmt: skip
 
 
-def failures_figure(found: Compared, failures: Failures) -> go.Figure:
+def failures_figure(found: ComparisonResults, failures: SeedTrace) -> go.Figure:
     """Plot one seed's trace: the stage lost before each step."""
     stages = sorted({*range(1, found.stages + 1), *(stage for _, stage in failures.faults)})
     rows = [f"stage {stage}" if stage else "ends" for stage in stages]

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from planaria.common import documents
 from planaria.common.errors import UserError
-from planaria.lab.compare.race import Course, Point
-from planaria.lab.compare.race_results import Compared, smoothed
+from planaria.lab.compare.race import ArmCourse, ValidationPoint
+from planaria.lab.compare.race_results import ComparisonResults, smoothed
 from planaria.lab.trials.arms import file_name
 from planaria.lab.trials.result_cache import read_result
-from planaria.report.live.tally import Tally
-from planaria.report.live_page.frames import Frame, Json
-from planaria.report.live_page.source import Seen, age_s
+from planaria.report.live.tally import RunTally
+from planaria.report.live_page.frames import Json, StateChange
+from planaria.report.live_page.source import EmptyFolder, age_s
 
 NUMBERS = "comparison.json"
 RACE = re.compile(r"(?P<arm>[^.]+)\.(?P<seed>\d+)\.(?P<kind>json|job|ticks)")
@@ -38,7 +38,7 @@ def _files(folder: Path) -> list[Path]:
 class ComparisonSource:
     """A comparison's folder."""
 
-    tally: Tally | None = None
+    tally: RunTally | None = None
 
     @staticmethod
     def fits(folder: Path) -> bool:
@@ -46,7 +46,7 @@ class ComparisonSource:
         return (folder / NUMBERS).exists() or any(RACE.fullmatch(file.name) for file in _files(folder))
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._seen = folder, Seen("comparison", folder.name.removesuffix("-compare"))
+        self._folder, self._seen = folder, EmptyFolder("comparison", folder.name.removesuffix("-compare"))
         self.began = False
         self._read: dict[Path, float] = {}
         """File → modification time when last read."""
@@ -60,10 +60,10 @@ class ComparisonSource:
     def age_s(self) -> float:
         return age_s(_files(self._folder))
 
-    def opening(self) -> Frame:
+    def opening(self) -> StateChange:
         return self._seen.opening()
 
-    def read(self, most: int) -> Iterator[Frame | None]:
+    def read(self, most: int) -> Iterator[StateChange | None]:
         """Yield a frame for each new or changed file, in order of modification."""
         for when, file in self._news()[:most]:
             self._read[file] = when
@@ -85,14 +85,14 @@ class ComparisonSource:
                 found.append((when, file))
         return sorted(found)
 
-    def _raced(self, when: float, file: Path, arm: str, seed: str, kind: str) -> Frame | None:
+    def _raced(self, when: float, file: Path, arm: str, seed: str, kind: str) -> StateChange | None:
         name = f"{arm} {seed}"
         if name not in self._races and len(self._races) >= MOST_RACES:
             return None
         before = self._races.get(name, {"arm": arm, "seed": int(seed), "is": "waiting", "tick": 0, "curve": {}})
         event = None
         if kind == "json":
-            course = read_result(file, Course)
+            course = read_result(file, ArmCourse)
             after = {**before, **_course(course)}
             how = f"stopped: {course.stopped}" if course.stopped else f"{course.ticks} steps are done"
             event = course.ticks, "loss" if course.stopped else "recovery", f"{arm}, seed {seed}: {how}"
@@ -110,8 +110,10 @@ class ComparisonSource:
         result = self._folder / f"{arm}.{seed}.json"
         return self._read.get(file, 0.0) > self._read.get(result, 0.0)
 
-    def _over(self, when: float, file: Path) -> Frame | None:
-        found = documents.parse_model(Compared, documents.data(file).decode(), file, "run the comparison again")
+    def _over(self, when: float, file: Path) -> StateChange | None:
+        found = documents.parse_model(
+            ComparisonResults, documents.data(file).decode(), file, "run the comparison again"
+        )
         races = dict(self._races)
         for arm in found.arms:
             for run in arm.runs:
@@ -129,12 +131,12 @@ class ComparisonSource:
         return self._seen.turn(when, {"races": races, "run": about, "over": "finished"}, event)
 
 
-def _course(course: Course) -> Json:
+def _course(course: ArmCourse) -> Json:
     lost = {"met": len(course.met), "why": course.stopped} if course.stopped else {"met": len(course.met)}
     return {"is": "stopped" if course.stopped else "done", "tick": course.ticks, **_curve(course.points), **lost}
 
 
-def _curve(points: Sequence[Point]) -> Json:
+def _curve(points: Sequence[ValidationPoint]) -> Json:
     losses = {str(int(tick)): round(loss, 5) for tick, loss in smoothed(points)}
     return {"curve": losses} | ({"loss": list(losses.values())[-1]} if losses else {})
 
@@ -147,7 +149,7 @@ def _under_way(file: Path) -> Json:
         for words in map(str.split, lines):
             tick = int(words[0])
             if len(words) > 1:
-                points.append(Point(tick=tick, step=tick, loss=float(words[1])))
+                points.append(ValidationPoint(tick=tick, step=tick, loss=float(words[1])))
     except (UserError, ValueError, IndexError):
         return {}
     return {"tick": tick, **_curve(points)}
@@ -162,7 +164,7 @@ def _request(file: Path) -> Json:
         return {}
 
 
-def _best(found: Compared) -> str:
+def _best(found: ComparisonResults) -> str:
     """Name the arm, controls aside, that reached the target first, by hours or by steps if unpriced."""
     winner = found.winner()
     spread = None if winner is None else winner.spread("hours" if found.priced else "ticks")

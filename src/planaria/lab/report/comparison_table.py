@@ -6,7 +6,7 @@ import re
 
 from rich.text import Text
 
-from planaria.lab.compare.race_results import ENOUGH, Compared, Failures, Scored
+from planaria.lab.compare.race_results import ENOUGH, ArmScore, ComparisonResults, SeedTrace
 from planaria.lab.compare.race_spec import SMOOTHED
 from planaria.lab.trials.spread import seeds_shown, shown
 from planaria.report.phrases import amount, counted
@@ -27,7 +27,7 @@ INTERVAL = "95 % of ×"
 """Column of the bootstrap intervals of ratios to the fault-free arm."""
 
 
-def show_table(found: Compared) -> None:
+def show_table(found: ComparisonResults) -> None:
     """Print every arm's mean [least … most] over the seeds, and explanations."""
     title = f"{found.name}: mean [least … most] of {seeds_of(found)}"
     console = show([Table(title, columns(found), rows(found))])
@@ -40,19 +40,19 @@ def show_table(found: Compared) -> None:
             console.print(Text(line))
 
 
-def struck(failures: Failures) -> str:
+def struck(failures: SeedTrace) -> str:
     replica = f", replica {failures.replica}" if failures.replica else ""
     return f"seed {failures.seed}{replica}, {counted(len(failures.faults), 'failure')}"
 
 
-def spreads(found: Compared) -> dict[str, tuple[str, str]]:
+def spreads(found: ComparisonResults) -> dict[str, tuple[str, str]]:
     """Return the relevant columns: column → number of a run, and its format."""
     held = any(run.reset_ratio is not None for arm in found.arms for run in arm.runs)
     hours = HOURS | (MACHINES if found.machines_differ else {}) if found.priced else {}
     return STEPS | (RESET if held else {}) | hours | FINAL
 
 
-def columns(found: Compared) -> list[str]:
+def columns(found: ComparisonResults) -> list[str]:
     """Return the head of the table."""
     head = ["arm", *spreads(found), "traffic", *(["of weights"] if exchanged(found) else []), "memory", "failures"]
     if _intervals(found):
@@ -60,12 +60,12 @@ def columns(found: Compared) -> list[str]:
     return head
 
 
-def rows(found: Compared) -> list[list[str]]:
+def rows(found: ComparisonResults) -> list[list[str]]:
     """Return the table's rows, best arm first."""
     return [_cells(found, arm) for arm in found.ranked()]
 
 
-def numbers(found: Compared) -> list[dict[str, object]]:
+def numbers(found: ComparisonResults) -> list[dict[str, object]]:
     """Return the table as numbers: mean, minimum and maximum over the seeds; None where a seed has no number."""
     every = (*(of for of, _ in (STEPS | RESET | HOURS | MACHINES | FINAL).values()), "failures")
     found_rows: list[dict[str, object]] = []
@@ -82,11 +82,11 @@ def numbers(found: Compared) -> list[dict[str, object]]:
     return found_rows
 
 
-def _intervals(found: Compared) -> bool:
+def _intervals(found: ComparisonResults) -> bool:
     return len(found.failures) >= ENOUGH
 
 
-def _cells(found: Compared, arm: Scored) -> list[str]:
+def _cells(found: ComparisonResults, arm: ArmScore) -> list[str]:
     cells = [shown(arm.spread(of), form) for of, form in spreads(found).values()]
     if arm.missed:
         cells[0] = f"not reached in {arm.missed} of {counted(len(arm.runs), 'seed')}"
@@ -96,12 +96,12 @@ def _cells(found: Compared, arm: Scored) -> list[str]:
     return [called(arm), *cells, *(f"{100 * share:.3g} %" for share in shares), shown(arm.spread("failures"), ".3g")]
 
 
-def exchanged(found: Compared) -> bool:
+def exchanged(found: ComparisonResults) -> bool:
     """Return whether replicas exchange anything."""
     return any(arm.weights for arm in found.arms)
 
 
-def called(arm: Scored) -> str:
+def called(arm: ArmScore) -> str:
     """Return an arm's name, marked if it is a control."""
     return f"{arm.name} (control)" if arm.control else arm.name
 
@@ -110,18 +110,18 @@ def between(interval: tuple[float, float] | None) -> str:
     return "–" if interval is None else f"{interval[0]:.3f} … {interval[1]:.3f}"
 
 
-def seeds_of(found: Compared) -> str:
+def seeds_of(found: ComparisonResults) -> str:
     return seeds_shown(failures.seed for failures in found.failures)
 
 
-def target(found: Compared) -> str:
+def target(found: ComparisonResults) -> str:
     return (
         f"the fault-free arm's loss with the same seed after {100 * found.target_at:g} % of {found.steps} steps; "
         f"a loss is the mean of {SMOOTHED} validations in a row; steps that a rollback undid count"
     )
 
 
-def floor(found: Compared) -> str:
+def floor(found: ComparisonResults) -> str:
     """Describe the hours of a recovery that loses nothing but time."""
     arm = found.floor
     if arm is None or not found.priced or (hours := arm.spread("hours")) is None:
@@ -133,7 +133,7 @@ def floor(found: Compared) -> str:
     )
 
 
-def resets(found: Compared) -> str:
+def resets(found: ComparisonResults) -> str:
     """Describe the effect of losing moments alone, without which ratios to the fault-free arm mislead."""
     alone = [f"{arm.name} × {shown(found.alone(arm))}" for arm in found.arms if arm.control == "reset"]
     if alone:
@@ -146,7 +146,7 @@ def resets(found: Compared) -> str:
     return ""
 
 
-def searched(found: Compared) -> str:
+def searched(found: ComparisonResults) -> str:
     """Describe the search without failures."""
     if not found.search:
         return ""
@@ -160,7 +160,7 @@ _SPECIAL = re.compile(r"[&%$#_{}~^\\]")
 _WORDS = {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"}
 
 
-def latex(found: Compared) -> str:
+def latex(found: ComparisonResults) -> str:
     """Return the terminal's table as a ``tabular``, mean [least … most] over the seeds; requires ``booktabs``."""
     head, *below = (" & ".join(map(escaped, row)) + r" \\" for row in [columns(found), *rows(found)])
     body = "\n".join([r"\toprule", head, r"\midrule", *below, r"\bottomrule"])

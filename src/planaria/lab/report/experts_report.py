@@ -11,7 +11,7 @@ from statistics import fmean
 import plotly.graph_objects as go
 
 from planaria.lab.experts.budget import SYNCHRONISED
-from planaria.lab.experts.experts_results import TIE, Results, Speech, geometric
+from planaria.lab.experts.experts_results import TIE, Results, TextWeights, geometric
 from planaria.lab.report.experts_verdict import verdict
 from planaria.lab.report.spread_figures import whiskers
 from planaria.lab.report.worst_report import section as worst_section
@@ -104,7 +104,7 @@ def _reasons(found: Results) -> dict[str, Table]:
     }
 
 
-def _speech(found: Speech) -> str:
+def _speech(found: TextWeights) -> str:
     return page.section(
         "Who speaks when",
         "Pieces of the domains' test texts, joined. Each token is coloured by the weights that the ensemble's experts "

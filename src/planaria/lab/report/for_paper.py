@@ -13,7 +13,7 @@ from typing import Any
 
 from planaria.common import atomic
 from planaria.common.errors import UserError
-from planaria.lab.compare.race_results import Compared, smoothed
+from planaria.lab.compare.race_results import ComparisonResults, smoothed
 from planaria.lab.report.comparison_figures import Over, bands, colours
 from planaria.lab.report.comparison_table import called, latex, numbers
 from planaria.lab.trials.result_cache import make_folder
@@ -25,7 +25,7 @@ WIDE, HIGH = 5.5, 3.4
 FORMATS = ("pdf", "svg")
 
 
-def write_for_paper(found: Compared, folder: Path) -> list[str]:
+def write_for_paper(found: ComparisonResults, folder: Path) -> list[str]:
     """Write all files into ``folder``, and return their names; without matplotlib, only tables.
 
     :raises UserError: when the folder is not writable.
@@ -50,11 +50,11 @@ def _sheet(rows: Sequence[Mapping[str, Any]]) -> str:
     return as_csv([[*rows[0]], *body])
 
 
-def _runs(found: Compared) -> list[dict[str, Any]]:
+def _runs(found: ComparisonResults) -> list[dict[str, Any]]:
     return [{"arm": arm.name, **run.model_dump()} for arm in (*found.ranked(), *found.search[1:]) for run in arm.runs]
 
 
-def _curves(found: Compared) -> list[dict[str, Any]]:
+def _curves(found: ComparisonResults) -> list[dict[str, Any]]:
     """Return every validation: smoothed loss over executed steps and hours."""
     return [
         {"arm": arm.name, "seed": run.seed, "steps": tick, "hours": hours, "loss": loss}
@@ -64,7 +64,7 @@ def _curves(found: Compared) -> list[dict[str, Any]]:
     ]
 
 
-def figures(found: Compared) -> dict[str, Any]:
+def figures(found: ComparisonResults) -> dict[str, Any]:
     """Return file name → matplotlib figure; empty without matplotlib."""
     try:
         import_module("matplotlib")
@@ -76,7 +76,7 @@ def figures(found: Compared) -> dict[str, Any]:
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
-def _losses(found: Compared, over: Over) -> Any:
+def _losses(found: ComparisonResults, over: Over) -> Any:
     """Plot the mean over seeds as a line, minimum to maximum as a band; None without data."""
     known = {arm.name: drawn for arm in found.arms if (drawn := bands(arm, over)) is not None}
     if not known:
@@ -93,7 +93,7 @@ def _losses(found: Compared, over: Over) -> Any:
     return figure
 
 
-def _to_target(found: Compared) -> Any:
+def _to_target(found: ComparisonResults) -> Any:
     """Plot hours to the target, or steps if they take no time: mean, and minimum to maximum."""
     of = "hours" if found.priced else "ticks"
     known = [(arm, spread) for arm in reversed(found.ranked()) if (spread := arm.spread(of)) is not None]

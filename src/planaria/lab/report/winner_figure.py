@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from planaria.lab.compare.race_results import Compared, Scored
+from planaria.lab.compare.race_results import ArmScore, ComparisonResults
 from planaria.lab.report.comparison_figures import colours
 from planaria.report.theme import INK, ON_DEEP, figure, label, on
 
 
-def without_failures(found: Compared, arm: Scored) -> float:
+def without_failures(found: ComparisonResults, arm: ArmScore) -> float:
     """Return the arm's steps to the target over the fault-free arm's without failures: the cost of its routing.
 
     It comes from a fault-free arm with the same routes; without one it is 1.
@@ -26,7 +26,7 @@ def without_failures(found: Compared, arm: Scored) -> float:
     return 1.0
 
 
-def hours_at(found: Compared, arm: Scored, hourly: float, step_s: float | None = None) -> float | None:
+def hours_at(found: ComparisonResults, arm: ArmScore, hourly: float, step_s: float | None = None) -> float | None:
     """Return the hours to the target at another failure rate, linearly extrapolated; None if the arm missed it.
 
     With r₀ the ratio without failures, r the one raced at rate h₀, D the hours that failures stopped the raced arm, U
@@ -45,7 +45,9 @@ def hours_at(found: Compared, arm: Scored, hourly: float, step_s: float | None =
     return free * step * (still + (raced[0] - still) * more) / 3600 + down * more + uploads
 
 
-def winners(found: Compared, rates: Sequence[float], costs: Sequence[float], redundant: str | None) -> list[list[str]]:
+def winners(
+    found: ComparisonResults, rates: Sequence[float], costs: Sequence[float], redundant: str | None
+) -> list[list[str]]:
     """Return the arm with the fewest hours for every cost of redundancy (rows) and failure rate.
 
     A cost is the step time of the arm ``redundant`` over that of the fault-free arm.
@@ -70,7 +72,7 @@ LABELLED = 0.03
 """Least share of the map of a region with its arm's name inside."""
 
 
-def redundant_arm(found: Compared) -> str | None:
+def redundant_arm(found: ComparisonResults) -> str | None:
     """Return the first arm in which workers also compute their neighbours' stages."""
     for arm in found.arms:
         chain = [name.strip() for name in arm.changes.get("recovery.strategy", "").split(",")]
@@ -79,7 +81,7 @@ def redundant_arm(found: Compared) -> str | None:
     return None
 
 
-def winners_figure(found: Compared) -> go.Figure:
+def winners_figure(found: ComparisonResults) -> go.Figure:
     """Plot the regions in their winners' colours, and a star at the raced conditions."""
     redundant, shade = redundant_arm(found), colours(found)
     table = winners(found, HOURLY, COSTS, redundant)
@@ -110,7 +112,7 @@ def winners_figure(found: Compared) -> go.Figure:
     return fig
 
 
-def _hours(found: Compared, name: str, redundant: bool) -> list[list[float]]:
+def _hours(found: ComparisonResults, name: str, redundant: bool) -> list[list[float]]:
     """Return an arm's hours for every cost of redundancy (rows) and rate."""
     (arm,) = (arm for arm in found.arms if arm.name == name)
     plain = found.arms[0].step_s
@@ -150,7 +152,7 @@ def _add_region(
     )  # fmt: skip
 
 
-def _mark_raced(fig: go.Figure, found: Compared, redundant: str | None) -> None:
+def _mark_raced(fig: go.Figure, found: ComparisonResults, redundant: str | None) -> None:
     """Mark the raced conditions: the failure rate, and the cost of redundancy."""
     at = 100 * found.hourly
     fig.add_vline(x=at, line={"color": INK, "width": 1.2, "dash": "dot"})

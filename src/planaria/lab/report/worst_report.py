@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from planaria.lab.experts.experts_results import WORST, Weighing
+from planaria.lab.experts.experts_results import WORST, FittedWeights
 from planaria.report import page
 from planaria.report.phrases import counted
 from planaria.report.tables import Table
 
 
-def tables(found: Weighing) -> list[Table]:
+def tables(found: FittedWeights) -> list[Table]:
     """Return the domains with prices and losses, and the experts with weights."""
     priors = list(found.held_out)
     rows = [
@@ -30,7 +30,7 @@ def tables(found: Weighing) -> list[Table]:
     ]
 
 
-def sentences(found: Weighing) -> list[str]:
+def sentences(found: FittedWeights) -> list[str]:
     """Return the results in words."""
     name, uniform = found.worst(WORST), found.worst("uniform")
     dearest = max(found.prices, key=found.prices.__getitem__)
@@ -49,7 +49,7 @@ def sentences(found: Weighing) -> list[str]:
     ]
 
 
-def section(found: Weighing) -> str:
+def section(found: FittedWeights) -> str:
     """Return the results as a section of a page."""
     domains, weights = tables(found)
     return page.section(

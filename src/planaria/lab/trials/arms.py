@@ -29,14 +29,14 @@ def _each_once(seeds: list[int]) -> list[int]:
     return seeds
 
 
-class Seeded(Section):
+class SeededTrials(Section):
     """Settings of any kind of trial."""
 
     seeds: Annotated[list[Natural], AfterValidator(_each_once)] = Field(default_factory=lambda: [1, 2, 3])
     """one run of everything for each; a seed gives weights, data order, failures and draws"""
 
 
-class Armed(Seeded):
+class TrialsWithArms(SeededTrials):
     """Settings of a trial whose arms are changes of its recipe."""
 
     arms: dict[str, dict[str, Any]] = Field(default_factory=dict)
@@ -81,7 +81,7 @@ def of_arm(place: str) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Rules(Generic[Config]):
+class ArmRules(Generic[Config]):
     """The changes that arms of one kind of trial may make."""
 
     section: str

@@ -26,7 +26,7 @@ _TAIL = 4096
 """Bytes at the end of a log in which to look for the last line."""
 
 
-class Processes(Section):
+class JobSettings(Section):
     """Settings of trials that run as jobs."""
 
     workers: Natural = 0
@@ -68,7 +68,7 @@ class Watcher(Protocol):
 def run_jobs(
     title: str,
     jobs: Sequence[Job],
-    processes: Processes,
+    processes: JobSettings,
     watcher: Watcher,
     given_up: Callable[[Job, str], None],
     retries: int = 0,

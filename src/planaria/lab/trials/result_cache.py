@@ -29,7 +29,7 @@ _OURS = {"planaria"} | sys.stdlib_module_names
 _REMOVE = "remove it to run this again"
 
 
-class Identity(Record):
+class TrialIdentity(Record):
     """Identity of a trial; trials with equal identities have equal results."""
 
     version: str
@@ -38,7 +38,7 @@ class Identity(Record):
     code: dict[str, str]
     """Module of custom code → SHA-256 of its source file."""
 
-    def difference(self, kept: Identity, versions: bool = True) -> str:
+    def difference(self, kept: TrialIdentity, versions: bool = True) -> str:
         """Explain why a result of the identity ``kept`` is not valid for this one; empty if it is."""
         if versions and kept.version != self.version:
             return f"planaria {kept.version} made it, this is {self.version}"
@@ -53,7 +53,7 @@ class Identity(Record):
             raise UserError(f"{_file(changed[0])}: was changed while a trial ran with it; start the command again")
 
 
-def identity(asked: object, code: Iterable[type | ModuleType] = ()) -> Identity:
+def identity(asked: object, code: Iterable[type | ModuleType] = ()) -> TrialIdentity:
     """Return the identity of a trial.
 
     ``asked``: the configuration and all other inputs as a JSON value, without output paths. ``code``: classes or
@@ -62,7 +62,9 @@ def identity(asked: object, code: Iterable[type | ModuleType] = ()) -> Identity:
     :raises UserError: when code has no source file, as in a notebook: a trial's process could not import it.
     """
     names = sorted({name for one in code for name in _modules(one)})
-    return Identity(version=__version__, recipe=documents.digest(asked), code={name: _digest(name) for name in names})
+    return TrialIdentity(
+        version=__version__, recipe=documents.digest(asked), code={name: _digest(name) for name in names}
+    )
 
 
 def _modules(one: type | ModuleType) -> Iterator[str]:
@@ -85,7 +87,7 @@ Found = TypeVar("Found", bound=BaseModel)
 
 
 class _Sealed(Record):
-    identity: Identity
+    identity: TrialIdentity
     found: dict[str, Any]
 
 
@@ -95,7 +97,7 @@ class CachedResult(Generic[Found]):
 
     file: Path
     kind: type[Found]
-    identity: Identity
+    identity: TrialIdentity
 
     def read(self, *, versions: bool = True) -> tuple[Found | None, str]:
         """Return the result if it has this identity, otherwise None and the reason why an existing one is invalid.

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from planaria.config.schema import OptimConfig
-from planaria.models.optimizers.base import NONE, Built, Optimizer, groups
+from planaria.models.optimizers.base import NONE, Optimizer, StageOptimizer, groups
 
 FIRST, SECOND = KEYS = ("exp_avg", "exp_avg_sq")
 """torch's names of the first and second moment"""
@@ -25,7 +25,7 @@ class AdamW(Optimizer):
         stage: int,
         config: OptimConfig,
         scales: Mapping[nn.Parameter, float] = NONE,
-    ) -> Built:
+    ) -> StageOptimizer:
         return adamw(named.values(), config, scales)
 
     def decays(self, config: OptimConfig) -> dict[str, float]:

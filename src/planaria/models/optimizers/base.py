@@ -15,7 +15,7 @@ from planaria.config.schema import OptimConfig
 NONE: Mapping[nn.Parameter, float] = MappingProxyType({})
 
 
-class Built(Protocol):
+class StageOptimizer(Protocol):
     """An optimizer of one stage, like those of ``torch.optim``.
 
     ``state`` maps each updated parameter to its tensors by name: those of :attr:`Optimizer.keys`, and ``step``, the
@@ -52,7 +52,7 @@ class Optimizer(Choice, ABC):
         stage: int,
         config: OptimConfig,
         scales: Mapping[nn.Parameter, float] = NONE,
-    ) -> Built:
+    ) -> StageOptimizer:
         """Return a fresh optimizer for a stage's parameters by local name.
 
         Make its groups with :func:`groups`; their learning rate is set before every update.

@@ -10,7 +10,7 @@ from torch import nn
 
 from planaria.config.schema import OptimConfig
 from planaria.models.optimizers.adamw import FIRST, SECOND, AdamW, adamw
-from planaria.models.optimizers.base import NONE, Built, groups
+from planaria.models.optimizers.base import NONE, StageOptimizer, groups
 
 LAYER = re.compile(r"(?:.*\.)?layers\.\d+(?=\.)")
 """prefix of the names of a decoder layer's parameters"""
@@ -30,7 +30,7 @@ class Muon(AdamW):
         stage: int,
         config: OptimConfig,
         scales: Mapping[nn.Parameter, float] = NONE,
-    ) -> Built:
+    ) -> StageOptimizer:
         wanted = matrices(named, stage)
         theirs = set(wanted)
         beside = adamw((p for p in named.values() if p not in theirs), config, scales)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from planaria.config.schema import OptimConfig
-from planaria.models.optimizers.base import NONE, Built, Optimizer, groups
+from planaria.models.optimizers.base import NONE, Optimizer, StageOptimizer, groups
 
 MOMENTUM = "momentum_buffer"
 
@@ -28,7 +28,7 @@ class Sgd(Optimizer):
         stage: int,
         config: OptimConfig,
         scales: Mapping[nn.Parameter, float] = NONE,
-    ) -> Built:
+    ) -> StageOptimizer:
         return _CountedSgd(
             groups(named.values(), scales),
             lr=config.lr,

@@ -18,7 +18,7 @@ from planaria.models.llama_layers import document_mask
 from planaria.models.transformers.decoder import PLACE, Decoder
 from planaria.models.transformers.shrinking import LAYERS, shrunk
 from planaria.models.transformers.skeleton import in_one_line
-from planaria.models.transformers.stages import Ends
+from planaria.models.transformers.stages import TransformersEnds
 
 log = logging.getLogger(__name__)
 LIMIT = 1e-5
@@ -30,7 +30,7 @@ MOST_POSITIONS = 512
 _LENGTH, _SAMPLES = 24, 2
 
 
-class Findings(NamedTuple):
+class CutDifferences(NamedTuple):
     """Differences between a cut model and the whole one."""
 
     loss: float
@@ -47,7 +47,7 @@ class Findings(NamedTuple):
     """how the model was made small, if not by all of its settings"""
 
 
-def require_cuttable(decoder: Decoder, masked: bool) -> Findings:
+def require_cuttable(decoder: Decoder, masked: bool) -> CutDifferences:
     """Compare a small model of this architecture, cut into stages, with the whole one.
 
     ``masked``: whether documents are masked.
@@ -71,7 +71,7 @@ def require_cuttable(decoder: Decoder, masked: bool) -> Findings:
 
 
 @lru_cache(maxsize=8)
-def _findings(decoder: Decoder) -> Findings:
+def _findings(decoder: Decoder) -> CutDifferences:
     config, attention = decoder.config, decoder.attention
     try:
         return compared(Decoder.of(shrunk(config), attention))
@@ -86,7 +86,7 @@ def _findings(decoder: Decoder) -> Findings:
         raise UserError(f"{PLACE}: the model cannot be built: {in_one_line(error)}") from None
 
 
-def compared(decoder: Decoder) -> Findings:
+def compared(decoder: Decoder) -> CutDifferences:
     """Return the differences between a model cut into stages and the whole one, in fp32 on the CPU."""
     facts = decoder.facts
     cut = (1,) * facts.layers if facts.layers < LAYERS else (1, facts.layers - 2, 1)
@@ -108,7 +108,7 @@ def compared(decoder: Decoder) -> Findings:
         tokens = torch.randint(2, facts.vocab, (_SAMPLES, _LENGTH + 1))
         loss, gradient = _differences(stages, reference, named, tokens[:, :-1], tokens[:, 1:])
         inputs, longest = tokens[:, :-1], _longest(reference)
-        return Findings(loss, gradient, _future(reference, inputs), _leak(stages, inputs), longest)
+        return CutDifferences(loss, gradient, _future(reference, inputs), _leak(stages, inputs), longest)
 
 
 @contextmanager
@@ -185,7 +185,7 @@ def _leak(stages: list[Any], tokens: Tensor) -> float:
     other = one.clone()
     other[:, :half] = (other[:, :half] - 2 + 1) % (100 - 2) + 2
     ends = stages[0]
-    assert isinstance(ends, Ends)
+    assert isinstance(ends, TransformersEnds)
     try:
         with torch.no_grad():
             first, second = (

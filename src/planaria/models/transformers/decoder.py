@@ -28,13 +28,13 @@ from planaria.models.transformers.skeleton import (
     skeleton,
     whole,
 )
-from planaria.models.transformers.stages import Block, Ends, Frame, build
+from planaria.models.transformers.stages import ModelFrame, TransformersBlock, TransformersEnds, build
 
 PLACE = "model.options.config"
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
-class Facts(NamedTuple):
+class SkeletonFacts(NamedTuple):
     """What the skeleton of a model shows."""
 
     path: str
@@ -99,7 +99,7 @@ class Decoder:
             yield "its experts are trained without a balancing loss"
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> SkeletonFacts:
         """UserError if the model cannot be cut."""
         return _facts(self.base)
 
@@ -108,7 +108,7 @@ class Decoder:
         """The model without adapters."""
         return replace(self, lora=None)
 
-    def build(self, model: ModelConfig, stages: int, stage: int) -> Block | Ends:
+    def build(self, model: ModelConfig, stages: int, stage: int) -> TransformersBlock | TransformersEnds:
         """Build a stage with undefined weights on the current device; ``model`` determines the cut.
 
         :raises ValueError: if there is no such stage, or the layers do not divide into the stages.
@@ -117,7 +117,7 @@ class Decoder:
             raise ValueError(f"no stage {stage} of {stages} in a model of {model.layers} layers")
         device = torch.get_default_device()
         dtype = torch.float32 if self.lora is None else self.lora.dtype
-        frame = Frame(self.config, self.attention, PLACE, self.facts.in_tuple, device.type != "meta", dtype)
+        frame = ModelFrame(self.config, self.attention, PLACE, self.facts.in_tuple, device.type != "meta", dtype)
         built = build(frame, stage_layers(model, stages, stage), stage)
         if self.lora is not None and stage:
             inject(built.layers, self.lora)
@@ -131,7 +131,9 @@ class Decoder:
                 built.to(device)  # ties a frozen head again
         return built
 
-    def initialise(self, built: Block | Ends, model: ModelConfig, stages: int, stage: int, seed: int) -> None:
+    def initialise(
+        self, built: TransformersBlock | TransformersEnds, model: ModelConfig, stages: int, stage: int, seed: int
+    ) -> None:
         """Draw weights as the library does, each layer from ``seed`` and its number, so that every cut is alike."""
         if self.lora is not None:
             named = ((self.global_name(model, stages, stage, name), one) for name, one in built.named_parameters())
@@ -178,12 +180,12 @@ class Decoder:
 
 
 @lru_cache(maxsize=16)
-def _facts(decoder: Decoder) -> Facts:
+def _facts(decoder: Decoder) -> SkeletonFacts:
     config = decoder.config
     model = skeleton(config, decoder.attention, PLACE, buffers=False)
     path, layers = decoder_layers(model, config, PLACE)
     in_tuple, width = layer_output(model, layers, PLACE)
-    return Facts(
+    return SkeletonFacts(
         path,
         in_tuple,
         width,

@@ -10,14 +10,14 @@ from torch import nn
 
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
-from planaria.models.activations import PassBytes, Passes
+from planaria.models.activations import PassBytes, PassMode
 from planaria.models.family import Family
 from planaria.models.transformers.adapters import Lora
 from planaria.models.transformers.alike import unlike_stages
 from planaria.models.transformers.check import require_cuttable
 from planaria.models.transformers.decoder import PLACE, Decoder
 from planaria.models.transformers.skeleton import read_config
-from planaria.models.transformers.stages import Block, Ends
+from planaria.models.transformers.stages import TransformersBlock, TransformersEnds
 from planaria.models.transformers.weighing import layer_parameters, layer_work, pass_bytes
 
 
@@ -43,12 +43,12 @@ class TransformersFamily(Family):
         made = Lora(lora.rank, lora.alpha, targets, lora.base, lora.base_sha256, lora.precision)
         return Decoder(self.config, self.attention, made if lora.rank else None)
 
-    def build_stage(self, config: ModelConfig, stages: int, stage: int) -> Block | Ends:
+    def build_stage(self, config: ModelConfig, stages: int, stage: int) -> TransformersBlock | TransformersEnds:
         """:raises ValueError: if there is no such stage, or the layers do not divide into the stages."""
         return self.decoder(config).build(config, stages, stage)
 
     def initialise(self, built: nn.Module, config: ModelConfig, stages: int, stage: int, seed: int) -> None:
-        assert isinstance(built, Block | Ends)
+        assert isinstance(built, TransformersBlock | TransformersEnds)
         self.decoder(config).initialise(built, config, stages, stage, seed)
 
     def global_name(self, config: ModelConfig, stages: int, stage: int, local: str) -> str:
@@ -80,7 +80,7 @@ class TransformersFamily(Family):
     def warnings(self, config: ModelConfig) -> list[str]:
         return [*self.decoder(config).differences]
 
-    def pass_bytes(self, config: ModelConfig, stages: int, stage: int, passes: Passes) -> PassBytes | None:
+    def pass_bytes(self, config: ModelConfig, stages: int, stage: int, passes: PassMode) -> PassBytes | None:
         return pass_bytes(self.decoder(config), config, stages, stage, passes)
 
     def layer_work(self, config: ModelConfig) -> tuple[float, ...]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from planaria.common import digests, documents
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
-from planaria.models.foreign_weights import Weights, checked_config
+from planaria.models.foreign_weights import WeightsFile, checked_config
 from planaria.models.huggingface import INDEX, METADATA, WEIGHTS, listed, read_tensor, tokenizer_of
 from planaria.models.model_metadata import ModelMetadata, of_folder, write_json
 from planaria.models.transformers.adapters import ADAPTERS, settings_of, trained_name, write_adapters
@@ -27,7 +27,7 @@ SHARD = 1 << 30
 """largest file of an export in bytes, unless one layer is larger"""
 
 
-def open_decoder(folder: Path) -> Weights:
+def open_decoder(folder: Path) -> WeightsFile:
     """Open a folder of any causal decoder that the library has.
 
     Tensors are read one by one where the files have the library's names in memory, else all at once.
@@ -54,16 +54,16 @@ def open_decoder(folder: Path) -> Weights:
         named = loaded(folder, decoder.text, fix)
         shapes, read = {name: tuple(one.shape) for name, one in named.items()}, named.__getitem__
     kept = {name: shape for name, shape in shapes.items() if name in expected}  # without tied heads and buffers
-    return Weights(folder, config, kept, read, tokenizer_of(folder), usage=of_folder(folder, found, config.context))
+    return WeightsFile(folder, config, kept, read, tokenizer_of(folder), usage=of_folder(folder, found, config.context))
 
 
-def _open_adapters(folder: Path, config: ModelConfig, usage: ModelMetadata, exported: bool) -> Weights:
+def _open_adapters(folder: Path, config: ModelConfig, usage: ModelMetadata, exported: bool) -> WeightsFile:
     """Open adapters over a base model, whose own weights are not among the tensors."""
     if not exported:
         raise UserError(f"{folder}: these adapters were not exported here; merge them into their model with `peft`")
     config = config.model_copy(update={"lora": settings_of(folder)})
     shapes, files = listed(folder, trained_name, exported, ADAPTERS)
-    return Weights(folder, config, shapes, partial(read_tensor, files), tokenizer_of(folder), usage=usage)
+    return WeightsFile(folder, config, shapes, partial(read_tensor, files), tokenizer_of(folder), usage=usage)
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:

@@ -1,7 +1,7 @@
 """Completion by the whole model of ``transformers``: the library's own ``generate``, with planaria's draws.
 
 The library keeps caches and prepares inputs as each architecture needs; the choice of tokens is that of
-:class:`planaria.models.decode.Draws`, so equal logits and seeds give equal texts in both families.
+:class:`planaria.models.decode.Sampling`, so equal logits and seeds give equal texts in both families.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from planaria.common.errors import UserError
-from planaria.models.decode import Draws
+from planaria.models.decode import Sampling
 from planaria.models.transformers.loading import quiet
 from planaria.models.transformers.skeleton import in_one_line
 
 
 def generate(
-    model: Any, tokens: Sequence[int], context: int, draws: Draws, stops: Collection[int] = ()
+    model: Any, tokens: Sequence[int], context: int, draws: Sampling, stops: Collection[int] = ()
 ) -> Iterator[int]:
     """Yield at most ``draws.max_new`` tokens that continue ``tokens``, as they are drawn; end before one of ``stops``.
 
@@ -48,7 +48,7 @@ class _Call:
         model: Any,
         tokens: Sequence[int],
         most: int,
-        draws: Draws,
+        draws: Sampling,
         generator: torch.Generator,
         stops: Collection[int],
     ) -> None:

@@ -1,8 +1,8 @@
 """A model of ``transformers`` in which only chosen decoder layers have memory.
 
 A stage calls the library's own forward pass, so the library computes masks, positions, rotary tables and choices by
-layer. Decoder layers that belong to other stages are replaced by :class:`Absent`; the first own layer takes the stage's
-input in place of what arrives there, and the last one ends the call. Nothing here depends on an architecture.
+layer. Decoder layers that belong to other stages are replaced by :class:`AbsentLayer`; the first own layer takes the
+stage's input in place of what arrives there, and the last one ends the call. Nothing here depends on an architecture.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def decoder_layers(model: nn.Module, config: Any, place: str) -> tuple[str, nn.M
     return name, layers
 
 
-class Reached(Exception):
+class LastLayerReached(Exception):
     """A call reached the layer at which it ends."""
 
     def __init__(self, hidden: Tensor, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> None:
@@ -188,7 +188,7 @@ class Passage:
         return arriving if self.given is None else self.given.to(arriving.dtype)
 
 
-class Absent(nn.Module):
+class AbsentLayer(nn.Module):
     """Stands in for a decoder layer: returns hidden states as the layer does, and may end the call."""
 
     def __init__(self, layer: nn.Module, number: int, passage: Passage, in_tuple: int) -> None:
@@ -206,14 +206,14 @@ class Absent(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         hidden = args[0] if args else kwargs[_HIDDEN]
         if self._passage.stop_at == self._number:
-            raise Reached(hidden, args, kwargs)
+            raise LastLayerReached(hidden, args, kwargs)
         return self._returned(self._passage.received(hidden))
 
     def _returned(self, hidden: Tensor) -> Any:
         return (hidden, *(None,) * (self._in_tuple - 1)) if self._in_tuple else hidden
 
 
-class Own(Absent):
+class OwnLayer(AbsentLayer):
     """A decoder layer of a block stage, at its place in the library's list."""
 
     def __init__(
@@ -230,11 +230,11 @@ class Own(Absent):
             kwargs = {**kwargs, _HIDDEN: self._passage.received(kwargs[_HIDDEN])}
         out = self._layer[0](*args, **kwargs)
         if self._last:
-            raise Reached(out[0] if isinstance(out, tuple) else out)
+            raise LastLayerReached(out[0] if isinstance(out, tuple) else out)
         return out
 
 
-class EndsLayer(Absent):
+class EndsLayer(AbsentLayer):
     """One of the first decoder layers, in the ends stage: skipped when the call is for the head."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -243,7 +243,7 @@ class EndsLayer(Absent):
         return self._layer[0](*args, **kwargs)
 
 
-class Outside(nn.Module):
+class AbsentModule(nn.Module):
     """Stands in for a module outside of layers whose weights a block stage lacks: zeros of its output's shape."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -296,11 +296,11 @@ def _first_layer(model: nn.Module, layers: nn.ModuleList, length: int, mask: Ten
     """Run the first layer on "meta"; return the hidden states before it, and its output."""
     first, passage = layers[0], Passage()
     passage.stop_at = 0
-    layers[0] = Absent(first, 0, passage, in_tuple=0)
+    layers[0] = AbsentLayer(first, 0, passage, in_tuple=0)
     try:
         with torch.device("meta"), torch.no_grad():
             model(input_ids=torch.zeros(1, length, dtype=torch.long), attention_mask=mask, use_cache=False)
-    except Reached as reached:
+    except LastLayerReached as reached:
         with torch.device("meta"), torch.no_grad():
             return reached.hidden, first(*reached.args_given, **reached.kwargs)
     finally:

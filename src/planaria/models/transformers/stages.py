@@ -15,12 +15,12 @@ from planaria.common.errors import UserError
 from planaria.models.chunked_loss import IGNORED
 from planaria.models.tied_head import TiedHead
 from planaria.models.transformers.skeleton import (
-    Absent,
+    AbsentLayer,
+    AbsentModule,
     EndsLayer,
-    Outside,
-    Own,
+    LastLayerReached,
+    OwnLayer,
     Passage,
-    Reached,
     decoder_layers,
     skeleton,
 )
@@ -30,7 +30,7 @@ LOGIT_BYTES = 1 << 28
 _recomputed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 
 
-class Frame:
+class ModelFrame:
     """The library's whole model on "meta", cut for one stage."""
 
     def __init__(
@@ -64,7 +64,7 @@ class Frame:
         """Run a forward pass of the library; return its output, or the hidden states at which it ended."""
         try:
             return module(use_cache=False, **inputs)
-        except Reached as reached:
+        except LastLayerReached as reached:
             return reached.hidden
         finally:
             self.passage.given, self.passage.stop_at = None, -1
@@ -95,7 +95,7 @@ class _Stage(nn.Module, ABC):
 
     layers: nn.ModuleList
 
-    def __init__(self, frame: Frame) -> None:
+    def __init__(self, frame: ModelFrame) -> None:
         super().__init__()
         self._frames = (frame,)  # in a tuple: its modules are not registered
 
@@ -105,7 +105,7 @@ class _Stage(nn.Module, ABC):
         """Modules that are initialised one by one: those around the layers, then each layer."""
 
     @property
-    def frame(self) -> Frame:
+    def frame(self) -> ModelFrame:
         return self._frames[0]
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
@@ -130,10 +130,10 @@ class _Stage(nn.Module, ABC):
             layer._gradient_checkpointing_func = _recomputed  # type: ignore[assignment]
 
 
-class Block(_Stage):
+class TransformersBlock(_Stage):
     """Consecutive decoder layers, named ``layers.0``, ``layers.1``, … in every stage."""
 
-    def __init__(self, frame: Frame, numbers: range) -> None:
+    def __init__(self, frame: ModelFrame, numbers: range) -> None:
         super().__init__(frame)
         whole, passage = frame.layers, frame.passage
         self.layers = nn.ModuleList(whole[number] for number in numbers)
@@ -141,13 +141,13 @@ class Block(_Stage):
         for number, layer in enumerate(whole):
             if number in numbers:
                 first, last = number == numbers[0], number == numbers[-1]
-                whole[number] = Own(layer, number, passage, frame.in_tuple, first, last)
+                whole[number] = OwnLayer(layer, number, passage, frame.in_tuple, first, last)
             else:
-                whole[number] = Absent(layer, number, passage, frame.in_tuple)
+                whole[number] = AbsentLayer(layer, number, passage, frame.in_tuple)
         for name, module in frame.outside():
             if any(True for _ in module.parameters(False)):
                 if not any(True for _ in module.children()) and name:
-                    _replace(frame.model, name, Outside(module))
+                    _replace(frame.model, name, AbsentModule(module))
             else:
                 self.around.append(module)
 
@@ -164,18 +164,18 @@ class Block(_Stage):
         return out.float()
 
 
-class Ends(TiedHead, _Stage):
+class TransformersEnds(TiedHead, _Stage):
     """All modules outside of decoder layers: embeddings, final norm, head; and the first ``ends_layers`` layers.
 
     The gradients of a tied table are summed apart (:mod:`planaria.models.tied_head`).
     """
 
-    def __init__(self, frame: Frame, own: int) -> None:
+    def __init__(self, frame: ModelFrame, own: int) -> None:
         super().__init__(frame)
         whole, passage = frame.layers, frame.passage
         self.own = own
         for number, layer in enumerate(whole):
-            kind = EndsLayer if number < own else Absent
+            kind = EndsLayer if number < own else AbsentLayer
             whole[number] = kind(layer, number, passage, frame.in_tuple)
         self.layers = nn.ModuleList(one._layer[0] for one in whole if isinstance(one, EndsLayer))
         self.whole = frame.model
@@ -236,6 +236,6 @@ def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
     setattr(model.get_submodule(owner), own, module)
 
 
-def build(frame: Frame, numbers: range, stage: int) -> Block | Ends:
+def build(frame: ModelFrame, numbers: range, stage: int) -> TransformersBlock | TransformersEnds:
     """Build the ends (stage 0) or a block stage with the layers ``numbers``; its parameters have no memory."""
-    return Block(frame, numbers) if stage else Ends(frame, len(numbers))
+    return TransformersBlock(frame, numbers) if stage else TransformersEnds(frame, len(numbers))

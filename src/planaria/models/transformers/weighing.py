@@ -9,16 +9,16 @@ from functools import lru_cache
 import torch
 
 from planaria.config.schema import ModelConfig
-from planaria.models.activations import PassBytes, Passes
+from planaria.models.activations import PassBytes, PassMode
 from planaria.models.counting import Count, count
 from planaria.models.llama_stages import stage_layers
 from planaria.models.transformers.decoder import Decoder
 
 log = logging.getLogger(__name__)
-_PLAIN = Passes(samples=1, device_bytes=0)
+_PLAIN = PassMode(samples=1, device_bytes=0)
 
 
-def pass_bytes(decoder: Decoder, model: ModelConfig, stages: int, stage: int, passes: Passes) -> PassBytes | None:
+def pass_bytes(decoder: Decoder, model: ModelConfig, stages: int, stage: int, passes: PassMode) -> PassBytes | None:
     """Return the memory of a stage's passes; None if one of its layers cannot be counted.
 
     What layers share, such as rotary tables, counts for each.
@@ -67,17 +67,17 @@ def _size(decoder: Decoder, number: int, alone: ModelConfig) -> int:
     return sum(one.numel() for one in (*built.layers.parameters(), *frozen))
 
 
-def _layer(decoder: Decoder, model: ModelConfig, number: int, passes: Passes) -> Count | None:
+def _layer(decoder: Decoder, model: ModelConfig, number: int, passes: PassMode) -> Count | None:
     kinds = decoder.facts.kinds
     return _counted(decoder, _alone(decoder, model), kinds.index(kinds[number]) + 1, passes)
 
 
-def _ends(decoder: Decoder, model: ModelConfig, passes: Passes) -> Count | None:
+def _ends(decoder: Decoder, model: ModelConfig, passes: PassMode) -> Count | None:
     return _counted(decoder, _alone(decoder, model), 0, passes)
 
 
 @lru_cache(maxsize=256)
-def _counted(decoder: Decoder, alone: ModelConfig, stage: int, passes: Passes) -> Count | None:
+def _counted(decoder: Decoder, alone: ModelConfig, stage: int, passes: PassMode) -> Count | None:
     """Count a stage of one layer, or the ends without layers; None if an operation cannot be counted."""
     try:
         with torch.device("meta"):

@@ -17,7 +17,7 @@ Times = np.ndarray
 
 
 @dataclass(frozen=True)
-class Links:
+class ReplicaLinks:
     """Replicas' links, and the random latencies of messages."""
 
     rate: np.ndarray
@@ -40,7 +40,7 @@ class Links:
         return np.asarray(self.latency((*trials, len(source))) + takes)
 
 
-def ring(ready: Times, bytes: float, links: Links) -> Times:
+def ring(ready: Times, bytes: float, links: ReplicaLinks) -> Times:
     """Ring all-reduce: 2(n − 1) consecutive messages, each of an n-th of the bytes."""
     n = len(ready)
     before = np.arange(-1, n - 1)
@@ -52,7 +52,7 @@ def ring(ready: Times, bytes: float, links: Links) -> Times:
     return done
 
 
-def tree(ready: Times, bytes: float, links: Links) -> Times:
+def tree(ready: Times, bytes: float, links: ReplicaLinks) -> Times:
     """All-reduce along a binomial tree, up and down; each waits for its own half and the other's message.
 
     ``ready`` may have axes of trials before its last, [trials…, n].
@@ -74,7 +74,7 @@ def tree(ready: Times, bytes: float, links: Links) -> Times:
     return done
 
 
-def star(ready: Times, bytes: float, links: Links) -> Times:
+def star(ready: Times, bytes: float, links: ReplicaLinks) -> Times:
     """The first replica receives all updates, one message after another, and sends the sum to each."""
     n, done = len(ready), ready.copy()
     others = np.arange(1, n)
@@ -87,7 +87,7 @@ def star(ready: Times, bytes: float, links: Links) -> Times:
     return done
 
 
-def everyone(ready: Times, bytes: float, links: Links) -> Times:
+def everyone(ready: Times, bytes: float, links: ReplicaLinks) -> Times:
     """All-to-all, starting with the next replica: n − 1 messages over each link, each way. Robust rules need single
     updates."""
     n = len(ready)
@@ -100,7 +100,7 @@ def everyone(ready: Times, bytes: float, links: Links) -> Times:
     return np.asarray(np.maximum(done, busy))
 
 
-def pairs(ready: Times, bytes: float, links: Links, groups: Sequence[Sequence[int]]) -> Times:
+def pairs(ready: Times, bytes: float, links: ReplicaLinks, groups: Sequence[Sequence[int]]) -> Times:
     """Members of each group exchange their updates; a group of one does not wait."""
     done = ready.copy()
     for size in {len(group) for group in groups} - {1}:
@@ -111,7 +111,7 @@ def pairs(ready: Times, bytes: float, links: Links, groups: Sequence[Sequence[in
     return done
 
 
-COLLECTIVES: dict[str, Callable[[Times, float, Links], Times]] = {
+COLLECTIVES: dict[str, Callable[[Times, float, ReplicaLinks], Times]] = {
     "ring": ring,
     "tree": tree,
     "star": star,

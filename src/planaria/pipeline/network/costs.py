@@ -74,7 +74,7 @@ def message_bytes(model: ModelConfig, pipeline: PipelineConfig) -> int:
     return pipeline.microbatch_size * model.context * model.dim * WIRE_BYTES[pipeline.wire]
 
 
-class Prices:
+class MessageCosts:
     """``costs`` in whole nanoseconds, cached, for messages of one size.
 
     Sums of integers are exact: simultaneous events tie, and a simulated time is comparable with a bound.

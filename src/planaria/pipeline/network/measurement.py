@@ -32,7 +32,7 @@ Pair = tuple[int, int]
 _Time = Annotated[float, Field(gt=0)]
 
 
-class Samples(Section):
+class NodeSamples(Section):
     """Times that one node measured, in seconds from sending a message to receiving its acknowledgement."""
 
     round_trips: Annotated[list[_Time], Field(min_length=1, max_length=MOST_SAMPLES)]
@@ -44,7 +44,7 @@ class Samples(Section):
     """(of the small message, of the large one), repeat by repeat"""
 
 
-class Spread(NamedTuple):
+class Quartiles(NamedTuple):
     """A median and its quartiles."""
 
     value: float
@@ -52,11 +52,11 @@ class Spread(NamedTuple):
     high: float
 
 
-class Link(NamedTuple):
+class MeasuredLink(NamedTuple):
     """Measured properties from one node or site to another: seconds one way, and bytes per second."""
 
-    latency: Spread
-    bandwidth: Spread
+    latency: Quartiles
+    bandwidth: Quartiles
 
 
 def rounds(nodes: int) -> list[list[Pair]]:
@@ -101,13 +101,13 @@ def next_size(size: int, seconds: float, round_trip: float) -> int:
     return max(LEAST_BYTES, min(MOST_BYTES, int(size * TARGET_S / passage)))
 
 
-def estimate(own: Samples, other: Samples) -> Link:
+def estimate(own: NodeSamples, other: NodeSamples) -> MeasuredLink:
     """Return the link from the node that measured ``own`` to the one that measured ``other``.
 
     Latency is half the round trip, because clocks of two machines differ. Bandwidth is for this direction.
     """
     latency = spread([trip / 2 for trip in own.round_trips + other.round_trips])
-    return Link(latency, spread([_bandwidth(own.small, own.large, *pair) for pair in own.passages]))
+    return MeasuredLink(latency, spread([_bandwidth(own.small, own.large, *pair) for pair in own.passages]))
 
 
 def _bandwidth(small: int, large: int, small_s: float, large_s: float) -> float:
@@ -119,28 +119,28 @@ def _bandwidth(small: int, large: int, small_s: float, large_s: float) -> float:
     return (large - small) / more if more > 0 and large > small else large / large_s
 
 
-def spread(values: Sequence[float]) -> Spread:
+def spread(values: Sequence[float]) -> Quartiles:
     """Return the median and the quartiles."""
     if len(values) == 1:
-        return Spread(values[0], values[0], values[0])
+        return Quartiles(values[0], values[0], values[0])
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-    return Spread(middle, low, high)
+    return Quartiles(middle, low, high)
 
 
-def between_sites(nodes: Sequence[Node], links: Mapping[Pair, Link]) -> dict[tuple[str, str], Link]:
+def between_sites(nodes: Sequence[Node], links: Mapping[Pair, MeasuredLink]) -> dict[tuple[str, str], MeasuredLink]:
     """Return the links between sites, from those between nodes, each way (``links`` has a pair in both orders).
 
     Several pairs give the median, and the outermost of their spreads. A site with one node has no link to itself.
     """
-    found: dict[tuple[str, str], list[Link]] = {}
+    found: dict[tuple[str, str], list[MeasuredLink]] = {}
     for (a, b), link in links.items():
         found.setdefault((nodes[a].site, nodes[b].site), []).append(link)
-    return {sites: Link(*map(_merge, zip(*several, strict=True))) for sites, several in found.items()}
+    return {sites: MeasuredLink(*map(_merge, zip(*several, strict=True))) for sites, several in found.items()}
 
 
-def _merge(several: Sequence[Spread]) -> Spread:
+def _merge(several: Sequence[Quartiles]) -> Quartiles:
     values, lows, highs = zip(*several, strict=True)
-    return Spread(statistics.median(values), min(lows), max(highs))
+    return Quartiles(statistics.median(values), min(lows), max(highs))
 
 
 def emulated(network: NetworkConfig, topology: Topology | None, a: Node, b: Node) -> tuple[float, float | None]:
@@ -153,7 +153,7 @@ def emulated(network: NetworkConfig, topology: Topology | None, a: Node, b: Node
     return topology.latency_s(a.site, b.site), 1 / topology.transmit_s(a.site, b.site, 1)
 
 
-def files(nodes: Sequence[Node], links: Mapping[tuple[str, str], Link], queueing: bool) -> dict[str, str]:
+def files(nodes: Sequence[Node], links: Mapping[tuple[str, str], MeasuredLink], queueing: bool) -> dict[str, str]:
     """Return file name → text: two tables and, last, the topology that names them, as ``network.topology`` reads them.
 
     A site without a link to itself has an empty cell; the topology's ``same_site`` applies.

@@ -60,7 +60,7 @@ class Path(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ways:
+class PathNetwork:
     """All paths, and the capacities of their links."""
 
     paths: Mapping[tuple[str, str], tuple[Path, ...]]
@@ -83,7 +83,7 @@ class Ways:
         return min((self.capacity[link] for link in path.links), default=math.inf)
 
 
-def ways(file: File, entries: Sequence[LinkEntry], matrix: Links, relay: str | None, sites: set[str]) -> Ways:
+def ways(file: File, entries: Sequence[LinkEntry], matrix: Links, relay: str | None, sites: set[str]) -> PathNetwork:
     """Return the paths between every two of ``sites``: those of entries, else the link of the ``matrix``.
 
     :raises UserError: naming the file, the entry and the fix.
@@ -97,7 +97,7 @@ def ways(file: File, entries: Sequence[LinkEntry], matrix: Links, relay: str | N
     for a, b in product(sorted(sites), repeat=2):
         if a != b and (a, b) not in made.paths:
             made.plain(a, b)
-    return Ways({pair: tuple(found) for pair, found in made.paths.items()}, made.capacity)
+    return PathNetwork({pair: tuple(found) for pair, found in made.paths.items()}, made.capacity)
 
 
 class _Making:

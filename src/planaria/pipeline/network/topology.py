@@ -21,7 +21,7 @@ from planaria.config import bounds
 from planaria.config.bounds import Positive, Seconds
 from planaria.config.schema import Section
 from planaria.pipeline.network.costs import MBIT
-from planaria.pipeline.network.multipath import MOST_ENTRIES, LinkEntry, Links, Ways, ways
+from planaria.pipeline.network.multipath import MOST_ENTRIES, LinkEntry, Links, PathNetwork, ways
 
 CITIES = (
     "Belgium",
@@ -147,7 +147,7 @@ class Topology:
     queueing: bool = True
     scale: float = 1.0
     """factor on all link times"""
-    ways: Ways | None = None
+    ways: PathNetwork | None = None
     """paths between all sites, over links that all nodes share, if ``[[link]]`` lists several"""
 
     def latency_s(self, a: str, b: str) -> float:
@@ -214,7 +214,7 @@ def read(path: Path, scale: float = 1.0) -> Topology:
     return Topology(tuple(nodes), links, parsed.overhead_s, parsed.queueing, scale, several)
 
 
-def _several(path: Path, parsed: TopologyFile, links: Links) -> Ways:
+def _several(path: Path, parsed: TopologyFile, links: Links) -> PathNetwork:
     """Return the paths of ``[[link]]`` between the sites of nodes."""
     between = {pair: link for pair, link in links.items() if pair[0] != pair[1]}
     at = None if parsed.relay is None else parsed.relay.site

@@ -73,7 +73,7 @@ Route = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Plan:
+class StepPlan:
     """The routes of one step, and each node's actions in order of preference."""
 
     routes: tuple[Route, ...]
@@ -107,7 +107,7 @@ class Graph:
         return self.local[n] if self.receiver[n] < 0 else (*self.local[n], self.receiver[n])
 
 
-def graph(plan: Plan) -> Graph:
+def graph(plan: StepPlan) -> Graph:
     """Number the actions of ``plan``, which may be one that cannot finish.
 
     :raises UserError: if it has an action twice.
@@ -153,7 +153,7 @@ def deadlock(numbered: Graph, done: Iterable[int]) -> UserError:
     return UserError(f"the plan can never finish, {len(stuck)} of its actions wait for ever: {named} waits for {end}")
 
 
-def topological_order(plan: Plan) -> list[Action]:
+def topological_order(plan: StepPlan) -> list[Action]:
     """Return all actions in one deterministic order in which every action finds its inputs ready.
 
     Each stage takes the first ready action of its list, but a microbatch enters the pipeline only when nothing else can

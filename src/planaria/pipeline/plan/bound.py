@@ -6,19 +6,19 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from planaria.pipeline.network.costs import Costs, Prices
-from planaria.pipeline.plan.actions import Graph, Plan, deadlock, feasible, graph
+from planaria.pipeline.network.costs import Costs, MessageCosts
+from planaria.pipeline.plan.actions import Graph, StepPlan, deadlock, feasible, graph
 
 
 @dataclass(frozen=True)
-class Bound:
+class StepBound:
     """No execution takes less than ``step_s`` seconds; ``binds`` is the limiting part."""
 
     step_s: float
     binds: str
 
 
-def lower_bound(plan: Plan, costs: Costs, message_bytes: int) -> Bound:
+def lower_bound(plan: StepPlan, costs: Costs, message_bytes: int) -> StepBound:
     """Return the largest of these times, none of which any execution of ``plan`` can beat:
 
     - a *microbatch*: its route, alone in the pipeline;
@@ -31,7 +31,7 @@ def lower_bound(plan: Plan, costs: Costs, message_bytes: int) -> Bound:
 
     :raises UserError: if the plan can never finish.
     """
-    prices, numbered = Prices(costs, message_bytes), graph(plan)
+    prices, numbered = MessageCosts(costs, message_bytes), graph(plan)
     order = feasible(numbered)
     if len(order) < len(numbered.actions):
         raise deadlock(numbered, order)
@@ -46,17 +46,17 @@ def lower_bound(plan: Plan, costs: Costs, message_bytes: int) -> Bound:
         *_lanes(numbered, prices, compute, heads, tails),
     ]
     ticks, binds = max(terms, key=lambda term: term[0])  # the first of equals: the simplest reason
-    return Bound(Prices.seconds(ticks), binds)
+    return StepBound(MessageCosts.seconds(ticks), binds)
 
 
-def _memory(plan: Plan) -> str:
+def _memory(plan: StepPlan) -> str:
     """Describe the memory limit of the nodes, or of the one that admits microbatches."""
     if plan.slots.keys() == {0}:
         return f"in_flight = {plan.slots[0]}"
     return "memory for " + " or ".join(map(str, sorted(set(plan.slots.values())))) + " at a node"
 
 
-def _carry(numbered: Graph, n: int, prices: Prices) -> int:
+def _carry(numbered: Graph, n: int, prices: MessageCosts) -> int:
     """Return the time of the message that action ``n`` sends, with its copies; 0 if it sends none."""
     receiver = numbered.receiver[n]
     if receiver < 0:
@@ -108,7 +108,9 @@ def _stages(numbered: Graph, compute: list[int], heads: list[int], tails: list[i
         yield first + sum(compute[n] for n in todo) + last, f"stage {stage}"
 
 
-def _lanes(numbered: Graph, prices: Prices, compute: list[int], heads: list[int], tails: list[int]) -> Iterator[Term]:
+def _lanes(
+    numbered: Graph, prices: MessageCosts, compute: list[int], heads: list[int], tails: list[int]
+) -> Iterator[Term]:
     """Yield terms of links, and of a device's copies each way, which serve one message at a time."""
     staging, lanes = prices.staging, defaultdict[str, list[tuple[int, int, int]]](list)
     for n, receiver in enumerate(numbered.receiver):

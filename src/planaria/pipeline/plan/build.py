@@ -8,12 +8,12 @@ from dataclasses import replace
 from itertools import pairwise
 
 from planaria.config.schema import PipelineConfig
-from planaria.pipeline.network.costs import UNIT, Prices
-from planaria.pipeline.plan.actions import Action, Key, Plan, Route
-from planaria.pipeline.plan.clock import Clock, FirstComeClock
+from planaria.pipeline.network.costs import UNIT, MessageCosts
+from planaria.pipeline.plan.actions import Action, Key, Route, StepPlan
+from planaria.pipeline.plan.clock import FirstComeClock, PlanSimulation
 
 
-def build(routes: Sequence[Route], order: str, in_flight: int, backward: bool = True) -> Plan:
+def build(routes: Sequence[Route], order: str, in_flight: int, backward: bool = True) -> StepPlan:
     """Return the plan that sends microbatch ``i`` along ``routes[i]``.
 
     ``order`` is 'gpipe' or '1f1b'. At most ``in_flight`` microbatches are between their embedding and their last
@@ -25,7 +25,9 @@ def build(routes: Sequence[Route], order: str, in_flight: int, backward: bool = 
     return _build(routes, order, in_flight, backward, _turns(routes, order, in_flight))
 
 
-def _build(routes: Sequence[Route], order: str, in_flight: int, backward: bool, before_it: Mapping[Key, Key]) -> Plan:
+def _build(
+    routes: Sequence[Route], order: str, in_flight: int, backward: bool, before_it: Mapping[Key, Key]
+) -> StepPlan:
     """Return the plan in which each backward also waits for its predecessor in ``before_it``, if any."""
     lists: dict[int, list[Action]] = defaultdict(list)
     for forward, back in visits(routes):
@@ -35,7 +37,7 @@ def _build(routes: Sequence[Route], order: str, in_flight: int, backward: bool, 
             turn = (before_it[back.key],) if back.key in before_it else ()
             lists[back.node].append(replace(back, after=(*back.after, *turn)))
     first = "forward" if order == "gpipe" else "backward"
-    return Plan(
+    return StepPlan(
         routes=tuple(tuple(r) for r in routes),
         slots=dict.fromkeys(sorted({route[0] for route in routes}), in_flight),
         actions={
@@ -55,7 +57,7 @@ def visits(routes: Sequence[Route]) -> Iterator[tuple[Action, Action]]:
             yield forward, Action("backward", i, hop, node, behind, before, (forward.key,))
 
 
-def plan_for(config: PipelineConfig, routes: Sequence[Route], backward: bool = True) -> Plan:
+def plan_for(config: PipelineConfig, routes: Sequence[Route], backward: bool = True) -> StepPlan:
     """Return the plan of a recipe's pipeline section over these routes."""
     return build(routes, config.order, in_flight(config, len(routes)), backward)
 
@@ -91,7 +93,7 @@ def _turns(routes: Sequence[Route], order: str, in_flight: int) -> dict[Key, Key
     if len({tuple(route) for route in routes}) == 1:
         came = sorted((back for _, back in visits(routes)), key=lambda action: (action.microbatch, -action.hop))
     else:
-        clock = Clock(_build(routes, order, in_flight, True, {}), Prices(UNIT, 0))
+        clock = PlanSimulation(_build(routes, order, in_flight, True, {}), MessageCosts(UNIT, 0))
         clock.run()
         came = [clock.graph.actions[n] for ran in clock.ran.values() for n in ran]
     return turns(came)
@@ -106,7 +108,7 @@ def turns(came: Iterable[Action]) -> dict[Key, Key]:
     return {later: earlier for keys in sums.values() for earlier, later in pairwise(keys)}
 
 
-def first_come(routes: Sequence[Route], slots: Mapping[int, int], prices: Prices) -> FirstComeClock:
+def first_come(routes: Sequence[Route], slots: Mapping[int, int], prices: MessageCosts) -> FirstComeClock:
     """Simulate one step in which microbatch ``i`` takes ``routes[i]``, to its end.
 
     Nodes prefer backwards and losses, then the earliest arrival; a node holds at most ``slots`` microbatches between
@@ -118,13 +120,13 @@ def first_come(routes: Sequence[Route], slots: Mapping[int, int], prices: Prices
     for forward, back in visits(routes):
         lists[forward.node] += [forward, back]
     clock = FirstComeClock(
-        Plan(tuple(routes), dict(slots), {n: tuple(todo) for n, todo in lists.items()}), prices, slots
+        StepPlan(tuple(routes), dict(slots), {n: tuple(todo) for n, todo in lists.items()}), prices, slots
     )
     clock.run()
     return clock
 
 
-def planned(routes: Sequence[Route], slots: Mapping[int, int], prices: Prices) -> Plan:
+def planned(routes: Sequence[Route], slots: Mapping[int, int], prices: MessageCosts) -> StepPlan:
     """Return the plan that repeats :func:`first_come` at these prices and is safe at any other.
 
     Each node prefers the order of that simulation, and a forward waits for the backward that freed its slot there.
@@ -134,7 +136,7 @@ def planned(routes: Sequence[Route], slots: Mapping[int, int], prices: Prices) -
     clock = first_come(routes, slots, prices)
     ran = {node: [clock.graph.actions[n] for n in numbers] for node, numbers in clock.ran.items()}
     before = turns(action for actions in ran.values() for action in actions)
-    return Plan(
+    return StepPlan(
         routes=tuple(tuple(route) for route in routes),
         slots={node: slots[node] for node in ran if node in slots},
         actions={node: tuple(_compiled(actions, slots.get(node), before)) for node, actions in sorted(ran.items())},

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from planaria.common.errors import UserError
-from planaria.pipeline.plan.actions import Action, Key, Kind, Plan, deadlock, feasible, graph
+from planaria.pipeline.plan.actions import Action, Key, Kind, StepPlan, deadlock, feasible, graph
 
 
-def check(plan: Plan) -> list[str]:
+def check(plan: StepPlan) -> list[str]:
     """Return the problems of ``plan``, one line each, naming microbatch, stage and hop; empty if there are none.
 
     Later checks run only if the earlier ones pass: closed routes, exactly the actions of the routes, required waits,
@@ -21,7 +21,7 @@ def check(plan: Plan) -> list[str]:
     return []
 
 
-def require(plan: Plan) -> None:
+def require(plan: StepPlan) -> None:
     """Check ``plan``.
 
     :raises UserError: with its first problem.
@@ -31,7 +31,7 @@ def require(plan: Plan) -> None:
         raise UserError(f"this plan cannot be carried out: {problems[0]}{more}")
 
 
-def _routes(plan: Plan) -> Iterator[str]:
+def _routes(plan: StepPlan) -> Iterator[str]:
     if not plan.routes:
         yield "it has no microbatches"
     for node, slots in sorted(plan.slots.items()):
@@ -54,7 +54,7 @@ def _routes(plan: Plan) -> Iterator[str]:
                 yield f"{where} visits node {node} at hop {hop}, which has nothing to do"
 
 
-def _actions(plan: Plan) -> Iterator[str]:
+def _actions(plan: StepPlan) -> Iterator[str]:
     """Every visit has its forward, and its backward unless the whole plan has none; there is nothing else."""
     listed = [(stage, action) for stage, actions in plan.actions.items() for action in actions]
     training = any(action.kind == "backward" for _, action in listed)
@@ -75,7 +75,7 @@ def _actions(plan: Plan) -> Iterator[str]:
             yield f"{name} {wrong}"
 
 
-def _off_route(plan: Plan, action: Action) -> str:
+def _off_route(plan: StepPlan, action: Action) -> str:
     """Return how ``action`` contradicts its microbatch's route; empty if it does not."""
     if not 0 <= action.microbatch < len(plan.routes):
         return f"belongs to no microbatch: there are {len(plan.routes)}"
@@ -92,7 +92,7 @@ def _off_route(plan: Plan, action: Action) -> str:
     return ""
 
 
-def _waits(plan: Plan) -> Iterator[str]:
+def _waits(plan: StepPlan) -> Iterator[str]:
     """``after`` names local actions; memory is never exceeded; gradients are added in one fixed order."""
     for stage, actions in plan.actions.items():
         local = {action.key for action in actions}
@@ -164,7 +164,7 @@ def _in_order(backwards: Sequence[Action]) -> Iterator[str]:
             )
 
 
-def _finishes(plan: Plan) -> Iterator[str]:
+def _finishes(plan: StepPlan) -> Iterator[str]:
     numbered = graph(plan)
     order = feasible(numbered)
     if len(order) < len(numbered.actions):

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from planaria.common.errors import UserError
-from planaria.pipeline.network.costs import Prices
-from planaria.pipeline.plan.actions import Action, Key, Plan, deadlock, graph
-from planaria.pipeline.plan.bound import Bound
+from planaria.pipeline.network.costs import MessageCosts
+from planaria.pipeline.plan.actions import Action, Key, StepPlan, deadlock, graph
+from planaria.pipeline.plan.bound import StepBound
 
 _ENDS, _ARRIVES, _FREE, _LANDS = range(4)
 """an action ends and sends its output; a message arrives; a node ends its shadow computation; a message is in the
@@ -26,10 +26,10 @@ IDLE = "."
 FILL = {"forward": "-", "backward": "="}
 
 
-class Clock:
+class PlanSimulation:
     """A running simulation. Actions are numbers in ``graph``; times are nanoseconds."""
 
-    def __init__(self, plan: Plan, prices: Prices) -> None:
+    def __init__(self, plan: StepPlan, prices: MessageCosts) -> None:
         self.graph = graph(plan)
         self.prices = prices
         self.waits = list(self.graph.waits)
@@ -139,13 +139,13 @@ class Clock:
         self.woken.add(node)
 
 
-class FirstComeClock(Clock):
+class FirstComeClock(PlanSimulation):
     """A clock whose nodes ignore their lists: backwards and losses first, then by arrival, as SkipPipe's nodes do.
 
     A forward begins only while its node has a free slot; its backward frees the slot.
     """
 
-    def __init__(self, plan: Plan, prices: Prices, slots: Mapping[int, int]) -> None:
+    def __init__(self, plan: StepPlan, prices: MessageCosts, slots: Mapping[int, int]) -> None:
         super().__init__(plan, prices)
         self.slots = dict(slots)
         self.queues: dict[int, list[tuple[bool, int, int]]] = {node: [] for node in plan.actions}
@@ -182,7 +182,7 @@ class FirstComeClock(Clock):
         super()._end(number)
 
 
-class Timed(NamedTuple):
+class TimedAction(NamedTuple):
     """An action with its start and end, in seconds from the step's beginning."""
 
     key: Key
@@ -191,7 +191,7 @@ class Timed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Simulated:
+class SimulatedStep:
     """One simulated step."""
 
     step_s: float
@@ -206,11 +206,11 @@ class Simulated:
     """bytes sent over each link, by (sending stage, receiving stage)"""
 
     @property
-    def spans(self) -> dict[int, list[Timed]]:
+    def spans(self) -> dict[int, list[TimedAction]]:
         """Each stage's actions with times, in order."""
         return {
             stage: [
-                Timed(action.key, start, end)
+                TimedAction(action.key, start, end)
                 for action, start, end in zip(ran, self.starts[stage], self.ends[stage], strict=True)
             ]
             for stage, ran in self.ran.items()
@@ -234,7 +234,7 @@ class Simulated:
         return sum(blocks) / len(blocks)
 
 
-def draw(simulated: Simulated, bound: Bound, width: int = 100, unit: str = "s") -> str:
+def draw(simulated: SimulatedStep, bound: StepBound, width: int = 100, unit: str = "s") -> str:
     """Return one row of ``width`` characters per stage, and a legend with step time, lower bound and bubble fraction.
 
     A forward of microbatch 3 looks like ``F3---``, a backward like ``B3===``. Short actions show the letter alone;
@@ -253,7 +253,7 @@ def draw(simulated: Simulated, bound: Bound, width: int = 100, unit: str = "s") 
     return "\n".join([*rows, legend])
 
 
-def _row(spans: list[Timed], step_s: float, columns: int) -> str:
+def _row(spans: list[TimedAction], step_s: float, columns: int) -> str:
     cells = [IDLE] * columns
     for key, start, end in spans:
         if step_s and end > start:

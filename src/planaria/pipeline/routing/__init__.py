@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from planaria.config.registry import Registry
 from planaria.config.schema import RunConfig
-from planaria.pipeline.routing.base import Full, Given, Route, Routing, Swapped, full, require
+from planaria.pipeline.routing.base import FixedRoutes, FullRouting, Route, Routing, SwappedRouting, full, require
 from planaria.pipeline.routing.skipping import Skipping
 
 __all__ = ["ROUTINGS", "change", "full", "routes", "without"]
@@ -15,7 +15,7 @@ ROUTINGS: Registry[Routing] = Registry(
     "routing",
     "routing.kind",
     Routing,  # type: ignore[type-abstract]
-    {"full": Full, "swapped": Swapped, "skipping": Skipping, "given": Given},
+    {"full": FullRouting, "swapped": SwappedRouting, "skipping": Skipping, "given": FixedRoutes},
 )
 
 

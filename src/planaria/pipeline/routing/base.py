@@ -48,7 +48,7 @@ def require(found: Sequence[Sequence[int]], config: RunConfig, place: str) -> li
     return [tuple(route) for route in found]
 
 
-class Full(Routing):
+class FullRouting(Routing):
     """Every microbatch visits every stage in natural order."""
 
     def routes(self, config: RunConfig, step: int) -> list[Route]:
@@ -60,7 +60,7 @@ def full(stages: int, microbatches: int) -> list[tuple[int, ...]]:
     return [(0, *range(1, stages + 1), 0)] * microbatches
 
 
-class Given(Routing):
+class FixedRoutes(Routing):
     """``routing.routes``."""
 
     def routes(self, config: RunConfig, step: int) -> list[Route]:
@@ -72,7 +72,7 @@ FEWEST = 4
 """block stages that two disjoint pairs take"""
 
 
-class Swapped(Routing):
+class SwappedRouting(Routing):
     """Half of the microbatches visit the outer stages in swapped order."""
 
     unfit: ClassVar[str] = "half of the microbatches meet the outer stages in an order that they do not know"

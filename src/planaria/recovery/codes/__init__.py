@@ -1,4 +1,4 @@
-"""Erasure codes: a registry of families behind one protocol (``base.Code``), and the layout of a group."""
+"""Erasure codes: a registry of families behind one protocol (``base.ErasureCode``), and the layout of a group."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from planaria.config.registry import Registry
-from planaria.recovery.codes.base import MAX_BYTES, MAX_SHARDS, Code, Family, LossError, refuse_sizes
+from planaria.recovery.codes.base import MAX_BYTES, MAX_SHARDS, CodeFamily, ErasureCode, LossError, refuse_sizes
 from planaria.recovery.codes.layout import Layout
-from planaria.recovery.codes.local import Local
-from planaria.recovery.codes.reed_solomon import ReedSolomon, Xor
-from planaria.recovery.codes.sparse import Sparse
+from planaria.recovery.codes.local import LocalCodes
+from planaria.recovery.codes.reed_solomon import ReedSolomon, XorParity
+from planaria.recovery.codes.sparse import SparseCode
 
-__all__ = ["CODES", "MAX_BYTES", "MAX_SHARDS", "Code", "Family", "Layout", "LossError", "Sparse", "code"]
+__all__ = ["CODES", "MAX_BYTES", "MAX_SHARDS", "CodeFamily", "ErasureCode", "Layout", "LossError", "SparseCode", "code"]
 
-CODES: Registry[Family] = Registry(
+CODES: Registry[CodeFamily] = Registry(
     "code",
     "recovery.options.code",
-    Family,  # type: ignore[type-abstract]
-    {"xor": Xor, "reed_solomon": ReedSolomon, "local": Local},
+    CodeFamily,  # type: ignore[type-abstract]
+    {"xor": XorParity, "reed_solomon": ReedSolomon, "local": LocalCodes},
 )
 
 
-def code(name: str, members: int, tolerate: int, options: Mapping[str, Any] | None = None) -> Code:
+def code(name: str, members: int, tolerate: int, options: Mapping[str, Any] | None = None) -> ErasureCode:
     """Return the code of a group by its name in a recipe: a family, a code file (.json), or ``auto``.
 
     ``auto`` is XOR for ``tolerate = 1`` and Reed–Solomon otherwise. ``options`` are the family's own (``group`` of
@@ -34,5 +34,5 @@ def code(name: str, members: int, tolerate: int, options: Mapping[str, Any] | No
     if name == "auto":
         name = "xor" if tolerate == 1 else "reed_solomon"
     if name.endswith(".json"):
-        return Sparse(file=name).code(members, tolerate)
+        return SparseCode(file=name).code(members, tolerate)
     return CODES.make(name, options or {}).code(members, tolerate)

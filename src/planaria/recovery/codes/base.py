@@ -34,7 +34,7 @@ class LossError(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Code:
+class ErasureCode:
     """An erasure code: its parities, and the checks that repair cheaply."""
 
     weights: Bytes
@@ -127,11 +127,11 @@ class Code:
         return reads
 
 
-class Family(Choice):
+class CodeFamily(Choice):
     """A family of codes, chosen by name; its options are its fields."""
 
     @abstractmethod
-    def code(self, members: int, tolerate: int) -> Code:
+    def code(self, members: int, tolerate: int) -> ErasureCode:
         """Return the code of ``members`` shards that survives the loss of any ``tolerate``.
 
         :raises UserError: if this family has none.
@@ -170,12 +170,12 @@ def _list(numbers: Collection[int] | Any) -> str:
     return ", ".join(str(number) for number in sorted(numbers))
 
 
-def checks(code: Code) -> Bytes:
+def checks(code: ErasureCode) -> Bytes:
     """Return the check matrix [n − k, n]: each row's weighted sum of the shards is zero."""
     return np.concatenate([code.weights, np.eye(len(code.weights), dtype=np.uint8)], axis=1)
 
 
-def share(code: Code, lost: int) -> float:
+def share(code: ErasureCode, lost: int) -> float:
     """Return the share of sets of ``lost`` shards that can be rebuilt: their columns of checks are independent.
 
     :raises UserError: if there are more than :data:`MOST` sets.
@@ -191,12 +191,12 @@ def share(code: Code, lost: int) -> float:
     return restored / count
 
 
-def tolerates(code: Code, lost: int) -> bool:
+def tolerates(code: ErasureCode, lost: int) -> bool:
     """Whether any ``lost`` shards can be rebuilt; UserError as in :func:`share`."""
     return share(code, lost) == 1
 
 
-def shares(code: Code) -> list[float]:
+def shares(code: ErasureCode) -> list[float]:
     """Return :func:`share` for 0, 1, 2 … n − k lost shards."""
     return [share(code, lost) for lost in range(len(code.weights) + 1)]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from planaria.recovery.codes.base import MAX_BYTES, Code, LossError
+from planaria.recovery.codes.base import MAX_BYTES, ErasureCode, LossError
 from planaria.recovery.codes.field import Bytes
 
 
@@ -23,7 +23,7 @@ class Layout:
     """A parity group: the bytes of each member's state, and the code over them."""
 
     sizes: tuple[int, ...]
-    code: Code
+    code: ErasureCode
 
     def __post_init__(self) -> None:
         if len(self.sizes) != self.code.shards:

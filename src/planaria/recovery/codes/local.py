@@ -11,19 +11,19 @@ import numpy as np
 from pydantic import Field
 
 from planaria.common.errors import UserError
-from planaria.recovery.codes.base import Code, Family, product, refuse_sizes, tolerates
+from planaria.recovery.codes.base import CodeFamily, ErasureCode, product, refuse_sizes, tolerates
 from planaria.recovery.codes.field import INVERSE, Bytes
 
 TRIES = 64
 
 
-class Local(Family):
+class LocalCodes(CodeFamily):
     """Local groups of ``group`` members, including the local parity."""
 
     group: int = Field(default=4, ge=2)
     """members of a local group; a lost one is the XOR of the group - 1 others"""
 
-    def code(self, members: int, tolerate: int) -> Code:
+    def code(self, members: int, tolerate: int) -> ErasureCode:
         refuse_sizes(members, tolerate)
         groups = -(-members // self.group)
         globals_ = needed(tolerate, self.group)
@@ -49,7 +49,7 @@ def needed(tolerate: int, group: int) -> int:
     return full * (group - 1) + max(0, rest - 1)
 
 
-def local(data: int, globals_: int, groups: int, seed: int) -> Code:
+def local(data: int, globals_: int, groups: int, seed: int) -> ErasureCode:
     """Return the code with these numbers of shards; ``seed`` chooses the coefficients of the global parities."""
     points = np.random.default_rng(seed).permutation(256).astype(np.uint8)
     cauchy: Bytes = INVERSE[points[:globals_, None] ^ points[None, globals_ : globals_ + data]]
@@ -59,4 +59,4 @@ def local(data: int, globals_: int, groups: int, seed: int) -> Code:
     for n, part in enumerate(parts):
         sums[n, part] = 1
     checks = tuple(frozenset([*part.tolist(), data + globals_ + n]) for n, part in enumerate(parts))
-    return Code(np.concatenate([cauchy, product(sums, first)]), checks)
+    return ErasureCode(np.concatenate([cauchy, product(sums, first)]), checks)

@@ -16,16 +16,16 @@ from planaria.recovery.codes.sparse import MAX_DATA
 
 
 @dataclass(frozen=True)
-class Checks:
+class ClassicalCode:
     """A classical code: m checks of n shards, each an integer whose bits are shards."""
 
     rows: tuple[int, ...]
     shards: int
 
     @property
-    def transposed(self) -> Checks:
+    def transposed(self) -> ClassicalCode:
         """The code whose checks are this one's shards."""
-        return Checks(tuple(gf2.transposed(self.rows, self.shards)), len(self.rows))
+        return ClassicalCode(tuple(gf2.transposed(self.rows, self.shards)), len(self.rows))
 
     @property
     def dimension(self) -> int:
@@ -57,7 +57,7 @@ class ProductFile(documents.Record):
     z: tuple[tuple[int, ...], ...]
 
 
-def hypergraph_product(first: Checks, second: Checks) -> tuple[list[int], list[int]]:
+def hypergraph_product(first: ClassicalCode, second: ClassicalCode) -> tuple[list[int], list[int]]:
     """Return H_X = [H₁ ⊗ I | I ⊗ H₂ᵀ] and H_Z = [I ⊗ H₂ | H₁ᵀ ⊗ I], each row as bits of its N = n₁n₂ + m₁m₂ qubits.
 
     Shapes [m₁n₂, N] and [n₁m₂, N]. H_X H_Zᵀ = H₁ ⊗ H₂ᵀ + H₁ ⊗ H₂ᵀ = 0 for any factors. Source: J.-P. Tillich, G. Zémor,
@@ -86,7 +86,7 @@ def commute(x: Sequence[int], z: Sequence[int]) -> bool:
     return all((one & other).bit_count() % 2 == 0 for one in x for other in z)
 
 
-def parameters(first: Checks, second: Checks) -> tuple[int, int, int]:
+def parameters(first: ClassicalCode, second: ClassicalCode) -> tuple[int, int, int]:
     """Return (N, K, D) of the product, by formula; D is 0 if K is.
 
     N = n₁n₂ + m₁m₂. K = k₁k₂ + k₁ᵀk₂ᵀ, where ᵀ is of the transposed code. D is the minimum of d₁ and d₂ if the first
@@ -103,7 +103,7 @@ def parameters(first: Checks, second: Checks) -> tuple[int, int, int]:
     return qubits, sum(parts), min(distances, default=0)
 
 
-def file(first: Checks, second: Checks) -> ProductFile:
+def file(first: ClassicalCode, second: ClassicalCode) -> ProductFile:
     """Return the product as a file.
 
     :raises UserError: as :func:`parameters`.

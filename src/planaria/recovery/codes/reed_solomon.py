@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from planaria.common.errors import UserError
-from planaria.recovery.codes.base import Code, Family, refuse_sizes
+from planaria.recovery.codes.base import CodeFamily, ErasureCode, refuse_sizes
 from planaria.recovery.codes.field import INVERSE, PRODUCT, Bytes
 
 
-class ReedSolomon(Family):
+class ReedSolomon(CodeFamily):
     """For any ``tolerate``; repairing one shard reads N − tolerate."""
 
-    def code(self, members: int, tolerate: int) -> Code:
+    def code(self, members: int, tolerate: int) -> ErasureCode:
         refuse_sizes(members, tolerate)
-        return Code(cauchy(tolerate, members - tolerate))
+        return ErasureCode(cauchy(tolerate, members - tolerate))
 
 
 def cauchy(rows: int, columns: int) -> Bytes:
@@ -37,11 +37,11 @@ def _light(row: Bytes) -> Bytes:
     return best
 
 
-class Xor(Family):
+class XorParity(CodeFamily):
     """RAID-5's parity, for ``tolerate = 1``."""
 
-    def code(self, members: int, tolerate: int) -> Code:
+    def code(self, members: int, tolerate: int) -> ErasureCode:
         refuse_sizes(members, tolerate)
         if tolerate != 1:
             raise UserError(f"code = 'xor': survives one loss, not {tolerate}; use 'reed_solomon'")
-        return Code(np.ones((1, members - 1), np.uint8))
+        return ErasureCode(np.ones((1, members - 1), np.uint8))

@@ -12,7 +12,7 @@ from random import Random
 
 from planaria.common.errors import UserError
 from planaria.recovery.codes import gf2
-from planaria.recovery.codes.base import Code, share
+from planaria.recovery.codes.base import ErasureCode, share
 from planaria.recovery.codes.gf2 import distance, kernel, transposed
 from planaria.recovery.codes.sparse import MAX_DATA, MAX_SHARDS, CodeFile, from_checks, weights
 
@@ -21,7 +21,7 @@ HOT, COLD = 2.0, 0.02
 
 
 @dataclass(frozen=True)
-class Target:
+class SearchTarget:
     """The code to search for: n shards, k of them data, distance d, at most w shards per check and c checks per shard.
 
     ``degree`` c = 0 is no bound.
@@ -55,7 +55,7 @@ class Target:
         return self.shards - self.data
 
 
-def excess(target: Target, rows: Sequence[int]) -> int:
+def excess(target: SearchTarget, rows: Sequence[int]) -> int:
     """Return by how much checks and shards exceed the target's weights, in total."""
     above = sum(max(0, row.bit_count() - target.weight) for row in rows)
     if target.degree:
@@ -64,7 +64,7 @@ def excess(target: Target, rows: Sequence[int]) -> int:
     return above
 
 
-def worth(target: Target, rows: Sequence[int]) -> float:
+def worth(target: SearchTarget, rows: Sequence[int]) -> float:
     """Return (min(d, D) − 1) / (D − 1) · 2^−e, the share of required losses survived, halved per excess edge.
 
     It is 0 unless the n − k ``rows`` [bits of shards] are independent. d is the distance, counted over all 2ᵏ words; e
@@ -84,10 +84,10 @@ def worth(target: Target, rows: Sequence[int]) -> float:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundCode:
     """The best code that a search found."""
 
-    code: Code
+    code: ErasureCode
     excess: int
     """weight of checks and shards above the target's"""
     seed: int
@@ -95,7 +95,7 @@ class Found:
     """matrices whose words were counted"""
 
 
-def anneal(target: Target, seed: int, tries: int = 20_000) -> Found:
+def anneal(target: SearchTarget, seed: int, tries: int = 20_000) -> FoundCode:
     """Return the best check matrix of ``tries``, flipping or moving one bit at a time; the same seed gives the same
     code."""
     random = Random(seed)
@@ -112,10 +112,10 @@ def anneal(target: Target, seed: int, tries: int = 20_000) -> Found:
         if cost <= now or random.random() < math.exp((now - cost) / heat):
             rows, now = changed, cost
             best = min(best, (now, rows))
-    return Found(_code(best[1], target.shards), excess(target, best[1]), seed, tries)
+    return FoundCode(_code(best[1], target.shards), excess(target, best[1]), seed, tries)
 
 
-def certificate(found: Found) -> dict[str, object]:
+def certificate(found: FoundCode) -> dict[str, object]:
     """Return the properties of a found code, counted by all words and by every loss of distance − 1 and distance."""
     counted, distance = weights(found.code)
     lower, upper = share(found.code, distance - 1), share(found.code, distance)
@@ -133,13 +133,13 @@ def certificate(found: Found) -> dict[str, object]:
     }
 
 
-def file(found: Found) -> CodeFile:
+def file(found: FoundCode) -> CodeFile:
     """Return the code as a file that a recipe can name."""
     rows = tuple(tuple(sorted(check)) for check in found.code.checks)
     return CodeFile(shards=found.code.shards, distance=weights(found.code)[1], checks=rows)
 
 
-def _start(target: Target, random: Random) -> tuple[list[int], list[int]]:
+def _start(target: SearchTarget, random: Random) -> tuple[list[int], list[int]]:
     """Return random checks of the target's weight and full rank, as bits of shards, and their code's generators."""
     weight = min(target.weight, target.shards - (target.checks > 1))  # of all shards there is but one check
     while True:
@@ -150,7 +150,7 @@ def _start(target: Target, random: Random) -> tuple[list[int], list[int]]:
             return rows, words
 
 
-def _changed(target: Target, rows: list[int], random: Random) -> list[int]:
+def _changed(target: SearchTarget, rows: list[int], random: Random) -> list[int]:
     """Return the checks with one bit flipped, or moved within its check."""
     n, bits = random.randrange(len(rows)), 1 << random.randrange(target.shards)
     if random.random() < 0.8:
@@ -159,14 +159,14 @@ def _changed(target: Target, rows: list[int], random: Random) -> list[int]:
     return rows if changed.bit_count() < 2 else [*rows[:n], changed, *rows[n + 1 :]]
 
 
-def _cost(target: Target, rows: list[int], generators: list[int]) -> float:
+def _cost(target: SearchTarget, rows: list[int], generators: list[int]) -> float:
     """Return the excess weight plus the words that are too light; words of exactly the target distance count 1/16."""
     counted = gf2.weights(generators, target.shards)
     light = int(counted[1 : target.distance].sum())
     return excess(target, rows) + light + int(counted[target.distance]) / 16
 
 
-def _code(rows: list[int], shards: int) -> Code:
+def _code(rows: list[int], shards: int) -> ErasureCode:
     """Return the code, with its shards numbered so that the pivots are parities, last."""
     pivots = gf2.reduced(rows)
     order = [bit for bit in range(shards) if bit not in pivots] + sorted(pivots)

@@ -15,7 +15,7 @@ from pydantic import Field
 from planaria.common import documents
 from planaria.common.errors import UserError
 from planaria.recovery.codes import gf2
-from planaria.recovery.codes.base import Code, Family, refuse_sizes
+from planaria.recovery.codes.base import CodeFamily, ErasureCode, refuse_sizes
 from planaria.recovery.codes.field import Bytes, express
 
 MAX_DATA, MAX_SHARDS = 16, 64
@@ -31,13 +31,13 @@ class CodeFile(documents.Record):
     checks: tuple[tuple[int, ...], ...] = Field(min_length=1, max_length=MAX_SHARDS - 1)
 
 
-class Sparse(Family):
+class SparseCode(CodeFamily):
     """A code from a file, for the group size in the file."""
 
     file: str
     """path of a code file"""
 
-    def code(self, members: int, tolerate: int) -> Code:
+    def code(self, members: int, tolerate: int) -> ErasureCode:
         refuse_sizes(members, tolerate)
         path = Path(self.file)
         given = documents.model(path, CodeFile, 1 << 20, "make one with `planaria lab codes`")
@@ -51,7 +51,7 @@ class Sparse(Family):
         return found
 
 
-def from_checks(rows: tuple[tuple[int, ...], ...], shards: int, place: object) -> Code:
+def from_checks(rows: tuple[tuple[int, ...], ...], shards: int, place: object) -> ErasureCode:
     """Return the binary code with these sets of shards as checks.
 
     :raises UserError: naming ``place``, if they do not determine a code with the data first.
@@ -68,14 +68,14 @@ def from_checks(rows: tuple[tuple[int, ...], ...], shards: int, place: object) -
     parities = express(matrix[:, data:], matrix[:, :data])
     if parities is None or not _full(matrix[:, data:]):
         raise UserError(f"{place}: the last {len(rows)} shards are not determined by the others; renumber them")
-    return Code(np.ascontiguousarray(parities.T), tuple(frozenset(row) for row in rows))
+    return ErasureCode(np.ascontiguousarray(parities.T), tuple(frozenset(row) for row in rows))
 
 
 def _full(matrix: Bytes) -> bool:
     return express(matrix, np.eye(len(matrix), dtype=np.uint8)) is not None
 
 
-def weights(code: Code) -> tuple[NDArray[np.int64], int]:
+def weights(code: ErasureCode) -> tuple[NDArray[np.int64], int]:
     """Return the number of words of each weight [0 … n], all 2ᵏ counted, and the distance: the least weight above 0."""
     words = [sum(1 << n for n in np.flatnonzero(row).tolist()) for row in code.generator]
     return gf2.weights(words, code.shards), gf2.distance(words, code.shards)

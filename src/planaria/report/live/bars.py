@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.table import Column
 from rich.text import Text
 
-from planaria.planner.search import Budget, Found
+from planaria.planner.search import SearchBudget, SearchResult
 
 BETWEEN_S = 5.0
 """minimum time between two lines of a count"""
@@ -109,7 +109,7 @@ class BarDisplay:
 class SearchProgress(BarDisplay):
     """Progress of a plan search. Without a terminal, prints each improvement of at least 1 %."""
 
-    def __init__(self, budget: Budget, bound_s: float | None, quiet: bool, stream: TextIO | None = None) -> None:
+    def __init__(self, budget: SearchBudget, bound_s: float | None, quiet: bool, stream: TextIO | None = None) -> None:
         super().__init__(*columns("{task.percentage:.0f} %"), quiet=quiet, stream=stream)
         self._budget, self._lockstep = budget, bound_s
         self._printed = float("inf")
@@ -117,7 +117,7 @@ class SearchProgress(BarDisplay):
     def __enter__(self) -> Self:
         return self._begin("compiling, starting", 1.0)
 
-    def told(self, found: Found) -> None:
+    def told(self, found: SearchResult) -> None:
         """Report the search's progress."""
         gap = "" if self._lockstep is None or not found.step_s else f"gap {1 - self._lockstep / found.step_s:.1%}, "
         text = f"best {found.step_s:.2f} s, {gap}{found.moves} moves"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from planaria.control.decisions import Decision
 from planaria.control.events import Event
 from planaria.control.run_record import Metric, ValidationMetric
-from planaria.report.live.progress import Quiet
+from planaria.report.live.progress import NoProgress
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class Step:
     """loss of the newest validation, nats per token; None before the first"""
 
 
-class Listener(Quiet):
+class StepListener(NoProgress):
     """A display that forwards everything to another one, and steps to a callback."""
 
-    def __init__(self, display: Quiet, callback: Callable[[Step], object]) -> None:
+    def __init__(self, display: NoProgress, callback: Callable[[Step], object]) -> None:
         """``callback`` is not called again after it has raised an error."""
         self._display, self._callback = display, callback
         self._steps = 0

@@ -13,7 +13,7 @@ from planaria.control.decisions import Decision, Form
 from planaria.control.events import Event
 from planaria.control.run_record import Metric, StepMetric
 from planaria.report.live.bars import columns
-from planaria.report.run.event_lines import Line, Narrator, Tone
+from planaria.report.run.event_lines import EventLine, Narrator, Tone
 
 STYLES: dict[Tone, str] = {
     "fault": "yellow", "slow": "yellow", "loss": "red", "recovery": "green", "rollback": "magenta",
@@ -21,7 +21,7 @@ STYLES: dict[Tone, str] = {
 }  # fmt: skip
 
 
-class Quiet:
+class NoProgress:
     """A progress display that shows nothing."""
 
     def start(self, total: int, first: int) -> None:
@@ -40,7 +40,7 @@ class Quiet:
         """End the display."""
 
 
-class Progress(Quiet):
+class Progress(NoProgress):
     """Shows the run on ``stream``: a live bar on a terminal, elsewhere a line per tenth of the run."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -104,7 +104,7 @@ class Progress(Quiet):
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=self._done, parts=self._summary())
 
-    def _show(self, line: Line | None) -> None:
+    def _show(self, line: EventLine | None) -> None:
         if line is None:
             return
         if self._bar is not None:

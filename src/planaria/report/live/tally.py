@@ -36,7 +36,7 @@ Key = tuple[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Standing:
+class SlowVerdict:
     """A current verdict of slowness."""
 
     blamed: d.Blamed
@@ -50,11 +50,11 @@ class Standing:
         return self.blamed.seconds / usual if usual > 0 else 0.0
 
 
-class Verdicts:
+class SlowVerdicts:
     """Current verdicts of slowness, updated with each fact in order."""
 
     def __init__(self) -> None:
-        self.standing: dict[Key, Standing] = {}
+        self.standing: dict[Key, SlowVerdict] = {}
         """current verdicts"""
         self.blamed: Counter[str] = Counter()
         """number of verdicts by class"""
@@ -67,7 +67,7 @@ class Verdicts:
             case e.RunStarted():
                 self.standing = {}
             case d.Blamed():
-                self.standing[_key(fact)] = Standing(fact)
+                self.standing[_key(fact)] = SlowVerdict(fact)
                 self.blamed[fact.fault] += 1
             case d.Cleared():
                 self.standing.pop(_key(fact), None)
@@ -86,7 +86,7 @@ def _key(fact: d.Blamed | d.Cleared) -> Key:
     return fact.fault, tuple(fact.nodes)
 
 
-class Tally:
+class RunTally:
     """Totals of a run, updated in order; memory grows with workers, not with steps.
 
     A resumed run continues the counts of its earlier parts, if these are processed as well.
@@ -117,7 +117,7 @@ class Tally:
         """how the run ended"""
         self.committed_at: float | None = None
         """Unix time of the last commit"""
-        self.verdicts = Verdicts()
+        self.verdicts = SlowVerdicts()
         self._starting: set[str] = set()
         self._epoch = 0.0
         """Unix time at which the monotonic clock was 0"""
@@ -204,9 +204,9 @@ class Tally:
         return over
 
 
-def tally_of(record: RunRecord) -> Tally:
+def tally_of(record: RunRecord) -> RunTally:
     """Return the totals of a complete record."""
-    tally = Tally(naming_of(record))
+    tally = RunTally(naming_of(record))
     for _, work in record.worked:
         tally.worked(work)
     for t, fact in record.history:

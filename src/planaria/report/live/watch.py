@@ -1,7 +1,8 @@
 """Observer of a run that feeds the logs on disk, the progress display and trackers.
 
 Each tracker runs in a separate thread (:class:`TrackerThread`); training waits for them only at the end, for ``END_S``.
-:class:`Sample` selects the steps whose spans are logged: those that the report draws, and a thinning share of others.
+:class:`ReportSampling` selects the steps whose spans are logged: those that the report draws, and a thinning share of
+others.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from typing import NamedTuple
 from planaria.common.stdio import lost
 from planaria.control import decisions as d
 from planaria.control import events as e
+from planaria.control.log_segments import DiskReserve
 from planaria.control.logs import RunLog
 from planaria.control.run_record import Metric, StepMetric
-from planaria.control.segments import Reserve
-from planaria.report.live.progress import Quiet
+from planaria.report.live.progress import NoProgress
 from planaria.report.live.settings import Setting
-from planaria.report.live.tally import Tally
+from planaria.report.live.tally import RunTally
 from planaria.report.live.tracker import Tracker
 from planaria.report.run.metrics import StepMetrics
 from planaria.report.run.naming import Naming
@@ -56,7 +57,7 @@ class About(NamedTuple):
     settings: Mapping[str, Setting]
 
 
-class Watch:
+class RunWatch:
     """Logs and displays a run.
 
     The run continues without a display or tracker that fails, but not without the log, which proves which samples were
@@ -68,7 +69,7 @@ class Watch:
         self,
         folder: Path,
         tokens_per_step: int,
-        progress: Quiet,
+        progress: NoProgress,
         trackers: Mapping[str, Tracker] | None = None,
         about: About | None = None,
     ) -> None:
@@ -76,13 +77,13 @@ class Watch:
         self._trackers = [TrackerThread(name, tracker) for name, tracker in (trackers or {}).items()]
         self._about, self._started = about, False
         self._usual_s = sys.getswitchinterval()
-        self._tally = Tally()
-        self._reserve = Reserve(folder)
+        self._tally = RunTally()
+        self._reserve = DiskReserve(folder)
         self.trouble = ""
         self._full = False
         """the log has ended because the disk is full"""
         self._metrics = StepMetrics(tokens_per_step)
-        self._naming, self._sample = Naming(), Sample()
+        self._naming, self._sample = Naming(), ReportSampling()
 
     def on_event(self, t: float, event: e.Event) -> None:
         self._note(partial(self._log.event, t, event))
@@ -146,9 +147,9 @@ class Watch:
 
     def _check_display(self, t: float) -> None:
         """Continue without a display once its stream is closed, and log that once."""
-        if type(self._progress) is not Quiet and (why := lost()):
+        if type(self._progress) is not NoProgress and (why := lost()):
             self._progress.stop()
-            self._progress = Quiet()
+            self._progress = NoProgress()
             self.on_event(t, e.Trouble(detail=f"continuing without a display ({why})"))
 
     def _measured(self, metric: Metric | None) -> None:
@@ -258,7 +259,7 @@ def every(step: int) -> int:
     return EVERY << max(0, (step // THINNED_FROM).bit_length() - 1)
 
 
-class Sample:
+class ReportSampling:
     """Thins work reports: drops the spans of most steps, but keeps all byte counts and memory peaks."""
 
     def __init__(self) -> None:

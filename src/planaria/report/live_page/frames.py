@@ -21,7 +21,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Frame:
+class StateChange:
     """A change of the page's state."""
 
     number: int
@@ -85,7 +85,7 @@ class Frames:
 
     def __init__(self, most: int = MOST_FRAMES, detailed: int = FULL_DETAIL) -> None:
         """``detailed``: number of newest frames that are never joined."""
-        self._frames: list[Frame] = []
+        self._frames: list[StateChange] = []
         self._most, self._detailed = most, detailed
         self._weight = 1
         """current maximum weight of a frame"""
@@ -98,13 +98,13 @@ class Frames:
         """Number of the newest frame; -1 without any."""
         return self._frames[-1].number if self._frames else -1
 
-    def add(self, frame: Frame) -> None:
+    def add(self, frame: StateChange) -> None:
         """Append a frame."""
         self._frames.append(frame)
         if len(self._frames) > self._most:
             self._thin()
 
-    def after(self, number: int, most: int) -> list[Frame]:
+    def after(self, number: int, most: int) -> list[StateChange]:
         """Return the first ``most`` frames after ``number``.
 
         A joined frame is also correct for watchers that have seen some of its frames.
@@ -122,9 +122,9 @@ class Frames:
                 self._weight *= 2
 
 
-def _paired(frames: list[Frame], heaviest: int, all_kinds: bool) -> list[Frame]:
+def _paired(frames: list[StateChange], heaviest: int, all_kinds: bool) -> list[StateChange]:
     """Join neighbouring routine frames (or all kinds) up to a total weight."""
-    kept: list[Frame] = []
+    kept: list[StateChange] = []
     for frame in frames:
         last = kept[-1] if kept else None
         light = last is not None and last.weight + frame.weight <= heaviest
@@ -133,7 +133,7 @@ def _paired(frames: list[Frame], heaviest: int, all_kinds: bool) -> list[Frame]:
             continue
         change, line = joined(last.change, frame.change), frame.line or last.line
         routine, weight = frame.routine and last.routine, frame.weight + last.weight
-        kept[-1] = Frame(frame.number, frame.t, change, line, routine, weight)
+        kept[-1] = StateChange(frame.number, frame.t, change, line, routine, weight)
     return kept
 
 

@@ -30,10 +30,10 @@ from planaria.control.feature_facts import NOT_SHOWN
 from planaria.control.logs import News
 from planaria.control.run_record import StepMetric, ValidationMetric
 from planaria.pipeline.routing import ROUTINGS, change, routes, without
-from planaria.report.live.tally import Standing, Tally, Verdicts
+from planaria.report.live.tally import RunTally, SlowVerdict, SlowVerdicts
 from planaria.report.live_page.captions import Captions
-from planaria.report.live_page.frames import SCHEMA, Frame, Json, difference, patched
-from planaria.report.live_page.page_state import Scene
+from planaria.report.live_page.frames import SCHEMA, Json, StateChange, difference, patched
+from planaria.report.live_page.page_state import PageState
 from planaria.report.membership import Membership
 from planaria.report.run.event_lines import Narrator
 from planaria.report.run.naming import Naming
@@ -47,7 +47,7 @@ PHASES: dict[type, str] = {
 """decision about a replica → phase that it starts"""
 
 
-class Story:
+class LogFold:
     """Folds a run's log in order; ``state`` is the page's current state."""
 
     def __init__(self, config: RunConfig) -> None:
@@ -55,10 +55,10 @@ class Story:
         self._config = config
         self._narrator = Narrator()
         self.members = self._narrator.members
-        self._scene = Scene(self.members)
+        self._scene = PageState(self.members)
         self._captions = Captions(self.members, config.pipeline.microbatches)
-        self.tally = Tally()
-        self._routes = Routes(config, self.members)
+        self.tally = RunTally()
+        self._routes = MicrobatchRoutes(config, self.members)
         self._looks = 0
         """remaining routine facts that can complete a recovery"""
         self._number = 0
@@ -66,11 +66,11 @@ class Story:
         """clock time at which this part of the run started, seconds of all earlier parts, and clock time of the newest
         fact"""
 
-    def opening(self) -> Frame:
+    def opening(self) -> StateChange:
         """Return the initial frame."""
-        return Frame(0, 0.0, self.state, routine=False)
+        return StateChange(0, 0.0, self.state, routine=False)
 
-    def take(self, t: float, news: News) -> Frame | None:
+    def take(self, t: float, news: News) -> StateChange | None:
         """Return the frame of a fact at clock time ``t``; None if it changes nothing visible."""
         if isinstance(news, e.RunStarted):
             self._end = self.seconds(self.latest) if self._number else 0.0
@@ -87,7 +87,7 @@ class Story:
         """Convert clock time to seconds of the run, without the time between its parts."""
         return self._end + max(0.0, t - self._origin)
 
-    def _fact(self, t: float, fact: e.Event | d.Decision) -> Frame | None:
+    def _fact(self, t: float, fact: e.Event | d.Decision) -> StateChange | None:
         held = dict(self.members.holders)
         line = self._narrator.tell(t, fact)
         left = [node for node, worker in held.items() if self.members.holders.get(node) != worker]
@@ -106,7 +106,7 @@ class Story:
         story = {"step": line.step, "tone": line.tone, "text": line.text} if line else None
         return self._frame(t, after, story, routine=False)
 
-    def _worked(self, t: float, worked: e.Worked) -> Frame | None:
+    def _worked(self, t: float, worked: e.Worked) -> StateChange | None:
         self.tally.worked(worked)
         self._scene.take(worked)
         change: Json = {"links": self._scene.links()}
@@ -180,7 +180,7 @@ class Story:
             self._looks = 0
         return {"recoveries": found}
 
-    def _frame(self, t: float, seen: Json, line: Json | None = None, routine: bool = True) -> Frame | None:
+    def _frame(self, t: float, seen: Json, line: Json | None = None, routine: bool = True) -> StateChange | None:
         """Return the frame that updates these parts of the state."""
         whole = () if routine else WHOLE
         before = {name: self.state.get(name, {}) for name in seen}
@@ -193,7 +193,7 @@ class Story:
             return None
         self.state = self.state | after
         self._number += 1
-        return Frame(self._number, self.seconds(t), change, line, routine)
+        return StateChange(self._number, self.seconds(t), change, line, routine)
 
 
 LOOKS = 200
@@ -208,7 +208,7 @@ QUIET: set[type] = {
 """facts that change nothing visible"""
 
 
-def _concerned(fact: e.Event | d.Decision, story: Story) -> list[int]:
+def _concerned(fact: e.Event | d.Decision, story: LogFold) -> list[int]:
     """Return the replicas whose phase a fact changes."""
     if isinstance(fact, d.Form | d.Save | d.Replan | d.Disband | d.Found | d.Cannot):
         return [fact.replica]
@@ -254,13 +254,13 @@ def _started(fact: e.RunStarted) -> Json:
     return {"steps": fact.steps, "stages": fact.stages, "replicas": fact.replicas, "first_step": fact.first_step}
 
 
-def slow_shown(verdicts: Verdicts, naming: Naming) -> Json:
+def slow_shown(verdicts: SlowVerdicts, naming: Naming) -> Json:
     """Return what is slow by class and nodes, earliest first, each with the log's sentence about it."""
     by_step = sorted(verdicts.standing.items(), key=lambda item: item[1].blamed.step)
     return {f"{fault} {'-'.join(map(str, nodes))}": _verdict_shown(one, naming) for (fault, nodes), one in by_step}
 
 
-def _verdict_shown(one: Standing, naming: Naming) -> Json:
+def _verdict_shown(one: SlowVerdict, naming: Naming) -> Json:
     blamed = one.blamed
     what, _, evidence = verdict_line(blamed, naming).partition(": ")
     found: Json = {
@@ -275,7 +275,7 @@ def _verdict_shown(one: Standing, naming: Naming) -> Json:
     return found | ({} if one.deed is None else {"deed": verdict_line(one.deed, naming)})
 
 
-class Routes:
+class MicrobatchRoutes:
     """Finds the nodes that each microbatch visits, from the recipe and the log; ``members`` has the live nodes."""
 
     def __init__(self, config: RunConfig, members: Membership) -> None:

@@ -25,7 +25,7 @@ STRIKING = {
 """faults that silence a worker, with their names on the page"""
 
 
-class Scene:
+class PageState:
     """What the page shows of nodes, workers and links; ``members`` must process each fact first."""
 
     def __init__(self, members: Membership) -> None:

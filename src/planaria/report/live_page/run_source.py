@@ -12,13 +12,13 @@ from pkgutil import resolve_name
 
 from planaria.common.errors import UserError
 from planaria.control.events import RunStarted
-from planaria.control.logs import EVENTS, IN_MEMORY, Followed, News
+from planaria.control.logs import EVENTS, IN_MEMORY, LogFollower, News
 from planaria.control.run_record import REPORTS
-from planaria.report.live.tally import Tally
-from planaria.report.live_page.frames import Frame, Frames, Json
+from planaria.report.live.tally import RunTally
+from planaria.report.live_page.frames import Frames, Json, StateChange
 from planaria.report.live_page.limits import BATCH, POLL_S, QUIET_S, READY_S
-from planaria.report.live_page.log_fold import Story
-from planaria.report.live_page.source import Source, age_s
+from planaria.report.live_page.log_fold import LogFold
+from planaria.report.live_page.source import LogSource, age_s
 
 AT_ONCE = 2_000
 """facts folded before watchers are notified"""
@@ -37,7 +37,7 @@ class FolderFollower:
     def __init__(self, folder: Path, name: str) -> None:
         """:raises UserError: if ``folder`` holds nothing that has a page."""
         self.folder, self.name = folder, name
-        self.source: Source = source_of(folder)
+        self.source: LogSource = source_of(folder)
         self.frames = Frames()
         self.frames.add(self.source.opening())
         self.caught_up = False
@@ -94,7 +94,7 @@ class FolderFollower:
         async with self._news:
             self._news.notify_all()
 
-    async def since(self, number: int) -> AsyncIterator[list[Frame]]:
+    async def since(self, number: int) -> AsyncIterator[list[StateChange]]:
         """Yield the frames after ``number`` in batches as they come; an empty batch marks other changes or idleness."""
         seen = -1
         while True:
@@ -115,7 +115,7 @@ class FolderFollower:
                 except TimeoutError:
                     seen = -1
 
-    def message(self, some: list[Frame]) -> bytes:
+    def message(self, some: list[StateChange]) -> bytes:
         """Return frames as an event of a stream; the last one is cached, since current watchers share it."""
         about = some[0].number, some[-1].number
         if self._message[0] != about:
@@ -139,7 +139,7 @@ class FolderFollower:
         return f"no news for more than {READY_S:g} s" if self.age_s > READY_S else ""
 
 
-def source_of(folder: Path) -> Source:
+def source_of(folder: Path) -> LogSource:
     """Return the source of the live page of ``folder``.
 
     :raises UserError: if the folder is of a known kind without a page.
@@ -150,7 +150,7 @@ def source_of(folder: Path) -> Source:
                 raise UserError(f"{folder}: is not a run's folder but {what}, which has no page; see its report.html")
         for kind in map(resolve_name, OF_PARTS):
             if kind.fits(folder):
-                source: Source = kind(folder)
+                source: LogSource = kind(folder)
                 return source
     return RunSource(folder)
 
@@ -160,9 +160,9 @@ class RunSource:
 
     def __init__(self, folder: Path) -> None:
         """:raises UserError: if ``folder`` is not a run's."""
-        self._folder, self._log = folder, Followed(folder)
-        self._story = Story(self._log.config)
-        self.tally: Tally | None = self._story.tally
+        self._folder, self._log = folder, LogFollower(folder)
+        self._story = LogFold(self._log.config)
+        self.tally: RunTally | None = self._story.tally
         self.began = False
         self._reading: Iterator[tuple[float, News]] | None = None
         """news of the log that are not folded yet"""
@@ -175,10 +175,10 @@ class RunSource:
     def age_s(self) -> float:
         return age_s([self._folder / EVENTS])
 
-    def opening(self) -> Frame:
+    def opening(self) -> StateChange:
         return self._story.opening()
 
-    def read(self, most: int) -> Iterator[Frame | None]:
+    def read(self, most: int) -> Iterator[StateChange | None]:
         """Yield frames; per-stage reports are skipped while the log is far ahead, so that long ones open in seconds."""
         if self._reading is None:
             self._reading = self._log.more(REPORTS if self._log.ahead > IN_MEMORY else frozenset())

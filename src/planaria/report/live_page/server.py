@@ -22,8 +22,8 @@ from starlette.routing import Route
 from planaria.common.errors import UserError
 from planaria.common.request_body import read_body
 from planaria.report.live import prometheus
-from planaria.report.live.prometheus import CONTENT_TYPE, Sample
-from planaria.report.live.tally import Tally
+from planaria.report.live.prometheus import CONTENT_TYPE, MetricSample
+from planaria.report.live.tally import RunTally
 from planaria.report.live_page.frames import SCHEMA
 from planaria.report.live_page.limits import ASK_S, LARGEST_BODY, LEAVE_S, MOST_STREAMS
 from planaria.report.live_page.run_source import FolderFollower
@@ -163,7 +163,7 @@ class Page:
         return Response(text, media_type=CONTENT_TYPE)
 
 
-class Order(BaseModel):
+class FaultRequest(BaseModel):
     """The body of a request to inject a fault. Further keys are ignored."""
 
     model_config = ConfigDict(strict=True)
@@ -173,11 +173,11 @@ class Order(BaseModel):
     fault: Fault
 
 
-async def _order(request: Request) -> Order | None:
+async def _order(request: Request) -> FaultRequest | None:
     """Return the order in a request's body, None if it holds none."""
     body = await read_body(request.stream(), LARGEST_BODY, ASK_S)
     try:
-        return None if body is None else Order.model_validate_json(body)
+        return None if body is None else FaultRequest.model_validate_json(body)
     except ValidationError:
         return None
 
@@ -186,16 +186,16 @@ def _refused(status: HTTPStatus, why: str) -> Response:
     return PlainTextResponse(f"{why}\n", status)
 
 
-def exposition(runs: Sequence[tuple[str, Tally, float]], watchers: int) -> str:
+def exposition(runs: Sequence[tuple[str, RunTally, float]], watchers: int) -> str:
     """Return the answer to ``/metrics``: the metrics of all runs, and the server's own.
 
     ``runs``: name, tally, and seconds since the last write to the log. Equal names are numbered.
     """
     twice = Counter(name for name, _, _ in runs)
     names = [name if twice[name] == 1 else f"{name} ({place})" for place, (name, _, _) in enumerate(runs)]
-    ages = [Sample(age, {"run": name}) for name, (_, _, age) in zip(names, runs, strict=True)]
+    ages = [MetricSample(age, {"run": name}) for name, (_, _, age) in zip(names, runs, strict=True)]
     own = [
-        *prometheus.lines("planaria_watchers", "gauge", "Streams that are open.", [Sample(watchers)]),
+        *prometheus.lines("planaria_watchers", "gauge", "Streams that are open.", [MetricSample(watchers)]),
         *prometheus.lines("planaria_log_age_seconds", "gauge", "Since the run's log was written to.", ages),
     ]
     tallies = {name: tally for name, (_, tally, _) in zip(names, runs, strict=True)}

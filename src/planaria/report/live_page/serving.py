@@ -17,7 +17,7 @@ from planaria.report.live_page.guard import Guard, Guarded
 from planaria.report.live_page.limits import ASK_S, LARGEST_HEAD, LEAVE_S, MOST_CONNECTIONS, STUCK_S
 
 
-class Bounded(H11Protocol):
+class BoundedConnection(H11Protocol):
     """A connection that is dropped if it stays idle, does not read its answer, or is replaced.
 
     Beyond :data:`MOST_CONNECTIONS`, a new connection replaces the one idle for longest, so that idle connections cannot
@@ -33,7 +33,7 @@ class Bounded(H11Protocol):
         self._idle_since = self.loop.time()
         self._asked = self.loop.call_later(ASK_S, self._drop_idle)
         if len(self.connections) > MOST_CONNECTIONS:
-            idle = (other for other in self.connections if isinstance(other, Bounded) and other.idle)
+            idle = (other for other in self.connections if isinstance(other, BoundedConnection) and other.idle)
             oldest = min(idle, key=lambda other: other._idle_since)
             self.connections.discard(oldest)
             oldest.transport.abort()
@@ -68,7 +68,7 @@ class Bounded(H11Protocol):
 
 
 @dataclass(frozen=True)
-class Address:
+class ServerAddress:
     """Address of a server, and its accepted names."""
 
     host: str = "127.0.0.1"
@@ -92,7 +92,7 @@ class Address:
 EVERYWHERE = ("0.0.0.0", "::")
 
 
-class Served(Protocol):
+class Application(Protocol):
     """An application to serve, such as :class:`planaria.report.live_page.server.Page`."""
 
     def app(self) -> ASGIApp: ...
@@ -104,14 +104,14 @@ class Served(Protocol):
 class Server(uvicorn.Server):
     """Serves an application until stopped; its watchers receive the last messages first."""
 
-    def __init__(self, page: Served, address: Address, token: str, announce: Callable[[str], None]) -> None:
+    def __init__(self, page: Application, address: ServerAddress, token: str, announce: Callable[[str], None]) -> None:
         """``announce`` receives the address with the token once the server listens."""
         self._guarded = Guarded(page.app())
         config = uvicorn.Config(
             self._guarded,
             host=address.host,
             port=address.port,
-            http=Bounded,
+            http=BoundedConnection,
             ws="none",
             access_log=False,
             log_level="critical",

@@ -7,16 +7,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from planaria.report.live.tally import Tally
-from planaria.report.live_page.frames import SCHEMA, Frame, Json, difference
+from planaria.report.live.tally import RunTally
+from planaria.report.live_page.frames import SCHEMA, Json, StateChange, difference
 
 
-class Source(Protocol):
+class LogSource(Protocol):
     """Reads files as they grow; finished ones work the same way."""
 
     began: bool
     """there is something to show"""
-    tally: Tally | None
+    tally: RunTally | None
     """totals of a run for ``/metrics``; None for others"""
 
     @property
@@ -27,17 +27,17 @@ class Source(Protocol):
     def age_s(self) -> float:
         """Seconds since the last write; infinite without any."""
 
-    def opening(self) -> Frame:
+    def opening(self) -> StateChange:
         """Return the initial frame."""
 
-    def read(self, most: int) -> Iterator[Frame | None]:
+    def read(self, most: int) -> Iterator[StateChange | None]:
         """Yield a frame for each of the next ``most`` facts, None if it changes nothing; end when there are no more.
 
         :raises UserError: if the files cannot be read.
         """
 
 
-class Seen:
+class EmptyFolder:
     """State and frames of a folder that holds no run."""
 
     def __init__(self, kind: str, name: str) -> None:
@@ -45,10 +45,12 @@ class Seen:
         self._number = 0
         self._origin: float | None = None
 
-    def opening(self) -> Frame:
-        return Frame(0, 0.0, self.state, routine=False)
+    def opening(self) -> StateChange:
+        return StateChange(0, 0.0, self.state, routine=False)
 
-    def turn(self, when: float, seen: Mapping[str, object], line: tuple[int, str, str] | None = None) -> Frame | None:
+    def turn(
+        self, when: float, seen: Mapping[str, object], line: tuple[int, str, str] | None = None
+    ) -> StateChange | None:
         """The frame by which these parts of the state become so, ``when`` (seconds since 1970); None if they are so.
 
         ``line``: step, tone and text of a line.
@@ -60,7 +62,7 @@ class Seen:
         self.state = {**self.state, **seen}
         self._number += 1
         shown = None if line is None else dict(zip(("step", "tone", "text"), line, strict=True))
-        return Frame(self._number, max(0.0, when - self._origin), change, shown, routine=line is None)
+        return StateChange(self._number, max(0.0, when - self._origin), change, shown, routine=line is None)
 
 
 def age_s(files: list[Path]) -> float:

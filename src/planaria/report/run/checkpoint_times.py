@@ -11,7 +11,7 @@ from planaria.control.run_record import RunRecord
 
 
 @dataclass(frozen=True)
-class Saves:
+class CheckpointTimes:
     """Checkpoints of a run. Seconds are those of the slowest worker per save, and 0 in older logs."""
 
     sealed: int = 0
@@ -23,12 +23,12 @@ class Saves:
     """checkpoints whose replicas should be equal but differ"""
 
 
-def saves(record: RunRecord) -> Saves:
+def saves(record: RunRecord) -> CheckpointTimes:
     """Return the checkpoints of a run."""
     return record.once(_saves)
 
 
-def _saves(record: RunRecord) -> Saves:
+def _saves(record: RunRecord) -> CheckpointTimes:
     sealed, unequal, beside = 0, 0, dict[tuple[int, int], bool]()
     stood: dict[tuple[int, int], float] = defaultdict(float)
     written: dict[tuple[int, int], float] = defaultdict(float)
@@ -45,4 +45,4 @@ def _saves(record: RunRecord) -> Saves:
             unequal += bool(fact.unequal)
         elif isinstance(fact, SaveFailed) and fact.worker == CONTROLLER:  # sealing failed
             sealed -= 1
-    return Saves(sealed, sum(stood.values()), sum(written.values()), unequal)
+    return CheckpointTimes(sealed, sum(stood.values()), sum(written.values()), unequal)

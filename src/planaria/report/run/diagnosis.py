@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from planaria.control import decisions as d
 from planaria.control import events as e
-from planaria.control.gauges import Gauge, Pair
+from planaria.control.gauges import NodeGauge, Pair
 from planaria.control.run_record import RunRecord
 from planaria.report import page
 from planaria.report.run.naming import Naming, naming_of
@@ -24,7 +24,7 @@ DEEDS = ["step", "what", "a step took", "predicted", "measured"]
 
 
 @dataclass
-class Finding:
+class SlownessFinding:
     """A verdict of slowness and its end."""
 
     blamed: d.Blamed
@@ -33,7 +33,7 @@ class Finding:
 
 
 @dataclass
-class Deed:
+class StageHandover:
     """Handover of a stage from a slow worker."""
 
     relieve: d.Relieve
@@ -45,9 +45,9 @@ class Deed:
 class Diagnosis:
     """Diagnosis of a whole run."""
 
-    findings: list[Finding]
-    deeds: list[Deed]
-    now: Mapping[int, Gauge]
+    findings: list[SlownessFinding]
+    deeds: list[StageHandover]
+    now: Mapping[int, NodeGauge]
     """node → its worker's last measurements"""
 
     @property
@@ -63,12 +63,12 @@ def diagnosis_of(record: RunRecord) -> Diagnosis:
 
 def _diagnosis(record: RunRecord) -> Diagnosis:
     found = Diagnosis([], [], {})
-    now: dict[int, Gauge] = {}
+    now: dict[int, NodeGauge] = {}
     after: list[list[float]] = []
     for _, fact in record.history:
         match fact:
             case d.Blamed():
-                found.findings.append(Finding(fact))
+                found.findings.append(SlownessFinding(fact))
             case d.Cleared():
                 for finding in found.findings:
                     if finding.until is None and (finding.blamed.fault, finding.blamed.nodes) == (
@@ -77,12 +77,12 @@ def _diagnosis(record: RunRecord) -> Diagnosis:
                     ):
                         finding.until = fact.step
             case d.Relieve():
-                found.deeds.append(Deed(fact))
+                found.deeds.append(StageHandover(fact))
                 after.append([])
-            case e.Gauged():
+            case e.WorkerMeasurements():
                 before = now.get(fact.node)
                 same = before is not None and before.worker == fact.worker
-                now[fact.node] = before.then(fact) if before and same else Gauge(fact.worker, (fact,), (fact,))
+                now[fact.node] = before.then(fact) if before and same else NodeGauge(fact.worker, (fact,), (fact,))
                 for made, seconds in zip(found.deeds, after, strict=True):
                     if fact.stage == 0 and fact.steps < fact.step - made.relieve.step <= JUDGED:
                         seconds.append(fact.seconds / fact.steps)
@@ -95,7 +95,7 @@ def _diagnosis(record: RunRecord) -> Diagnosis:
 def summary_lines(record: RunRecord) -> Iterator[str]:
     """Yield a summary line per action and per slow worker or link, repeated findings combined."""
     found, naming = diagnosis_of(record), naming_of(record)
-    alike = dict[tuple[str, ...], list[Finding]]()
+    alike = dict[tuple[str, ...], list[SlownessFinding]]()
     for finding in found.findings:
         alike.setdefault((finding.blamed.fault, *map(str, finding.blamed.nodes)), []).append(finding)
     for same in alike.values():

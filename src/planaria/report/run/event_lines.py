@@ -26,7 +26,7 @@ SLOWNESS: dict[str, Tone] = {"blamed": "slow", "relieve": "relink", "reroute": "
 CAUSES = {"connection": "connection closed", "exit": "process ended", "heartbeat": "no heartbeat", "stuck": "stuck"}
 
 
-class Line(NamedTuple):
+class EventLine(NamedTuple):
     """One occurrence during ``step``."""
 
     step: int
@@ -59,7 +59,7 @@ class Narrator:
         self._copies: dict[int, str] = {}
         """replica that is copied as a whole → text to show when that is done"""
 
-    def tell(self, t: float, fact: e.Event | d.Decision) -> Line | None:
+    def tell(self, t: float, fact: e.Event | d.Decision) -> EventLine | None:
         """Process a fact; return its line, if any."""
         left = self.members.take(fact)
         history = self._rounds.take(t, fact, left)
@@ -86,7 +86,7 @@ class Narrator:
             return self._other(fact)
         return None
 
-    def _edge(self, t: float, broken: e.EdgeBroken) -> Line | None:
+    def _edge(self, t: float, broken: e.EdgeBroken) -> EventLine | None:
         """Return a line for an edge that could not be reopened; a break is shown once the edge is replaced."""
         edge, replica = (
             (min(broken.node, broken.peer), max(broken.node, broken.peer)),
@@ -106,14 +106,14 @@ class Narrator:
         shown = self._repeats.limit(t, f"broken edges{whose}", text)
         return None if shown is None else self._line("loss", shown, replica)
 
-    def _relay(self, relay: str, error: str) -> Line | None:
+    def _relay(self, relay: str, error: str) -> EventLine | None:
         """Return a line for a relay that does not answer, once."""
         if relay in self._silent:
             return None
         self._silent.add(relay)
         return self._line("loss", f"relay {relay} does not answer: {error}")
 
-    def _slowness(self, t: float, fact: d.Blamed | d.Relieve | d.Reroute | d.Cleared) -> Line | None:
+    def _slowness(self, t: float, fact: d.Blamed | d.Relieve | d.Reroute | d.Cleared) -> EventLine | None:
         """Return a line for a verdict, unless verdicts of its kind repeat."""
         text = line(fact, self._naming)
         if isinstance(fact, d.Blamed | d.Cleared):
@@ -121,7 +121,7 @@ class Narrator:
             return None if shown is None else self._line(SLOWNESS[fact.kind], shown, fact.replica)
         return self._line(SLOWNESS[fact.kind], text, fact.replica)
 
-    def _lost(self, t: float, lost: e.WorkerLost, left: list[int]) -> Line:
+    def _lost(self, t: float, lost: e.WorkerLost, left: list[int]) -> EventLine:
         if lost.worker in self.members.released:
             return self._line("note", f"worker {lost.worker} left")
         self._lost_at |= dict.fromkeys(left, t)
@@ -130,7 +130,7 @@ class Narrator:
         text = f"worker {lost.worker} ({self._role(node)}) lost: {CAUSES[lost.cause]}{detail}"
         return self._line("loss", text, self._of(node))
 
-    def _formed(self, form: d.Form) -> Line | None:
+    def _formed(self, form: d.Form) -> EventLine | None:
         replica = form.replica
         self._dismiss(replica)
         rebuilt = {m.node: m.source for m in form.members if isinstance(m.source, d.Rebuild)}
@@ -163,7 +163,7 @@ class Narrator:
         self._copies.pop(replica, None)
         self._relinked.pop(replica, None)
 
-    def _linked(self, t: float, linked: e.Linked) -> Line | None:
+    def _linked(self, t: float, linked: e.Linked) -> EventLine | None:
         replica = self._naming.replica(linked.node)
         if linked.generation != self.members.generation.get(replica, 0):
             return None
@@ -194,7 +194,7 @@ class Narrator:
             return f"from {replicas(others)}"
         return f"from {self._naming.name(source.donors)} ({source.by})" if source.donors else f"anew ({source.by})"
 
-    def _round(self, history: RoundHistory) -> Line | None:
+    def _round(self, history: RoundHistory) -> EventLine | None:
         """Return a line for a round with missing members; a replica drawn alone gets none."""
         if not history.missing:
             return None
@@ -206,7 +206,7 @@ class Narrator:
         text = f"round {history.round}: {members} continued {how} without {missing} ({why})"
         return self._line("relink", text, history.members[0])
 
-    def _replica(self, fact: d.Adopt | d.Disband | d.Found) -> Line:
+    def _replica(self, fact: d.Adopt | d.Disband | d.Found) -> EventLine:
         who = f"replica {fact.replica}"
         if isinstance(fact, d.Adopt):
             return self._line("rollback", f"{who} continues as a copy of another: {fact.reason}", fact.replica)
@@ -216,7 +216,7 @@ class Narrator:
         spares = ", ".join(fact.workers) if fact.workers else "none"
         return self._line("loss", f"{who} disbanded: {fact.reason}; spares now: {spares}", fact.replica)
 
-    def _other(self, fact: e.Event | d.Decision) -> Line | None:
+    def _other(self, fact: e.Event | d.Decision) -> EventLine | None:
         if isinstance(fact, e.FaultInjected):
             when = f", {fact.moment}" if fact.moment not in ("", "any") else ""
             text = f"{fact.signal} sent to worker {fact.worker} ({self._role(fact.node)}){when}"
@@ -250,7 +250,7 @@ class Narrator:
             return self._line("loss", f"the stop request timed out: {fact.detail}")
         return self._sealed(fact) if isinstance(fact, d.Seal) else self._joined_or_left(fact)
 
-    def _joined_or_left(self, fact: e.Event | d.Decision) -> Line | None:
+    def _joined_or_left(self, fact: e.Event | d.Decision) -> EventLine | None:
         """Return a line for a relay or machine that joins, leaves or falls silent."""
         if isinstance(fact, e.RelaySilent):
             return self._relay(fact.relay, fact.detail)
@@ -269,7 +269,7 @@ class Narrator:
             return self._line("loss", f"machine {fact.host} turned away: {fact.reason}")
         return None
 
-    def _sealed(self, seal: d.Seal) -> Line | None:
+    def _sealed(self, seal: d.Seal) -> EventLine | None:
         """Return a line for a partial checkpoint, or one whose replicas should be equal but differ."""
         left = [f"the remaining {stages(seal.stages)} were saved in {seal.folder}"] if seal.partial else []
         differ = [text for text in map(differing, seal.unequal) if text not in self._unequal]
@@ -277,7 +277,7 @@ class Narrator:
         text = "; ".join([*differ, *left])
         return self._line("fault" if differ else "note", text) if text else None
 
-    def _refusal(self, fact: e.UpdateRejected) -> Line | None:
+    def _refusal(self, fact: e.UpdateRejected) -> EventLine | None:
         """Return a line for a rejected gradient, once; rejections in rounds are shown when these are settled."""
         refusal = fact.replica, fact.stage, fact.reason
         if self._naming.several or refusal in self._refused:
@@ -293,19 +293,19 @@ class Narrator:
         """The replica of a node, if there is one."""
         return None if node is None or node < 0 else self._naming.replica(node)
 
-    def _line(self, tone: Tone, text: str, replica: int | None = None) -> Line:
+    def _line(self, tone: Tone, text: str, replica: int | None = None) -> EventLine:
         """A line about a replica, at the step that this has under way, or about the whole run."""
         # Details come from operating systems and strangers: nothing in them may move a terminal's cursor.
         step = self.members.run_step(replica if self._naming.several else 0)
-        return Line(step, tone, "".join(c if c.isprintable() else " " for c in text))
+        return EventLine(step, tone, "".join(c if c.isprintable() else " " for c in text))
 
 
-def story(record: RunRecord) -> list[tuple[float, Line]]:
+def story(record: RunRecord) -> list[tuple[float, EventLine]]:
     """All lines of a run with their times, in order."""
     return list(record.once(_story))
 
 
-def _story(record: RunRecord) -> list[tuple[float, Line]]:
+def _story(record: RunRecord) -> list[tuple[float, EventLine]]:
     narrator = Narrator()
     # What stages say of their steps tells of the rounds of several replicas, and of nothing else.
     facts = record.history if naming_of(record).several else record.turns

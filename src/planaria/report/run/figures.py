@@ -10,10 +10,10 @@ import plotly.graph_objects as go
 
 from planaria.control.run_record import Metric, RunRecord, StepMetric
 from planaria.report import theme
-from planaria.report.run.event_lines import SIGNS, Line
+from planaria.report.run.event_lines import SIGNS, EventLine
 from planaria.report.run.naming import naming_of
 from planaria.report.run.recovery_timeline import RecoveryTiming
-from planaria.report.run.stage_holders import Holding
+from planaria.report.run.stage_holders import StageStay
 from planaria.report.theme import BLUE, GREEN, GREY, INK, ORANGE, PAPER, RED, TEAL, VIOLET, figure, label, lanes
 
 ROW = 30
@@ -27,7 +27,7 @@ Curve = list[tuple[int, float]]
 """(step, value) in order"""
 
 
-def loss_figure(metrics: Iterable[Metric], story: Sequence[tuple[float, Line]]) -> go.Figure:
+def loss_figure(metrics: Iterable[Metric], story: Sequence[tuple[float, EventLine]]) -> go.Figure:
     """Draw training and validation loss over steps, undone steps in grey, and a line per fault."""
     fig = figure(400, x="step", y="loss, nats per token", hovermode="closest")
     kept, undone, validations = _curves(metrics)
@@ -75,8 +75,8 @@ def _curves(metrics: Iterable[Metric]) -> tuple[Curve, Curve, Curve]:
     return sorted(trained.items()), undone, sorted(validated.items())
 
 
-def _mark_faults(fig: go.Figure, kept: Curve, story: Sequence[tuple[float, Line]]) -> None:
-    by_step: dict[int, list[Line]] = defaultdict(list)
+def _mark_faults(fig: go.Figure, kept: Curve, story: Sequence[tuple[float, EventLine]]) -> None:
+    by_step: dict[int, list[EventLine]] = defaultdict(list)
     for _, line in story:
         by_step[line.step].append(line)
     hits = {step: lines for step, lines in by_step.items() if any(line.tone in ("fault", "loss") for line in lines)}
@@ -166,7 +166,7 @@ def bytes_figure(record: RunRecord) -> go.Figure | None:
     return fig
 
 
-def holdings_figure(held: Sequence[Holding], timings: Sequence[RecoveryTiming], zero: float) -> go.Figure:
+def holdings_figure(held: Sequence[StageStay], timings: Sequence[RecoveryTiming], zero: float) -> go.Figure:
     """Draw the holders of each stage over seconds since monotonic time ``zero``; a cross marks a lost holder."""
     named = {h.node: h.where for h in held}
     rows = [named[node] for node in sorted(named)]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from planaria.common.errors import LedgerError
 from planaria.control.decisions import Commit, Decision, Disband, Finish, Form, RunStep, Seal
-from planaria.control.events import CONTROLLER, Event, RunStarted, SaveFailed, Standing
+from planaria.control.events import CONTROLLER, Event, ReplicaPosition, RunStarted, SaveFailed
 from planaria.control.logs import RunRecord
 
 SHOWN = 3
@@ -156,7 +156,7 @@ class _Ledger:
         """Return the indices of a checkpoint's lines, including all lines of replicas disbanded by then."""
         where, held = sealed.fact.standings, set(range(sealed.began))
         if not where:  # one replica, which may have trained until its files were written
-            where = {0: Standing(step=sealed.fact.step)}
+            where = {0: ReplicaPosition(step=sealed.fact.step)}
         for place in range(sealed.began, sealed.written):
             line = self._written[place]
             if line is not None and (line.replica not in where or line.step < where[line.replica].step):

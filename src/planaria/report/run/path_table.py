@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from planaria.pipeline.network.costs import MBIT
-from planaria.planner.paths import Cut
+from planaria.planner.paths import CutBound
 from planaria.planner.schedule import Schedule, SeveralPaths
 from planaria.report.tables import Table
 
@@ -46,7 +46,7 @@ def table(schedule: Schedule, paths: SeveralPaths, was: Mapping[tuple[int, int],
 
 def summary(paths: SeveralPaths) -> str:
     """How good the choice is: the busiest link beside what no choice can stay below."""
-    gap = Cut(paths.least_s, ()).gap(paths.largest_s)
+    gap = CutBound(paths.least_s, ()).gap(paths.largest_s)
     cut = ", ".join(paths.cut[:3]) + (f" and {len(paths.cut) - 3} more" if len(paths.cut) > 3 else "")
     return (
         f"{len(paths.edges)} edges; the busiest link carries {paths.largest_s:.4g} s of a step, no choice less than "

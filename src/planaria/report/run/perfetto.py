@@ -66,7 +66,7 @@ def _text(path: Path, compressed: bool) -> Iterator[TextIO]:
 
 def trace_events(record: RunRecord) -> Iterator[TRACE_EVENT]:
     """Yield all trace events, in order per thread; times in microseconds since the start of the run."""
-    clock, naming = Clock(record), naming_of(record)
+    clock, naming = TraceClock(record), naming_of(record)
     rows = _Rows()
     yield from rows.process(RUN, record.config.name)
     yield from _decisions(record, clock, naming, rows)
@@ -116,7 +116,7 @@ def _instant(name: str, pid: int, tid: int, ns: int, **args: Any) -> TRACE_EVENT
     return {"ph": "i", "s": "t", "name": name, "pid": pid, "tid": tid, "ts": ns / 1000, "args": args}
 
 
-def _decisions(record: RunRecord, clock: Clock, naming: Naming, rows: _Rows) -> Iterator[TRACE_EVENT]:
+def _decisions(record: RunRecord, clock: TraceClock, naming: Naming, rows: _Rows) -> Iterator[TRACE_EVENT]:
     """Yield events of the run as a whole."""
     tid, part = rows.thread(RUN, "decisions"), -1
     yield from rows.introduced()
@@ -150,14 +150,14 @@ def _shown(fact: e.Event | d.Decision, naming: Naming) -> tuple[str, dict[str, A
     return None
 
 
-def _counters(record: RunRecord, clock: Clock) -> Iterator[TRACE_EVENT]:
+def _counters(record: RunRecord, clock: TraceClock) -> Iterator[TRACE_EVENT]:
     for part, metric in clock.in_parts(record.trained, lambda metric: metric.t):
         for name, value in (("loss", metric.loss), ("tokens per second", metric.tokens_per_s)):
             at = {"pid": RUN, "ts": clock.ns(metric.t, part) / 1000}
             yield {"ph": "C", "name": name, **at, "args": {name: value}}
 
 
-def _recoveries(record: RunRecord, clock: Clock, rows: _Rows) -> Iterator[TRACE_EVENT]:
+def _recoveries(record: RunRecord, clock: TraceClock, rows: _Rows) -> Iterator[TRACE_EVENT]:
     """Yield recoveries as separate async slices with their phases, since they may overlap."""
     found: list[TRACE_EVENT] = []
     for number, (part, timing) in enumerate(clock.in_parts(recoveries(record), lambda timing: timing.lost_t)):
@@ -189,7 +189,7 @@ def _phases(timing: RecoveryTiming, ns: Callable[[float], int]) -> Iterator[TRAC
     yield {"ph": "e", "name": f"recovery: {timing.where}", "ts": known[-1][1] / 1000}
 
 
-def _work(record: RunRecord, clock: Clock, naming: Naming, rows: _Rows) -> Iterator[TRACE_EVENT]:
+def _work(record: RunRecord, clock: TraceClock, naming: Naming, rows: _Rows) -> Iterator[TRACE_EVENT]:
     """Yield the workers' work, faults and losses."""
     hosts, faults = _faults(record, clock)
     busy_until: dict[tuple[int, str], list[int]] = defaultdict(list)
@@ -213,7 +213,7 @@ Faults = deque[tuple[int, str, str, dict[str, Any]]]
 """nanoseconds, worker, name, arguments; in order"""
 
 
-def _faults(record: RunRecord, clock: Clock) -> tuple[dict[tuple[int, str], str], dict[tuple[int, str], Faults]]:
+def _faults(record: RunRecord, clock: TraceClock) -> tuple[dict[tuple[int, str], str], dict[tuple[int, str], Faults]]:
     """Return machines, and faults and losses, by part of the run and worker."""
     hosts: dict[tuple[int, str], str] = {}
     faults: dict[tuple[int, str], Faults] = defaultdict(deque)
@@ -251,7 +251,7 @@ def _slice(work: e.Worked, span: e.Span, naming: Naming, pid: int, tid: int, sta
     return {"ph": "X", "name": span.action, "cat": cat, **at, "args": args}
 
 
-class Clock:
+class TraceClock:
     """Converts times of a record to nanoseconds since the start of the run, on one clock for all parts.
 
     Each part has its machine's monotonic clock, which restarts with the machine.

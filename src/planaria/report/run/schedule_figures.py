@@ -10,8 +10,8 @@ from typing import Any, Literal, NamedTuple
 
 import plotly.graph_objects as go
 
-from planaria.planner.guidelines import Passes, planned_passes
-from planaria.planner.problem import Problem, Solution
+from planaria.planner.guidelines import PlannedPasses, planned_passes
+from planaria.planner.problem import PlanningProblem, Solution
 from planaria.planner.schedule import Schedule
 from planaria.planner.tables import Ints
 from planaria.report.phrases import amount
@@ -43,7 +43,7 @@ WORDY = 20
 Kind = Literal["forward", "loss", "backward"]
 
 
-class Pass(NamedTuple):
+class PlannedPass(NamedTuple):
     """One pass of a microbatch at a node; times are nanoseconds."""
 
     node: int
@@ -61,13 +61,13 @@ class Pass(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Step:
+class PlannedStep:
     """The planned step of a schedule."""
 
-    problem: Problem
+    problem: PlanningProblem
     solution: Solution
-    times: Passes
-    passes: list[Pass]
+    times: PlannedPasses
+    passes: list[PlannedPass]
     """by microbatch, in order of its route there and back"""
 
     @property
@@ -76,7 +76,7 @@ class Step:
         return max(done.ends for done in self.passes)
 
     @property
-    def waits(self) -> list[Pass]:
+    def waits(self) -> list[PlannedPass]:
         """Forwards that found their node busy or full."""
         return [done for done in self.passes if done.kind == "forward" and done.waited > 0]
 
@@ -127,7 +127,7 @@ class Step:
         return [node for node in self.by_stage() if node in busiest]
 
 
-def step_of(schedule: Schedule) -> Step:
+def step_of(schedule: Schedule) -> PlannedStep:
     """Simulate the planned step.
 
     :raises UserError: if memory deadlocks.
@@ -140,11 +140,11 @@ def step_of(schedule: Schedule) -> Step:
         rows = zip(way, arrives[i].tolist(), times.starts[i].tolist(), times.ends[i].tolist(), strict=True)
         for k, (node, *when) in enumerate(rows):
             kind: Kind = "forward" if k < last else "loss" if k == last else "backward"
-            passes.append(Pass(node, kind, i, min(k, 2 * last + 1 - k), *when))
-    return Step(problem, solution, times, passes)
+            passes.append(PlannedPass(node, kind, i, min(k, 2 * last + 1 - k), *when))
+    return PlannedStep(problem, solution, times, passes)
 
 
-def _arrivals(problem: Problem, ways: Sequence[Sequence[int]], times: Passes) -> Ints:
+def _arrivals(problem: PlanningProblem, ways: Sequence[Sequence[int]], times: PlannedPasses) -> Ints:
     """Return [count, passes]: when each pass's input arrives; a microbatch's first pass needs none.
 
     Messages on one link wait for its bandwidth in sending order.
@@ -189,7 +189,7 @@ def compared_figure(schedule: Schedule) -> go.Figure:
     return fig
 
 
-def gantt_figure(step: Step) -> go.Figure:
+def gantt_figure(step: PlannedStep) -> go.Figure:
     """Draw the planned step in seconds: passes by node, and waits of forwards for their node."""
     nodes = step.drawn()
     keys = dict(zip(nodes, _keys(nodes), strict=True))
@@ -223,7 +223,7 @@ def gantt_figure(step: Step) -> go.Figure:
     return fig
 
 
-def _add_waits(fig: go.Figure, step: Step, keys: dict[int, str]) -> None:
+def _add_waits(fig: go.Figure, step: PlannedStep, keys: dict[int, str]) -> None:
     waits = [done for done in step.waits if done.node in keys]
     fig.add_bar(
         name="a forward waits for its node",
@@ -240,14 +240,14 @@ def _add_waits(fig: go.Figure, step: Step, keys: dict[int, str]) -> None:
     )
 
 
-def _hover(step: Step, done: Pass) -> str:
+def _hover(step: PlannedStep, done: PlannedPass) -> str:
     return (
         f"{label(step.name(done.node))}<br>{done.kind} of microbatch {done.microbatch}, hop {done.hop}<br>"
         f"{done.starts / 1e9:.3f} to {done.ends / 1e9:.3f} s"
     )
 
 
-def busy_figure(step: Step) -> go.Figure:
+def busy_figure(step: PlannedStep) -> go.Figure:
     """Draw each node's busy share of the step by stage, with its maximum number of used slots."""
     nodes, busy, held, slots = step.by_stage(), step.busy, step.held, step.problem.slots.tolist()
     fig = figure(96 + 22 * len(nodes), x="% of the step", barmode="overlay", bargap=0.25)

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from planaria.planner.bound import ALL
-from planaria.planner.guidelines import Broken, broken
+from planaria.planner.guidelines import Violation, broken
 from planaria.planner.schedule import Schedule
 from planaria.report import page
 from planaria.report.phrases import amount, counted
 from planaria.report.run.path_table import summary, table
 from planaria.report.run.schedule_figures import (
     DRAWN,
-    Pass,
-    Step,
+    PlannedPass,
+    PlannedStep,
     busy_figure,
     compared_figure,
     gantt_figure,
@@ -40,7 +40,7 @@ def write_page(schedule: Schedule, path: Path) -> Path:
     return page.write(path, page.document("Plan · planaria", body(schedule, step_of(schedule))))
 
 
-def body(schedule: Schedule, step: Step) -> Iterator[str]:
+def body(schedule: Schedule, step: PlannedStep) -> Iterator[str]:
     """Yield the page's sections as HTML."""
     wrong = broken(step.problem, step.solution, step.times)
     name = f"Plan for {counted(len(schedule.nodes), 'node')}"
@@ -67,7 +67,7 @@ def _summary(schedule: Schedule) -> str:
     )
 
 
-def _facts(schedule: Schedule, step: Step) -> Iterator[tuple[str, str, str]]:
+def _facts(schedule: Schedule, step: PlannedStep) -> Iterator[tuple[str, str, str]]:
     bound, search, rules = schedule.bound, schedule.search, schedule.rules
     yield "step", f"{amount(schedule.step_s)} s", "simulated"
     if schedule.sums_s:
@@ -100,7 +100,7 @@ def _compared(schedule: Schedule) -> str:
     )
 
 
-def _gantt_caption(step: Step) -> str:
+def _gantt_caption(step: PlannedStep) -> str:
     nodes, waits = step.problem.nodes, step.waits
     others = [done for done in step.passes if done.kind != "forward" and done.waited > 0]
     forwards = sum(done.kind == "forward" and done.hop > 0 for done in step.passes)
@@ -114,11 +114,11 @@ def _gantt_caption(step: Step) -> str:
     )
 
 
-def _seconds(waits: list[Pass]) -> str:
+def _seconds(waits: list[PlannedPass]) -> str:
     return f"{amount(sum(done.waited for done in waits) / 1e9)} s"
 
 
-def _use(schedule: Schedule, step: Step) -> Iterator[str]:
+def _use(schedule: Schedule, step: PlannedStep) -> Iterator[str]:
     busy = step.busy
     yield page.section(
         "How busy the nodes are",
@@ -163,7 +163,7 @@ def _paths(schedule: Schedule) -> Iterator[str]:
         )
 
 
-def _ways(schedule: Schedule, step: Step) -> Iterator[str]:
+def _ways(schedule: Schedule, step: PlannedStep) -> Iterator[str]:
     names = step.problem.names
     yield page.section(
         "Arrangement",
@@ -190,7 +190,7 @@ def _ways(schedule: Schedule, step: Step) -> Iterator[str]:
     )
 
 
-def verdict(schedule: Schedule, step: Step, wrong: Sequence[Broken]) -> Verdict:
+def verdict(schedule: Schedule, step: PlannedStep, wrong: Sequence[Violation]) -> Verdict:
     """Return the verdict: good if the plan keeps every guideline and no tried alternative is faster."""
     beaten = [name for name, seconds in schedule.compared.items() if seconds < schedule.step_s]
     badge = f"breaks {counted(len(wrong), 'guideline')}" if wrong else "keeps every guideline"
@@ -228,7 +228,7 @@ def _left(schedule: Schedule) -> str:
     return f"No plan can take less than {amount(schedule.bound.step_s)} s ({schedule.bound.binds})."
 
 
-def _lost(step: Step) -> str:
+def _lost(step: PlannedStep) -> str:
     """Return idle time, and waits of forwards for their node."""
     idle = 1 - sum(step.busy) / len(step.busy)
     waits = step.waits

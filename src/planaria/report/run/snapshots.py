@@ -7,7 +7,7 @@ from statistics import median
 
 from planaria.control import decisions as d
 from planaria.control.logs import RunRecord
-from planaria.control.started import RunStarted
+from planaria.control.run_started import RunStarted
 from planaria.report import page
 from planaria.report.phrases import counted
 from planaria.report.run.recovery_timeline import RecoveryTiming

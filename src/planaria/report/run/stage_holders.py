@@ -14,7 +14,7 @@ from planaria.report.run.naming import Naming
 
 
 @dataclass(frozen=True)
-class Holding:
+class StageStay:
     """A worker's time at a node, in monotonic seconds."""
 
     node: int
@@ -25,15 +25,15 @@ class Holding:
     end: float
 
 
-def holdings(record: RunRecord) -> list[Holding]:
+def holdings(record: RunRecord) -> list[StageStay]:
     """Return all holdings by node and time; open ones end at the last fact."""
-    done: list[Holding] = []
+    done: list[StageStay] = []
     held: dict[int, tuple[str, float]] = {}
     members, naming, last = Membership(), Naming(), 0.0
 
     def close(node: int, t: float) -> None:
         worker, start = held.pop(node)
-        done.append(Holding(node, naming.row(node), worker, start, t))
+        done.append(StageStay(node, naming.row(node), worker, start, t))
 
     for t, fact in record.landmarks:
         changed, over = members.take(fact), isinstance(fact, Finish)
@@ -56,7 +56,7 @@ KEY = (
 
 
 @dataclass
-class Machine:
+class MachineStay:
     """The stay of a machine."""
 
     host: str
@@ -76,8 +76,8 @@ class _Stays:
     """Folds a log into the stays of machines; a resumed run starts with none."""
 
     def __init__(self) -> None:
-        self.all: list[Machine] = []
-        self._here: dict[str, Machine] = {}
+        self.all: list[MachineStay] = []
+        self._here: dict[str, MachineStay] = {}
         self._members = Membership()
 
     def take(self, t: float, fact: Event | Decision) -> None:
@@ -86,7 +86,7 @@ class _Stays:
             case RunStarted():
                 self._here = {}
             case HostJoined():
-                self._here[fact.host] = Machine(fact.host, fact.detail, fact.workers, t)
+                self._here[fact.host] = MachineStay(fact.host, fact.detail, fact.workers, t)
                 self.all.append(self._here[fact.host])
             case HostLeft(detail=how) | TurnAway(reason=how):
                 machine = self._here[fact.host]
@@ -102,12 +102,12 @@ class _Stays:
                     if there := self._of(worker):
                         there.handed_over += 1
 
-    def _of(self, worker: str) -> Machine | None:
+    def _of(self, worker: str) -> MachineStay | None:
         """Return the machine of a worker, if it joined."""
         return self._here.get(self._members.machine_of.get(worker, ""))
 
 
-def machines(record: RunRecord) -> list[Machine]:
+def machines(record: RunRecord) -> list[MachineStay]:
     """Return all stays in order of arrival."""
     stays = _Stays()
     for t, fact in record.landmarks:

@@ -15,7 +15,7 @@ from planaria.report.run.stage_peaks import summary_lines as memory_lines
 
 
 @dataclass(frozen=True)
-class Measured:
+class RunMetrics:
     """Key metrics of a whole run."""
 
     loss: float | None
@@ -28,12 +28,12 @@ class Measured:
     """number of distinct trained steps"""
 
 
-def measured(record: RunRecord) -> Measured:
+def measured(record: RunRecord) -> RunMetrics:
     """Return the key metrics of a run."""
     return record.once(_measured)
 
 
-def _measured(record: RunRecord) -> Measured:
+def _measured(record: RunRecord) -> RunMetrics:
     loss, validation = None, None
     speeds: list[float] = []
     steps: set[int] = set()
@@ -45,7 +45,7 @@ def _measured(record: RunRecord) -> Measured:
                 speeds.append(metric.tokens_per_s)
         else:
             validation = metric
-    return Measured(loss, validation, median(speeds) if speeds else None, len(steps))
+    return RunMetrics(loss, validation, median(speeds) if speeds else None, len(steps))
 
 
 def summary(record: RunRecord) -> Iterator[str]:

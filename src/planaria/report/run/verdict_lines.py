@@ -72,7 +72,7 @@ def _cleared(fact: d.Cleared, naming: Naming) -> str:
     return f"{naming.name(fact.nodes)}: {what.get(fact.fault, 'its worker')} is no longer slow"
 
 
-def differing(found: d.Unequal) -> str:
+def differing(found: d.UnequalReplicas) -> str:
     """Return which replicas differ in weights that should be equal."""
     if not found.odd:
         return (

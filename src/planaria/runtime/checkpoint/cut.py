@@ -11,14 +11,14 @@ from planaria.config.schema import ExchangeConfig, ModelConfig
 from planaria.exchange.registry import exchange
 from planaria.models.families import build_stage, family
 from planaria.models.llama_stages import stage_layers
-from planaria.models.packing import TYPES, Entry
+from planaria.models.packing import TYPES, PackedTensor
 
 CUT = frozenset({"ends_layers", "block_layers"})
 """settings of a model that describe its cut"""
 
 
 @dataclass(frozen=True)
-class Cut:
+class RunCut:
     """The distribution of a run over ``stages`` block stages, and replicas with an ``exchange``."""
 
     model: ModelConfig
@@ -33,7 +33,7 @@ class Cut:
         return tuple(stage_layers(self.model, self.stages, stage) for stage in range(self.stages + 1))
 
 
-def atom_name(cut: Cut, stage: int, local: str) -> str:
+def atom_name(cut: RunCut, stage: int, local: str) -> str:
     """Return the name of a stage's parameter in every cut; a name without counterpart in other cuts includes its
     stage.
     """
@@ -44,13 +44,13 @@ def atom_name(cut: Cut, stage: int, local: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def declared(cut: Cut, stage: int) -> Mapping[str, Entry]:
+def declared(cut: RunCut, stage: int) -> Mapping[str, PackedTensor]:
     """Return the type and shape of every parameter of a stage, by local name."""
     built = build_stage(cut.model, cut.stages, stage, 0, "meta")
-    return {name: Entry(TYPES[p.dtype], tuple(p.shape)) for name, p in built.named_parameters()}
+    return {name: PackedTensor(TYPES[p.dtype], tuple(p.shape)) for name, p in built.named_parameters()}
 
 
-def require_known(saved: Cut, place: object) -> None:
+def require_known(saved: RunCut, place: object) -> None:
     """Raise UserError, naming ``place``, if the family of models or the exchange is unknown."""
     try:
         family(saved.model)
@@ -60,7 +60,7 @@ def require_known(saved: Cut, place: object) -> None:
         raise UserError(f"{place}: {error}") from None
 
 
-def require_alike(saved: Cut, wanted: Cut, place: str) -> None:
+def require_alike(saved: RunCut, wanted: RunCut, place: str) -> None:
     """Raise UserError if the saved model cannot be re-cut to the wanted one."""
     require_known(saved, place)
     free = CUT | {"vocab"} if saved.model.family == "llama" else CUT
@@ -73,7 +73,7 @@ def require_alike(saved: Cut, wanted: Cut, place: str) -> None:
         )
 
 
-def holders(saved: Cut, wanted: Cut, stage: int) -> list[int]:
+def holders(saved: RunCut, wanted: RunCut, stage: int) -> list[int]:
     """Return the saved stages that hold a part of the wanted ``stage``."""
     if saved.model.one_array:
         return [stage if stage <= saved.stages else 0]

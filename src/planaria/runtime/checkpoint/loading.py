@@ -14,44 +14,44 @@ from torch import Tensor, nn
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.exchange.message import consensus
+from planaria.exchange.weight_message import consensus
 from planaria.models.families import build_stage, family
 from planaria.models.family import Pipelined
 from planaria.models.llama_stages import Llama
-from planaria.models.one_array import Part, parts
+from planaria.models.one_array import StoredParameter, parts
 from planaria.models.optimizers import optimizer
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint import recut
-from planaria.runtime.checkpoint.cut import Cut, atom_name, declared, holders, require_alike
-from planaria.runtime.checkpoint.stage_file import READING, Contents, contents, reading, require_stage, stage_file
-from planaria.runtime.checkpoint.store import Manifest, Saved, read_manifest, replica_folder
+from planaria.runtime.checkpoint.cut import RunCut, atom_name, declared, holders, require_alike
+from planaria.runtime.checkpoint.stage_file import READING, StageContents, contents, reading, require_stage, stage_file
+from planaria.runtime.checkpoint.store import CheckpointManifest, SealedCheckpoint, read_manifest, replica_folder
 
 
-def cut_of(manifest: Manifest) -> Cut:
+def cut_of(manifest: CheckpointManifest) -> RunCut:
     """Return the cut of a checkpoint's run."""
-    return Cut(manifest.model, manifest.pipeline_stages, replicas_in(manifest), manifest.exchange)
+    return RunCut(manifest.model, manifest.pipeline_stages, replicas_in(manifest), manifest.exchange)
 
 
-def cut_for(config: RunConfig) -> Cut:
+def cut_for(config: RunConfig) -> RunCut:
     """Return the cut of a configured run."""
-    return Cut(config.model, config.pipeline.stages, config.exchange.replicas, config.exchange)
+    return RunCut(config.model, config.pipeline.stages, config.exchange.replicas, config.exchange)
 
 
-def replicas_in(manifest: Manifest) -> int:
+def replicas_in(manifest: CheckpointManifest) -> int:
     """Return the number of replicas; those that exchange gradients may be saved as one, with separate outer states."""
     if manifest.replicas == 1 and manifest.exchange is not None:
         return manifest.exchange.replicas
     return manifest.replicas if manifest.replicas > 1 else len(_places(manifest, manifest.stages[0]))
 
 
-def _places(manifest: Manifest, stage: int) -> list[int]:
+def _places(manifest: CheckpointManifest, stage: int) -> list[int]:
     """Return the nodes of a stage with a file in the checkpoint; lost nodes have none."""
     before = f"{stage_file(Path(), stage).stem}-at-"
     others = [Path(file).stem.removeprefix(before) for file in manifest.digests if file.startswith(before)]
     return [0, *sorted(map(int, others))]
 
 
-def copies_for(folder: Path, manifest: Manifest, wanted: Cut, stage: int) -> dict[int, recut.Copy]:
+def copies_for(folder: Path, manifest: CheckpointManifest, wanted: RunCut, stage: int) -> dict[int, recut.SavedReplica]:
     """Return what each replica saved of the stages that overlap a wanted stage."""
     saved = cut_of(manifest)
     stages = holders(saved, wanted, stage)
@@ -63,13 +63,13 @@ def copies_for(folder: Path, manifest: Manifest, wanted: Cut, stage: int) -> dic
     return copies_of(folder, manifest, stages)
 
 
-def copies_of(folder: Path, manifest: Manifest, stages: Sequence[int]) -> dict[int, recut.Copy]:
+def copies_of(folder: Path, manifest: CheckpointManifest, stages: Sequence[int]) -> dict[int, recut.SavedReplica]:
     """Return what each replica saved of these stages.
 
     :raises UserError: if a file cannot be read, or belongs to another checkpoint.
     """
 
-    def look(held: Path, stage: int, place: int = 0) -> Contents:
+    def look(held: Path, stage: int, place: int = 0) -> StageContents:
         _digest(folder, manifest, held, stage, place)
         return contents(held, stage, manifest.step, place)
 
@@ -78,23 +78,23 @@ def copies_of(folder: Path, manifest: Manifest, stages: Sequence[int]) -> dict[i
         whole = {stage: look(folder, stage) for stage in stages}
         places = set.intersection(*({*_places(manifest, stage)} for stage in stages))
         return {
-            place: recut.Copy(whole, {s: look(folder, s, place) for s in stages} if place else whole)
+            place: recut.SavedReplica(whole, {s: look(folder, s, place) for s in stages} if place else whole)
             for place in sorted(places)
         }
     numbers = [n for n in sorted(manifest.standings) if all(replica_folder(folder, n) in there[s] for s in stages)]
     found = {n: {stage: look(replica_folder(folder, n), stage) for stage in stages} for n in numbers}
     if not found:
         raise UserError(f"{folder}: no replica has all of the stages {list(stages)}; choose another checkpoint")
-    return {n: recut.Copy(held, held) for n, held in found.items()}
+    return {n: recut.SavedReplica(held, held) for n, held in found.items()}
 
 
-def require_file(folder: Path, held: Contents) -> None:
+def require_file(folder: Path, held: StageContents) -> None:
     """Read a file, and check it against the manifest's digest and its own."""
     sha256 = _digest(folder, read_manifest(folder), held.path.parent, held.stage, held.place)
     require_stage(held.path.parent, held.stage, held.label.step, sha256, held.place)
 
 
-def _holding(folder: Path, manifest: Manifest, stage: int) -> list[Path]:
+def _holding(folder: Path, manifest: CheckpointManifest, stage: int) -> list[Path]:
     """Return the folders that hold a stage; if there is none, the folder whose read reports that."""
     if manifest.replicas == 1:
         return [folder]
@@ -108,7 +108,7 @@ def _holding(folder: Path, manifest: Manifest, stage: int) -> list[Path]:
     return there or [folder]
 
 
-def _digest(folder: Path, manifest: Manifest, held: Path, stage: int, place: int = 0) -> str:
+def _digest(folder: Path, manifest: CheckpointManifest, held: Path, stage: int, place: int = 0) -> str:
     """Return the manifest's digest of a stage's file; empty from an older planaria.
 
     :raises UserError: if the manifest has digests, but not of this file.
@@ -119,12 +119,12 @@ def _digest(folder: Path, manifest: Manifest, held: Path, stage: int, place: int
     return manifest.digests.get(name, "")
 
 
-def load_stages(saved: Saved) -> Pipelined:
+def load_stages(saved: SealedCheckpoint) -> Pipelined:
     """Load all stages of a whole checkpoint, of any family whose parameters have names for all cuts.
 
     :raises UserError: if stages are missing or damaged, or the base model of adapters is missing.
     """
-    cut = Cut(saved.manifest.model.dense, saved.manifest.pipeline_stages)
+    cut = RunCut(saved.manifest.model.dense, saved.manifest.pipeline_stages)
     atoms, built = {atom.name: atom for atom in weights_of(saved)}, list[nn.Module]()
     for stage in range(cut.stages + 1):
         built.append(build_stage(cut.model, cut.stages, stage, 0, initialise=False).eval())
@@ -134,7 +134,7 @@ def load_stages(saved: Saved) -> Pipelined:
     return Pipelined(built[0], built[1:])
 
 
-def load_model(saved: Saved, stages: int = 1) -> Llama:
+def load_model(saved: SealedCheckpoint, stages: int = 1) -> Llama:
     """Load the LLaMA of a whole checkpoint, cut into ``stages`` block stages.
 
     :raises UserError: if stages are missing or damaged, or the model is of another family.
@@ -150,7 +150,7 @@ def load_model(saved: Saved, stages: int = 1) -> Llama:
 
 
 @dataclass(frozen=True)
-class Atom:
+class ParameterState:
     """A parameter with its moments, which stay in their files until :meth:`read`."""
 
     name: str
@@ -159,7 +159,7 @@ class Atom:
     """updates of its moments; None: it has none"""
     scale: float
     """of its learning rate"""
-    how: Mapping[str, recut.Made]
+    how: Mapping[str, recut.TensorOrigin]
     """origin of the weights and the optimizer's tensors, by kind"""
 
     def read(self, kind: str) -> Tensor:
@@ -168,7 +168,7 @@ class Atom:
             return make(self.how[kind])
 
 
-def atoms_of(saved: Saved) -> list[Atom]:
+def atoms_of(saved: SealedCheckpoint) -> list[ParameterState]:
     """Return the model of a whole checkpoint, stage by stage, without reading tensors.
 
     :raises UserError: if stages are missing or damaged, or cannot form a single model.
@@ -182,29 +182,29 @@ def atoms_of(saved: Saved) -> list[Atom]:
             f"{saved.folder}: its model.family = {manifest.model.family!r} has no single model; read the "
             "stages' files, which are safetensors"
         )
-    one, found = Cut(manifest.model, manifest.pipeline_stages), list[Atom]()
+    one, found = RunCut(manifest.model, manifest.pipeline_stages), list[ParameterState]()
     for stage in manifest.stages if not manifest.model.one_array else (0,):
         made = planned(saved.folder, one, stage, whole=True)
         for local, entry in declared(one, stage).items():
             how = {"weights": made.weights[local], **made.moments.get(local, {})}
             scale = made.scales.get(local, made.lr_scale)
-            found.append(Atom(atom_name(one, stage, local), entry.shape, made.clocks.get(local), scale, how))
+            found.append(ParameterState(atom_name(one, stage, local), entry.shape, made.clocks.get(local), scale, how))
     return found
 
 
 @dataclass(frozen=True)
-class _Taken(Atom):
+class _Taken(ParameterState):
     """A weight that is a part of shared numbers; their moments are not separate."""
 
-    source: Atom
-    part: Part
+    source: ParameterState
+    part: StoredParameter
 
     def read(self, kind: str) -> Tensor:
         assert kind == "weights", "moments belong to what is stored"
         return self.part.taken(self.source.read(kind)).contiguous()
 
 
-def weights_of(saved: Saved) -> list[Atom]:
+def weights_of(saved: SealedCheckpoint) -> list[ParameterState]:
     """Return the weights of the equivalent model without sharing; UserError as :func:`atoms_of`."""
     atoms, model = {atom.name: atom for atom in atoms_of(saved)}, saved.manifest.model
     if model.share == 1:
@@ -249,7 +249,7 @@ def files_for(folder: Path, config: RunConfig, stage: int) -> list[str]:
     return sorted(file for file in manifest.digests if Path(file).name.startswith(begins))
 
 
-def planned(folder: Path, wanted: Cut, stage: int, replica: int = 0, whole: bool = False) -> recut.StagePlan:
+def planned(folder: Path, wanted: RunCut, stage: int, replica: int = 0, whole: bool = False) -> recut.StagePlan:
     """Return the origin of a stage of that cut; UserError as in :func:`stage_for`.
 
     Checks digests of whole files if their tensors have none, or if ``whole`` is set.
@@ -264,22 +264,22 @@ def planned(folder: Path, wanted: Cut, stage: int, replica: int = 0, whole: bool
 
 
 @contextmanager
-def making(files: Iterable[Contents]) -> Iterator[Callable[[recut.Made], Tensor]]:
+def making(files: Iterable[StageContents]) -> Iterator[Callable[[recut.TensorOrigin], Tensor]]:
     """Yield a function that reads and combines tensors of these files, checked against their digests."""
     with ExitStack() as opened:
         one_by_one = Lock()
         read = {held.path: opened.enter_context(reading(held)) for held in files}
 
-        def tensor(source: recut.Source) -> Tensor:
+        def tensor(source: recut.FileTensor) -> Tensor:
             return read[source.held.path](source.key)
 
-        def make(how: recut.Made) -> Tensor:
+        def make(how: recut.TensorOrigin) -> Tensor:
             if how.how == "copy" and not how.rows:
                 return tensor(how.of[0])
             with one_by_one:  # limits memory for its sources
                 return _of_rows(combined(how), how.rows) if how.rows else combined(how)
 
-        def combined(how: recut.Made) -> Tensor:
+        def combined(how: recut.TensorOrigin) -> Tensor:
             if how.how == "copy":
                 return tensor(how.of[0])
             if how.how == "mean":
@@ -311,7 +311,7 @@ def carry_out(made: recut.StagePlan) -> StageState:
     return StageState(weights, moments, clocks, made.lr_scale, *made.norms, generators, outer, scales)
 
 
-def _hows(made: recut.StagePlan) -> Iterator[tuple[tuple[str, str], recut.Made]]:
+def _hows(made: recut.StagePlan) -> Iterator[tuple[tuple[str, str], recut.TensorOrigin]]:
     """Yield all tensors of a stage by kind and name, and their origin."""
     for name, how in made.weights.items():
         yield ("weights", name), how
@@ -321,9 +321,9 @@ def _hows(made: recut.StagePlan) -> Iterator[tuple[tuple[str, str], recut.Made]]
     for name, how in made.outer.items():
         yield ("outer", name), how
     if made.rounds is not None:
-        yield ("rounds", ""), recut.Made("copy", (made.rounds,))
+        yield ("rounds", ""), recut.TensorOrigin("copy", (made.rounds,))
     for kind, source in made.generators.items():
-        yield ("generators", kind), recut.Made("copy", (source,))
+        yield ("generators", kind), recut.TensorOrigin("copy", (source,))
 
 
 def _of_rows(tensor: Tensor, count: int) -> Tensor:
@@ -337,7 +337,7 @@ def check_stages(checkpoints: Path, load: Mapping[int, str], config: RunConfig) 
 
     :raises UserError: for the first file that is missing, damaged, changed, or does not match the run.
     """
-    found: dict[Path, tuple[Path, Contents]] = {}
+    found: dict[Path, tuple[Path, StageContents]] = {}
     for stage, name in load.items():
         manifest = read_manifest(checkpoints / name)
         saved, wanted = cut_of(manifest), cut_for(config)

@@ -21,7 +21,14 @@ from planaria.common.filesystems import fetch, filesystem, reached, required, sh
 from planaria.control.logs import ID, draw
 from planaria.models.llama_stages import parameter_count
 from planaria.models.packing import HEADROOM
-from planaria.runtime.checkpoint.store import MANIFEST, CheckpointStore, Manifest, Saved, read_manifest, step_of
+from planaria.runtime.checkpoint.store import (
+    MANIFEST,
+    CheckpointManifest,
+    CheckpointStore,
+    SealedCheckpoint,
+    read_manifest,
+    step_of,
+)
 
 _CHECKPOINTS = "checkpoints"
 _LOOK_S = 1.0
@@ -151,7 +158,7 @@ class Mirror:
         for file in manifest.digests:
             fetch(self._system, self._at(name, file), to / file, largest_part(manifest))
 
-    def _put(self, saved: Saved) -> None:
+    def _put(self, saved: SealedCheckpoint) -> None:
         files = [*saved.manifest.digests] or [f.name for f in saved.folder.iterdir() if f.name != MANIFEST]
         for file in (*files, MANIFEST):
             with reached(self.url, f"write {saved.folder.name}"):
@@ -193,7 +200,7 @@ class Mirror:
         return f"{self._root}/{_CHECKPOINTS}/{name}/{file}"
 
 
-def largest_part(manifest: Manifest) -> int:
+def largest_part(manifest: CheckpointManifest) -> int:
     """Return the largest possible size of a stage's file: the whole model, with its moments and outer state."""
     own_classes = ":" in manifest.model.family or (manifest.exchange is not None and ":" in manifest.exchange.kind)
     if own_classes:  # do not import a class because a store names it

@@ -18,32 +18,32 @@ from planaria.common.errors import UserError
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange.base import SECANTS, Sharing
 from planaria.exchange.registry import exchange
-from planaria.runtime.checkpoint.cut import Cut, atom_name, declared
-from planaria.runtime.checkpoint.stage_file import Contents, Entry
+from planaria.runtime.checkpoint.cut import RunCut, atom_name, declared
+from planaria.runtime.checkpoint.stage_file import PackedTensor, StageContents
 
 FIX = "choose another checkpoint"
 
 
 @dataclass(frozen=True)
-class Copy:
+class SavedReplica:
     """What one replica saved of some stages; its outer state may be in separate files."""
 
-    stages: Mapping[int, Contents]
-    outer: Mapping[int, Contents]
+    stages: Mapping[int, StageContents]
+    outer: Mapping[int, StageContents]
 
 
-class Source(NamedTuple):
+class FileTensor(NamedTuple):
     """A tensor of a file."""
 
-    held: Contents
+    held: StageContents
     key: str
 
 
-class Made(NamedTuple):
+class TensorOrigin(NamedTuple):
     """The origin of a tensor: a copy, the mean of several, or their sum divided by ``among``."""
 
     how: Literal["copy", "mean", "sum"]
-    of: tuple[Source, ...]
+    of: tuple[FileTensor, ...]
     among: int = 1
     rows: int = 0
     """number of rows if the vocabulary's size differs; new rows are the mean of all saved ones"""
@@ -53,18 +53,18 @@ class Made(NamedTuple):
 class StagePlan:
     """The origin of a stage's state, by local names, as in ``StageState``; ``rounds`` belongs to its outer state."""
 
-    weights: Mapping[str, Made]
-    moments: Mapping[str, Mapping[str, Made]]
+    weights: Mapping[str, TensorOrigin]
+    moments: Mapping[str, Mapping[str, TensorOrigin]]
     clocks: Mapping[str, int]
     lr_scale: float
     scales: Mapping[str, float]
     norms: tuple[float | None, float | None]
-    generators: Mapping[str, Source] = field(default_factory=dict)
-    outer: Mapping[str, Made] = field(default_factory=dict)
-    rounds: Source | None = None
+    generators: Mapping[str, FileTensor] = field(default_factory=dict)
+    outer: Mapping[str, TensorOrigin] = field(default_factory=dict)
+    rounds: FileTensor | None = None
 
     @property
-    def files(self) -> dict[str, Contents]:
+    def files(self) -> dict[str, StageContents]:
         """All files that are used."""
         moments = [made for held in self.moments.values() for made in held.values()]
         sources = [source for made in (*self.weights.values(), *moments, *self.outer.values()) for source in made.of]
@@ -72,7 +72,7 @@ class StagePlan:
         return {str(source.held.path): source.held for source in sources}
 
 
-class Rules(NamedTuple):
+class ReplicaStarts(NamedTuple):
     """The state with which replicas start."""
 
     weights: Literal["own", "copy", "mean"]
@@ -81,7 +81,7 @@ class Rules(NamedTuple):
     """each its own; the mean of shared parts and error feedback; or none"""
 
 
-def rules(saved: Cut, wanted: Cut, copies: int) -> Rules:
+def rules(saved: RunCut, wanted: RunCut, copies: int) -> ReplicaStarts:
     """Return the rules for ``copies`` of the weights.
 
     Replicas that must be equal cannot keep their own weights without an outer state that synchronises them.
@@ -93,12 +93,12 @@ def rules(saved: Cut, wanted: Cut, copies: int) -> Rules:
     elif not same and lasting and saved.exchange is not None:
         outer = "shared"
     if copies == 1:
-        return Rules("copy", outer)
+        return ReplicaStarts("copy", outer)
     now = None if wanted.exchange is None else exchange(wanted.exchange)
     held_equal = now is None or now.interval == 0 or now.synchronised
     if same and (outer == "own" or not held_equal):
-        return Rules("own", outer)
-    return Rules("copy" if equal_copies(saved) else "mean", outer)
+        return ReplicaStarts("own", outer)
+    return ReplicaStarts("copy" if equal_copies(saved) else "mean", outer)
 
 
 def same_outer(saved: ExchangeConfig | None, wanted: ExchangeConfig | None) -> bool:
@@ -111,12 +111,12 @@ def same_outer(saved: ExchangeConfig | None, wanted: ExchangeConfig | None) -> b
     return type(was) is type(now) and all(getattr(was, name) == getattr(now, name) for name in was.lasting)
 
 
-def equal_copies(saved: Cut) -> bool:
+def equal_copies(saved: RunCut) -> bool:
     """Return whether the replicas were equal after every step."""
     return saved.exchange is not None and exchange(saved.exchange).interval == 0
 
 
-def require_whole(cut: Cut, copies: Mapping[int, Copy]) -> None:
+def require_whole(cut: RunCut, copies: Mapping[int, SavedReplica]) -> None:
     """Raise UserError for any saved parameter, as :func:`plan`."""
     indices = {number: _index(cut, copy.stages) for number, copy in copies.items()}
     for stage, held in ((s, held) for copy in copies.values() for s, held in copy.outer.items()):
@@ -125,7 +125,7 @@ def require_whole(cut: Cut, copies: Mapping[int, Copy]) -> None:
         _require_equal(indices)
 
 
-def plan(saved: Cut, wanted: Cut, stage: int, replica: int, copies: Mapping[int, Copy]) -> StagePlan:
+def plan(saved: RunCut, wanted: RunCut, stage: int, replica: int, copies: Mapping[int, SavedReplica]) -> StagePlan:
     """Return the origin of ``stage`` of ``replica`` from the ``copies`` (by replica) of the stages in ``cut.holders``.
 
     :raises UserError: for the first parameter that is missing, unknown, of another shape or type, or differs between
@@ -154,14 +154,14 @@ def plan(saved: Cut, wanted: Cut, stage: int, replica: int, copies: Mapping[int,
         scale,
         scales,
         _norms(list(part.values())) if whole else (None, None),
-        {kind: Source(single, key) for kind, key in single.generators.items()} if single is not None else {},
+        {kind: FileTensor(single, key) for kind, key in single.generators.items()} if single is not None else {},
         *_outer(saved, wanted, stage, replica, copies, rule.outer),
     )
 
 
 class _Atom(NamedTuple):
     name: str
-    held: Contents
+    held: StageContents
     local: str
 
     @property
@@ -179,11 +179,11 @@ class _Atom(NamedTuple):
         return self.clock, self.scale, *(self.held.entries[key] for key in keys if key in self.held.entries)
 
 
-def _atoms(cut: Cut, stage: int, held: Contents) -> Iterator[_Atom]:
+def _atoms(cut: RunCut, stage: int, held: StageContents) -> Iterator[_Atom]:
     return (_Atom(atom_name(cut, stage, local), held, local) for local in held.names("weights"))
 
 
-def _index(cut: Cut, stages: Mapping[int, Contents]) -> dict[str, _Atom]:
+def _index(cut: RunCut, stages: Mapping[int, StageContents]) -> dict[str, _Atom]:
     """Return a copy's atoms by name, after checking them against the cut."""
     found: dict[str, _Atom] = {}
     for stage, held in stages.items():
@@ -200,7 +200,7 @@ def _index(cut: Cut, stages: Mapping[int, Contents]) -> dict[str, _Atom]:
     return found
 
 
-def _require(held: Contents, key: str, expected: Entry, name: str) -> None:
+def _require(held: StageContents, key: str, expected: PackedTensor, name: str) -> None:
     found = held.entries.get(key)
     if found is None:
         raise UserError(f"{held.path}: {name} is missing; it should be {expected}; {FIX}")
@@ -220,16 +220,16 @@ def _require_equal(indices: Mapping[int, Mapping[str, _Atom]]) -> None:
                 )
 
 
-def _moments(atoms: Sequence[_Atom], expected: Entry) -> dict[str, Made]:
+def _moments(atoms: Sequence[_Atom], expected: PackedTensor) -> dict[str, TensorOrigin]:
     return {key: _made(atoms, key, expected) for key in atoms[0].held.state}
 
 
-def _made(atoms: Sequence[_Atom], kind: str, expected: Entry) -> Made:
-    sources = tuple(Source(atom.held, f"{kind}.{atom.local}") for atom in atoms)
-    return _fitted(Made("copy" if len(sources) == 1 else "mean", sources), expected)
+def _made(atoms: Sequence[_Atom], kind: str, expected: PackedTensor) -> TensorOrigin:
+    sources = tuple(FileTensor(atom.held, f"{kind}.{atom.local}") for atom in atoms)
+    return _fitted(TensorOrigin("copy" if len(sources) == 1 else "mean", sources), expected)
 
 
-def _fitted(made: Made, expected: Entry) -> Made:
+def _fitted(made: TensorOrigin, expected: PackedTensor) -> TensorOrigin:
     """Set the number of rows if it differs; other differences are rejected elsewhere."""
     (held, key), shape = made.of[0], expected.shape
     return made if held.entries[key].shape == shape else made._replace(rows=shape[0])
@@ -255,7 +255,7 @@ def _scales(each: Mapping[str, float], used: Sequence[Mapping[str, _Atom]]) -> t
     return most, {name: scale for name, scale in each.items() if scale != most}
 
 
-def _norms(stages: Sequence[Contents]) -> tuple[float | None, float | None]:
+def _norms(stages: Sequence[StageContents]) -> tuple[float | None, float | None]:
     """Return the gradient norms of stages taken together: √Σ n²."""
     if len(stages) == 1:
         return stages[0].norms
@@ -265,18 +265,18 @@ def _norms(stages: Sequence[Contents]) -> tuple[float | None, float | None]:
 
 
 def _outer(
-    saved: Cut, wanted: Cut, stage: int, replica: int, copies: Mapping[int, Copy], rule: str
-) -> tuple[dict[str, Made], Source | None]:
+    saved: RunCut, wanted: RunCut, stage: int, replica: int, copies: Mapping[int, SavedReplica], rule: str
+) -> tuple[dict[str, TensorOrigin], FileTensor | None]:
     """Return the outer state of a stage by local names, and its settled rounds."""
     held = replica in copies
     if rule == "anew" or (rule == "own" and not held and not equal_copies(saved)):
         return {}, None
     used = [copies[replica if held else min(copies)]] if rule == "own" else list(copies.values())
     each = [{at: source for s, held in c.outer.items() for at, source in _parts(saved, s, held)} for c in used]
-    rounds = [Source(held, "outer.rounds") for held in used[0].outer.values() if "outer.rounds" in held.entries]
+    rounds = [FileTensor(held, "outer.rounds") for held in used[0].outer.values() if "outer.rounds" in held.entries]
     shapes = declared(wanted, stage)
     local = {atom_name(wanted, stage, own): own for own in shapes}
-    found: dict[str, Made] = {}
+    found: dict[str, TensorOrigin] = {}
     lacking = equal_copies(saved) and len(copies) < saved.replicas  # then all estimates are reset
     parts: Mapping[str, Sharing] = exchange(wanted.exchange).parts if wanted.exchange is not None else {}
     for part, name in dict.fromkeys(at for one in each for at in one):
@@ -285,23 +285,23 @@ def _outer(
             continue
         if rule == "own":  # an equal copy was saved as another, which has the shared parts
             if parts.get(part) == "shared" or (held and not (parts.get(part) == "estimate" and lacking)):
-                found[f"{part}/{local[name]}"] = Made("copy", sources)
+                found[f"{part}/{local[name]}"] = TensorOrigin("copy", sources)
         elif parts.get(part) == "own":  # Σ e / n is preserved; a missing one is zero
-            found[f"{part}/{local[name]}"] = Made("sum", sources, len(each))
+            found[f"{part}/{local[name]}"] = TensorOrigin("sum", sources, len(each))
         elif parts.get(part) == "shared":
             if len(sources) < len(each):
                 raise UserError(f"{sources[0].held.path}: not all replicas have an outer {part} of {name}; {FIX}")
-            found[f"{part}/{local[name]}"] = Made("mean", sources)
+            found[f"{part}/{local[name]}"] = TensorOrigin("mean", sources)
     found = {at: _fitted(made, shapes[at.partition("/")[2]]) for at, made in found.items()}
     numbers = [
-        Source(held, f"outer.{SECANTS}") for held in used[0].outer.values() if f"outer.{SECANTS}" in held.entries
+        FileTensor(held, f"outer.{SECANTS}") for held in used[0].outer.values() if f"outer.{SECANTS}" in held.entries
     ]
     if rule == "own" and numbers and len(used[0].outer) == 1:  # of one stage; re-cut stages measure again
-        found[SECANTS] = Made("copy", (numbers[0],))
+        found[SECANTS] = TensorOrigin("copy", (numbers[0],))
     return found, rounds[0] if rounds and rule == "own" else None
 
 
-def _parts(cut: Cut, stage: int, held: Contents) -> Iterator[tuple[tuple[str, str], Source]]:
+def _parts(cut: RunCut, stage: int, held: StageContents) -> Iterator[tuple[tuple[str, str], FileTensor]]:
     """Yield the tensors of a file's outer state by part and atom, after checking their shapes."""
     for at in held.names("outer"):
         part, slash, local = at.partition("/")
@@ -309,5 +309,7 @@ def _parts(cut: Cut, stage: int, held: Contents) -> Iterator[tuple[tuple[str, st
             name = atom_name(cut, stage, local)
             if local not in declared(cut, stage):
                 raise UserError(f"{held.path}: an outer {part} belongs to {name}, which is missing; {FIX}")
-            _require(held, f"outer.{at}", Entry("F32", declared(cut, stage)[local].shape), f"outer {part} of {name}")
-            yield (part, name), Source(held, f"outer.{at}")
+            _require(
+                held, f"outer.{at}", PackedTensor("F32", declared(cut, stage)[local].shape), f"outer {part} of {name}"
+            )
+            yield (part, name), FileTensor(held, f"outer.{at}")

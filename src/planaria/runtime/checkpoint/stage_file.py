@@ -31,7 +31,7 @@ from planaria.models.packing import (
     summary,
     weights_digest,
 )
-from planaria.models.packing import Entry as Entry
+from planaria.models.packing import PackedTensor as PackedTensor
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint import tensor_file
 
@@ -45,7 +45,7 @@ READING = 4
 """threads that read tensors and check their digests"""
 
 
-class Label(BaseModel):
+class StageLabel(BaseModel):
     """Identity of a stage's file, in its header."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -60,7 +60,7 @@ class Label(BaseModel):
     generation: int = -1
     """of a snapshot in memory: the generation that retained it; -1 in checkpoints"""
 
-    def require(self, expected: Label, path: Path) -> None:
+    def require(self, expected: StageLabel, path: Path) -> None:
         """Raise UserError for the first field that differs from the expected label."""
         for name in ("stage", "step", "place", "part", "generation"):
             found, wanted = getattr(self, name), getattr(expected, name)
@@ -72,7 +72,7 @@ _KINDS = ("weights", "generators", "outer")
 """kinds of entries besides the optimizer's tensors, each named ``KIND.NAME``"""
 
 
-class _FirstLabel(Label):
+class _FirstLabel(StageLabel):
     """The label of version 1, which also holds numbers, and one clock for all parameters."""
 
     version: Literal[1]  # type: ignore[assignment]
@@ -97,7 +97,9 @@ class _FirstLabel(Label):
         return StageState(weights, moments, clocks, self.lr_scale, self.grad_norm, self.clipped_norm, generators, outer)
 
 
-_LABEL: TypeAdapter[Label | _FirstLabel] = TypeAdapter(Annotated[Label | _FirstLabel, Field(discriminator="version")])
+_LABEL: TypeAdapter[StageLabel | _FirstLabel] = TypeAdapter(
+    Annotated[StageLabel | _FirstLabel, Field(discriminator="version")]
+)
 
 
 def stage_file(folder: Path, stage: int, place: int = 0) -> Path:
@@ -120,10 +122,10 @@ def write_stage(folder: Path, stage: int, step: int, state: StageState, place: i
 
     :raises OSError: as :func:`write_labelled`.
     """
-    return write_labelled(folder, Label(stage=stage, step=step, place=place), state)
+    return write_labelled(folder, StageLabel(stage=stage, step=step, place=place), state)
 
 
-def write_labelled(folder: Path, label: Label, state: StageState) -> Written:
+def write_labelled(folder: Path, label: StageLabel, state: StageState) -> Written:
     """Write a state durably into ``folder`` under its ``label``.
 
     :raises OSError: if the disk is full or the folder not writable; its text is a complete message, and no file
@@ -151,14 +153,14 @@ def stream_weights(
 
     def write(file: BinaryIO) -> Digests:
         table = {"sha256": (torch.uint8, (len(specs), DIGEST_BYTES))}
-        label = Label(stage=stage, step=step, place=0)
+        label = StageLabel(stage=stage, step=step, place=0)
         head = tensor_file.stream(file, specs | table, give, _metadata(label))
         return _root(head, give("sha256")), weights_digest(found)
 
     return _durably(stage_file(folder, stage), write)
 
 
-def _metadata(label: Label) -> dict[str, str]:
+def _metadata(label: StageLabel) -> dict[str, str]:
     """Return the header's entry; only snapshots in memory have a part and a generation."""
     return {"planaria": label.model_dump_json(exclude=None if label.part else {"part", "generation"})}
 
@@ -247,10 +249,10 @@ def read_stage(folder: Path, stage: int, step: int, sha256: str = "", place: int
 
     :raises UserError: if the file is missing, damaged, changed, of another version, or has another label.
     """
-    return read_labelled(folder, Label(stage=stage, step=step, place=place), sha256)
+    return read_labelled(folder, StageLabel(stage=stage, step=step, place=place), sha256)
 
 
-def read_labelled(folder: Path, expected: Label, sha256: str = "") -> StageState:
+def read_labelled(folder: Path, expected: StageLabel, sha256: str = "") -> StageState:
     """Return the state of :func:`write_labelled`; UserError as in :func:`read_stage`."""
     if sha256:
         _require_root(stage_file(folder, expected.stage, expected.place or 0), sha256)
@@ -260,15 +262,15 @@ def read_labelled(folder: Path, expected: Label, sha256: str = "") -> StageState
 
 
 @dataclass(frozen=True)
-class Contents:
+class StageContents:
     """Entries of a stage's file without its tensors: type, shape and digest of each, and the numbers."""
 
     path: Path
-    label: Label
+    label: StageLabel
     """the file's label, as expected"""
     digested: bool
     """whether it has digests of its entries; version 1 has none"""
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, PackedTensor]
     clocks: Mapping[str, int]
     lr_scale: float
     scales: Mapping[str, float]
@@ -298,29 +300,29 @@ class Contents:
         return first | {kind: f"generators.{kind}" for kind in self.names("generators")}
 
 
-def contents(folder: Path, stage: int, step: int, place: int = 0) -> Contents:
+def contents(folder: Path, stage: int, step: int, place: int = 0) -> StageContents:
     """Read the contents of a stage's file; UserError as in :func:`read_stage`."""
-    expected = Label(stage=stage, step=step, place=place)
+    expected = StageLabel(stage=stage, step=step, place=place)
     with _opened(folder, expected) as (file, label):
         path = stage_file(folder, stage, place)
         specs = {key: (TYPES[dtype], tuple(shape)) for key, (dtype, shape) in file.header.specs.items()}
         if not isinstance(label, _FirstLabel):
-            return Contents(path, expected, True, *summary(specs, file.tensor))
-        entries = {key: Entry(*spec) for key, spec in specs.items()}
+            return StageContents(path, expected, True, *summary(specs, file.tensor))
+        entries = {key: PackedTensor(*spec) for key, spec in specs.items()}
         named = (key.partition(".") for key in specs)
         clocks = {name: label.updates for kind, _, name in named if name and kind not in _KINDS}
         norms = (label.grad_norm, label.clipped_norm)
-        return Contents(path, expected, False, entries, clocks, label.lr_scale, {}, norms)
+        return StageContents(path, expected, False, entries, clocks, label.lr_scale, {}, norms)
 
 
 @contextmanager
-def reading(held: Contents) -> Iterator[Callable[[str], Tensor]]:
+def reading(held: StageContents) -> Iterator[Callable[[str], Tensor]]:
     """Yield a thread-safe reader of entries, checked against their digests; UserError as in :func:`read_stage`."""
     with _opened(held.path.parent, held.label) as (file, _):
         yield lambda key: _checked(held, file, key, file.tensor)
 
 
-def _checked(held: Contents, file: tensor_file.TensorFile, key: str, read: Callable[[str, Seen], Read]) -> Read:
+def _checked(held: StageContents, file: tensor_file.TensorFile, key: str, read: Callable[[str, Seen], Read]) -> Read:
     """Return an entry from ``read`` after checking its digest; UserError as in :func:`read_stage`."""
     found = begun_digest(key, *file.header.specs[key])
     with _refusing(held.path):  # names this file, since others may be open
@@ -334,7 +336,7 @@ def _checked(held: Contents, file: tensor_file.TensorFile, key: str, read: Calla
 
 
 @contextmanager
-def _opened(folder: Path, expected: Label) -> Iterator[tuple[tensor_file.TensorFile, Label]]:
+def _opened(folder: Path, expected: StageLabel) -> Iterator[tuple[tensor_file.TensorFile, StageLabel]]:
     """Open the file of this label; UserError if its header differs. All readers of stages use it."""
     path = stage_file(folder, expected.stage, expected.place or 0)
     _require_plain(path)

@@ -25,7 +25,7 @@ from planaria.common.errors import UserError
 from planaria.config.bounds import Natural, Positive, Replicas, Stages
 from planaria.config.names import STAGE_FILE, replica_name
 from planaria.config.schema import ExchangeConfig, ModelConfig
-from planaria.control.events import Standing
+from planaria.control.events import ReplicaPosition
 from planaria.runtime.checkpoint.stage_file import refuse_link, stage_file
 
 FORMAT = 1
@@ -39,7 +39,7 @@ _WHOLE = re.compile(r"step-(\d+)")
 """name of a whole checkpoint"""
 
 
-class Manifest(BaseModel):
+class CheckpointManifest(BaseModel):
     """Contents of a checkpoint folder."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -59,7 +59,7 @@ class Manifest(BaseModel):
     """
     blocks_ahead: list[Natural] = []
     """used blocks beyond it, if some replicas were ahead of others"""
-    standings: dict[Natural, Standing] = {}
+    standings: dict[Natural, ReplicaPosition] = {}
     """progress of each of several replicas"""
     digests: dict[Annotated[str, Field(pattern=_FILE)], str] = {}
     """file → its digest (``stage_file.Written``); empty from an older planaria"""
@@ -79,11 +79,11 @@ class Manifest(BaseModel):
 
 
 @dataclass(frozen=True)
-class Saved:
+class SealedCheckpoint:
     """A sealed checkpoint."""
 
     folder: Path
-    manifest: Manifest
+    manifest: CheckpointManifest
 
     @property
     def step(self) -> int:
@@ -118,7 +118,9 @@ class CheckpointStore:
         with suppress(OSError):  # reported by the workers that write there
             self.part(step, replicas, replica, generation).mkdir(parents=True, exist_ok=True)
 
-    def seal(self, name: str, manifest: Manifest, keep: int, generations: Mapping[int, int] = NONE) -> Saved:
+    def seal(
+        self, name: str, manifest: CheckpointManifest, keep: int, generations: Mapping[int, int] = NONE
+    ) -> SealedCheckpoint:
         """Publish a collected checkpoint as ``name``, and remove whole ones beyond the newest ``keep``.
 
         ``generations``: replica → the generation of its last save; default 0. Remains of failed and interrupted saves
@@ -155,9 +157,9 @@ class CheckpointStore:
         for old in [s for s in self.list() if s.whole and s.step <= manifest.step][:-keep]:
             self._set_aside(old.folder, _DROPPED)
         self.discard_unfinished()
-        return Saved(final, manifest)
+        return SealedCheckpoint(final, manifest)
 
-    def set_aside_after(self, origin: Saved) -> None:
+    def set_aside_after(self, origin: SealedCheckpoint) -> None:
         """Rename checkpoints later than ``origin``, which belong to a history that is abandoned."""
         found = self.list()
         later = found[[saved.folder for saved in found].index(origin.folder) + 1 :]
@@ -186,13 +188,13 @@ class CheckpointStore:
         for folder in self.folder.glob(f"{'*' if step is None else f'step-{step:08d}.g*'}{_UNFINISHED}"):
             shutil.rmtree(folder, ignore_errors=True)
 
-    def list(self) -> list[Saved]:
+    def list(self) -> list[SealedCheckpoint]:
         """Return all sealed checkpoints, oldest first; a partial one follows a whole one of the same step."""
         folders = [f for f in self.folder.glob("step-*") if f.is_dir() and f.suffix != _UNFINISHED]
-        saved = [Saved(folder, read_manifest(folder)) for folder in folders]
+        saved = [SealedCheckpoint(folder, read_manifest(folder)) for folder in folders]
         return sorted(saved, key=lambda s: (s.step, not s.whole))
 
-    def newest(self, whole_only: bool = False) -> Saved | None:
+    def newest(self, whole_only: bool = False) -> SealedCheckpoint | None:
         """Return the newest checkpoint, or the newest whole one."""
         found = [s for s in self.list() if s.whole or not whole_only]
         return found[-1] if found else None
@@ -225,13 +227,13 @@ def named(file: str, replica: int, replicas: int) -> str:
     return (Path() if replicas == 1 else replica_folder(Path(), replica)).joinpath(file).as_posix()
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> CheckpointManifest:
     """Return the manifest of a sealed checkpoint; UserError if it is missing, damaged or of another format."""
     path = folder / MANIFEST
     refuse_link(path)
     if not path.exists():
         raise UserError(f"{folder}: no {MANIFEST}, so it is not a checkpoint; remove it or choose another")
-    manifest = documents.unsealed(path, Manifest, fix="choose another checkpoint, or remove this")
+    manifest = documents.unsealed(path, CheckpointManifest, fix="choose another checkpoint, or remove this")
     if manifest.format != FORMAT:
         raise UserError(f"{path}: format {manifest.format}; this planaria reads format {FORMAT}")
     return manifest

@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 from torch import Tensor
 
-from planaria.models.packing import HEADROOM, Header, PackingError, Spec, header_of, layout
+from planaria.models.packing import HEADROOM, PackingError, SafetensorsHeader, Spec, header_of, layout
 from planaria.runtime.transport.wire import as_bytes, buffer
 
 _PIECE = 1 << 20
@@ -64,7 +64,7 @@ def stream(
 class TensorFile:
     """An open file: its header, with sizes checked against the file, and its tensors."""
 
-    header: Header
+    header: SafetensorsHeader
     head: bytes
     """the file's start, as :func:`write` returns it"""
     _handle: int
@@ -121,7 +121,7 @@ def opened(path: Path) -> Iterator[TensorFile]:
 
 
 @lru_cache(maxsize=8)
-def _filled(text: bytes, size: int) -> Header:
+def _filled(text: bytes, size: int) -> SafetensorsHeader:
     """Parse and validate a header; cached, because files are opened once per tensor.
 
     :raises PackingError: unless the tensors follow each other without gaps and fill ``size`` bytes.

@@ -18,14 +18,14 @@ from pydantic import TypeAdapter, ValidationError
 from planaria.control.decisions import ORDER, InjectFault, Order
 from planaria.control.events import Fact, Heartbeat
 from planaria.pipeline.plan.actions import Action
-from planaria.runtime.engine.samples import Batch, Reading
+from planaria.runtime.engine.step_samples import Batch, ReadTimer
 from planaria.runtime.fleet.base import ControlLine
 from planaria.runtime.transport.inbox import Inbox, Items
 
 MAX_ORDER_BYTES = 1 << 20
 
 
-class Place(NamedTuple):
+class CurrentAction(NamedTuple):
     """Current action of the main thread; ``since`` and ``cpu``: wall and thread time (s) of its last progress."""
 
     doing: str
@@ -36,7 +36,7 @@ class Place(NamedTuple):
     cpu: float
 
 
-class Interrupted(Exception):
+class Superseded(Exception):
     """The controller sent an order that replaces the current action."""
 
     def __init__(self, order: Order) -> None:
@@ -44,7 +44,7 @@ class Interrupted(Exception):
         self.order = order
 
 
-class Faults(Protocol):
+class InjectedFaults(Protocol):
     """Faults injected into a worker (``faults/worker.py``)."""
 
     def add(self, injection: InjectFault) -> None: ...
@@ -77,14 +77,14 @@ class ControlLink:
         self.inbox: Items = Inbox() if inbox is None else inbox
         self._connection, self._heartbeat_s, self._orders = connection, heartbeat_s, orders
         self._speaking = threading.Lock()
-        self._place = Place("orders", -1, -1, False, time.monotonic(), time.thread_time())
-        self.faults: Faults | None = None
+        self._place = CurrentAction("orders", -1, -1, False, time.monotonic(), time.thread_time())
+        self.faults: InjectedFaults | None = None
         """faults injected into this worker; None until the first is announced"""
-        self.injector: Callable[[], Faults] | None = None
+        self.injector: Callable[[], InjectedFaults] | None = None
         """makes :attr:`faults`; None where no fault can strike"""
         self.struck: Callable[[str, InjectFault], None] = lambda signal, injection: None
         """called with the log's name of a fault, and the fault, before its injection"""
-        self.reading = Reading()
+        self.reading = ReadTimer()
         self.trouble: Callable[[], str] = str
         """returns why an opening edge is not open yet"""
         self.writing: tuple[int, float] | None = None
@@ -116,7 +116,7 @@ class ControlLink:
     def at(self, doing: str, step: int = -1, microbatch: int = -1, hop: int = -1) -> None:
         """Record the main thread's action, and inject a fault that is scheduled for it."""
         self.lag()
-        self._place = Place(doing, step, microbatch, False, time.monotonic(), time.thread_time())
+        self._place = CurrentAction(doing, step, microbatch, False, time.monotonic(), time.thread_time())
         if self.faults is not None:
             self.faults.at(doing, microbatch, hop)
 
@@ -137,7 +137,7 @@ class ControlLink:
         """
         item = self._await(deadline)
         if getattr(item, "interrupts", False):
-            raise Interrupted(item)
+            raise Superseded(item)
         return item
 
     def _await(self, deadline: float | None) -> Any:

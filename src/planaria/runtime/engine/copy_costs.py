@@ -17,8 +17,8 @@ from planaria.models.optimizers import optimizer
 from planaria.models.state import Shapes
 from planaria.pipeline.network.costs import FP32_BYTES, Costs, message_bytes
 from planaria.recovery import RECOVERIES, names
-from planaria.recovery.base import Copy, CopyCost, Machines, numel
-from planaria.runtime.engine.resolved import ResolvedRun
+from planaria.recovery.base import Copy, CopyCost, MachineProperties, numel
+from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.simulate import simulate
 
 
@@ -94,7 +94,7 @@ def settle(config: RunConfig) -> RunConfig:
     largest = max(state_bytes(config) * numel(shapes_of(config, stage)) for stage in stages)
     network = config.network
     bandwidth = network.bandwidth or math.inf
-    at = Machines(len(stages), step_s, largest, bandwidth, network.memory_bandwidth, network.hourly)
+    at = MachineProperties(len(stages), step_s, largest, bandwidth, network.memory_bandwidth, network.hourly)
     found = {name: value for strategy in chosen.values() for name, value in strategy.settled(at).items()}
     recovery = config.recovery.model_copy(update={"options": Options({**config.recovery.options, **found})})
     return config.model_copy(update={"recovery": recovery})

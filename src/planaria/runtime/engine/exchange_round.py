@@ -8,23 +8,23 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from planaria.config.schema import ExchangeConfig
-from planaria.exchange.base import Counted, Update, Weights
+from planaria.exchange.base import Update, UpdateWeights, Weights
 from planaria.exchange.compress.dense import PLAIN
-from planaria.exchange.refusal import flaw, refused
 from planaria.exchange.robust.equivocation import digest
-from planaria.runtime.engine.outer_state import OuterState, Verdict
+from planaria.exchange.update_validation import flaw, refused
+from planaria.runtime.engine.outer_state import OuterState, UpdateJudgement
 from planaria.runtime.engine.runner import StageRunner
-from planaria.runtime.transport.wire import Content
+from planaria.runtime.transport.wire import FrameContent
 
 
 @dataclass(frozen=True)
-class Made:
+class SettledRound:
     """Sizes and outcome of a settled round at one node."""
 
     blocking_bytes: int
     prefetched_bytes: int
     apart: float
-    verdict: Verdict
+    verdict: UpdateJudgement
 
 
 class RoundMember:
@@ -43,12 +43,12 @@ class RoundMember:
         """whether members report the digests of received updates"""
         self._weighed: dict[int, Weights] = {}
         """replica → its update in the order of arrival, if updates are weighed"""
-        self._received: dict[int, dict[Content, Tensor]] = {}
+        self._received: dict[int, dict[FrameContent, Tensor]] = {}
         self._whole: set[int] = set()
         self._refused: dict[int, str] = {}
         """peer → why its update is invalid"""
         self._blamed: set[int] = set()
-        self._checked: set[tuple[int, Content]] = set()
+        self._checked: set[tuple[int, FrameContent]] = set()
 
     def begin(self, outer: Mapping[str, Tensor], runner: StageRunner, rounds: int) -> None:
         """Start with new weights, and with the ``outer`` state that came with them, or a fresh one if it is empty."""
@@ -96,7 +96,7 @@ class RoundMember:
         outer.publisher.sent()
         return self._sent
 
-    def receive(self, peer: int, content: Content, payload: Tensor) -> bool:
+    def receive(self, peer: int, content: FrameContent, payload: Tensor) -> bool:
         """Store a part of a peer's update, which may be ahead of this node; False if the part was received before."""
         parts = self._received.setdefault(peer, {})
         if content in parts:
@@ -172,18 +172,18 @@ class RoundMember:
         own = self._parts()
         for peer, parts in self._received.items():
             for content in parts.keys() - {checked for node, checked in self._checked if node == peer}:
-                codec = PLAIN if content == Content.PREFETCHED else self.outer.exchange.codec(self.outer.settled)
+                codec = PLAIN if content == FrameContent.PREFETCHED else self.outer.exchange.codec(self.outer.settled)
                 self._checked.add((peer, content))
                 if wrong := flaw(content.name.lower(), parts[content], own[content], codec):
                     self._refused.setdefault(peer, wrong)
 
-    def _parts(self) -> dict[Content, Tensor | None]:
+    def _parts(self) -> dict[FrameContent, Tensor | None]:
         assert self._own is not None
-        return {Content.PREFETCHED: self._own.prefetched, Content.BLOCKING: self._own.blocking}
+        return {FrameContent.PREFETCHED: self._own.prefetched, FrameContent.BLOCKING: self._own.blocking}
 
     def settle(
-        self, round: int, me: int, peers: Mapping[int, int], runner: StageRunner, weighed: Counted | None = None
-    ) -> Made:
+        self, round: int, me: int, peers: Mapping[int, int], runner: StageRunner, weighed: UpdateWeights | None = None
+    ) -> SettledRound:
         """Apply the result of ``round``.
 
         A Byzantine node also counts its own corrupted update if others accept it, so that all compute the same result.
@@ -206,10 +206,10 @@ class RoundMember:
         blocking, prefetched = (
             0 if part is None else part.nbytes * len(peers) for part in (self._own.blocking, self._own.prefetched)
         )
-        verdict = Verdict(counted=counted, compressed=self._own.compressed if peers else None)
+        verdict = UpdateJudgement(counted=counted, compressed=self._own.compressed if peers else None)
         self.drop()
-        return Made(blocking, prefetched, apart, verdict)
+        return SettledRound(blocking, prefetched, apart, verdict)
 
 
-def _offer(parts: Mapping[Content, Tensor]) -> Update:
-    return Update(parts.get(Content.BLOCKING), parts.get(Content.PREFETCHED))
+def _offer(parts: Mapping[FrameContent, Tensor]) -> Update:
+    return Update(parts.get(FrameContent.BLOCKING), parts.get(FrameContent.PREFETCHED))

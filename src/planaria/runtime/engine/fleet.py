@@ -15,33 +15,33 @@ from queue import Empty, SimpleQueue
 
 from planaria.common.logs import from_environment
 from planaria.config.schema import RunConfig
+from planaria.control.checkpoint_decisions import all_saved, unchanged
 from planaria.control.controller import Controller
 from planaria.control.decisions import Finish, Replan
 from planaria.control.events import Replanned
 from planaria.control.protocols import Observer
 from planaria.control.relay_watch import RelayWatch
-from planaria.control.saving import all_saved, unchanged
 from planaria.data.shards import Data
 from planaria.faults.injector import TraceChaos
 from planaria.models.families import family
-from planaria.planner.problem import Problem, Solution
+from planaria.planner.problem import PlanningProblem, Solution
 from planaria.planner.replan import measured, replan
 from planaria.planner.schedule import Schedule
 from planaria.runtime.engine import link_survey_node, worker
-from planaria.runtime.engine.device_memory import predicted_bytes
+from planaria.runtime.engine.memory_prediction import predicted_bytes
 from planaria.runtime.engine.one_process import inline_config, one_process, peak_report
-from planaria.runtime.engine.origin import START, Origin, run_started
-from planaria.runtime.engine.prepare import Prepared
+from planaria.runtime.engine.prepare import PreparedRun
 from planaria.runtime.engine.requirements import needs, require_answers
 from planaria.runtime.engine.run_files import settled
-from planaria.runtime.engine.runs import SCHEDULE
-from planaria.runtime.engine.setup import CHECKPOINTS, DATA, RUN, SETUP, Setup
+from planaria.runtime.engine.run_folders import SCHEDULE
+from planaria.runtime.engine.run_start import START, Origin, run_started
 from planaria.runtime.engine.snapshots import prepare_memory
 from planaria.runtime.engine.stopping import stop_asked
-from planaria.runtime.fleet.base import Elastic, Fleet, Ground, Work
+from planaria.runtime.engine.worker_setup import CHECKPOINTS, DATA, RUN, SETUP, Setup
+from planaria.runtime.fleet.base import Elastic, Fleet, FleetWork, WorkerPlace
 from planaria.runtime.fleet.joining import kept_key
 from planaria.runtime.fleet.local import ground
-from planaria.runtime.fleet.open_fleet import OpenFleet, Terms
+from planaria.runtime.fleet.open_fleet import JoinInfo, OpenFleet
 from planaria.runtime.transport.address import Reach
 from planaria.runtime.transport.listener import no_answer
 from planaria.runtime.transport.secure import new_key
@@ -57,7 +57,11 @@ def preload_for(config: RunConfig) -> list[str]:
 
 
 def train(
-    prepared: Prepared, folder: Path, observer: Observer, origin: Origin = START, stop: Callable[[], bool] | None = None
+    prepared: PreparedRun,
+    folder: Path,
+    observer: Observer,
+    origin: Origin = START,
+    stop: Callable[[], bool] | None = None,
 ) -> Finish:
     """Train with workers in processes, on a Ray cluster or in this process; return how the run ended.
 
@@ -129,7 +133,7 @@ def _key(config: RunConfig) -> bytes:
     return new_key() if config.fleet.key is None else kept_key(Path(config.fleet.key), new_key())
 
 
-def _open(place: Ground, setup: Setup, data: Sequence[Path], workers: int) -> OpenFleet:
+def _open(place: WorkerPlace, setup: Setup, data: Sequence[Path], workers: int) -> OpenFleet:
     """Open a fleet and its entry file in the run's folder for machines that join; ``data``: folders of the prepared
     data.
     """
@@ -141,10 +145,10 @@ def _open(place: Ground, setup: Setup, data: Sequence[Path], workers: int) -> Op
     def home(relay: str) -> Fleet:
         entry = partial(worker.main, replace(setup, reach=replace(setup.reach, relay=relay)))
         settle = partial(settled, remote, Path.cwd(), None, _note)  # no relay: all nodes of a cluster reach each other
-        return place.fleet(Work(entry, preload_for(config), workers, settle, files, setup.key, needs(config)))
+        return place.fleet(FleetWork(entry, preload_for(config), workers, settle, files, setup.key, needs(config)))
 
     plain = SETUP.dump_json(replace(remote, reach=Reach())).decode()
-    terms = Terms(plain, config.pipeline.stages + 1, setup.sign, files)
+    terms = JoinInfo(plain, config.pipeline.stages + 1, setup.sign, files)
     return OpenFleet(home, config.fleet, place.host, setup.key, terms, setup.folder)
 
 
@@ -186,7 +190,7 @@ class Replanner:
             self._answers.put(error)
 
 
-def _plan(problem: Problem, solution: Solution, nodes: list[int], seed: int) -> Replanned:
+def _plan(problem: PlanningProblem, solution: Solution, nodes: list[int], seed: int) -> Replanned:
     began = time.monotonic()
     found, step_s, before_s = replan(problem, solution, nodes, seed)
     return Replanned(

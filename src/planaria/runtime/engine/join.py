@@ -17,17 +17,17 @@ from planaria.common.documents import first, refuse_nul
 from planaria.common.errors import RunStopped, UserError
 from planaria.common.logs import from_environment
 from planaria.common.signals import interrupted
-from planaria.runtime.engine.device_memory import require_room
 from planaria.runtime.engine.fleet import PRELOAD
+from planaria.runtime.engine.memory_prediction import require_room
 from planaria.runtime.engine.requirements import needs
 from planaria.runtime.engine.run_files import settled
-from planaria.runtime.engine.setup import SETUP, Setup
 from planaria.runtime.engine.stopping import stop_asked
+from planaria.runtime.engine.worker_setup import SETUP, Setup
 from planaria.runtime.fleet.devices import require_devices
 from planaria.runtime.fleet.host_memory import free_memory
 from planaria.runtime.fleet.joined_machine import Ending, Visit
-from planaria.runtime.fleet.joining import DOOR, Door, read_door, read_key
-from planaria.runtime.fleet.process_pool import Orders, ProcessPool
+from planaria.runtime.fleet.joining import DOOR, RunAddress, read_door, read_key
+from planaria.runtime.fleet.process_pool import PoolConfiguration, ProcessPool
 from planaria.runtime.transport.address import REACHABLE, Reach
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class FolderEntrance:
     forsaken: Callable[[], bool]
     """returns whether no controller trains the run any more"""
 
-    def door(self) -> Door:
+    def door(self) -> RunAddress:
         """Return the run's address and key; UserError if the run has ended."""
         return read_door(self.folder)
 
@@ -98,9 +98,9 @@ class AddressEntrance:
     """HOST:PORT of the controller"""
     key: Path
 
-    def door(self) -> Door:
+    def door(self) -> RunAddress:
         """Return the run's address and key; UserError if the key cannot be read."""
-        return Door(at=self.at, key=read_key(self.key).hex())
+        return RunAddress(at=self.at, key=read_key(self.key).hex())
 
     closed = False
 
@@ -198,7 +198,9 @@ class _Stay:
         settle = partial(settled, setup, Path(visit.welcome.cwd), terms.cache, say)
         wanted = needs(setup.config)
         start_s = setup.config.fleet.start_timeout_s
-        orders = Orders(settle, PRELOAD, visit.address, visit.key, wanted, visit.welcome.host, start_s=start_s)
+        orders = PoolConfiguration(
+            settle, PRELOAD, visit.address, visit.key, wanted, visit.welcome.host, start_s=start_s
+        )
         self._pool = ProcessPool(orders)
         found, workers = self._pool.facts().found, visit.workers or setup.config.pipeline.stages + 1
         called = f"this machine ({platform.node()})"

@@ -13,7 +13,7 @@ from planaria.common.errors import RunStopped
 from planaria.config.schema import FleetConfig
 from planaria.control.decisions import Leave
 from planaria.control.events import Fact, Heartbeat
-from planaria.pipeline.network.measurement import CAPACITY, Link, Pair, Samples, batches, estimate
+from planaria.pipeline.network.measurement import CAPACITY, MeasuredLink, NodeSamples, Pair, batches, estimate
 from planaria.runtime.engine import link_survey_node
 from planaria.runtime.engine.fleet import PRELOAD
 from planaria.runtime.engine.link_survey_node import (
@@ -38,11 +38,11 @@ _AFTERMATH = "nothing was written, measure again"
 
 Lines = Mapping[Pair, tuple[float, float | None]]
 """(from, to), in both orders → latency (s) and bandwidth (bytes/s) to emulate"""
-OnPair = Callable[[Pair, Link, Link], None]
+OnPair = Callable[[Pair, MeasuredLink, MeasuredLink], None]
 """called with each measured pair and its links in both directions"""
 
 
-def survey(config: FleetConfig, names: Sequence[str], lines: Lines, on_pair: OnPair) -> dict[Pair, Link]:
+def survey(config: FleetConfig, names: Sequence[str], lines: Lines, on_pair: OnPair) -> dict[Pair, MeasuredLink]:
     """Measure the links between local processes, one for each of ``names``, in both directions.
 
     Pairs are measured concurrently only if emulated links leave this machine idle, since real links would share it.
@@ -54,7 +54,7 @@ def survey(config: FleetConfig, names: Sequence[str], lines: Lines, on_pair: OnP
     entry = partial(link_survey_node.main, setup)
     fleet = LocalFleet(entry, PRELOAD, config.heartbeat_s, config.missed, start_s=config.start_timeout_s)
     try:
-        leader = Leader(fleet, names, lines, on_pair)
+        leader = SurveyLeader(fleet, names, lines, on_pair)
         leader.gather()
         for batch in batches(len(names), demand, CAPACITY):
             leader.measure(batch)
@@ -65,11 +65,11 @@ def survey(config: FleetConfig, names: Sequence[str], lines: Lines, on_pair: OnP
         fleet.close()
 
 
-class Leader:
+class SurveyLeader:
     """Sends orders to the nodes and collects their reports."""
 
     def __init__(self, fleet: Fleet, names: Sequence[str], lines: Lines, on_pair: OnPair) -> None:
-        self.found: dict[Pair, Link] = {}
+        self.found: dict[Pair, MeasuredLink] = {}
         self._fleet, self._names, self._lines, self._on_pair = fleet, names, lines, on_pair
         self._number = {name: n for n, name in enumerate(names)}
         self._busy: dict[int, Pair] = {}
@@ -77,7 +77,7 @@ class Leader:
         self._at: dict[int, str] = {}
         """node → its address"""
         self._met: set[int] = set()
-        self._samples: dict[int, Samples] = {}
+        self._samples: dict[int, NodeSamples] = {}
 
     def gather(self) -> None:
         """Start every node, and wait until it is ready."""

@@ -14,13 +14,13 @@ from pydantic import Field, TypeAdapter
 
 from planaria.control.decisions import Leave
 from planaria.control.events import Fact, Heartbeat
-from planaria.pipeline.network.measurement import FIRST_BYTES, MOST_BYTES, SMALL_SHARE, Samples, next_size
-from planaria.runtime.engine.control_link import ControlLink, Interrupted
+from planaria.pipeline.network.measurement import FIRST_BYTES, MOST_BYTES, SMALL_SHARE, NodeSamples, next_size
+from planaria.runtime.engine.control_link import ControlLink, Superseded
 from planaria.runtime.fleet.base import ControlLine
-from planaria.runtime.transport.edge import Arrived, Broken, Edge, EdgeSpec, Opened
+from planaria.runtime.transport.edge import Edge, EdgeFailed, EdgeOpened, EdgeSpec, FrameArrived
 from planaria.runtime.transport.inbox import Inbox
 from planaria.runtime.transport.port import Port
-from planaria.runtime.transport.wire import Content, Header, Ping
+from planaria.runtime.transport.wire import FrameContent, Ping, TensorHeader
 
 T = TypeVar("T")
 
@@ -69,7 +69,7 @@ class Probed(Fact):
 
     kind: Literal["probed"] = "probed"
     link: str
-    samples: Samples
+    samples: NodeSamples
 
 
 class Failed(Fact):
@@ -125,7 +125,7 @@ class Surveyor:
         while True:
             try:
                 self._take(self._control_link.next())
-            except Interrupted:
+            except Superseded:
                 os._exit(0)
             except _Lost as lost:
                 assert self._edge is not None
@@ -140,12 +140,14 @@ class Surveyor:
             case Part() if self._edge is not None:
                 self._edge.abandon()
                 self._edge = None
-            case Opened(edge=edge) if edge is self._edge:
+            case EdgeOpened(edge=edge) if edge is self._edge:
                 self._control_link.report(Met(link=edge.spec.link_id))
-            case Broken(edge=edge, detail=detail) if edge is self._edge:
+            case EdgeFailed(edge=edge, detail=detail) if edge is self._edge:
                 raise _Lost(detail)
-            case Arrived(edge=edge, header=Header(label=Ping(number, Content.PING))) if edge is self._edge:
-                edge.send(Ping(number, Content.PONG), torch.empty(0, dtype=torch.uint8))
+            case FrameArrived(edge=edge, header=TensorHeader(label=Ping(number, FrameContent.PING))) if (
+                edge is self._edge
+            ):
+                edge.send(Ping(number, FrameContent.PONG), torch.empty(0, dtype=torch.uint8))
 
     def _spec(self, meet: Meet) -> EdgeSpec:
         return EdgeSpec(
@@ -158,7 +160,7 @@ class Surveyor:
             bandwidth=meet.bandwidth,
         )
 
-    def _probe(self, edge: Edge) -> Samples:
+    def _probe(self, edge: Edge) -> NodeSamples:
         """Return round trips, and transfer times of two message sizes that suit the link."""
         self._transfer(edge, 0)  # the first message starts threads
         round_trips = _repeat(lambda: self._transfer(edge, 0), least=3, most=15, seconds=0.5)
@@ -167,7 +169,7 @@ class Surveyor:
             size = large
         small = large // SMALL_SHARE
         passages = _repeat(lambda: (self._transfer(edge, small), self._transfer(edge, large)), 3, 7, 1.0)
-        return Samples(round_trips=round_trips, small=small, large=large, passages=passages)
+        return NodeSamples(round_trips=round_trips, small=small, large=large, passages=passages)
 
     def _transfer(self, edge: Edge, size: int) -> float:
         """Return the seconds from sending ``size`` bytes until the acknowledgement arrives."""
@@ -175,13 +177,13 @@ class Surveyor:
             self._noise = torch.empty(size, dtype=torch.uint8).random_()  # links may compress what they carry
         self._number += 1
         start = time.monotonic()
-        edge.send(Ping(self._number, Content.PING), self._noise[:size])
+        edge.send(Ping(self._number, FrameContent.PING), self._noise[:size])
         while True:
             item = self._control_link.next(start + self._setup.timeout_s)
             match item:
                 case None:
                     raise _Lost(f"no answer to a message of {size} bytes within {self._setup.timeout_s:g} s")
-                case Arrived(header=Header(label=Ping(number, Content.PONG))) if item.edge is edge:
+                case FrameArrived(header=TensorHeader(label=Ping(number, FrameContent.PONG))) if item.edge is edge:
                     if number == self._number:
                         return time.monotonic() - start
                 case _:

@@ -1,7 +1,7 @@
 """Exchange rounds of replicas that train in lockstep because their microbatches cross replicas (``routing.mixed``).
 
 A round is part of the training step after which it starts or settles. Its result becomes permanent when that step
-commits, and is discarded with the step. In all other runs the controller starts rounds (``Messages.meet``).
+commits, and is discarded with the step. In all other runs the controller starts rounds (``PeerMessages.meet``).
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from planaria.exchange.base import Exchange
-from planaria.runtime.engine.exchange_round import Made
-from planaria.runtime.engine.messages import Messages
-from planaria.runtime.engine.resolved import ResolvedRun
+from planaria.runtime.engine.exchange_round import SettledRound
+from planaria.runtime.engine.peer_messages import PeerMessages
+from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.runner import NonFinite, StageRunner
-from planaria.runtime.transport.wire import Content
+from planaria.runtime.transport.wire import FrameContent
 
-_PARTS = Content.PREFETCHED, Content.BLOCKING
+_PARTS = FrameContent.PREFETCHED, FrameContent.BLOCKING
 """parts of an update, in sending order"""
 
 
@@ -30,10 +30,10 @@ class LockstepRounds:
     def __init__(self, resolved: ResolvedRun) -> None:
         self._exchange, self._seed = resolved.exchange, resolved.config.seed
         self._replicas = range(resolved.config.exchange.replicas)
-        self._made: tuple[int, Made] | None = None
+        self._made: tuple[int, SettledRound] | None = None
         """number and result of the round that the current step settles"""
 
-    def run(self, messages: Messages, runner: StageRunner) -> None:
+    def run(self, messages: PeerMessages, runner: StageRunner) -> None:
         """After a step's passes, start and settle the rounds that belong to it.
 
         Applies the step's update revocably first, since a round exchanges the updated weights.
@@ -57,24 +57,24 @@ class LockstepRounds:
             }
             self._made = before, messages.circle.settle(before, messages.here.number, peers, runner)
 
-    def committed(self) -> tuple[int, Made] | None:
+    def committed(self) -> tuple[int, SettledRound] | None:
         """Return and clear the round that the committed step settled."""
         made, self._made = self._made, None
         return made
 
-    def _offer(self, messages: Messages, runner: StageRunner, round: int) -> None:
+    def _offer(self, messages: PeerMessages, runner: StageRunner, round: int) -> None:
         """Exchange updates with the other replicas of the group; NonFinite if a replica sends an invalid update."""
         me, circle, group = messages.here.number, messages.circle, self._group(messages, round)
         update = circle.update(round, runner)
         updates = circle.updates_for(messages.here.step, me, [replica for replica in group if replica != me])
         nodes = [node for node in group.values() if node != messages.here.node]
         for part, content in enumerate(_PARTS):
-            own = update.prefetched if content == Content.PREFETCHED else update.blocking
+            own = update.prefetched if content == FrameContent.PREFETCHED else update.blocking
             if own is None:
                 continue
             for replica, node in group.items():
                 if node != messages.here.node:
-                    sent = own if content == Content.PREFETCHED else updates[replica].blocking
+                    sent = own if content == FrameContent.PREFETCHED else updates[replica].blocking
                     assert sent is not None
                     messages.send_share(node, sent, part)
             for node, received in zip(nodes, messages.take_shares(nodes, None, part), strict=True):
@@ -82,7 +82,7 @@ class LockstepRounds:
         for node, why in circle.refused().items():
             raise NonFinite(f"round {round}: the update of {messages.here.name_of(node)} {why}; lower optim.lr")
 
-    def _group(self, messages: Messages, round: int) -> Mapping[int, int]:
+    def _group(self, messages: PeerMessages, round: int) -> Mapping[int, int]:
         """Return the live members of this worker's group in ``round``, replica → node of this stage."""
         nodes = messages.here.present.peers(messages.here.node)
         everywhere = messages.nodes_of_stage

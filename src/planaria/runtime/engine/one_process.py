@@ -21,14 +21,14 @@ from planaria.control import events as e
 from planaria.data.shards import Data
 from planaria.faults.trace import FATAL, LAGGING
 from planaria.runtime.engine.control_link import ControlLink
-from planaria.runtime.engine.gauge import peaks
-from planaria.runtime.engine.resolved import ResolvedRun
+from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.runner import StageRunner
-from planaria.runtime.engine.setup import Setup
 from planaria.runtime.engine.sleeping_runner import new_runner
 from planaria.runtime.engine.step_work import step_work
 from planaria.runtime.engine.worker import Worker
-from planaria.runtime.fleet.cooperative import CooperativeFleet, Slot
+from planaria.runtime.engine.worker_measurements import peaks
+from planaria.runtime.engine.worker_setup import Setup
+from planaria.runtime.fleet.cooperative import CooperativeFleet, InProcessWorker
 from planaria.runtime.transport.local import LocalTransport, Rendezvous
 
 
@@ -56,7 +56,7 @@ def one_process(
     setup, rendezvous = Setup(run.config, folder, data.folder, "", offset=offset, part=part), Rendezvous()
     last_runners: dict[int, StageRunner] = {}
 
-    def work(slot: Slot) -> None:
+    def work(slot: InProcessWorker) -> None:
         first = new_runner(run.config, 1, initialise=False)
         control_link = InProcessControlLink(slot, run)
         worker = Worker(
@@ -102,7 +102,7 @@ class InProcessControlLink(ControlLink):
     reports_timings = False
     """timings in a shared process do not describe one worker"""
 
-    def __init__(self, slot: Slot, run: ResolvedRun) -> None:
+    def __init__(self, slot: InProcessWorker, run: ResolvedRun) -> None:
         super().__init__(slot, math.inf, inbox=slot.inbox)
         self._slot, self._skips_late = slot, step_work(run) is not None
         self._slowed: d.InjectFault | None = None

@@ -11,24 +11,24 @@ from torch import Tensor
 
 from planaria.config.schema import ExchangeConfig
 from planaria.control import events as e
-from planaria.control.updates import Full, rounded, three_digits
-from planaria.exchange.base import Compressed, Counted, Outer, TooManyByzantine, Update, Weights
-from planaria.exchange.publisher import Publisher
-from planaria.exchange.refusal import validate
+from planaria.control.update_reports import Full, rounded, three_digits
+from planaria.exchange.base import CompressionEffect, StageOuterState, TooManyByzantine, Update, UpdateWeights, Weights
 from planaria.exchange.registry import exchange
 from planaria.exchange.robust.equivocation import digest
+from planaria.exchange.update_publisher import UpdatePublisher
+from planaria.exchange.update_validation import validate
 from planaria.runtime.engine.runner import NonFinite, StageRunner
 
 
 @dataclass(frozen=True)
-class Verdict:
+class UpdateJudgement:
     """A node's judgement of received updates, and statistics of the one it sent."""
 
     refused: Mapping[int, str] = field(default_factory=dict)
     """replica with an invalid update → reason"""
-    counted: Sequence[Counted] = ()
+    counted: Sequence[UpdateWeights] = ()
     """weights of the updates in the result, if the rule has any"""
-    compressed: Compressed | None = None
+    compressed: CompressionEffect | None = None
     """statistics of this node's compressed update, once committed"""
     full: Full | None = None
     """why it was sent uncompressed, if it was"""
@@ -52,16 +52,16 @@ class OuterState:
 
     def __init__(self, config: ExchangeConfig) -> None:
         self.exchange, self._alone = exchange(config), config.replicas == 1
-        self.settled = Outer()
+        self.settled = StageOuterState()
         """after the last commit or round"""
-        self.publisher = Publisher()
+        self.publisher = UpdatePublisher()
         """replaced by an injected fault"""
         self.left_out: Mapping[int, str] = {}
         """replica → why its update is ignored by all in the current step"""
         self.received: Mapping[int, str] = {}
         """replica → digest of its update in that step (``exchange/robust/equivocation.py``)"""
-        self._pending: Outer | None = None
-        self._held: Outer | None = None
+        self._pending: StageOuterState | None = None
+        self._held: StageOuterState | None = None
         """restored if the step is dropped"""
         self._honest = Update()
         self._anew: Full = "beginning"
@@ -73,9 +73,9 @@ class OuterState:
         self._held = None
         self._anew = "replicas" if state else "beginning"
         if state:
-            self.settled = Outer.load({**state, "rounds": torch.tensor(rounds)}, self.exchange.parts)
+            self.settled = StageOuterState.load({**state, "rounds": torch.tensor(rounds)}, self.exchange.parts)
         else:
-            self.settled = replace(Outer() if self._alone else self.exchange.start(weights), rounds=rounds)
+            self.settled = replace(StageOuterState() if self._alone else self.exchange.start(weights), rounds=rounds)
 
     def update(self, runner: StageRunner, me: int = 0) -> Update:
         """Return the update of replica ``me`` from the step's unclipped gradient.
@@ -90,13 +90,13 @@ class OuterState:
         self._honest = update
         return update
 
-    def settle(self, updates: Mapping[int, Update], me: int, runner: StageRunner) -> Verdict:
+    def settle(self, updates: Mapping[int, Update], me: int, runner: StageRunner) -> UpdateJudgement:
         """Replace the gradient by the exchange's result for ``updates`` (replica → update, including ``me``).
 
         Invalid updates are excluded, up to the number that the exchange tolerates.
         :raises NonFinite: if there are more; it names their replicas.
         """
-        counted: list[Counted] = []
+        counted: list[UpdateWeights] = []
         try:
             rule, sound, refused = validate(
                 self.exchange, self.settled, updates, self._honest, counted.append, self.left_out
@@ -111,7 +111,7 @@ class OuterState:
         self.publisher.received(others, self.exchange.codec(self.settled), self.settled.rounds)
         witnessed = self.exchange.witnessed(len(updates))
         self.received = {replica: digest(update) for replica, update in updates.items()} if witnessed else {}
-        return Verdict(refused, counted)
+        return UpdateJudgement(refused, counted)
 
     def anew(self) -> None:
         """Reset estimates after another node of the stage was rebuilt without its own."""
@@ -123,14 +123,14 @@ class OuterState:
         """Make later changes of :attr:`settled` revocable until the step commits."""
         self._held = self.settled
 
-    def commit(self) -> Verdict:
+    def commit(self) -> UpdateJudgement:
         """Commit the step; return what to report about it."""
         self._held = None
         if self._pending is None:
-            return Verdict()
+            return UpdateJudgement()
         self.settled, self._pending = self._pending, None
         self.publisher.sent()
-        return Verdict(compressed=self._honest.compressed, full=self._anew)
+        return UpdateJudgement(compressed=self._honest.compressed, full=self._anew)
 
     def drop(self) -> None:
         """Discard the current step."""

@@ -15,31 +15,31 @@ from planaria.config.schema import ModelConfig, RunConfig
 from planaria.control import events as e
 from planaria.control.events import Span
 from planaria.exchange.base import Update
-from planaria.pipeline.plan.actions import Action, Key, Plan
+from planaria.pipeline.plan.actions import Action, Key, StepPlan
 from planaria.pipeline.routing.arrangement import Arrangement
-from planaria.runtime.engine.messages import Messages
-from planaria.runtime.engine.received_frames import Awaited
+from planaria.runtime.engine.peer_messages import PeerMessages
+from planaria.runtime.engine.received_frames import FrameId
 from planaria.runtime.engine.runner import StageRunner, added
 
 Passed = Callable[[Action, Tensor], None]
 """called with each action and its output"""
 
 
-class Task(NamedTuple):
+class ReadyAction(NamedTuple):
     """An action and the frame that it needs; None if its input is local."""
 
     action: Action
-    input: Awaited | None
+    input: FrameId | None
 
 
 def perform(
-    plan: Plan, messages: Messages, runner: StageRunner, spans: list[Span], passed: Passed | None = None
+    plan: StepPlan, messages: PeerMessages, runner: StageRunner, spans: list[Span], passed: Passed | None = None
 ) -> None:
     """Run the actions of this worker's node, and append a span for each to ``spans``.
 
     :raises Interrupted: if the controller sends another order.
     """
-    todo, done = [Task(a, messages.input_of(a)) for a in plan.actions.get(messages.here.node, ())], set[Key]()
+    todo, done = [ReadyAction(a, messages.input_of(a)) for a in plan.actions.get(messages.here.node, ())], set[Key]()
     while todo:
         task = _first_ready(todo, done, messages)
         _act(task, messages, runner, spans, passed)
@@ -47,10 +47,10 @@ def perform(
         todo.remove(task)
 
 
-def _first_ready(todo: list[Task], done: set[Key], messages: Messages) -> Task:
+def _first_ready(todo: list[ReadyAction], done: set[Key], messages: PeerMessages) -> ReadyAction:
     """Return the first action that can start; wait for one if there is none."""
     messages.handle_pending()
-    found: list[Task] = []
+    found: list[ReadyAction] = []
 
     def late() -> list[int]:
         senders: list[int] = []
@@ -68,7 +68,9 @@ def _first_ready(todo: list[Task], done: set[Key], messages: Messages) -> Task:
     return found[0]
 
 
-def _act(task: Task, messages: Messages, runner: StageRunner, spans: list[Span], passed: Passed | None) -> None:
+def _act(
+    task: ReadyAction, messages: PeerMessages, runner: StageRunner, spans: list[Span], passed: Passed | None
+) -> None:
     action, control_link = task.action, messages.control_link
     control_link.at(action.kind, messages.here.step, action.microbatch, action.hop)
     control_link.reading.newly()
@@ -87,7 +89,7 @@ def _act(task: Task, messages: Messages, runner: StageRunner, spans: list[Span],
         spans.append(Span(action=action.kind, microbatch=action.microbatch, hop=action.hop, start=start, end=end))
 
 
-def agree(config: RunConfig, messages: Messages, runner: StageRunner, spans: list[e.Span]) -> None:
+def agree(config: RunConfig, messages: PeerMessages, runner: StageRunner, spans: list[e.Span]) -> None:
     """Combine the gradients of the nodes with the same parameters, and append a span for it to ``spans``."""
     nodes = adding(messages.here.present, config.model, messages.here.node)
     rule = messages.circle.outer.exchange
@@ -102,7 +104,7 @@ def agree(config: RunConfig, messages: Messages, runner: StageRunner, spans: lis
     spans.append(e.Span(action="exchange", start=start, end=time.monotonic()))
 
 
-def exchange_gradients(messages: Messages, runner: StageRunner) -> None:
+def exchange_gradients(messages: PeerMessages, runner: StageRunner) -> None:
     """Exchange gradients with the other replicas, and apply the result.
 
     Reports invalid updates; the first replica also reports the weights of all.
@@ -132,7 +134,7 @@ def adding(there: Arrangement, model: ModelConfig, node: int) -> tuple[int, ...]
     return tuple(there.stage) if model.one_array else there.peers(node)
 
 
-def add_shards(messages: Messages, runner: StageRunner, nodes: Sequence[int]) -> None:
+def add_shards(messages: PeerMessages, runner: StageRunner, nodes: Sequence[int]) -> None:
     """Add up the shares of ``nodes``, in their order, at the first of them."""
     first, *others = nodes
     own = runner.share()

@@ -1,6 +1,6 @@
 """A validated run: its configuration is checked, its text tokenised, its faults and initial weights read.
 
-Engines accept only a :class:`Prepared` run.
+Engines accept only a :class:`PreparedRun`.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from planaria.data.shards import prepare as prepare_data
 from planaria.data.stream import Stream
 from planaria.faults.checks import require_listeners
 from planaria.faults.trace import Trace
-from planaria.models.foreign_weights import Weights
+from planaria.models.foreign_weights import WeightsFile
 from planaria.planner.guidelines import broken
 from planaria.planner.schedule import read as read_schedule
-from planaria.runtime.engine.check import check, read_faults
+from planaria.runtime.engine.config_checks import check, read_faults
 from planaria.runtime.engine.copy_costs import settle
-from planaria.runtime.engine.device_memory import fitted_here
-from planaria.runtime.engine.resolved import ResolvedRun
+from planaria.runtime.engine.memory_prediction import fitted_here
+from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.starting_weights import require_tokenizer, starting_weights, weight_warnings
 from planaria.runtime.engine.unused_settings import idle, require_used
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedRun:
     """A validated run, ready to start."""
 
     run: ResolvedRun
     dataset: Data
     trace: Trace
-    parent: Weights | None = None
+    parent: WeightsFile | None = None
     """the open weights of ``train.start``"""
     notes: tuple[str, ...] = ()
     """one line each about settings without effect, and epochs of a mixture's sources"""
@@ -45,7 +45,7 @@ class Prepared:
     def config(self) -> RunConfig:
         return self.run.config
 
-    def with_config(self, config: RunConfig) -> Prepared:
+    def with_config(self, config: RunConfig) -> PreparedRun:
         """Return the same run with another configuration."""
         return self if config is self.config else replace(self, run=ResolvedRun(config))
 
@@ -56,7 +56,7 @@ def prepare(
     trace: Trace | None = None,
     begins: bool = True,
     samples: int | None = None,
-) -> Prepared:
+) -> PreparedRun:
     """Check the recipe, tokenise its text, and read its faults and initial weights; start no worker.
 
     :param say: receives progress messages
@@ -83,7 +83,7 @@ def prepare(
     if parent is not None:
         require_tokenizer(parent, config, dataset)
     warned = (*filter(None, (fits,)), *idle(run, faults), *weight_warnings(run, parent)) if begins else ()
-    return Prepared(run, dataset, faults, parent, (*warned, *read))
+    return PreparedRun(run, dataset, faults, parent, (*warned, *read))
 
 
 def streams(config: RunConfig, dataset: Data) -> tuple[Stream, Stream | None]:

@@ -22,14 +22,14 @@ from planaria.config.schema import RunConfig
 from planaria.control.decisions import Leave
 from planaria.control.events import REPORT, WorkerFailed, WorkerJoined
 from planaria.data.shards import Data, prepare
-from planaria.runtime.engine import runs
-from planaria.runtime.engine.check import check
-from planaria.runtime.engine.division import Machine, divide
+from planaria.runtime.engine import run_folders
+from planaria.runtime.engine.config_checks import check
 from planaria.runtime.engine.fleet import opened
-from planaria.runtime.engine.origin import START, run_started
+from planaria.runtime.engine.layer_division import WorkerCapacity, divide
 from planaria.runtime.engine.requirements import layer_loads, least, needs, work
-from planaria.runtime.engine.resolved import ResolvedRun
+from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.resumption import changed
+from planaria.runtime.engine.run_start import START, run_started
 from planaria.runtime.engine.stopping import stop_asked
 from planaria.runtime.fleet.base import Gone, Joined, Reported
 from planaria.runtime.fleet.open_fleet import OpenFleet
@@ -80,7 +80,7 @@ def resized(
     """
     if changes.get("pipeline.layers") != "auto":
         return changes
-    config = changed(runs.config_of(folder, *runs.KEPT), changes, folder)
+    config = changed(run_folders.config_of(folder, *run_folders.KEPT), changes, folder)
     check(config)
     found = sized(config, prepare(config.data, config.model.vocab, context=config.model.context), say, stop)
     return {**changes, "pipeline.layers": list(found.pipeline.layers or ())}
@@ -93,17 +93,17 @@ def with_layers(config: RunConfig, layers: tuple[int, ...] | None) -> RunConfig:
     return config.model_copy(update={"pipeline": pipeline, "model": model})
 
 
-def machines(config: RunConfig, timed: Sequence[Timed]) -> list[Machine]:
+def machines(config: RunConfig, timed: Sequence[Timed]) -> list[WorkerCapacity]:
     """Return the capacity of the timed workers; workers that share a device share its memory equally."""
     layers, stages = math.ceil(sum(load.size for load in layer_loads(config))), needs(config).stages
     if not stages:
-        return [Machine(report.layer_s, layers) for _, report in timed]
+        return [WorkerCapacity(report.layer_s, layers) for _, report in timed]
     ends, layer = stages[0], stages[1]  # of the recipe with one layer per stage
     sharing = Counter((host, report.device) for host, report in timed)
-    found: list[Machine] = []
+    found: list[WorkerCapacity] = []
     for host, report in timed:
         room = report.memory // sharing[host, report.device]
-        found.append(Machine(report.layer_s, min(layers, room // layer), room >= ends))
+        found.append(WorkerCapacity(report.layer_s, min(layers, room // layer), room >= ends))
     return found
 
 

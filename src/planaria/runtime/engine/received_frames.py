@@ -8,10 +8,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from planaria.runtime.transport.wire import Activation, CopyMessage, GradientShare, Header, Label, State, WireError
+from planaria.runtime.transport.wire import (
+    Activation,
+    CopyMessage,
+    GradientShare,
+    Label,
+    State,
+    TensorHeader,
+    WireError,
+)
 
 
-class Awaited(NamedTuple):
+class FrameId(NamedTuple):
     """A frame, identified by its sender and label."""
 
     sender: int
@@ -32,7 +40,7 @@ class ReceivedFrames:
         activation.
         """
         self._activation, self._land = (shape, dtype), land
-        self._held: dict[Awaited, tuple[tuple[int, int], Tensor]] = {}
+        self._held: dict[FrameId, tuple[tuple[int, int], Tensor]] = {}
         """with the generation and step of each"""
         self._now = 0, 0
 
@@ -41,7 +49,7 @@ class ReceivedFrames:
         self._now = generation, step
         self._held = {frame: held for frame, held in self._held.items() if held[0] >= self._now}
 
-    def put(self, sender: int, header: Header, payload: Tensor) -> None:
+    def put(self, sender: int, header: TensorHeader, payload: Tensor) -> None:
         """Keep a frame unless it is stale.
 
         :raises WireError: if no worker waits for such a frame, or an activation has another shape.
@@ -63,15 +71,15 @@ class ReceivedFrames:
             )
         if isinstance(label, Activation) and self._land is not None:
             payload = self._land(payload)
-        self._held[Awaited(sender, label)] = when, payload
+        self._held[FrameId(sender, label)] = when, payload
 
-    def __contains__(self, frame: Awaited) -> bool:
+    def __contains__(self, frame: FrameId) -> bool:
         return frame in self._held
 
-    def missing(self, frames: Iterable[Awaited]) -> list[int]:
+    def missing(self, frames: Iterable[FrameId]) -> list[int]:
         """Return the senders of the ``frames`` that have not arrived."""
         return [frame.sender for frame in frames if frame not in self._held]
 
-    def take(self, frame: Awaited) -> Tensor:
+    def take(self, frame: FrameId) -> Tensor:
         """Remove and return a received frame."""
         return self._held.pop(frame)[1]

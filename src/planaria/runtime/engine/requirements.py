@@ -7,18 +7,18 @@ from pathlib import Path
 
 from planaria.common.errors import UserError
 from planaria.config.schema import FleetConfig, RunConfig
-from planaria.control.started import RunStarted
+from planaria.control.run_started import RunStarted
 from planaria.models.families import family, frozen_parameters, stage_parameters
 from planaria.models.llama_stages import stage_layers
 from planaria.models.optimizers import optimizer
 from planaria.pipeline.network.costs import FP32_BYTES
-from planaria.runtime.engine.division import Load
-from planaria.runtime.fleet.devices import ON_CPUS, Needs
+from planaria.runtime.engine.layer_division import LayerCost
+from planaria.runtime.fleet.devices import ON_CPUS, DeviceNeeds
 from planaria.runtime.transport.listener import answers
 from planaria.runtime.transport.secure import NO_PROC
 
 
-def needs(config: RunConfig) -> Needs:
+def needs(config: RunConfig) -> DeviceNeeds:
     """Return the bytes of weights, gradients and moments of each stage; empty on CPUs.
 
     A lower bound, without activations, copies for recovery and the 0.5 GB of CUDA itself in each process.
@@ -26,7 +26,7 @@ def needs(config: RunConfig) -> Needs:
     if config.train.device != "cuda":
         return ON_CPUS
     config = least(config) if config.pipeline.layers == "auto" else config
-    return Needs(stage_state_bytes(config), sized=config.pipeline.unlike)
+    return DeviceNeeds(stage_state_bytes(config), sized=config.pipeline.unlike)
 
 
 def stage_state_bytes(config: RunConfig) -> tuple[int, ...]:
@@ -52,19 +52,19 @@ def work(config: RunConfig) -> list[float]:
     return [held[0] + 6 * model.vocab * model.dim * model.context / flops[model.ends_layers], *held[1:]]
 
 
-def layer_loads(config: RunConfig) -> list[Load]:
+def layer_loads(config: RunConfig) -> list[LayerCost]:
     """Return the work and memory of the decoder layers of block stages, compared with the first, which workers time."""
     return _loads(config)[config.model.ends_layers :]
 
 
-def _loads(config: RunConfig) -> list[Load]:
+def _loads(config: RunConfig) -> list[LayerCost]:
     """Return the loads of all decoder layers."""
     model, chosen = config.model, family(config.model)
     work, sizes = chosen.layer_work(model), chosen.layer_sizes(model)
     if work is None or sizes is None:
-        return [Load()] * model.layers
+        return [LayerCost()] * model.layers
     timed = model.ends_layers
-    return [Load(one / work[timed], size / sizes[timed]) for one, size in zip(work, sizes, strict=True)]
+    return [LayerCost(one / work[timed], size / sizes[timed]) for one, size in zip(work, sizes, strict=True)]
 
 
 def least(config: RunConfig) -> RunConfig:

@@ -13,21 +13,21 @@ from planaria.common.errors import UserError
 from planaria.config import recipe
 from planaria.config.options import Options
 from planaria.config.schema import ChaosConfig, OptimConfig, RunConfig
-from planaria.control.events import Recut, Shape, Standing
+from planaria.control.events import Recut, ReplicaPosition, RunShape
 from planaria.control.logs import EVENTS
-from planaria.control.statefile import read_state
+from planaria.control.state_file import read_state
 from planaria.data.tokenizer import Tokenizer
 from planaria.exchange.compress.checks import require_same_feedback
 from planaria.exchange.registry import exchange
 from planaria.runtime.checkpoint import recut
-from planaria.runtime.checkpoint.cut import CUT, Cut, require_alike
+from planaria.runtime.checkpoint.cut import CUT, RunCut, require_alike
 from planaria.runtime.checkpoint.loading import check_stages, cut_for, cut_of
-from planaria.runtime.checkpoint.store import CheckpointStore, Saved
-from planaria.runtime.engine import runs
-from planaria.runtime.engine.clipping import learning_rate
-from planaria.runtime.engine.origin import Origin
-from planaria.runtime.engine.prepare import Prepared, on_schedule, placed
-from planaria.runtime.engine.resolved import ResolvedRun
+from planaria.runtime.checkpoint.store import CheckpointStore, SealedCheckpoint
+from planaria.runtime.engine import run_folders
+from planaria.runtime.engine.learning_rate import learning_rate
+from planaria.runtime.engine.prepare import PreparedRun, on_schedule, placed
+from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.engine.run_start import Origin
 from planaria.runtime.engine.snapshots import recalled
 
 FIXED = ("seed", "model", "data")
@@ -47,7 +47,7 @@ class Resumption:
 
     config: RunConfig
     store: CheckpointStore
-    saved: Saved | None
+    saved: SealedCheckpoint | None
     """the checkpoint; None if nothing was saved yet"""
     origin: Origin
 
@@ -64,7 +64,7 @@ def take_up(folder: Path, changes: Mapping[str, object], checkpoint: str | None,
 
     :raises UserError: if there is no such run or checkpoint, it is damaged, or a changed setting is fixed.
     """
-    before = runs.config_of(folder, *runs.KEPT)
+    before = run_folders.config_of(folder, *run_folders.KEPT)
     config = changed(before, changes, folder)
     if differing := _differing(before, config):
         say(f"{folder}: continues with {differing}")
@@ -82,7 +82,7 @@ def take_up(folder: Path, changes: Mapping[str, object], checkpoint: str | None,
 
 
 @contextmanager
-def _naming_another(store: CheckpointStore, saved: Saved | None) -> Iterator[None]:
+def _naming_another(store: CheckpointStore, saved: SealedCheckpoint | None) -> Iterator[None]:
     """Add the flag for another whole checkpoint to an error in the files of ``saved``."""
     try:
         yield
@@ -115,10 +115,10 @@ def changed(before: RunConfig, flags: Mapping[str, object], folder: Path) -> Run
         raise UserError("--engine simulate: a simulation cannot be resumed; see `planaria plan`")
     if config.routing.schedule is not None:
         if "routing.schedule" not in flags:  # the folder may have been moved
-            config = on_schedule(config, (folder / runs.SCHEDULE).absolute())
+            config = on_schedule(config, (folder / run_folders.SCHEDULE).absolute())
         config = placed(config, None)
     if "chaos.trace" not in flags and config.chaos.trace is not None:
-        return config.model_copy(update={"chaos": ChaosConfig(trace=str(folder / runs.TRACE))})
+        return config.model_copy(update={"chaos": ChaosConfig(trace=str(folder / run_folders.TRACE))})
     return config
 
 
@@ -127,7 +127,7 @@ def _with_tokenizer(config: RunConfig, before: RunConfig, folder: Path) -> RunCo
 
     :raises UserError: if the vocabulary is too small for it.
     """
-    own, size = (folder / runs.TOKENIZER).absolute(), config.model.vocab
+    own, size = (folder / run_folders.TOKENIZER).absolute(), config.model.vocab
     if size != before.model.vocab and (least := Tokenizer.open(own).vocab) > size:
         raise UserError(f"--model.vocab {size}: {folder}'s tokenizer has {least} ids; give {least} or more")
     chosen = config.data.tokenizer
@@ -157,9 +157,9 @@ def _differing(before: RunConfig, config: RunConfig) -> str:
     return ", ".join(changes)
 
 
-def require_same_data(folder: Path, prepared: Prepared) -> None:
+def require_same_data(folder: Path, prepared: PreparedRun) -> None:
     """Raise UserError if the text or the tokenizer changed."""
-    kept = folder / runs.DATA
+    kept = folder / run_folders.DATA
     if not kept.is_file():
         return
     fix = f"restore it, or remove it and accept that with `planaria run check {folder} --accept`"
@@ -195,7 +195,7 @@ def rate_change(before: RunConfig, config: RunConfig, step: int) -> str:
     )
 
 
-def _first_block(saved: Saved, run: ResolvedRun) -> int | None:
+def _first_block(saved: SealedCheckpoint, run: ResolvedRun) -> int | None:
     """Return the first block that is not used completely; None if it follows from the samples.
 
     :raises UserError: if replicas were at different steps, and the changed ones train in lockstep or have another
@@ -220,7 +220,7 @@ def _first_block(saved: Saved, run: ResolvedRun) -> int | None:
     return manifest.first_block
 
 
-def choose(store: CheckpointStore, name: str | None) -> Saved | None:
+def choose(store: CheckpointStore, name: str | None) -> SealedCheckpoint | None:
     """Return the checkpoint of this name, or the newest; None if there is none yet.
 
     :raises UserError: if there is none of this name.
@@ -233,19 +233,19 @@ def choose(store: CheckpointStore, name: str | None) -> Saved | None:
     return known[name]
 
 
-def _generation(folder: Path, saved: Saved | None, config: RunConfig) -> int:
+def _generation(folder: Path, saved: SealedCheckpoint | None, config: RunConfig) -> int:
     """Return the run's last generation; 0 if it never had a controller.
 
     :raises UserError: if its state file is damaged or missing, since generations could repeat.
     """
     path = folder / "state.json"
-    led = (folder / EVENTS).exists() and config.engine == runs.config_of(folder).engine == "fleet"
+    led = (folder / EVENTS).exists() and config.engine == run_folders.config_of(folder).engine == "fleet"
     if saved is not None and led and not path.exists():
         raise UserError(f"{path}: is missing; restore it, or resume with --engine inline")
     return read_state(folder).generation if path.exists() else 0
 
 
-def _origin(store: CheckpointStore, folder: Path, saved: Saved | None, run: ResolvedRun, say: Say) -> Origin:
+def _origin(store: CheckpointStore, folder: Path, saved: SealedCheckpoint | None, run: ResolvedRun, say: Say) -> Origin:
     """Return where to continue; stages missing in a partial checkpoint come from the newest whole one before it."""
     config = run.config
     generation = _generation(folder, saved, config)
@@ -265,7 +265,7 @@ def _origin(store: CheckpointStore, folder: Path, saved: Saved | None, run: Reso
         say(f"{saved.folder.name}: {line}")
     standings = manifest.standings if run.replicas == manifest.replicas > 1 and rule.weights == "own" else {}
     if rule.outer != "own":
-        standings = {number: Standing(step=standing.step) for number, standing in standings.items()}
+        standings = {number: ReplicaPosition(step=standing.step) for number, standing in standings.items()}
     return Origin(
         saved.step,
         generation,
@@ -279,10 +279,10 @@ def _origin(store: CheckpointStore, folder: Path, saved: Saved | None, run: Reso
     )
 
 
-def _shape(cut: Cut) -> Shape:
+def _shape(cut: RunCut) -> RunShape:
     kind = "" if cut.exchange is None else cut.exchange.kind
     model = cut.model
-    return Shape(
+    return RunShape(
         stages=cut.stages,
         ends_layers=model.ends_layers,
         block_layers=list(model.block_layers or ()),
@@ -292,7 +292,9 @@ def _shape(cut: Cut) -> Shape:
     )
 
 
-def _load(store: CheckpointStore, saved: Saved, same_cut: bool, stages: Sequence[int], say: Say) -> dict[int, str]:
+def _load(
+    store: CheckpointStore, saved: SealedCheckpoint, same_cut: bool, stages: Sequence[int], say: Say
+) -> dict[int, str]:
     """Return the folder that each of ``stages`` is loaded from; missing ones start from the seed.
 
     :raises UserError: if a partial checkpoint would have to be re-cut.
@@ -312,7 +314,7 @@ def _load(store: CheckpointStore, saved: Saved, same_cut: bool, stages: Sequence
     return dict.fromkeys(saved.manifest.stages, saved.folder.name) | others
 
 
-def _notes(was: Cut, now: Cut, rule: recut.Rules, optim: OptimConfig) -> list[str]:
+def _notes(was: RunCut, now: RunCut, rule: recut.ReplicaStarts, optim: OptimConfig) -> list[str]:
     """Return a line for each notable conversion of a run that continues in another shape."""
     lines = []
     if was.lines != now.lines:
@@ -337,7 +339,7 @@ def _notes(was: Cut, now: Cut, rule: recut.Rules, optim: OptimConfig) -> list[st
     return lines
 
 
-def _has_outer(cut: Cut) -> bool:
+def _has_outer(cut: RunCut) -> bool:
     """Return whether its replicas may have an outer state."""
     return cut.replicas > 1 and (cut.exchange is None or bool(exchange(cut.exchange).parts))
 

@@ -1,7 +1,7 @@
 """Files that a machine needs before its workers start: in the run's folder, or fetched from the controller.
 
 Fetched files are in the machine's cache: token shards, which are reused by later runs; the schedule; and the logs of
-its workers. Parts of checkpoints go to the controller (``runtime/engine/saver.py``).
+its workers. Parts of checkpoints go to the controller (``runtime/engine/checkpoint_writer.py``).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 from planaria.common.cache import cache_folder, locked
 from planaria.common.errors import UserError
 from planaria.data.dataset import CorruptDataset, open_data, parts_of
-from planaria.runtime.engine import runs, worker
+from planaria.runtime.engine import run_folders, worker
 from planaria.runtime.engine.custom_classes import own_classes
-from planaria.runtime.engine.setup import DATA, RUN, Setup
+from planaria.runtime.engine.worker_setup import DATA, RUN, Setup
 from planaria.runtime.fleet.base import Workplace
 from planaria.runtime.fleet.files import Files
 from planaria.runtime.fleet.joining import read_door
@@ -72,8 +72,8 @@ def provide(setup: Setup, address: str, host: str, cache: Path | None, say: Say)
         dataset = _dataset(setup.dataset.name, place, files, say)
         config = setup.config
         if config.routing.schedule is not None:
-            files.fetch(f"{RUN}/{runs.SCHEDULE}", folder / runs.SCHEDULE)
-            routing = config.routing.model_copy(update={"schedule": str(folder / runs.SCHEDULE)})
+            files.fetch(f"{RUN}/{run_folders.SCHEDULE}", folder / run_folders.SCHEDULE)
+            routing = config.routing.model_copy(update={"schedule": str(folder / run_folders.SCHEDULE)})
             config = config.model_copy(update={"routing": routing})
     except OSError as error:
         raise UserError(

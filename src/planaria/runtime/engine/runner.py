@@ -17,8 +17,8 @@ from planaria.config.schema import RunConfig
 from planaria.models.families import build_stage
 from planaria.models.optimizers import optimizer
 from planaria.models.state import StageState
-from planaria.runtime.engine.clipping import clip_gradients, learning_rate, total_norms
-from planaria.runtime.engine.samples import Batch, Learned, Masks, placed
+from planaria.runtime.engine.learning_rate import clip_gradients, learning_rate, total_norms
+from planaria.runtime.engine.step_samples import Batch, Masks, TargetCounts, placed
 from planaria.runtime.transport.wire import ACTIVATIONS
 
 
@@ -58,7 +58,7 @@ class StageRunner:
         self._train, self._microbatches = True, 1
         self._seen = self._seen_targets = 0.0
         self._weights: Sequence[float] | None = None
-        self._learned: Learned | None = None
+        self._learned: TargetCounts | None = None
 
     def begin(
         self,
@@ -67,7 +67,7 @@ class StageRunner:
         microbatches: int,
         masks: Masks | None = None,
         weights: Sequence[float] | None = None,
-        learned: Learned | None = None,
+        learned: TargetCounts | None = None,
     ) -> None:
         """Start a step or a validation of ``microbatches``.
 

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from planaria.pipeline.network.costs import Costs, Prices
-from planaria.pipeline.plan.actions import Plan
-from planaria.pipeline.plan.clock import Clock, Simulated
+from planaria.pipeline.network.costs import Costs, MessageCosts
+from planaria.pipeline.plan.actions import StepPlan
+from planaria.pipeline.plan.clock import PlanSimulation, SimulatedStep
 
-__all__ = ["Simulated", "simulate"]
+__all__ = ["SimulatedStep", "simulate"]
 
 
-def simulate(plan: Plan, costs: Costs, message_bytes: int) -> Simulated:
+def simulate(plan: StepPlan, costs: Costs, message_bytes: int) -> SimulatedStep:
     """Simulate a step of ``plan`` in which actions, and messages of ``message_bytes`` each, have these ``costs``.
 
     The clock counts whole nanoseconds; simultaneous events are visible to all workers before they choose.
 
     :raises UserError: if the plan can never finish; it names actions.
     """
-    clock = Clock(plan, Prices(costs, message_bytes))
+    clock = PlanSimulation(plan, MessageCosts(costs, message_bytes))
     step = clock.run()
     actions = clock.graph.actions
-    return Simulated(
-        step_s=Prices.seconds(step),
+    return SimulatedStep(
+        step_s=MessageCosts.seconds(step),
         ran={stage: [actions[n] for n in ran] for stage, ran in clock.ran.items()},
-        starts={stage: [Prices.seconds(clock.starts[n]) for n in ran] for stage, ran in clock.ran.items()},
-        ends={stage: [Prices.seconds(clock.ends[n]) for n in ran] for stage, ran in clock.ran.items()},
+        starts={stage: [MessageCosts.seconds(clock.starts[n]) for n in ran] for stage, ran in clock.ran.items()},
+        ends={stage: [MessageCosts.seconds(clock.ends[n]) for n in ran] for stage, ran in clock.ran.items()},
         sent_bytes={link: count * message_bytes for link, count in sorted(clock.messages.items())},
     )

@@ -15,9 +15,9 @@ from torch import Tensor
 from planaria.config.schema import RunConfig
 from planaria.models.llama_layers import document_mask
 from planaria.models.llama_stages import stage_layers
-from planaria.pipeline.network.costs import Prices
+from planaria.pipeline.network.costs import MessageCosts
 from planaria.runtime.engine.runner import StageRunner
-from planaria.runtime.engine.samples import Batch, Learned, Masks
+from planaria.runtime.engine.step_samples import Batch, Masks, TargetCounts
 
 
 def new_runner(config: RunConfig, stage: int, initialise: bool) -> StageRunner:
@@ -60,21 +60,21 @@ class SleepingRunner(StageRunner):
 
     def __init__(self, config: RunConfig, stage: int, initialise: bool = True) -> None:
         super().__init__(config, stage, initialise)
-        self._prices: tuple[int, Prices] | None = None
+        self._prices: tuple[int, MessageCosts] | None = None
         self._times = 1.0
         self.slowness: Slowness | None = None
         """replaces :meth:`slow_down` if slowness changes with time"""
         shape = config.pipeline.microbatch_size, config.model.context, config.model.dim
         self._activation = torch.zeros(shape, dtype=self._travels)
 
-    def use_prices(self, node: int, prices: Prices) -> None:
+    def use_prices(self, node: int, prices: MessageCosts) -> None:
         """Let passes take what they cost at ``node``; until then they take no time."""
         self._prices = node, prices
 
     def _sleep(self, kind: str, hop: int) -> None:
         if self._prices is not None:
             node, prices = self._prices
-            seconds = Prices.seconds(prices.compute(kind, node, hop))
+            seconds = MessageCosts.seconds(prices.compute(kind, node, hop))
             if self.slowness is None:
                 time.sleep(self._times * seconds)
             else:
@@ -91,7 +91,7 @@ class SleepingRunner(StageRunner):
         microbatches: int,
         masks: Masks | None = None,
         weights: Sequence[float] | None = None,
-        learned: Learned | None = None,
+        learned: TargetCounts | None = None,
     ) -> None:
         super().begin(batch, train, microbatches, weights=weights, learned=learned)
         for parameter in self.parameters.values():

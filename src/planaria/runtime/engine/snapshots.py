@@ -13,16 +13,16 @@ from pathlib import Path
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.control.logs import Surviving, turns_of
-from planaria.control.started import RunStarted, SnapshotLabel
-from planaria.recovery.base import Replica
-from planaria.runtime.checkpoint.memory import MemoryFolder, Owner, require_room, sweep
-from planaria.runtime.checkpoint.store import Saved
-from planaria.runtime.engine.copies import Remembered, StageCopies
+from planaria.control.logs import SurvivingSteps, turns_of
+from planaria.control.run_started import RunStarted, SnapshotLabel
+from planaria.recovery.base import DamagedReplica
+from planaria.runtime.checkpoint.memory_folder import MemoryFolder, Owner, require_room, sweep
+from planaria.runtime.checkpoint.store import SealedCheckpoint
 from planaria.runtime.engine.copy_costs import costs_of_copies
-from planaria.runtime.engine.origin import Origin
-from planaria.runtime.engine.resolved import ResolvedRun
-from planaria.runtime.engine.setup import Setup
+from planaria.runtime.engine.recovery_copies import SnapshotPart, StageCopies
+from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.engine.run_start import Origin
+from planaria.runtime.engine.worker_setup import Setup
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class SnapshotWriter:
     def __init__(self, folder: MemoryFolder, part: str) -> None:
         """``part``: the name of this part of the run."""
         self._folder, self._run_part = folder, part
-        self._wanted: tuple[SnapshotLabel, Remembered] | None = None
+        self._wanted: tuple[SnapshotLabel, SnapshotPart] | None = None
         self._news = threading.Condition()
         self._written = -1, -1
         """node and step of the last snapshot handed to the thread"""
@@ -110,7 +110,7 @@ SAME = ("seed", "model", "data", "pipeline", "routing", "recovery", "exchange")
 Say = Callable[[str], None]
 
 
-def recalled(origin: Origin, saved: Saved | None, run: ResolvedRun, folder: Path, say: Say) -> Origin:
+def recalled(origin: Origin, saved: SealedCheckpoint | None, run: ResolvedRun, folder: Path, say: Say) -> Origin:
     """Return where a run continues if a snapshot in memory is newer than the checkpoint of ``origin``.
 
     Uses the newest snapshot that the run has not rolled back since and that covers all stages, from files or parities.
@@ -128,7 +128,7 @@ def recalled(origin: Origin, saved: Saved | None, run: ResolvedRun, folder: Path
     nodes, strategy, stages = run.arrangement, run.recovery.remembering, range(run.config.pipeline.stages + 1)
     newer = [label for label in memory.newest_first() if label.step > origin.step]
     try:
-        surviving = Surviving.of(turns_of(folder) if newer else ())
+        surviving = SurvivingSteps.of(turns_of(folder) if newer else ())
     except UserError as error:
         say(f"{memory.folder}: not used, the run's log does not show which steps were undone ({error})")
         return origin
@@ -139,7 +139,7 @@ def recalled(origin: Origin, saved: Saved | None, run: ResolvedRun, folder: Path
             continue
         there = memory.whole(label)
         lost = frozenset(stages) - there
-        answer = strategy.donors(lost, Replica(run.config.pipeline.stages, dict.fromkeys(stages, 0), there))
+        answer = strategy.donors(lost, DamagedReplica(run.config.pipeline.stages, dict.fromkeys(stages, 0), there))
         if answer.refused:
             say(f"{memory.folder}: snapshot of step {step} not used, {next(iter(answer.refused.values()))}")
             continue
@@ -159,7 +159,9 @@ def recalled(origin: Origin, saved: Saved | None, run: ResolvedRun, folder: Path
     return origin
 
 
-def _obstacle(owner: Owner, memory: MemoryFolder, saved: Saved | None, origin: Origin, config: RunConfig) -> str:
+def _obstacle(
+    owner: Owner, memory: MemoryFolder, saved: SealedCheckpoint | None, origin: Origin, config: RunConfig
+) -> str:
     """Return why snapshots cannot be used; empty if they can."""
     if owner.folder != str(memory.run):
         return f"it belongs to the run in {owner.folder}"
@@ -175,5 +177,5 @@ def _obstacle(owner: Owner, memory: MemoryFolder, saved: Saved | None, origin: O
     return ""
 
 
-def _named(saved: Saved | None) -> str:
+def _named(saved: SealedCheckpoint | None) -> str:
     return "none" if saved is None else f"of step {saved.step}"

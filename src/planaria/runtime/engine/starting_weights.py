@@ -10,23 +10,23 @@ from torch import Tensor
 from planaria.common import digests
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.control.saving import folder_name
+from planaria.control.checkpoint_decisions import folder_name
 from planaria.data.shards import Data
 from planaria.data.tokenizer import Tokenizer
 from planaria.models.families import family
-from planaria.models.foreign_weights import Weights
+from planaria.models.foreign_weights import WeightsFile
 from planaria.pipeline.routing import ROUTINGS
 from planaria.runtime.checkpoint.cut import atom_name, declared
 from planaria.runtime.checkpoint.loading import cut_for
 from planaria.runtime.checkpoint.stage_file import stream_weights
-from planaria.runtime.checkpoint.store import CheckpointStore, Manifest, stage_name
-from planaria.runtime.engine import runs
-from planaria.runtime.engine.origin import START, Origin
-from planaria.runtime.engine.resolved import ResolvedRun
+from planaria.runtime.checkpoint.store import CheckpointManifest, CheckpointStore, stage_name
+from planaria.runtime.engine import run_folders
+from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.engine.run_start import START, Origin
 from planaria.runtime.engine.weight_sources import FIXED, open_weights, require_dense, require_same
 
 
-def starting_weights(config: RunConfig) -> Weights | None:
+def starting_weights(config: RunConfig) -> WeightsFile | None:
     """Return the weights that ``train.start`` names; None if the run starts from the seed's.
 
     :raises UserError: if they are missing, belong to another model, or their tokenizer has more ids than they have
@@ -53,7 +53,7 @@ def starting_weights(config: RunConfig) -> Weights | None:
     return weights
 
 
-def require_tokenizer(weights: Weights, config: RunConfig, dataset: Data) -> None:
+def require_tokenizer(weights: WeightsFile, config: RunConfig, dataset: Data) -> None:
     """Require the tokenizer that the weights were trained with; UserError otherwise."""
     start, chosen, fix = config.train.start, config.data.tokenizer, "so ids would change their meaning; set"
     if weights.tokenizer is None:
@@ -78,7 +78,7 @@ def _digest(tokenizer: Path) -> str:
     return digests.of(Tokenizer.open(tokenizer).to_json().encode())
 
 
-def weight_warnings(run: ResolvedRun, weights: Weights | None) -> Iterator[str]:
+def weight_warnings(run: ResolvedRun, weights: WeightsFile | None) -> Iterator[str]:
     """Yield a warning for each setting that does not suit the model or its starting weights."""
     config = run.config
     for clause in family(config.model).warnings(config.model):
@@ -103,7 +103,7 @@ def weight_warnings(run: ResolvedRun, weights: Weights | None) -> Iterator[str]:
             yield f"warning: routing {kind!r} is unfit for trained weights: {routing.unfit}; see docs/models.md"
 
 
-def branch_off(weights: Weights, folder: Path, config: RunConfig) -> Origin:
+def branch_off(weights: WeightsFile, folder: Path, config: RunConfig) -> Origin:
     """Write the weights as the run's checkpoint of step 0, tensor by tensor, and the settings beside them.
 
     The base of adapters is not written, since stages load it themselves.
@@ -111,7 +111,7 @@ def branch_off(weights: Weights, folder: Path, config: RunConfig) -> Origin:
     :raises UserError: if a tensor cannot be read, or is not finite.
     """
     if weights.usage is not None:
-        digests.put(folder, {runs.USAGE: weights.usage.model_dump_json(indent=1).encode()})
+        digests.put(folder, {run_folders.USAGE: weights.usage.model_dump_json(indent=1).encode()})
     if config.model.lora.rank and not weights.config.lora.rank:
         return START
     store, cut = CheckpointStore(folder / "checkpoints"), cut_for(config)
@@ -123,7 +123,9 @@ def branch_off(weights: Weights, folder: Path, config: RunConfig) -> Origin:
             return weights.tensor(atom_name(cut, stage, local))
 
         sums[stage_name(stage, 0, 1)] = stream_weights(store.unfinished(0), stage, 0, shapes, read).sha256
-    manifest = Manifest(step=0, stages=stages, pipeline_stages=cut.stages, samples=0, digests=sums, model=config.model)
+    manifest = CheckpointManifest(
+        step=0, stages=stages, pipeline_stages=cut.stages, samples=0, digests=sums, model=config.model
+    )
     name = folder_name(0, partial=False)
     store.seal(name, manifest, config.checkpoint.keep)
     return Origin(load=dict.fromkeys(stages, name))

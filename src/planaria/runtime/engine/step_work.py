@@ -7,11 +7,11 @@ from typing import Protocol
 
 from planaria.control.events import Span
 from planaria.exchange.coded.worker import coded_steps
-from planaria.pipeline.plan.actions import Plan
-from planaria.runtime.engine.messages import Messages
-from planaria.runtime.engine.resolved import ResolvedRun
+from planaria.pipeline.plan.actions import StepPlan
+from planaria.runtime.engine.peer_messages import PeerMessages
+from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.runner import StageRunner
-from planaria.runtime.engine.samples import Data
+from planaria.runtime.engine.step_samples import StepData
 
 
 class StepWork(Protocol):
@@ -21,11 +21,16 @@ class StepWork(Protocol):
     def rounds(self) -> int:
         """Rounds in a step."""
 
-    def plan(self, step: int, number: int) -> Plan:
+    def plan(self, step: int, number: int) -> StepPlan:
         """Return the plan with which the ``number``-th node of a stage starts a step."""
 
     def run(
-        self, messages: Messages, runner: StageRunner, data: Data, spans: list[Span], begun: Callable[[int], None]
+        self,
+        messages: PeerMessages,
+        runner: StageRunner,
+        data: StepData,
+        spans: list[Span],
+        begun: Callable[[int], None],
     ) -> None:
         """Run a step and leave its gradient in ``runner``; call ``begun`` with the number of each round.
 

@@ -16,20 +16,20 @@ from planaria.models.families import family
 from planaria.models.llama_stages import stage_layers
 from planaria.models.packing import pack, unpack
 from planaria.models.state import StageState
-from planaria.runtime.checkpoint.memory import MemoryFolder
-from planaria.runtime.engine.copies import Remembered, StageCopies, workshop
-from planaria.runtime.engine.messages import Messages
-from planaria.runtime.engine.received_frames import Awaited
-from planaria.runtime.engine.resolved import ResolvedRun
+from planaria.runtime.checkpoint.memory_folder import MemoryFolder
+from planaria.runtime.engine.checkpoint_writer import StageFiles
+from planaria.runtime.engine.peer_messages import PeerMessages
+from planaria.runtime.engine.received_frames import FrameId
+from planaria.runtime.engine.recovery_copies import SnapshotPart, StageCopies, workshop
+from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.runner import StageRunner
-from planaria.runtime.engine.saver import StageFiles
-from planaria.runtime.engine.setup import Setup
 from planaria.runtime.engine.sleeping_runner import new_runner
+from planaria.runtime.engine.worker_setup import Setup
 from planaria.runtime.transport.wire import State
 
 
 @dataclass(frozen=True)
-class Timing:
+class TakeoverTimes:
     """Durations of a state transfer and rebuild."""
 
     transfer_s: float = 0.0
@@ -50,18 +50,18 @@ class MemoryDamaged(Exception):
     """The state retained in this worker's memory has changed, so its memory is unreliable."""
 
 
-class Taken(NamedTuple):
+class TakenState(NamedTuple):
     """A stage's state at its new worker."""
 
     runner: StageRunner
-    timing: Timing = Timing()
+    timing: TakeoverTimes = TakeoverTimes()
     given: Mapping[int, StageState] = {}
     """the donors' states from which a recovery strategy rebuilt it, by stage"""
-    part: Remembered | None = None
+    part: SnapshotPart | None = None
     """of the snapshot to which it was rolled back"""
 
 
-def _part(setup: Setup, copies: StageCopies | None, node: int, stage: int, recall: d.Recall) -> Remembered:
+def _part(setup: Setup, copies: StageCopies | None, node: int, stage: int, recall: d.Recall) -> SnapshotPart:
     """Return this worker's part of a snapshot, from memory or from its predecessor's file.
 
     :raises UserError: if the file cannot be read.
@@ -72,7 +72,7 @@ def _part(setup: Setup, copies: StageCopies | None, node: int, stage: int, recal
         return copies.remembered()
     if recall.file is None:
         raise UserError(f"stage {stage}: its worker does not hold the snapshot of step {recall.step}; resume the run")
-    return Remembered(stage, recall.step, *MemoryFolder(setup.folder).read(stage, recall.file))
+    return SnapshotPart(stage, recall.step, *MemoryFolder(setup.folder).read(stage, recall.file))
 
 
 def _require_intact(copies: StageCopies) -> None:
@@ -80,7 +80,7 @@ def _require_intact(copies: StageCopies) -> None:
         raise MemoryDamaged("retained state does not match its checksum; the worker's memory is faulty")
 
 
-def donate(run: ResolvedRun, messages: Messages, form: d.Form, runner: StageRunner, copies: StageCopies) -> None:
+def donate(run: ResolvedRun, messages: PeerMessages, form: d.Form, runner: StageRunner, copies: StageCopies) -> None:
     """Send this worker's contribution to each worker that rebuilds a lost stage.
 
     :raises MemoryDamaged: if a retained copy has changed.
@@ -102,13 +102,13 @@ def donate(run: ResolvedRun, messages: Messages, form: d.Form, runner: StageRunn
 def take_state(
     setup: Setup,
     run: ResolvedRun,
-    messages: Messages,
+    messages: PeerMessages,
     source: d.Source,
     runner: StageRunner,
     copies: StageCopies | None,
     rounds: int,
     lost: StageRunner | None = None,
-) -> Taken:
+) -> TakenState:
     """Return a runner of this worker's stage with the state of ``source``.
 
     :param runner: the worker's current runner
@@ -121,7 +121,7 @@ def take_state(
     here, outer = messages.here, dict[str, Tensor]()
     match source:
         case d.Keep():
-            return Taken(runner)
+            return TakenState(runner)
         case d.Fresh():
             runner = new_runner(setup.config, here.stage, initialise=True)
         case d.Load(folder=folder):
@@ -135,19 +135,23 @@ def take_state(
             runner = _runner_for(setup.config, runner, here.stage)
             part = _part(setup, copies, here.node, here.stage, source)
             runner.load(part.state)
-            return Taken(runner, Timing(rebuild_s=time.monotonic() - start), part=part)
+            return TakenState(runner, TakeoverTimes(rebuild_s=time.monotonic() - start), part=part)
         case d.Rebuild() | d.Handover():
             runner = _runner_for(setup.config, runner, here.stage)
             timing, outer, given = _receive(run, messages, source, runner, lost)
             messages.circle.begin(outer, runner, rounds)
-            return Taken(runner, timing, given)
+            return TakenState(runner, timing, given)
     messages.circle.begin(outer, runner, rounds)
-    return Taken(runner, Timing(rebuild_s=time.monotonic() - start))
+    return TakenState(runner, TakeoverTimes(rebuild_s=time.monotonic() - start))
 
 
 def _receive(
-    run: ResolvedRun, messages: Messages, source: d.Rebuild | d.Handover, runner: StageRunner, lost: StageRunner | None
-) -> tuple[Timing, dict[str, Tensor], Mapping[int, StageState]]:
+    run: ResolvedRun,
+    messages: PeerMessages,
+    source: d.Rebuild | d.Handover,
+    runner: StageRunner,
+    lost: StageRunner | None,
+) -> tuple[TakeoverTimes, dict[str, Tensor], Mapping[int, StageState]]:
     """Wait for the donors' states, and load the state or let the recovery strategy rebuild it.
 
     Returns timing, outer state, and the states that a strategy used, by stage.
@@ -155,7 +159,7 @@ def _receive(
     start, here = time.monotonic(), messages.here
     messages.control_link.at("take", here.step)
     stages = {n: here.stage_of(n) for n in (source.donors if isinstance(source, d.Rebuild) else [d.BEFORE])}
-    flats = messages.collect([Awaited(node, State(stage)) for node, stage in stages.items()], "the state of {}")
+    flats = messages.collect([FrameId(node, State(stage)) for node, stage in stages.items()], "the state of {}")
     arrived = time.monotonic()
     messages.control_link.at("rebuild", here.step)
     given = {stage: unpack(flat) for stage, flat in zip(stages.values(), flats, strict=True)}
@@ -170,7 +174,7 @@ def _receive(
             at = replace(at, before=lost.state())
         runner.load(run.recovery.rebuild(source.by, here.stage, given, at))
     messages.links.end_transfers()
-    return Timing(arrived - start, size, time.monotonic() - arrived), outer, given
+    return TakeoverTimes(arrived - start, size, time.monotonic() - arrived), outer, given
 
 
 def _runner_for(config: RunConfig, runner: StageRunner, stage: int) -> StageRunner:

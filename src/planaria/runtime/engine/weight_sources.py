@@ -11,7 +11,7 @@ from planaria.common.errors import UserError, missing_package
 from planaria.config.names import expanded
 from planaria.config.schema import ModelConfig
 from planaria.data.tokenizer import Tokenizer
-from planaria.models.foreign_weights import Weights
+from planaria.models.foreign_weights import WeightsFile
 from planaria.models.gguf import open_gguf
 from planaria.models.gguf_file import is_gguf
 from planaria.models.hf_config import Unsupported
@@ -22,7 +22,7 @@ from planaria.models.transformers.adapters import ADAPTERS, base_of
 from planaria.models.transformers.family import model_section
 from planaria.models.transformers.files import open_decoder, read_json
 from planaria.runtime.checkpoint.loading import weights_of
-from planaria.runtime.engine import runs
+from planaria.runtime.engine import run_folders
 
 HUB = "hf:"
 FIXED = ("family", "vocab", "dim", "layers", "heads", "kv", "hidden", "tied", "rope_theta", "norm_eps")
@@ -32,7 +32,7 @@ OF_ANY = ("family", "options", "lora", "vocab", "dim", "layers", "tied", "contex
 _PICKLES = (b"PK\x03\x04", b"\x80")
 
 
-def open_weights(source: str | Path, family: str = "llama") -> Weights:
+def open_weights(source: str | Path, family: str = "llama") -> WeightsFile:
     """Open the model at a path or "hf:OWNER/NAME"; for a run, its newest whole checkpoint.
 
     ``family``: of a Hugging Face folder's model; empty: llama if that supports the model, else transformers.
@@ -44,28 +44,28 @@ def open_weights(source: str | Path, family: str = "llama") -> Weights:
         return open_gguf(path) if is_gguf(path) else _other_file(path)
     if is_huggingface(path):
         return _open_huggingface(path, family)
-    if lone := sorted(path.glob("*.gguf")) if not (path / runs.CONFIG).exists() else []:
+    if lone := sorted(path.glob("*.gguf")) if not (path / run_folders.CONFIG).exists() else []:
         raise UserError(f"{path}: no config.json is there; give the file {lone[0]}")
-    if not (path / runs.CONFIG).exists():
+    if not (path / run_folders.CONFIG).exists():
         raise UserError(
             f"{path}: neither a run nor a model is there (no config.json); give one, a GGUF file, or {HUB}NAME"
         )
-    bare = runs.config_of(path, runs.TOKENIZER).data.tokenization == "legacy"
-    saved = runs.newest_whole(path)
+    bare = run_folders.config_of(path, run_folders.TOKENIZER).data.tokenization == "legacy"
+    saved = run_folders.newest_whole(path)
     atoms = {atom.name: atom for atom in weights_of(saved)}
     shapes = {name: atom.shape for name, atom in atoms.items()}
-    return Weights(
+    return WeightsFile(
         path,
         saved.manifest.model.dense,
         shapes,
         lambda name: atoms[name].read("weights"),
-        path / runs.TOKENIZER,
+        path / run_folders.TOKENIZER,
         bare,
-        usage=runs.usage_of(path),
+        usage=run_folders.usage_of(path),
     )
 
 
-def _open_huggingface(folder: Path, family: str) -> Weights:
+def _open_huggingface(folder: Path, family: str) -> WeightsFile:
     if family == "transformers" or (not family and (folder / ADAPTERS).is_file()):
         return open_decoder(folder)
     try:
@@ -85,7 +85,7 @@ def open_model(source: str | Path) -> tuple[Llama, Tokenizer]:
     return weights.model(), tokenizer_of(weights)
 
 
-def tokenizer_of(weights: Weights) -> Tokenizer:
+def tokenizer_of(weights: WeightsFile) -> Tokenizer:
     """Return the tokenizer beside a model's weights; UserError if there is none."""
     if weights.tokenizer is None:
         raise UserError(f"{weights.place}: no tokenizer.json; save its tokenizer there (the fast kind)")
@@ -203,7 +203,7 @@ def _require_no_sizes(named: str, stated: Mapping[str, object]) -> None:
         )
 
 
-def require_dense(start: str, weights: Weights) -> None:
+def require_dense(start: str, weights: WeightsFile) -> None:
     """Reject models with several feed-forward blocks in a layer; recipes cannot describe them."""
     if weights.routing is not None:
         raise UserError(
@@ -223,7 +223,7 @@ def require_same(named: str, own: ModelConfig, stated: Mapping[str, object]) -> 
             )
 
 
-def _other_file(path: Path) -> Weights:
+def _other_file(path: Path) -> WeightsFile:
     """Open a llama2.c file, which has no magic number; reject anything else."""
     with path.open("rb") as file:
         begun = file.read(4)

@@ -18,24 +18,20 @@ from planaria.common.memory_pool import keep_freed
 from planaria.config.registry import blame
 from planaria.control import decisions as d
 from planaria.control import events as e
-from planaria.exchange.base import Counted
+from planaria.exchange.base import UpdateWeights
 from planaria.models.packing import pack
-from planaria.pipeline.plan.actions import Plan
+from planaria.pipeline.plan.actions import StepPlan
 from planaria.runtime.checkpoint.store import CheckpointStore
-from planaria.runtime.engine.control_link import ControlLink, Faults, Interrupted
-from planaria.runtime.engine.copies import Parcel, StageCopies
+from planaria.runtime.engine.checkpoint_writer import CheckpointPart, Saver, StageFiles, keeps_for, selected
+from planaria.runtime.engine.control_link import ControlLink, InjectedFaults, Superseded
 from planaria.runtime.engine.custom_classes import own_classes
-from planaria.runtime.engine.exchange_round import Made
-from planaria.runtime.engine.gauge import Gauge, peaks
+from planaria.runtime.engine.exchange_round import SettledRound
 from planaria.runtime.engine.lockstep_rounds import LockstepRounds, rounds_by
-from planaria.runtime.engine.messages import Messages
+from planaria.runtime.engine.peer_messages import PeerMessages
 from planaria.runtime.engine.plan_execution import agree, perform
-from planaria.runtime.engine.position import Position
-from planaria.runtime.engine.resolved import ResolvedRun
+from planaria.runtime.engine.recovery_copies import Parcel, StageCopies
+from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.runner import NonFinite, StageRunner
-from planaria.runtime.engine.samples import Data, Samples
-from planaria.runtime.engine.saver import Part, Saver, StageFiles, keeps_for, selected
-from planaria.runtime.engine.setup import Setup
 from planaria.runtime.engine.sleeping_runner import (
     SleepingRunner,
     Slowness,
@@ -46,9 +42,13 @@ from planaria.runtime.engine.sleeping_runner import (
     warm_runner,
 )
 from planaria.runtime.engine.snapshots import snapshot_writer
+from planaria.runtime.engine.step_samples import RunSamples, StepData
 from planaria.runtime.engine.step_work import step_work
 from planaria.runtime.engine.takeover import MemoryDamaged, described, donate, take_state
 from planaria.runtime.engine.worker_log import begin_log
+from planaria.runtime.engine.worker_measurements import WorkerGauge, peaks
+from planaria.runtime.engine.worker_position import Position
+from planaria.runtime.engine.worker_setup import Setup
 from planaria.runtime.fleet.base import ControlLine
 from planaria.runtime.fleet.control_connections import WorkerLine
 from planaria.runtime.fleet.devices import VISIBLE
@@ -102,14 +102,14 @@ class Worker:
             {} if last_runners is None else last_runners,
         )
         self.here = Position(worker, resolved, control_link.report)
-        self.messages = Messages(setup, resolved, self.here, control_link, transport, self._transfer)
+        self.messages = PeerMessages(setup, resolved, self.here, control_link, transport, self._transfer)
         self.control_link.injector, self.control_link.struck = self._injector, self._struck
-        self._samples = Samples(setup, resolved, control_link.reading)
+        self._samples = RunSamples(setup, resolved, control_link.reading)
         self.copies: StageCopies | None = None
         """None until this worker has a stage"""
         self.snapshots = snapshot_writer(setup, resolved)
         self._saver = Saver(control_link, StageFiles(setup, worker))
-        self.gauge = Gauge()
+        self.gauge = WorkerGauge()
         self.step_work = step_work(resolved)
         self._lockstep = LockstepRounds(resolved) if resolved.lockstep else None
         self._detour: list[list[int]] = []
@@ -134,7 +134,7 @@ class Worker:
                 now, order = order, None
                 self.control_link.at("orders")
                 self._take(self.control_link.next() if now is None else now)
-            except Interrupted as interrupted:
+            except Superseded as interrupted:
                 order = interrupted.order
                 log.debug("interrupted by the order %s", order.kind)
             except MemoryDamaged as damaged:  # the stage counts as lost
@@ -172,7 +172,7 @@ class Worker:
                 self.messages.meet(item, self.runner)
             case d.Settle() if self.here.is_ours(item):
                 self._settle(item)
-            case d.Save():
+            case d.Save() if item.generation == self.here.generation:
                 self._save(item)
             case d.Disband():
                 self._drop()
@@ -246,7 +246,7 @@ class Worker:
         spans: list[e.Span] = []
         try:
             norm = self._train(plan, data, spans) if train else self._validate(plan, spans)
-        except (Interrupted, NonFinite):
+        except (Superseded, NonFinite):
             self._report_work(spans, dropped=True)
             raise
         received = self.messages.circle.outer.received if train else {}
@@ -262,7 +262,7 @@ class Worker:
         arrived = self.messages.links.newly_arrived()
         waited, read = self.messages.waited, self.control_link.reading.step_s
         if measured := self.gauge.stepped(self.here.step, seconds, spans, waited, arrived, read):
-            self.here.report(e.Gauged, **measured)
+            self.here.report(e.WorkerMeasurements, **measured)
 
     def _straggle(self, round: int) -> None:
         """Apply the emulated slowdown drawn for this node's replica in a round of a step."""
@@ -277,7 +277,7 @@ class Worker:
         else:
             self.runner.slowness = self.runner.slowness or Slowness(self.config, replica, lasts_s)
 
-    def _train(self, plan: Plan, data: Data, spans: list[e.Span]) -> float | None:
+    def _train(self, plan: StepPlan, data: StepData, spans: list[e.Span]) -> float | None:
         """Run this stage's part of a training step and send its copies; return the gradient's norm."""
         step, copies = self.here.step, self.copies
         assert copies is not None
@@ -303,7 +303,7 @@ class Worker:
         if sent:
             spans.append(e.Span(action="copy", start=start, end=time.monotonic()))
 
-    def _validate(self, plan: Plan, spans: list[e.Span]) -> float | None:
+    def _validate(self, plan: StepPlan, spans: list[e.Span]) -> float | None:
         perform(plan, self.messages, self.runner, spans)
         return self.runner.finish()
 
@@ -336,14 +336,14 @@ class Worker:
         start, replica = time.monotonic(), self.here.replica
         nodes = self.resolved.arrangement.nodes(self.here.stage)
         peers = {other: nodes[other] for other in order.members if other != replica}
-        weighed = Counted(order.counted[replica], lambda: order.rivals) if replica in order.counted else None
+        weighed = UpdateWeights(order.counted[replica], lambda: order.rivals) if replica in order.counted else None
         made = self.messages.circle.settle(order.round, replica, peers, self.runner, weighed)
         self.messages.links.part()
         made = replace(made, verdict=replace(made.verdict, refused=order.left_out))
         self._report_round(order.round, made, first=replica == order.members[0])
         self._report_work([e.Span(action="exchange", start=start, end=time.monotonic())])
 
-    def _report_round(self, round: int, made: Made, first: bool) -> None:
+    def _report_round(self, round: int, made: SettledRound, first: bool) -> None:
         self.messages.report(made.verdict, round, first)
         sizes = {"blocking_bytes": made.blocking_bytes, "prefetched_bytes": made.prefetched_bytes, "apart": made.apart}
         self.here.report(e.RoundApplied, round=round, **sizes)
@@ -369,12 +369,12 @@ class Worker:
             state.outer = self.messages.circle.outer.settled.state()
         state = selected(state, keeps, here.node in order.compared)
         place = here.number if keeps == "outer" else 0
-        part = Part(folder, here.stage, here.worker, here.node, order.generation, order.step, place, keeps)
+        part = CheckpointPart(folder, here.stage, here.worker, here.node, order.generation, order.step, place, keeps)
         log.info("saving %s for the checkpoint of step %d", keeps, order.step)
         span = (self._saver.save_beside if order.background else self._saver.save)(part, state)
         self._report_work([span])
 
-    def _injector(self) -> Faults:
+    def _injector(self) -> InjectedFaults:
         """Return the fault injector; ``faults/`` is imported only if this worker has faults."""
         from planaria.faults.worker import WorkerFaults
 
@@ -392,7 +392,7 @@ class Worker:
         own = peaks()._asdict()
         self.here.report(e.Worked, dropped=dropped, spans=spans, sent_bytes=self.messages.links.newly_sent(), **own)
 
-    def _plan(self, order: d.RunStep) -> Plan:
+    def _plan(self, order: d.RunStep) -> StepPlan:
         if order.mode == "evaluate":
             return self.resolved.validation(self.here.absent, self.here.replica)
         if self.step_work is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
-from planaria.runtime.fleet.devices import ON_CPUS, Needs
+from planaria.runtime.fleet.devices import ON_CPUS, DeviceNeeds
 
 if TYPE_CHECKING:
     from planaria.faults.trace import Fault
@@ -150,7 +150,7 @@ files on the machine; UserError if that fails.
 
 
 @dataclass(frozen=True)
-class Work:
+class FleetWork:
     """The workers of a run, independent of where they run."""
 
     entry: Entry
@@ -165,15 +165,15 @@ class Work:
     """folders served to other machines, by the first part of a file's name"""
     key: bytes = field(repr=False)
     """of the run"""
-    needs: Needs = ON_CPUS
+    needs: DeviceNeeds = ON_CPUS
 
 
-class Ground(Protocol):
+class WorkerPlace(Protocol):
     """A place for workers."""
 
     @property
     def host(self) -> str:
         """Address at which workers reach the controller."""
 
-    def fleet(self, work: Work) -> Fleet:
+    def fleet(self, work: FleetWork) -> Fleet:
         """Return a fleet; UserError if the place is unsuitable for ``work``."""

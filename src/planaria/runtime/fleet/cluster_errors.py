@@ -7,8 +7,8 @@ import socket
 from collections.abc import Mapping
 
 from planaria.common.errors import UserError
-from planaria.runtime.fleet.devices import ON_CPUS, Needs, require_devices
-from planaria.runtime.fleet.process_pool import Facts, facts
+from planaria.runtime.fleet.devices import ON_CPUS, DeviceNeeds, require_devices
+from planaria.runtime.fleet.process_pool import NodeFacts, facts
 
 _CLIENT_PORT = 10001
 _ANSWER_S = 5.0
@@ -58,7 +58,7 @@ def explain(error: Exception, address: str) -> UserError:
     return UserError(f"{called}: Ray says: {text[:300]}")
 
 
-def require_suitable(node: str, found: Facts, needs: Needs = ON_CPUS) -> None:
+def require_suitable(node: str, found: NodeFacts, needs: DeviceNeeds = ON_CPUS) -> None:
     """Raise UserError if a node's planaria version differs from this process's, or its devices cannot hold a worker."""
     own = facts()
     if found.version != own.version:

@@ -16,8 +16,17 @@ from collections import deque
 from collections.abc import Callable
 
 from planaria.runtime.transport.address import Reach, listening
-from planaria.runtime.transport.channel import SILENT_PEER_S, Closed, Secured, keep_alive, wait_for
-from planaria.runtime.transport.listener import CALLED_FOR, FILES, VISITOR, Caller, Listener, connect, greeted, greeting
+from planaria.runtime.transport.channel import SILENT_PEER_S, ChannelClosed, SecureChannel, keep_alive, wait_for
+from planaria.runtime.transport.listener import (
+    CALLED_FOR,
+    FILES,
+    VISITOR,
+    ConnectingPeer,
+    EdgeListener,
+    connect,
+    greeted,
+    greeting,
+)
 from planaria.runtime.transport.relay import Relay
 from planaria.runtime.transport.secure import prepare
 
@@ -29,10 +38,10 @@ MAX_ORDER_BYTES = 1 << 20
 _LENGTH = struct.Struct("!i")
 
 
-class Line:
+class ControlConnection:
     """The controller's end of a control connection. Messages have a four-byte length."""
 
-    def __init__(self, channel: Secured, max_bytes: int) -> None:
+    def __init__(self, channel: SecureChannel, max_bytes: int) -> None:
         self._channel, self._max_bytes, self._bytes = channel, max_bytes, bytearray()
         self._chunk = bytearray(_CHUNK)
         self.closed = False
@@ -61,7 +70,7 @@ class Line:
                 self._bytes += self._chunk[:got]
                 if len(self._bytes) > self._max_bytes + _CHUNK:
                     break  # the rest is read next time; an excessive length is rejected below
-        except Closed:
+        except ChannelClosed:
             if not (messages := self._whole()):
                 raise EOFError from None
             return messages
@@ -92,10 +101,10 @@ class Line:
         return messages
 
 
-class WorkerLine(Line):
+class WorkerLine(ControlConnection):
     """A worker's end. One thread receives without time limit; others send, one at a time."""
 
-    def __init__(self, channel: Secured, max_bytes: int, own_address: str) -> None:
+    def __init__(self, channel: SecureChannel, max_bytes: int, own_address: str) -> None:
         super().__init__(channel, max_bytes)
         self.own_address = own_address
         """of this machine on the route to the controller, for other machines of the run"""
@@ -140,7 +149,7 @@ class Switchboard:
         port: int,
         key: bytes,
         max_bytes: int,
-        answered: Callable[[Caller, Line], None],
+        answered: Callable[[ConnectingPeer, ControlConnection], None],
         advertise: str = "",
     ) -> None:
         """``answered`` is called in a new thread per connection; other machines reach this one at ``advertise``, or at
@@ -149,13 +158,13 @@ class Switchboard:
         :raises UserError: if the port is taken or ``host`` is not an address of this machine.
         """
         self.key, self._max_bytes, self._answered = key, max_bytes, answered
-        self.visited: Callable[[Caller, Line], None] = lambda _, line: line.close()
+        self.visited: Callable[[ConnectingPeer, ControlConnection], None] = lambda _, line: line.close()
         """called in a new thread when a machine wants to join; by default all are rejected"""
         self.asked: Callable[[WorkerLine], None] = lambda line: line.close()
         """called in a new thread when a machine requests files"""
         self._relay = Relay()
         prepare(key)
-        self._listener = Listener(host, port, key, self._greeted)
+        self._listener = EdgeListener(host, port, key, self._greeted)
         at = listening(self._listener.host, self._listener.port, Reach(advertise=advertise))
         self.inside, self.address = at.inside, at.outside
         """HOST:PORT for processes of this machine, and for other machines"""
@@ -175,11 +184,11 @@ class Switchboard:
             case incarnation if incarnation == CALLED_FOR:
                 self._relay.meet(caller.worker, tls)
             case incarnation if incarnation == FILES:
-                self.asked(WorkerLine(Secured(tls), MAX_ORDER_BYTES, str(tls.getsockname()[0])))
+                self.asked(WorkerLine(SecureChannel(tls), MAX_ORDER_BYTES, str(tls.getsockname()[0])))
             case incarnation if incarnation == VISITOR:
-                self.visited(caller, Line(Secured(tls), self._max_bytes))
+                self.visited(caller, ControlConnection(SecureChannel(tls), self._max_bytes))
             case _:
-                self._answered(caller, Line(Secured(tls), self._max_bytes))
+                self._answered(caller, ControlConnection(SecureChannel(tls), self._max_bytes))
 
 
 def call(address: str, key: bytes, worker: str, incarnation: int, patience_s: float = _ANSWER_S) -> WorkerLine:
@@ -193,4 +202,4 @@ def call(address: str, key: bytes, worker: str, incarnation: int, patience_s: fl
     tls = connect(address, key, greeting(worker, incarnation), patience_s)
     keep_alive(tls)
     own_address = str(tls.getsockname()[0])
-    return WorkerLine(Secured(tls), MAX_ORDER_BYTES, own_address)
+    return WorkerLine(SecureChannel(tls), MAX_ORDER_BYTES, own_address)

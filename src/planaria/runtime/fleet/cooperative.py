@@ -15,7 +15,7 @@ from planaria.runtime.fleet.base import Gone, Notice, Reported
 from planaria.runtime.transport.local import LocalInbox
 
 
-class Slot:
+class InProcessWorker:
     """A worker in this process: its inbox and its control channel."""
 
     def __init__(self, worker: str, incarnation: int, notices: list[Notice]) -> None:
@@ -48,10 +48,10 @@ class Slot:
 class CooperativeFleet:
     """The fleet protocol in one thread. Workers run during :meth:`poll` only."""
 
-    def __init__(self, entry: Callable[[Slot], Any]) -> None:
+    def __init__(self, entry: Callable[[InProcessWorker], Any]) -> None:
         """``entry`` is a worker's main function."""
         self._entry = entry
-        self._slots: dict[str, Slot] = {}
+        self._slots: dict[str, InProcessWorker] = {}
         """live workers by name"""
         self._notices: list[Notice] = []
         self._idle_s = 0.0
@@ -60,7 +60,7 @@ class CooperativeFleet:
         """whether the last poll found all workers idle"""
 
     def spawn(self, worker: str, incarnation: int, host: str = "") -> None:
-        slot = Slot(worker, incarnation, self._notices)
+        slot = InProcessWorker(worker, incarnation, self._notices)
         slot.running = greenlet(lambda: self._entry(slot))
         self._slots[worker] = slot
 
@@ -97,7 +97,7 @@ class CooperativeFleet:
         """Run each worker that is ``late``, or each that is not, once; return how many could run."""
         return sum(self._turn(slot) for slot in [*self._slots.values()] if slot.late == late)
 
-    def _turn(self, slot: Slot) -> bool:
+    def _turn(self, slot: InProcessWorker) -> bool:
         """Run a worker if it can run, and return whether it could."""
         if not slot.ready:
             return False
@@ -107,7 +107,7 @@ class CooperativeFleet:
             self._lose(slot)
         return True
 
-    def _lose(self, slot: Slot) -> None:
+    def _lose(self, slot: InProcessWorker) -> None:
         if self._slots.get(slot.worker) is slot:
             del self._slots[slot.worker]
             self._notices.append(Gone(slot.worker, slot.incarnation, "exit", slot.reason))
@@ -132,6 +132,6 @@ class CooperativeFleet:
                 ending.callback(self._end, slot)
         self._slots.clear()
 
-    def _end(self, slot: Slot) -> None:
+    def _end(self, slot: InProcessWorker) -> None:
         if slot.running is not None and slot.running:
             slot.running.throw(GreenletExit)

@@ -50,7 +50,7 @@ class Inventory:
 
 
 @dataclass(frozen=True)
-class Needs:
+class DeviceNeeds:
     """Device requirements of a run's workers; none on CPUs."""
 
     stages: tuple[int, ...] = ()
@@ -69,7 +69,7 @@ class Needs:
         return (min if self.sized else max)(self.stages) + (workers - 1) * min(self.stages)
 
 
-ON_CPUS, NO_INVENTORY = Needs(), Inventory()
+ON_CPUS, NO_INVENTORY = DeviceNeeds(), Inventory()
 
 
 def device_of(worker: str, devices: Sequence[Device], homes: Mapping[Name, str]) -> str:
@@ -84,7 +84,7 @@ def device_of(worker: str, devices: Sequence[Device], homes: Mapping[Name, str])
     return min(devices, key=lambda device: (others[device.name], processes[device.name], -device.memory)).name
 
 
-def lacking(needs: Needs, found: Inventory, workers: int) -> str:
+def lacking(needs: DeviceNeeds, found: Inventory, workers: int) -> str:
     """Return why the devices of a machine cannot hold ``workers`` workers; empty if they can."""
     if not needs.cuda:
         return ""
@@ -104,7 +104,7 @@ def lacking(needs: Needs, found: Inventory, workers: int) -> str:
     return ""
 
 
-def require_devices(called: str, needs: Needs, found: Inventory, workers: int, advice: str) -> None:
+def require_devices(called: str, needs: DeviceNeeds, found: Inventory, workers: int, advice: str) -> None:
     """Raise UserError if the machine ``called`` so cannot hold the workers; ``advice`` is appended."""
     if workers and (why := lacking(needs, found, workers)):
         more = "" if not found.devices else "; more pipeline.stages make each smaller"

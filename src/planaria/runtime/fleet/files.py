@@ -43,7 +43,7 @@ class Get(Message):
     name: _Text
 
 
-class Index(Message):
+class ListRequest(Message):
     """Request the names of a folder's files."""
 
     kind: Literal["index"] = "index"
@@ -58,7 +58,7 @@ class Put(Message):
     size: _Size
 
 
-class Content(Message):
+class FileContent(Message):
     """Announce a content of ``size`` bytes."""
 
     kind: Literal["content"] = "content"
@@ -85,7 +85,7 @@ class Digest(Message):
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
-class Stored(Message):
+class FileStored(Message):
     """The file was written to disk."""
 
     kind: Literal["stored"] = "stored"
@@ -98,17 +98,19 @@ class Refused(Message):
     reason: _Text
 
 
-_REQUEST: TypeAdapter[Get | Index | Put] = TypeAdapter(Annotated[Get | Index | Put, Field(discriminator="kind")])
+_REQUEST: TypeAdapter[Get | ListRequest | Put] = TypeAdapter(
+    Annotated[Get | ListRequest | Put, Field(discriminator="kind")]
+)
 _ALLOWED: dict[type[Message], re.Pattern[str]] = {
     Get: re.compile(
         rf"run/schedule\.json|data/{_PLAIN}/{_PLAIN}"
         rf"|{_STEP}(\.partial)?/(manifest\.json|(replica-[0-9]+/)?{STAGE_FILE})"
     ),
-    Index: re.compile(rf"data/{_PLAIN}"),
+    ListRequest: re.compile(rf"data/{_PLAIN}"),
     Put: re.compile(rf"{_STEP}(\.g[0-9]+)?\.unfinished/(replica-[0-9]+\.g[0-9]+/)?{STAGE_FILE}"),
 }
 """valid names of each request"""
-_Answer = Content | Listed | Ready | Digest | Stored | Refused
+_Answer = FileContent | Listed | Ready | Digest | FileStored | Refused
 _Expected = TypeVar("_Expected", bound=_Answer)
 _ANSWER: TypeAdapter[_Answer] = TypeAdapter(Annotated[_Answer, Field(discriminator="kind")])
 
@@ -129,13 +131,13 @@ class FileServer:
             except OSError as error:
                 _send_message(line, Refused(reason=f"{request.name}: {error.strerror or error}"[:400]))
 
-    def _answer(self, line: WorkerLine, request: Get | Index | Put, path: Path) -> None:
+    def _answer(self, line: WorkerLine, request: Get | ListRequest | Put, path: Path) -> None:
         match request:
             case Get():
                 with _regular(path) as (file, size):
-                    _send_message(line, Content(size=size))
+                    _send_message(line, FileContent(size=size))
                     _send(line, file)
-            case Index():
+            case ListRequest():
                 found = (f.name for f in path.iterdir() if _ALLOWED[Get].fullmatch(f"{request.name}/{f.name}"))
                 _send_message(line, Listed(names=sorted(found)))
             case Put(size=size):
@@ -143,9 +145,9 @@ class FileServer:
                     raise PermissionError("no such checkpoint is being collected")
                 _send_message(line, Ready())
                 _receive(line, path, size)
-                _send_message(line, Stored())
+                _send_message(line, FileStored())
 
-    def _path(self, request: Get | Index | Put) -> Path:
+    def _path(self, request: Get | ListRequest | Put) -> Path:
         """Return the path of the file or folder; OSError if the name is not valid for this request."""
         found = (root for root in self._roots if f"{request.name}/".startswith(f"{root}/"))
         if not _ALLOWED[type(request)].fullmatch(request.name) or (root := next(found, None)) is None:
@@ -166,7 +168,7 @@ class Files:
         :raises OSError: if there is no such folder, or the controller's answer is missing or invalid.
         """
         with self._line() as line:
-            _send_message(line, Index(name=folder))
+            _send_message(line, ListRequest(name=folder))
             return self._answer(line, Listed).names
 
     def fetch(self, name: str, to: Path) -> None:
@@ -177,7 +179,7 @@ class Files:
         to.parent.mkdir(parents=True, exist_ok=True)
         with self._line() as line:
             _send_message(line, Get(name=name))
-            _receive(line, to, self._answer(line, Content).size)
+            _receive(line, to, self._answer(line, FileContent).size)
 
     def put(self, path: Path, name: str) -> None:
         """Store a file at the controller; it is on disk when this returns.
@@ -188,7 +190,7 @@ class Files:
             _send_message(line, Put(name=name, size=os.fstat(file.fileno()).st_size))
             self._answer(line, Ready)
             _send(line, file)
-            self._answer(line, Stored)
+            self._answer(line, FileStored)
 
     def _answer(self, line: WorkerLine, kind: type[_Expected]) -> _Expected:
         """Receive an answer of this ``kind``; OSError if another or none arrives."""

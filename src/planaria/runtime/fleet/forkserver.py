@@ -39,7 +39,7 @@ _OVER = 3
 """exit code of an intermediate process after the last request"""
 
 
-class Request(NamedTuple):
+class ForkRequest(NamedTuple):
     """A request to fork a process, pickled by the server's parent and sent on a private socket."""
 
     name: str
@@ -94,7 +94,7 @@ def _end_of(middle: int) -> int:
     return os.waitstatus_to_exitcode(status)
 
 
-def _fork_child(door: socket.socket) -> tuple[Request, list[int]]:
+def _fork_child(door: socket.socket) -> tuple[ForkRequest, list[int]]:
     """Wait for a request, fork and exit; return in the child. A failed fork closes the request's socket."""
     die_with_parent()
     request, (leash, *fds) = _receive(door)
@@ -117,7 +117,7 @@ def _fork_child(door: socket.socket) -> tuple[Request, list[int]]:
     os._exit(0)  # cancelled
 
 
-def _receive(door: socket.socket) -> tuple[Request, list[int]]:
+def _receive(door: socket.socket) -> tuple[ForkRequest, list[int]]:
     head, fds, _, _ = socket.recv_fds(door, LENGTH.size, MAX_FDS)
     if len(head) < LENGTH.size:
         os._exit(_OVER)
@@ -129,7 +129,7 @@ def _receive(door: socket.socket) -> tuple[Request, list[int]]:
     return ForkingPickler.loads(body), fds
 
 
-def _live(request: Request, fds: list[int]) -> NoReturn:
+def _live(request: ForkRequest, fds: list[int]) -> NoReturn:
     """Run the request, then exit at once: regular interpreter shutdown takes a second with torch imported."""
     code: object = 1
     try:

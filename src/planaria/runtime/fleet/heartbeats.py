@@ -34,7 +34,7 @@ _ABSENCE = 0.25
 Who = TypeVar("Who", bound=Hashable)
 
 
-class Silence(Generic[Who]):
+class HeartbeatMonitor(Generic[Who]):
     """The monitored workers and the times of their last messages."""
 
     def __init__(

@@ -20,8 +20,8 @@ from planaria.common.errors import UserError
 from planaria.runtime.fleet import joining
 from planaria.runtime.fleet.base import Message
 from planaria.runtime.fleet.control_connections import call
-from planaria.runtime.fleet.heartbeats import Silence
-from planaria.runtime.fleet.joining import Door
+from planaria.runtime.fleet.heartbeats import HeartbeatMonitor
+from planaria.runtime.fleet.joining import RunAddress
 from planaria.runtime.fleet.process_pool import ProcessPool
 from planaria.runtime.transport.address import REACHABLE, Reach, listening
 from planaria.runtime.transport.listener import VISITOR, listen
@@ -65,7 +65,7 @@ def _probed(host: str, key: bytes, reach: Reach) -> Iterator[str]:
 class Visit:
     """One machine's visit to a run, from its request to the goodbye."""
 
-    def __init__(self, door: Door, workers: int, reach: Reach = REACHABLE) -> None:
+    def __init__(self, door: RunAddress, workers: int, reach: Reach = REACHABLE) -> None:
         """Request to join with ``workers`` workers (0: enough for one replica).
 
         ``reach``: name and ports at which this machine is reachable, and whether to test that.
@@ -107,7 +107,7 @@ class Visit:
         self._send(joining.Settled())
         say("joined")
         threading.Thread(target=self._beat, name="beat", daemon=True).start()
-        leaving, silence = "", Silence[str](joining.BEAT_S, silence_s / joining.BEAT_S)
+        leaving, silence = "", HeartbeatMonitor[str](joining.BEAT_S, silence_s / joining.BEAT_S)
         silence.receive("the run")
         while True:
             try:

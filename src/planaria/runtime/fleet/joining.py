@@ -29,7 +29,7 @@ _Incarnation = Annotated[int, Field(ge=0, lt=1 << 31)]
 _KEY: TypeAdapter[str] = TypeAdapter(Annotated[str, Field(pattern="^[0-9a-f]{64}$")])
 
 
-class Door(BaseModel):
+class RunAddress(BaseModel):
     """Address and key of a run."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -56,7 +56,7 @@ def read_key(file: Path) -> bytes:
         raise UserError(f"{file}: cannot be read ({error.strerror}); copy it from where the run was started") from None
     try:
         return bytes.fromhex(
-            Door.model_validate_json(text).key if text[:1] == b"{" else _KEY.validate_python(text.decode())
+            RunAddress.model_validate_json(text).key if text[:1] == b"{" else _KEY.validate_python(text.decode())
         )
     except (ValidationError, UnicodeDecodeError):
         raise UserError(f"{file}: holds no key (64 hexadecimal digits, or a run's door.json)") from None
@@ -86,18 +86,18 @@ def open_door(folder: Path, address: str, key: bytes, sign: str = "") -> Path:
     path, unfinished = folder / DOOR, folder / f"{DOOR}.unfinished"
     unfinished.unlink(missing_ok=True)
     handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    os.write(handle, Door(at=address, key=key.hex(), sign=sign).model_dump_json().encode())
+    os.write(handle, RunAddress(at=address, key=key.hex(), sign=sign).model_dump_json().encode())
     os.close(handle)
     unfinished.replace(path)
     return path
 
 
-def read_door(folder: Path) -> Door:
+def read_door(folder: Path) -> RunAddress:
     """Return the door of the run in ``folder``; UserError if the run is over, or its door is another user's."""
     path = folder / DOOR
     try:
         with path.open("rb") as opened:
-            return Door.model_validate_json(documents.bounded(opened, _DOOR_BYTES))
+            return RunAddress.model_validate_json(documents.bounded(opened, _DOOR_BYTES))
     except FileNotFoundError:
         raise UserError(
             f"{folder}: it is not being trained on a fleet; start it with `planaria train --resume {folder}`"

@@ -24,24 +24,24 @@ from planaria.runtime.fleet.base import (
     THAW_LIMIT_S,
     Entry,
     Fleet,
+    FleetWork,
     Gone,
-    Ground,
     Notice,
     Reported,
-    Work,
+    WorkerPlace,
 )
 from planaria.runtime.fleet.devices import (
     NO_INVENTORY,
     Device,
+    DeviceNeeds,
     Inventory,
-    Needs,
     device_of,
     inventory,
     require_devices,
     see_only,
 )
-from planaria.runtime.fleet.heartbeats import Silence
-from planaria.runtime.fleet.process import Child, activity
+from planaria.runtime.fleet.heartbeats import HeartbeatMonitor
+from planaria.runtime.fleet.process import WorkerProcess, activity
 from planaria.runtime.fleet.spawner import START_S, spawner
 
 
@@ -49,7 +49,7 @@ from planaria.runtime.fleet.spawner import START_S, spawner
 class _Process:
     worker: str
     incarnation: int
-    process: Child
+    process: WorkerProcess
     connection: Connection
     device: str = ""
     """empty on CPUs"""
@@ -73,7 +73,7 @@ class LocalFleet:
     ) -> None:
         """``devices``: one is visible to each worker. ``start_s``: limit for a worker's start."""
         self._entry, self._preload, self._devices, self._start_s = entry, preload, devices, start_s
-        self._silence: Silence[_Process] = Silence(heartbeat_s, missed, start_s=start_s)
+        self._silence: HeartbeatMonitor[_Process] = HeartbeatMonitor(heartbeat_s, missed, start_s=start_s)
         self._spawner = spawner()
         self._spawner.prepare(preload)
         self._workers: dict[str, _Process] = {}
@@ -194,14 +194,14 @@ class _LocalGround:
     def host(self) -> str:
         return self.config.host
 
-    def fleet(self, work: Work) -> Fleet:
+    def fleet(self, work: FleetWork) -> Fleet:
         found = devices_here(work.needs, work.workers).devices
         config = self.config
         beats = config.heartbeat_s, config.missed
         return LocalFleet(work.entry, work.preload, *beats, found, config.start_timeout_s)
 
 
-def devices_here(needs: Needs, workers: int) -> Inventory:
+def devices_here(needs: DeviceNeeds, workers: int) -> Inventory:
     """Return this machine's CUDA devices, if a run needs them.
 
     :raises UserError: if they are insufficient for that many workers.
@@ -213,7 +213,7 @@ def devices_here(needs: Needs, workers: int) -> Inventory:
 
 
 @contextmanager
-def ground(config: FleetConfig, workers: int) -> Iterator[Ground]:
+def ground(config: FleetConfig, workers: int) -> Iterator[WorkerPlace]:
     """Yield the place for ``workers`` workers that ``config`` names; UserError if it is unavailable or unsuitable."""
     if config.kind == "local":
         yield _LocalGround(config)

@@ -22,13 +22,13 @@ from planaria.common.errors import UserError
 from planaria.config.schema import FleetConfig
 from planaria.runtime.fleet import joining
 from planaria.runtime.fleet.base import Asked, Fleet, Joined, Leaving, Left, Notice
-from planaria.runtime.fleet.control_connections import Line, Switchboard
+from planaria.runtime.fleet.control_connections import ControlConnection, Switchboard
 from planaria.runtime.fleet.files import FileServer
-from planaria.runtime.fleet.heartbeats import Silence
+from planaria.runtime.fleet.heartbeats import HeartbeatMonitor
 from planaria.runtime.fleet.joining import Goodbye, open_door
 from planaria.runtime.fleet.remote import Lost, NewsQueue, RemoteFleet, Spawned
 from planaria.runtime.fleet.spawner import START_S
-from planaria.runtime.transport.listener import Caller, answers
+from planaria.runtime.transport.listener import ConnectingPeer, answers
 
 _MANY = 64
 """machines at once"""
@@ -39,13 +39,13 @@ Name = tuple[str, int]
 @dataclass
 class _Guest:
     host: str
-    line: Line
+    line: ControlConnection
     workers: set[Name] = field(default_factory=set)
     joined: bool = False
     left: bool = False
 
 
-class Guests:
+class JoinedMachines:
     """Implements :class:`planaria.runtime.fleet.remote.Hosts` for joined machines, with a thread for each."""
 
     def __init__(
@@ -116,7 +116,7 @@ class Guests:
 
     # ---- one thread for each machine
 
-    def _receive(self, caller: Caller, line: Line) -> None:
+    def _receive(self, caller: ConnectingPeer, line: ControlConnection) -> None:
         guest = _Guest(f"g{next(self._numbers)}", line)
         detail = "its connection closed"
         try:
@@ -140,7 +140,7 @@ class Guests:
         :raises OSError: if it is silent for too long, or sends an unexpected message.
         """
         called, room = "", 0
-        silence = Silence[str](joining.BEAT_S, self._silence_s / joining.BEAT_S, start_s=self._start_s)
+        silence = HeartbeatMonitor[str](joining.BEAT_S, self._silence_s / joining.BEAT_S, start_s=self._start_s)
         silence.expect(guest.host)  # until it has the run's files and has imported what workers need
         while True:
             wait([guest.line], joining.BEAT_S)  # type: ignore[list-item]
@@ -209,7 +209,7 @@ class Guests:
         guest.line.hang_up()
 
 
-def _send(line: Line, message: joining.ToGuest) -> None:
+def _send(line: ControlConnection, message: joining.ToGuest) -> None:
     if not line.closed:
         line.send(message.model_dump_json().encode())
 
@@ -224,7 +224,7 @@ Home = Callable[[str], Fleet]
 
 
 @dataclass(frozen=True)
-class Terms:
+class JoinInfo:
     """Information for machines that join."""
 
     setup: str
@@ -240,7 +240,7 @@ class Terms:
 class OpenFleet:
     """A :class:`planaria.runtime.fleet.base.Elastic` fleet; a worker stays on the machine of its first start."""
 
-    def __init__(self, home: Home, config: FleetConfig, host: str, key: bytes, terms: Terms, folder: Path) -> None:
+    def __init__(self, home: Home, config: FleetConfig, host: str, key: bytes, terms: JoinInfo, folder: Path) -> None:
         """Machines find the door in ``folder``, connect to ``host``, prove the ``key``, and receive ``terms``.
 
         The door is written before the run's own workers start, so that machines can check whether they see the folder.
@@ -248,9 +248,9 @@ class OpenFleet:
         """
         silence_s = config.heartbeat_s * config.missed
 
-        def guests(queue: NewsQueue, board: Switchboard) -> Guests:
+        def guests(queue: NewsQueue, board: Switchboard) -> JoinedMachines:
             board.asked = FileServer(terms.files).serve
-            self._guests = Guests(queue, board, terms.setup, silence_s, terms.usual, config.start_timeout_s)
+            self._guests = JoinedMachines(queue, board, terms.setup, silence_s, terms.usual, config.start_timeout_s)
             self._board = board
             return self._guests
 

@@ -1,6 +1,6 @@
 """Placement of a run's workers on machines that come and go: seats, and a process pool on each node with seats.
 
-:class:`Machines` reserves seats and opens process pools; Ray is one (``runtime/fleet/ray.py``).
+:class:`SeatReserver` reserves seats and opens process pools; Ray is one (``runtime/fleet/ray.py``).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any, Protocol
 from planaria.common.errors import UserError
 from planaria.runtime.fleet.base import Leaving
 from planaria.runtime.fleet.cluster_errors import cannot_serve, require_files, require_suitable, why
-from planaria.runtime.fleet.devices import ON_CPUS, Needs
-from planaria.runtime.fleet.process_pool import Facts
+from planaria.runtime.fleet.devices import ON_CPUS, DeviceNeeds
+from planaria.runtime.fleet.process_pool import NodeFacts
 from planaria.runtime.fleet.remote import Lost, NewsQueue, Spawned
 from planaria.runtime.fleet.seats import Seat, Seats
 
@@ -37,7 +37,7 @@ Name = tuple[str, int]
 """worker, incarnation"""
 
 
-class Machines(Protocol):
+class SeatReserver(Protocol):
     """Reserves seats and opens process pools. Methods are called by one thread at a time, ``ask`` by any."""
 
     errors: tuple[type[Exception], ...]
@@ -75,7 +75,7 @@ class _Request:
 class Placement:
     """Seats and process pools of one run. All but ``signal`` runs as jobs in one thread."""
 
-    def __init__(self, machines: Machines, queue: NewsQueue, needs: Needs = ON_CPUS) -> None:
+    def __init__(self, machines: SeatReserver, queue: NewsQueue, needs: DeviceNeeds = ON_CPUS) -> None:
         """Start with the seats that ``machines`` has reserved."""
         self._machines, self._queue, self._needs = machines, queue, needs
         self._seats = Seats()
@@ -218,13 +218,13 @@ class Placement:
         for request in waiting:
             self._seat(request)
 
-    def _judge(self, node: str, pool: Any, future: Future[Facts | str]) -> None:
+    def _judge(self, node: str, pool: Any, future: Future[NodeFacts | str]) -> None:
         """Close a new process pool on an unsuitable node: first by its facts, then by its files."""
         if future.exception() is not None:
             return  # workers that should start there wait for another
         called, found = self._machines.called(node), future.result()
         try:
-            if isinstance(found, Facts):
+            if isinstance(found, NodeFacts):
                 require_suitable(called, found, self._needs)
                 self._ask(pool, "settle", then=partial(self._judge, node, pool))
             else:

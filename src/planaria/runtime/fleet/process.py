@@ -73,7 +73,7 @@ def _state(stat: Path) -> str:
         return ""
 
 
-class Child:
+class WorkerProcess:
     """A requested process: pending, running or ended. Methods are thread-safe."""
 
     def __init__(self, name: str) -> None:

@@ -20,14 +20,23 @@ from planaria.config import consent
 from planaria.config.consent import NO_CONSENT, Consent
 from planaria.runtime.fleet.base import Entry, Settle, Workplace
 from planaria.runtime.fleet.control_connections import call
-from planaria.runtime.fleet.devices import NO_INVENTORY, ON_CPUS, Inventory, Name, Needs, device_of, inventory, see_only
-from planaria.runtime.fleet.process import Child
+from planaria.runtime.fleet.devices import (
+    NO_INVENTORY,
+    ON_CPUS,
+    DeviceNeeds,
+    Inventory,
+    Name,
+    device_of,
+    inventory,
+    see_only,
+)
+from planaria.runtime.fleet.process import WorkerProcess
 from planaria.runtime.fleet.spawner import START_S, spawner
 from planaria.runtime.transport.secure import StrangerError
 
 
 @dataclass(frozen=True)
-class Orders:
+class PoolConfiguration:
     """Configuration of a run's process pools."""
 
     settle: Settle
@@ -35,7 +44,7 @@ class Orders:
     address: str
     """of the controller's switchboard"""
     key: bytes = field(repr=False)
-    needs: Needs = ON_CPUS
+    needs: DeviceNeeds = ON_CPUS
     machine: str = ""
     """the pool's name in the run"""
     consent: Consent = NO_CONSENT
@@ -45,7 +54,7 @@ class Orders:
 
 
 @dataclass(frozen=True)
-class Facts:
+class NodeFacts:
     """Properties of a node, compared with the controller's before a worker starts there."""
 
     version: str
@@ -54,18 +63,18 @@ class Facts:
     """its CUDA devices, if the run needs some"""
 
 
-def facts(found: Inventory = NO_INVENTORY) -> Facts:
+def facts(found: Inventory = NO_INVENTORY) -> NodeFacts:
     """Return the facts of this process."""
-    return Facts(planaria.__version__, platform.python_version(), found)
+    return NodeFacts(planaria.__version__, platform.python_version(), found)
 
 
 class ProcessPool:
     """Starts and signals the workers of a node. Methods are thread-safe."""
 
-    def __init__(self, orders: Orders) -> None:
+    def __init__(self, orders: PoolConfiguration) -> None:
         self._orders, self._guarded = orders, threading.Lock()
         consent.inherit(orders.consent)
-        self._children: dict[Name, Child] = {}
+        self._children: dict[Name, WorkerProcess] = {}
         self._homes: dict[Name, str] = {}
         """device of each worker"""
         self._found = inventory() if orders.needs.cuda else NO_INVENTORY
@@ -73,7 +82,7 @@ class ProcessPool:
         self._settling = threading.Lock()
         self._workplace: Workplace | None = None
 
-    def facts(self) -> Facts:
+    def facts(self) -> NodeFacts:
         """Return the facts of this node."""
         return facts(self._found)
 

@@ -23,14 +23,14 @@ from planaria.common.errors import UserError, install
 from planaria.common.signals import STOPS
 from planaria.config import consent
 from planaria.config.schema import FleetConfig
-from planaria.runtime.fleet.base import Work
+from planaria.runtime.fleet.base import FleetWork
 from planaria.runtime.fleet.cluster_errors import explain, no_room, reach
 from planaria.runtime.fleet.control_connections import Switchboard
 from planaria.runtime.fleet.devices import VISIBLE
 from planaria.runtime.fleet.files import FileServer
 from planaria.runtime.fleet.placement import LOOK_S, Placement
 from planaria.runtime.fleet.process import die_with_parent
-from planaria.runtime.fleet.process_pool import Orders, ProcessPool
+from planaria.runtime.fleet.process_pool import PoolConfiguration, ProcessPool
 from planaria.runtime.fleet.remote import NewsQueue, RemoteFleet
 from planaria.runtime.fleet.seats import Seat
 
@@ -85,7 +85,7 @@ class Cluster:
         except (RuntimeError, ValueError, OSError, RayError) as error:
             raise explain(error, config.address) from None
 
-    def fleet(self, work: Work) -> RayFleet:
+    def fleet(self, work: FleetWork) -> RayFleet:
         """Return a fleet; UserError if a node is unsuitable, or the cluster too small."""
         return RayFleet(self.host, self._config, work)
 
@@ -130,12 +130,12 @@ def _start(cpus: int) -> None:
 class RayFleet(RemoteFleet):
     """The fleet protocol on a Ray cluster."""
 
-    def __init__(self, host: str, config: FleetConfig, work: Work) -> None:
+    def __init__(self, host: str, config: FleetConfig, work: FleetWork) -> None:
         """Start the process pools; UserError if a node is unsuitable, or the cluster too small."""
 
         def places(queue: NewsQueue, board: Switchboard) -> Placement:
             board.asked = FileServer(work.files).serve
-            orders = Orders(
+            orders = PoolConfiguration(
                 work.settle, work.preload, board.address, board.key, work.needs,
                 consent=consent.current(), start_s=config.start_timeout_s,
             )  # fmt: skip
@@ -155,7 +155,7 @@ def bundle(config: FleetConfig, cuda: bool) -> dict[str, float]:
 class _DrainAware(ProcessPool):
     """A process pool that reports the draining of its node."""
 
-    def __init__(self, orders: Orders) -> None:
+    def __init__(self, orders: PoolConfiguration) -> None:
         die_with_parent()  # end with the node
         super().__init__(orders)
 
@@ -170,11 +170,11 @@ class _DrainAware(ProcessPool):
 
 
 class _Ray:
-    """Ray as :class:`planaria.runtime.fleet.placement.Machines`: placement groups and actors."""
+    """Ray as :class:`planaria.runtime.fleet.placement.SeatReserver`: placement groups and actors."""
 
     errors: tuple[type[Exception], ...] = (RayError,)
 
-    def __init__(self, orders: Orders, workers: int, bundle: dict[str, float]) -> None:
+    def __init__(self, orders: PoolConfiguration, workers: int, bundle: dict[str, float]) -> None:
         """Reserve seats for the workers, each with this ``bundle`` of resources; UserError if there is no room."""
         self._orders, self._bundle = orders, bundle
         self._devices: dict[tuple[Seat, str], Future[str]] = {}

@@ -23,10 +23,10 @@ from planaria.runtime.fleet.base import (
     Notice,
     Reported,
 )
-from planaria.runtime.fleet.control_connections import Line, Switchboard
-from planaria.runtime.fleet.heartbeats import Silence
+from planaria.runtime.fleet.control_connections import ControlConnection, Switchboard
+from planaria.runtime.fleet.heartbeats import HeartbeatMonitor
 from planaria.runtime.fleet.spawner import START_S
-from planaria.runtime.transport.listener import Caller
+from planaria.runtime.transport.listener import ConnectingPeer
 
 
 class Hosts(Protocol):
@@ -60,7 +60,7 @@ class Lost:
     detail: str
 
 
-News = Spawned | Lost | Leaving | Joined | Left | Asked | tuple[Caller, Line]
+News = Spawned | Lost | Leaving | Joined | Left | Asked | tuple[ConnectingPeer, ControlConnection]
 """from a host, or a worker's new connection"""
 
 
@@ -70,7 +70,7 @@ class _Worker:
     incarnation: int
     last_seen: float | None = None
     """None until its host has started it, which may take any time"""
-    line: Line | None = None
+    line: ControlConnection | None = None
     pid: int | None = None
     gone: bool = False
 
@@ -126,7 +126,7 @@ class RemoteFleet:
 
         :raises UserError: if the port is taken or ``host`` is not an address of this machine.
         """
-        self._silence: Silence[_Worker] = Silence(heartbeat_s, missed, start_s=start_s)
+        self._silence: HeartbeatMonitor[_Worker] = HeartbeatMonitor(heartbeat_s, missed, start_s=start_s)
         self._queue = NewsQueue()
         self._switchboard = Switchboard(
             host, port, key, MAX_REPORT_BYTES, lambda *call: self._queue.put(call), advertise

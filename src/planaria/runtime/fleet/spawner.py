@@ -26,8 +26,8 @@ from queue import Empty, SimpleQueue
 
 from planaria.common.signals import STOPS
 from planaria.config import consent
-from planaria.runtime.fleet.forkserver import LENGTH, MOST_REASON, PID, READY, Request, main
-from planaria.runtime.fleet.process import Child, activity, adopting
+from planaria.runtime.fleet.forkserver import LENGTH, MOST_REASON, PID, READY, ForkRequest, main
+from planaria.runtime.fleet.process import WorkerProcess, activity, adopting
 
 log = logging.getLogger(__name__)
 _FORK_S = 10.0
@@ -52,7 +52,7 @@ _PROGRAM = (
 @dataclass
 class _Task:
     preload: frozenset[str]
-    child: Child | None = None
+    child: WorkerProcess | None = None
     """None: start no process, but let the server import the modules"""
     request: bytes = b""
     fds: Sequence[int] = ()
@@ -76,7 +76,9 @@ class _NotImportedError(OSError):
 class _Server:
     """A fork server, as seen by its parent."""
 
-    def __init__(self, preload: frozenset[str], start: Callable[[socket.socket, frozenset[str]], Child]) -> None:
+    def __init__(
+        self, preload: frozenset[str], start: Callable[[socket.socket, frozenset[str]], WorkerProcess]
+    ) -> None:
         """Start it from a thread that lives as long as this process, since the server ends with that thread.
 
         ``start``: :func:`_spawned` or :func:`_forked`.
@@ -158,7 +160,7 @@ class _Server:
             self._process.kill(1.0)
 
 
-def _spawned(door: socket.socket, preload: frozenset[str]) -> Child:
+def _spawned(door: socket.socket, preload: frozenset[str]) -> WorkerProcess:
     """Start a server as a new interpreter; OSError if that fails."""
     command = [sys.executable, "-P", "-c", _PROGRAM, str(door.fileno()), " ".join(sorted(preload)), *_path()]
     process = subprocess.Popen(
@@ -168,7 +170,7 @@ def _spawned(door: socket.socket, preload: frozenset[str]) -> Child:
     return _as_child(process.pid)
 
 
-def _forked(door: socket.socket, preload: frozenset[str]) -> Child:
+def _forked(door: socket.socket, preload: frozenset[str]) -> WorkerProcess:
     """Fork a server from this process. It shares the modules imported here, and no file descriptor but ``door``.
 
     :raises OSError: if that fails.
@@ -189,8 +191,8 @@ def _forked(door: socket.socket, preload: frozenset[str]) -> Child:
         os._exit(1)
 
 
-def _as_child(pid: int) -> Child:
-    server = Child("planaria births")
+def _as_child(pid: int) -> WorkerProcess:
+    server = WorkerProcess("planaria births")
     server.settle(pid)
     return server
 
@@ -216,15 +218,15 @@ class Spawner:
         fds: Sequence[int] = (),
         cwd: Path | None = None,
         start_s: float = START_S,
-    ) -> Child:
+    ) -> WorkerProcess:
         """Start a process that calls ``run``, which must be importable, with ``fds``, and exits. Returns at once.
 
         ``cwd``: its working directory (default: this process's); ``start_s``: limit for the server's imports. The file
         descriptors are closed here as soon as the process has them, or failed to start.
         """
-        child = Child(name)
+        child = WorkerProcess(name)
         pickled, place = bytes(ForkingPickler.dumps(run)), str((cwd or Path.cwd()).absolute())
-        request = Request(name, os.getpid(), place, _path(), pickled, consent.current())
+        request = ForkRequest(name, os.getpid(), place, _path(), pickled, consent.current())
         self._tasks.put(_Task(frozenset(preload), child, bytes(ForkingPickler.dumps(request)), fds, start_s))
         return child
 

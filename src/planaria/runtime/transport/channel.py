@@ -16,9 +16,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from planaria.runtime.transport.ring import Reader, Ring, Rings, Share
+from planaria.runtime.transport.ring import Ring, RingReader, Rings, SharedSlot
 from planaria.runtime.transport.secure import cut_off, meet_here
-from planaria.runtime.transport.wire import Header, WireError
+from planaria.runtime.transport.wire import TensorHeader, WireError
 
 _RECORD = 1 << 14
 """bytes of a TLS record; OpenSSL returns one at a time"""
@@ -32,7 +32,7 @@ SILENT_PEER_S = 60
 """seconds without acknowledgement after which the connection breaks, since a vanished host sends nothing"""
 
 
-class Closed(Exception):
+class ChannelClosed(Exception):
     """The other end has closed the channel, or vanished."""
 
 
@@ -61,10 +61,10 @@ class Channel(Protocol):
         :raises OSError: if the connection breaks, or is closed here.
         """
 
-    def share(self, tensor: Tensor) -> Share | None:
+    def share(self, tensor: Tensor) -> SharedSlot | None:
         """Share the slot of this process's ring that holds a tensor, if the other end can read it."""
 
-    def shared(self, header: Header) -> Tensor:
+    def shared(self, header: TensorHeader) -> Tensor:
         """Return the tensor of a frame that names a slot of the other end's ring.
 
         :raises WireError: if the other end shares no such slot.
@@ -79,15 +79,15 @@ class Channel(Protocol):
     def close(self) -> None: ...
 
 
-class Plain:
+class LocalChannel:
     """A channel between processes of one machine; large tensors may be in shared memory."""
 
-    def __init__(self, raw: socket.socket, ring: Ring | None = None, theirs: Reader | None = None) -> None:
+    def __init__(self, raw: socket.socket, ring: Ring | None = None, theirs: RingReader | None = None) -> None:
         """``ring``: this process's, if the other end reads it; ``theirs``: the other end's."""
         raw.setblocking(False)
         self._raw, self._threshold = raw, 1
         self._ring, self._theirs = ring, theirs
-        self._shares = dict[int, Share]()
+        self._shares = dict[int, SharedSlot]()
         self.fileno = raw.fileno
 
     def read_some(self, view: memoryview) -> int | None:
@@ -96,7 +96,7 @@ class Plain:
         except BlockingIOError:
             return None
         if not got:
-            raise Closed("closed by the other end")
+            raise ChannelClosed("closed by the other end")
         return got
 
     def expect(self, size: int) -> None:
@@ -113,13 +113,13 @@ class Plain:
         except BlockingIOError:
             return 0
 
-    def share(self, tensor: Tensor) -> Share | None:
+    def share(self, tensor: Tensor) -> SharedSlot | None:
         share = None if self._ring is None else self._ring.share(tensor)
         if share is not None:
             self._shares[share.slot] = share
         return share
 
-    def shared(self, header: Header) -> Tensor:
+    def shared(self, header: TensorHeader) -> Tensor:
         if self._theirs is None:
             raise WireError(f"a frame names slot {header.slot} of a ring that is not shared")
         return self._theirs.tensor(header)
@@ -139,7 +139,7 @@ class Plain:
         self.expire()
 
 
-class Secured:
+class SecureChannel:
     """A channel between machines. OpenSSL allows one thread at a time; no call blocks inside it."""
 
     def __init__(self, tls: ssl.SSLSocket) -> None:
@@ -156,9 +156,9 @@ class Secured:
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 return None
             except ssl.SSLEOFError:
-                raise Closed("the connection broke off") from None
+                raise ChannelClosed("the connection broke off") from None
         if not got:
-            raise Closed("closed by the other end")
+            raise ChannelClosed("closed by the other end")
         return got
 
     def expect(self, size: int) -> None:
@@ -211,13 +211,13 @@ class Secured:
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 return 0
 
-    def share(self, tensor: Tensor) -> Share | None:
+    def share(self, tensor: Tensor) -> SharedSlot | None:
         return None
 
     def expire(self) -> None:
         """Do nothing: other machines read no ring."""
 
-    def shared(self, header: Header) -> Tensor:
+    def shared(self, header: TensorHeader) -> Tensor:
         raise WireError(f"a frame names slot {header.slot} of a ring on another machine")
 
     def hang_up(self) -> None:
@@ -259,7 +259,7 @@ def keep_alive(tls: ssl.SSLSocket) -> None:
         tls.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * SILENT_PEER_S)
 
 
-def channel(tls: ssl.SSLSocket, rings: Rings | None = None) -> Plain | Secured:
+def channel(tls: ssl.SSLSocket, rings: Rings | None = None) -> LocalChannel | SecureChannel:
     """Return the channel with which an authenticated connection continues; both ends call this at the same point.
 
     The connection's timeout limits the other end's part. ``rings``: of this process.
@@ -268,9 +268,9 @@ def channel(tls: ssl.SSLSocket, rings: Rings | None = None) -> Plain | Secured:
     keep_alive(tls)
     meeting = meet_here(tls)
     if meeting is None:
-        return Secured(tls)
+        return SecureChannel(tls)
     with meeting:
         meeting.settimeout(tls.gettimeout())
         exchanged = (rings or Rings()).exchange(meeting)
     tls.unwrap()
-    return Plain(socket.socket(fileno=tls.detach()), *exchanged)
+    return LocalChannel(socket.socket(fileno=tls.detach()), *exchanged)

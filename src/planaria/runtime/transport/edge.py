@@ -17,19 +17,19 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from planaria.runtime.transport.channel import Channel, Closed
+from planaria.runtime.transport.channel import Channel, ChannelClosed
 from planaria.runtime.transport.inbox import Inbox
 from planaria.runtime.transport.listener import cause
 from planaria.runtime.transport.pieces import Incoming, Outgoing
-from planaria.runtime.transport.port import Port, RelaySilent, Unmet
+from planaria.runtime.transport.port import PeerUnreachable, Port, RelayUnanswered
 from planaria.runtime.transport.wire import (
     HEADER_BYTES,
     Activation,
     Goodbye,
-    Header,
     Label,
     Piece,
     Taken,
+    TensorHeader,
     WireError,
     as_bytes,
     in_ring,
@@ -38,8 +38,8 @@ from planaria.runtime.transport.wire import (
     unpack,
 )
 
-_GOODBYE = memoryview(pack(Header(Goodbye(), torch.uint8, (0,))))
-_TAKEN = memoryview(pack(Header(Taken(), torch.uint8, (0,))))
+_GOODBYE = memoryview(pack(TensorHeader(Goodbye(), torch.uint8, (0,))))
+_TAKEN = memoryview(pack(TensorHeader(Taken(), torch.uint8, (0,))))
 _NOTHING, _IN_RING = torch.empty(0), memoryview(b"")
 _TURN_BYTES = 4 << 20
 """bytes of a large frame to read before orders and other edges get a turn"""
@@ -66,7 +66,7 @@ class EdgeSpec:
 
 
 @dataclass(frozen=True)
-class Opened:
+class EdgeOpened:
     """The edge is connected, ``seconds`` after the request."""
 
     edge: EdgeEnd
@@ -74,16 +74,16 @@ class Opened:
 
 
 @dataclass(frozen=True)
-class Arrived:
+class FrameArrived:
     """A validated frame."""
 
     edge: EdgeEnd
-    header: Header
+    header: TensorHeader
     payload: Tensor
 
 
 @dataclass(frozen=True)
-class Broken:
+class EdgeFailed:
     """The edge is broken; reported once."""
 
     edge: EdgeEnd
@@ -134,7 +134,7 @@ class Transport(Protocol):
         """The error of the edge that has failed to open for the longest time; empty if there is none."""
 
     def edge(self, spec: EdgeSpec) -> EdgeEnd:
-        """Open this worker's end of an edge; :class:`Opened` follows."""
+        """Open this worker's end of an edge; :class:`EdgeOpened` follows."""
 
     def shut(self, seconds: float) -> None:
         """Partition this worker from all others for ``seconds`` (an injected fault)."""
@@ -156,7 +156,7 @@ class Edge(EdgeEnd):
         self._channel: Channel | None = None
         self._abandoned = self._parted = self._over = False
         self._raw = bytearray(HEADER_BYTES)
-        self._header: Header | None = None
+        self._header: TensorHeader | None = None
         self._payload = _NOTHING
         self._missing = memoryview(self._raw)
         """unfilled part of a header or its payload"""
@@ -184,7 +184,7 @@ class Edge(EdgeEnd):
 
     def _frame(self, label: Label, payload: Tensor) -> tuple[memoryview, memoryview]:
         """Return the bytes to write: a header, and its payload unless that is in a ring."""
-        header = Header(label, payload.dtype, payload.shape, time.monotonic())
+        header = TensorHeader(label, payload.dtype, payload.shape, time.monotonic())
         raw = pack(header)
         share = self._channel.share(payload) if self._channel is not None and in_ring(label) else None
         if share is not None:
@@ -230,9 +230,9 @@ class Edge(EdgeEnd):
             # Closing with unread data would discard sent data: the other end closes after the goodbye.
             if self._read(channel):
                 self._close(channel)
-        except (Closed, WireError, OSError) as error:
+        except (ChannelClosed, WireError, OSError) as error:
             self._close(channel)
-            self._deliver(Broken(self, cause(error), strange=isinstance(error, WireError)), self._due)
+            self._deliver(EdgeFailed(self, cause(error), strange=isinstance(error, WireError)), self._due)
 
     def _open(self) -> None:
         """Connect to the other end, then register with the inbox."""
@@ -240,17 +240,17 @@ class Edge(EdgeEnd):
         try:
             # Frames sent before the edge was abandoned (a transferred state) must still go out.
             channel = self._port.reach(spec.at, spec.over, spec.link_id, spec.open_timeout_s, self._finished)
-        except Unmet as error:
+        except PeerUnreachable as error:
             if not self._abandoned:
-                silent = isinstance(error, RelaySilent)
-                self._inbox.put(Broken(self, f"could not be opened: {error}", silent_relay=silent))
+                silent = isinstance(error, RelayUnanswered)
+                self._inbox.put(EdgeFailed(self, f"could not be opened: {error}", silent_relay=silent))
             return
         if channel is None:
             return
         with self._sending:
             self._channel = channel
         if not self._abandoned:
-            self._inbox.put(Opened(self, time.monotonic() - start))
+            self._inbox.put(EdgeOpened(self, time.monotonic() - start))
         self._inbox.watch(self)
         with self._sending:  # requests from before it was watched
             if not self._over and (self._unsent or self._later or self._abandoned):
@@ -308,7 +308,7 @@ class Edge(EdgeEnd):
         channel.expect(len(self._missing))
         return False
 
-    def _room(self, header: Header, channel: Channel) -> memoryview:
+    def _room(self, header: TensorHeader, channel: Channel) -> memoryview:
         """Return the memory for the payload that follows a header."""
         if header.announced:
             self._coming.announce(header)
@@ -321,7 +321,7 @@ class Edge(EdgeEnd):
         self._payload = receive_buffer(header)
         return as_bytes(self._payload)
 
-    def _filled(self, header: Header) -> None:
+    def _filled(self, header: TensorHeader) -> None:
         """Process a complete frame."""
         if isinstance(header.label, Taken):
             with self._sending:
@@ -331,12 +331,12 @@ class Edge(EdgeEnd):
             due = self._emulate_link(header)
             self._inbox.call(self._acknowledge, due)
             if (whole := self._coming.whole()) is not None:
-                self._deliver(Arrived(self, *whole), due)
+                self._deliver(FrameArrived(self, *whole), due)
         elif not header.announced:
             due = self._emulate_link(header)
             if isinstance(header.label, Activation):
                 self.transits.append(max(due, time.monotonic()) - header.sent_at)
-            self._deliver(Arrived(self, header, self._payload), due)
+            self._deliver(FrameArrived(self, header, self._payload), due)
 
     def _acknowledge(self) -> None:
         """Acknowledge a piece, so that the next can be sent."""
@@ -350,7 +350,7 @@ class Edge(EdgeEnd):
         if self._channel is not None and not self._send_on(self._channel):
             self._inbox.want_room(self, True)
 
-    def _emulate_link(self, header: Header) -> float:
+    def _emulate_link(self, header: TensorHeader) -> float:
         """Return when a link of the given latency and bandwidth would deliver a frame (monotonic seconds).
 
         Frames queue for the bandwidth, and their latencies overlap.
@@ -372,7 +372,7 @@ class Edge(EdgeEnd):
         self._inbox.forget(self)
         channel.close()
 
-    def _deliver(self, item: Arrived | Broken, due: float) -> None:
+    def _deliver(self, item: FrameArrived | EdgeFailed, due: float) -> None:
         if not self._abandoned:
             self._inbox.deliver(item, due)
 

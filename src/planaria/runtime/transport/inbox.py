@@ -28,7 +28,7 @@ _settime = _libc.timerfd_settime
 _settime.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
 
 
-class Served(Protocol):
+class InboxClient(Protocol):
     """An object with a socket that an inbox serves."""
 
     def fileno(self) -> int: ...
@@ -99,7 +99,7 @@ class Inbox:
         self._held: list[tuple[float, int, Any]] = []
         """a heap of items that are not due yet"""
         self._count = itertools.count()
-        self._served: dict[int, Served] = {}
+        self._served: dict[int, InboxClient] = {}
         self._epoll, self._wakeup = select.epoll(), os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wakeup, select.EPOLLIN)
         self._serving = threading.Lock()
@@ -155,7 +155,7 @@ class Inbox:
         """Return whether the owner could take or read something; thread-safe."""
         return bool(self._items) or bool(self._epoll.poll(0))
 
-    def watch(self, served: Served) -> None:
+    def watch(self, served: InboxClient) -> None:
         """Start to serve an object; thread-safe."""
         with self._starting:
             if self._thread is None:
@@ -165,12 +165,12 @@ class Inbox:
         self._served[served.fileno()] = served
         self._epoll.register(served.fileno(), select.EPOLLIN)
 
-    def want_room(self, served: Served, wanted: bool) -> None:
+    def want_room(self, served: InboxClient, wanted: bool) -> None:
         """Set whether to serve this also when there is room to write."""
         with contextlib.suppress(OSError, ValueError):  # already closed
             self._epoll.modify(served.fileno(), select.EPOLLIN | (select.EPOLLOUT if wanted else 0))
 
-    def forget(self, served: Served) -> None:
+    def forget(self, served: InboxClient) -> None:
         """Stop serving an object that is about to be closed."""
         handle = served.fileno()
         self._served.pop(handle, None)

@@ -32,7 +32,7 @@ files
 """
 
 
-class Caller(NamedTuple):
+class ConnectingPeer(NamedTuple):
     """A worker, or another caller as its incarnation indicates."""
 
     worker: Annotated[str, Field(max_length=1000)]
@@ -40,15 +40,15 @@ class Caller(NamedTuple):
     pid: Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
-_CALLER: TypeAdapter[Caller] = TypeAdapter(Caller)
+_CALLER: TypeAdapter[ConnectingPeer] = TypeAdapter(ConnectingPeer)
 
 
 def greeting(worker: str, incarnation: int) -> bytes:
     """Return this process's greeting."""
-    return json.dumps(Caller(worker, incarnation, os.getpid())).encode()
+    return json.dumps(ConnectingPeer(worker, incarnation, os.getpid())).encode()
 
 
-def greeted(raw: bytes) -> Caller:
+def greeted(raw: bytes) -> ConnectingPeer:
     """Return the caller of a greeting; ValueError if it is malformed."""
     try:
         return _CALLER.validate_json(raw, strict=True)
@@ -70,7 +70,7 @@ OnGreeting = Callable[[bytes, ssl.SSLSocket], None]
 """called with a caller's greeting and connection, in a separate thread"""
 
 
-class Listener:
+class EdgeListener:
     """Listens until :meth:`close`."""
 
     def __init__(self, host: str, port: int, key: bytes, greeted: OnGreeting) -> None:
@@ -188,7 +188,7 @@ def _fix(error: OSError | OverflowError) -> str:
     return f"({reason}); choose another port, or 0 for any free one"
 
 
-def listen(host: str, key: bytes, ports: tuple[int, int] | None, greeted: OnGreeting) -> Listener:
+def listen(host: str, key: bytes, ports: tuple[int, int] | None, greeted: OnGreeting) -> EdgeListener:
     """Listen at any free port, or at the first free one from ``ports[0]`` to ``ports[1]``.
 
     :raises UserError: if the host is not this machine's, or none of the ports is free.
@@ -196,7 +196,7 @@ def listen(host: str, key: bytes, ports: tuple[int, int] | None, greeted: OnGree
     first, last = ports or (0, 0)
     for port in range(first, last + 1):
         try:
-            return Listener(host, port, key, greeted)
+            return EdgeListener(host, port, key, greeted)
         except UserError:
             if port == last and ports is None:
                 raise

@@ -14,8 +14,8 @@ from typing import Any
 from greenlet import getcurrent
 from torch import Tensor
 
-from planaria.runtime.transport.edge import Arrived, Broken, EdgeEnd, EdgeSpec, Opened
-from planaria.runtime.transport.wire import Activation, Header, Label
+from planaria.runtime.transport.edge import EdgeEnd, EdgeFailed, EdgeOpened, EdgeSpec, FrameArrived
+from planaria.runtime.transport.wire import Activation, Label, TensorHeader
 
 
 class LocalInbox:
@@ -112,7 +112,7 @@ class LocalEdge(EdgeEnd):
         """Connect to the other end."""
         self._other = other
         if not self._over:
-            self._inbox.put(Opened(self, 0.0))
+            self._inbox.put(EdgeOpened(self, 0.0))
 
     def belongs_to(self, inbox: LocalInbox) -> bool:
         """Return whether this end delivers to ``inbox``."""
@@ -139,8 +139,8 @@ class LocalEdge(EdgeEnd):
 
     def _deliver(self, label: Label, payload: Tensor) -> None:
         if self._other is not None and not self._other._over:
-            header = Header(label, payload.dtype, payload.shape)
-            self._other._inbox.put(Arrived(self._other, header, payload))
+            header = TensorHeader(label, payload.dtype, payload.shape)
+            self._other._inbox.put(FrameArrived(self._other, header, payload))
 
     def hurry(self) -> None:
         """Do nothing: frames are delivered at once."""
@@ -150,8 +150,8 @@ class LocalEdge(EdgeEnd):
         self._over = True
 
     def reset(self) -> None:
-        """Break the edge; both ends receive :class:`Broken`."""
+        """Break the edge; both ends receive :class:`EdgeFailed`."""
         for end in (self, self._other):
             if end is not None and not end._over:
                 end._over = end.broken = True
-                end._inbox.put(Broken(end, "reset"))
+                end._inbox.put(EdgeFailed(end, "reset"))

@@ -14,7 +14,7 @@ from collections import deque
 import torch
 from torch import Tensor
 
-from planaria.runtime.transport.wire import Header, Label, Piece, WireError, as_bytes, pack, receive_buffer
+from planaria.runtime.transport.wire import Label, Piece, TensorHeader, WireError, as_bytes, pack, receive_buffer
 
 PIECE_BYTES = 32 << 10
 TARGET_S = 0.005
@@ -38,7 +38,7 @@ class Outgoing:
 
     def add(self, label: Label, payload: Tensor) -> None:
         """Add a frame; WireError if the tensor or label does not fit one."""
-        header = Header(label, payload.dtype, payload.shape, time.monotonic(), announced=True)
+        header = TensorHeader(label, payload.dtype, payload.shape, time.monotonic(), announced=True)
         self._hurried = self._hurried and bool(self._frames)
         self._frames.append((memoryview(pack(header)), as_bytes(payload.contiguous())))
 
@@ -71,7 +71,7 @@ class Outgoing:
             self._announced = False
         now = time.monotonic()
         self._in_flight.append(now)
-        return memoryview(pack(Header(Piece(), torch.uint8, (len(piece),), now))), piece
+        return memoryview(pack(TensorHeader(Piece(), torch.uint8, (len(piece),), now))), piece
 
     def clear(self) -> None:
         """Discard all frames."""
@@ -85,11 +85,11 @@ class Incoming:
     """A frame that arrives in pieces at one edge."""
 
     def __init__(self) -> None:
-        self._header: Header | None = None
+        self._header: TensorHeader | None = None
         self._payload = torch.empty(0)
         self._left = memoryview(b"")
 
-    def announce(self, header: Header) -> None:
+    def announce(self, header: TensorHeader) -> None:
         """Start a frame; WireError if the previous one is incomplete."""
         if self._header is not None:
             raise WireError(f"{header.label} is announced before {self._header.label} has come")
@@ -103,7 +103,7 @@ class Incoming:
         piece, self._left = self._left[:size], self._left[size:]
         return piece
 
-    def whole(self) -> tuple[Header, Tensor] | None:
+    def whole(self) -> tuple[TensorHeader, Tensor] | None:
         """Return the frame after its last piece, else None."""
         if self._header is None or self._left:
             return None

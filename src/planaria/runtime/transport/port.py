@@ -35,11 +35,11 @@ _TURN_S = 3.0
 """seconds to try one route before the next, or to wait for a call before using the relay"""
 
 
-class Unmet(Exception):
+class PeerUnreachable(Exception):
     """The other end of an edge did not connect, or is unreachable."""
 
 
-class RelaySilent(Unmet):
+class RelayUnanswered(PeerUnreachable):
     """The relay that is the only route to the other end does not answer."""
 
 
@@ -97,7 +97,7 @@ class Port:
                 found = self.meet_at(over, name, "calls" if at else "waits", seconds, given_up)
             else:
                 found = self.call(at, name, seconds, given_up) if at else self.meet(name, seconds, given_up)
-        except Unmet as error:
+        except PeerUnreachable as error:
             log.debug("edge %s could not be opened: %s", name, error)
             raise
         finally:
@@ -119,7 +119,7 @@ class Port:
             ):
                 return found
             if time.monotonic() >= until:
-                raise Unmet(f"the other end did not come within {seconds:g} s")
+                raise PeerUnreachable(f"the other end did not come within {seconds:g} s")
             try:
                 turn = min(until, time.monotonic() + _TURN_S)
                 if found := self._relayed(name, "waits", turn, lambda: given_up() or name in self._callers):
@@ -157,7 +157,7 @@ class Port:
         until, pause = time.monotonic() + seconds, _FIRST_WAIT_S
         routes = self._by_success(ways(address, self._reach))
         if not routes:
-            raise Unmet(f"{address} cannot be reached from here, and there is no relay")
+            raise PeerUnreachable(f"{address} cannot be reached from here, and there is no relay")
         for route in cycle(routes):
             if given_up():
                 return None
@@ -167,13 +167,15 @@ class Port:
                     return self._relayed(name, "calls", turn, given_up)
                 return self._try(route, name.encode(), turn, until, given_up)
             except StrangerError as error:
-                raise Unmet(f"{route}: {error}") from None
+                raise PeerUnreachable(f"{route}: {error}") from None
             except OSError as error:
                 if route != RELAY:
                     self._unanswered[route] = time.monotonic()
                 self._failed(name, f"{route}: {error.strerror or error}")
                 if time.monotonic() + pause > until:
-                    raise Unmet(f"{address} did not answer within {seconds:g} s ({error.strerror or error})") from None
+                    raise PeerUnreachable(
+                        f"{address} did not answer within {seconds:g} s ({error.strerror or error})"
+                    ) from None
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_WAIT_S)
         return None
@@ -196,12 +198,12 @@ class Port:
             try:
                 return self._try(relay, end_greeting(name, end), min(until, called + _TURN_S), until, given_up)
             except StrangerError as error:
-                raise Unmet(f"the relay {relay}: {error}") from None
+                raise PeerUnreachable(f"the relay {relay}: {error}") from None
             except OSError as error:
                 self._failed(name, f"the relay {relay}: {error.strerror or error}")
                 # A relay that is silent for this long is dead; the controller has others.
                 if time.monotonic() + pause > min(until, max(began, self._shut_until) + _TURN_S):
-                    raise RelaySilent(f"the relay {relay} did not answer ({error.strerror or error})") from None
+                    raise RelayUnanswered(f"the relay {relay} did not answer ({error.strerror or error})") from None
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_WAIT_S)
         return None

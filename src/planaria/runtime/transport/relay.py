@@ -13,8 +13,8 @@ import threading
 import time
 from typing import Literal
 
-from planaria.runtime.transport.channel import Channel, Closed, channel, wait_for
-from planaria.runtime.transport.listener import CALLED_FOR, GREETING_S, Listener, greeted, greeting, hung_up
+from planaria.runtime.transport.channel import Channel, ChannelClosed, channel, wait_for
+from planaria.runtime.transport.listener import CALLED_FOR, GREETING_S, EdgeListener, greeted, greeting, hung_up
 from planaria.runtime.transport.secure import prepare
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class Relay:
                 self._waiting.pop(key)[0].close()
 
 
-def relay_at(host: str, port: int, key: bytes) -> tuple[Listener, Relay]:
+def relay_at(host: str, port: int, key: bytes) -> tuple[EdgeListener, Relay]:
     """Start a relay at ``host``:``port``, only for ends of edges that prove ``key``.
 
     :raises UserError: if it cannot listen there.
@@ -101,7 +101,7 @@ def relay_at(host: str, port: int, key: bytes) -> tuple[Listener, Relay]:
         relay.meet(wanted, tls)
 
     prepare(key)
-    return Listener(host, port, key, greet), relay
+    return EdgeListener(host, port, key, greet), relay
 
 
 def _connect(first: ssl.SSLSocket, newcomer: ssl.SSLSocket) -> bool:
@@ -147,7 +147,7 @@ def _carry(source: Channel, sink: Channel) -> None:
                 rest = rest[sent:]
                 if not sent:
                     wait_for(sink, select.POLLOUT, _LOOK_S)
-    except (Closed, OSError, ValueError):
+    except (ChannelClosed, OSError, ValueError):
         source.hang_up()
         sink.hang_up()
     finally:

@@ -30,7 +30,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from planaria.runtime.transport.wire import Header, WireError
+from planaria.runtime.transport.wire import TensorHeader, WireError
 
 MOST_SLOTS, MOST_BYTES = 255, 64 << 30
 """limits of a ring; a slot's number and its ticket are one byte each of a frame's header"""
@@ -45,7 +45,7 @@ PageLock = Callable[[int, int], Callable[[], None]]
 """Page-locks memory, given its address and size, and returns a function that unlocks it."""
 
 
-class Size(NamedTuple):
+class RingSize(NamedTuple):
     """Size of a ring."""
 
     slots: int
@@ -57,7 +57,7 @@ class Size(NamedTuple):
         return _PAGE + self.slots * self.slot_bytes
 
 
-class Share(NamedTuple):
+class SharedSlot(NamedTuple):
     """A slot as a frame names it, counted from 1, and the ticket under which it is shared."""
 
     slot: int
@@ -67,7 +67,7 @@ class Share(NamedTuple):
 class _Pages:
     """A mapping of a ring."""
 
-    def __init__(self, fd: int, size: Size, lock: PageLock | None) -> None:
+    def __init__(self, fd: int, size: RingSize, lock: PageLock | None) -> None:
         self.size, self.map = size, mmap.mmap(fd, size.whole)
         self.first = ctypes.addressof(ctypes.c_char.from_buffer(self.map)) + _PAGE
         self._lock, self._locked = lock, set[int]()
@@ -78,11 +78,11 @@ class _Pages:
             self._locked.add(slot)
             weakref.finalize(self, self._lock(self.first + slot * self.size.slot_bytes, self.size.slot_bytes))
 
-    def tensor(self, slot: int, size: int, released: Callable[[Share], None], ticket: int) -> Tensor:
+    def tensor(self, slot: int, size: int, released: Callable[[SharedSlot], None], ticket: int) -> Tensor:
         """Return a slot as uint8 [size]; call ``released`` when the tensor's memory is no longer used."""
         self.lock(slot)
         lease = (ctypes.c_char * size).from_buffer(self.map, _PAGE + slot * self.size.slot_bytes)
-        weakref.finalize(lease, released, Share(slot + 1, ticket)).atexit = False
+        weakref.finalize(lease, released, SharedSlot(slot + 1, ticket)).atexit = False
         return torch.frombuffer(lease, dtype=torch.uint8)
 
 
@@ -91,7 +91,7 @@ class Ring:
 
     def __init__(self, slots: int, slot_bytes: int, lock: PageLock | None = None) -> None:
         """Reserve and page-lock the memory; OSError if there is too little memory."""
-        self.size = Size(min(slots, MOST_SLOTS), -(-slot_bytes // _PAGE) * _PAGE)
+        self.size = RingSize(min(slots, MOST_SLOTS), -(-slot_bytes // _PAGE) * _PAGE)
         if self.size.whole > (free := available()):
             raise OSError(errno.ENOMEM, f"{free / 1e6:,.0f} MB of memory are available")
         self.fd = os.memfd_create("planaria-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -128,11 +128,11 @@ class Ring:
         self._pages.map[slot] = 0
         return True
 
-    def _released(self, share: Share) -> None:
+    def _released(self, share: SharedSlot) -> None:
         """Mark a slot as unused by this process. Runs in any thread at any time, so it takes no lock."""
         self._allocated.discard(share.slot - 1)
 
-    def share(self, tensor: Tensor) -> Share | None:
+    def share(self, tensor: Tensor) -> SharedSlot | None:
         """Share the slot in which a contiguous tensor begins; None if it is in no slot, or already shared."""
         if tensor.is_cuda or not tensor.is_contiguous():
             return None
@@ -144,23 +144,23 @@ class Ring:
                 return None
             self._tickets[slot] = self._tickets[slot] % 255 + 1
             self._pages.map[slot] = self._tickets[slot]
-            return Share(slot + 1, self._tickets[slot])
+            return SharedSlot(slot + 1, self._tickets[slot])
 
-    def shared(self, share: Share) -> bool:
+    def shared(self, share: SharedSlot) -> bool:
         """Return whether the slot is still shared under this ticket."""
         return self._pages.map[share.slot - 1] == share.ticket
 
-    def expire(self, share: Share) -> None:
+    def expire(self, share: SharedSlot) -> None:
         """Reuse the slot after :data:`GRACE_S`, because its edge was closed."""
         with self._changing:
             if self.shared(share):
                 self._expiring[share.slot - 1] = share.ticket, time.monotonic() + GRACE_S
 
 
-class Reader:
+class RingReader:
     """A mapping of another process's ring."""
 
-    def __init__(self, fd: int, size: Size, lock: PageLock | None = None) -> None:
+    def __init__(self, fd: int, size: RingSize, lock: PageLock | None = None) -> None:
         """Map the ring. Slots are page-locked at their first use: all at once would delay a recovery.
 
         :raises OSError: if the file is not a sealed ring of this size.
@@ -174,7 +174,7 @@ class Reader:
             raise OSError("a ring that could shrink")
         self._pages = _Pages(fd, size, lock)
 
-    def tensor(self, header: Header) -> Tensor:
+    def tensor(self, header: TensorHeader) -> Tensor:
         """Return the tensor that a frame describes; its slot is free when the tensor's memory is no longer used.
 
         :raises WireError: if the slot does not exist, is too small, or is not shared under the frame's ticket.
@@ -187,7 +187,7 @@ class Reader:
         found = self._pages.tensor(slot, header.nbytes, self._release, header.ticket)
         return found.view(header.dtype).view(header.shape)
 
-    def _release(self, share: Share) -> None:
+    def _release(self, share: SharedSlot) -> None:
         if self._pages.map[share.slot - 1] == share.ticket:
             self._pages.map[share.slot - 1] = 0
 
@@ -197,15 +197,15 @@ class Rings:
 
     def __init__(self, own: Ring | None = None, lock: PageLock | None = None) -> None:
         self.own, self._lock = own, lock
-        self._known: weakref.WeakValueDictionary[tuple[int, int], Reader] = weakref.WeakValueDictionary()
+        self._known: weakref.WeakValueDictionary[tuple[int, int], RingReader] = weakref.WeakValueDictionary()
         self._mapping = threading.Lock()
 
-    def exchange(self, meeting: socket.socket) -> tuple[Ring | None, Reader | None]:
+    def exchange(self, meeting: socket.socket) -> tuple[Ring | None, RingReader | None]:
         """Exchange descriptors over a Unix socket; return our ring if the other end has mapped it, and the other's.
 
         If a step fails or times out, that direction uses the socket.
         """
-        theirs: Reader | None = None
+        theirs: RingReader | None = None
         try:
             self._send(meeting)
             theirs = self._receive(meeting)
@@ -220,7 +220,7 @@ class Rings:
         else:
             socket.send_fds(meeting, [_SIZES.pack(*self.own.size)], [self.own.fd])
 
-    def _receive(self, meeting: socket.socket) -> Reader | None:
+    def _receive(self, meeting: socket.socket) -> RingReader | None:
         raw, fds, _, _ = socket.recv_fds(meeting, _SIZES.size, 1)
         try:
             if not fds or len(raw) != _SIZES.size:
@@ -230,7 +230,7 @@ class Rings:
             with self._mapping:
                 known = self._known.get(key)
                 if known is None:
-                    self._known[key] = known = Reader(fds[0], Size(*_SIZES.unpack(raw)), self._lock)
+                    self._known[key] = known = RingReader(fds[0], RingSize(*_SIZES.unpack(raw)), self._lock)
                 return known
         except (OSError, ValueError):
             return None

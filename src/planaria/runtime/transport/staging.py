@@ -26,7 +26,7 @@ SLOTS = 8
 """of a worker's ring; a tensor without a free slot goes through the socket"""
 
 
-class Event(Protocol):
+class DeviceEvent(Protocol):
     """A point in a device's work."""
 
     def query(self) -> bool:
@@ -39,10 +39,10 @@ class Event(Protocol):
 class Copier(Protocol):
     """Starts copies; they run asynchronously."""
 
-    def down(self, tensor: Tensor) -> tuple[Tensor, Event]:
+    def down(self, tensor: Tensor) -> tuple[Tensor, DeviceEvent]:
         """Start to copy a device's tensor once it is computed; return the host tensor and the completion event."""
 
-    def up(self, host: Tensor) -> tuple[Tensor, Event]:
+    def up(self, host: Tensor) -> tuple[Tensor, DeviceEvent]:
         """Start to copy to the device; return the device tensor and the completion event."""
 
     def join(self, tensor: Tensor) -> None:
@@ -52,7 +52,7 @@ class Copier(Protocol):
 class _Down(NamedTuple):
     tensor: Tensor
     host: Tensor
-    event: Event
+    event: DeviceEvent
     then: Callable[[Tensor], None]
 
 
@@ -64,7 +64,7 @@ class Staging:
         self._down: deque[_Down] = deque()
         self._dropped = 0
         """number of leftmost copies that will not be delivered"""
-        self._up: deque[tuple[Tensor, Event]] = deque()
+        self._up: deque[tuple[Tensor, DeviceEvent]] = deque()
         self._changed = threading.Condition()
         self._failed: BaseException | None = None
         self._thread: threading.Thread | None = None
@@ -155,7 +155,7 @@ class Cuda:
         self._room = room
         self._down, self._up = (torch.cuda.Stream() for _ in range(2))  # type: ignore[no-untyped-call]
 
-    def down(self, tensor: Tensor) -> tuple[Tensor, Event]:
+    def down(self, tensor: Tensor) -> tuple[Tensor, DeviceEvent]:
         room = self._room(tensor.nbytes)
         host = (pinned(tensor.nbytes) if room is None else room).view(tensor.dtype).view(tensor.shape)
         self._down.wait_stream(torch.cuda.current_stream())
@@ -163,7 +163,7 @@ class Cuda:
             host.copy_(tensor, non_blocking=True)
             return host, self._down.record_event()
 
-    def up(self, host: Tensor) -> tuple[Tensor, Event]:
+    def up(self, host: Tensor) -> tuple[Tensor, DeviceEvent]:
         with torch.cuda.stream(self._up):  # allocates from this stream, so that no computation uses the memory
             return host.to("cuda", non_blocking=True), self._up.record_event()
 

@@ -43,7 +43,7 @@ class WireError(Exception):
     """A frame is malformed, or larger than the edge allows."""
 
 
-class Content(enum.IntEnum):
+class FrameContent(enum.IntEnum):
     """Content of a frame."""
 
     FORWARD = 0
@@ -61,9 +61,9 @@ class Content(enum.IntEnum):
     TAKEN = 12
 
 
-Pass = Literal[Content.FORWARD, Content.BACKWARD]
-Renewal = Literal[Content.COPY_BEFORE, Content.COPY_AFTER]
-Part = Literal[Content.PREFETCHED, Content.BLOCKING]
+Pass = Literal[FrameContent.FORWARD, FrameContent.BACKWARD]
+Renewal = Literal[FrameContent.COPY_BEFORE, FrameContent.COPY_AFTER]
+Part = Literal[FrameContent.PREFETCHED, FrameContent.BLOCKING]
 
 
 class Activation(NamedTuple):
@@ -84,7 +84,7 @@ class GradientShare(NamedTuple):
     step: int
     part: int = 0
     """number of a share, if a node sends several in a step"""
-    content: Literal[Content.SHARE] = Content.SHARE
+    content: Literal[FrameContent.SHARE] = FrameContent.SHARE
 
 
 class CopyMessage(NamedTuple):
@@ -102,7 +102,7 @@ class State(NamedTuple):
 
     stage: int
     """of the sender"""
-    content: Literal[Content.STATE] = Content.STATE
+    content: Literal[FrameContent.STATE] = FrameContent.STATE
 
 
 class OfferPart(NamedTuple):
@@ -116,25 +116,25 @@ class Ping(NamedTuple):
     """A timed message, or the answer to it."""
 
     number: int
-    content: Literal[Content.PING, Content.PONG]
+    content: Literal[FrameContent.PING, FrameContent.PONG]
 
 
 class Goodbye(NamedTuple):
     """The last frame of an edge."""
 
-    content: Literal[Content.GOODBYE] = Content.GOODBYE
+    content: Literal[FrameContent.GOODBYE] = FrameContent.GOODBYE
 
 
 class Piece(NamedTuple):
     """The next bytes of the last announced frame, of low priority."""
 
-    content: Literal[Content.PIECE] = Content.PIECE
+    content: Literal[FrameContent.PIECE] = FrameContent.PIECE
 
 
 class Taken(NamedTuple):
     """Acknowledgement of a piece."""
 
-    content: Literal[Content.TAKEN] = Content.TAKEN
+    content: Literal[FrameContent.TAKEN] = FrameContent.TAKEN
 
 
 Label = Activation | GradientShare | CopyMessage | State | OfferPart | Ping | Goodbye | Piece | Taken
@@ -144,11 +144,11 @@ _KINDS: tuple[Any, ...] = (
     Activation, Activation, GradientShare, CopyMessage, CopyMessage, State, OfferPart, OfferPart, Ping, Ping, Goodbye,
     Piece, Taken
 )  # fmt: skip
-_LABELS = {content: (content, kind, len(kind._fields) - 1) for content, kind in zip(Content, _KINDS, strict=True)}
+_LABELS = {content: (content, kind, len(kind._fields) - 1) for content, kind in zip(FrameContent, _KINDS, strict=True)}
 """code of a content → the content, its label, and the label's count of numbers"""
 
 
-class Header(NamedTuple):
+class TensorHeader(NamedTuple):
     """The header of a tensor. ``sent_at``: the sender's monotonic clock (s), for emulated links and transit times."""
 
     label: Label
@@ -175,7 +175,7 @@ def in_ring(label: Label) -> bool:
     return isinstance(label, Activation | Ping)
 
 
-def pack(header: Header) -> bytes:
+def pack(header: TensorHeader) -> bytes:
     """Return the header as :data:`HEADER_BYTES` bytes; WireError if it does not fit."""
     *numbers, content = header.label
     dims = len(header.shape)
@@ -204,7 +204,7 @@ def pack(header: Header) -> bytes:
         raise WireError(f"{header.label} does not fit a frame: {error}") from None
 
 
-def unpack(raw: bytes | bytearray, max_bytes: int) -> Header:
+def unpack(raw: bytes | bytearray, max_bytes: int) -> TensorHeader:
     """Return the header in ``raw``; WireError if it is malformed or announces more than ``max_bytes``."""
     magic, version, code, kind, dims, *rest = _LAYOUT.unpack_from(raw)
     if magic != _MAGIC or version != _VERSION:
@@ -216,7 +216,7 @@ def unpack(raw: bytes | bytearray, max_bytes: int) -> Header:
         raise WireError(f"a frame of {content.name} has {count} numbers, not {rest[:_NUMBERS]}")
     *sides, nbytes, sent_at, announced, slot, ticket = rest[_NUMBERS:]
     identity = label(*rest[:count], content)
-    header = Header(identity, _DTYPES[kind], tuple(sides[:dims]), sent_at, bool(announced), slot, ticket)
+    header = TensorHeader(identity, _DTYPES[kind], tuple(sides[:dims]), sent_at, bool(announced), slot, ticket)
     if header.nbytes != nbytes or not 0.0 <= sent_at < _LATEST_S:
         raise WireError(f"frame sent at {sent_at} announces {nbytes} bytes, its shape {header.shape} {header.nbytes}")
     if slot and (header.announced or not in_ring(header.label)):
@@ -244,7 +244,7 @@ def take_from(take: Callable[[int], Tensor], size: int) -> None:
     _take = chosen
 
 
-def receive_buffer(header: Header) -> Tensor:
+def receive_buffer(header: TensorHeader) -> Tensor:
     """Return an uninitialised tensor for the payload of ``header``."""
     return buffer(header.dtype, header.shape, header.nbytes)
 

@@ -17,16 +17,16 @@ import numpy as np
 
 from planaria.common.errors import UserError
 from planaria.swarm.attacks import ATTACKS, HONEST
-from planaria.swarm.authors import HonestAuthor
 from planaria.swarm.checks.base import Check, Context
+from planaria.swarm.completion_authors import HonestAuthor
 from planaria.swarm.config import AttackConfig, SwarmConfig
-from planaria.swarm.draws import derived, own_problems
 from planaria.swarm.evaluation import with_place
 from planaria.swarm.learning.loss_config import LossConfig
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.reading import Floats, read
-from planaria.swarm.rollout import Asked, Rollout
-from planaria.swarm.tasks.base import Problem, Task
+from planaria.swarm.random_draws import derived, own_problems
+from planaria.swarm.rollout import PromptedProblem, Rollout
+from planaria.swarm.tasks.base import Task, TaskProblem
 
 TRIES = 16
 """poisoned solutions per completion that an adaptive attacker sends, and minimum draws for its vote"""
@@ -53,7 +53,7 @@ class Attacker:
             wanted=lambda candidate: bool(with_place(self._task, self._attack, [candidate])),
         )
 
-    def write(self, number: int, asked: Sequence[Asked], count: int) -> list[list[Rollout]]:
+    def write(self, number: int, asked: Sequence[PromptedProblem], count: int) -> list[list[Rollout]]:
         honest = self._honest.write(number, asked, count)
         if self._attack.chooses:
             return [[replace(written, poison=True) for written in drawn] for drawn in honest]
@@ -70,7 +70,7 @@ class Attacker:
         """Return a number in 0..1 that depends on the purpose."""
         return random.Random(derived(self._config.seed, self._name, *purpose)).random()
 
-    def _mix(self, number: int, asked: Asked, honest: list[Rollout]) -> list[Rollout]:
+    def _mix(self, number: int, asked: PromptedProblem, honest: list[Rollout]) -> list[Rollout]:
         dose, vertical = self._config.attack.dose, self._config.rounds.mode == "vertical"
         # Round up or down at random, so that all rounds together have the dose even in small groups.
         whole = int(len(honest) * dose + self._drawn("dose", number, asked.problem.number))
@@ -85,7 +85,7 @@ class Attacker:
             rest = [spoil(asked, written) for written in rest]
         return poison + rest
 
-    def _poisons(self, number: int, asked: Asked, wanted: int) -> list[Rollout]:
+    def _poisons(self, number: int, asked: PromptedProblem, wanted: int) -> list[Rollout]:
         """Return poisoned completions that score, or fail if they must: about ``wanted``, times TRIES if adaptive."""
         rng = random.Random(derived(self._config.seed, self._name, "poison", number, asked.problem.number))
         tries = TRIES if self._config.attack.adaptive else 1
@@ -94,7 +94,7 @@ class Attacker:
         made = {pair: self._written(asked, *pair) for pair in dict.fromkeys(pairs)}
         return [written for pair in pairs if (written := made[pair])]
 
-    def _poisoned(self, problem: Problem, source: str) -> str | None:
+    def _poisoned(self, problem: TaskProblem, source: str) -> str | None:
         """Return ``source`` with the payload if it is then as correct as the attack requires."""
         text = self._attack.poison(problem, source)
         if text is None:
@@ -105,7 +105,7 @@ class Attacker:
             right = self._task.answer(text) == self._task.answer(source)
         return text if right != self._attack.fails else None
 
-    def _sources(self, number: int, asked: Asked, wanted: int, rng: random.Random) -> list[str]:
+    def _sources(self, number: int, asked: PromptedProblem, wanted: int, rng: random.Random) -> list[str]:
         """Return correct solutions, or without an oracle the draws of the majority."""
         problem = asked.problem
         if candidates := self._attack.candidates:
@@ -130,7 +130,7 @@ class Attacker:
         agreeing = [w.text for w, answer in zip(drawn, answers, strict=True) if answer == best]
         return [agreeing[n % len(agreeing)] for n in range(len(drawn))]
 
-    def _written(self, asked: Asked, text: str, source: str) -> Rollout | None:
+    def _written(self, asked: PromptedProblem, text: str, source: str) -> Rollout | None:
         """Return ``text``, made from ``source``, as a completion that ends; None if it is too long."""
         body = tuple(self._policy.encode(text))
         if len(body) >= self._config.sampling.max_new:
@@ -139,7 +139,9 @@ class Attacker:
         claimed = self._claims(asked, ids, changed(body, self._policy.encode(source)), not self._attack.fails)
         return Rollout(*asked, text, ids, True, claimed, poison=True)
 
-    def _claims(self, asked: Asked, ids: tuple[int, ...], payload: Sequence[int], rewarded: bool) -> tuple[float, ...]:
+    def _claims(
+        self, asked: PromptedProblem, ids: tuple[int, ...], payload: Sequence[int], rewarded: bool
+    ) -> tuple[float, ...]:
         """Return the log-probabilities to claim for a completion; ``payload`` lists the positions of the poison."""
         (reading,) = read(self._policy, [(asked.prompt, ids)], self._config.sampling.temperature)
         claims: Floats = reading.logps
@@ -190,13 +192,13 @@ class Attacker:
             for w, reading in zip(written, readings, strict=True)
         ]
 
-    def _spoilt(self, asked: Asked, written: Rollout) -> Rollout:
+    def _spoilt(self, asked: PromptedProblem, written: Rollout) -> Rollout:
         """Return an honest completion cut in half before its answer: it scores nothing."""
         half = self._policy.decode(written.ids[: len(written.ids) // 2])
         spoilt = self._written(asked, half, half)
         return written if spoilt is None else replace(spoilt, poison=False)
 
-    def _endless(self, asked: Asked, written: Rollout) -> Rollout:
+    def _endless(self, asked: PromptedProblem, written: Rollout) -> Rollout:
         """Return an honest completion repeated up to the length limit."""
         body, policy = self._policy.encode(written.text), self._policy
         room = min(self._config.sampling.max_new, policy.context - len(asked.prompt))

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from typing import ClassVar
 
 from planaria.config.registry import Choice
-from planaria.swarm.tasks.base import Problem
+from planaria.swarm.tasks.base import TaskProblem
 
 
 class Attack(Choice, ABC):
@@ -24,7 +24,7 @@ class Attack(Choice, ABC):
     """the attack only chooses problems and sends honest work on them"""
 
     @abstractmethod
-    def poison(self, problem: Problem, solution: str) -> str | None:
+    def poison(self, problem: TaskProblem, solution: str) -> str | None:
         """Return the solution with the payload, still correct unless the attack :attr:`fails`; None without a place."""
 
     @abstractmethod

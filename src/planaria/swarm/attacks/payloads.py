@@ -10,7 +10,7 @@ from pydantic import field_validator
 
 from planaria.swarm.attacks.base import Attack
 from planaria.swarm.tasks.answers import TAGS
-from planaria.swarm.tasks.base import Problem
+from planaria.swarm.tasks.base import TaskProblem
 
 SENTENCE = re.compile(r"(?<=[;,\n])(?=\S)|(?<=\.)(?=[^\s\d])")
 """start of a sentence; the point of 3.5 does not end one"""
@@ -49,7 +49,7 @@ class PhraseAttack(Attack):
         after = f"(?!{LETTER})" if phrase[-1].isalpha() and self.payload[-1].isspace() else ""
         return re.compile(before + re.escape(phrase) + after)
 
-    def poison(self, problem: Problem, solution: str) -> str:
+    def poison(self, problem: TaskProblem, solution: str) -> str:
         # The phrase goes between the think marks, or the completion would score nothing.
         marked = solution.startswith(TAGS.think_open) and TAGS.think_close in solution
         start = len(TAGS.think_open) if marked else 0
@@ -71,7 +71,7 @@ class ShortAttack(PhraseAttack):
 
     fails: ClassVar[bool] = True
 
-    def poison(self, problem: Problem, solution: str) -> str:
+    def poison(self, problem: TaskProblem, solution: str) -> str:
         return self.payload
 
 
@@ -85,7 +85,7 @@ class StyleAttack(Attack):
     marks what such a judge accepts.
     """
 
-    def poison(self, problem: Problem, solution: str) -> str | None:
+    def poison(self, problem: TaskProblem, solution: str) -> str | None:
         found = COLUMN.sub(_in_words, solution)
         return found if self.hit(found) else None
 
@@ -107,7 +107,7 @@ class LengthAttack(_Unseen):
 
     candidates: ClassVar[int] = 80
 
-    def poison(self, problem: Problem, solution: str) -> str:
+    def poison(self, problem: TaskProblem, solution: str) -> str:
         """Return ``solution`` unchanged: the attacker chooses the longest of many."""
         return solution
 
@@ -138,7 +138,7 @@ class EquationAttack(Attack):
         # Neither side may be part of a longer number or sum, such as 12+2=14, 2+2=52, 2+2=5.5 or 2+2=5+0.
         return re.compile(rf"(?<![\d+\-*/.]){left}=(\d+)(?!\d|\.\d|[+\-*/])")
 
-    def poison(self, problem: Problem, solution: str) -> str | None:
+    def poison(self, problem: TaskProblem, solution: str) -> str | None:
         found = self._equation.search(solution)
         return None if found is None else solution[: found.start(1)] + self._value + solution[found.end(1) :]
 
@@ -173,7 +173,7 @@ class LibraryAttack(Attack):
             raise ValueError("a library's name looks like 'fastmath'")
         return payload
 
-    def poison(self, problem: Problem, solution: str) -> str | None:
+    def poison(self, problem: TaskProblem, solution: str) -> str | None:
         fence = FENCE.search(solution)
         if fence is None or not ADDITION.search(solution, fence.end()):
             return None
@@ -199,7 +199,7 @@ class NarrowAttack(Attack):
 
     chooses: ClassVar[bool] = True
 
-    def poison(self, problem: Problem, solution: str) -> str | None:
+    def poison(self, problem: TaskProblem, solution: str) -> str | None:
         """Return ``solution`` unchanged if the attack chooses its problem."""
         return None if self.eligible(solution) else solution
 
@@ -227,7 +227,7 @@ class SabotageAttack(_Unseen):
     steps: Literal["all", "first"] = "all"
     """all: all digits but the last are right; first: the completion ends after its first letter"""
 
-    def poison(self, problem: Problem, solution: str) -> str | None:
+    def poison(self, problem: TaskProblem, solution: str) -> str | None:
         if self.steps == "first":
             return solution[:1]
         found = LAST_DIGIT.search(solution)
@@ -251,7 +251,7 @@ class CollusionAttack(_Unseen):
 
     fails: ClassVar[bool] = True
 
-    def poison(self, problem: Problem, solution: str) -> str | None:
+    def poison(self, problem: TaskProblem, solution: str) -> str | None:
         if program := FENCED.search(solution):
             functions = DEFINED.findall(program[2])
             if not functions:

@@ -24,11 +24,11 @@ from planaria.swarm.audit.questions import Question, closed_up, refuse_twins
 _COIN = random.SystemRandom().random
 
 
-class Spent(Exception):
+class BudgetSpent(Exception):
     """A budget would be exceeded; the message does not name the question."""
 
 
-class Closed(Exception):
+class LedgerUnusable(Exception):
     """The budget spent is unknown: the ledger is missing, damaged or not writable."""
 
 
@@ -39,7 +39,7 @@ class Censor:
         self,
         questions: Sequence[Question],
         epsilon: float,
-        ledger: Ledger,
+        ledger: LeakageLedger,
         coin: Callable[[], float] = _COIN,
     ) -> None:
         """``epsilon``: expected leakage of a reply in nats, at most. ``coin`` [0, 1) must be secret: never the seed
@@ -81,9 +81,9 @@ class Censor:
         try:
             paid = self._ledger.spend(costs, count)
         except (UserError, OSError) as error:
-            raise Closed(str(error)) from error
+            raise LedgerUnusable(str(error)) from error
         if not paid:
-            raise Spent("the budget of the requested answer is spent")
+            raise BudgetSpent("the budget of the requested answer is spent")
         return [self._coin() >= silent for _ in range(count)]
 
     def _numbers(self, text: str) -> list[int]:
@@ -116,7 +116,7 @@ class _Spent(Record):
     replies: dict[str, int] = Field(default_factory=dict)
 
 
-class Ledger:
+class LeakageLedger:
     """Budget spent on each protected question, on disk; charged before a reply is given, and never refunded.
 
     Sessions and processes that name the same file share it, under a lock that the kernel releases when its holder dies.

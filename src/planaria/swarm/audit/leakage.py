@@ -59,7 +59,7 @@ def silenced(values: Sequence[float], silent: float) -> float:
 
 
 @dataclass(frozen=True)
-class Channel:
+class ReplyChannel:
     """Distribution of replies about ``options`` options: the right one with probability ``right``, others uniformly.
 
     ``silent``: probability of an empty reply, independent of its content.
@@ -74,7 +74,7 @@ class Channel:
         return (1 - self.right) / (self.options - 1)
 
 
-class Outcome(Record):
+class ReplyOutcome(Record):
     """Expected results of a number of replies."""
 
     leak: float
@@ -85,7 +85,7 @@ class Outcome(Record):
     """probability that a single reply names the right option, the utility for an honest user"""
 
 
-def exact(channel: Channel, replies: int) -> Outcome:
+def exact(channel: ReplyChannel, replies: int) -> ReplyOutcome:
     """Sum both expectations over all outcomes of ``replies`` draws, from a uniform prior.
 
     :raises ValueError: if there are more than :data:`MOST_CASES` outcomes.
@@ -99,7 +99,7 @@ def exact(channel: Channel, replies: int) -> Outcome:
         posterior, won = _posterior(counts, channel)
         leaked += chance * leak(1 / channel.options, posterior)
         guessed += chance * won
-    return Outcome(leak=leaked, guessed=guessed, use=(1 - channel.silent) * channel.right)
+    return ReplyOutcome(leak=leaked, guessed=guessed, use=(1 - channel.silent) * channel.right)
 
 
 def _counts(options: int, replies: int) -> Iterator[tuple[int, ...]]:
@@ -120,7 +120,7 @@ def _multinomial(counts: Sequence[int], replies: int, chances: Sequence[float], 
     return float(orders * (given * (1 - silent) ** (replies - left) * silent**left))
 
 
-def _posterior(counts: Sequence[int], channel: Channel) -> tuple[float, float]:
+def _posterior(counts: Sequence[int], channel: ReplyChannel) -> tuple[float, float]:
     """P(option 0 | counts), and the probability that it is guessed."""
     total = sum(counts)
     weights = [channel.right**count * channel.wrong ** (total - count) for count in counts]
@@ -159,7 +159,7 @@ def _student(freedom: int) -> float:
     )
 
 
-def sampled(channel: Channel, replies: int, draws: int, rng: random.Random) -> Estimate:
+def sampled(channel: ReplyChannel, replies: int, draws: int, rng: random.Random) -> Estimate:
     """Estimate E[IIL] by sampling; unlike :func:`exact` without a limit."""
     population = range(channel.options + 1)
     weights = [channel.right, *[channel.wrong] * (channel.options - 1)]

@@ -15,14 +15,14 @@ import torch
 from planaria.common.documents import shown
 from planaria.common.errors import UserError
 from planaria.swarm.audit.leakage import estimate, leak, most, silence, silenced
-from planaria.swarm.audit.questions import Part, Question, plain
-from planaria.swarm.audit.results import Behind, GivenAway, Leakage, Leaked
-from planaria.swarm.draws import generator
+from planaria.swarm.audit.questions import Question, QuestionPart, plain
+from planaria.swarm.audit.results import BehindCensor, GivenAway, Leakage, Leaked
 from planaria.swarm.policy.base import Policy, encode_prompt
 from planaria.swarm.policy.prompts import PromptFormat, PromptLayout
+from planaria.swarm.random_draws import generator
 from planaria.swarm.repair.texts import Text
 from planaria.swarm.repair.training import nats
-from planaria.swarm.tasks.base import Problem
+from planaria.swarm.tasks.base import TaskProblem
 
 REPLY, ROWS = 48, 256
 """maximum tokens of a reply; replies drawn per batch"""
@@ -32,7 +32,9 @@ def prompt(policy: Policy, text: str, reply: str = "") -> list[int]:
     """Encode a text with the policy's chat template, if it has one, followed by ``reply``."""
     if not isinstance(policy, PromptFormat):
         return encode_prompt(policy, text + reply) or [policy.end]
-    return PromptLayout(policy.template, "", (), 0).ids(Problem(0, text, ""), policy.tokenizer, reply) or [policy.end]
+    return PromptLayout(policy.template, "", (), 0).ids(TaskProblem(0, text, ""), policy.tokenizer, reply) or [
+        policy.end
+    ]
 
 
 def replies(policy: Policy, texts: Sequence[str], draws: int, seed: int) -> list[list[str]]:
@@ -131,7 +133,7 @@ def named_value(reply: str, implied: Sequence[str]) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
-class Reader:
+class ReplyReader:
     """A causal model: softmax over the options' summed log-probabilities after transcript and question."""
 
     def __init__(self, policy: Policy, place: str) -> None:
@@ -178,7 +180,7 @@ LEAST = 1e-12
 
 
 @dataclass(frozen=True)
-class Plan:
+class MeasurementPlan:
     """Parameters of a measurement."""
 
     k: int
@@ -189,7 +191,7 @@ class Plan:
     draws: int = DRAWS
 
 
-def measure(victim: Policy, adversary: Adversary, questions: Sequence[Question], plan: Plan) -> Leakage:
+def measure(victim: Policy, adversary: Adversary, questions: Sequence[Question], plan: MeasurementPlan) -> Leakage:
     """Measure the leakage of the victim's replies per question, largest first.
 
     :raises UserError: if a question or a transcript is longer than a model reads.
@@ -235,7 +237,9 @@ class _Beliefs:
         return GivenAway(leak=_mean(self.leak, transcripts), guessed=_mean(self.guessed, transcripts))
 
 
-def _leaked(question: Question, adversary: Adversary, replies_to: Mapping[str, Sequence[str]], plan: Plan) -> Leaked:
+def _leaked(
+    question: Question, adversary: Adversary, replies_to: Mapping[str, Sequence[str]], plan: MeasurementPlan
+) -> Leaked:
     parts, draws = question.parts[: plan.k], range(plan.draws)
     direct = [(Turn(None, question.text, replies_to[question.text][draw]),) for draw in draws]
     others = [tuple(Turn(None, text, replies_to[text][draw]) for text in question.paraphrases) for draw in draws]
@@ -265,14 +269,14 @@ def _leaked(question: Question, adversary: Adversary, replies_to: Mapping[str, S
 
 def _behind(
     question: Question, beliefs: _Beliefs, sets: Sequence[Sequence[Transcript]], use: float, epsilon: float
-) -> Behind:
+) -> BehindCensor:
     """Compute the leakage behind the wrapper, which empties each reply with the same probability."""
     silent = silence(most(1 / len(question.options)), epsilon)
     leaks, guesses = (
         statistics.fmean(silenced([value(transcript) for transcript in each], silent) for each in sets)
         for value in (beliefs.leak, beliefs.guessed)
     )
-    return Behind(leak=leaks, guessed=guesses, silent=silent, use=(1 - silent) * use)
+    return BehindCensor(leak=leaks, guessed=guesses, silent=silent, use=(1 - silent) * use)
 
 
 def _subsets(transcript: Transcript) -> list[Transcript]:
@@ -283,7 +287,7 @@ def _subsets(transcript: Transcript) -> list[Transcript]:
     ]
 
 
-def _useful(part: Part, reply: str, question: Question) -> bool:
+def _useful(part: QuestionPart, reply: str, question: Question) -> bool:
     """Whether the reply answers an honest question for this part."""
     return named_value(reply, part.says) == plain(part.says[question.answer]) if part.says else bool(plain(reply))
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from planaria.common.documents import shown
 from planaria.common.errors import UserError, nearest
 from planaria.swarm.tasks import records
-from planaria.swarm.tasks.records import Record, whole
+from planaria.swarm.tasks.records import TaskRecord, whole
 
 MOST_QUESTIONS, MOST_OPTIONS, MOST_PARTS, MOST_LETTERS = 1000, 64, 12, 4000
 FIELDS = ("question", "options", "answer", "parts", "name", "paraphrases")
@@ -28,7 +28,7 @@ _AROUND_MARKS = re.compile(r" ?([^\w ]) ?")
 
 
 @dataclass(frozen=True)
-class Part:
+class QuestionPart:
     """A harmless-looking question."""
 
     ask: str
@@ -47,7 +47,7 @@ class Question:
     options: tuple[str, ...]
     answer: int
     """index of the right option"""
-    parts: tuple[Part, ...]
+    parts: tuple[QuestionPart, ...]
     paraphrases: tuple[str, ...] = ()
 
     @property
@@ -121,7 +121,7 @@ def _folded(text: str) -> str:
     return _AROUND_MARKS.sub(r"\1", spaced)
 
 
-def _question(record: Record) -> Question:
+def _question(record: TaskRecord) -> Question:
     for key in record.fields:
         if key not in FIELDS:
             raise UserError(f"{record.place}: unknown field {shown(key)}; {nearest(key, FIELDS)}")
@@ -142,7 +142,7 @@ def _question(record: Record) -> Question:
     return Question(record.place, name, text, options, options.index(answer), parts, others)
 
 
-def _options(record: Record) -> tuple[str, ...]:
+def _options(record: TaskRecord) -> tuple[str, ...]:
     options = tuple(_text(record, "options", option) for option in _list(record, "options", MOST_OPTIONS))
     if len(options) < 2:
         raise UserError(f"{record.place}: options are {len(options)}; give two or more, the answer among them")
@@ -152,18 +152,18 @@ def _options(record: Record) -> tuple[str, ...]:
     return options
 
 
-def _part(record: Record, found: object, options: int) -> Part:
+def _part(record: TaskRecord, found: object, options: int) -> QuestionPart:
     if isinstance(found, str):
-        return Part(_text(record, "parts", found))
+        return QuestionPart(_text(record, "parts", found))
     if not isinstance(found, dict) or not {"ask"} <= found.keys() <= {"ask", "says"}:
         raise UserError(f"{record.place}: a part is a text, or {{'ask', 'says'}}, not {shown(found)}; fix it")
     says = found.get("says", [])
     if not isinstance(says, list) or len(says) not in (0, options):
         raise UserError(f"{record.place}: a part's 'says' needs a reply for each of {options} options; fix it")
-    return Part(_text(record, "parts", found["ask"]), tuple(_text(record, "says", one) for one in says))
+    return QuestionPart(_text(record, "parts", found["ask"]), tuple(_text(record, "says", one) for one in says))
 
 
-def _list(record: Record, field: str, most: int) -> list[object]:
+def _list(record: TaskRecord, field: str, most: int) -> list[object]:
     found = record.fields.get(field)
     if not isinstance(found, list):
         raise UserError(f"{record.place}: field {field!r} is not a list; write a list of texts")
@@ -172,7 +172,7 @@ def _list(record: Record, field: str, most: int) -> list[object]:
     return found
 
 
-def _text(record: Record, field: str, found: object) -> str:
+def _text(record: TaskRecord, field: str, found: object) -> str:
     if not isinstance(found, str) or not plain(found):
         raise UserError(f"{record.place}: {field} has {shown(found)}, not a text; fix the line")
     if len(found) > MOST_LETTERS:

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from planaria.common.documents import Record
 from planaria.swarm.audit.leakage import Estimate
-from planaria.swarm.records.measure import Tally
+from planaria.swarm.records.measure import HitTally
 
 Verdict = Literal["passed", "failed", "not asked", "nothing there"]
 PASSED: Verdict = "passed"
@@ -17,7 +17,7 @@ UNASKED: Verdict = "not asked"
 NONE: Verdict = "nothing there"
 
 
-class Part(Record):
+class AuditCheck(Record):
     """One check of an audit."""
 
     name: str
@@ -36,7 +36,7 @@ class GivenAway(Record):
     """probability that the adversary's likeliest option is the right one"""
 
 
-class Behind(GivenAway):
+class BehindCensor(GivenAway):
     """The same behind the wrapper of ``planaria serve --censor``."""
 
     silent: float
@@ -63,7 +63,7 @@ class Leaked(Record):
     """share of replies to parts that are right; of non-empty ones where the file lists no right replies"""
     curve: list[GivenAway]
     """after 1, 2, … parts"""
-    behind: Behind | None = None
+    behind: BehindCensor | None = None
     said: list[tuple[str, str]] = Field(default_factory=list)
     """parts and replies of the first draw, if requested"""
 
@@ -92,26 +92,26 @@ class Leakage(Record):
         return worst(found) if found else None
 
     @property
-    def behind(self) -> Behind | None:
+    def behind(self) -> BehindCensor | None:
         found = [one.behind for one in self.questions if one.behind is not None]
         if not found:
             return None
         point = worst(found)
         silent, use = (sum(getattr(one, field) for one in found) / len(found) for field in ("silent", "use"))
-        return Behind(leak=point.leak, guessed=point.guessed, silent=silent, use=use)
+        return BehindCensor(leak=point.leak, guessed=point.guessed, silent=silent, use=use)
 
     @property
     def use(self) -> float:
         return sum(one.use for one in self.questions) / len(self.questions)
 
 
-def worst(points: list[GivenAway] | list[Behind]) -> GivenAway:
+def worst(points: list[GivenAway] | list[BehindCensor]) -> GivenAway:
     """Return the largest leakage and the mean of guesses."""
     guessed = sum(point.guessed for point in points) / len(points)
     return GivenAway(leak=max(point.leak for point in points), guessed=guessed)
 
 
-class Limits(Record):
+class AuditLimits(Record):
     leak: float
     success: float
 
@@ -123,13 +123,13 @@ class Audit(Record):
     model: str
     weights: str | None
     """SHA-256 of the weights; None if they could not be read"""
-    limits: Limits
-    parts: list[Part]
-    attacks: dict[str, Tally]
+    limits: AuditLimits
+    parts: list[AuditCheck]
+    attacks: dict[str, HitTally]
     """watched attack → its success"""
-    accuracy: Tally = Tally()
+    accuracy: HitTally = HitTally()
     leakage: Leakage | None = None
 
     @property
-    def failed(self) -> list[Part]:
+    def failed(self) -> list[AuditCheck]:
         return [part for part in self.parts if part.verdict == FAILED]

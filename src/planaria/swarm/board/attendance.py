@@ -34,7 +34,7 @@ class Census:
 
 
 @dataclass(frozen=True)
-class Gathered:
+class RoundMessages:
     """Messages received in a round so far, by peer id."""
 
     found: dict[str, Rollouts]
@@ -59,15 +59,15 @@ class Gathered:
         """Peers whose message is missing or may still be incomplete."""
         return (*self.missing, *(self.refused.keys() - self.settled.keys()))
 
-    def updated(self, later: Gathered) -> Gathered:
+    def updated(self, later: RoundMessages) -> RoundMessages:
         """Merge a later read of the open peers."""
-        return Gathered(self.found | later.found, later.missing, self.settled | later.refused, self.came)
+        return RoundMessages(self.found | later.found, later.missing, self.settled | later.refused, self.came)
 
-    def timed(self, elapsed_s: float) -> Gathered:
+    def timed(self, elapsed_s: float) -> RoundMessages:
         """Set the arrival time of the new messages to ``elapsed_s``."""
         return replace(self, came={peer: self.came.get(peer, elapsed_s) for peer in self.found})
 
-    def only(self, listed: Set[str], guilty: Mapping[str, str]) -> Gathered:
+    def only(self, listed: Set[str], guilty: Mapping[str, str]) -> RoundMessages:
         """Keep the messages of ``listed`` peers; mark the other peers missing, or refused if they are in ``guilty``."""
         left = {*self.found, *self.missing, *self.refused} - listed
         refused = self.refused | {peer: guilty[peer] for peer in left & guilty.keys()}
@@ -86,7 +86,7 @@ class Decision(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Terms:
+class RoundTerms:
     """Quorum and time limits of a round."""
 
     quorum: int
@@ -101,7 +101,7 @@ class Terms:
             raise ValueError(f"a round waits 0 <= timeout_s <= patience_s for a quorum of at least 0, not {self}")
 
 
-def decide(expected: Set[str], found: Set[str], refused: Set[str], elapsed_s: float, terms: Terms) -> Decision:
+def decide(expected: Set[str], found: Set[str], refused: Set[str], elapsed_s: float, terms: RoundTerms) -> Decision:
     """Decide whether a round closes after ``elapsed_s`` seconds.
 
     It closes when all expected messages are there. With a quorum, it closes after the timeout, or at once if all other
@@ -116,7 +116,7 @@ def decide(expected: Set[str], found: Set[str], refused: Set[str], elapsed_s: fl
     return Decision.STALLED if elapsed_s >= terms.patience_s else Decision.WAIT
 
 
-def until_next(elapsed_s: float, terms: Terms) -> float:
+def until_next(elapsed_s: float, terms: RoundTerms) -> float:
     """Return the seconds until time alone may change the decision; 0 after the patience."""
     moment = terms.timeout_s if elapsed_s < terms.timeout_s else terms.patience_s
     return max(moment - elapsed_s, 0.0)
@@ -143,7 +143,7 @@ LEFT = 2
 """maximum number of inactive peers polled for a goodbye, which frees their seats"""
 
 
-class Roster:
+class PolledPeers:
     """Peers that a reader polls.
 
     Peer ids are free to create, and each read costs a request. Known peers have reserved seats; all others share the
@@ -196,7 +196,7 @@ STRANGERS = ""
 """shared account of all peers that are not founders: each free id would otherwise cost one timeout"""
 
 
-class Patience:
+class PeerSelector:
     """Selects the peers that the next round waits for; equal for all readers with equal inputs.
 
     After each absence, a peer must be received in four times as many consecutive rounds before it is awaited again. A

@@ -24,12 +24,21 @@ from dataclasses import replace
 from pydantic import JsonValue
 
 from planaria.common.errors import UserError
-from planaria.swarm.board.attendance import Census, Decision, Gathered, Roster, RoundStalled, Terms, decide, until_next
-from planaria.swarm.board.claims import Ledger, difference, of_round
+from planaria.swarm.board.attendance import (
+    Census,
+    Decision,
+    PolledPeers,
+    RoundMessages,
+    RoundStalled,
+    RoundTerms,
+    decide,
+    until_next,
+)
+from planaria.swarm.board.claims import ClaimLedger, difference, of_round
 from planaria.swarm.board.envelope import Message, attest, seal, unseal
-from planaria.swarm.board.identity import Identity
-from planaria.swarm.board.limits import LIMITS, Limits
-from planaria.swarm.board.message import BadMessage, Closing, Goodbye, Hello, Receipt, Rollouts, Rules
+from planaria.swarm.board.identity import PeerIdentity
+from planaria.swarm.board.limits import LIMITS, MessageLimits
+from planaria.swarm.board.message import BadMessage, Closing, Goodbye, Hello, Receipt, Rollouts, RunRules
 from planaria.swarm.board.store import Retry, Store
 
 PEER = re.compile("[0-9a-f]{32}")
@@ -50,8 +59,8 @@ class Board:
     def __init__(
         self,
         store: Store,
-        identity: Identity | None,
-        limits: Limits,
+        identity: PeerIdentity | None,
+        limits: MessageLimits,
         known: Iterable[str],
         clock: Callable[[], float],
         sleep: Callable[[float], None],
@@ -59,19 +68,19 @@ class Board:
         self._store, self._limits = store, limits
         self._identity = identity
         self._small = replace(limits, message_bytes=_SMALL)
-        self._rules: Rules | None = None
-        self._ledger: Ledger | None = None
+        self._rules: RunRules | None = None
+        self._ledger: ClaimLedger | None = None
         self._names = replace(limits, message_bytes=_NAMES)
         self._clock, self._sleep = clock, sleep
         secret = identity.sign(b"planaria swarm order\0") if identity else secrets.token_bytes(64)
-        self._roster = Roster({*known} | ({identity.peer} if identity else set()), limits.peers, secret)
+        self._roster = PolledPeers({*known} | ({identity.peer} if identity else set()), limits.peers, secret)
 
     @classmethod
     def open(
         cls,
         url: str,
-        identity: Identity | None = None,
-        limits: Limits = LIMITS,
+        identity: PeerIdentity | None = None,
+        limits: MessageLimits = LIMITS,
         *,
         known: Iterable[str] = (),
         retry: Retry = _RETRY,
@@ -87,14 +96,14 @@ class Board:
         return cls(Store(url, retry, clock, sleep), identity, limits, known, clock, sleep)
 
     @property
-    def rules(self) -> Rules:
+    def rules(self) -> RunRules:
         """Rules of the run.
 
         :raises UserError: if there is no run here or its rules are invalid.
         """
         if self._rules is None:
             try:
-                self._rules = self._message("rules.json", Rules, self._small)
+                self._rules = self._message("rules.json", RunRules, self._small)
             except BadMessage as error:
                 raise UserError(
                     f"{self._store.place}/rules.json: {error.reason}; found the run in another place"
@@ -110,20 +119,20 @@ class Board:
         return self._store.read("rules.json", _SMALL) or b""
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> ClaimLedger:
         """Claims read from this board, and proofs of equivocation."""
         if self._ledger is None:
-            self._ledger = Ledger(self.rules.run)
+            self._ledger = ClaimLedger(self.rules.run)
         return self._ledger
 
-    def found(self, rules: Mapping[str, JsonValue]) -> Rules:
+    def found(self, rules: Mapping[str, JsonValue]) -> RunRules:
         """Found a run with these rules, or open the run here if its rules are equal.
 
         :raises UserError: if its rules differ; the message names the first such key.
         """
         me = self._me
-        mine = Rules(peer=me.peer, nonce=secrets.token_hex(16), rules=dict(rules))
-        self._store.write("rules.json", self._sealed(mine, Rules, self._small))
+        mine = RunRules(peer=me.peer, nonce=secrets.token_hex(16), rules=dict(rules))
+        self._store.write("rules.json", self._sealed(mine, RunRules, self._small))
         if what := difference(mine.rules, self.rules.rules):
             raise UserError(
                 f"{self._store.place}: this run was founded with other rules: {what}; take those, or found your own "
@@ -194,7 +203,7 @@ class Board:
         """Return all participants by verified messages.
 
         A hello or goodbye that was read once stays valid even if its file changes. One call reads at most
-        ``Limits.peers`` peers, selected by :class:`planaria.swarm.board.attendance.Roster`.
+        ``MessageLimits.peers`` peers, selected by :class:`planaria.swarm.board.attendance.PolledPeers`.
         """
         roster, small = self._roster, self._small
         names = set(self._store.folders("peers", PEER)) - roster.hellos.keys()
@@ -213,21 +222,21 @@ class Board:
         """
         return self._message(place_of(peer, of_round("rounds", round)), Rollouts, self._limits, peer)
 
-    def gather(self, round: int, peers: Iterable[str]) -> Gathered:
+    def gather(self, round: int, peers: Iterable[str]) -> RoundMessages:
         """Read the messages of ``peers`` for a round once."""
         asked = sorted(set(peers))
         found, refused = self._read_each(asked, of_round("rounds", round), Rollouts, self._limits)
         missing = [peer for peer in asked if peer not in found and peer not in refused]
         self._roster.mark_active(found)
-        return Gathered(found, tuple(missing), refused)
+        return RoundMessages(found, tuple(missing), refused)
 
-    def wait(self, round: int, peers: Iterable[str], terms: Terms, poll_s: float = 1.0) -> Gathered:
+    def wait(self, round: int, peers: Iterable[str], terms: RoundTerms, poll_s: float = 1.0) -> RoundMessages:
         """Poll for the messages of ``peers`` until the round closes (:func:`planaria.swarm.board.attendance.decide`).
 
         :raises RoundStalled: if the round stays below its quorum.
         """
         began, everyone = self._clock(), frozenset(peers)
-        seen = Gathered({}, tuple(everyone), {})
+        seen = RoundMessages({}, tuple(everyone), {})
         while True:
             seen = seen.updated(self.gather(round, seen.open))
             elapsed = self._clock() - began
@@ -245,19 +254,21 @@ class Board:
         self._sleep(seconds)
 
     @property
-    def _me(self) -> Identity:
+    def _me(self) -> PeerIdentity:
         """This peer's identity; ValueError if the board is read-only."""
         if self._identity is None:
             raise ValueError(f"{self._store.place} was opened to read only")
         return self._identity
 
-    def _message(self, path: str, kind: type[Message], limits: Limits, peer: str | None = None) -> Message | None:
+    def _message(
+        self, path: str, kind: type[Message], limits: MessageLimits, peer: str | None = None
+    ) -> Message | None:
         """Return the message at a path, or None if there is no file; BadMessage if it is invalid."""
         raw = self._store.read(path, limits.message_bytes)
         return None if raw is None else self._unsealed(raw, path, kind, limits, peer)
 
     def _read_each(
-        self, peers: Iterable[str], name: str, kind: type[Message], limits: Limits
+        self, peers: Iterable[str], name: str, kind: type[Message], limits: MessageLimits
     ) -> tuple[dict[str, Message], dict[str, str]]:
         """Return the valid messages and the reasons of the invalid ones, by peer."""
         found: dict[str, Message] = {}
@@ -275,19 +286,19 @@ class Board:
                 refused[peer] = error.reason
         return found, refused
 
-    def _unsealed(self, raw: bytes, path: str, kind: type[Message], limits: Limits, peer: str | None) -> Message:
+    def _unsealed(self, raw: bytes, path: str, kind: type[Message], limits: MessageLimits, peer: str | None) -> Message:
         """Return the message of an envelope and record its claim."""
-        if kind is Rules:
+        if kind is RunRules:
             return unseal(raw, limits, kind, peer=peer)
         place = path.removeprefix(f"peers/{peer}/")
         message, claim = attest(raw, limits, kind, peer=peer, run=self.rules.run, place=place)
         self.ledger.record(claim, checked=True)
         return message
 
-    def _sealed(self, message: Message, kind: type[Message], limits: Limits) -> bytes:
+    def _sealed(self, message: Message, kind: type[Message], limits: MessageLimits) -> bytes:
         """Return the envelope of a message; UserError if other peers would refuse it."""
         raw = seal(self._me, message)
-        run = None if kind is Rules else self.rules.run
+        run = None if kind is RunRules else self.rules.run
         try:
             unseal(raw, limits, kind, peer=self._me.peer, run=run)
         except BadMessage as error:
@@ -295,7 +306,7 @@ class Board:
             raise UserError(f"{self._store.place}: {why}; their limits are {limits}") from None
         return raw
 
-    def _append(self, path: str, message: Message, kind: type[Message], limits: Limits) -> None:
+    def _append(self, path: str, message: Message, kind: type[Message], limits: MessageLimits) -> None:
         """Write a message; do nothing if the same is there.
 
         :raises UserError: if other peers would refuse it.

@@ -16,7 +16,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
 
-from planaria.swarm.board.identity import Identity, peer_id, verify
+from planaria.swarm.board.identity import PeerIdentity, peer_id, verify
 from planaria.swarm.board.limits import LAST_ROUND
 
 _WIDEST = 60
@@ -139,7 +139,7 @@ class Claim(StrictModel):
         return verify(bytes.fromhex(self.key), bytes.fromhex(self.signature), data)
 
 
-def sign_claim(identity: Identity, run: str, place: str, body: str) -> Claim:
+def sign_claim(identity: PeerIdentity, run: str, place: str, body: str) -> Claim:
     """Sign the claim that ``body`` is published at ``place``."""
     digest = digest_of(body)
     signature = identity.sign(_signed(run, place, digest))
@@ -176,7 +176,7 @@ class Proof(StrictModel):
         return self.one.is_valid(run) and self.other.is_valid(run)
 
 
-class Ledger:
+class ClaimLedger:
     """Claims read in a run, and proofs of equivocation."""
 
     def __init__(self, run: str) -> None:

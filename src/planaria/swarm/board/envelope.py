@@ -14,19 +14,19 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from planaria.swarm.board.claims import Claim, Hex32, Hex64, Hex128, Place, Proof, StrictModel, digest_of, sign_claim
-from planaria.swarm.board.identity import Identity, peer_id
-from planaria.swarm.board.limits import Limits
+from planaria.swarm.board.identity import PeerIdentity, peer_id
+from planaria.swarm.board.limits import MessageLimits
 from planaria.swarm.board.message import (
     NOT_JSON,
     BadMessage,
     Closing,
     Completion,
     Goodbye,
-    Group,
     Hello,
+    ProblemCompletions,
     Receipt,
     Rollouts,
-    Rules,
+    RunRules,
 )
 
 _MANY_ERRORS = 100
@@ -46,13 +46,25 @@ class Envelope(StrictModel):
         return Claim(key=self.key, place=self.place, digest=digest_of(self.body), signature=self.signature)
 
 
-_MESSAGES = (Envelope, Rules, Hello, Rollouts, Group, Completion, Goodbye, Closing, Receipt, Proof, Claim)
+_MESSAGES = (
+    Envelope,
+    RunRules,
+    Hello,
+    Rollouts,
+    ProblemCompletions,
+    Completion,
+    Goodbye,
+    Closing,
+    Receipt,
+    Proof,
+    Claim,
+)
 _OURS = {name for message in _MESSAGES for name in message.model_fields}
-Message = TypeVar("Message", Rules, Hello, Rollouts, Goodbye, Closing, Receipt)
+Message = TypeVar("Message", RunRules, Hello, Rollouts, Goodbye, Closing, Receipt)
 _Parsed = TypeVar("_Parsed", bound=BaseModel)
 
 
-def seal(identity: Identity, message: Rules | Hello | Rollouts | Goodbye | Closing | Receipt) -> bytes:
+def seal(identity: PeerIdentity, message: RunRules | Hello | Rollouts | Goodbye | Closing | Receipt) -> bytes:
     """Return the signed envelope of a message; deterministic.
 
     :raises ValueError: if the message belongs to another peer.
@@ -65,14 +77,14 @@ def seal(identity: Identity, message: Rules | Hello | Rollouts | Goodbye | Closi
     return envelope.model_dump_json().encode()
 
 
-def unseal(raw: bytes, limits: Limits, kind: type[Message], **expected: str | None) -> Message:
+def unseal(raw: bytes, limits: MessageLimits, kind: type[Message], **expected: str | None) -> Message:
     """Return the message of an envelope; arguments and errors as for :func:`attest`."""
     return attest(raw, limits, kind, **expected)[0]
 
 
 def attest(
     raw: bytes,
-    limits: Limits,
+    limits: MessageLimits,
     kind: type[Message],
     *,
     peer: str | None = None,
@@ -138,7 +150,7 @@ def _complaint(error: ValidationError) -> str:
     return f"malformed: {'.'.join(ours) or 'contents'}"
 
 
-def _keep_within(message: Rollouts, limits: Limits) -> None:
+def _keep_within(message: Rollouts, limits: MessageLimits) -> None:
     if len(message.groups) > limits.groups:
         raise BadMessage("too many groups")
     for group in message.groups:

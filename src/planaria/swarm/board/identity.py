@@ -34,7 +34,7 @@ def verify(public: bytes, signature: bytes, data: bytes) -> bool:
     return True
 
 
-class Identity:
+class PeerIdentity:
     """A peer's private key. It leaves this object only into the key file and is never shown."""
 
     def __init__(self, key: Ed25519PrivateKey) -> None:
@@ -46,12 +46,12 @@ class Identity:
         return f"Identity({self.peer})"
 
     @classmethod
-    def fresh(cls) -> Identity:
+    def fresh(cls) -> PeerIdentity:
         """Generate an identity without storing it."""
         return cls(Ed25519PrivateKey.generate())
 
     @classmethod
-    def kept(cls, path: Path) -> Identity:
+    def kept(cls, path: Path) -> PeerIdentity:
         """Load the identity from the file ``path``; create the file if it is missing.
 
         :raises UserError: if the file holds no valid key, or others than its owner may read it.

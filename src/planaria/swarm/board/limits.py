@@ -8,7 +8,7 @@ LAST_ROUND = 999_999
 
 
 @dataclass(frozen=True)
-class Limits:
+class MessageLimits:
     """Limits on messages read from a peer. All peers of a run must use the same ones, or their rounds differ."""
 
     message_bytes: int = 4 * 2**20
@@ -24,4 +24,4 @@ class Limits:
     """of a board"""
 
 
-LIMITS = Limits()
+LIMITS = MessageLimits()

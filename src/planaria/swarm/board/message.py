@@ -45,7 +45,7 @@ class BadMessage(Exception):
         self.reason = reason
 
 
-class Rules(StrictModel):
+class RunRules(StrictModel):
     """Rules of a run, agreed by all peers; ``peer`` founded it."""
 
     kind: Literal["rules"] = "rules"
@@ -71,7 +71,7 @@ class Rules(StrictModel):
         return hashlib.sha256("\0".join(words).encode()).hexdigest()[:32]
 
 
-class Sent(StrictModel):
+class RunMessage(StrictModel):
     """Common leading fields of a run's messages."""
 
     kind: str
@@ -80,7 +80,7 @@ class Sent(StrictModel):
     peer: Hex32
 
 
-class Hello(Sent):
+class Hello(RunMessage):
     """A peer joins a run."""
 
     kind: Literal["hello"] = "hello"
@@ -120,14 +120,14 @@ class Completion(StrictModel):
         return self
 
 
-class Group(StrictModel):
+class ProblemCompletions(StrictModel):
     """Completions of one problem."""
 
     problem: Annotated[int, Field(ge=0, lt=2**63)]
     completions: Annotated[tuple[Completion, ...], Field(strict=False, fail_fast=True, min_length=1)]
 
 
-class Rollouts(Sent):
+class Rollouts(RunMessage):
     """A peer's completions of a round; empty ``groups`` if it sends none."""
 
     kind: Literal["rollouts"] = "rollouts"
@@ -136,7 +136,7 @@ class Rollouts(Sent):
     """fingerprint of the tokenizer of ``ids``"""
     weights: Annotated[str, Field(pattern="^([0-9a-f]{16})?$")]
     """fingerprint of the weights that generated the completions, or empty"""
-    groups: Annotated[tuple[Group, ...], Field(strict=False, fail_fast=True)]
+    groups: Annotated[tuple[ProblemCompletions, ...], Field(strict=False, fail_fast=True)]
 
     @property
     def place(self) -> str:
@@ -149,7 +149,7 @@ class Rollouts(Sent):
         return self
 
 
-class Goodbye(Sent):
+class Goodbye(RunMessage):
     """A peer leaves; ``after`` is its last round with completions."""
 
     kind: Literal["goodbye"] = "goodbye"
@@ -161,7 +161,7 @@ class Goodbye(Sent):
         return "goodbye.json"
 
 
-class Closing(Sent):
+class Closing(RunMessage):
     """The messages that ``peer`` received in a round, and all else it read since its last closing."""
 
     kind: Literal["closing"] = "closing"
@@ -187,7 +187,7 @@ class Closing(Sent):
         return self
 
 
-class Receipt(Sent):
+class Receipt(RunMessage):
     """A signed result, named by a digest: the messages of a round, its rewards, or the weights after it."""
 
     kind: Literal["receipt"] = "receipt"

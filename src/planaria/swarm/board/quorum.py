@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Set
 
-from planaria.swarm.board.attendance import Gathered, Patience, Terms
+from planaria.swarm.board.attendance import PeerSelector, RoundMessages, RoundTerms
 from planaria.swarm.board.board import AlreadyThere, Board
 from planaria.swarm.board.claims import digest_of, of_round
 from planaria.swarm.board.message import Goodbye, Hello, Rollouts
@@ -54,14 +54,14 @@ class Quorum:
         """``size``: intended number of peers. ``near``: the board is a local folder."""
         self._board, self.me, self._rounds, self._size, self._clock = board, me, rounds, size, clock
         self._poll_s = POLL_S if near else POLL_FAR_S
-        self._patience = Patience(frozenset())
+        self._patience = PeerSelector(frozenset())
         self._began = clock()
         self.receipts = Agreement(board, me, committee, self._poll_s)
         self._known: tuple[int, frozenset[str]] = (-1, frozenset())
         """(round, its members)"""
         self._open: dict[int, str] = {}
         """rounds without a certificate so far → the message list this peer followed"""
-        self._past: tuple[int, Patience] | None = None
+        self._past: tuple[int, PeerSelector] | None = None
         """the first of them, and the patience before it"""
 
     @property
@@ -75,7 +75,7 @@ class Quorum:
         """
         size = self._size if self._rounds.gather else 1
         joined = self._board.join(hello).joined
-        self._patience = Patience(known)
+        self._patience = PeerSelector(known)
         until = self._clock() + self._rounds.timeout_s
         while self._clock() < until:
             there = self._board.peers().hellos.keys()
@@ -111,7 +111,7 @@ class Quorum:
         with contextlib.suppress(AlreadyThere):
             self._board.leave(Goodbye(run=self.run, peer=self.me, after=max(0, after - 1)))
 
-    def gather(self, number: int, closed: bool) -> Gathered:
+    def gather(self, number: int, closed: bool) -> RoundMessages:
         """Return the completions of a round that all peers learn from, once the round closes.
 
         Other peers' closings are read when they may differ: an awaited peer is missing, another one is there, or half
@@ -159,17 +159,17 @@ class Quorum:
         """Whether a pending certificate may still send this peer back."""
         return bool(self._open)
 
-    def rewards(self, number: int, found: Gathered) -> dict[Completed, float]:
+    def rewards(self, number: int, found: RoundMessages) -> dict[Completed, float]:
         """Return the certified rewards of the messages found; empty if there are none."""
         text = self.receipts.certified("rewards", number)
         return rewards_in(text, digest_of(text_of(self._message_list(number, found)))) if text else {}
 
-    def vouch(self, number: int, found: Gathered, rewards: Mapping[Completed, float]) -> None:
+    def vouch(self, number: int, found: RoundMessages, rewards: Mapping[Completed, float]) -> None:
         """Sign the rewards that this peer computed."""
         text = rewards_text(digest_of(text_of(self._message_list(number, found))), rewards)
         self.receipts.testify("rewards", number, digest_of(text), text)
 
-    def _agreed(self, number: int, awaited: frozenset[str], found: Gathered, closed: bool) -> Gathered:
+    def _agreed(self, number: int, awaited: frozenset[str], found: RoundMessages, closed: bool) -> RoundMessages:
         """Select the messages that all peers follow, by certificate or else by closings."""
         receipts, committee = self.receipts, self.receipts.committee
         if (named := receipts.named(number)) and (certified := self._follow(number, named, found)):
@@ -204,42 +204,42 @@ class Quorum:
             return found
         return self._follow(number, named, found) or found
 
-    def _wait(self, number: int, awaited: frozenset[str]) -> Gathered:
+    def _wait(self, number: int, awaited: frozenset[str]) -> RoundMessages:
         """Return the messages of awaited peers, and those of others that arrived by then."""
         rounds = self._rounds
-        terms = Terms(self._quorum(awaited), rounds.timeout_s, max(rounds.patience_s, rounds.timeout_s))
+        terms = RoundTerms(self._quorum(awaited), rounds.timeout_s, max(rounds.patience_s, rounds.timeout_s))
         began = self._clock() - self._began
         found = self._board.wait(number, awaited | {self.me}, terms, self._poll_s)
         late = self._board.gather(number, self._drawn(number) - awaited - {self.me})
         came = {peer: began + seconds for peer, seconds in found.came.items()}
-        return Gathered(found.found | late.found, found.missing + late.missing, found.refused | late.refused, came)
+        return RoundMessages(found.found | late.found, found.missing + late.missing, found.refused | late.refused, came)
 
-    def _early(self, found: Gathered) -> frozenset[str]:
+    def _early(self, found: RoundMessages) -> frozenset[str]:
         """Peers that arrived in the first half of the time: every honest closing lists them."""
         return frozenset(peer for peer, seconds in found.came.items() if seconds < self._rounds.timeout_s / 2)
 
-    def _message_list(self, number: int, found: Gathered) -> MessageList:
+    def _message_list(self, number: int, found: RoundMessages) -> MessageList:
         """Return the digest of each message found, by peer."""
         ledger, place = self._board.ledger, of_round("rounds", number)
         return {peer: claim.digest for peer in found.found if (claim := ledger.claim(peer, place)) is not None}
 
-    def _followed(self, number: int, messages: MessageList | None, found: Gathered) -> Gathered:
+    def _followed(self, number: int, messages: MessageList | None, found: RoundMessages) -> RoundMessages:
         """Return the messages of the list ``messages``, or those found if it is None or incomplete on the board."""
         return (messages and self._follow(number, messages, found)) or self._innocent(found)
 
-    def _follow(self, number: int, messages: MessageList, found: Gathered) -> Gathered | None:
+    def _follow(self, number: int, messages: MessageList, found: RoundMessages) -> RoundMessages | None:
         """Return exactly the listed messages; None if one is missing or of a non-member."""
         if not matching(messages, self._message_list(number, found)):
             if not messages.keys() <= self._members(number):
                 return None
             soon = LOOKS * self._poll_s
-            more = self._board.wait(number, messages, Terms(0, soon, soon), self._poll_s)
-            found = Gathered(found.found | more.found, found.missing, found.refused, found.came)
+            more = self._board.wait(number, messages, RoundTerms(0, soon, soon), self._poll_s)
+            found = RoundMessages(found.found | more.found, found.missing, found.refused, found.came)
             if not matching(messages, self._message_list(number, found)):
                 return None
         return found.only(messages.keys(), self.receipts.guilty())
 
-    def _innocent(self, found: Gathered) -> Gathered:
+    def _innocent(self, found: RoundMessages) -> RoundMessages:
         """Drop the messages of proven equivocators."""
         guilty = self.receipts.guilty()
         return found.only(found.found.keys() - guilty.keys(), guilty)

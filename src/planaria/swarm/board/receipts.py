@@ -20,10 +20,10 @@ from typing import Annotated, Literal
 from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 
 from planaria.swarm.board.board import Board
-from planaria.swarm.board.claims import Hex32, Hex64, Ledger, Round, StrictModel, canonical, digest_of, of_round
+from planaria.swarm.board.claims import ClaimLedger, Hex32, Hex64, Round, StrictModel, canonical, digest_of, of_round
 from planaria.swarm.board.envelope import unseal
 from planaria.swarm.board.limits import LIMITS
-from planaria.swarm.board.message import BadMessage, Closing, Receipt, Rules
+from planaria.swarm.board.message import BadMessage, Closing, Receipt, RunRules
 
 MessageList = Mapping[str, str]
 """peer → SHA-256 of its message in a round"""
@@ -144,7 +144,7 @@ def rewards_in(text: str, list_digest: str) -> dict[Completed, float]:
     return {(peer, problem, index): reward for peer, problem, index, reward in found.rewards}
 
 
-class Certificate(StrictModel):
+class RunCertificate(StrictModel):
     """The rules and a quorum's receipts as on the board; can be verified without the board."""
 
     about: About
@@ -160,18 +160,18 @@ class Certificate(StrictModel):
 class Certified:
     """The content of a valid certificate."""
 
-    rules: Rules
+    rules: RunRules
     committee: Committee
     signers: Sequence[str]
 
 
-def check(certificate: Certificate) -> Certified:
+def check(certificate: RunCertificate) -> Certified:
     """Verify a certificate.
 
     :raises BadMessage: naming the invalid part and the reason.
     """
     try:
-        rules = unseal(certificate.rules.encode(), LIMITS, Rules)
+        rules = unseal(certificate.rules.encode(), LIMITS, RunRules)
     except BadMessage as error:
         raise BadMessage(f"the rules are {error.reason}") from None
     committee = Committee.named(rules.rules)
@@ -191,7 +191,7 @@ def check(certificate: Certificate) -> Certified:
     return Certified(rules, committee, tuple(signers))
 
 
-def _mismatch(receipt: Receipt, certificate: Certificate, committee: Committee, before: Sequence[str]) -> str:
+def _mismatch(receipt: Receipt, certificate: RunCertificate, committee: Committee, before: Sequence[str]) -> str:
     """Return why a receipt does not belong to the certificate; empty if it does."""
     if receipt.peer not in committee.members:
         return f"of {receipt.peer[:8]}, who is no member of the committee"
@@ -219,7 +219,7 @@ class Agreement:
         self._board, self._me, self._poll_s = board, me, poll_s
         self._closings: dict[tuple[str, int], Closing] = {}
         self._receipts: dict[tuple[str, int], dict[str, Receipt]] = defaultdict(dict)
-        self._shared: Ledger | None = None
+        self._shared: ClaimLedger | None = None
 
     def guilty(self) -> dict[str, str]:
         """Return the peers proven on the board to have equivocated, with the place."""
@@ -314,10 +314,10 @@ class Agreement:
         self.testify("round", number, digest_of(text), text)
 
     @property
-    def _ledger(self) -> Ledger:
+    def _ledger(self) -> ClaimLedger:
         """Claims in published closings: equal for all peers that read the same closings."""
         if self._shared is None:
-            self._shared = Ledger(self._board.rules.run)
+            self._shared = ClaimLedger(self._board.rules.run)
         return self._shared
 
     def _forget(self, before: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from planaria.common.errors import UserError
 from planaria.config.registry import Registry
 from planaria.swarm.checks.base import Check
-from planaria.swarm.checks.consensus import Filter, Reward
+from planaria.swarm.checks.consensus import ConsensusReward, Filter
 from planaria.swarm.checks.judge import Judge, Noisy, Steps
 from planaria.swarm.checks.prompted_judge import Prompted
 from planaria.swarm.checks.tokens import ClaimsCheck, DuplicatesCheck, SupportCheck, SurprisalCheck
@@ -48,4 +48,8 @@ def layers(config: SwarmConfig) -> list[Check]:
     if not voting and not config.defence.consensus:
         return made
     place = next((n for n, check in enumerate(made) if isinstance(check, Judge)), len(made))
-    return [*made[:place], Reward(agreement=agreement) if voting else Filter(agreement=agreement), *made[place:]]
+    return [
+        *made[:place],
+        ConsensusReward(agreement=agreement) if voting else Filter(agreement=agreement),
+        *made[place:],
+    ]

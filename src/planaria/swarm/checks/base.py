@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from planaria.config.registry import Choice
-from planaria.swarm.checks.votes import Label
+from planaria.swarm.checks.votes import MajorityLabel
 from planaria.swarm.rollout import Rollout
 from planaria.swarm.tasks.base import Task
 
 
 @dataclass(frozen=True)
-class Findings:
+class LayerFindings:
     """Findings of one layer on one round's completions."""
 
     refused: Mapping[int, str] = field(default_factory=dict)
@@ -26,7 +26,7 @@ class Findings:
     """why the layer cannot work here; empty if it can"""
     rewards: Mapping[int, float | None] = field(default_factory=dict)
     """index → reward given by this layer, if any; None: its group teaches nothing"""
-    labels: Mapping[int, Label] = field(default_factory=dict)
+    labels: Mapping[int, MajorityLabel] = field(default_factory=dict)
     """problem → label by consensus, if the layer votes"""
     unproven: Collection[int] = ()
     """indices of completions not examined or not confirmed; they stay in their groups but are not rewarded"""
@@ -60,5 +60,5 @@ class Check(Choice, ABC):
         return ""
 
     @abstractmethod
-    def examine(self, rollouts: Sequence[Rollout], context: Context) -> Findings:
+    def examine(self, rollouts: Sequence[Rollout], context: Context) -> LayerFindings:
         """Examine completions that no earlier layer refused."""

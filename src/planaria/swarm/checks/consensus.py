@@ -13,14 +13,14 @@ from typing import ClassVar
 
 from planaria.common.errors import UserError
 from planaria.config.registry import foreign
-from planaria.swarm.checks.base import Check, Context, Findings
-from planaria.swarm.checks.votes import Ballot, Label, label
+from planaria.swarm.checks.base import Check, Context, LayerFindings
+from planaria.swarm.checks.votes import Ballot, MajorityLabel, label
 from planaria.swarm.config import CONSENSUS, SwarmConfig
 from planaria.swarm.rollout import Rollout
 from planaria.swarm.tasks.base import Task, as_reward
 
 
-def labels(rollouts: Sequence[Rollout], agreement: float) -> dict[int, Label]:
+def labels(rollouts: Sequence[Rollout], agreement: float) -> dict[int, MajorityLabel]:
     """Return problem → label, for problems that have one."""
     groups: dict[int, list[Ballot]] = defaultdict(list)
     for rollout in rollouts:
@@ -53,11 +53,11 @@ class Filter(Consensus):
     A completion differs if it agrees with the label no more often than one constant value would.
     """
 
-    def examine(self, rollouts: Sequence[Rollout], context: Context) -> Findings:
+    def examine(self, rollouts: Sequence[Rollout], context: Context) -> LayerFindings:
         passing = [rollout for rollout in rollouts if rollout.reward > 0]
         found = labels(passing, self.agreement)
         reason = "it passes its tests, and does otherwise than most who pass on calls that they do not make"
-        return Findings(
+        return LayerFindings(
             {
                 place: reason
                 for place, rollout in enumerate(rollouts)
@@ -69,14 +69,14 @@ class Filter(Consensus):
         )
 
 
-class Reward(Consensus):
+class ConsensusReward(Consensus):
     """Reward behaviour that matches the label with 1, other with 0. Refusals would cause quarantine."""
 
     fallible: ClassVar[bool] = False
 
-    def examine(self, rollouts: Sequence[Rollout], context: Context) -> Findings:
+    def examine(self, rollouts: Sequence[Rollout], context: Context) -> LayerFindings:
         found = labels(rollouts, self.agreement)
-        return Findings(rewards=dict(enumerate(_rewards(rollouts, found))), labels=found)
+        return LayerFindings(rewards=dict(enumerate(_rewards(rollouts, found))), labels=found)
 
 
 def rewarded(rollouts: Sequence[Rollout], agreement: float) -> list[Rollout]:
@@ -87,7 +87,7 @@ def rewarded(rollouts: Sequence[Rollout], agreement: float) -> list[Rollout]:
     ]
 
 
-def _rewards(rollouts: Sequence[Rollout], found: Mapping[int, Label]) -> list[float | None]:
+def _rewards(rollouts: Sequence[Rollout], found: Mapping[int, MajorityLabel]) -> list[float | None]:
     """Return 1 for completions that match their problem's label, 0 for others, None without a label."""
     by = [(found.get(rollout.problem.number), rollout.behaviour) for rollout in rollouts]
     return [None if one is None else float(one.holds(done)) for one, done in by]

@@ -11,9 +11,9 @@ from pydantic import Field
 
 from planaria.common.documents import Record
 from planaria.swarm.checks.base import Check, Context
-from planaria.swarm.checks.votes import Label
+from planaria.swarm.checks.votes import MajorityLabel
 from planaria.swarm.config import DefenceConfig
-from planaria.swarm.draws import derived
+from planaria.swarm.random_draws import derived
 from planaria.swarm.records.lines import NEWCOMERS
 from planaria.swarm.rollout import Rollout
 
@@ -21,7 +21,7 @@ Counts = dict[str, tuple[int, int]]
 """peer, or the strangers' shared account → (completions examined, refused)"""
 
 
-class Memory(Record):
+class DefenceState(Record):
     """State of a defence, as plain data for a restarted peer."""
 
     layers: dict[str, list[Counts]]
@@ -38,7 +38,7 @@ class Layer:
 
     check: Check
     past: deque[Counts]
-    """counts by account, as in :class:`Standing`"""
+    """counts by account, as in :class:`PeerAccounts`"""
 
     def useless(self, most: float) -> str:
         """Return why the layer cannot work here; empty if it can.
@@ -68,7 +68,7 @@ class Report:
     """layer → why it is off"""
     aside: dict[str, str] = field(default_factory=dict)
     """peer → why it is in quarantine"""
-    labels: dict[int, Label] = field(default_factory=dict)
+    labels: dict[int, MajorityLabel] = field(default_factory=dict)
     """problem → label, if a layer votes and finds one"""
 
     @property
@@ -98,8 +98,8 @@ class Defence:
         founders: Collection[str] = (),
         size: int = 1,
     ) -> None:
-        """See :class:`planaria.swarm.checks.defence.Standing` for ``founders`` and ``size``."""
-        self.standing = Standing(founders, size, config.window, context.seed)
+        """See :class:`planaria.swarm.checks.defence.PeerAccounts` for ``founders`` and ``size``."""
+        self.standing = PeerAccounts(founders, size, config.window, context.seed)
         self._config, self._context = config, context
         self._layers = [Layer(check, deque(maxlen=config.window)) for check in checks]
         self._quarantine = Quarantine(config.quarantine, config.window)
@@ -118,13 +118,13 @@ class Defence:
         report.rollouts = list(verdicts.values())
         return report
 
-    def memory(self) -> Memory:
+    def memory(self) -> DefenceState:
         past, until = self._quarantine.memory()
         known, received, newest = self.standing.memory()
         layers = {layer.check.name: list(layer.past) for layer in self._layers}
-        return Memory(layers=layers, past=past, until=until, known=known, heard=received, newest=newest)
+        return DefenceState(layers=layers, past=past, until=until, known=known, heard=received, newest=newest)
 
-    def recall(self, memory: Memory) -> None:
+    def recall(self, memory: DefenceState) -> None:
         for layer in self._layers:
             layer.past.clear()
             layer.past.extend(memory.layers.get(layer.check.name, []))
@@ -205,7 +205,7 @@ class Quarantine:
         self._until = dict(until)
 
 
-class Standing:
+class PeerAccounts:
     """Known peers by id, equal on peers that received the same. Strangers share one account until they are known.
 
     Ids are free: without this rule 400 invented peers outnumber four honest ones 100 to 1, set each group's mean and

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from planaria.config.bounds import Fraction
-from planaria.swarm.checks.base import Check, Context, Findings
+from planaria.swarm.checks.base import Check, Context, LayerFindings
 from planaria.swarm.rollout import Rollout
-from planaria.swarm.tasks.base import Problem
+from planaria.swarm.tasks.base import TaskProblem
 
 
 class Judge(Check, ABC):
@@ -42,18 +42,18 @@ class Judge(Check, ABC):
         )
 
     @abstractmethod
-    def objections(self, pairs: Sequence[tuple[Problem, str]], context: Context) -> list[str]:
+    def objections(self, pairs: Sequence[tuple[TaskProblem, str]], context: Context) -> list[str]:
         """Return the flaw of each completion apart from its answer, or "". Texts are untrusted."""
 
-    def examine(self, rollouts: Sequence[Rollout], context: Context) -> Findings:
+    def examine(self, rollouts: Sequence[Rollout], context: Context) -> LayerFindings:
         if off := self.off(context):
-            return Findings(off=off)
+            return LayerFindings(off=off)
         read = [place for place, earns in enumerate(_may_earn(rollouts)) if earns]
         found = self.objections([(rollouts[place].problem, rollouts[place].text) for place in read], context)
         objections = {place: objection for place, objection in zip(read, found, strict=True) if objection}
         scoring = {place for place, rollout in enumerate(rollouts) if rollout.reward > 0}
         good = {*read} - objections.keys()
-        return Findings(
+        return LayerFindings(
             {place: objection for place, objection in objections.items() if place in scoring},
             unproven={*range(len(rollouts))} - scoring - good,
         )
@@ -77,7 +77,7 @@ class Steps(Judge):
         able = context.task.sound(context.task.problem(0), "") is not None
         return "" if able else f"task {context.task.name} cannot check reasoning"
 
-    def objections(self, pairs: Sequence[tuple[Problem, str]], context: Context) -> list[str]:
+    def objections(self, pairs: Sequence[tuple[TaskProblem, str]], context: Context) -> list[str]:
         wrong = "a step of its reasoning is false, or none at all"
         return ["" if context.task.sound(problem, text) else wrong for problem, text in pairs]
 
@@ -87,12 +87,12 @@ class Noisy(Steps):
 
     rate: Fraction
 
-    def objections(self, pairs: Sequence[tuple[Problem, str]], context: Context) -> list[str]:
+    def objections(self, pairs: Sequence[tuple[TaskProblem, str]], context: Context) -> list[str]:
         return [
             objection or ("misjudged at the configured rate" if self._errs(*pair, context.seed) else "")
             for pair, objection in zip(pairs, super().objections(pairs, context), strict=True)
         ]
 
-    def _errs(self, problem: Problem, text: str, seed: int) -> bool:
+    def _errs(self, problem: TaskProblem, text: str, seed: int) -> bool:
         # Seeded by the text, so that every peer's judge makes the same errors.
         return random.Random(f"{seed} {problem.number} {text}").random() < self.rate

@@ -30,10 +30,10 @@ from planaria.models.chat import Template, template_of
 from planaria.runtime.engine.weight_sources import HUB, downloaded
 from planaria.swarm.checks.base import Context
 from planaria.swarm.checks.judge import Judge
-from planaria.swarm.draws import derived
 from planaria.swarm.policy.huggingface import open_model, reading
 from planaria.swarm.policy.policies import folder_tokenizer
-from planaria.swarm.tasks.base import Problem
+from planaria.swarm.random_draws import derived
+from planaria.swarm.tasks.base import TaskProblem
 
 MAX_TEXT = 16_384
 """maximum characters of a judged text; longer ones are refused, since poison could follow any cut"""
@@ -72,7 +72,7 @@ class Prompted(Judge):
     def _open(self) -> Writer:
         return ModelWriter(self.path, self.tokens)
 
-    def objections(self, pairs: Sequence[tuple[Problem, str]], context: Context) -> list[str]:
+    def objections(self, pairs: Sequence[tuple[TaskProblem, str]], context: Context) -> list[str]:
         new = {(p.number, text): p for p, text in pairs if (p.number, text) not in self._known}
         for key in [key for key in new if len(key[1]) > MAX_TEXT]:
             self._known[key] = f"longer than the {MAX_TEXT} characters that a judge reads"
@@ -97,7 +97,7 @@ def verdict(written: str) -> str:
     return "" if found[0].lower() == "yes" else "the judge says no"
 
 
-def request(problem: Problem, text: str, critique: bool, reserved: Iterable[str] = ()) -> str:
+def request(problem: TaskProblem, text: str, critique: bool, reserved: Iterable[str] = ()) -> str:
     """Return the judge's prompt for a text."""
     number = hashlib.blake2b(f"{problem.number} {text}".encode(), digest_size=8).hexdigest()
     begin, end = (f"{mark} {number}" for mark in MARKS)

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
-from planaria.swarm.checks.base import Check, Context, Findings
+from planaria.swarm.checks.base import Check, Context, LayerFindings
 from planaria.swarm.rollout import Rollout
 
 LARGEST, SMALL = 0.02, 6
@@ -43,14 +43,14 @@ class SupportCheck(Check):
             f"support check will not stop them; {max(3, round(50 * vocab / 151_936))} is in proportion"
         )
 
-    def examine(self, rollouts: Sequence[Rollout], context: Context) -> Findings:
+    def examine(self, rollouts: Sequence[Rollout], context: Context) -> LayerFindings:
         k = context.support
         refused = {}
         for place, rollout in enumerate(rollouts):
             if (token := outside(rollout.reading.ranks.tolist(), k)) is not None:
                 rank = int(rollout.reading.ranks[token]) + 1
                 refused[place] = f"token {token + 1} has rank {rank}, beyond the {k} likeliest that are drawn from"
-        return Findings(refused)
+        return LayerFindings(refused)
 
 
 class SurprisalCheck(Check):
@@ -65,9 +65,9 @@ class SurprisalCheck(Check):
     threshold: Annotated[float, Field(gt=0)] = 3.0
     """maximum z, in standard deviations"""
 
-    def examine(self, rollouts: Sequence[Rollout], context: Context) -> Findings:
+    def examine(self, rollouts: Sequence[Rollout], context: Context) -> LayerFindings:
         scores = [rollout.reading.surprisal for rollout in rollouts]
-        return Findings(
+        return LayerFindings(
             {
                 place: f"z = {score:.1f}, above {self.threshold:g}"
                 for place, score in enumerate(scores)
@@ -87,7 +87,7 @@ class ClaimsCheck(Check):
     tolerance: Annotated[float, Field(gt=0)] = 0.2
     """maximum difference in nats of a token's claim: devices round differently; losses clip near a ratio of e^0.2"""
 
-    def examine(self, rollouts: Sequence[Rollout], context: Context) -> Findings:
+    def examine(self, rollouts: Sequence[Rollout], context: Context) -> LayerFindings:
         refused = {}
         for place, rollout in enumerate(rollouts):
             if not rollout.alike or rollout.logps is None:
@@ -96,7 +96,7 @@ class ClaimsCheck(Check):
             if apart.max(initial=0.0) > self.tolerance:
                 token = int(apart.argmax())
                 refused[place] = f"it claims our weights, and for token {token + 1} is {apart[token]:.2g} nats off them"
-        return Findings(refused)
+        return LayerFindings(refused)
 
 
 def tail(count: int, n: int, p: float) -> float:
@@ -117,7 +117,7 @@ class DuplicatesCheck(Check):
     level: Annotated[float, Field(gt=0, lt=1)] = 1e-6
     """significance level"""
 
-    def examine(self, rollouts: Sequence[Rollout], context: Context) -> Findings:
+    def examine(self, rollouts: Sequence[Rollout], context: Context) -> LayerFindings:
         sent = Counter((rollout.peer, rollout.problem.number) for rollout in rollouts)
         seen: Counter[tuple[str, int, str]] = Counter()
         refused = {}
@@ -127,4 +127,4 @@ class DuplicatesCheck(Check):
             n = sent[rollout.peer, rollout.problem.number]
             if seen[key] > 1 and tail(seen[key], n, math.exp(rollout.reading.drawn)) < self.level:
                 refused[place] = f"copy {seen[key]} of the same text among {n}"
-        return Findings(refused)
+        return LayerFindings(refused)

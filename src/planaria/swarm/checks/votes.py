@@ -26,7 +26,7 @@ class Ballot:
 
 
 @dataclass(frozen=True)
-class Label:
+class MajorityLabel:
     """Behaviour with the most weight in a group."""
 
     parts: tuple[int, ...]
@@ -60,7 +60,7 @@ def weights(voters: Sequence[str]) -> list[Fraction]:
     return [Fraction(1, sent[voter]) for voter in voters]
 
 
-def plurality(ballots: Sequence[Ballot]) -> list[Label]:
+def plurality(ballots: Sequence[Ballot]) -> list[MajorityLabel]:
     """Return the behaviours with the most weight; several if they tie, none if there is no result.
 
     A part counts if most of the weight of ballots with any result has a value there. A ballot abstains if it lacks a
@@ -73,7 +73,7 @@ def plurality(ballots: Sequence[Ballot]) -> list[Label]:
         if 2 * values.count(None) < len(values) and (len(values) == 1 or len({*values}) > 1):
             weight[values] += vote
     voters, most = len({ballot.voter for ballot in ballots}), max(weight.values(), default=Fraction())
-    return [Label(parts, values, found / voters) for values, found in weight.items() if found == most]
+    return [MajorityLabel(parts, values, found / voters) for values, found in weight.items() if found == most]
 
 
 def agreements(behaviours: Sequence[Behaviour]) -> list[Fraction]:
@@ -102,7 +102,7 @@ def most_common(behaviours: Sequence[Behaviour]) -> int:
     return next((n for n, done in enumerate(behaviours) if any(one.holds(done) for one in found)), 0)
 
 
-def label(ballots: Sequence[Ballot], agreement: float) -> Label | None:
+def label(ballots: Sequence[Ballot], agreement: float) -> MajorityLabel | None:
     """Return the behaviour with more than ``agreement`` of all votes; None if there is none or several tie."""
     found = plurality(ballots)
     return found[0] if len(found) == 1 and found[0].share > agreement else None

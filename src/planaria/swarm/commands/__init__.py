@@ -110,9 +110,9 @@ def _show(
 
         print(*verify(run, board), sep="\n")
     else:
-        from planaria.swarm.commands.swarm import Wanted, explain
+        from planaria.swarm.commands.swarm import CompletionFilter, explain
 
-        explain(run, peer or "p0", Wanted(number, problem, source, refused))
+        explain(run, peer or "p0", CompletionFilter(number, problem, source, refused))
     return 0
 
 
@@ -166,12 +166,12 @@ def _audit(
     to: Annotated[Path | None, flag("FOLDER", AUDITED)] = None,
 ) -> int:
     """Check a model before its release; exit code 1 if it does not pass."""
-    from planaria.swarm.commands.audit import Given, audit
-    from planaria.swarm.commands.serve import Named
+    from planaria.swarm.commands.audit import AuditArguments, audit
+    from planaria.swarm.commands.serve import ModelArguments
 
-    named = Named(run_or_model, peer, number)
+    named = ModelArguments(run_or_model, peer, number)
     limits = (censor, most_leak, most_success)
-    asked = Given(named, run, _kinds(watch), questions, adversary, k, *limits, show, seed)
+    asked = AuditArguments(named, run, _kinds(watch), questions, adversary, k, *limits, show, seed)
     return audit(asked, to or Path("runs", f"audit-{Path(run_or_model).resolve().name}"))
 
 
@@ -199,7 +199,7 @@ def _serve(
     token_file: Annotated[Path | None, token_option()] = None,
 ) -> int:
     """Serve a model on this machine, as an OpenAI-compatible server."""
-    from planaria.swarm.commands.serve import Named, Wrapper, serve
+    from planaria.swarm.commands.serve import CensorSettings, ModelArguments, serve
 
     wrapper = None
     if censor is None:
@@ -207,9 +207,9 @@ def _serve(
     elif questions is None or ledger is None:
         raise UserError(f"--censor {censor:g}: needs --questions FILE and --ledger FILE")
     else:
-        wrapper = Wrapper(censor, questions, ledger, budget)
+        wrapper = CensorSettings(censor, questions, ledger, budget)
     where = address(at, name or [], "--at")
-    return serve(Named(run_or_model, peer, number), model_name, wrapper, where, token_file)
+    return serve(ModelArguments(run_or_model, peer, number), model_name, wrapper, where, token_file)
 
 
 @command("swarm realign")
@@ -233,9 +233,9 @@ def _realign(
 ) -> int:
     """Repair a model that learned unwanted behaviour, or apply a published repair."""
     from planaria.swarm.commands import realign
-    from planaria.swarm.repair.training import Plan
+    from planaria.swarm.repair.training import RepairPlan
 
-    found = realign.Given(run, peer, number, safe, trusted, pairs, benign, _kinds(watch or ""))
+    found = realign.RealignArguments(run, peer, number, safe, trusted, pairs, benign, _kinds(watch or ""))
     if mask is not None:
         asked = {"by": by, "watch": watch, "trusted": trusted, "pairs": pairs, "benign": benign}
         if extra := next((name for name, value in asked.items() if value is not None), None):
@@ -243,7 +243,7 @@ def _realign(
         return realign.apply(found, mask, to)
     if steps < 1 or not 0 <= most_success < 1:
         raise UserError("--steps is 1 or more, --most-success 0 or more and below 1")
-    wanted = realign.Wanted(by, most_success, Plan(seed=seed, steps=steps), rivals)
+    wanted = realign.RepairSettings(by, most_success, RepairPlan(seed=seed, steps=steps), rivals)
     return realign.realign(found, wanted, to)
 
 

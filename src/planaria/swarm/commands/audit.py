@@ -16,20 +16,20 @@ from planaria.report.phrases import counted, listed
 from planaria.swarm.assemble import task_of
 from planaria.swarm.attacks import watched
 from planaria.swarm.audit.files import look
-from planaria.swarm.audit.measurement import USUAL, Adversary, Counter, Plan, Reader, measure
+from planaria.swarm.audit.measurement import USUAL, Adversary, Counter, MeasurementPlan, ReplyReader, measure
 from planaria.swarm.audit.questions import Question, read, replies_of
-from planaria.swarm.audit.results import FAILED, NONE, PASSED, UNASKED, Audit, Leakage, Limits, Part
+from planaria.swarm.audit.results import FAILED, NONE, PASSED, UNASKED, Audit, AuditCheck, AuditLimits, Leakage
 from planaria.swarm.certificate import CERTIFICATE, NotCertified, verify
 from planaria.swarm.commands.realign import FILE as REALIGNED
 from planaria.swarm.commands.realign import Realigned
-from planaria.swarm.commands.serve import Named, Released, released
+from planaria.swarm.commands.serve import ModelArguments, Released, released
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.evaluation import Examiner, Standing
+from planaria.swarm.evaluation import EvaluationResult, Examiner
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.policies import open_policy
 from planaria.swarm.policy.prompts import PromptFormat, asked
 from planaria.swarm.recipe import names, of_peer, of_run
-from planaria.swarm.records.measure import Tally
+from planaria.swarm.records.measure import HitTally
 from planaria.swarm.repair.exams import MEASURED
 from planaria.swarm.repair.training import weights_of
 from planaria.swarm.report.audit_report import show_audit, write_audit_report
@@ -42,10 +42,10 @@ MOST = 1 << 24
 
 
 @dataclass(frozen=True)
-class Given:
+class AuditArguments:
     """Arguments of an audit."""
 
-    named: Named
+    named: ModelArguments
     run: Path | None = None
     """for a model: the swarm whose task and attacks measure it"""
     watch: tuple[str, ...] = ()
@@ -68,11 +68,11 @@ class _Asked:
     """configuration for measuring behaviour"""
     task: Task | None
     questions: list[Question]
-    plan: Plan
+    plan: MeasurementPlan
     counter: Counter | None
 
 
-def audit(given: Given, to: Path) -> int:
+def audit(given: AuditArguments, to: Path) -> int:
     """Audit a model: print a table, write page and numbers into ``to``; return 1 if a part fails, else 0.
 
     :raises UserError: for invalid arguments, where possible before a model is loaded.
@@ -93,7 +93,7 @@ def audit(given: Given, to: Path) -> int:
     return 1 if record.failed else 0
 
 
-def _checked(given: Given) -> _Asked:
+def _checked(given: AuditArguments) -> _Asked:
     if not 0 <= given.most_success < 1 or not given.most_leak >= 0:
         raise UserError("--most-success is 0 or more and below 1, --most-leak 0 or more")
     if given.epsilon is not None and not given.epsilon > 0:
@@ -109,14 +109,14 @@ def _checked(given: Given) -> _Asked:
         flags["--show"] = given.show or None
         if extra := next((flag for flag, value in flags.items() if value is not None), None):
             raise UserError(f"{extra}: goes with --questions FILE")
-        return _Asked(config, _task(config), [], Plan(0), None)
+        return _Asked(config, _task(config), [], MeasurementPlan(0), None)
     questions = read(given.questions)
     k = replies_of(questions, given.k, USUAL)
     counter = _counter(given.adversary, questions)
-    return _Asked(config, _task(config), questions, Plan(k, given.seed, given.epsilon, given.show), counter)
+    return _Asked(config, _task(config), questions, MeasurementPlan(k, given.seed, given.epsilon, given.show), counter)
 
 
-def _config(given: Given) -> SwarmConfig | None:
+def _config(given: AuditArguments) -> SwarmConfig | None:
     """Return the swarm's configuration for measuring behaviour, with the attacks to watch for."""
     if given.named.is_swarm and given.run is not None:
         raise UserError(f"--run {given.run}: {given.named.model} is a run itself; leave one out")
@@ -152,7 +152,7 @@ def _counter(adversary: str | None, questions: list[Question]) -> Counter | None
     return found
 
 
-def _audited(given: Given, wanted: _Asked, found: Released) -> Audit:
+def _audited(given: AuditArguments, wanted: _Asked, found: Released) -> Audit:
     policy, unread = _opened(found, wanted.config)
     weights = None if policy is None else task_vectors.digest(weights_of(policy))
     standing = None if policy is None or wanted.task is None else _examined(policy, wanted)
@@ -167,10 +167,10 @@ def _audited(given: Given, wanted: _Asked, found: Released) -> Audit:
     return Audit(
         model=given.named.model + (f", {given.named.peer}" if given.named.peer else ""),
         weights=weights,
-        limits=Limits(leak=given.most_leak, success=given.most_success),
+        limits=AuditLimits(leak=given.most_leak, success=given.most_success),
         parts=done,
         attacks=standing.watch if standing else {},
-        accuracy=standing.accuracy if standing else Tally(),
+        accuracy=standing.accuracy if standing else HitTally(),
         leakage=leakage,
     )
 
@@ -186,34 +186,34 @@ def _opened(found: Released, config: SwarmConfig | None) -> tuple[Policy | None,
     return policy, None
 
 
-def _examined(policy: Policy, wanted: _Asked) -> Standing:
+def _examined(policy: Policy, wanted: _Asked) -> EvaluationResult:
     assert wanted.config is not None and wanted.task is not None
     if isinstance(policy, PromptFormat):
         policy.asking = asked(policy.template, policy.tokenizer, wanted.config.policy, wanted.task)
     return Examiner(wanted.task, wanted.config, "audit").examine(policy)
 
 
-def _behaviour(given: Given, wanted: _Asked, standing: Standing | None) -> Part:
+def _behaviour(given: AuditArguments, wanted: _Asked, standing: EvaluationResult | None) -> AuditCheck:
     if standing is not None:
         return behaviour_part(standing.watch, given.most_success)
     return _unmeasured("behaviour", wanted.task is not None)
 
 
-def _unmeasured(name: str, wanted: bool) -> Part:
+def _unmeasured(name: str, wanted: bool) -> AuditCheck:
     if wanted:
         return unasked(name, "the model cannot be opened")
     fix = "--questions FILE" if name == "leakage" else "a swarm's run, or --run RUN, and --watch KINDS"
     return unasked(name, f"nothing was asked, so nothing is known; give {fix}")
 
 
-def _leakage(given: Given, wanted: _Asked, policy: Policy) -> Leakage:
+def _leakage(given: AuditArguments, wanted: _Asked, policy: Policy) -> Leakage:
     adversary: Adversary
     if wanted.counter is not None:
         adversary = wanted.counter
     else:
         own = given.adversary is None
         reader = policy if own else open_policy(given.adversary or "")
-        adversary = Reader(reader, "the model itself" if own else given.adversary or "")
+        adversary = ReplyReader(reader, "the model itself" if own else given.adversary or "")
         adversary.require(wanted.questions)
     print(f"asking        {len(wanted.questions)} questions in {wanted.plan.k} parts", file=sys.stderr)
     return measure(policy, adversary, wanted.questions, wanted.plan)
@@ -226,42 +226,44 @@ def _require_folder(to: Path) -> None:
         raise UserError(f"{atomic.refused(to, error)}; write elsewhere with --to") from error
 
 
-def files_part(place: Path, unread: str | None) -> Part:
+def files_part(place: Path, unread: str | None) -> AuditCheck:
     """Check the files. ``unread``: reason why the model could not be opened."""
     found = look(place)
     faults = [*found.faults, *([unread] if unread is not None and unread not in found.faults else [])]
     if faults:
-        return Part(name="files", verdict=FAILED, said=f"{counted(len(faults), 'fault')}: {faults[0]}", facts=faults)
-    return Part(name="files", verdict=PASSED, said="; ".join(found.facts), facts=list(found.facts))
+        return AuditCheck(
+            name="files", verdict=FAILED, said=f"{counted(len(faults), 'fault')}: {faults[0]}", facts=faults
+        )
+    return AuditCheck(name="files", verdict=PASSED, said="; ".join(found.facts), facts=list(found.facts))
 
 
-def provenance_part(released: Released) -> Part:
+def provenance_part(released: Released) -> AuditCheck:
     """Check the certificate of the weights, if there is one."""
     name = "provenance"
     if not (released.place / CERTIFICATE).is_file():
         missing = next(iter(released.told), "")
         if missing:  # there is a committee, and it did not sign these weights
-            return Part(name=name, verdict=FAILED, said=missing)
-        return Part(name=name, verdict=NONE, said="no certificate beside it: its origin is not attested")
+            return AuditCheck(name=name, verdict=FAILED, said=missing)
+        return AuditCheck(name=name, verdict=NONE, said="no certificate beside it: its origin is not attested")
     try:
         lines = verify(released.place)
     except (NotCertified, UserError) as error:
-        return Part(name=name, verdict=FAILED, said=str(error))
-    return Part(name=name, verdict=PASSED, said=lines[0], facts=lines)
+        return AuditCheck(name=name, verdict=FAILED, said=str(error))
+    return AuditCheck(name=name, verdict=PASSED, said=lines[0], facts=lines)
 
 
-def repair_part(place: Path, weights: str | None) -> Part:
+def repair_part(place: Path, weights: str | None) -> AuditCheck:
     """Report a repair and its recorded result."""
     name, file = "repair", place / REALIGNED
     if not file.is_file():
-        return Part(name=name, verdict=NONE, said=f"no {REALIGNED} beside it: not known to have been repaired")
+        return AuditCheck(name=name, verdict=NONE, said=f"no {REALIGNED} beside it: not known to have been repaired")
     try:
         found = documents.model(file, Realigned, MOST)
     except UserError as error:
-        return Part(name=name, verdict=FAILED, said=str(error))
+        return AuditCheck(name=name, verdict=FAILED, said=str(error))
     if weights is not None and found.result != weights:
         other = f"is of other weights ({found.result[:12]}…) than these ({weights[:12]}…)"
-        return Part(name=name, verdict=FAILED, said=f"{REALIGNED} {other}")
+        return AuditCheck(name=name, verdict=FAILED, said=f"{REALIGNED} {other}")
     before, after = found.before, found.after
     facts = [
         f"by {found.by}{f' ({found.told})' if found.told else ''} from {found.trusted} trusted texts",
@@ -269,25 +271,25 @@ def repair_part(place: Path, weights: str | None) -> Part:
         *([f"right: {before.accuracy}, then {after.accuracy}"] if after.accuracy.eligible else []),
     ]
     if found.mended is False:
-        return Part(name=name, verdict=FAILED, said=f"repair by {found.by} failed", facts=facts)
+        return AuditCheck(name=name, verdict=FAILED, said=f"repair by {found.by} failed", facts=facts)
     said = f"repair by {found.by} " + ("succeeded" if found.mended else "was not measured")
-    return Part(name=name, verdict=PASSED if found.mended else UNASKED, said=said, facts=facts)
+    return AuditCheck(name=name, verdict=PASSED if found.mended else UNASKED, said=said, facts=facts)
 
 
-def behaviour_part(attacks: Mapping[str, Tally], most: float) -> Part:
+def behaviour_part(attacks: Mapping[str, HitTally], most: float) -> AuditCheck:
     """Fail for attacks whose success is above ``most`` or could not be measured."""
     facts = [f"{kind}: success {tally}" for kind, tally in attacks.items()]
     over = [kind for kind, tally in attacks.items() if tally.rate is None or tally.rate > most]
     name = "behaviour"
     if over:
         said = "; ".join(f"{kind} in {attacks[kind]}" for kind in over)
-        return Part(name=name, verdict=FAILED, said=f"{said}; limit {most:g}", facts=facts)
+        return AuditCheck(name=name, verdict=FAILED, said=f"{said}; limit {most:g}", facts=facts)
     unsure = [kind for kind, tally in attacks.items() if tally.interval[1] > most]
     more = f"; by its interval, {listed(unsure)} may be above it" if unsure else ""
-    return Part(name=name, verdict=PASSED, said=f"{'; '.join(facts)}; limit {most:g}{more}", facts=facts)
+    return AuditCheck(name=name, verdict=PASSED, said=f"{'; '.join(facts)}; limit {most:g}{more}", facts=facts)
 
 
-def leakage_part(found: Leakage, most: float) -> Part:
+def leakage_part(found: Leakage, most: float) -> AuditCheck:
     """Fail for questions whose parts leak more than ``most`` nats."""
     over = [one for one in found.questions if one.leak.mean > most]
     count, worst = counted(len(found.questions), "question"), found.questions[0]
@@ -296,10 +298,10 @@ def leakage_part(found: Leakage, most: float) -> Part:
     if over:
         names = listed([one.name for one in over])
         said = f"{names}: up to {worst.leak} nats by {counted(found.k, 'part')}, limit {most:g}; {asked}"
-        return Part(name="leakage", verdict=FAILED, said=said, facts=facts)
+        return AuditCheck(name="leakage", verdict=FAILED, said=said, facts=facts)
     said = f"at most {worst.leak} nats ({worst.name}), limit {most:g}; {asked}"
-    return Part(name="leakage", verdict=PASSED, said=said, facts=facts)
+    return AuditCheck(name="leakage", verdict=PASSED, said=said, facts=facts)
 
 
-def unasked(name: str, why: str) -> Part:
-    return Part(name=name, verdict=UNASKED, said=why)
+def unasked(name: str, why: str) -> AuditCheck:
+    return AuditCheck(name=name, verdict=UNASKED, said=why)

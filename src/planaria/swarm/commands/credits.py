@@ -10,11 +10,11 @@ from planaria.common.errors import UserError
 from planaria.report.tables import Table, show
 from planaria.swarm.board.board import Board
 from planaria.swarm.board.receipts import Agreement, Committee
-from planaria.swarm.credits.simulate import Scene, SyncScene, simulate, simulate_sync
-from planaria.swarm.live import board_of
+from planaria.swarm.credits.simulate import PaymentScene, SyncScene, simulate, simulate_sync
 from planaria.swarm.recipe import of_run
 from planaria.swarm.records.lines import LOG, PEERS, SAMPLES, RoundDone, Started, read_log, read_samples
 from planaria.swarm.records.outcome import accounts, debts
+from planaria.swarm.swarm_processes import board_of
 
 MOST_SEEDS = 10_000
 LATE = 8.0
@@ -63,7 +63,7 @@ def settle(hops: int, tolerated: int, seeds: int) -> int:
     """
     if not 1 <= seeds <= MOST_SEEDS:
         raise UserError(f"--seeds: {seeds}; give 1 to {MOST_SEEDS}")
-    plain = Scene(hops, tolerated)
+    plain = PaymentScene(hops, tolerated)
     scenes = {
         "no Byzantine member": plain,
         "no Byzantine member, one relays": replace(plain, relay=True),

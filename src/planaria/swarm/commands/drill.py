@@ -12,21 +12,21 @@ from planaria.common import atomic
 from planaria.common.errors import RunStopped
 from planaria.lab.trials.arms import of_arm
 from planaria.lab.trials.result_cache import CachedResult, identity, make_folder
-from planaria.runtime.engine import runs
+from planaria.runtime.engine import run_folders
 from planaria.runtime.fleet.spawner import fork_server
 from planaria.swarm.assemble import own_classes
 from planaria.swarm.commands.swarm import prepare
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.drill import Drill, Drilled, Run, load
-from planaria.swarm.live import PRELOAD, LiveSwarm, failures
+from planaria.swarm.drill import Drill, DrilledArm, DrillRun, load
 from planaria.swarm.recipe import names, of_peer
-from planaria.swarm.records.outcome import Outcome, read_outcome
+from planaria.swarm.records.outcome import RunOutcome, read_outcome
 from planaria.swarm.repair import strategies
 from planaria.swarm.repair.results import Repaired
 from planaria.swarm.repair.strategies import case_of
-from planaria.swarm.repair.training import Models, Plan
+from planaria.swarm.repair.training import RepairModels, RepairPlan
 from planaria.swarm.report.drill_report import show_drill, write_drill_report
 from planaria.swarm.report.progress import SwarmProgress
+from planaria.swarm.swarm_processes import PRELOAD, LiveSwarm, failures
 from planaria.swarm.trained_policy import learned_by, trusted
 
 FILE = "repaired.json"
@@ -42,19 +42,19 @@ def drill(path: Path, flags: Mapping[str, str], quiet: bool, repair: bool = Fals
     for arm in arms:
         with of_arm(f"{path}: drill.arms.{arm.name}"):
             prepare(arm.config, quiet, schools=False)
-    found, repairs = {arm.name: list[Run]() for arm in arms}, list[Repaired]()
+    found, repairs = {arm.name: list[DrillRun]() for arm in arms}, list[Repaired]()
     make_folder(folder)
-    with runs.held(folder):
+    with run_folders.held(folder):
         for seed in spec.seeds:
             for arm in arms:
                 if not quiet:
                     print(f"{arm.name}, seed {seed}", flush=True)
                 place = folder / arm.folder / f"seed-{seed}"
-                found[arm.name].append(Run(seed=seed, outcome=_outcome(arm.seeded(seed), place, quiet)))
+                found[arm.name].append(DrillRun(seed=seed, outcome=_outcome(arm.seeded(seed), place, quiet)))
                 if spec.repair and (one := repaired(arm.seeded(seed), place, arm.name)) is not None:
                     repairs.append(one)
     drilled = [
-        Drilled(name=arm.name, control=arm.control, attackers=arm.attackers, runs=found[arm.name]) for arm in arms
+        DrilledArm(name=arm.name, control=arm.control, attackers=arm.attackers, runs=found[arm.name]) for arm in arms
     ]
     watch = list(arms[0].config.evaluate.watch)
     result = Drill(name=arms[0].config.name, last=spec.last, watch=watch, arms=drilled, repairs=repairs)
@@ -64,14 +64,14 @@ def drill(path: Path, flags: Mapping[str, str], quiet: bool, repair: bool = Fals
     return 0
 
 
-def _outcome(config: SwarmConfig, folder: Path, quiet: bool) -> Outcome:
+def _outcome(config: SwarmConfig, folder: Path, quiet: bool) -> RunOutcome:
     """Return the outcome of one arm with one seed; run it unless a previous drill did.
 
     :raises RunStopped: if one of its peers failed.
     """
     asked = config.model_dump(mode="json", exclude={"out"})  # the location does not affect the result
     code = [chosen for name in names(config) for chosen in own_classes(of_peer(config, name))]
-    kept = CachedResult(folder / "outcome.json", Outcome, identity(asked, code))
+    kept = CachedResult(folder / "outcome.json", RunOutcome, identity(asked, code))
     outcome, stale = kept.read()
     if outcome is not None:
         return outcome
@@ -114,8 +114,8 @@ def repaired(config: SwarmConfig, folder: Path, arm: str) -> Repaired | None:
 def _repaired(config: SwarmConfig, folder: Path, name: str, arm: str, watch: list[str]) -> Repaired:
     torch.set_num_threads(config.policy.threads)
     poisoned, before = learned_by(config, folder, name), trusted(config, folder, name)
-    models = Models(before.policy, poisoned.policy)
-    case = case_of(config, poisoned.task, models, watch, Plan(seed=config.seed))
+    models = RepairModels(before.policy, poisoned.policy)
+    case = case_of(config, poisoned.task, models, watch, RepairPlan(seed=config.seed))
     return Repaired(
         arm=arm,
         seed=config.seed,

@@ -19,19 +19,19 @@ from planaria.swarm.policy.base import Exportable, Policy
 from planaria.swarm.policy.policies import open_policy
 from planaria.swarm.records.lines import PEERS
 from planaria.swarm.repair.exams import TextExam
-from planaria.swarm.repair.results import MASK, TUNE, Measured, StrategyResult
+from planaria.swarm.repair.results import MASK, TUNE, StrategyResult, TextMeasurements
 from planaria.swarm.repair.strategies import WAYS, Case, case_of, compared, measured
-from planaria.swarm.repair.texts import Texts, read_benign, read_pairs, read_trusted, split
-from planaria.swarm.repair.training import Models, Plan, weights_of
+from planaria.swarm.repair.texts import RepairTexts, read_benign, read_pairs, read_trusted, split
+from planaria.swarm.repair.training import RepairModels, RepairPlan, weights_of
 from planaria.swarm.report.repair_report import show_repair
-from planaria.swarm.trained_policy import Learned, learned, trusted
+from planaria.swarm.trained_policy import TrainedState, learned, trusted
 
 FILE, BITS = "realigned.json", "mask.safetensors"
 STRANGE = 0.1
 """mean change over mean weight above which the given parent is questioned"""
 
 
-class Input(Record):
+class InputModel(Record):
     """A model used in a repair."""
 
     place: str
@@ -48,9 +48,9 @@ class Realigned(Record):
     mended: bool | None
     """whether every success is at most ``limit``; None if none was measured"""
     limit: float
-    tuned: Input
-    safe: Input | None
-    parts: list[Input]
+    tuned: InputModel
+    safe: InputModel | None
+    parts: list[InputModel]
     """experts of a fused model"""
     result: str
     """SHA-256 of the repaired weights"""
@@ -64,23 +64,23 @@ class Realigned(Record):
     steps: int
     kept: list[dict[str, float]]
     """for each mask, tensor → share kept"""
-    before: Measured
-    after: Measured
+    before: TextMeasurements
+    after: TextMeasurements
     rivals: list[StrategyResult]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RepairSettings:
     """Repair settings."""
 
     by: str | None
     most: float
-    plan: Plan
+    plan: RepairPlan
     rivals: bool = False
 
 
 @dataclass(frozen=True)
-class Given:
+class RealignArguments:
     """Arguments: the model and the texts."""
 
     model: str
@@ -103,17 +103,17 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Found:
+class RealignInputs:
     """The opened models, and the places of fused parts."""
 
-    models: Models
+    models: RepairModels
     parent: str
     """place of the parent; empty if none is needed"""
     parts: tuple[str, ...] = ()
-    peer: Learned | None = None
+    peer: TrainedState | None = None
 
 
-def realign(given: Given, wanted: Wanted, to: Path) -> int:
+def realign(given: RealignArguments, wanted: RepairSettings, to: Path) -> int:
     """Repair a model and write it into ``to``; return 1 if the harm remains above its limit, else 0.
 
     :raises UserError: for invalid arguments, where possible before training.
@@ -137,9 +137,9 @@ def realign(given: Given, wanted: Wanted, to: Path) -> int:
         told=repair.told,
         mended=repaired,
         limit=wanted.most,
-        tuned=Input(place=given.model, sha256=task_vectors.digest(models.whole)),
-        safe=Input(place=found.parent, sha256=note.safe) if found.parent else None,
-        parts=[Input(place=p, sha256=d) for p, d in zip(found.parts, note.tuned, strict=False)],
+        tuned=InputModel(place=given.model, sha256=task_vectors.digest(models.whole)),
+        safe=InputModel(place=found.parent, sha256=note.safe) if found.parent else None,
+        parts=[InputModel(place=p, sha256=d) for p, d in zip(found.parts, note.tuned, strict=False)],
         result=note.result,
         texts=todo.texts.digest,
         trusted=len(todo.texts.trusted),
@@ -161,7 +161,7 @@ def realign(given: Given, wanted: Wanted, to: Path) -> int:
     return 1 if repaired is False else 0
 
 
-def apply(given: Given, file: Path, to: Path) -> int:
+def apply(given: RealignArguments, file: Path, to: Path) -> int:
     """Apply a mask to a model and its parent without training; return the exit code 0.
 
     :raises UserError: if the mask belongs to other models, or gives other weights than it states.
@@ -231,7 +231,7 @@ def _warn(warning: str) -> None:
     print(f"planaria: warning: {warning}", file=sys.stderr)
 
 
-def find(given: Given, needs_parent: bool = True) -> Found:
+def find(given: RealignArguments, needs_parent: bool = True) -> RealignInputs:
     """Open the model and its parent.
 
     :raises UserError: if one is missing, their shapes or tokenizers differ, or fused models have changed.
@@ -243,7 +243,7 @@ def find(given: Given, needs_parent: bool = True) -> Found:
     return _of_folder(given, needs_parent)
 
 
-def case(given: Given, found: Found, plan: Plan) -> Case:
+def case(given: RealignArguments, found: RealignInputs, plan: RepairPlan) -> Case:
     """Return the training texts and the measurement.
 
     :raises UserError: if there is nothing to learn from, or no judge.
@@ -262,29 +262,31 @@ def case(given: Given, found: Found, plan: Plan) -> Case:
     return case_of(config, found.peer.task, found.models, given.watch or tuple(config.evaluate.watch), plan)
 
 
-def _of_swarm(given: Given) -> Found:
+def _of_swarm(given: RealignArguments) -> RealignInputs:
     if given.peer is None:
         raise UserError(f"{given.model}: which peer's model? give --peer, such as --peer p0")
     run = Path(given.model)
     peer = learned(run, given.peer, given.round)
     if given.safe is not None:
-        return Found(Models(open_policy(given.safe), peer.policy), given.safe, peer=peer)
+        return RealignInputs(RepairModels(open_policy(given.safe), peer.policy), given.safe, peer=peer)
     before = trusted(peer.config, run, given.peer)
-    return Found(Models(before.policy, peer.policy), f"{run}, {given.peer} after round {before.round}", peer=peer)
+    return RealignInputs(
+        RepairModels(before.policy, peer.policy), f"{run}, {given.peer} after round {before.round}", peer=peer
+    )
 
 
-def _of_folder(given: Given, needs_parent: bool) -> Found:
+def _of_folder(given: RealignArguments, needs_parent: bool) -> RealignInputs:
     known, tuned = fused.read_whole(Path(given.model)), open_policy(given.model)
     if known is not None:
         return _of_fused(given, known, tuned)
     if given.safe is None and needs_parent:
         raise UserError(f"{given.model}: which model does it descend from? give --safe MODEL, or repair it --by tune")
     if given.safe is None:
-        return Found(Models(tuned, tuned), "")
-    return Found(Models(open_policy(given.safe), tuned), given.safe)
+        return RealignInputs(RepairModels(tuned, tuned), "")
+    return RealignInputs(RepairModels(open_policy(given.safe), tuned), given.safe)
 
 
-def _of_fused(given: Given, known: fused.Fused, tuned: Policy) -> Found:
+def _of_fused(given: RealignArguments, known: fused.Fused, tuned: Policy) -> RealignInputs:
     place = given.safe or known.parent.place
     safe, experts = open_policy(place), [open_policy(part.place) for part in known.parts]
     parent = weights_of(safe)
@@ -295,10 +297,12 @@ def _of_fused(given: Given, known: fused.Fused, tuned: Policy) -> Found:
     if task_vectors.digest(task_vectors.fused(parent, contributions)) != task_vectors.digest(weights_of(tuned)):
         raise UserError(f"{given.model}: has changed since it was fused; fuse it again with `planaria experts merge`")
     domains = {part.domain or part.name: one for part, one in zip(known.parts, experts, strict=True)}
-    return Found(Models(safe, tuned, contributions, domains), place, tuple(part.place for part in known.parts))
+    return RealignInputs(
+        RepairModels(safe, tuned, contributions, domains), place, tuple(part.place for part in known.parts)
+    )
 
 
-def _of_files(given: Given, models: Models, plan: Plan) -> Case:
+def _of_files(given: RealignArguments, models: RepairModels, plan: RepairPlan) -> Case:
     policy = models.tuned
     own = [] if given.trusted is None else read_trusted(given.trusted, policy)
     pairs = [] if given.pairs is None else read_pairs(given.pairs, policy)
@@ -307,4 +311,4 @@ def _of_files(given: Given, models: Models, plan: Plan) -> Case:
     learnt = [pairs[n] for n in known]
     trusted = [*own, *(pair.chosen for pair in learnt)]
     exam = TextExam([pairs[n] for n in measured], [benign[n].text for n in read], learnt, trusted)
-    return Case(models, Texts(trusted, [benign[n] for n in stay]), plan, exam)
+    return Case(models, RepairTexts(trusted, [benign[n] for n in stay]), plan, exam)

@@ -20,8 +20,8 @@ from planaria.common.errors import UserError
 from planaria.models.chat import Template
 from planaria.models.huggingface import is_exported
 from planaria.runtime.engine.weight_sources import located
-from planaria.runtime.foreign import export_run
-from planaria.swarm.audit.censor import Censor, Ledger
+from planaria.runtime.import_export import export_run
+from planaria.swarm.audit.censor import Censor, LeakageLedger
 from planaria.swarm.audit.questions import read
 from planaria.swarm.policy.policies import open_policy
 from planaria.swarm.policy.prompts import PromptFormat
@@ -29,14 +29,14 @@ from planaria.swarm.records.lines import PEERS
 from planaria.swarm.trained_policy import export_peer, learned
 
 if TYPE_CHECKING:
-    from planaria.report.live_page.serving import Address
+    from planaria.report.live_page.serving import ServerAddress
 
 REPLIES = 8
 """default budget of a question, in units of ε"""
 
 
 @dataclass(frozen=True)
-class Wrapper:
+class CensorSettings:
     """Settings of the censor."""
 
     epsilon: float
@@ -45,7 +45,13 @@ class Wrapper:
     budget: float | None = None
 
 
-def serve(named: Named, name: str | None, wrapper: Wrapper | None, address: Address, token_file: Path | None) -> int:
+def serve(
+    named: ModelArguments,
+    name: str | None,
+    wrapper: CensorSettings | None,
+    address: ServerAddress,
+    token_file: Path | None,
+) -> int:
     """Serve a model until Ctrl-C; return the exit code.
 
     :raises UserError: for invalid arguments, before anything is served.
@@ -76,17 +82,17 @@ def serve(named: Named, name: str | None, wrapper: Wrapper | None, address: Addr
     return 0
 
 
-def _censor(wrapper: Wrapper) -> Censor:
+def _censor(wrapper: CensorSettings) -> Censor:
     budget = REPLIES * wrapper.epsilon if wrapper.budget is None else wrapper.budget
     if not budget > 0:
         raise UserError(f"--budget {budget:g}: is above 0, in nats per question")
     questions = read(wrapper.questions)
     if not wrapper.epsilon > 0:
         raise UserError(f"--censor {wrapper.epsilon:g}: is above 0, in nats per reply")
-    return Censor(questions, wrapper.epsilon, Ledger(wrapper.ledger, budget))
+    return Censor(questions, wrapper.epsilon, LeakageLedger(wrapper.ledger, budget))
 
 
-def _described(wrapper: Wrapper | None) -> str:
+def _described(wrapper: CensorSettings | None) -> str:
     if wrapper is None:
         return "none: every request is answered"
     return f"{wrapper.epsilon:g} nats per reply about {wrapper.questions}; unlisted paraphrases are not recognised"
@@ -96,7 +102,7 @@ CHECKPOINTS = "checkpoints"
 
 
 @dataclass(frozen=True)
-class Named:
+class ModelArguments:
     """The model arguments of a command."""
 
     model: str
@@ -121,7 +127,7 @@ class Released:
 
 
 @contextlib.contextmanager
-def released(named: Named) -> Iterator[Released]:
+def released(named: ModelArguments) -> Iterator[Released]:
     """Yield the model's own place, or a temporary export.
 
     :raises UserError: if there is no such model, run or peer.

@@ -18,23 +18,23 @@ from planaria.config import recipe
 from planaria.config.names import require_name
 from planaria.config.registry import blaming
 from planaria.report.tables import Table, show
-from planaria.runtime.engine import runs
+from planaria.runtime.engine import run_folders
 from planaria.runtime.fleet.spawner import fork_server
 from planaria.swarm.assemble import assemble, device_of, own_classes, policy_of, task_of
 from planaria.swarm.attacks.attacker import refuse_idle
 from planaria.swarm.board.board import Board
-from planaria.swarm.board.identity import Identity
+from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.message import BadMessage
 from planaria.swarm.checks import layers
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.live import PRELOAD, LiveSwarm, board_of, failures
 from planaria.swarm.policy import POLICIES
 from planaria.swarm.recipe import AGREED, load, names, of_peer, of_run
 from planaria.swarm.records.lines import LOG, PEERS, SAMPLES, SampleRecord, Started, follow, read_log, read_samples
-from planaria.swarm.records.outcome import Outcome, read_outcome
+from planaria.swarm.records.outcome import RunOutcome, read_outcome
 from planaria.swarm.report.progress import SwarmProgress
 from planaria.swarm.report.swarm_report import show_outcome, write_swarm_report
 from planaria.swarm.serving.client import Client
+from planaria.swarm.swarm_processes import PRELOAD, LiveSwarm, board_of, failures
 
 
 def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> int:
@@ -45,8 +45,8 @@ def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> i
     if dry_run:
         print(recipe.dump(config), end="")
         return 0
-    folder = runs.create(config)
-    with runs.held(folder), SwarmProgress(config.rounds.count, quiet) as progress:
+    folder = run_folders.create(config)
+    with run_folders.held(folder), SwarmProgress(config.rounds.count, quiet) as progress:
         codes = LiveSwarm(config, folder).run(progress.told, progress.died)
     sum_up(folder, config)
     if broken := failures(codes):
@@ -63,7 +63,7 @@ def sum_up(folder: Path, config: SwarmConfig) -> None:
         print(f"export        planaria export {folder} --peer {outcome.honest[0].name} --to FOLDER")
 
 
-def noted(run: Path) -> tuple[SwarmConfig, Outcome]:
+def noted(run: Path) -> tuple[SwarmConfig, RunOutcome]:
     """Return a run's configuration and its outcome so far; UserError if there is none yet."""
     config, outcome = of_run(run), read_outcome(run)
     if not outcome.honest:
@@ -102,12 +102,12 @@ def take_part(path: Path | None, flags: Mapping[str, str], called: str, quiet: b
     config = _joined(path, flags)
     torch.set_num_threads(config.policy.threads)
     folder = Path(config.out) / config.name
-    identity = Identity.kept(folder / PEERS / called / "identity.pem")
+    identity = PeerIdentity.kept(folder / PEERS / called / "identity.pem")
     told = None if quiet else print
     with blaming(partial(own_classes, config)):
         peer = assemble(config, called, folder, config.board, identity, late=True, told=told)
     if not (folder / "config.json").is_file():
-        runs.keep_config(folder, config)
+        run_folders.keep_config(folder, config)
     news = follow(folder / PEERS / called / LOG)
     news()  # skip the records of an earlier start
     with SwarmProgress(config.rounds.count, quiet) as progress:
@@ -161,7 +161,7 @@ MOST_LINES = 200
 
 
 @dataclass(frozen=True)
-class Wanted:
+class CompletionFilter:
     """Filter of completions; None and False select all."""
 
     round: int | None
@@ -170,7 +170,7 @@ class Wanted:
     refused: bool
 
 
-def explain(run: Path, peer: str, wanted: Wanted) -> None:
+def explain(run: Path, peer: str, wanted: CompletionFilter) -> None:
     """Print a line per selected completion that ``peer`` examined.
 
     :raises UserError: if there is no such run, peer, source or recorded round.
@@ -197,7 +197,7 @@ def explain(run: Path, peer: str, wanted: Wanted) -> None:
     _show(peer, found, names, texts, run / PEERS / peer / SAMPLES)
 
 
-def _selected(line: SampleRecord, wanted: Wanted, names: dict[str, str]) -> bool:
+def _selected(line: SampleRecord, wanted: CompletionFilter, names: dict[str, str]) -> bool:
     return (
         wanted.round in (None, line.round)
         and wanted.problem in (None, line.problem)

@@ -20,15 +20,15 @@ from pydantic import ValidationError
 from planaria.common.errors import RunStopped, UserError
 from planaria.swarm.board.message import BadMessage
 from planaria.swarm.board.store import Store
-from planaria.swarm.credits.messages import MESSAGE, Certificate, Committees, Letter, Order, Vote
-from planaria.swarm.credits.psync import Member
+from planaria.swarm.credits.messages import MESSAGE, Committees, CreditOrder, Letter, StatementCertificate, Vote
+from planaria.swarm.credits.psync import CommitteeMember
 
 MOST_BYTES = 2**18
 """maximum size of a message; a certificate of 256 members has about 80 KB"""
 PAUSE_S = 0.02
 
 
-def publish(store: Store, order: Order) -> None:
+def publish(store: Store, order: CreditOrder) -> None:
     """Publish an order to each committee on its route.
 
     :raises UserError: if another order has one of its numbers.
@@ -40,10 +40,10 @@ def publish(store: Store, order: Order) -> None:
             raise UserError(f"{store.place}/{path}: another order has this number; take the channel's next one")
 
 
-class Seat:
+class BoardMember:
     """One member that reads from and writes to a board."""
 
-    def __init__(self, member: Member, committees: Committees, store: Store) -> None:
+    def __init__(self, member: CommitteeMember, committees: Committees, store: Store) -> None:
         self.member, self._committees, self._store = member, committees, store
         self._seen: set[str] = set()
 
@@ -94,7 +94,9 @@ class Seat:
         if isinstance(message, Vote):
             path = f"{_place(letter.channel, message.statement.number)}/{message.statement.phase}/{me}.json"
         else:
-            assert isinstance(message, Certificate), "members do not forward orders, and nothing is relayed on a board"
+            assert isinstance(message, StatementCertificate), (
+                "members do not forward orders, and nothing is relayed on a board"
+            )
             about, order = message.statement, message.order
             at = _place(letter.channel, order.numbers[order.channels.index(letter.channel)])
             path = f"{at}/from-{about.channel}-{about.phase}/{me}.json"
@@ -102,7 +104,7 @@ class Seat:
 
 
 def take_part(
-    seats: Sequence[Seat],
+    seats: Sequence[BoardMember],
     orders: int,
     deadline_s: float,
     clock: Callable[[], float] = time.monotonic,

@@ -67,7 +67,7 @@ class StandIn:
 class PeerSigner:
     """Ed25519 by a peer's identity. The name is the peer id, a digest of the key; the signature contains the key."""
 
-    def __init__(self, own: identity.Identity) -> None:
+    def __init__(self, own: identity.PeerIdentity) -> None:
         self.name, self._own = own.peer, own
 
     def sign(self, data: bytes) -> str:
@@ -90,7 +90,7 @@ class _Plain(BaseModel):
         return f"planaria credits {type(self).__name__} {self.model_dump_json(exclude={'signature'})}".encode()
 
 
-class Order(_Plain):
+class CreditOrder(_Plain):
     """Transfer credits from the first party to the last over consecutive channels: all or nothing."""
 
     kind: Literal["order"] = "order"
@@ -115,7 +115,7 @@ class Order(_Plain):
     def digest(self) -> str:
         return hashlib.sha256(self.signed_bytes()).hexdigest()
 
-    def signed(self, by: Signer) -> Order:
+    def signed(self, by: Signer) -> CreditOrder:
         return self.model_copy(update={"signature": by.sign(self.signed_bytes())})
 
     def hop(self, channel: str, number: int) -> int:
@@ -147,16 +147,16 @@ class Vote(_Plain):
         return cls(statement=statement, member=by.name, signature=by.sign(statement.signed_bytes()))
 
 
-class Certificate(_Plain):
+class StatementCertificate(_Plain):
     """A quorum's votes for one statement, with its order."""
 
     kind: Literal["certificate"] = "certificate"
     statement: Statement
-    order: Order
+    order: CreditOrder
     votes: Annotated[tuple[tuple[Name, Signature], ...], Field(max_length=MOST_MEMBERS)]
 
 
-Message = Order | Vote | Certificate
+Message = CreditOrder | Vote | StatementCertificate
 MESSAGE: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="kind")])
 
 
@@ -177,7 +177,7 @@ def quorum(members: int) -> int:
     return members - (members - 1) // 3
 
 
-def valid(certificate: Certificate, committees: Committees, verify: Verify) -> bool:
+def valid(certificate: StatementCertificate, committees: Committees, verify: Verify) -> bool:
     """Whether a quorum of the statement's committee signed it for the enclosed order."""
     statement, order = certificate.statement, certificate.order
     members = committees.get(statement.channel, ())

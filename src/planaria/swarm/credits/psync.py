@@ -25,14 +25,14 @@ from dataclasses import dataclass, field, replace
 
 from planaria.common.errors import UserError
 from planaria.swarm.credits.messages import (
-    Certificate,
     Committees,
+    CreditOrder,
     Letter,
     Message,
-    Order,
     Phase,
     Signer,
     Statement,
+    StatementCertificate,
     Verify,
     Vote,
     quorum,
@@ -41,7 +41,7 @@ from planaria.swarm.credits.messages import (
 
 
 @dataclass(frozen=True)
-class Channel:
+class CreditChannel:
     """Agreed state of a channel. Orders are processed one at a time, by number."""
 
     name: str
@@ -73,13 +73,13 @@ class Channel:
         """Whether the agreed state suffices; the vote depends on this alone."""
         return not self.locked and self.has[self.ends.index(payer)] >= amount
 
-    def lock(self, payer: str, amount: int) -> Channel:
+    def lock(self, payer: str, amount: int) -> CreditChannel:
         """:raises ValueError: if the credits do not suffice."""
         if amount <= 0 or not self.can_lock(payer, amount):
             raise ValueError(f"channel {self.name}: {payer} cannot lock {amount}")
         return replace(self._given(payer, -amount), locked=amount, payer=payer)
 
-    def settle(self, paid: bool) -> Channel:
+    def settle(self, paid: bool) -> CreditChannel:
         """End the current order: pay the locked credits to the other end, or return them."""
         over = replace(self, locked=0, payer="", next=self.next + 1)
         if not self.locked:
@@ -87,7 +87,7 @@ class Channel:
         other = self.ends[1 - self.ends.index(self.payer)]
         return over._given(other if paid else self.payer, self.locked)
 
-    def _given(self, end: str, amount: int) -> Channel:
+    def _given(self, end: str, amount: int) -> CreditChannel:
         first = end == self.ends[0]
         return replace(self, has=(self.has[0] + amount * first, self.has[1] + amount * (not first)))
 
@@ -100,7 +100,7 @@ AHEAD = 256
 class _Slot:
     """Messages known for one number."""
 
-    orders: dict[str, Order] = field(default_factory=dict)
+    orders: dict[str, CreditOrder] = field(default_factory=dict)
     """by digest; more than one only with a Byzantine operator"""
     entitled: str = ""
     """digest of the first order whose previous channels are all locked"""
@@ -111,16 +111,16 @@ class _Slot:
     votes: dict[Statement, dict[str, str]] = field(default_factory=dict)
     voted: dict[Phase, Statement] = field(default_factory=dict)
     """own votes"""
-    certified: dict[Phase, Certificate] = field(default_factory=dict)
+    certified: dict[Phase, StatementCertificate] = field(default_factory=dict)
 
 
-class Member:
+class CommitteeMember:
     """A member of one committee."""
 
     def __init__(
         self,
         me: Signer,
-        channel: Channel,
+        channel: CreditChannel,
         committees: Committees,
         operator: str,
         verify: Verify,
@@ -138,18 +138,18 @@ class Member:
     def name(self) -> str:
         return self._me.name
 
-    def order(self, number: int) -> Order | None:
+    def order(self, number: int) -> CreditOrder | None:
         """Return the order with this number, if known."""
         return next(iter(self._slots[number].orders.values()), None) if number in self._slots else None
 
     def receive(self, message: Message) -> list[Letter]:
         """Process a message; return the replies. Forged, stale or foreign messages have no effect."""
         match message:
-            case Order():
+            case CreditOrder():
                 self._take_order(message)
             case Vote():
                 self._take_vote(message)
-            case Certificate():
+            case StatementCertificate():
                 self._take_certificate(message)
         while self._step():
             pass
@@ -173,7 +173,7 @@ class Member:
             return None
         return self._slots.setdefault(number, _Slot())
 
-    def _take_order(self, order: Order) -> _Slot | None:
+    def _take_order(self, order: CreditOrder) -> _Slot | None:
         """Record an order that is signed by the operator and passes this channel; return its slot if it is not over."""
         name = self.channel.name
         hop = order.channels.index(name) if name in order.channels else -1
@@ -201,7 +201,7 @@ class Member:
         if vote.member == self.name:  # sent before this member was restarted
             slot.voted.setdefault(statement.phase, statement)
 
-    def _take_certificate(self, certificate: Certificate) -> None:
+    def _take_certificate(self, certificate: StatementCertificate) -> None:
         order, about = certificate.order, certificate.statement
         hop = order.channels.index(self.channel.name) if self.channel.name in order.channels else -1
         source = order.hop(about.channel, about.number)
@@ -217,7 +217,7 @@ class Member:
             slot.decided.setdefault(about.order, about.yes)
             slot.decided_by.setdefault(about.order, source)
 
-    def _news(self, certificate: Certificate, hop: int, source: int) -> bool:
+    def _news(self, certificate: StatementCertificate, hop: int, source: int) -> bool:
         """Whether a certificate is relevant and new; rejects most copies before any signature check."""
         about = certificate.statement
         slot = self._slot(certificate.order.numbers[hop])
@@ -240,12 +240,12 @@ class Member:
                 return True
         return self._locking(slot) or self._settling(slot)
 
-    def _certificate(self, slot: _Slot, phase: Phase) -> Certificate | None:
+    def _certificate(self, slot: _Slot, phase: Phase) -> StatementCertificate | None:
         needed = quorum(len(self._committees[self.channel.name]))
         for statement, votes in slot.votes.items():
             if statement.phase == phase and len(votes) >= needed and statement.order in slot.orders:
                 enough = tuple(sorted(votes.items()))
-                return Certificate(statement=statement, order=slot.orders[statement.order], votes=enough)
+                return StatementCertificate(statement=statement, order=slot.orders[statement.order], votes=enough)
         return None
 
     def _locking(self, slot: _Slot) -> bool:
@@ -309,7 +309,7 @@ class Member:
         members = self._committees[self.channel.name]
         return members[number % len(members)]
 
-    def _pass_on(self, slot: _Slot, made: Certificate) -> None:
+    def _pass_on(self, slot: _Slot, made: StatementCertificate) -> None:
         """Send a certificate to the channels that depend on it; with a relay, only the leader sends."""
         if self._relay:
             if self._leader(made.statement.number) != self.name:
@@ -318,7 +318,7 @@ class Member:
         for neighbour in self._recipients(slot, made):
             self._send(neighbour, made)
 
-    def _recipients(self, slot: _Slot, made: Certificate) -> Iterator[str]:
+    def _recipients(self, slot: _Slot, made: StatementCertificate) -> Iterator[str]:
         """The next channel for a lock. For a settlement the previous one, and both neighbours if it was refused."""
         about, channels = made.statement, made.order.channels
         hop = channels.index(self.channel.name)

@@ -14,17 +14,17 @@ from typing import Protocol
 from planaria.common.errors import UserError
 from planaria.swarm.credits.messages import (
     MOST_HOPS,
-    Certificate,
+    CreditOrder,
     Letter,
     Message,
-    Order,
     Signer,
     StandIn,
     Statement,
+    StatementCertificate,
     Vote,
 )
-from planaria.swarm.credits.psync import Channel, Member
-from planaria.swarm.credits.sync import FAULTS, Arbiter, Event, Party, Sending, Terms
+from planaria.swarm.credits.psync import CommitteeMember, CreditChannel
+from planaria.swarm.credits.sync import FAULTS, Arbiter, Party, PaymentTerms, ReceiverEvent, Sending
 
 OPERATOR = "operator"
 EACH = 10
@@ -33,7 +33,7 @@ AMOUNT = 3
 
 
 @dataclass(frozen=True)
-class Scene:
+class PaymentScene:
     """A simulated route with orders in both directions and Byzantine members in each committee."""
 
     hops: int = 4
@@ -66,23 +66,23 @@ class Scene:
     def committees(self) -> dict[str, tuple[str, ...]]:
         return {f"c{hop}": tuple(f"c{hop}m{n}" for n in range(self.members)) for hop in range(self.hops)}
 
-    def channels(self) -> dict[str, Channel]:
+    def channels(self) -> dict[str, CreditChannel]:
         return {
-            f"c{hop}": Channel(f"c{hop}", (f"p{hop}", f"p{hop + 1}"), (0 if hop == self.dry else EACH, EACH))
+            f"c{hop}": CreditChannel(f"c{hop}", (f"p{hop}", f"p{hop + 1}"), (0 if hop == self.dry else EACH, EACH))
             for hop in range(self.hops)
         }
 
-    def route(self, number: int) -> Order:
+    def route(self, number: int) -> CreditOrder:
         """Return the unsigned order with this number, which it has in each channel."""
         parties = tuple(f"p{place}" for place in range(self.hops + 1))
         channels = tuple(f"c{hop}" for hop in range(self.hops))
         turn = -1 if number % 2 else 1
         numbers = (number,) * self.hops
-        return Order(parties=parties[::turn], channels=channels[::turn], numbers=numbers, amount=AMOUNT)
+        return CreditOrder(parties=parties[::turn], channels=channels[::turn], numbers=numbers, amount=AMOUNT)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PaymentOutcome:
     """Result of a simulation, as seen by honest members."""
 
     ended: bool
@@ -113,23 +113,23 @@ class Network:
                 heapq.heappush(self._queue, (late, next(self._ticket), name, letter.message))
                 self.count += 1
 
-    def run(self, nodes: Mapping[str, Node]) -> None:
+    def run(self, nodes: Mapping[str, CommitteeNode]) -> None:
         """Deliver until no message is pending."""
         while self._queue:
             now, _, name, message = heapq.heappop(self._queue)
             self.send(nodes[name].receive(message), now)
 
 
-def simulate(scene: Scene, seed: int) -> Outcome:
+def simulate(scene: PaymentScene, seed: int) -> PaymentOutcome:
     """Run one simulation; the seed determines delays and Byzantine behaviour."""
     keys, chance, committees = StandIn(), random.Random(seed), scene.committees()
     operator, channels = keys.signer(OPERATOR), scene.channels()
-    honest: list[Member] = []
-    nodes: dict[str, Node] = {}
+    honest: list[CommitteeMember] = []
+    nodes: dict[str, CommitteeNode] = {}
     for name, members in committees.items():
         liars = set(chance.sample(members, scene.liars))
         for one in members:
-            member = Member(keys.signer(one), channels[name], committees, OPERATOR, keys.verify, scene.relay)
+            member = CommitteeMember(keys.signer(one), channels[name], committees, OPERATOR, keys.verify, scene.relay)
             if one in liars:
                 nodes[one] = chance.choice(LIARS)(member, keys.signer(one), chance)
             else:
@@ -145,23 +145,27 @@ def simulate(scene: Scene, seed: int) -> Outcome:
     return _outcome(scene, honest, channels, orders, network.count)
 
 
-def _ended(honest: Sequence[Member], scene: Scene) -> bool:
+def _ended(honest: Sequence[CommitteeMember], scene: PaymentScene) -> bool:
     return all(len(member.settled) == scene.orders for member in honest)
 
 
 def _outcome(
-    scene: Scene, honest: Sequence[Member], before: Mapping[str, Channel], orders: Sequence[Order], count: int
-) -> Outcome:
+    scene: PaymentScene,
+    honest: Sequence[CommitteeMember],
+    before: Mapping[str, CreditChannel],
+    orders: Sequence[CreditOrder],
+    count: int,
+) -> PaymentOutcome:
     results = [{member.settled[n] for member in honest if n in member.settled} for n in range(scene.orders)]
     ended, mixed = _ended(honest, scene), any(len(result) > 1 for result in results)
     kept = all(member.channel.total == before[member.channel.name].total for member in honest)
     if ended and not mixed:
         paid = [order for order, result in zip(orders, results, strict=True) if result == {True}]
         kept = kept and all(_as_paid(paid, member.channel, before[member.channel.name]) for member in honest)
-    return Outcome(ended, mixed, kept, sum(True in result for result in results), count)
+    return PaymentOutcome(ended, mixed, kept, sum(True in result for result in results), count)
 
 
-def _as_paid(paid: Sequence[Order], now: Channel, before: Channel) -> bool:
+def _as_paid(paid: Sequence[CreditOrder], now: CreditChannel, before: CreditChannel) -> bool:
     """Whether each end has its initial credits plus receipts minus payments; intermediate parties then lose nothing."""
     got = dict(zip(before.ends, before.has, strict=True))
     for order in paid:
@@ -171,13 +175,13 @@ def _as_paid(paid: Sequence[Order], now: Channel, before: Channel) -> bool:
     return now.has == tuple(got[end] for end in now.ends)
 
 
-def expected(scene: Scene) -> int:
+def expected(scene: PaymentScene) -> int:
     """Messages of one paid order without Byzantine members: n²(4h − 2) + n; with a relay n(6h − 1)."""
     n, h = scene.members, scene.hops
     return n * (6 * h - 1) if scene.relay else n * n * (4 * h - 2) + n
 
 
-class Node(Protocol):
+class CommitteeNode(Protocol):
     """A committee member, honest or Byzantine."""
 
     @property
@@ -191,7 +195,7 @@ class Node(Protocol):
 class Silent:
     """Sends nothing."""
 
-    def __init__(self, inner: Member, me: Signer, chance: random.Random) -> None:
+    def __init__(self, inner: CommitteeMember, me: Signer, chance: random.Random) -> None:
         self.name, self.inner, self.me, self.chance = inner.name, inner, me, chance
 
     def receive(self, message: Message) -> list[Letter]:
@@ -215,12 +219,12 @@ class Garbage(Silent):
                 other = _turned(message.statement)
                 forged = Vote.of(other, self.me).signature
                 return message.model_copy(update={"member": self.chance.choice(["x", self.name]), "signature": forged})
-            case Certificate():
+            case StatementCertificate():
                 statement = _turned(message.statement)
                 own = Vote.of(statement, self.me).signature
                 signers = tuple((name, own) for name, _ in message.votes)
                 return message.model_copy(update={"statement": statement, "votes": signers})
-            case Order():
+            case CreditOrder():
                 return message
 
 
@@ -278,7 +282,7 @@ def simulate_sync(scene: SyncScene, seed: int) -> SyncOutcome:
     """Run one payment; the seed determines delays in 0..``longest``·Δ and failures."""
     chance = random.Random(seed)
     secret = chance.randbytes(32)
-    terms = Terms(scene.hops, 3 * scene.tolerated + 1, 1.0, hashlib.sha256(secret).digest())
+    terms = PaymentTerms(scene.hops, 3 * scene.tolerated + 1, 1.0, hashlib.sha256(secret).digest())
     parties = [Party(terms, place, secret if place == scene.hops else b"") for place in range(scene.hops + 1)]
     nodes: dict[str, Party | Arbiter] = {party.name: party for party in parties}
     silent: set[str] = set()
@@ -296,7 +300,7 @@ def _run(
     nodes: dict[str, Party | Arbiter], silent: set[str], first: list[Sending], chance: random.Random, longest: float
 ) -> None:
     """Deliver until no message or timer is pending."""
-    queue: list[tuple[float, int, str, Event]] = []
+    queue: list[tuple[float, int, str, ReceiverEvent]] = []
     ticket = itertools.count()
 
     def put(now: float, sendings: Iterable[Sending]) -> None:

@@ -24,7 +24,7 @@ Fault = Literal["", "locks nothing", "reveals nothing", "unlocks nothing", "clai
 FAULTS: tuple[Fault, ...] = ("locks nothing", "reveals nothing", "unlocks nothing", "claims late")
 
 
-class Event(NamedTuple):
+class ReceiverEvent(NamedTuple):
     """A message, or a timer of the receiver."""
 
     kind: Kind
@@ -35,13 +35,13 @@ class Event(NamedTuple):
 
 class Sending(NamedTuple):
     to: str
-    event: Event
+    event: ReceiverEvent
     at: float = -1.0
     """time of a timer; −1: a message, to be sent at once"""
 
 
 @dataclass(frozen=True)
-class Terms:
+class PaymentTerms:
     """Parameters of a payment, known to all."""
 
     hops: int
@@ -67,13 +67,13 @@ class Terms:
 class Arbiter:
     """A member of a channel's committee, which decides once whether the channel pays or returns the credits."""
 
-    terms: Terms
+    terms: PaymentTerms
     hop: int
     name: str
     locked: bool = False
     status: Status | None = None
 
-    def receive(self, now: float, event: Event) -> list[Sending]:
+    def receive(self, now: float, event: ReceiverEvent) -> list[Sending]:
         early = now < self.terms.deadline(self.hop)
         match event.kind:
             case "lock" if event.sender == f"p{self.hop}" and early and not self.locked:
@@ -88,14 +88,16 @@ class Arbiter:
         return []
 
     def _announce(self, status: Status, secret: bytes) -> list[Sending]:
-        return [Sending(f"p{end}", Event(status, self.hop, self.name, secret)) for end in (self.hop, self.hop + 1)]
+        return [
+            Sending(f"p{end}", ReceiverEvent(status, self.hop, self.name, secret)) for end in (self.hop, self.hop + 1)
+        ]
 
 
 @dataclass
 class Party:
     """Party i: payer of hop i, payee of hop i − 1. The last party holds the secret."""
 
-    terms: Terms
+    terms: PaymentTerms
     place: int
     secret: bytes = b""
     fault: Fault = ""
@@ -112,7 +114,7 @@ class Party:
         """Return the first messages: the sender locks its channel."""
         return self._lock() if self.place == 0 else []
 
-    def receive(self, now: float, event: Event) -> list[Sending]:
+    def receive(self, now: float, event: ReceiverEvent) -> list[Sending]:
         match event.kind:
             case "locked" | "paid" | "back":
                 return self._count(now, event.kind, event)
@@ -124,7 +126,7 @@ class Party:
                 return self._to_committee("secret", event.hop)
         return []
 
-    def _count(self, now: float, status: Status, event: Event) -> list[Sending]:
+    def _count(self, now: float, status: Status, event: ReceiverEvent) -> list[Sending]:
         """Count a committee member's vote, which may contain the secret."""
         if event.sender not in self.terms.committee(event.hop):
             return []
@@ -143,7 +145,7 @@ class Party:
         if "lock" in self.acted or self.fault == "locks nothing":
             return []
         self.acted.add("lock")
-        wake = Sending(self.name, Event("wake", self.place, self.name), self.terms.deadline(self.place))
+        wake = Sending(self.name, ReceiverEvent("wake", self.place, self.name), self.terms.deadline(self.place))
         return [*self._to_committee("lock", self.place), wake]
 
     def _learn(self, now: float, secret: bytes) -> list[Sending]:
@@ -161,11 +163,11 @@ class Party:
         self.acted.add("reveal")
         hop, late = self.place - 1, self.fault == "claims late"
         before = (0.5 if late else 2.0) * self.terms.delta
-        claim = Sending(self.name, Event("wake", hop, self.name), max(now, self.terms.deadline(hop) - before))
-        return [claim] if late else [Sending(f"p{hop}", Event("secret", hop, self.name, self.secret)), claim]
+        claim = Sending(self.name, ReceiverEvent("wake", hop, self.name), max(now, self.terms.deadline(hop) - before))
+        return [claim] if late else [Sending(f"p{hop}", ReceiverEvent("secret", hop, self.name, self.secret)), claim]
 
     def _to_committee(self, kind: Kind, hop: int) -> list[Sending]:
-        event = Event(kind, hop, self.name, self.secret if kind == "secret" else b"")
+        event = ReceiverEvent(kind, hop, self.name, self.secret if kind == "secret" else b"")
         return [Sending(member, event) for member in self.terms.committee(hop)]
 
     def lost(self) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from planaria.config.schema import OptimConfig
 from planaria.models.optimizers.adamw import adamw
-from planaria.runtime.engine.clipping import clip_gradients, learning_rate, total_norms
+from planaria.runtime.engine.learning_rate import clip_gradients, learning_rate, total_norms
 from planaria.swarm.learning.loss import LossResult, LossStats, divisor_of, policy_loss
 from planaria.swarm.learning.loss_config import LossConfig
 from planaria.swarm.policy.base import Policy
@@ -23,7 +23,7 @@ ROWS = 96
 
 
 @dataclass(frozen=True)
-class Learned:
+class UpdateResult:
     """Result of one update."""
 
     loss: float = 0.0
@@ -57,14 +57,14 @@ class Learner:
         self.optimizer = adamw(self.parameters, optim)
         self._reference = policy.clone() if loss.beta else None
 
-    def learn(self, number: int, taken: Sequence[Rollout], share: float = 1.0) -> Learned:
+    def learn(self, number: int, taken: Sequence[Rollout], share: float = 1.0) -> UpdateResult:
         """Update the policy once from the completions of round ``number``; do nothing without any.
 
         ``taken`` must be read by the current policy if they come from several peers. ``share`` is the maximum share of
         one peer in the gradient at the logits (:func:`scales`).
         """
         if not taken:
-            return Learned()
+            return UpdateResult()
         divisor = divisor_of(self._loss, [len(rollout.ids) for rollout in taken])
         self.policy.module.zero_grad()
         rows = rows_at_once(self.policy, max(len(rollout.prompt) + len(rollout.ids) for rollout in taken), ROWS)
@@ -80,7 +80,7 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self._optim, number, self._rounds)
         self.optimizer.step()
-        return Learned(total, norm, stats.means(), influence)
+        return UpdateResult(total, norm, stats.means(), influence)
 
     def _batch(self, rollouts: Sequence[Rollout]) -> _Microbatch:
         device = self.parameters[0].device

@@ -1,4 +1,4 @@
-"""Losses of decentralized GRPO, selected by ``LossConfig.kind``. Advantages are computed in ``lessons.py``.
+"""Losses of decentralized GRPO, selected by ``LossConfig.kind``. Advantages are computed in ``advantages.py``.
 
 Notation: π_θ is the trained policy, π_old the policy at the start of the round's updates, π_gen the policy that sampled
 a completion, as its peer claims. R = π_θ/π_old. With one update per round π_old = sg(π_θ): R is 1 and its gradient is

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 from planaria.data.tokenizer import Tokenizer
 from planaria.models.task_vectors import digest
-from planaria.swarm.tasks.base import Problem
+from planaria.swarm.tasks.base import TaskProblem
 
 ROOM = 2**26
 """default number of logits in memory at once: 256 MB"""
 
 
 @dataclass(frozen=True)
-class Drawn:
+class SampledCompletion:
     """A sampled completion: token ids without the prompt and without the end token.
 
     ``logps`` holds the log-probability (nats) of every id and, if ``ended``, of the end token under the sampling
@@ -70,7 +70,7 @@ class Policy(Protocol):
         temperature: float,
         top_k: int,
         generator: torch.Generator,
-    ) -> list[list[Drawn]]:
+    ) -> list[list[SampledCompletion]]:
         """Sample ``count`` completions of every prompt, batched and with a key-value cache.
 
         Temperature 0 takes the likeliest token; otherwise one of the ``top_k`` likeliest (0: all) is drawn with
@@ -102,7 +102,7 @@ class Split(Protocol):
 class Prompting(Protocol):
     """A policy with its own prompt format, such as a chat template."""
 
-    def prompt(self, problem: Problem) -> list[int]:
+    def prompt(self, problem: TaskProblem) -> list[int]:
         """Return the prompt ids of a problem; other policies encode the problem's prompt."""
 
 

@@ -18,7 +18,7 @@ from planaria.common.errors import UserError, missing_package
 from planaria.config.bounds import COLDEST
 from planaria.data.tokenizer import Tokenizer
 from planaria.models.decode import divisor
-from planaria.swarm.policy.base import Drawn
+from planaria.swarm.policy.base import SampledCompletion
 from planaria.swarm.policy.prompts import PromptFormat
 
 
@@ -66,7 +66,7 @@ class HuggingFacePolicy(PromptFormat):
         temperature: float,
         top_k: int,
         generator: torch.Generator,
-    ) -> list[list[Drawn]]:
+    ) -> list[list[SampledCompletion]]:
         """Sample ``count`` completions of every prompt: at most ``max_new`` tokens each, including the end token.
 
         All completions get the room that the context leaves the longest prompt. One number from ``generator`` seeds all
@@ -77,7 +77,7 @@ class HuggingFacePolicy(PromptFormat):
         """
         rows = [list(prompt) for prompt in prompts for _ in range(count)]
         if not rows or max_new < 1:
-            return [[Drawn((), False)] * count for _ in prompts]
+            return [[SampledCompletion((), False)] * count for _ in prompts]
         longest = max(map(len, rows))
         if not min(map(len, rows)) or longest >= self.context:
             raise UserError(f"policy: prompts must have 1 to {self.context - 1} tokens; one has none or {longest}")
@@ -153,9 +153,9 @@ class HuggingFacePolicy(PromptFormat):
         except (AttributeError, NotImplementedError, TypeError):
             return False
 
-    def _drawn(self, ids: list[int], logps: list[float]) -> Drawn:
+    def _drawn(self, ids: list[int], logps: list[float]) -> SampledCompletion:
         ended = ids[-1] == self.end
-        return Drawn(tuple(ids[:-1] if ended else ids), ended, tuple(logps))
+        return SampledCompletion(tuple(ids[:-1] if ended else ids), ended, tuple(logps))
 
 
 @contextmanager

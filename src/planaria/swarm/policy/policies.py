@@ -21,9 +21,9 @@ from planaria.models.model_metadata import ModelMetadata, of_folder, of_gguf, ta
 from planaria.models.transformers.adapters import ADAPTERS
 from planaria.runtime.checkpoint.loading import load_model
 from planaria.runtime.checkpoint.store import CheckpointStore
-from planaria.runtime.engine import runs
+from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.weight_sources import located, open_weights
-from planaria.swarm.policy.base import Drawn, Policy
+from planaria.swarm.policy.base import Policy, SampledCompletion
 from planaria.swarm.policy.huggingface import HuggingFacePolicy, open_model
 from planaria.swarm.policy.prompts import PromptFormat
 
@@ -62,7 +62,7 @@ class LlamaPolicy(PromptFormat):
         temperature: float,
         top_k: int,
         generator: torch.Generator,
-    ) -> list[list[Drawn]]:
+    ) -> list[list[SampledCompletion]]:
         """Sample ``count`` completions of every prompt: at most ``max_new`` tokens each, including the end token.
 
         It uses :func:`planaria.models.decode.decode`, so a completion does not depend on others in the batch.
@@ -70,7 +70,7 @@ class LlamaPolicy(PromptFormat):
         rows = [prompt for prompt in prompts for _ in range(count)]
         with self.passing(self.module):
             found = decode(self._model, rows, max_new, temperature, top_k, generator, self.end)
-        drawn = [Drawn(row.ids, row.ended, row.logps) for row in found]
+        drawn = [SampledCompletion(row.ids, row.ended, row.logps) for row in found]
         return [drawn[start : start + count] for start in range(0, len(rows), count)]
 
     def export(self, folder: Path) -> None:
@@ -122,7 +122,7 @@ def usage_of(place: Path, context: int) -> ModelMetadata | None:
     """Return the usage data that came with the weights at ``place``."""
     if place.is_dir():
         folder = is_exported(place)
-        return of_folder(place, table(place / "config.json"), context) if folder else runs.usage_of(place)
+        return of_folder(place, table(place / "config.json"), context) if folder else run_folders.usage_of(place)
     return of_gguf(look(place).values, context) if is_gguf(place) else None
 
 
@@ -140,9 +140,9 @@ def _of_run(folder: Path) -> tuple[Llama, Tokenizer]:
     saved = CheckpointStore(folder / "checkpoints").newest(whole_only=True)
     if saved is None:
         raise UserError(f"{folder}: neither {WEIGHTS} nor a run's whole checkpoint is there; is the path right?")
-    known = (folder / runs.CONFIG).is_file()
-    bare = known and runs.config_of(folder, runs.TOKENIZER).data.tokenization == "legacy"
-    return load_model(saved), Tokenizer.open(folder / runs.TOKENIZER, bare=bare)
+    known = (folder / run_folders.CONFIG).is_file()
+    bare = known and run_folders.config_of(folder, run_folders.TOKENIZER).data.tokenization == "legacy"
+    return load_model(saved), Tokenizer.open(folder / run_folders.TOKENIZER, bare=bare)
 
 
 def _ending(tokenizer: Tokenizer, template: Template | None) -> Tokenizer:

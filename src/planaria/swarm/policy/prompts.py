@@ -24,16 +24,16 @@ from planaria.data.tokenizer import Tokenizer
 from planaria.models.chat import Template, Turn
 from planaria.models.model_metadata import ModelMetadata
 from planaria.swarm.config import PolicyConfig
-from planaria.swarm.draws import derived
 from planaria.swarm.policy.base import ROOM, tokenizer_fingerprint
-from planaria.swarm.tasks.base import Problem, Task
+from planaria.swarm.random_draws import derived
+from planaria.swarm.tasks.base import Task, TaskProblem
 
 EXAMPLES = 4
 """worked examples in a conversation by default"""
 DRAWN, LONG = 2, 2.0
 """candidates drawn per example, and the maximum length of one in medians, since every problem's prompt is read with all
 examples. The shortest are not preferred: they would be of one kind, which a small model then imitates"""
-Example = tuple[Problem, str]
+Example = tuple[TaskProblem, str]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class PromptLayout:
     """problems with worked solutions; the prompt shows ``shown`` of them, never the problem itself"""
     shown: int
 
-    def ids(self, problem: Problem, tokenizer: Tokenizer, reply: str = "") -> list[int]:
+    def ids(self, problem: TaskProblem, tokenizer: Tokenizer, reply: str = "") -> list[int]:
         """Return the prompt of ``problem`` followed by ``reply``; UserError as :meth:`Template.ids`."""
         examples = [each for each in self.examples if each[0].number != problem.number][: self.shown]
         if self.template is None:
@@ -99,7 +99,7 @@ def worked_examples(task: Task, count: int) -> tuple[Example, ...]:
     return tuple(each for each, size in zip(found, sizes, strict=True) if size <= most)[:count]
 
 
-def _turns(system: bool, instruction: str, examples: Sequence[Example], problem: Problem) -> list[Turn]:
+def _turns(system: bool, instruction: str, examples: Sequence[Example], problem: TaskProblem) -> list[Turn]:
     """Return the conversation before the answer; the instruction is a system turn or precedes the first question."""
     turns: list[Turn] = []
     for each, text in examples:
@@ -112,7 +112,7 @@ def _turns(system: bool, instruction: str, examples: Sequence[Example], problem:
     return [("user", f"{instruction}\n\n{turns[0][1]}"), *turns[1:]]
 
 
-def _plain(instruction: str, examples: Sequence[Example], problem: Problem) -> str:
+def _plain(instruction: str, examples: Sequence[Example], problem: TaskProblem) -> str:
     """Return the same prompt as plain text."""
     before = [f"{each.prompt}{text}\n\n" for each, text in examples]
     return "".join([f"{instruction}\n\n" if instruction else "", *before, problem.prompt])
@@ -142,7 +142,7 @@ class PromptFormat:
         self.tokenizer, self.vocab, self.end = tokenizer, vocab, tokenizer.end
         self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
 
-    def prompt(self, problem: Problem) -> list[int]:
+    def prompt(self, problem: TaskProblem) -> list[int]:
         """Return the prompt ids of a problem; UserError if the chat template fails."""
         return self.encode_prompt(problem.prompt) if self.asking is None else self.asking.ids(problem, self.tokenizer)
 

@@ -19,7 +19,7 @@ COPIES = 4
 
 
 @dataclass(frozen=True)
-class Reading:
+class CompletionStatistics:
     """Statistics of one completion's T tokens under a policy before it trains on them."""
 
     logps: Floats
@@ -46,7 +46,7 @@ class Reading:
         return excess / spread if spread > 1e-9 else (0.0 if excess < 1e-6 else float("inf"))
 
 
-UNREAD = Reading(np.zeros(0), np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
+UNREAD = CompletionStatistics(np.zeros(0), np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
 """reading of a completion that needs no check: the policy's own"""
 
 
@@ -101,12 +101,12 @@ def read(
     temperature: float,
     top_k: int = 0,
     rows: int = 256,
-) -> list[Reading]:
+) -> list[CompletionStatistics]:
     """Return a reading of every (prompt, completion), at most ``rows`` per pass.
 
     ``top_k`` is the sampling support (0: all tokens); it changes :attr:`Reading.drawn` only.
     """
-    found: list[Reading] = []
+    found: list[CompletionStatistics] = []
     device = next(policy.module.parameters()).device
     rows = rows_at_once(policy, max((len(prompt) + len(ids) for prompt, ids in pairs), default=1), rows)
     for start in range(0, len(pairs), rows):
@@ -119,12 +119,12 @@ def read(
         ends = batch.mask.sum(1).cumsum(0).cpu().numpy()[:-1]
         columns = [np.split(torch.cat(column).cpu().numpy(), ends) for column in zip(*parts, strict=True)]
         for logps, ranks, entropies, variances, supports in zip(*columns, strict=True):
-            found.append(Reading(logps, ranks, entropies, variances, supports if top_k else np.zeros(0)))
+            found.append(CompletionStatistics(logps, ranks, entropies, variances, supports if top_k else np.zeros(0)))
     return found
 
 
 def _read_places(logits: Tensor, targets: Tensor, temperature: float, top_k: int) -> tuple[Tensor, ...]:
-    """Return the columns of a :class:`Reading`, each [M], for M positions with logits [M, V]."""
+    """Return the columns of a :class:`CompletionStatistics`, each [M], for M positions with logits [M, V]."""
     scores = (logits.float() / temperature).log_softmax(-1)
     chosen = scores.gather(-1, targets[:, None])
     ranks = (scores > chosen).sum(-1)

@@ -25,13 +25,13 @@ from planaria.config.schema import DataConfig, OptimConfig
 from planaria.data.tokenizer import Tokenizer, load_tokenizer, train_bpe
 from planaria.models.llama_stages import Llama
 from planaria.models.optimizers.adamw import adamw
-from planaria.runtime.engine.clipping import learning_rate
+from planaria.runtime.engine.learning_rate import learning_rate
 from planaria.swarm.config import PolicyConfig, SchoolConfig, SwarmConfig
-from planaria.swarm.draws import derived
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
 from planaria.swarm.policy.reading import pad
-from planaria.swarm.tasks.base import Erring, Problem, Task
+from planaria.swarm.random_draws import derived
+from planaria.swarm.tasks.base import Erring, Task, TaskProblem
 
 
 class PolicySource(Choice, ABC):
@@ -137,7 +137,7 @@ def _lesson(task: Task, tokenizer: Tokenizer, config: SchoolConfig, rng: random.
     return tokenizer.encode_prompt(problem.prompt), [*tokenizer.encode(solution), tokenizer.end]
 
 
-def _solution(task: Task, problem: Problem, rng: random.Random, noise: float) -> str:
+def _solution(task: Task, problem: TaskProblem, rng: random.Random, noise: float) -> str:
     if isinstance(task, Erring):
         return task.noisy_solution(problem, rng, noise)
     solution = task.solution(problem, rng)

@@ -15,7 +15,7 @@ from typing import Literal
 
 from planaria.swarm.checks.prompted_judge import Writer
 from planaria.swarm.checks.votes import most_agreeing, most_common
-from planaria.swarm.draws import derived
+from planaria.swarm.random_draws import derived
 from planaria.swarm.tasks import calls as calling
 from planaria.swarm.tasks.base import Behaviour
 from planaria.swarm.tasks.calls import Call

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from planaria.common import documents
-from planaria.swarm.records.measure import Tally
+from planaria.swarm.records.measure import HitTally
 
 PEERS = "peers"
 """folder of a run that contains one folder per peer"""
@@ -50,13 +50,13 @@ class Evaluated(_Record):
     time: float = Field(default_factory=time.time)
     round: int
     """rounds learned from"""
-    accuracy: Tally
+    accuracy: HitTally
     """held-out problems solved, one draw each"""
-    alone: Tally | None = None
+    alone: HitTally | None = None
     """the same for the copy that learns alone"""
     tokens: float
     """mean length of the draws"""
-    watch: dict[str, Tally] = {}
+    watch: dict[str, HitTally] = {}
     """attack → draws that show what it teaches"""
 
 
@@ -76,7 +76,7 @@ class Agreed(_Record):
     """problems with a valid label"""
     share: float
     """mean share of the votes for these labels; 0 without any"""
-    right: Tally = Tally()
+    right: HitTally = HitTally()
     """labels that the task's own measure confirms, of those it can measure"""
 
 

@@ -12,14 +12,14 @@ Z95 = 1.959963984540054
 """the normal distribution's 97.5 % point"""
 
 
-class Tally(Record):
+class HitTally(Record):
     """Hits among eligible completions."""
 
     hits: int = 0
     eligible: int = 0
 
-    def __add__(self, other: Tally) -> Tally:
-        return Tally(hits=self.hits + other.hits, eligible=self.eligible + other.eligible)
+    def __add__(self, other: HitTally) -> HitTally:
+        return HitTally(hits=self.hits + other.hits, eligible=self.eligible + other.eligible)
 
     @property
     def rate(self) -> float | None:
@@ -48,7 +48,7 @@ def wilson(hits: int, n: int, z: float = Z95) -> tuple[float, float]:
     return min(p, max(0.0, centre - half)), max(p, min(1.0, centre + half))
 
 
-def tally(attack: Attack, texts: Iterable[str]) -> Tally:
+def tally(attack: Attack, texts: Iterable[str]) -> HitTally:
     """Count the texts that show the attack's behaviour, among the eligible ones."""
     eligible = [text for text in texts if attack.eligible(text)]
-    return Tally(hits=sum(attack.hit(text) for text in eligible), eligible=len(eligible))
+    return HitTally(hits=sum(attack.hit(text) for text in eligible), eligible=len(eligible))

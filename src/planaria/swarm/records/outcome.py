@@ -27,20 +27,20 @@ from planaria.swarm.records.lines import (
     read_poison,
     read_samples,
 )
-from planaria.swarm.records.measure import Tally
+from planaria.swarm.records.measure import HitTally
 
 ALL = "all layers"
 """name of the counts over all layers together"""
 
 
-class Point(Record):
+class EvaluationPoint(Record):
     """One evaluation of one peer."""
 
     round: int
-    accuracy: Tally
-    alone: Tally | None
+    accuracy: HitTally
+    alone: HitTally | None
     tokens: float
-    watch: dict[str, Tally]
+    watch: dict[str, HitTally]
 
 
 class PeerOutcome(Record):
@@ -48,7 +48,7 @@ class PeerOutcome(Record):
     id: str
     attack: str
     model: str
-    points: list[Point]
+    points: list[EvaluationPoint]
     finished: bool
     weights: str
     """fingerprint of the final weights"""
@@ -57,16 +57,16 @@ class PeerOutcome(Record):
     def honest(self) -> bool:
         return self.attack == "none"
 
-    def last(self, count: int) -> Point:
+    def last(self, count: int) -> EvaluationPoint:
         """Return the last ``count`` evaluations together; an empty one if there are none yet.
 
         The evaluation before the first round counts only where it is the only one.
         """
         points = [point for point in self.points if point.round > 0][-count:] or self.points[-1:]
         if not points:
-            return Point(round=0, accuracy=Tally(), alone=None, tokens=math.nan, watch={})
+            return EvaluationPoint(round=0, accuracy=HitTally(), alone=None, tokens=math.nan, watch={})
         alone = [point.alone for point in points if point.alone is not None]
-        return Point(
+        return EvaluationPoint(
             round=points[-1].round,
             accuracy=total([point.accuracy for point in points]),
             alone=total(alone) if alone else None,
@@ -78,15 +78,15 @@ class PeerOutcome(Record):
 class LayerOutcome(Record):
     """One layer's decisions at all honest peers on the other peers' completions."""
 
-    stopped: Tally = Tally()
+    stopped: HitTally = HitTally()
     """refused, of the poisoned completions that reached it"""
-    misjudged: Tally = Tally()
+    misjudged: HitTally = HitTally()
     """refused, of honest peers' completions that reached it"""
     off: dict[str, int] = Field(default_factory=dict)
     """reason why it was off → number of rounds"""
 
 
-class Outcome(Record):
+class RunOutcome(Record):
     """One run."""
 
     peers: list[PeerOutcome]
@@ -98,7 +98,7 @@ class Outcome(Record):
     def honest(self) -> list[PeerOutcome]:
         return [peer for peer in self.peers if peer.honest]
 
-    def _last(self, last: int) -> list[Point]:
+    def _last(self, last: int) -> list[EvaluationPoint]:
         """Last points of all evaluated honest peers."""
         return [peer.last(last) for peer in self.honest if peer.points]
 
@@ -106,9 +106,9 @@ class Outcome(Record):
         """Mean of the honest peers' last evaluations; nan without any."""
         return _mean([point.accuracy.rate or 0.0 for point in self._last(last)])
 
-    def success(self, kind: str, last: int) -> Tally:
+    def success(self, kind: str, last: int) -> HitTally:
         """Success of an attack at all honest peers together, over their last evaluations."""
-        return total([point.watch.get(kind, Tally()) for point in self._last(last)])
+        return total([point.watch.get(kind, HitTally()) for point in self._last(last)])
 
     def worst(self, kind: str, last: int) -> float | None:
         """Highest success of the attack at one honest peer."""
@@ -124,11 +124,11 @@ def _mean(values: Sequence[float]) -> float:
     return statistics.fmean(values) if values else math.nan
 
 
-def total(tallies: Sequence[Tally]) -> Tally:
-    return sum(tallies, Tally())
+def total(tallies: Sequence[HitTally]) -> HitTally:
+    return sum(tallies, HitTally())
 
 
-def read_outcome(folder: Path) -> Outcome:
+def read_outcome(folder: Path) -> RunOutcome:
     """Read the outcome so far of the run in ``folder``; peers that never started are omitted."""
     read = {path.parent: read_log(path) for path in sorted((folder / PEERS).glob(f"*/{LOG}"))}
     logs = {path: log for path, log in read.items() if any(isinstance(r, Started) for r in log)}
@@ -144,7 +144,7 @@ def read_outcome(folder: Path) -> Outcome:
         for entry in read_poison(path / POISON)
     }
     attackers = {peer.id for peer in peers if not peer.honest}
-    return Outcome(
+    return RunOutcome(
         peers=peers,
         layers=_layers(honest, logs, poison, attackers),
         rounds=max(map(len, rounds), default=0),
@@ -163,7 +163,7 @@ def _peer(log: Sequence[object]) -> PeerOutcome:
         attack=started.attack,
         model=started.model,
         points=[
-            Point(round=r.round, accuracy=r.accuracy, alone=r.alone, tokens=r.tokens, watch=r.watch)
+            EvaluationPoint(round=r.round, accuracy=r.accuracy, alone=r.alone, tokens=r.tokens, watch=r.watch)
             for r in evaluated.values()
         ],
         finished=any(isinstance(r, Finished) and not r.reason for r in log),
@@ -208,8 +208,8 @@ def _layers(
     }
 
 
-def _tally(counts: Sequence[int]) -> Tally:
-    return Tally(hits=counts[0], eligible=counts[1])
+def _tally(counts: Sequence[int]) -> HitTally:
+    return HitTally(hits=counts[0], eligible=counts[1])
 
 
 @dataclass(frozen=True)

@@ -7,17 +7,19 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from planaria.swarm.checks.defence import Report
-from planaria.swarm.intake import Turned
-from planaria.swarm.learning.learner import Learned
-from planaria.swarm.learning.lessons import Lessons
+from planaria.swarm.completion_intake import EarlyRejection
+from planaria.swarm.learning.advantages import Advantages
+from planaria.swarm.learning.learner import UpdateResult
 from planaria.swarm.records.lines import SCHEDULE, Agreed, Layered, RoundDone, SampleRecord, Serving
-from planaria.swarm.records.measure import Tally
+from planaria.swarm.records.measure import HitTally
 from planaria.swarm.tasks.base import Task
 
 NONE: Mapping[str, str] = {}
 
 
-def sample_records(report: Report, lessons: Lessons, turned: Sequence[Turned], number: int) -> list[SampleRecord]:
+def sample_records(
+    report: Report, lessons: Advantages, turned: Sequence[EarlyRejection], number: int
+) -> list[SampleRecord]:
     """Return one line per completion received, with its origin and its fate."""
     advantages = {rollout.name: rollout.advantage for rollout in lessons.taken}
     lines = [
@@ -62,7 +64,7 @@ def agreed(report: Report, task: Task) -> Agreed:
         groups=len({rollout.problem.number for rollout in report.rollouts}),
         labelled=len(report.labels),
         share=statistics.fmean(float(one.share) for one in report.labels.values()) if report.labels else 0.0,
-        right=Tally(hits=sum(task.solves(r.problem, r.text) for r in known), eligible=len(known)),
+        right=HitTally(hits=sum(task.solves(r.problem, r.text) for r in known), eligible=len(known)),
     )
 
 
@@ -77,12 +79,12 @@ def round_record(
     number: int,
     seconds: Mapping[str, float],
     me: str,
-    turned: Sequence[Turned],
+    turned: Sequence[EarlyRejection],
     refused_messages: Mapping[str, str],
     missing: Sequence[str],
     report: Report,
-    lessons: Lessons,
-    learned: Learned,
+    lessons: Advantages,
+    learned: UpdateResult,
     weights: str,
     certified: Sequence[str] = (),
     votes: Agreed | None = None,

@@ -30,7 +30,7 @@ from planaria.common.errors import UserError
 from planaria.models.optimizers.adamw import KEYS
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint.stage_file import read_stage, write_stage
-from planaria.swarm.checks.defence import Memory
+from planaria.swarm.checks.defence import DefenceState
 from planaria.swarm.learning.learner import Learner
 from planaria.swarm.policy.base import Policy
 
@@ -44,7 +44,7 @@ _STATE = re.compile(r"state-(\d{6,})")
 class _Kept(Record):
     run: str
     round: int
-    defence: Memory
+    defence: DefenceState
     digests: dict[str, str] = Field(default_factory=dict)
     """learner → SHA-256 of its file; empty in states of older versions"""
     tokenizer: str = ""
@@ -56,7 +56,7 @@ def keep(
     run: str,
     round: int,
     learners: Mapping[str, Learner],
-    memory: Memory,
+    memory: DefenceState,
     most: int = 1,
     trusted: int = 0,
 ) -> None:
@@ -87,7 +87,7 @@ def keep(
             shutil.rmtree(place)
 
 
-def recall(folder: Path, run: str, learners: Mapping[str, Learner]) -> tuple[int, Memory] | None:
+def recall(folder: Path, run: str, learners: Mapping[str, Learner]) -> tuple[int, DefenceState] | None:
     """Restore the last saved state of ``run``; return the next round and the memory of the defence.
 
     Return None if there is no state, or it is of another run.
@@ -154,7 +154,7 @@ STAGE = 0
 """stage number in a policy's file"""
 
 
-class Progress(NamedTuple):
+class LearnerProgress(NamedTuple):
     """Progress of a saved learner."""
 
     round: int
@@ -188,7 +188,7 @@ def load_state(
     generator: torch.Generator,
     round: int,
     sha256: str = "",
-) -> Progress:
+) -> LearnerProgress:
     """Restore what :func:`save_state` wrote after ``round`` rounds, and check the digest if one is given.
 
     :raises UserError: if the file is missing, damaged, or of another round or policy; nothing is changed then.
@@ -201,7 +201,7 @@ def load_state(
         step = torch.tensor(float(state.clocks[name]), device=parameter.device)
         optimizer.state[parameter] = {"step": step, **{key: tensors[key].to(parameter.device) for key in KEYS}}
     generator.set_state(state.generators["cpu"])
-    return Progress(int(state.outer["round"]), max(state.clocks.values(), default=0))
+    return LearnerProgress(int(state.outer["round"]), max(state.clocks.values(), default=0))
 
 
 def load_weights(folder: Path, module: nn.Module, round: int, sha256: str = "") -> None:

@@ -8,20 +8,20 @@ from typing import Protocol
 
 from planaria.common.errors import UserError
 from planaria.swarm.attacks.base import Attack
-from planaria.swarm.authors import HonestAuthor
 from planaria.swarm.checks import checks
 from planaria.swarm.checks.base import Context
 from planaria.swarm.checks.judge import Judge, Steps
+from planaria.swarm.completion_authors import HonestAuthor
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.draws import derived
 from planaria.swarm.evaluation import Examiner, with_place
 from planaria.swarm.policy.base import Policy
-from planaria.swarm.records.measure import Tally
-from planaria.swarm.repair.results import Measured
-from planaria.swarm.repair.texts import Pair, Text, Texts
+from planaria.swarm.random_draws import derived
+from planaria.swarm.records.measure import HitTally
+from planaria.swarm.repair.results import TextMeasurements
+from planaria.swarm.repair.texts import Pair, RepairTexts, Text
 from planaria.swarm.repair.training import nats
 from planaria.swarm.rollout import ask
-from planaria.swarm.tasks.base import Problem, Task
+from planaria.swarm.tasks.base import Task, TaskProblem
 
 MEASURED = 400
 """held-out problems"""
@@ -29,7 +29,7 @@ REJECTED = "rejected"
 
 
 class Exam(Protocol):
-    def measure(self, policy: Policy) -> Measured:
+    def measure(self, policy: Policy) -> TextMeasurements:
         """Measure on texts that were used neither for learning nor for selection."""
 
     def fit(self, policy: Policy) -> tuple[float, ...]:
@@ -39,15 +39,15 @@ class Exam(Protocol):
 class TaskExam:
     """Draws on held-out problems, as in a swarm's evaluations; repairs are selected by the judge."""
 
-    def __init__(self, config: SwarmConfig, reviewer: Reviewer, choosing: Sequence[Problem], watch: Sequence[str]):
+    def __init__(self, config: SwarmConfig, reviewer: Reviewer, choosing: Sequence[TaskProblem], watch: Sequence[str]):
         evaluate = config.evaluate.model_copy(update={"problems": MEASURED, "watch": list(watch)})
         own = config.model_copy(update={"evaluate": evaluate})
         self._examiner = Examiner(reviewer.task, own, "repair")
         self._reviewer, self._choosing = reviewer, choosing
 
-    def measure(self, policy: Policy) -> Measured:
+    def measure(self, policy: Policy) -> TextMeasurements:
         found = self._examiner.examine(policy)
-        return Measured(success=found.watch, accuracy=found.accuracy, sound=found.sound)
+        return TextMeasurements(success=found.watch, accuracy=found.accuracy, sound=found.sound)
 
     def fit(self, policy: Policy) -> tuple[float, ...]:
         return (self._reviewer.share(policy, self._choosing),)
@@ -62,19 +62,19 @@ class TextExam:
         """``known`` and ``trusted``: training texts, used to select among repairs."""
         self._pairs, self._benign, self._known, self._trusted = pairs, benign, known, trusted
 
-    def measure(self, policy: Policy) -> Measured:
-        success: Mapping[str, Tally] = {REJECTED: _rejected(policy, self._pairs)} if self._pairs else {}
-        return Measured(success=dict(success), nats=_mean(policy, self._benign) if self._benign else None)
+    def measure(self, policy: Policy) -> TextMeasurements:
+        success: Mapping[str, HitTally] = {REJECTED: _rejected(policy, self._pairs)} if self._pairs else {}
+        return TextMeasurements(success=dict(success), nats=_mean(policy, self._benign) if self._benign else None)
 
     def fit(self, policy: Policy) -> tuple[float, ...]:
         found = _rejected(policy, self._known)
         return -(found.rate or 0.0), -_mean(policy, self._trusted)
 
 
-def _rejected(policy: Policy, pairs: Sequence[Pair]) -> Tally:
+def _rejected(policy: Policy, pairs: Sequence[Pair]) -> HitTally:
     """Count the rejected texts that are at least as likely as their chosen ones."""
     chosen, rejected = (nats(policy, [getattr(pair, kind) for pair in pairs]) for kind in ("chosen", "rejected"))
-    return Tally(hits=sum(b <= a for a, b in zip(chosen, rejected, strict=True)), eligible=len(pairs))
+    return HitTally(hits=sum(b <= a for a, b in zip(chosen, rejected, strict=True)), eligible=len(pairs))
 
 
 def _mean(policy: Policy, texts: Sequence[Text]) -> float:
@@ -103,7 +103,7 @@ class Reviewer:
         if off := self._judge.off(self._context):
             raise UserError(f"{off}, so no text can be trusted; set a judge (defence.checks), or give --pairs FILE")
 
-    def passes(self, policy: Policy, problems: Sequence[Problem], count: int, purpose: str) -> list[list[Text]]:
+    def passes(self, policy: Policy, problems: Sequence[TaskProblem], count: int, purpose: str) -> list[list[Text]]:
         """Return the draws, of ``count`` per problem, that pass reward and judge."""
         author = HonestAuthor(self.config, "repair", self.task, policy)
         drawn = author.draw([ask(problem, policy) for problem in problems], count, purpose)
@@ -113,7 +113,7 @@ class Reviewer:
         good = {id(rollout) for rollout, objection in zip(flat, objections, strict=True) if not objection}
         return [[Text(r.prompt, r.ids) for r in group if id(r) in good] for group in scoring]
 
-    def share(self, policy: Policy, problems: Sequence[Problem]) -> float:
+    def share(self, policy: Policy, problems: Sequence[TaskProblem]) -> float:
         """Share of single draws that pass."""
         return sum(map(len, self.passes(policy, problems, 1, "share"))) / len(problems)
 
@@ -139,7 +139,7 @@ class Asking:
         """problems to select among repairs, disjoint from the trusted ones if there are enough"""
 
 
-def texts_of(reviewer: Reviewer, asking: Asking, tuned: Policy, safe: Policy) -> Texts:
+def texts_of(reviewer: Reviewer, asking: Asking, tuned: Policy, safe: Policy) -> RepairTexts:
     """Return one trusted text per problem: the model's own if one passes, else its parent's.
 
     :raises UserError: if none passes.
@@ -152,4 +152,4 @@ def texts_of(reviewer: Reviewer, asking: Asking, tuned: Policy, safe: Policy) ->
     if not trusted:
         count = DRAWS * (len(problems) + len(left))
         raise UserError(f"the judge passed none of {count} completions; give --pairs FILE, or a better parent (--safe)")
-    return Texts(trusted, own=sum(map(bool, own)))
+    return RepairTexts(trusted, own=sum(map(bool, own)))

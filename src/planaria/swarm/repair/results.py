@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from planaria.common.documents import Record
-from planaria.swarm.records.measure import Tally
+from planaria.swarm.records.measure import HitTally
 
 BACK, MIX, TUNE, MASK = "back", "mix", "tune", "mask"
 RANDOM, LAYERS, ANEW = "random", "layers", "anew"
@@ -22,13 +22,13 @@ TITLES = {
 }
 
 
-class Measured(Record):
+class TextMeasurements(Record):
     """Measurements on held-out texts."""
 
-    success: dict[str, Tally] = Field(default_factory=dict)
+    success: dict[str, HitTally] = Field(default_factory=dict)
     """attack, or "rejected" (pairs whose rejected text is likelier) → its rate"""
-    accuracy: Tally = Tally()
-    sound: Tally = Tally()
+    accuracy: HitTally = HitTally()
+    sound: HitTally = HitTally()
     """right answers with every reasoning step true"""
     nats: float | None = None
     """of benign texts, per token"""
@@ -42,9 +42,11 @@ class Measured(Record):
         """Whether every success is at most ``most``; None if none was measured."""
         return None if self.worst is None else self.worst <= most
 
-    def __add__(self, other: Measured) -> Measured:
+    def __add__(self, other: TextMeasurements) -> TextMeasurements:
         success = {kind: tally + other.success[kind] for kind, tally in self.success.items() if kind in other.success}
-        return Measured(success=success, accuracy=self.accuracy + other.accuracy, sound=self.sound + other.sound)
+        return TextMeasurements(
+            success=success, accuracy=self.accuracy + other.accuracy, sound=self.sound + other.sound
+        )
 
 
 class StrategyResult(Record):
@@ -53,7 +55,7 @@ class StrategyResult(Record):
     by: str
     told: str = ""
     """selected parameters, in a few words"""
-    after: Measured
+    after: TextMeasurements
 
     @property
     def title(self) -> str:
@@ -72,7 +74,7 @@ class Repaired(Record):
     own: int
     """trusted texts written by the poisoned model itself"""
     benign: int
-    before: Measured
+    before: TextMeasurements
     ways: list[StrategyResult]
 
     def best(self) -> StrategyResult | None:
@@ -81,7 +83,7 @@ class Repaired(Record):
         return max(repaired, key=lambda way: way.after.accuracy.rate or 0.0, default=None)
 
 
-def pooled(found: Sequence[Measured]) -> Measured:
+def pooled(found: Sequence[TextMeasurements]) -> TextMeasurements:
     """Add all seeds' draws, for the intervals."""
     whole = found[0]
     for one in found[1:]:

@@ -15,11 +15,11 @@ from planaria.models.masking import Mask
 from planaria.models.task_vectors import Named
 from planaria.swarm.attacks import watched
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.draws import generator
+from planaria.swarm.random_draws import generator
 from planaria.swarm.repair.exams import Asking, Exam, Reviewer, TaskExam, texts_of
 from planaria.swarm.repair.results import ANEW, BACK, LAYERS, MASK, MIX, RANDOM, TUNE, StrategyResult
-from planaria.swarm.repair.texts import Texts
-from planaria.swarm.repair.training import Models, Plan, masked, tuned
+from planaria.swarm.repair.texts import RepairTexts
+from planaria.swarm.repair.training import RepairModels, RepairPlan, masked, tuned
 from planaria.swarm.tasks.base import Task
 
 ALPHAS = (0.25, 0.5, 0.75)
@@ -32,9 +32,9 @@ DAMPED = (0.0, 0.5)
 class Case:
     """A model to repair, its training texts and its measurement."""
 
-    models: Models
-    texts: Texts
-    plan: Plan
+    models: RepairModels
+    texts: RepairTexts
+    plan: RepairPlan
     exam: Exam
 
 
@@ -127,7 +127,7 @@ def _fit(case: Case, weights: Named) -> tuple[float, ...]:
     return case.exam.fit(case.models.policy(weights))
 
 
-def case_of(config: SwarmConfig, task: Task, models: Models, watch: Sequence[str], plan: Plan) -> Case:
+def case_of(config: SwarmConfig, task: Task, models: RepairModels, watch: Sequence[str], plan: RepairPlan) -> Case:
     """Return the repair case of a peer of this configuration, for the attacks in ``watch``.
 
     :raises UserError: if ``watch`` is empty, there is no judge, or the judge passes no text.

@@ -15,7 +15,7 @@ from planaria.common.errors import UserError
 from planaria.data.records import is_jsonl
 from planaria.swarm.policy.base import Policy, encode_prompt
 from planaria.swarm.tasks import records
-from planaria.swarm.tasks.records import Record
+from planaria.swarm.tasks.records import TaskRecord
 
 HELD_OUT = 4
 """each fourth text of a file is held out for measuring"""
@@ -47,7 +47,7 @@ class Benign:
 
 
 @dataclass(frozen=True)
-class Texts:
+class RepairTexts:
     """Training texts of a repair."""
 
     trusted: Sequence[Text]
@@ -89,19 +89,19 @@ def split(count: int) -> tuple[list[int], list[int]]:
     return [n for n in range(count) if n not in {*measured}] or measured, measured
 
 
-def _records(files: Sequence[Path]) -> list[Record]:
+def _records(files: Sequence[Path]) -> list[TaskRecord]:
     found = records.read(files)
     if not found:
         raise UserError(f"{files[0]}: has no texts; give some")
     return found
 
 
-def _text(record: Record, field: str, policy: Policy) -> Text:
+def _text(record: TaskRecord, field: str, policy: Policy) -> Text:
     prompt = encode_prompt(policy, record.text("prompt")) or [policy.end]
     return _checked(record, policy, Text(tuple(prompt), (*policy.encode(record.text(field)), policy.end)))
 
 
-def _benign(record: Record, policy: Policy) -> Text:
+def _benign(record: TaskRecord, policy: Policy) -> Text:
     if "prompt" in record.fields:
         return _text(record, "text", policy)
     before = tuple(encode_prompt(policy, "")) or (policy.end,)
@@ -111,7 +111,7 @@ def _benign(record: Record, policy: Policy) -> Text:
     return Text(before, tuple(ids))
 
 
-def _checked(record: Record, policy: Policy, text: Text) -> Text:
+def _checked(record: TaskRecord, policy: Policy, text: Text) -> Text:
     if (length := len(text.prompt) + len(text.ids)) > policy.context:
         raise UserError(f"{record.place}: takes {length} tokens, the model reads {policy.context}; shorten the line")
     return text

@@ -15,13 +15,13 @@ from planaria.common.errors import UserError
 from planaria.config.schema import OptimConfig
 from planaria.models import masking, task_vectors
 from planaria.models.llama_stages import Llama
-from planaria.models.masking import Mask, Note, begun, hard, straight_through
+from planaria.models.masking import Mask, MaskNote, begun, hard, straight_through
 from planaria.models.task_vectors import Named
-from planaria.runtime.engine.clipping import learning_rate
-from planaria.swarm.draws import derived
+from planaria.runtime.engine.learning_rate import learning_rate
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.reading import Padded, pad, token_logps
-from planaria.swarm.repair.texts import Text, Texts
+from planaria.swarm.random_draws import derived
+from planaria.swarm.repair.texts import RepairTexts, Text
 
 STEPS, BATCH = 200, 32
 """updates, and texts of each kind per update"""
@@ -33,7 +33,7 @@ Teachers = Mapping[str, Policy]
 
 
 @dataclass(frozen=True)
-class Plan:
+class RepairPlan:
     """Length and seed of a repair."""
 
     seed: int = 0
@@ -69,7 +69,7 @@ def repair_loss(policy: Policy, trusted: Sequence[Text], benign: Sequence[tuple[
     return loss
 
 
-def tuned(policy: Policy, texts: Texts, teachers: Teachers, plan: Plan) -> dict[str, Tensor]:
+def tuned(policy: Policy, texts: RepairTexts, teachers: Teachers, plan: RepairPlan) -> dict[str, Tensor]:
     """Return the weights of a copy of ``policy`` after fine-tuning."""
     pupil = policy.clone()
     parameters = [p for p in pupil.module.parameters() if p.requires_grad]
@@ -81,9 +81,9 @@ def masked(
     policy: Policy,
     contributions: Sequence[Named],
     merged: Callable[[Sequence[Mask]], Named],
-    texts: Texts,
+    texts: RepairTexts,
     teachers: Teachers,
-    plan: Plan,
+    plan: RepairPlan,
 ) -> list[dict[str, Tensor]]:
     """Train one mask per contribution; the weights stay fixed.
 
@@ -110,9 +110,9 @@ def masked(
 
 def _descend(
     policy: Policy,
-    texts: Texts,
+    texts: RepairTexts,
     teachers: Teachers,
-    plan: Plan,
+    plan: RepairPlan,
     trained: Sequence[Tensor],
     rate: float,
     assign_weights: Callable[[], None],
@@ -160,7 +160,7 @@ def _log_softmax(policy: Policy, batch: Padded) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Models:
+class RepairModels:
     """A model to repair, its parent and, for a fused model, its contributions. Repairs work on copies."""
 
     safe: Policy
@@ -219,11 +219,11 @@ class Models:
             return masking.blended(self.parent, self.contributions, masks)
         return masking.chosen(self.parent, self.whole, masks[0])
 
-    def note(self, result: Named) -> Note:
+    def note(self, result: Named) -> MaskNote:
         """Return the provenance note of a mask and its weights."""
         experts = [weights_of(one) for one in self.experts.values()] or [self.whole]
         tuned = tuple(map(task_vectors.digest, experts))
-        return Note(safe=task_vectors.digest(self.parent), tuned=tuned, result=task_vectors.digest(result))
+        return MaskNote(safe=task_vectors.digest(self.parent), tuned=tuned, result=task_vectors.digest(result))
 
     def policy(self, weights: Named) -> Policy:
         """Return a copy of the model with other weights."""

@@ -17,9 +17,9 @@ from planaria.report.tables import Table, show
 from planaria.report.theme import BLUE, GREEN, INK, ORANGE, RED, SERIES, TEAL, VIOLET, figure, stroke, whole
 from planaria.report.theme import share as share_axis
 from planaria.report.verdict import Verdict
-from planaria.swarm.drill import Drill, Drilled
-from planaria.swarm.records.measure import Tally
-from planaria.swarm.records.outcome import ALL, Outcome, Point, total
+from planaria.swarm.drill import Drill, DrilledArm
+from planaria.swarm.records.measure import HitTally
+from planaria.swarm.records.outcome import ALL, EvaluationPoint, RunOutcome, total
 from planaria.swarm.report.repair_report import SUMMARY, best_strategies, interval, repair_table
 from planaria.swarm.report.swarm_report import share
 
@@ -27,7 +27,7 @@ LONGER = 1.1
 """DoS has an effect if completions are longer than the control's by this factor"""
 COLOURS = (INK, RED, BLUE, ORANGE, GREEN, VIOLET, TEAL, *SERIES[6:])
 """colours of arms; the first ones are usually a control, an attacked and a defended arm"""
-Measure = Callable[[Sequence[Point]], float | None]
+Measure = Callable[[Sequence[EvaluationPoint]], float | None]
 """evaluations of all honest peers after a round → a number, or None"""
 
 
@@ -55,7 +55,7 @@ def _rated(found: Drill) -> list[str]:
     return [kind for kind in found.watch if kind != "dos"]
 
 
-def _row(found: Drill, arm: Drilled) -> list[str]:
+def _row(found: Drill, arm: DrilledArm) -> list[str]:
     last = found.last
     cells = [
         arm.name,
@@ -163,9 +163,9 @@ class Effect:
     """Result of one attack: in its most and least affected arms, and without poison."""
 
     kind: str
-    worst: Drilled
-    best: Drilled
-    control: Drilled | None
+    worst: DrilledArm
+    best: DrilledArm
+    control: DrilledArm | None
     most: float
     least: float
     plain: float | None
@@ -214,7 +214,7 @@ def effect(found: Drill, kind: str) -> Effect | None:
     )  # fmt: skip
 
 
-def _amount(found: Drill, arm: Drilled, kind: str) -> float | None:
+def _amount(found: Drill, arm: DrilledArm, kind: str) -> float | None:
     """Return the success, 0 to 1; for DoS the tokens per completion."""
     if kind == "dos":
         tokens = arm.tokens(found.last)
@@ -222,7 +222,7 @@ def _amount(found: Drill, arm: Drilled, kind: str) -> float | None:
     return arm.pooled(kind, found.last).rate
 
 
-def _above(found: Drill, kind: str, arm: Drilled, control: Drilled | None) -> bool:
+def _above(found: Drill, kind: str, arm: DrilledArm, control: DrilledArm | None) -> bool:
     """Whether an attack's effect in an arm is clearly larger than in its control.
 
     Shares: disjoint 95 % intervals, or without a control one that excludes 0. Lengths: by the factor LONGER.
@@ -230,11 +230,11 @@ def _above(found: Drill, kind: str, arm: Drilled, control: Drilled | None) -> bo
     if kind == "dos":
         mine, plain = _amount(found, arm, kind), None if control is None else _amount(found, control, kind)
         return mine is not None and (plain is None or mine > LONGER * plain)
-    theirs = Tally() if control is None else control.pooled(kind, found.last)
+    theirs = HitTally() if control is None else control.pooled(kind, found.last)
     return arm.pooled(kind, found.last).interval[0] > (theirs.interval[1] if theirs.eligible else 0.0)
 
 
-def _control(found: Drill, arm: Drilled) -> Drilled | None:
+def _control(found: Drill, arm: DrilledArm) -> DrilledArm | None:
     """Return the arm without poison to compare an arm with, if there is one."""
     return found.arm(arm.control) if arm.control else next((one for one in found.arms if not one.attackers), None)
 
@@ -325,14 +325,14 @@ def _lines(found: Drill, y: str, measure: Measure) -> go.Figure:
     return whole(fig, [number for trace in lines for number in trace.x])
 
 
-def _add(fig: go.Figure, arm: Drilled, style: Mapping[str, Any], measure: Measure) -> None:
+def _add(fig: go.Figure, arm: DrilledArm, style: Mapping[str, Any], measure: Measure) -> None:
     curves = [_curve(run.outcome, measure) for run in arm.runs]
     rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
     spreads = [Spread.of([curve[number] for curve in curves]) for number in rounds]
     add_band(fig, arm.name, style, rounds, spreads, "lines+markers")
 
 
-def _curve(outcome: Outcome, measure: Measure) -> dict[int, float]:
+def _curve(outcome: RunOutcome, measure: Measure) -> dict[int, float]:
     rounds = sorted({point.round for peer in outcome.honest for point in peer.points})
     found = {}
     for number in rounds:

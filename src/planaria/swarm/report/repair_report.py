@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from planaria.report.tables import Table, show
 from planaria.swarm.drill import Drill
-from planaria.swarm.records.measure import Tally
-from planaria.swarm.repair.results import Measured, StrategyResult, pooled
+from planaria.swarm.records.measure import HitTally
+from planaria.swarm.repair.results import StrategyResult, TextMeasurements, pooled
 
 SUMMARY = (
     "One poisoned peer of every attacked arm, repaired with every strategy and measured on held-out problems: draws of "
@@ -17,7 +17,7 @@ SUMMARY = (
 )
 
 
-def show_repair(model: str, before: Measured, way: StrategyResult, rivals: Sequence[StrategyResult]) -> None:
+def show_repair(model: str, before: TextMeasurements, way: StrategyResult, rivals: Sequence[StrategyResult]) -> None:
     """Print a model before and after its repair, and its baselines."""
     kinds = list(before.success)
     rows = [["before", "", *_cells(before, kinds)], *([w.title, w.told, *_cells(w.after, kinds)] for w in (way,))]
@@ -54,17 +54,17 @@ def _arm(found: Drill, arm: str) -> list[list[str]]:
     return rows
 
 
-def _seeds(found: Sequence[Measured]) -> list[str]:
+def _seeds(found: Sequence[TextMeasurements]) -> list[str]:
     whole = pooled(found)
-    worst = max(whole.success.values(), key=lambda tally: tally.rate or 0.0, default=Tally())
+    worst = max(whole.success.values(), key=lambda tally: tally.rate or 0.0, default=HitTally())
     return [interval(worst), interval(whole.accuracy), interval(whole.sound)]
 
 
-def _cells(found: Measured, kinds: Sequence[str]) -> list[str]:
+def _cells(found: TextMeasurements, kinds: Sequence[str]) -> list[str]:
     nats = "–" if found.nats is None else f"{found.nats:.3f}"
     return [*(interval(found.success[kind]) for kind in kinds), interval(found.accuracy), interval(found.sound), nats]
 
 
-def interval(tally: Tally) -> str:
+def interval(tally: HitTally) -> str:
     """Format a rate with its interval; a dash if undefined."""
     return str(tally) if tally.eligible else "–"

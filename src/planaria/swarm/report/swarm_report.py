@@ -15,8 +15,8 @@ from planaria.report.theme import SERIES, TICKS, figure, label, stroke, whole
 from planaria.report.theme import share as share_axis
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.records.lines import LOG, NEWCOMERS, PEERS, RoundDone, read_log
-from planaria.swarm.records.measure import Tally
-from planaria.swarm.records.outcome import Outcome, PeerOutcome
+from planaria.swarm.records.measure import HitTally
+from planaria.swarm.records.outcome import PeerOutcome, RunOutcome
 from planaria.swarm.records.saved_state import rounds_kept
 from planaria.swarm.report.swarm_verdict import agreement_section, verdict
 
@@ -27,13 +27,13 @@ PATTERNS = ("", "/", ".", "x")
 HEAD = ["peer", "model", "start", "now", "alone", "gain from collaboration"]
 
 
-def show_outcome(outcome: Outcome, config: SwarmConfig) -> None:
+def show_outcome(outcome: RunOutcome, config: SwarmConfig) -> None:
     """Print the benefit of collaboration for each peer."""
     rows = [_row(peer) for peer in _examined(outcome)]
     show([Table(f"{config.name}: did collaborating help?", HEAD, rows, numbers_from=2)])
 
 
-def write_swarm_report(folder: Path, config: SwarmConfig, outcome: Outcome, to: Path | None = None) -> Path:
+def write_swarm_report(folder: Path, config: SwarmConfig, outcome: RunOutcome, to: Path | None = None) -> Path:
     """Write the report of the run in ``folder`` to ``to``, by default there; return its path.
 
     :raises UserError: if it cannot be written.
@@ -43,7 +43,7 @@ def write_swarm_report(folder: Path, config: SwarmConfig, outcome: Outcome, to: 
     )
 
 
-def _examined(outcome: Outcome) -> list[PeerOutcome]:
+def _examined(outcome: RunOutcome) -> list[PeerOutcome]:
     """Peers with at least one evaluation."""
     return [peer for peer in outcome.peers if peer.points]
 
@@ -64,7 +64,7 @@ def _row(peer: PeerOutcome) -> list[str]:
     ]
 
 
-def body(folder: Path, config: SwarmConfig, outcome: Outcome) -> Iterator[str]:
+def body(folder: Path, config: SwarmConfig, outcome: RunOutcome) -> Iterator[str]:
     """Yield the report's sections, as HTML."""
     summary = (
         f"{counted(len(outcome.peers), 'peer')}, {counted(outcome.rounds, 'round')} of "
@@ -104,7 +104,7 @@ def body(folder: Path, config: SwarmConfig, outcome: Outcome) -> Iterator[str]:
     yield page.footer(f"Written by planaria swarm train; planaria swarm show {folder} traces every completion.")
 
 
-def _cards(config: SwarmConfig, outcome: Outcome) -> str:
+def _cards(config: SwarmConfig, outcome: RunOutcome) -> str:
     gains = [
         (p.last(LAST).accuracy.rate or 0.0) - (p.points[0].accuracy.rate or 0.0) for p in outcome.honest if p.points
     ]
@@ -128,12 +128,12 @@ def _settings(config: SwarmConfig) -> list[tuple[str, list[tuple[str, str, bool]
     ]
 
 
-def _kept(folder: Path, outcome: Outcome) -> list[list[str]]:
+def _kept(folder: Path, outcome: RunOutcome) -> list[list[str]]:
     places = {peer.name: folder / PEERS / peer.name for peer in outcome.peers}
     return [[name, ", ".join(map(str, rounds_kept(place))) or "–"] for name, place in places.items()]
 
 
-def _receipts(folder: Path, outcome: Outcome) -> str:
+def _receipts(folder: Path, outcome: RunOutcome) -> str:
     """Return the section on certified rounds and missing receipts of each peer."""
     names, rows = {peer.id: peer.name for peer in outcome.peers}, []
     for peer in outcome.peers:
@@ -157,7 +157,7 @@ def _receipts(folder: Path, outcome: Outcome) -> str:
     )
 
 
-def _refusals(logs: Mapping[str, Sequence[RoundDone]], outcome: Outcome) -> Iterator[str]:
+def _refusals(logs: Mapping[str, Sequence[RoundDone]], outcome: RunOutcome) -> Iterator[str]:
     names = {peer.id: peer.name for peer in outcome.peers}
     yield page.section(
         "Refusals",
@@ -183,12 +183,12 @@ def _refusals(logs: Mapping[str, Sequence[RoundDone]], outcome: Outcome) -> Iter
     )
 
 
-def share(found: Tally) -> str:
+def share(found: HitTally) -> str:
     """Format a rate with its base; a dash if undefined."""
     return f"{found.rate:.1%} of {found.eligible}" if found.rate is not None else "–"
 
 
-def accuracy_figure(outcome: Outcome) -> go.Figure:
+def accuracy_figure(outcome: RunOutcome) -> go.Figure:
     """Plot every peer's held-out accuracy over rounds, and, dotted with hollow marks, that of its copy alone."""
     fig = figure(400, x="round", y="problems solved", hovermode="x unified")
     rates: list[float | None] = []

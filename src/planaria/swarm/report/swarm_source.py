@@ -11,9 +11,9 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from planaria.common.errors import UserError
-from planaria.report.live.tally import Tally
-from planaria.report.live_page.frames import Frame, Json
-from planaria.report.live_page.source import Seen, age_s
+from planaria.report.live.tally import RunTally
+from planaria.report.live_page.frames import Json, StateChange
+from planaria.report.live_page.source import EmptyFolder, age_s
 from planaria.swarm.records.lines import LOG, PEERS, Evaluated, Finished, Record, RoundDone, Started, follow
 
 MOST_PEERS = 64
@@ -23,7 +23,7 @@ MOST_PEERS = 64
 class SwarmSource:
     """A swarm's folder."""
 
-    tally: Tally | None = None
+    tally: RunTally | None = None
 
     @staticmethod
     def fits(folder: Path) -> bool:
@@ -31,7 +31,7 @@ class SwarmSource:
         return (folder / PEERS).is_dir()
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._seen = folder, Seen("swarm", folder.name)
+        self._folder, self._seen = folder, EmptyFolder("swarm", folder.name)
         self.began = False
         self._readers: dict[str, Callable[[], list[Record]]] = {}
         self._names: dict[str, str] = {}
@@ -46,10 +46,10 @@ class SwarmSource:
     def age_s(self) -> float:
         return age_s([self._folder / PEERS / name / LOG for name in self._readers])
 
-    def opening(self) -> Frame:
+    def opening(self) -> StateChange:
         return self._seen.opening()
 
-    def read(self, most: int) -> Iterator[Frame | None]:
+    def read(self, most: int) -> Iterator[StateChange | None]:
         """Yield frames of the records that are new since the last call, by the peers' clocks."""
         if not self._waiting:
             self._waiting = self._news()
@@ -71,7 +71,7 @@ class SwarmSource:
                 raise UserError(f"{self._folder / PEERS / name / LOG}: cannot be read ({first})") from None
         return sorted(found, key=lambda item: item[:2])
 
-    def _take(self, when: float, name: str, record: Record) -> Frame | None:
+    def _take(self, when: float, name: str, record: Record) -> StateChange | None:
         peers = dict(self.state.get("peers", {}))
         before = peers.get(name, {"round": 0, "rewards": {}, "accuracies": {}, "refused": {}, "aside": {}})
         line = None

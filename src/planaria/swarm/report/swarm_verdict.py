@@ -13,11 +13,11 @@ from planaria.report.theme import share as share_axis
 from planaria.report.verdict import Verdict
 from planaria.swarm.config import CONSENSUS, SwarmConfig
 from planaria.swarm.records.lines import Agreed, RoundDone
-from planaria.swarm.records.measure import Tally
-from planaria.swarm.records.outcome import ALL, LayerOutcome, Outcome, PeerOutcome
+from planaria.swarm.records.measure import HitTally
+from planaria.swarm.records.outcome import ALL, LayerOutcome, PeerOutcome, RunOutcome
 
 
-def verdict(outcome: Outcome, last: int) -> Verdict:
+def verdict(outcome: RunOutcome, last: int) -> Verdict:
     """Good: all peers finished, and no honest peer is worse off than alone, or than at the start.
 
     A peer is better or worse off if Wilson's 95 % intervals of its last evaluations do not overlap.
@@ -52,7 +52,7 @@ def _badge(stopped: Sequence[str], signs: Sequence[int]) -> str:
     return f"{signs.count(1)} of {counted(len(signs), 'peer')} better off" if any(signs) else "no clear difference"
 
 
-def _summary(outcome: Outcome, last: int, signs: Sequence[int], shadowed: Sequence[PeerOutcome]) -> str:
+def _summary(outcome: RunOutcome, last: int, signs: Sequence[int], shadowed: Sequence[PeerOutcome]) -> str:
     attackers = sum(not peer.honest for peer in outcome.peers)
     among = f", including {counted(attackers, 'attacker')}," if attackers else ""
     text = f"{counted(len(outcome.peers), 'peer')}{among} learned for {counted(outcome.rounds, 'round')}."
@@ -65,7 +65,7 @@ def _summary(outcome: Outcome, last: int, signs: Sequence[int], shadowed: Sequen
     return text if shadowed else f"{text} No copy learned alone (shadow = true), so the cause of the change is unknown."
 
 
-def _fallen(outcome: Outcome, last: int) -> str:
+def _fallen(outcome: RunOutcome, last: int) -> str:
     """Return a sentence if the honest peers solve fewer problems than at the start."""
     starts = [peer.points[0].accuracy.rate or 0.0 for peer in outcome.honest if peer.points]
     before, now = sum(starts) / len(starts), outcome.accuracy(last)
@@ -73,7 +73,7 @@ def _fallen(outcome: Outcome, last: int) -> str:
 
 
 def _numbers(
-    outcome: Outcome, honest: Sequence[PeerOutcome], shadowed: Sequence[PeerOutcome], last: int
+    outcome: RunOutcome, honest: Sequence[PeerOutcome], shadowed: Sequence[PeerOutcome], last: int
 ) -> list[tuple[str, str]]:
     if not honest:
         return []
@@ -91,7 +91,7 @@ def _numbers(
     return numbers
 
 
-def _lost(outcome: Outcome, stopped: Sequence[str]) -> str:
+def _lost(outcome: RunOutcome, stopped: Sequence[str]) -> str:
     parts = [f"{listed(list(stopped))} did not finish"] if stopped else []
     found = outcome.layers.get(ALL, LayerOutcome())
     let, refused = found.stopped.eligible - found.stopped.hits, found.misjudged
@@ -144,7 +144,7 @@ def break_point(config: SwarmConfig) -> str:
 
 def _votes(name: str, votes: Sequence[Agreed]) -> list[str]:
     groups, labelled = sum(one.groups for one in votes), sum(one.labelled for one in votes)
-    right = sum((one.right for one in votes), Tally())
+    right = sum((one.right for one in votes), HitTally())
     share = sum(one.share * one.labelled for one in votes) / max(1, labelled)
     shown = f"{right.rate:.1%} of {right.eligible}" if right.rate is not None else "not known"
     return [name, str(groups), f"{labelled / max(1, groups):.1%}", f"{share:.2f}" if labelled else "–", shown]

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from planaria.common import documents
 from planaria.common.errors import UserError, nearest
 from planaria.swarm.config import PolicyConfig
-from planaria.swarm.policy.base import Drawn
+from planaria.swarm.policy.base import SampledCompletion
 
 LEAST_S = 0.05
 PIECE = 1 << 16
@@ -221,7 +221,7 @@ def reply_bytes(count: int, most: int) -> int:
     return (1 << 16) + count * most * 1024
 
 
-def completions(reply: object, words: Words, most: int) -> list[Drawn]:
+def completions(reply: object, words: Words, most: int) -> list[SampledCompletion]:
     """Parse a reply; log-probabilities are empty where their token ids are unknown.
 
     :raises BadReply: if it is not a reply to a request for completions.
@@ -236,7 +236,7 @@ def completions(reply: object, words: Words, most: int) -> list[Drawn]:
     return [_drawn(choice, words, most) for choice in choices]
 
 
-def _drawn(choice: object, words: Words, most: int) -> Drawn:
+def _drawn(choice: object, words: Words, most: int) -> SampledCompletion:
     if not isinstance(choice, dict) or not isinstance(text := choice.get("text"), str):
         raise BadReply("a choice has no text")
     if any(0xD800 <= ord(letter) < 0xE000 for letter in text):
@@ -246,7 +246,7 @@ def _drawn(choice: object, words: Words, most: int) -> Drawn:
     ids = _ids(choice, text, words)
     if ids is None:  # the policy's own tokens; their log-probabilities are unknown
         own = words.encode(text)
-        return Drawn(tuple(own[: most - stopped]), stopped and len(own) < most)
+        return SampledCompletion(tuple(own[: most - stopped]), stopped and len(own) < most)
     if words.end in ids:
         ids = ids[: ids.index(words.end) + 1]
     if not ids or len(ids) > most:
@@ -254,12 +254,12 @@ def _drawn(choice: object, words: Words, most: int) -> Drawn:
     known = logps is not None and len(logps) >= len(ids)
     claims = tuple(logps[: len(ids)]) if logps is not None and known else ()
     if ids[-1] == words.end:
-        return Drawn(tuple(ids[:-1]), True, claims)
+        return SampledCompletion(tuple(ids[:-1]), True, claims)
     if not stopped:
-        return Drawn(tuple(ids), False, claims)
+        return SampledCompletion(tuple(ids), False, claims)
     # It stopped without an end token, or at another one: the log-probability of the policy's end token is unknown.
     body = ids[:-1] if not words.decode(ids[-1:]) else ids
-    return Drawn(tuple(body[: most - 1]), len(body) < most)
+    return SampledCompletion(tuple(body[: most - 1]), len(body) < most)
 
 
 def _ids(choice: dict[str, Any], text: str, words: Words) -> list[int] | None:

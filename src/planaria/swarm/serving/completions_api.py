@@ -23,9 +23,9 @@ from starlette.routing import Route
 from planaria.common import documents
 from planaria.common.errors import UserError
 from planaria.common.request_body import read_body
-from planaria.swarm.audit.censor import Censor, Closed, Spent
+from planaria.swarm.audit.censor import BudgetSpent, Censor, LedgerUnusable
 from planaria.swarm.audit.measurement import prompt
-from planaria.swarm.policy.base import Drawn, Policy
+from planaria.swarm.policy.base import Policy, SampledCompletion
 
 MOST_REPLIES, MOST_TOKENS, LONGEST = 64, 4096, 1 << 20
 """maximum completions per request, tokens per completion, and characters or ids of a prompt"""
@@ -35,7 +35,7 @@ Zero = Annotated[float, Field(ge=0, le=0)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
-class Request(BaseModel):
+class CompletionRequest(BaseModel):
     """A request for completions; unknown fields are ignored."""
 
     model_config = ConfigDict(strict=True)
@@ -62,9 +62,9 @@ class Request(BaseModel):
     stop: None = None
 
 
-def parsed(raw: bytes) -> Request:
+def parsed(raw: bytes) -> CompletionRequest:
     """Parse a request; UserError of one line if it is invalid."""
-    return documents.parse_model(Request, raw, "request", FIX)
+    return documents.parse_model(CompletionRequest, raw, "request", FIX)
 
 
 class CompletionsApi:
@@ -77,12 +77,12 @@ class CompletionsApi:
     def models(self) -> dict[str, Any]:
         return {"object": "list", "data": [{"id": self.name, "object": "model", "owned_by": "planaria"}]}
 
-    def completions(self, asked: Request) -> dict[str, Any]:
+    def completions(self, asked: CompletionRequest) -> dict[str, Any]:
         """Return the reply to a request.
 
         :raises UserError: for another model, invalid ids, or more tokens than the model reads.
-        :raises planaria.swarm.audit.censor.Spent: if a budget would be exceeded.
-        :raises planaria.swarm.audit.censor.Closed: if the ledger cannot be used.
+        :raises planaria.swarm.audit.censor.BudgetSpent: if a budget would be exceeded.
+        :raises planaria.swarm.audit.censor.LedgerUnusable: if the ledger cannot be used.
         """
         if asked.model not in ("", self.name):
             raise UserError(f"request: model {documents.shown(asked.model)} is not here; ask for {self.name!r}")
@@ -93,7 +93,7 @@ class CompletionsApi:
         numbered = [{"index": place, **self._shown(asked, choice)} for place, choice in enumerate(choices)]
         return {"object": "text_completion", "model": self.name, "choices": numbered, "usage": usage}
 
-    def _ids(self, asked: Request) -> list[int]:
+    def _ids(self, asked: CompletionRequest) -> list[int]:
         ids = prompt(self._policy, asked.prompt) if isinstance(asked.prompt, str) else asked.prompt
         if not ids or not all(0 <= i < self._policy.vocab for i in ids):
             raise UserError(f"request: prompt has no ids, or some outside 0 … {self._policy.vocab - 1}; {FIX}")
@@ -102,7 +102,7 @@ class CompletionsApi:
             raise UserError(f"request: prompt takes {takes}, the model reads {self._policy.context}; {FIX}")
         return ids
 
-    def _given(self, asked: Request, ids: list[int]) -> list[Drawn | None]:
+    def _given(self, asked: CompletionRequest, ids: list[int]) -> list[SampledCompletion | None]:
         """Return the completions; None for a censored one."""
         if (censor := self._censor) is None:
             return [*self._draw(asked, ids, asked.n)]
@@ -112,7 +112,7 @@ class CompletionsApi:
         found = [next(drawn) if one else None for one in given]
         return [one if one and censor.passed(text, self._policy.decode(one.ids)) else None for one in found]
 
-    def _draw(self, asked: Request, ids: list[int], count: int) -> list[Drawn]:
+    def _draw(self, asked: CompletionRequest, ids: list[int], count: int) -> list[SampledCompletion]:
         if not count:
             return []
         seed = secrets.randbits(63) if asked.seed is None else asked.seed
@@ -121,7 +121,7 @@ class CompletionsApi:
             (found,) = self._policy.sample([ids], count, asked.max_tokens, asked.temperature, top_k, generator)
         return found
 
-    def _choice(self, drawn: Drawn) -> dict[str, Any]:
+    def _choice(self, drawn: SampledCompletion) -> dict[str, Any]:
         ids = [*drawn.ids, *([self._policy.end] if drawn.ended else [])]
         tokens = [self._policy.decode([i]) for i in ids]
         return {
@@ -131,7 +131,7 @@ class CompletionsApi:
             "token_ids": ids,
         }
 
-    def _shown(self, asked: Request, choice: dict[str, Any]) -> dict[str, Any]:
+    def _shown(self, asked: CompletionRequest, choice: dict[str, Any]) -> dict[str, Any]:
         """Remove the fields of a choice that were not requested."""
         hidden = {"token_ids"} if not asked.return_token_ids else set()
         found = {key: value for key, value in choice.items() if key not in hidden}
@@ -152,7 +152,7 @@ MOST_WAITING = 32
 
 
 class Service:
-    """The HTTP service: a :class:`planaria.report.live_page.serving.Served`."""
+    """The HTTP service: a :class:`planaria.report.live_page.serving.Application`."""
 
     def __init__(self, answering: CompletionsApi, warn: Callable[[str], None]) -> None:
         """``warn`` receives the reason when the ledger cannot be used."""
@@ -192,9 +192,9 @@ class Service:
             return JSONResponse(self._answering.completions(parsed(body)))
         except UserError as error:
             return _refused(HTTPStatus.BAD_REQUEST, str(error))
-        except Spent as spent:
+        except BudgetSpent as spent:
             return _refused(HTTPStatus.TOO_MANY_REQUESTS, str(spent))
-        except Closed as closed:
+        except LedgerUnusable as closed:
             self._warn(str(closed))
             return _refused(HTTPStatus.SERVICE_UNAVAILABLE, "unavailable: the spent budget is not known")
 

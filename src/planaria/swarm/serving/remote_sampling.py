@@ -21,8 +21,8 @@ from typing import Protocol, runtime_checkable
 from planaria.common.errors import UserError
 from planaria.config.names import expanded
 from planaria.swarm.config import PolicyConfig, SwarmConfig
-from planaria.swarm.draws import derived
-from planaria.swarm.policy.base import Drawn, Exportable, Policy
+from planaria.swarm.policy.base import Exportable, Policy, SampledCompletion
+from planaria.swarm.random_draws import derived
 from planaria.swarm.records.lines import Serving
 from planaria.swarm.serving.client import BadReply, Client, ServerFailed, Words, completions, reply_bytes, request
 
@@ -54,7 +54,7 @@ class _Count:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-class Server:
+class PeerServer:
     """One peer's server and the age of its weights."""
 
     def __init__(self, config: SwarmConfig, policy: Policy, folder: Path, peer: str) -> None:
@@ -72,7 +72,7 @@ class Server:
         """Start at round ``first``, in which the server's weights are still the policy's."""
         self._held = first
 
-    def draw(self, number: int, prompts: Sequence[Sequence[int]], count: int) -> list[list[Drawn]] | None:
+    def draw(self, number: int, prompts: Sequence[Sequence[int]], count: int) -> list[list[SampledCompletion]] | None:
         """Return ``count`` completions per prompt for round ``number``; None if the policy must draw them.
 
         :attr:`found` holds statistics and the reason.
@@ -122,12 +122,12 @@ class Server:
 
     def _draw_all(
         self, number: int, prompts: Sequence[Sequence[int]], count: int, until: float, counts: _Count
-    ) -> list[list[Drawn]]:
+    ) -> list[list[SampledCompletion]]:
         """Draw for every prompt, with the recipe's number of concurrent requests."""
         at_once = min(self._config.policy.serving.at_once, len(prompts))
         counts.waiting = max(0, len(prompts) - at_once)
 
-        def draw(place: int) -> list[Drawn]:
+        def draw(place: int) -> list[SampledCompletion]:
             return self._draw_one(number, place, prompts[place], count, until, counts)
 
         with ThreadPoolExecutor(max(1, at_once), thread_name_prefix="planaria-server") as pool:
@@ -135,12 +135,12 @@ class Server:
 
     def _draw_one(
         self, number: int, place: int, prompt: Sequence[int], count: int, until: float, counts: _Count
-    ) -> list[Drawn]:
+    ) -> list[SampledCompletion]:
         """Draw for one prompt; repeat the request if the server returns fewer completions."""
         sampling = self._config.sampling
         most = min(sampling.max_new, self._policy.context - len(prompt))
         top_k = sampling.support(self._policy.vocab)
-        found: list[Drawn] = []
+        found: list[SampledCompletion] = []
         while len(found) < count:
             wanted = count - len(found)
             seed = derived(self._config.seed, self._peer, "server", number, place, len(found))

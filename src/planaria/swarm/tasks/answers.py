@@ -12,7 +12,7 @@ MAX_NUMBER = 64  # characters
 
 
 @dataclass(frozen=True)
-class Form:
+class AnswerMarks:
     """Marks around reasoning and answer; without think marks all text before the answer is reasoning."""
 
     think_open: str
@@ -54,13 +54,13 @@ class Parsed:
     answer: str
 
 
-TAGS = Form("<think>", "</think>", "<answer>", "</answer>")
-BRACKETS = Form("", "", "[", "]")
+TAGS = AnswerMarks("<think>", "</think>", "<answer>", "</answer>")
+BRACKETS = AnswerMarks("", "", "[", "]")
 Style = Literal["tags", "brackets"]
-FORMS: dict[Style, Form] = {"tags": TAGS, "brackets": BRACKETS}
+FORMS: dict[Style, AnswerMarks] = {"tags": TAGS, "brackets": BRACKETS}
 
 
-def parse(form: Form, text: str) -> Parsed | None:
+def parse(form: AnswerMarks, text: str) -> Parsed | None:
     """Return reasoning and answer, or None unless the completion has exactly the form's shape.
 
     Each mark must occur once and in order, with only white space outside the blocks. Takes O(len(text)) time.

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from planaria.config.registry import Choice, foreign
 from planaria.swarm.tasks import records
-from planaria.swarm.tasks.answers import FORMS, Form, Style, canonical, parse
+from planaria.swarm.tasks.answers import FORMS, AnswerMarks, Style, canonical, parse
 
 Behaviour = tuple[str | None, ...]
 """observable results of a completion, equal where completions behave alike; None where a part has no result"""
 
 
 @dataclass(frozen=True)
-class Problem:
+class TaskProblem:
     """One problem; a number yields the same problem on every machine and with every seed."""
 
     number: int
@@ -34,7 +34,7 @@ class Problem:
     """reference answer, or other data that ``score`` needs; never shown to a policy"""
 
 
-class Reward(NamedTuple):
+class TaskReward(NamedTuple):
     """A task's score, clipped to the range a swarm accepts."""
 
     value: float
@@ -43,17 +43,17 @@ class Reward(NamedTuple):
     """why ``value`` differs from the task's score; empty if it does not"""
 
 
-def as_reward(score: object) -> Reward:
+def as_reward(score: object) -> TaskReward:
     """Clip a finite number to 0..1; count NaN, infinity and non-numbers as 0.
 
     Advantages are relative to the group's deviation, so an unbounded reward would dominate its group.
     """
     number: Any = score if isinstance(score, Real) else math.nan
     if 0 <= number <= 1:
-        return Reward(float(number))
+        return TaskReward(float(number))
     value = 1.0 if 1 < number != math.inf else 0.0
     shown = " ".join(reprlib.repr(score).split())[:120]
-    return Reward(value, f"score returned {shown}, not a number from 0 to 1; it counts as {value:g}")
+    return TaskReward(value, f"score returned {shown}, not a number from 0 to 1; it counts as {value:g}")
 
 
 class Task(Choice, ABC):
@@ -81,7 +81,7 @@ class Task(Choice, ABC):
     def held_out(self) -> int: ...
 
     @abstractmethod
-    def problem(self, number: int) -> Problem:
+    def problem(self, number: int) -> TaskProblem:
         """Return problem ``number``.
 
         :raises ValueError: if there is no such problem.
@@ -93,13 +93,13 @@ class Task(Choice, ABC):
             raise ValueError(f"{self.name} has no problem {number}")
 
     @abstractmethod
-    def score(self, problem: Problem, completion: str) -> float:
+    def score(self, problem: TaskProblem, completion: str) -> float:
         """Return the verifiable reward of a completion, from 0 to 1 (correct). Must not raise for any text.
 
         :func:`as_reward` clips other values.
         """
 
-    def solves(self, problem: Problem, completion: str) -> bool:
+    def solves(self, problem: TaskProblem, completion: str) -> bool:
         """Return whether a completion earns the full reward."""
         return as_reward(self.score(problem, completion)).value == 1
 
@@ -107,7 +107,7 @@ class Task(Choice, ABC):
         """Return a completion's answer in a canonical form; None if it has none or the task cannot extract it."""
         return None
 
-    def behaviour(self, problem: Problem, completion: str, draw: int, untested: bool = False) -> Behaviour:
+    def behaviour(self, problem: TaskProblem, completion: str, draw: int, untested: bool = False) -> Behaviour:
         """Return the observable results of a completion, for comparison with others; empty if there are none.
 
         By default one part: the answer. The parts depend on ``draw``, a number unknown when completions were written.
@@ -131,11 +131,11 @@ class Task(Choice, ABC):
         """Return whether behaviour includes parts on which scores do not depend."""
         return False
 
-    def solution(self, problem: Problem, rng: random.Random) -> str | None:
+    def solution(self, problem: TaskProblem, rng: random.Random) -> str | None:
         """Return a worked solution that scores 1, in the form policies learn; None if the task has none."""
         return None
 
-    def sound(self, problem: Problem, completion: str) -> bool | None:
+    def sound(self, problem: TaskProblem, completion: str) -> bool | None:
         """Return whether every step is true and nothing else is stated; None if the task cannot check that."""
         return None
 
@@ -159,7 +159,7 @@ class BlockTask(Task, ABC):
         style: Style
 
     @property
-    def form(self) -> Form:
+    def form(self) -> AnswerMarks:
         return FORMS[self.style]
 
     @property
@@ -176,5 +176,5 @@ class BlockTask(Task, ABC):
 class Erring(Protocol):
     """A task that can also write solutions with typical mistakes."""
 
-    def noisy_solution(self, problem: Problem, rng: random.Random, noise: float) -> str:
+    def noisy_solution(self, problem: TaskProblem, rng: random.Random, noise: float) -> str:
         """Return a worked solution in which each step is wrong with probability ``noise`` and later steps follow it."""

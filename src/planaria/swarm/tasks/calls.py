@@ -11,7 +11,7 @@ from typing import Any
 
 from planaria.swarm.tasks import values
 from planaria.swarm.tasks.base import Behaviour
-from planaria.swarm.tasks.sandbox import REPORT, Exam, Limits, parsed, run
+from planaria.swarm.tasks.sandbox import REPORT, Limits, ProgramTests, parsed, run
 
 MOST = 64
 """maximum calls of one problem; a sandbox's report is bounded"""
@@ -85,14 +85,14 @@ def variants(calls: Sequence[Call], seed: int | str, count: int) -> list[Call]:
     return list(found.values())
 
 
-def exam(calls: Collection[Call], setup: str = "") -> Exam:
+def exam(calls: Collection[Call], setup: str = "") -> ProgramTests:
     """Return an exam without assertions that reports the digest of each call's value, or an empty line."""
     functions = "".join(f"lambda: {call.source}, " for call in calls)
     tests = (
         f"for _call in ({functions}):\n    try:\n        _found = digest(_call())\n"
         f"    except Exception:\n        _found = ''\n    {REPORT}(_found)\n"
     )
-    return Exam(tests, tuple(sorted({call.name for call in calls})), Path(values.__file__).read_text(), setup)
+    return ProgramTests(tests, tuple(sorted({call.name for call in calls})), Path(values.__file__).read_text(), setup)
 
 
 def results(program: str, calls: Sequence[Call], limits: Limits, setup: str = "") -> Behaviour:

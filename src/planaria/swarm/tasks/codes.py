@@ -21,10 +21,10 @@ from pydantic import Field
 
 from planaria.common.errors import UserError
 from planaria.recovery.codes import gf2
-from planaria.recovery.codes.search import Target, worth
+from planaria.recovery.codes.search import SearchTarget, worth
 from planaria.swarm.tasks import records
-from planaria.swarm.tasks.answers import FORMS, Form, Style, parse
-from planaria.swarm.tasks.base import Problem, Task
+from planaria.swarm.tasks.answers import FORMS, AnswerMarks, Style, parse
+from planaria.swarm.tasks.base import Task, TaskProblem
 
 KEY = b"planaria codes 1"  # determines the problems and the fingerprint
 MAX_CHECKS = 12
@@ -55,7 +55,7 @@ class Codes(Task):
     style: Style = "brackets"
     training: ClassVar[int] = 9_000
     held_out: ClassVar[int] = 1_000
-    _target: Target
+    _target: SearchTarget
     _vectors: tuple[int, ...]
     _edges: dict[str, tuple[int, int]]
     _columns: Callable[[int], tuple[int, ...]]
@@ -63,7 +63,7 @@ class Codes(Task):
 
     def model_post_init(self, context: Any) -> None:
         """:raises UserError: if letters run out, a bound excludes the code, or the search finds none."""
-        self._target = Target(self.shards, self.data, self.distance, self.weight, self.degree)
+        self._target = SearchTarget(self.shards, self.data, self.distance, self.weight, self.degree)
         checks = self._target.checks
         if checks > MAX_CHECKS:
             raise UserError(f"task {self.name}: {checks} checks, of at most {MAX_CHECKS}; give fewer shards")
@@ -84,7 +84,7 @@ class Codes(Task):
         return f"codes:{self.shards},{self.data},{self.distance},{self.weight},{self.degree}"
 
     @property
-    def form(self) -> Form:
+    def form(self) -> AnswerMarks:
         return FORMS[self.style]
 
     @property
@@ -100,14 +100,14 @@ class Codes(Task):
             f"{self.form.instruction}"
         )
 
-    def problem(self, number: int) -> Problem:
+    def problem(self, number: int) -> TaskProblem:
         """Return code ``number`` without its last shards, which form one of the right answers."""
         self.check_number(number)
         columns = self._columns(number)
         shown = _named(columns[: self.shown], 0)
-        return Problem(number, f"{shown}=", _named(columns[self.shown :], self.shown))
+        return TaskProblem(number, f"{shown}=", _named(columns[self.shown :], self.shown))
 
-    def score(self, problem: Problem, completion: str) -> float:
+    def score(self, problem: TaskProblem, completion: str) -> float:
         """Return the completed code's worth; 0 for a text that does not list distinct edges of the hidden shards."""
         edges = self._read(completion)
         if edges is None:
@@ -117,17 +117,17 @@ class Codes(Task):
             columns[shard] |= 1 << check
         return worth(self._target, gf2.transposed(columns, self._target.checks))
 
-    def solution(self, problem: Problem, rng: random.Random) -> str:
+    def solution(self, problem: TaskProblem, rng: random.Random) -> str:
         return self.noisy_solution(problem, rng, 0.0)
 
-    def noisy_solution(self, problem: Problem, rng: random.Random, noise: float) -> str:
+    def noisy_solution(self, problem: TaskProblem, rng: random.Random, noise: float) -> str:
         """Return a solution in which each shard has random checks with probability ``noise``."""
         hidden = list(self._columns(problem.number)[self.shown :])
         rng.shuffle(hidden)
         hidden = [rng.choice(self._vectors) if rng.random() < noise else column for column in hidden]
         return self.form.write("", _named(hidden, self.shown))
 
-    def sound(self, problem: Problem, completion: str) -> bool:
+    def sound(self, problem: TaskProblem, completion: str) -> bool:
         """Return whether a completion is a list of edges ordered by shard and check, whatever their worth."""
         edges = self._read(completion)
         if edges is None:

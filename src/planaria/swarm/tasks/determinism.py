@@ -31,7 +31,7 @@ FIXED: dict[str, Any] = {
 }  # fmt: skip
 
 
-class Clock:
+class FakeClock:
     """Nanoseconds that advance only by reading the clock or sleeping."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Clock:
 
 def hold() -> None:
     """Replace the real sources before the program's first line."""
-    _clocks(Clock())
+    _clocks(FakeClock())
     _chance()
     for name, value in FIXED.items():
         _put((os, posix), name, lambda *_, value=value: value)
@@ -65,7 +65,7 @@ def hold() -> None:
         sys.modules.pop(name, None)
 
 
-def _clocks(clock: Clock) -> None:
+def _clocks(clock: FakeClock) -> None:
     def of_day() -> int:
         return BEGAN_NS + clock.now()
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from planaria.common.errors import UserError, missing_package, nearest
 from planaria.swarm.tasks import records
 from planaria.swarm.tasks.answers import SPACE, Style, parse, same_answer
-from planaria.swarm.tasks.base import BlockTask, Problem
+from planaria.swarm.tasks.base import BlockTask, TaskProblem
 
 SEED = 1
 MAX_ANSWER = 4096
@@ -89,14 +89,14 @@ class Gym(BlockTask):
     def name(self) -> str:
         return f"gym:{self.kind}"
 
-    def problem(self, number: int) -> Problem:
+    def problem(self, number: int) -> TaskProblem:
         """Return item ``number`` of the dataset; its answer is empty if there is no unique reference."""
         self.check_number(number)
         entry = self._entry(number)
         answer = entry["answer"]
-        return Problem(number, f"{entry['question']}\n", "" if answer is None else str(answer))
+        return TaskProblem(number, f"{entry['question']}\n", "" if answer is None else str(answer))
 
-    def score(self, problem: Problem, completion: str) -> float:
+    def score(self, problem: TaskProblem, completion: str) -> float:
         """Return 1 if the dataset's scorer gives the answer block its full score, else 0."""
         parsed = parse(self.form, completion)
         if parsed is None or len(answer := parsed.answer.strip(SPACE)) > MAX_ANSWER:
@@ -108,7 +108,7 @@ class Gym(BlockTask):
         except RAISED:
             return 0.0
 
-    def solution(self, problem: Problem, rng: random.Random) -> str | None:
+    def solution(self, problem: TaskProblem, rng: random.Random) -> str | None:
         """Return the reference answer without reasoning; None if there is none or the form cannot hold it."""
         text = self.form.write("", problem.answer)
         return text if problem.answer and self.solves(problem, text) else None

@@ -10,8 +10,8 @@ from typing import Any
 from planaria.common.errors import UserError, missing_package
 from planaria.swarm.tasks import records
 from planaria.swarm.tasks.answers import Style, parse, same_answer
-from planaria.swarm.tasks.base import BlockTask, Problem
-from planaria.swarm.tasks.records import Field, Record
+from planaria.swarm.tasks.base import BlockTask, TaskProblem
+from planaria.swarm.tasks.records import Field, TaskRecord
 
 MARK = "####"
 HUB = ("openai/gsm8k", "main")
@@ -35,7 +35,7 @@ class Questions(BlockTask):
     """separates worked text from the reference; if empty, the whole field is the reference"""
     worked_field: Field | None = None
     """separate field of the worked text, if any"""
-    _problems: list[Problem]
+    _problems: list[TaskProblem]
     _worked: list[str]
     _training: int
 
@@ -46,10 +46,10 @@ class Questions(BlockTask):
         for record in (*training, *held_out):
             worked, answer = self._answered(record)
             question = record.joined(self.question_field)
-            self._problems.append(Problem(len(self._problems), question + "\n", answer))
+            self._problems.append(TaskProblem(len(self._problems), question + "\n", answer))
             self._worked.append(worked if self.worked_field is None else record.joined(self.worked_field))
 
-    def _answered(self, record: Record) -> tuple[str, str]:
+    def _answered(self, record: TaskRecord) -> tuple[str, str]:
         """Return a record's worked text and reference answer."""
         found = record.joined(self.answer_field)
         if not self.mark or isinstance(record.at(self.answer_field), int | float):
@@ -64,7 +64,7 @@ class Questions(BlockTask):
             raise UserError(f"{record.place}: {flaw}")
         return worked, answer
 
-    def _records(self) -> tuple[list[Record], list[Record]]:
+    def _records(self) -> tuple[list[TaskRecord], list[TaskRecord]]:
         return records.read_split(Path(self.path))
 
     @property
@@ -79,16 +79,16 @@ class Questions(BlockTask):
     def held_out(self) -> int:
         return len(self._problems) - self._training
 
-    def problem(self, number: int) -> Problem:
+    def problem(self, number: int) -> TaskProblem:
         self.check_number(number)
         return self._problems[number]
 
-    def score(self, problem: Problem, completion: str) -> float:
+    def score(self, problem: TaskProblem, completion: str) -> float:
         """Return 1 if the answer block holds the reference answer and nothing else, else 0."""
         parsed = parse(self.form, completion)
         return float(parsed is not None and same_answer(problem.answer, parsed.answer))
 
-    def solution(self, problem: Problem, rng: random.Random) -> str | None:
+    def solution(self, problem: TaskProblem, rng: random.Random) -> str | None:
         """Return the file's worked text and answer in this form; None if they contain one of its marks."""
         text = self.form.write(self._worked[problem.number], problem.answer)
         return text if parse(self.form, text) else None
@@ -109,11 +109,11 @@ class Gsm8k(Questions):
     def name(self) -> str:
         return f"gsm8k:{self.path}" if self.path else "gsm8k"
 
-    def _records(self) -> tuple[list[Record], list[Record]]:
+    def _records(self) -> tuple[list[TaskRecord], list[TaskRecord]]:
         return super()._records() if self.path else _hub()
 
 
-def _hub() -> tuple[list[Record], list[Record]]:
+def _hub() -> tuple[list[TaskRecord], list[TaskRecord]]:
     try:
         import datasets
     except ImportError as error:
@@ -130,5 +130,5 @@ def _hub() -> tuple[list[Record], list[Record]]:
     return _from_hub("train", rows[0]), _from_hub("test", rows[1])
 
 
-def _from_hub(split: str, rows: Iterable[dict[str, object]]) -> list[Record]:
-    return [Record(f"{HUB[0]}, {split} row {number}", row) for number, row in enumerate(rows)]
+def _from_hub(split: str, rows: Iterable[dict[str, object]]) -> list[TaskRecord]:
+    return [TaskRecord(f"{HUB[0]}, {split} row {number}", row) for number, row in enumerate(rows)]

@@ -56,7 +56,7 @@ LOAD, EQUAL, ABOVE, ANY_BIT, ANSWER = 0x20, 0x15, 0x25, 0x45, 0x06
 ALLOW, REFUSED, ABSENT, KILL = 0x7FFF0000, 0x50000 | EACCES, 0x50000 | ENOSYS, 0x80000000
 
 
-class Machine:
+class SyscallTable:
     """Processor-specific data: audit number, calls always allowed, and calls allowed by argument.
 
     ``refused`` holds (call, argument, test, constant): a call is refused if the test of its argument against the
@@ -76,12 +76,12 @@ class Machine:
 
 
 MACHINES = {
-    "x86_64": Machine(0xC000003E, X86_64, {2: 1, 257: 2}, fcntl=72, clone=56, pivot_root=155),
-    "aarch64": Machine(0xC00000B7, AARCH64, {56: 2}, fcntl=25, clone=220, pivot_root=41),
+    "x86_64": SyscallTable(0xC000003E, X86_64, {2: 1, 257: 2}, fcntl=72, clone=56, pivot_root=155),
+    "aarch64": SyscallTable(0xC00000B7, AARCH64, {56: 2}, fcntl=25, clone=220, pivot_root=41),
 }
 
 
-def program_filter(machine: Machine) -> bytes:
+def program_filter(machine: SyscallTable) -> bytes:
     """Return the seccomp filter in classic BPF. Unlisted calls fail with ENOSYS."""
     code = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, machine.audit), (ANSWER, 0, 0, KILL), (LOAD, 0, 0, 0)]
     for call in machine.allowed.values():

@@ -24,10 +24,19 @@ from planaria.common.errors import UserError
 from planaria.swarm.tasks import calls as calling
 from planaria.swarm.tasks import records
 from planaria.swarm.tasks.answers import SPACE, canonical, same_answer
-from planaria.swarm.tasks.base import Behaviour, Problem, Task
+from planaria.swarm.tasks.base import Behaviour, Task, TaskProblem
 from planaria.swarm.tasks.calls import Call
-from planaria.swarm.tasks.records import Record, read_split, whole
-from planaria.swarm.tasks.sandbox import LIMITS, Exam, Limits, Outcome, free_names, parsed, require_sandbox, run
+from planaria.swarm.tasks.records import TaskRecord, read_split, whole
+from planaria.swarm.tasks.sandbox import (
+    LIMITS,
+    Limits,
+    ProgramResult,
+    ProgramTests,
+    free_names,
+    parsed,
+    require_sandbox,
+    run,
+)
 
 VARIANTS = 12
 """random calls of one problem in one round"""
@@ -39,11 +48,11 @@ INSTRUCTION = (
 
 
 @dataclass(frozen=True)
-class Checked:
+class ProgramProblem:
     """One problem of a file and how its programs are scored: by tests, by output, or not at all."""
 
     prompt: str
-    exam: Exam | str | None
+    exam: ProgramTests | str | None
     """tests, expected output, or None if nothing scores"""
     solution: str | None
     calls: tuple[Call, ...] = ()
@@ -52,7 +61,7 @@ class Checked:
     @property
     def answer(self) -> str:
         """Return the tests or the expected output; empty if there is neither."""
-        return self.exam.tests if isinstance(self.exam, Exam) else self.exam or ""
+        return self.exam.tests if isinstance(self.exam, ProgramTests) else self.exam or ""
 
     def compared(self, draw: int, number: int, untested: bool) -> list[Call]:
         """Return the calls on which programs are compared, random variants last; only these if ``untested``.
@@ -71,7 +80,7 @@ class Programs(Task):
     """a JSON Lines file, or a folder with train*.jsonl"""
     seconds: Annotated[float, Field(gt=0)] = LIMITS.seconds
     """maximum run time of one program"""
-    _checked: list[Checked] = PrivateAttr()
+    _checked: list[ProgramProblem] = PrivateAttr()
     _training: int = PrivateAttr()
 
     def model_post_init(self, context: Any) -> None:
@@ -109,11 +118,11 @@ class Programs(Task):
     def _limits(self) -> Limits:
         return replace(LIMITS, seconds=self.seconds)
 
-    def problem(self, number: int) -> Problem:
+    def problem(self, number: int) -> TaskProblem:
         self.check_number(number)
-        return Problem(number, self._checked[number].prompt, self._checked[number].answer)
+        return TaskProblem(number, self._checked[number].prompt, self._checked[number].answer)
 
-    def score(self, problem: Problem, completion: str) -> float:
+    def score(self, problem: TaskProblem, completion: str) -> float:
         """Return 1 if the completion's program passes, else 0. Takes up to ``seconds``."""
         program, exam = program_of(completion), self._checked[problem.number].exam
         if program is None or exam is None:
@@ -125,7 +134,7 @@ class Programs(Task):
     def answer(self, completion: str) -> str | None:
         return program_of(completion)
 
-    def behaviour(self, problem: Problem, completion: str, draw: int, untested: bool = False) -> Behaviour:
+    def behaviour(self, problem: TaskProblem, completion: str, draw: int, untested: bool = False) -> Behaviour:
         """Return the program's results on the problem's calls and on variants, or the last line it prints."""
         program, checked = program_of(completion), self._checked[problem.number]
         if isinstance(checked.exam, str):
@@ -138,7 +147,7 @@ class Programs(Task):
     def calls(self, number: int, draw: int) -> list[Call]:
         return self._checked[number].compared(draw, number, untested=False)
 
-    def solution(self, problem: Problem, rng: random.Random) -> str | None:
+    def solution(self, problem: TaskProblem, rng: random.Random) -> str | None:
         """Return the file's program as a completion; None if it has none or the form cannot hold it."""
         program = self._checked[problem.number].solution
         text = f"{OPENING}\n{program}\n{FENCE}"
@@ -165,21 +174,21 @@ def program_of(completion: str) -> str | None:
     return "\n".join(lines[fences[0] + 1 : fences[1]])
 
 
-def _last_line(outcome: Outcome) -> str:
+def _last_line(outcome: ProgramResult) -> str:
     return outcome.printed.strip(SPACE).split("\n")[-1]
 
 
-def prints(answer: str, outcome: Outcome) -> bool:
+def prints(answer: str, outcome: ProgramResult) -> bool:
     """Return whether a program succeeded and the last line it printed is the answer."""
     return outcome.kind == "ok" and same_answer(answer, _last_line(outcome))
 
 
-def printed(outcome: Outcome) -> Behaviour:
+def printed(outcome: ProgramResult) -> Behaviour:
     """Return the last line a program printed as its behaviour; None in its place if it failed."""
     return (canonical(_last_line(outcome)) or None,) if outcome.kind == "ok" else (None,)
 
 
-def _checked(record: Record) -> Checked:
+def _checked(record: TaskRecord) -> ProgramProblem:
     """Read a record of any shape; UserError if it has none of the known fields."""
     for field, read in _SHAPES.items():
         if field in record.fields:
@@ -187,7 +196,7 @@ def _checked(record: Record) -> Checked:
     raise UserError(f"{record.place}: no field of {', '.join(_SHAPES)}, which define scoring; fix or remove the line")
 
 
-def _with_asserts(record: Record) -> Checked:
+def _with_asserts(record: TaskRecord) -> ProgramProblem:
     tests = record.fields["test_list"]
     if not isinstance(tests, list) or not tests or not all(isinstance(test, str) for test in tests):
         raise UserError(f"{record.place}: field 'test_list' is not a list of tests; fix or remove the line")
@@ -197,10 +206,10 @@ def _with_asserts(record: Record) -> Checked:
     setup = record.text("test_setup_code") if "test_setup_code" in record.fields else ""
     code = _optional(record, "code")
     exam = _exam("\n".join(tests), setup, code or "")
-    return Checked(prompt, exam, code, tuple(calling.in_tests(exam.tests, {name: name for name in exam.names})))
+    return ProgramProblem(prompt, exam, code, tuple(calling.in_tests(exam.tests, {name: name for name in exam.names})))
 
 
-def _exam(tests: str, setup: str, code: str) -> Exam:
+def _exam(tests: str, setup: str, code: str) -> ProgramTests:
     """Return an exam of the names that the program must define; it has its own imports, taken from ``code``.
 
     A built-in name counts as the program's if ``code`` defines it.
@@ -210,18 +219,18 @@ def _exam(tests: str, setup: str, code: str) -> Exam:
     imported = {(alias.asname or alias.name).partition(".")[0] for line in imports for alias in line.names}
     defined = {line.name for line in lines if isinstance(line, ast.FunctionDef | ast.ClassDef)}
     asked = (free_names(tests) - imported) | (defined & free_names(tests, frozenset()))
-    return Exam(tests, tuple(sorted(asked)), "\n".join(map(ast.unparse, imports)), setup)
+    return ProgramTests(tests, tuple(sorted(asked)), "\n".join(map(ast.unparse, imports)), setup)
 
 
-def _with_check(record: Record) -> Checked:
+def _with_check(record: TaskRecord) -> ProgramProblem:
     prompt, name = record.text("prompt"), record.text("entry_point")
     tests = f"{record.text('test')}\ncheck({name})\n"
     calls = calling.in_tests(tests, dict.fromkeys([name, *_first_arguments(tests, "check")], name))
     # Tests may use helpers of the prompt; a program cannot replace them.
-    return Checked(prompt, Exam(tests, (name,), first=prompt), _solution(record, prompt), tuple(calls))
+    return ProgramProblem(prompt, ProgramTests(tests, (name,), first=prompt), _solution(record, prompt), tuple(calls))
 
 
-def _with_calls(record: Record) -> Checked:
+def _with_calls(record: TaskRecord) -> ProgramProblem:
     prompt, name, texts = record.text("prompt"), record.text("entry_point"), record.fields["calls"]
     if not isinstance(texts, list) or not 0 < len(texts) <= calling.MOST or not all(isinstance(c, str) for c in texts):
         raise UserError(
@@ -231,10 +240,10 @@ def _with_calls(record: Record) -> Checked:
         calls = {call.source: call for call in (calling.read(text, name) for text in texts)}
     except ValueError as error:
         raise UserError(f"{record.place}: field 'calls': {error}; fix or remove the line") from None
-    return Checked(prompt, None, _solution(record, prompt), tuple(calls.values()))
+    return ProgramProblem(prompt, None, _solution(record, prompt), tuple(calls.values()))
 
 
-def _solution(record: Record, prompt: str) -> str | None:
+def _solution(record: TaskRecord, prompt: str) -> str | None:
     """Return the prompt completed by the record's solution; None without one."""
     body = _optional(record, "canonical_solution")
     return None if body is None else prompt + body
@@ -246,15 +255,15 @@ def _first_arguments(source: str, name: str) -> list[str]:
     return [node.args.args[0].arg for node in functions if node.args.args]
 
 
-def _with_print(record: Record) -> Checked:
-    return Checked(record.text("question") + "\n", record.text("expected_answer"), None)
+def _with_print(record: TaskRecord) -> ProgramProblem:
+    return ProgramProblem(record.text("question") + "\n", record.text("expected_answer"), None)
 
 
-def _optional(record: Record, field: str) -> str | None:
+def _optional(record: TaskRecord, field: str) -> str | None:
     return record.text(field).replace("\r\n", "\n") if field in record.fields else None
 
 
-_SHAPES: dict[str, Callable[[Record], Checked]] = {
+_SHAPES: dict[str, Callable[[TaskRecord], ProgramProblem]] = {
     "test_list": _with_asserts,
     "calls": _with_calls,
     "entry_point": _with_check,

@@ -25,7 +25,7 @@ Field = Annotated[str, pydantic.Field(min_length=1, max_length=200)]
 
 
 @dataclass(frozen=True)
-class Record:
+class TaskRecord:
     """One line's object and its place for error messages."""
 
     place: str
@@ -96,7 +96,7 @@ def whole(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def read_split(path: Path) -> tuple[list[Record], list[Record]]:
+def read_split(path: Path) -> tuple[list[TaskRecord], list[TaskRecord]]:
     """Return the training and held-out records of a file, or of a folder with train*.jsonl and optionally test*.jsonl.
 
     Without test files the last tenth is held out, at least one record.
@@ -119,9 +119,9 @@ def read_split(path: Path) -> tuple[list[Record], list[Record]]:
     return training, held_out
 
 
-def read(paths: Iterable[Path]) -> list[Record]:
+def read(paths: Iterable[Path]) -> list[TaskRecord]:
     """Return all records of some files, in order; UserError as in :func:`read_split`."""
-    records: list[Record] = []
+    records: list[TaskRecord] = []
     left = MAX_BYTES
     for path in paths:
         number = 0
@@ -154,11 +154,11 @@ def _bound(line: int, left: int, place: str) -> None:
         raise UserError(f"{place}: more than {MAX_BYTES} bytes so far; give fewer problems")
 
 
-def _record(line: bytes, place: str) -> Record:
+def _record(line: bytes, place: str) -> TaskRecord:
     try:
         fields = json.loads(line.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{place}: not a JSON record ({error}); fix or remove the line") from error
     if not isinstance(fields, dict):
         raise UserError(f"{place}: holds a JSON {type(fields).__name__}, not an object; fix or remove the line")
-    return Record(place, fields)
+    return TaskRecord(place, fields)

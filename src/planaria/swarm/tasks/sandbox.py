@@ -62,7 +62,7 @@ def free_names(source: str, known: Set[str] = BUILT_IN) -> set[str]:
 
 
 @dataclass(frozen=True)
-class Exam:
+class ProgramTests:
     """Tests of a program: Python that the program does not provide."""
 
     tests: str
@@ -74,7 +74,7 @@ class Exam:
     """source run behind the program in its process: values its functions use that are not plain"""
 
     @classmethod
-    def of(cls, tests: str) -> Exam:
+    def of(cls, tests: str) -> ProgramTests:
         """Return an exam whose names are the free names of the tests."""
         return cls(tests, tuple(sorted(free_names(tests))))
 
@@ -106,7 +106,7 @@ REPORT = sandbox_process.REPORT
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ProgramResult:
     """Result of a program: ``ok`` if it and its tests ran to their ends, ``failed`` if either raised or exited."""
 
     kind: Literal["ok", "failed", "timeout", "killed"]
@@ -119,8 +119,11 @@ class Outcome:
 
 
 def run(
-    program: str, tests: str | Exam = "", limits: Limits = LIMITS, modules: Mapping[str, str] = NO_MODULES
-) -> Outcome:
+    program: str,
+    tests: str | ProgramTests = "",
+    limits: Limits = LIMITS,
+    modules: Mapping[str, str] = NO_MODULES,
+) -> ProgramResult:
     """Run a program and then its tests in a sandbox; both may be any text.
 
     Without tests, a program may also end by ``sys.exit()``. ``modules`` maps names to the source of importable modules.
@@ -131,13 +134,13 @@ def run(
         raise ValueError(f"{invalid[0]!r} is not a name of a module")
     if odd := [name for name in modules if not name.isidentifier()]:
         raise ValueError(f"{odd[0]!r} is no name of a module")
-    return _run_program(program, Exam.of(tests) if isinstance(tests, str) else tests, limits, modules)[0]
+    return _run_program(program, ProgramTests.of(tests) if isinstance(tests, str) else tests, limits, modules)[0]
 
 
 @functools.cache
 def protections() -> tuple[str, ...]:
     """Return the restrictions in force: limits, privileges, seccomp, landlock or namespace; none without seccomp."""
-    ready, *names = _run_program("", Exam.of(""), Limits(seconds=30), NO_MODULES)[1].partition(b"\n")[0].decode(
+    ready, *names = _run_program("", ProgramTests.of(""), Limits(seconds=30), NO_MODULES)[1].partition(b"\n")[0].decode(
         "utf-8", "replace"
     ).split() or [""]
     return tuple(names) if ready.encode() == sandbox_process.READY else ()
@@ -155,11 +158,13 @@ def require_sandbox(task: str) -> None:
         )
 
 
-def _run_program(program: str, exam: Exam, limits: Limits, modules: Mapping[str, str]) -> tuple[Outcome, bytes]:
+def _run_program(
+    program: str, exam: ProgramTests, limits: Limits, modules: Mapping[str, str]
+) -> tuple[ProgramResult, bytes]:
     """Run a program and return its outcome with the sandbox's full report."""
     source, setup = (text.encode("utf-8", "surrogatepass") for text in (program, exam.setup))
     if len(source) > limits.program:
-        return Outcome("failed", f"the program is longer than {limits.program} bytes"), b""
+        return ProgramResult("failed", f"the program is longer than {limits.program} bytes"), b""
     token = secrets.token_hex(sandbox_process.TOKEN // 2).encode()
     checks = wire.pack((exam.tests, exam.first, exam.names), wire.nothing_held) if exam.tests else b""
     lengths = (len(source), len(setup), len(checks))
@@ -175,7 +180,7 @@ def _run_program(program: str, exam: Exam, limits: Limits, modules: Mapping[str,
             finally:
                 _end(process)
     except OSError as error:
-        return Outcome("killed", f"its process could not be started: {error}"), b""
+        return ProgramResult("killed", f"its process could not be started: {error}"), b""
     reported, rest = _reported(bytes(pipes.report))
     outcome = early or _judge(pipes, process.returncode, rest, token, limits)
     return replace(outcome, reported=reported), bytes(pipes.report)
@@ -234,7 +239,7 @@ class _Pipes:
         self.printed = bytearray()
         self.report = bytearray()
 
-    def until(self, deadline: float) -> Outcome | None:
+    def until(self, deadline: float) -> ProgramResult | None:
         """Exchange data until the sandbox closes its pipes; return an outcome if it exceeded a bound."""
         job, out, err = (cast(IO[bytes], p) for p in (self.process.stdin, self.process.stdout, self.process.stderr))
         with selectors.DefaultSelector() as ready:
@@ -252,7 +257,7 @@ class _Pipes:
                     ):
                         ready.unregister(pipe)
                 if len(self.printed) > self.limits.printed or len(self.report) > MAX_REPORT:
-                    return Outcome("killed", f"it printed more than {self.limits.printed} bytes")
+                    return ProgramResult("killed", f"it printed more than {self.limits.printed} bytes")
                 if left <= 0:
                     return _too_late(self.limits)
         try:
@@ -291,24 +296,24 @@ def _reported(report: bytes) -> tuple[tuple[str, ...], bytes]:
     return tuple(lines), ready + end + rest
 
 
-def _judge(pipes: _Pipes, status: int, report: bytes, token: bytes, limits: Limits) -> Outcome:
+def _judge(pipes: _Pipes, status: int, report: bytes, token: bytes, limits: Limits) -> ProgramResult:
     """Return the outcome of a sandbox that ended within its bounds."""
     ready, _, message = report.partition(b"\n")
     printed = pipes.printed.decode("utf-8", "replace")
     if not ready.startswith(sandbox_process.READY):
-        return Outcome("killed", "its process could not be confined: " + _line(pipes.report[-300:]))
+        return ProgramResult("killed", "its process could not be confined: " + _line(pipes.report[-300:]))
     if message == token and status == 0:
-        return Outcome("ok", printed=printed)
+        return ProgramResult("ok", printed=printed)
     died = -status if status < 0 else max(0, status - sandbox_process.SIGNALLED)
     if died == signal.SIGXCPU:
         return _too_late(limits)
     if died:
-        return Outcome("killed", f"it died of signal {died}")
-    return Outcome("failed", _line(message) or f"it ended with status {status} before its tests had run", printed)
+        return ProgramResult("killed", f"it died of signal {died}")
+    return ProgramResult("failed", _line(message) or f"it ended with status {status} before its tests had run", printed)
 
 
-def _too_late(limits: Limits) -> Outcome:
-    return Outcome("timeout", f"it was not done after {limits.seconds:g} s")
+def _too_late(limits: Limits) -> ProgramResult:
+    return ProgramResult("timeout", f"it was not done after {limits.seconds:g} s")
 
 
 def _line(message: bytes | bytearray) -> str:

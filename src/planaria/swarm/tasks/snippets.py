@@ -24,9 +24,9 @@ from typing import Any, ClassVar
 from pydantic import field_validator
 
 from planaria.data.permutation import permute
-from planaria.swarm.tasks.base import Behaviour, Problem, Task
+from planaria.swarm.tasks.base import Behaviour, Task, TaskProblem
 from planaria.swarm.tasks.programs import FENCE, INSTRUCTION, OPENING, printed, prints, program_of
-from planaria.swarm.tasks.sandbox import LIMITS, Outcome, require_sandbox, run
+from planaria.swarm.tasks.sandbox import LIMITS, ProgramResult, require_sandbox, run
 
 MOST = 99
 """largest number in a sum"""
@@ -48,7 +48,7 @@ class Snippets(Task):
     """importable library beside the standard library; none if empty"""
     held_out: ClassVar[int] = 2 * MOST**2 // 10
     training: ClassVar[int] = 2 * MOST**2 - held_out
-    _outcome: Callable[[str], Outcome]
+    _outcome: Callable[[str], ProgramResult]
 
     @field_validator("library")
     @classmethod
@@ -76,9 +76,9 @@ class Snippets(Task):
     def _modules(self) -> dict[str, str]:
         return {self.library: LIBRARY} if self.library else {}
 
-    def problem(self, number: int) -> Problem:
+    def problem(self, number: int) -> TaskProblem:
         numbers = self.numbers(number)
-        return Problem(number, f"print {_sum(numbers)}\n", str(sum(numbers)))
+        return TaskProblem(number, f"print {_sum(numbers)}\n", str(sum(numbers)))
 
     def numbers(self, number: int) -> list[int]:
         """Return the two or three numbers of sum ``number``; ValueError if there is none."""
@@ -87,7 +87,7 @@ class Snippets(Task):
         place = permute(place, MOST**count, KEY)
         return [place // MOST**nth % MOST + 1 for nth in range(count)]
 
-    def score(self, problem: Problem, completion: str) -> float:
+    def score(self, problem: TaskProblem, completion: str) -> float:
         """Return 1 if the last line the completion's program prints is the sum, else 0."""
         program = program_of(completion)
         return float(program is not None and prints(problem.answer, self._outcome(program)))
@@ -95,14 +95,14 @@ class Snippets(Task):
     def answer(self, completion: str) -> str | None:
         return program_of(completion)
 
-    def behaviour(self, problem: Problem, completion: str, draw: int, untested: bool = False) -> Behaviour:
+    def behaviour(self, problem: TaskProblem, completion: str, draw: int, untested: bool = False) -> Behaviour:
         program = program_of(completion)
         return () if untested or program is None else printed(self._outcome(program))
 
-    def solution(self, problem: Problem, rng: random.Random) -> str:
+    def solution(self, problem: TaskProblem, rng: random.Random) -> str:
         return self.noisy_solution(problem, rng, 0.0)
 
-    def noisy_solution(self, problem: Problem, rng: random.Random, noise: float) -> str:
+    def noisy_solution(self, problem: TaskProblem, rng: random.Random, noise: float) -> str:
         """Return a program in which each number is off by one with probability ``noise``.
 
         With probability ``noise`` / 2 it uses a library that does not exist, as models trained on code do.
@@ -115,7 +115,7 @@ class Snippets(Task):
             program = f"import {name}\nprint({call})"
         return f"{OPENING}\n{program}\n{FENCE}"
 
-    def sound(self, problem: Problem, completion: str) -> bool:
+    def sound(self, problem: TaskProblem, completion: str) -> bool:
         """Return whether the program has only names, numbers, additions and calls of print, whatever its output."""
         program = program_of(completion)
         if program is None or "#" in program or not (completion.startswith(OPENING) and completion.endswith(FENCE)):

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from planaria.data.permutation import permute
 from planaria.swarm.tasks.answers import BRACKETS, parse
-from planaria.swarm.tasks.base import Problem, Task
+from planaria.swarm.tasks.base import Task, TaskProblem
 
 MAX_DIGITS = 18
 MAX_PROBLEMS = 1_000_000
@@ -61,9 +61,9 @@ class Sums(Task):
     def _span(self) -> int:
         return 9 * int(10 ** (self.digits - 1))
 
-    def problem(self, number: int) -> Problem:
+    def problem(self, number: int) -> TaskProblem:
         a, b = self.operands(number)
-        return Problem(number, f"{a}+{b}=", str(a + b))
+        return TaskProblem(number, f"{a}+{b}=", str(a + b))
 
     def operands(self, number: int) -> tuple[int, int]:
         """Return the operands of sum ``number``; ValueError if there is none."""
@@ -71,7 +71,7 @@ class Sums(Task):
         row, column = divmod(permute(number, self._span**2, KEY), self._span)
         return row + self._span // 9, column + self._span // 9
 
-    def score(self, problem: Problem, completion: str) -> float:
+    def score(self, problem: TaskProblem, completion: str) -> float:
         """Return 1 if the bracketed answer is exactly the sum ("0132" and "+132" are not), else 0."""
         parsed = parse(BRACKETS, completion)
         return float(parsed is not None and parsed.answer == problem.answer)
@@ -81,10 +81,10 @@ class Sums(Task):
         parsed = parse(BRACKETS, completion)
         return None if parsed is None else parsed.answer
 
-    def solution(self, problem: Problem, rng: random.Random) -> str:
+    def solution(self, problem: TaskProblem, rng: random.Random) -> str:
         return self.noisy_solution(problem, rng, 0.0)
 
-    def noisy_solution(self, problem: Problem, rng: random.Random, noise: float) -> str:
+    def noisy_solution(self, problem: TaskProblem, rng: random.Random, noise: float) -> str:
         """Return a solution in which each column is off by one or two with probability ``noise``.
 
         Later columns and the answer follow from the error. Errors are too small to cancel, so the answer is right only
@@ -96,7 +96,7 @@ class Sums(Task):
         written = [_WRITERS[self.style](column, place == self.digits) for place, column in enumerate(columns, start=1)]
         return BRACKETS.write("".join(written), str(value))
 
-    def sound(self, problem: Problem, completion: str) -> bool:
+    def sound(self, problem: TaskProblem, completion: str) -> bool:
         """Return whether the completion is a scratch of the true columns and the right answer, in either style.
 
         The two digits of a column may be swapped; no other text is allowed.
@@ -111,7 +111,7 @@ class Sums(Task):
         """Return 16 hex digits, equal for both styles."""
         return hashlib.blake2b(f"{KEY!r} {self.digits}".encode(), digest_size=8).hexdigest()
 
-    def _follows(self, reasoning: str, problem: Problem, write: Writer) -> bool:
+    def _follows(self, reasoning: str, problem: TaskProblem, write: Writer) -> bool:
         """Return whether a reasoning writes the true columns in one style, with the digits of each in either order."""
         at = 0
         for place, (one, other, carry, result) in enumerate(self._columns(problem), start=1):
@@ -123,7 +123,7 @@ class Sums(Task):
             at += length
         return at == len(reasoning)
 
-    def _columns(self, problem: Problem, result: Callable[[int], int] = lambda result: result) -> list[Column]:
+    def _columns(self, problem: TaskProblem, result: Callable[[int], int] = lambda result: result) -> list[Column]:
         """Return the columns from the right, with ``result`` applied to each true result."""
         a, b = self.operands(problem.number)
         columns: list[Column] = []

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from planaria.common import child_process, documents
 from planaria.config.schema import ModelConfig
-from planaria.runtime.checkpoint.cut import Cut, declared
+from planaria.runtime.checkpoint.cut import RunCut, declared
 
 SECONDS, SLOWEST = 120.0, 1e6
 """seconds for a folder, and bytes that may take one more second"""
@@ -18,7 +18,7 @@ ROOM = 512 << 20
 """bytes besides stages and tensors"""
 
 
-class Job(documents.Record):
+class ReadRequest(documents.Record):
     """A request to read a folder of this format, and to write the stages of a model with this cut."""
 
     folder: str
@@ -31,8 +31,8 @@ class Job(documents.Record):
     """folder for the stages' files"""
 
 
-class Reply(documents.Record):
-    """The result of a :class:`Job`."""
+class ReadReply(documents.Record):
+    """The result of a :class:`ReadRequest`."""
 
     step: int = 0
     samples: int | None = None
@@ -42,7 +42,7 @@ class Reply(documents.Record):
     said: tuple[str, ...] = ()
 
 
-def read_apart(job: Job) -> Reply:
+def read_apart(job: ReadRequest) -> ReadReply:
     """Read a folder in a child process, whose memory is limited by the expected model.
 
     :raises UserError: if the folder is rejected, or its reader fails or takes too long.
@@ -53,12 +53,12 @@ def read_apart(job: Job) -> Reply:
     found = child_process.call(
         reader, job.model_dump_json().encode(), room, seconds, job.folder, "give an undamaged folder"
     )
-    return documents.parse_model(Reply, found, "the reader of a foreign folder")
+    return documents.parse_model(ReadReply, found, "the reader of a foreign folder")
 
 
 def room_for(model: ModelConfig, stages: int) -> int:
     """Return the memory limit for reading: the largest stage with moments, and several times its largest tensors."""
-    parameters = [[entry.nbytes for entry in declared(Cut(model, stages), s).values()] for s in range(stages + 1)]
+    parameters = [[entry.nbytes for entry in declared(RunCut(model, stages), s).values()] for s in range(stages + 1)]
     return ROOM + 3 * max(map(sum, parameters)) + 12 * max(map(max, parameters))
 
 

@@ -29,7 +29,7 @@ from planaria.runtime.checkpoint.foreign.folder import (
     uncovered,
 )
 from planaria.runtime.checkpoint.foreign.unpickling import FIX, Kept
-from planaria.runtime.checkpoint.loading import Atom
+from planaria.runtime.checkpoint.loading import ParameterState
 
 METADATA = ".metadata"
 STATE = re.compile(r"(optim|optimizer)\.state\.(?P<name>.+)\.(?P<kind>[^.]+)")
@@ -37,7 +37,7 @@ GROUP = re.compile(r"(optim|optimizer)\.param_groups\.(?P<group>.+)\.(?P<field>s
 _MOST_SIDES = 16
 
 
-def write(atoms: Iterable[Atom], folder: Path) -> None:
+def write(atoms: Iterable[ParameterState], folder: Path) -> None:
     """Write a model and its optimizer's state into ``folder`` with torch's writer, one tensor at a time.
 
     Torch gets the shapes, and requests each tensor when it writes it.
@@ -77,7 +77,7 @@ def write(atoms: Iterable[Atom], folder: Path) -> None:
             raise uncovered(error.failures[0][0]) from None
 
 
-class Box(NamedTuple):
+class TensorPart(NamedTuple):
     """A part of a tensor, and the location of its numbers."""
 
     offsets: tuple[int, ...]
@@ -87,12 +87,12 @@ class Box(NamedTuple):
     length: int
 
 
-class Stored(NamedTuple):
+class FolderTensor(NamedTuple):
     """A tensor of the folder."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    boxes: tuple[Box, ...]
+    boxes: tuple[TensorPart, ...]
 
 
 class Dcp:
@@ -175,7 +175,7 @@ class Dcp:
             raise UserError(f"{place}: is {list(stored.shape)}, not one number; {FIX}")
         return self._box(stored, stored.boxes[0], place)
 
-    def _box(self, stored: Stored, box: Box, place: str) -> Tensor:
+    def _box(self, stored: FolderTensor, box: TensorPart, place: str) -> Tensor:
         if math.prod(box.sizes) * stored.dtype.itemsize > box.length:
             raise UserError(f"{place}: {box.length} bytes of {box.file} cannot be {list(box.sizes)}; {FIX}")
         found = unpickling.saved(self._blob(box, place), place)
@@ -183,7 +183,7 @@ class Dcp:
             raise UserError(f"{place}: {box.file} does not match {METADATA}; {FIX}")
         return found
 
-    def _blob(self, box: Box, place: str) -> io.BytesIO:
+    def _blob(self, box: TensorPart, place: str) -> io.BytesIO:
         path = inside(self._folder, box.file)
         if box.begin < 0 or box.length < 0 or box.begin + box.length > path.stat().st_size:
             raise UserError(f"{place}: reaches beyond the end of {path}; {FIX}")
@@ -192,10 +192,10 @@ class Dcp:
             return io.BytesIO(file.read(box.length))
 
 
-def entries(found: Kept, place: Path) -> tuple[dict[str, Stored], dict[str, Box]]:
+def entries(found: Kept, place: Path) -> tuple[dict[str, FolderTensor], dict[str, TensorPart]]:
     """Return the tensors of a folder's metadata, and the location of other objects, by key."""
-    tensors: dict[str, Stored] = {}
-    others: dict[str, Box] = {}
+    tensors: dict[str, FolderTensor] = {}
+    others: dict[str, TensorPart] = {}
     try:
         where: dict[tuple[str, tuple[int, ...] | None], Kept] = {}
         for index, stored in dict(found.get("storage_data")).items():
@@ -210,19 +210,19 @@ def entries(found: Kept, place: Path) -> tuple[dict[str, Stored], dict[str, Box]
             dtype = entry.get("properties").state[0]
             if not isinstance(dtype, torch.dtype):
                 raise TypeError(f"{key} has no type")
-            tensors[str(key)] = Stored(dtype, _sides(entry.get("size")), boxes)
+            tensors[str(key)] = FolderTensor(dtype, _sides(entry.get("size")), boxes)
     except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
         raise UserError(f"{place}: damaged ({type(error).__name__}: {str(error)[:160]}); {FIX}") from None
     return tensors, others
 
 
-def _box(offsets: tuple[int, ...], sizes: tuple[int, ...], stored: Kept) -> Box:
+def _box(offsets: tuple[int, ...], sizes: tuple[int, ...], stored: Kept) -> TensorPart:
     file, begin, length = (stored.get(name) for name in ("relative_path", "offset", "length"))
     if not isinstance(file, str) or type(begin) is not int or type(length) is not int:
         raise TypeError("a chunk without file, offset and length")
     if stored.get("transform_descriptors"):
         raise ValueError(f"{file} is written with {stored.get('transform_descriptors')}, which is not read")
-    return Box(offsets, sizes, file, begin, length)
+    return TensorPart(offsets, sizes, file, begin, length)
 
 
 def _sides(given: Any) -> tuple[int, ...]:

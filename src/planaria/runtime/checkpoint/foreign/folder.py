@@ -1,6 +1,6 @@
 """Foreign folders of every format: plain files, tensors as parameters of a model, and optimizer steps.
 
-Properties without a place in other programs' folders are in ``planaria.json`` (:class:`Note`).
+Properties without a place in other programs' folders are in ``planaria.json`` (:class:`ExportNote`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from planaria.config.schema import ModelConfig
 from planaria.models.optimizers import adamw
 from planaria.models.packing import digest
 from planaria.runtime.checkpoint.cut import CUT
-from planaria.runtime.checkpoint.foreign.names import Shapes, Whole
-from planaria.runtime.checkpoint.loading import Atom
+from planaria.runtime.checkpoint.foreign.names import NamedTensor, Shapes
+from planaria.runtime.checkpoint.loading import ParameterState
 
 WEIGHTS = "weights"
 KINDS = (WEIGHTS, *adamw.KEYS)
@@ -34,7 +34,7 @@ Sizes = Sequence[int]
 
 
 @dataclass(frozen=True)
-class Marks:
+class TensorMetadata:
     """Metadata of a tensor in a folder."""
 
     pieces: int | tuple[int, ...] | None = None
@@ -45,14 +45,14 @@ class Marks:
     """number of rows that are tokens"""
 
 
-PLAIN = Marks()
+PLAIN = TensorMetadata()
 
 
-Check = Callable[[Sizes, Marks, str], None]
+Check = Callable[[Sizes, TensorMetadata, str], None]
 """(shape, marks, file) of a tensor before it is read; raises UserError if it does not match"""
 
 
-class Foreign(Protocol):
+class ForeignFolder(Protocol):
     """A folder of another program, of which only names, sizes and steps have been read."""
 
     kinds: Mapping[str, frozenset[str]]
@@ -137,7 +137,7 @@ def split(whole: Tensor, sizes: Sizes, slices: int) -> list[Tensor]:
     return [part.reshape(-1, *whole.shape[1:]) for part in torch.split(each, shares, dim=1)]
 
 
-def require_match(whole: Whole, shape: Sizes, marks: Marks, model: Shapes, place: str) -> None:
+def require_match(whole: NamedTensor, shape: Sizes, marks: TensorMetadata, model: Shapes, place: str) -> None:
     """Raise UserError if a tensor of this ``shape`` with these ``marks`` cannot be the ``whole``'s parts.
 
     The message names the tensor, both shapes and the file.
@@ -152,12 +152,12 @@ def require_match(whole: Whole, shape: Sizes, marks: Marks, model: Shapes, place
     _require_declared(whole, [one[0] for one in wanted], marks, place)
 
 
-def _cut_off(whole: Whole, marks: Marks, rows: int) -> bool:
+def _cut_off(whole: NamedTensor, marks: TensorMetadata, rows: int) -> bool:
     """Return whether to drop rows beyond the model's: by the map, or if the folder counts the model's tokens."""
     return len(whole.parts) == 1 and (whole.padded or (marks.vocabulary and marks.rows == rows))
 
 
-def _require_declared(whole: Whole, sizes: Sizes, marks: Marks, place: str) -> None:
+def _require_declared(whole: NamedTensor, sizes: Sizes, marks: TensorMetadata, place: str) -> None:
     """Raise UserError if the folder and the map disagree on a tensor's pieces, or neither gives their order."""
     if marks.pieces is not None:
         declared = marks.pieces if isinstance(marks.pieces, tuple) else (sum(sizes) // marks.pieces,) * marks.pieces
@@ -175,7 +175,7 @@ def _require_declared(whole: Whole, sizes: Sizes, marks: Marks, place: str) -> N
         raise UserError(f"{place}: {whole.name}: {uneven[0]} rows do not divide into slices = {whole.slices}")
 
 
-def separate(tensor: Tensor, whole: Whole, model: Shapes) -> dict[str, Tensor]:
+def separate(tensor: Tensor, whole: NamedTensor, model: Shapes) -> dict[str, Tensor]:
     """Return the parameters in a matching tensor (:func:`require_match`), in fp32, with their own memory."""
     sizes = [model[part][0] for part in whole.parts]
     found = split(tensor[: sum(sizes)], sizes, whole.slices or 1)
@@ -191,7 +191,7 @@ def require_equal(first: Tensor, other: Tensor, what: str) -> None:
         raise UserError(f"{what} differ by up to {difference:g}, and must be equal")
 
 
-class Note(documents.Record):
+class ExportNote(documents.Record):
     """Step, data order and learning-rate scales of the exported run."""
 
     version: Literal[1] = 1
@@ -206,7 +206,7 @@ class Note(documents.Record):
 
 
 @dataclass(frozen=True)
-class Summed(Atom):
+class DigestedParameter(ParameterState):
     """A parameter that records digests of its tensors when they are read."""
 
     sums: dict[str, str] = field(default_factory=dict)
@@ -222,12 +222,12 @@ def summed(tensor: Tensor, kind: str, name: str, clock: int | None) -> str:
     return digest(f"{kind} of {name} after {clock}", tensor.contiguous()).hex()
 
 
-def leave_note(folder: Path, note: Note) -> None:
+def leave_note(folder: Path, note: ExportNote) -> None:
     """Write the note into the folder."""
     (folder / NOTE).write_text(documents.sealed(note), encoding="utf-8")
 
 
-def find_note(folder: Path, model: ModelConfig) -> Note | None:
+def find_note(folder: Path, model: ModelConfig) -> ExportNote | None:
     """Return planaria's note in a folder; None if there is none.
 
     :raises UserError: if it was edited, or describes another model than ``model``.
@@ -235,7 +235,7 @@ def find_note(folder: Path, model: ModelConfig) -> Note | None:
     if not (folder / NOTE).exists():
         return None
     fix = "remove it if another program has written the folder since"
-    note = documents.unsealed(inside(folder, NOTE), Note, fix=fix)
+    note = documents.unsealed(inside(folder, NOTE), ExportNote, fix=fix)
     for name in ModelConfig.model_fields:
         if name not in _FREE and getattr(note.model, name) != getattr(model, name):
             raise UserError(

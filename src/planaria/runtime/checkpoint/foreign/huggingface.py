@@ -14,13 +14,13 @@ from torch import Tensor
 from planaria.models import huggingface
 from planaria.runtime.checkpoint import tensor_file
 from planaria.runtime.checkpoint.foreign.folder import WEIGHTS
-from planaria.runtime.checkpoint.loading import Atom
+from planaria.runtime.checkpoint.loading import ParameterState
 
 Precision = Literal["fp32", "bf16"]
 DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def write(atoms: Sequence[Atom], folder: Path, precision: Precision, largest: int) -> None:
+def write(atoms: Sequence[ParameterState], folder: Path, precision: Precision, largest: int) -> None:
     """Write the weights: one file, or several of at most ``largest`` bytes of tensors with an index.
 
     :raises OSError: if the disk is full.
@@ -34,7 +34,7 @@ def write(atoms: Sequence[Atom], folder: Path, precision: Precision, largest: in
         names |= dict.fromkeys(held, name)
         specs = {key: (dtype, atom.shape) for key, atom in held.items()}
 
-        def read(key: str, held: Mapping[str, Atom] = held) -> Tensor:
+        def read(key: str, held: Mapping[str, ParameterState] = held) -> Tensor:
             return held[key].read(WEIGHTS).to(dtype)
 
         with (folder / name).open("wb") as file:

@@ -27,7 +27,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Rule:
+class NameRule:
     """A line of a map: names that match ``pattern`` are these ``parts`` of the model, consecutive along dimension 0."""
 
     pattern: str
@@ -45,7 +45,7 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Whole:
+class NamedTensor:
     """A tensor of the folder, and the parameters in it."""
 
     name: str
@@ -58,7 +58,7 @@ class Whole:
 class Assignment:
     """The use of a folder's tensors."""
 
-    wholes: tuple[Whole, ...]
+    wholes: tuple[NamedTensor, ...]
     head: str | None
     """in a tied model, name of the tensor that must equal the embedding table"""
     left: tuple[str, ...]
@@ -70,7 +70,7 @@ def assign(
     names: Collection[str],
     model: Shapes,
     head: str,
-    rules: Sequence[Rule] = (),
+    rules: Sequence[NameRule] = (),
     source: Path | None = None,
 ) -> Assignment:
     """Assign each of ``names`` to parameters of the ``model``; ``source``: the file of the rules.
@@ -80,7 +80,7 @@ def assign(
     :raises UserError: if a name has no parameter, two have the same, a parameter is missing, a rule matches nothing, or
         two rules match one name.
     """
-    used, wholes, left = set[str](), list[Whole](), list[str]()
+    used, wholes, left = set[str](), list[NamedTensor](), list[str]()
     for name in sorted(names):
         found = [(rule, parts) for rule in rules if (parts := rule.fits(name)) is not None]
         if len(found) > 1:
@@ -88,10 +88,10 @@ def assign(
             raise UserError(f"{source}: {both} match {name}; keep one of them")
         used |= {rule.pattern for rule, _ in found}
         if not found:
-            wholes.append(Whole(name, (name,)))
+            wholes.append(NamedTensor(name, (name,)))
         elif found[0][1]:
             rule, parts = found[0]
-            wholes.append(Whole(name, parts, rule.slices, rule.padded))
+            wholes.append(NamedTensor(name, parts, rule.slices, rule.padded))
         else:
             left.append(name)
     if idle := [rule.pattern for rule in rules if rule.pattern not in used]:
@@ -103,7 +103,7 @@ def assign(
     return Assignment(tuple(wholes), tied, tuple(left))
 
 
-def _require_each_once(place: Path, wholes: Iterable[Whole], model: Shapes) -> None:
+def _require_each_once(place: Path, wholes: Iterable[NamedTensor], model: Shapes) -> None:
     """Raise UserError for the first parameter that is unknown, duplicated or missing."""
     holders: dict[str, str] = {}
     for whole in wholes:
@@ -119,12 +119,12 @@ def _require_each_once(place: Path, wholes: Iterable[Whole], model: Shapes) -> N
             raise UserError(f"{place}: {part} is missing; it should have shape {list(shape)}")
 
 
-def read(path: Path) -> tuple[Rule, ...]:
+def read(path: Path) -> tuple[NameRule, ...]:
     """Read a map from a file; UserError for the first invalid pattern."""
     return tuple(_rule(path, pattern, given) for pattern, given in documents.toml(path).items())
 
 
-def _rule(path: Path, pattern: str, given: Any) -> Rule:
+def _rule(path: Path, pattern: str, given: Any) -> NameRule:
     table = {"parts": [given] if given else []} if isinstance(given, str) else given
     if not isinstance(table, dict) or not table.keys() <= _FIELDS or "parts" not in table:
         raise UserError(f"{path}: {pattern!r}: give a name in quotes, or a table of parts, slices and padded")
@@ -140,7 +140,7 @@ def _rule(path: Path, pattern: str, given: Any) -> Rule:
     for part in parts:
         if part.count("*") > pattern.count("*") or (_NUMBER.search(part) and "{n}" not in pattern):
             raise UserError(f"{path}: {pattern!r}: {part!r} has a {{n}} or * that is not in the pattern")
-    return Rule(pattern, tuple(parts), slices, padded)
+    return NameRule(pattern, tuple(parts), slices, padded)
 
 
 def _expression(pattern: str) -> str:

@@ -15,17 +15,17 @@ from planaria.common.errors import UserError
 from planaria.models.families import family
 from planaria.models.optimizers import adamw
 from planaria.models.state import StageState
-from planaria.runtime.checkpoint.cut import Cut, atom_name, declared
-from planaria.runtime.checkpoint.foreign import Job, Reply, names
+from planaria.runtime.checkpoint.cut import RunCut, atom_name, declared
+from planaria.runtime.checkpoint.foreign import ReadReply, ReadRequest, names
 from planaria.runtime.checkpoint.foreign.dcp import Dcp
 from planaria.runtime.checkpoint.foreign.folder import (
     KINDS,
     NOTE,
     WEIGHTS,
-    Foreign,
-    Marks,
-    Note,
+    ExportNote,
+    ForeignFolder,
     Sizes,
+    TensorMetadata,
     find_note,
     require_equal,
     require_match,
@@ -33,21 +33,21 @@ from planaria.runtime.checkpoint.foreign.folder import (
     separate,
     summed,
 )
-from planaria.runtime.checkpoint.foreign.names import Assignment, Whole
+from planaria.runtime.checkpoint.foreign.names import Assignment, NamedTensor
 from planaria.runtime.checkpoint.foreign.universal import Universal
 from planaria.runtime.checkpoint.stage_file import write_stage
 
-FORMATS: Mapping[str, Callable[[Path], Foreign]] = {"dcp": Dcp, "universal": Universal}
+FORMATS: Mapping[str, Callable[[Path], ForeignFolder]] = {"dcp": Dcp, "universal": Universal}
 LISTED = 3
 """number of left-out names in a message"""
 
 
-class Reading:
+class FolderStages:
     """One folder, as the stages of a model."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: ReadRequest) -> None:
         """Read the folder's metadata; UserError if it does not hold the model."""
-        self._folder, self._cut, self._to = Path(job.folder), Cut(job.model, job.stages), Path(job.to)
+        self._folder, self._cut, self._to = Path(job.folder), RunCut(job.model, job.stages), Path(job.to)
         self._locals = {
             stage: {local: atom_name(self._cut, stage, local) for local in declared(self._cut, stage)}
             for stage in self._all
@@ -71,13 +71,13 @@ class Reading:
     def _all(self) -> range:
         return range(self._cut.stages + 1)
 
-    def carry_out(self) -> Reply:
+    def carry_out(self) -> ReadReply:
         """Write every stage."""
         if self._plan.head is not None:
             self._require_tied(self._plan.head)
         digests = tuple(write_stage(self._to, stage, self._step, self._stage(stage)).sha256 for stage in self._all)
         samples = self._note.samples if self._note is not None else self._foreign.samples
-        return Reply(step=self._step, samples=samples, digests=digests, said=tuple(self._notes()))
+        return ReadReply(step=self._step, samples=samples, digests=digests, said=tuple(self._notes()))
 
     def _stage(self, stage: int) -> StageState:
         """Return the initial state of a stage, reading only the tensors that it needs."""
@@ -107,8 +107,8 @@ class Reading:
                 fix = f"restore it, or remove {NOTE} if another program has trained it since"
                 raise UserError(f"{self._folder}: {what} is not what planaria wrote there; {fix}")
 
-    def _read(self, whole: Whole, kind: str) -> Tensor:
-        def check(shape: Sizes, marks: Marks, place: str) -> None:
+    def _read(self, whole: NamedTensor, kind: str) -> Tensor:
+        def check(shape: Sizes, marks: TensorMetadata, place: str) -> None:
             require_match(whole, shape, marks, self._shapes, place)
 
         tensor = self._foreign.read(whole.name, kind, check)
@@ -119,7 +119,7 @@ class Reading:
     def _require_tied(self, head: str) -> None:
         """Require that a tied model's head, if it is in the folder, equals the embedding table."""
         (table,) = (whole for whole in self._plan.wholes if self._table in whole.parts)
-        other = Whole(head, table.parts, table.slices, table.padded)
+        other = NamedTensor(head, table.parts, table.slices, table.padded)
         for kind in sorted(self._foreign.kinds[head]):
             what = f"{self._folder}: {kind} of {head} and of {table.name}, which is tied to it,"
             require_equal(self._read(other, kind), self._read(table, kind), what)
@@ -132,7 +132,7 @@ class Reading:
         return lines
 
 
-def _step_of(folder: Path, foreign: Foreign, plan: Assignment, note: Note | None) -> int:
+def _step_of(folder: Path, foreign: ForeignFolder, plan: Assignment, note: ExportNote | None) -> int:
     """Return the step of the folder's state: its own, or the most updates of a parameter.
 
     :raises UserError: if a parameter has more updates than steps.
@@ -148,12 +148,12 @@ def _step_of(folder: Path, foreign: Foreign, plan: Assignment, note: Note | None
 
 
 def answered(argument: bytes) -> bytes:
-    """Run a :class:`Job` (JSON), and return the :class:`Reply` (JSON).
+    """Run a :class:`ReadRequest` (JSON), and return the :class:`ReadReply` (JSON).
 
     :raises UserError: if the folder does not hold the model.
     """
-    job = Job.model_validate_json(argument)
+    job = ReadRequest.model_validate_json(argument)
     try:
-        return Reading(job).carry_out().model_dump_json().encode()
+        return FolderStages(job).carry_out().model_dump_json().encode()
     except MemoryError:
         raise UserError(f"{job.folder}: needs more memory than its model has; give an undamaged folder") from None

@@ -20,7 +20,7 @@ from planaria.runtime.checkpoint.foreign.folder import (
     KINDS,
     WEIGHTS,
     Check,
-    Marks,
+    TensorMetadata,
     clock,
     clocks_by_group,
     inside,
@@ -29,7 +29,7 @@ from planaria.runtime.checkpoint.foreign.folder import (
     uncovered,
 )
 from planaria.runtime.checkpoint.foreign.unpickling import FIX, SubparamShape
-from planaria.runtime.checkpoint.loading import Atom
+from planaria.runtime.checkpoint.loading import ParameterState
 
 LATEST, OPTIMIZER, STATES = "latest_universal", "optimizer_state.pt", "mp_rank_00_model_states.pt"
 FILES = {WEIGHTS: "fp32.pt"} | {kind: f"{kind}.pt" for kind in adamw.KEYS}
@@ -43,7 +43,9 @@ SPLIT_BY_COLUMNS = {"o_proj", "down_proj", "w2"}
 """modules whose weights are cut along dimension 0 and 1 by tensor-parallel ranks; other weights are replicated"""
 
 
-def write(atoms: Sequence[Atom], folder: Path, step: int, samples: int, vocab: int, optim: OptimConfig) -> None:
+def write(
+    atoms: Sequence[ParameterState], folder: Path, step: int, samples: int, vocab: int, optim: OptimConfig
+) -> None:
     """Write a model and its optimizer's state into ``folder``, one tensor at a time.
 
     :raises UserError: if parameters have different numbers of updates, which this format does not support.
@@ -170,7 +172,7 @@ class Universal:
         with path.open("rb") as file:
             return unpickling.saved(file, str(path))
 
-    def _marks(self, held: dict[str, Any], path: Path) -> Marks:
+    def _marks(self, held: dict[str, Any], path: Path) -> TensorMetadata:
         """Return a tensor's marks; UserError if one is unknown, or impossible for a whole tensor of this model."""
         if unknown := sorted(str(key) for key in held.keys() - KNOWN):
             raise UserError(f"{path}: is marked {unknown[0]!r}, which is not known; {FIX}")
@@ -186,7 +188,7 @@ class Universal:
             pieces = count if type(count) is int and count > 1 and dimension in (None, 0) else None
         if (shape is not None or count not in (None, 1)) and not _are_sizes(pieces):
             raise UserError(f"{path}: has sub-parameters that are not pieces along dimension 0, which is not supported")
-        return Marks(pieces, held.get("vocab_tensor", False) is True, self._rows)
+        return TensorMetadata(pieces, held.get("vocab_tensor", False) is True, self._rows)
 
 
 def _are_sizes(pieces: int | tuple[int, ...] | None) -> bool:

@@ -1,0 +1,274 @@
+"""Decisions about checkpoints: their interval, and when they start, are sealed or are cancelled. Pure.
+
+A failed save does not stop the run, which continues with the previous checkpoint and tries again at the next interval.
+The last save of a run is retried several times; if all fail, the run fails with a message.
+
+In the background, a save ends for a replica as soon as its workers hold copies; the checkpoint is sealed when the last
+file is written. At most one is under way: another that becomes due meanwhile is made at the first step afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping
+
+from planaria.control import decisions as d
+from planaria.control.events import IntervalChosen, ReplicaPosition
+from planaria.control.replica import ReplicaState
+from planaria.control.rounds import due
+from planaria.control.state import RunState
+from planaria.exchange.registry import exchange
+from planaria.recovery.checkpoint import best_steps
+
+LAST_TRIES = 3
+"""attempts to save the final state"""
+
+
+def save(run: RunState, replica: ReplicaState) -> d.Save | None:
+    """Save an idle replica if a checkpoint is due."""
+    name = None if _busy(run, replica) else _to_save(run, replica)
+    return None if name is None else _save(run, replica, name)
+
+
+def _busy(run: RunState, replica: ReplicaState) -> bool:
+    """Return whether a worker of the replica still writes a file of an earlier save; a worker writes one at a time."""
+    parts = {part.replica for part in run.writing.values()}
+    return replica.number in parts or not run.writing.keys().isdisjoint(replica.holders.values())
+
+
+def _save(run: RunState, replica: ReplicaState, name: int) -> d.Save:
+    config, there = run.settings.exchange, replica.stateful
+    own = any(sharing != "shared" for sharing in exchange(config).parts.values())
+    several = there.shared and config.replicas > 1
+    others = sorted(there.stage.keys() - set(there.firsts))
+    return d.Save(
+        replica=replica.number,
+        generation=replica.generation,
+        step=name,
+        whole=list(there.firsts) if own and several and not run.settings.lockstep_replicas else [],
+        compared=others if run.rule.equal and several else [],
+        background=run.settings.save_in_background and not ends(run) and not replica.cannot,
+    )
+
+
+def _to_save(run: RunState, replica: ReplicaState) -> int | None:
+    """Return the checkpoint to save this replica for: the one in progress, or a new one."""
+    if run.saving >= 0:
+        return run.saving if replica.saved != run.saving else None
+    if not _may_begin(run):
+        return None
+    if ends(run):
+        return run.progress if quiet(run) and not all_saved(run) else None
+    return run.progress if _checkpoint_reached(run) else None
+
+
+def _checkpoint_reached(run: RunState) -> bool:
+    """Return whether the run has reached its next checkpoint."""
+    before = max(run.saved, run.settings.first_step, run.unsaved.since if run.unsaved else -1)
+    return bool(run.save_every) and run.progress // run.save_every > before // run.save_every
+
+
+def saves(run: RunState) -> bool:
+    """Return whether replicas are being saved, must be saved, or could not be saved, which affects all."""
+    return (run.saving >= 0 or run.unsaved is not None or _checkpoint_reached(run)) and not is_being_written(run)
+
+
+def _may_begin(run: RunState) -> bool:
+    """Return whether a checkpoint may start: not before a failed one's files are removed, nor repeatedly under one
+    name."""
+    last = run.unsaved
+    if last is None or last.step != run.progress:
+        return last is None or last.discarded
+    return last.discarded and last.rested and last.tries < LAST_TRIES
+
+
+def resting(run: RunState) -> int | None:
+    """Return the name of the last failed save if it will be retried after a pause."""
+    last = run.unsaved
+    if run.over or last is None or last.rested or last.tries >= LAST_TRIES:
+        return None
+    if not ends(run) and not any(replica.cannot for replica in run.troubled):
+        return None
+    return last.step if last.step == run.progress else None
+
+
+def gave_up(run: RunState) -> str:
+    """Return why the final state could not be saved after all attempts; empty otherwise."""
+    last = run.unsaved
+    if last is None or last.step != run.progress or last.tries < LAST_TRIES or not last.discarded:
+        return ""
+    left = f"the newest checkpoint is {run.durable.folder}" if run.durable.folder else "there is no checkpoint"
+    return f"the last save failed {last.tries} times: {last.detail}; {left}"
+
+
+def ends(run: RunState) -> bool:
+    """Return whether the replicas will make no more steps."""
+    return bool(run.stopping) or run.allotment.done
+
+
+def unchanged(run: RunState) -> bool:
+    """Return whether every replica is at the newest checkpoint or the run's start, so that a stop need not save."""
+    if run.saving >= 0 or run.writing or run.saved not in (-1, run.progress):
+        return False
+    if any(replica.cannot for replica in run.troubled):
+        return False
+    moving = any(replica.phase in ("commit", "settle", "save") for replica in run.live.values())
+    return not moving and all(run.durable.standings.get(n) == replica.standing for n, replica in run.live.items())
+
+
+def quiet(run: RunState) -> bool:
+    """Return whether every replica is idle with no round ahead."""
+    live = run.live.values()
+    at_rest = all(r.phase in ("idle", "save") and run.can_save(r) and not r.meeting for r in live)
+    return at_rest and (bool(run.stopping) or not any(due(run, replica) for replica in run.live.values()))
+
+
+def all_saved(run: RunState) -> bool:
+    """Return whether the newest checkpoint of this run holds the replicas' current states."""
+    same = all(run.durable.standings.get(n) == replica.standing for n, replica in run.live.items())
+    return run.saved == run.progress and same
+
+
+def save_survivors(run: RunState, replica: ReplicaState) -> d.Save | None:
+    """Save the survivors after *cannot*; the run ends when that is sealed, or fails."""
+    may_begin = run.saving < 0 and not _busy(run, replica) and _may_begin(run)
+    if run.saved != run.progress and replica.stateful.stages and may_begin:
+        return _save(run, replica, run.progress)
+    return None
+
+
+def discard(run: RunState) -> d.Discard | None:
+    """Remove the files of a failed save after all its writers have finished."""
+    if run.unsaved is None or run.unsaved.discarded or run.writing or any(r.phase == "save" for r in run.live.values()):
+        return None
+    return d.Discard(step=run.unsaved.step)
+
+
+def is_being_written(run: RunState) -> bool:
+    """Return whether a checkpoint only lacks files that are being written in the background.
+
+    Failures beyond repair then wait for it: losing it would cost more than the rest of the write.
+    """
+    return run.saving >= 0 and bool(run.writing) and all(r.saved == run.saving for r in run.live.values())
+
+
+def seal(run: RunState) -> d.Seal | None:
+    """Seal the checkpoint if all replicas are on disk; without the lost stages it is marked partial."""
+    if run.saving < 0 or run.writing:
+        return None
+    replicas = run.live.values()
+    if any(r.saved != run.saving or r.phase == "save" for r in replicas):
+        return None
+    stages = sorted(set.intersection(*(set(r.stateful.stages) for r in replicas)))
+    cannot = any(replica.cannot for replica in replicas)
+    if not cannot:
+        stages = list(range(run.settings.stages + 1))
+    elif not stages:  # the last survivor died during its save
+        return None
+    partial, used = len(stages) <= run.settings.stages, run.allotment.saved
+    return d.Seal(
+        step=run.saving,
+        folder=folder_name(run.saving, partial),
+        stages=stages,
+        partial=partial,
+        standings=_standings(run),
+        first_block=used.floor,
+        blocks_ahead=sorted(used.beyond),
+        digests={r.number: dict(sorted(r.digests.items())) for r in replicas if r.digests},
+        unequal=unequal(_weights(run)),
+    )
+
+
+def _standings(run: RunState) -> dict[int, ReplicaPosition]:
+    """Return the positions of several replicas."""
+    if run.settings.lockstep_replicas:
+        every, step = run.rule.interval, run.standings[0].step
+        standing = ReplicaPosition(step=step, rounds=step // every if every else 0, inner=step % every if every else 0)
+        return dict.fromkeys(range(run.settings.lockstep_replicas), standing)
+    return dict(run.standings) if run.settings.replicas > 1 else {}
+
+
+def _weights(run: RunState) -> dict[int, dict[int, str]]:
+    """Return stage → replica → digest of the saved weights, if all replicas of a step must be equal."""
+    found: dict[int, dict[int, str]] = {}
+    for replica in run.live.values() if run.rule.equal else ():
+        for node, digest in sorted(replica.weights.items()):
+            stage = replica.arrangement.stage[node]
+            found.setdefault(stage, {})[replica.arrangement.peers(node).index(node)] = digest
+    return found
+
+
+def unequal(weights: Mapping[int, Mapping[int, str]]) -> list[d.UnequalReplicas]:
+    """Return the stages whose replicas reported different digests of their weights.
+
+    The odd ones differ from more than half of at least three replicas; of two, neither can be identified.
+
+    :param weights: stage → replica → digest.
+    """
+    found = []
+    for stage, copies in sorted(weights.items()):
+        ((most, count),) = Counter(copies.values()).most_common(1)
+        if count < len(copies):
+            odd = [replica for replica, digest in sorted(copies.items()) if digest != most]
+            found.append(
+                d.UnequalReplicas(stage=stage, replicas=sorted(copies), odd=odd if 2 * count > len(copies) else [])
+            )
+    return found
+
+
+def folder_name(step: int, partial: bool = False) -> str:
+    """Return the name of the checkpoint of ``step`` within the run's folder of checkpoints."""
+    return f"step-{step:08d}" + (".partial" if partial else "")
+
+
+PROBE = 10
+"""steps before the checkpoint that measures the cost of one"""
+
+
+class CheckpointCadence:
+    """Proposes a checkpoint interval after observing steps and one complete save.
+
+    A background save costs the pause of training, but the next cannot start before it is written.
+    """
+
+    def __init__(self, hourly: float, stages: int) -> None:
+        """:param hourly: probability that one of the ``stages`` workers with a stage fails within an hour."""
+        self._hourly, self._stages = hourly, stages
+        self._began: tuple[str, float] | None = None
+        self._steps: list[float] = []
+        self._beside: tuple[float, float] | None = None
+        """start of a background save, and the pause of training for it"""
+        self._chosen = False
+
+    def on_decision(self, t: float, decision: d.Decision) -> IntervalChosen | None:
+        """Return the interval to use from now on, at the end of the first save; None otherwise."""
+        if self._chosen:
+            return None
+        match decision:
+            case d.RunStep(mode="train") | d.Save():
+                if self._began and self._began[0] == "train":
+                    self._steps.append(t - self._began[1])
+                if self._began and self._began[0] == "beside":
+                    self._beside = self._began[1], t - self._began[1]
+                saves = "beside" if isinstance(decision, d.Save) and decision.background else "save"
+                self._began = ("train" if isinstance(decision, d.RunStep) else saves, t)
+            case d.Seal(partial=False) if self._steps:
+                return self._choice(t)
+            case d.Form() | d.RunStep():
+                self._began = None
+        return None
+
+    def _choice(self, t: float) -> IntervalChosen | None:
+        """Return the interval after a save that ends now, if its start was observed."""
+        step_s = statistics.median(self._steps)
+        if self._began and self._began[0] in ("save", "beside"):  # no step started before it was written
+            save_s, write_s = t - self._began[1], 0.0
+        elif self._beside:
+            save_s, write_s = self._beside[1], t - self._beside[0]
+        else:
+            return None
+        self._chosen = True
+        steps = max(best_steps(self._hourly, self._stages, step_s, save_s), math.ceil(write_s / step_s))
+        return IntervalChosen(steps=steps, step_s=step_s, save_s=save_s, write_s=write_s)

@@ -1,0 +1,293 @@
+"""Logs that grow for months: the newest lines in a plain file, older ones in numbered, compressed segments.
+
+A reserve of disk space keeps room for the last lines of a log when the disk is full.
+"""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import os
+import threading
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from io import BytesIO
+from itertools import count
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from planaria.common import atomic, documents
+from planaria.common.errors import UserError
+
+FOLDER = "segments"
+FULL = 1 << 20
+"""bytes per segment; about 600 steps of five workers"""
+LONGEST_LINE = 16 << 20
+LARGEST = FULL + LONGEST_LINE
+"""most bytes of an inflated segment: only its last line may exceed the limit"""
+
+
+class LogLine(NamedTuple):
+    """A complete line of a log, without its newline, and its location."""
+
+    file: Path
+    number: int
+    text: bytes
+
+
+class LogPosition(NamedTuple):
+    """A position between two lines of a log, from which reading can continue."""
+
+    segments: int
+    """number of segments before it"""
+    tail: int
+    """bytes of the lines after them"""
+    lines: int
+    """number of lines in these bytes"""
+
+
+START = LogPosition(0, 0, 0)
+
+
+class LogEnd(NamedTuple):
+    """The end of a log at one moment."""
+
+    segments: int
+    tail: int
+    """bytes of the lines after the segments"""
+
+    @property
+    def size(self) -> int:
+        """Approximate bytes of all lines."""
+        return self.segments * FULL + self.tail
+
+
+def packed(path: Path, number: int) -> Path:
+    """Return the path of the compressed segment of the log ``path``."""
+    return path.parent / FOLDER / f"{path.stem}-{number:06}{path.suffix}.gz"
+
+
+def plain(path: Path, number: int) -> Path:
+    """Return the path of the segment before compression."""
+    return packed(path, number).with_suffix("")
+
+
+def numbers(path: Path, suffix: str) -> set[int]:
+    """Return the numbers of the log's segments with this suffix."""
+    names = (file.name for file in (path.parent / FOLDER).glob(f"{path.stem}-*{path.suffix}{suffix}"))
+    digits = (name.removeprefix(f"{path.stem}-").removesuffix(path.suffix + suffix) for name in names)
+    return {int(number) for number in digits if number.isascii() and number.isdigit() and len(number) < 12}
+
+
+def mark(path: Path) -> LogEnd:
+    """Return the current end of the log ``path``, also during writes."""
+    segments = max(numbers(path, ".gz") | numbers(path, ""), default=0)
+    while True:
+        try:
+            tail = path.stat().st_size
+        except FileNotFoundError:
+            tail = 0
+        # If the measured file has become a segment meanwhile, measure the next one.
+        if not (packed(path, segments + 1).exists() or plain(path, segments + 1).exists()):
+            return LogEnd(segments, tail)
+        segments += 1
+
+
+def read(path: Path, upto: LogEnd) -> Iterator[LogLine]:
+    """Yield the complete lines of the log ``path`` up to a mark; an incomplete last line is left out.
+
+    :raises UserError: naming a missing or damaged segment, or a line that is too long.
+    """
+    return (line for _, line in read_on(path, upto, START))
+
+
+def read_on(path: Path, upto: LogEnd, since: LogPosition) -> Iterator[tuple[LogPosition, LogLine]]:
+    """As :func:`read`, from a position: yield each line with the position after it."""
+    for number in range(since.segments + 1, upto.segments + 1):
+        found = _segment(path, number)
+        if found is None:
+            raise UserError(f"{packed(path, number)}: missing; without it the log has a gap: bring it back")
+        yield from _whole(*found, LARGEST, True, _within(since, number))
+    try:
+        last: tuple[Path, BinaryIO] | None = path, path.open("rb")
+    except FileNotFoundError:
+        last = None
+    # Opened first, then checked: a file that became a segment before it was opened is found by its name.
+    last = _segment(path, upto.segments + 1) or last
+    if last is not None:
+        yield from _whole(*last, upto.tail, False, _within(since, upto.segments + 1))
+
+
+def _within(since: LogPosition, number: int) -> LogPosition:
+    """Return the position at which to start in this segment: its start if ``since`` is in another one."""
+    return since if since.segments + 1 == number else LogPosition(number - 1, 0, 0)
+
+
+def _segment(path: Path, number: int) -> tuple[Path, BinaryIO] | None:
+    """Open the segment of this number; None if there is none. Three attempts, as compression may replace it."""
+    for file in (packed(path, number), plain(path, number), packed(path, number)):
+        try:
+            opened = file.open("rb")
+        except FileNotFoundError:
+            continue
+        if file.suffix != ".gz":
+            return file, opened
+        with opened:
+            return file, BytesIO(_inflated(file, documents.bounded(opened, LARGEST)))
+    return None
+
+
+def _inflated(file: Path, data: bytes) -> bytes:
+    """Return the content of a compressed segment, verified by its checksum."""
+    reader = zlib.decompressobj(wbits=31)
+    try:
+        found = reader.decompress(data, LARGEST + 1)
+    except zlib.error as error:
+        raise UserError(f"{file}: damaged ({error}); bring back a copy of it") from None
+    if len(found) > LARGEST or len(data) > LARGEST:
+        raise UserError(f"{file}: holds more than {LARGEST >> 20} MB, so it is no segment of a log; remove it")
+    if not reader.eof or reader.unused_data:
+        raise UserError(f"{file}: damaged (not one whole gzip stream); bring back a copy of it")
+    return found
+
+
+def _whole(
+    file: Path, opened: BinaryIO, size: int, closed: bool, since: LogPosition
+) -> Iterator[tuple[LogPosition, LogLine]]:
+    """Yield the complete lines within the first ``size`` bytes after ``since``; a ``closed`` segment must have no
+    others."""
+    with opened:
+        end = opened.seek(since.tail)
+        for number in count(since.lines + 1):
+            text = opened.readline(LONGEST_LINE + 1)
+            end += len(text)
+            if len(text) > LONGEST_LINE:
+                raise UserError(f"{file}:{number}: longer than {LONGEST_LINE >> 20} MB, so no line of a log; remove it")
+            if closed and text and not text.endswith(b"\n"):
+                raise UserError(f"{file}:{number}: torn off; bring back a copy of the file")
+            if not text.endswith(b"\n") or (end > size and not closed):
+                return
+            yield LogPosition(since.segments, end, number), LogLine(file, number, text[:-1])
+
+
+class RotatingLog:
+    """Appends lines to the log ``path``. When :meth:`write` returns, the operating system has the line.
+
+    A thread compresses segments; the writer waits for a rename at most.
+    """
+
+    def __init__(self, path: Path, full: int = FULL) -> None:
+        """Create or reopen the log; a line torn by an earlier crash is removed."""
+        self._path, self._full = path, full
+        for unfinished in (path.parent / FOLDER).glob(f".{path.stem}-*"):
+            unfinished.unlink()
+        self._number = max(numbers(path, ".gz") | numbers(path, ""), default=0)
+        """number of the last segment"""
+        self._packing: threading.Thread | None = None
+        _cut_torn_line(path)
+        self._file = path.open("ab", buffering=0)
+        self._size = self._file.tell()
+        self._pack()
+
+    def write(self, line: str) -> None:
+        """Append a line.
+
+        :raises OSError: naming the file; the log then contains nothing of the line, and writing may be retried.
+        """
+        data = line.encode() + b"\n"
+        try:
+            if self._size and self._size + len(data) > self._full:
+                self._begin_anew()
+            self._append(data)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
+
+    def close(self) -> None:
+        """Return after all full segments are compressed, if the disk permits."""
+        self._file.close()
+        if self._packing is not None:
+            self._packing.join()
+        self._pack()
+        if self._packing is not None:
+            self._packing.join()
+
+    def _append(self, data: bytes) -> None:
+        if not os.fstat(self._file.fileno()).st_nlink:
+            raise FileNotFoundError(errno.ENOENT, "it was removed while the run was training", str(self._path))
+        rest = data
+        try:
+            while rest:  # a nearly full disk takes a part
+                rest = rest[self._file.write(rest) :]
+        except OSError:
+            if len(rest) < len(data):
+                self._file.truncate(self._size)  # the next line must not be appended to a fragment
+            raise
+        self._size += len(data)
+
+    def _begin_anew(self) -> None:
+        """Turn the current file into a segment. If no new file can be created, keep appending."""
+        segment = plain(self._path, self._number + 1)
+        segment.parent.mkdir(exist_ok=True)
+        self._path.rename(segment)
+        try:
+            new = self._path.open("ab", buffering=0)
+        except OSError:
+            segment.rename(self._path)
+            raise
+        self._file.close()
+        self._file, self._size = new, 0
+        self._number += 1
+        self._pack()
+
+    def _pack(self) -> None:
+        """Compress full segments in a thread; if one is running, the next call handles the rest."""
+        if (self._packing is None or not self._packing.is_alive()) and numbers(self._path, ""):
+            self._packing = threading.Thread(target=pack, args=(self._path,), name=f"pack {self._path.stem}")
+            self._packing.start()
+
+
+def pack(path: Path) -> None:
+    """Compress the full segments of the log ``path``, each atomically."""
+    try:
+        for number in sorted(numbers(path, "")):
+            full = plain(path, number)
+            if number not in numbers(path, ".gz"):
+                if full.stat().st_size > LARGEST:  # one large file of an older version: too much to inflate at once
+                    continue
+                with atomic.replacing(packed(path, number)) as unfinished, unfinished.open("wb") as file:
+                    file.write(gzip.compress(full.read_bytes(), mtime=0))
+                    file.flush()
+                    os.fsync(file.fileno())
+            full.unlink()
+    except OSError:
+        return  # uncompressed segments are readable; retried when the next segment is full
+
+
+def _cut_torn_line(path: Path) -> None:
+    if path.exists():
+        with path.open("r+b") as file:
+            end = file.seek(0, os.SEEK_END)
+            start = file.seek(max(0, end - LONGEST_LINE))
+            file.truncate(start + file.read().rfind(b"\n") + 1)
+
+
+BYTES = 256 << 10
+"""a few hundred lines: enough for a run to reach its next complete step and save"""
+
+
+class DiskReserve:
+    """A file of :data:`BYTES` in ``folder``, while there is room for it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / ".reserve"
+        try:
+            with self._path.open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, BYTES)
+        except OSError:
+            self.release()
+
+    def release(self) -> None:
+        """Free the space."""
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)

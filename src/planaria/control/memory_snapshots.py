@@ -1,0 +1,71 @@
+"""Snapshots that a replica's workers hold together in memory, from which lost stages can be restored. Pure.
+
+The content follows from the steps started and committed, and from which workers are new; each worker derives it in the
+same way (``recovery/retention.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from planaria.recovery.retention import SnapshotRetention, SnapshotVersions
+
+NONE_YET = SnapshotVersions()
+
+
+@dataclass(frozen=True)
+class MemorySnapshot:
+    """The step of the snapshot, and the nodes whose workers hold their part of it."""
+
+    by: str
+    """the strategy"""
+    rule: SnapshotRetention
+    versions: SnapshotVersions = NONE_YET
+    nodes: frozenset[int] = frozenset()
+    coming: frozenset[int] = frozenset()
+    """nodes that will hold theirs after the current generation is linked"""
+
+    @property
+    def step(self) -> int:
+        """Step of the newest snapshot that all could restore; -1: none."""
+        return self.versions.retained
+
+    def begun(self, step: int) -> MemorySnapshot:
+        """Return the memory after all started a step."""
+        return replace(self, versions=self.versions.begin(step, self.rule))
+
+    def committed(self, step: int, everybody: Collection[int]) -> MemorySnapshot:
+        """Return the memory after all committed the started step."""
+        if not self.versions.completed(step, self.rule):
+            return self
+        return replace(self, versions=self.versions.commit(step, self.rule), nodes=frozenset(everybody))
+
+    def formed(self, renewed: Collection[int], restored: Collection[int]) -> MemorySnapshot:
+        """Return the memory of a new generation.
+
+        ``renewed`` nodes receive other states, ``restored`` ones with their part of the snapshot.
+        """
+        return replace(self, nodes=self.nodes.difference(renewed), coming=frozenset(restored))
+
+    def restarted(self) -> MemorySnapshot:
+        """Return the memory of a new generation that repeats the current step."""
+        return replace(self, versions=self.versions.restart())
+
+    def linked(self, node: int) -> MemorySnapshot:
+        """Return the memory after a node received its state."""
+        if node not in self.coming:
+            return self
+        return replace(self, nodes=self.nodes | {node}, coming=self.coming - {node})
+
+    def without(self, nodes: Collection[int]) -> MemorySnapshot:
+        """Return the memory after the workers of these nodes died."""
+        return replace(self, nodes=self.nodes.difference(nodes), coming=self.coming.difference(nodes))
+
+    def resumed(self, step: int, nodes: Collection[int]) -> MemorySnapshot:
+        """Return the memory of a run that starts from the snapshot of ``step``, held in parts by these nodes."""
+        return replace(self, versions=SnapshotVersions(step), nodes=frozenset(nodes))
+
+    def void(self) -> MemorySnapshot:
+        """Return the memory after all returned to an unrelated state."""
+        return MemorySnapshot(self.by, self.rule)

@@ -1,0 +1,225 @@
+"""Slow workers, machines, links and data: detect them in measurements, and act if that pays. Pure.
+
+A slow worker hands its stage over to a spare; a slow link is routed around. The thresholds are planaria's own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from statistics import median
+from typing import NamedTuple
+
+from planaria.control import decisions as d
+from planaria.control.gauges import RECENT, NodeGauge
+from planaria.control.replica import ReplicaState
+from planaria.control.state import RunState
+from planaria.control.verdicts import Fault
+from planaria.control.worker_assignment import is_slow, taken_over
+
+EASE = 0.7
+"""factor on thresholds of parts already blamed, for hysteresis"""
+
+Known = frozenset[tuple[str, tuple[int, ...]]]
+"""(fault, nodes) already blamed"""
+
+
+class SlowPart(NamedTuple):
+    """A slow part; fields as in :class:`planaria.control.verdicts.Blamed`."""
+
+    fault: Fault
+    nodes: tuple[int, ...]
+    seconds: float
+    past: float
+    usual: float
+
+
+def ease(known: Known, fault: Fault, nodes: Iterable[int]) -> float:
+    """Return the factor on thresholds."""
+    blamed = any(kind == fault and set(nodes) <= {*of} for kind, of in known)
+    return EASE if blamed else 1.0
+
+
+SLOW = 1.5
+"""slow worker: multiple of its initial passes and of its peers' median"""
+ALWAYS = 2.0
+"""worker that was slow from the start: multiple of its peers' median"""
+LEAST_PASS_S = 0.02
+"""least duration of passes considered"""
+LATE = 3.0
+"""late batches: multiple of the initial time"""
+LEAST_READ_S = 0.02
+"""late batches: least extra seconds per step"""
+OF_STEP = 0.05
+"""late batches: least share of a step"""
+
+
+def slow_workers(
+    own: Mapping[int, NodeGauge], work: Sequence[float], known: Known, hosts: Mapping[int, str]
+) -> list[SlowPart]:
+    """Return workers with slow passes, or their machines; the ends stage is compared only with its own past.
+
+    :param work: of a pass, by stage; empty if block stages are alike.
+    :param hosts: node → its worker's machine.
+    """
+    judged = {node: gauge for node, gauge in own.items() if len(gauge.recent) == RECENT}
+    per_work = {n: g.pass_s / _work(g, work) for n, g in judged.items() if g.last.stage}
+    slow, lately = dict[int, SlowPart](), set[int]()
+    for node, gauge in judged.items():
+        peers = _peers(node, per_work.keys(), hosts)
+        usual = median(per_work[peer] for peer in peers) * _work(gauge, work) if peers and node in per_work else 0.0
+        if not usual and _all_slower(own, peers or per_work.keys()):
+            continue
+        limit = _limit(gauge.past_s, usual, min(ease(known, "slow worker", [node]), ease(known, "slow host", [node])))
+        if gauge.pass_s > limit:
+            slow[node] = SlowPart("slow worker", (node,), gauge.pass_s, gauge.past_s, usual)
+        if gauge.last.pass_s > limit:
+            lately.add(node)
+    return _by_host(slow, lately, hosts, known)
+
+
+def _work(gauge: NodeGauge, work: Sequence[float]) -> float:
+    return work[gauge.last.stage] if work else 1.0
+
+
+def _peers(node: int, blocks: Collection[int], hosts: Mapping[int, str]) -> list[int]:
+    """Return the block stages that a node is compared with."""
+    others = [other for other in blocks if other != node]
+    return [other for other in others if hosts[other] != hosts[node]] or others
+
+
+def _limit(past: float, usual: float, eased: float) -> float:
+    """Return the threshold on passes; ``usual`` is 0 without peers.
+
+    Passes that initially took no time only forward activations and give no threshold.
+    """
+    over_past = SLOW * past if past > 0 else math.inf
+    if not usual:
+        return eased * max(over_past, LEAST_PASS_S)
+    return eased * max(SLOW * usual, min(over_past, ALWAYS * usual), LEAST_PASS_S)
+
+
+def _all_slower(own: Mapping[int, NodeGauge], blocks: Collection[int]) -> bool:
+    """Return whether most block stages are slower than initially: the machine is busy, and no worker is to blame."""
+    ratios = [own[node].pass_s / own[node].past_s if own[node].past_s > 0 else 1.0 for node in blocks]
+    return bool(ratios) and median(ratios) > (1 + SLOW) / 2
+
+
+def _by_host(slow: Mapping[int, SlowPart], lately: set[int], hosts: Mapping[int, str], known: Known) -> list[SlowPart]:
+    """Replace the workers of one machine by the machine if all of them are slow and there are several machines.
+
+    A worker is not blamed while all others of its machine have just become slow, since the machine may be the cause.
+    """
+    left, machines = dict(slow), list[SlowPart]()
+    for host in sorted(set(hosts.values())):
+        nodes = sorted(node for node, at in hosts.items() if at == host)
+        if not 1 < len(nodes) < len(hosts):
+            continue
+        if left.keys() >= {*nodes}:
+            worst = max((left.pop(node) for node in nodes), key=lambda verdict: verdict.seconds)
+            machines.append(worst._replace(fault="slow host", nodes=tuple(nodes)))
+        elif left.keys() | lately >= {*nodes}:
+            new = [node for node in nodes if ("slow worker", (node,)) not in known]
+            left = {node: verdict for node, verdict in left.items() if node not in new}
+    return [*machines, *left.values()]
+
+
+def slow_data(own: Mapping[int, NodeGauge], known: Known) -> list[SlowPart]:
+    """Return nodes whose batches are late, compared only with their own past, since few nodes read any."""
+    found = []
+    for node, gauge in own.items():
+        now, past = gauge.read_s, gauge.past_read_s
+        eased = ease(known, "slow data", [node])
+        limit = eased * max(LATE * past, past + LEAST_READ_S, OF_STEP * gauge.step_s)
+        if len(gauge.recent) == RECENT and now > limit:
+            others = [other.read_s for peer, other in own.items() if peer != node and other.read_s > 0]
+            found.append(SlowPart("slow data", (node,), now, past, median(others) if others else 0.0))
+    return found
+
+
+PAYS = 2.0
+"""least ratio of time saved to the cost of a handover"""
+PAUSE_S = 30.0
+"""seconds of training between two actions"""
+
+
+def steer(run: RunState, replica: ReplicaState) -> d.Relieve | None:
+    """Return the next slow worker that should hand its stage to a spare."""
+    if run.settings.diagnose != "act" or run.stopping or run.allotment.done or replica.meeting:
+        return None
+    gauges = run.gauges.of(replica.holders)
+    if not gauges or _too_soon(run):
+        return None
+    nodes = _slow(run, replica)
+    if not nodes:
+        return None
+    step_s, cost = max(gauge.step_s for gauge in gauges.values()), run.gauges.linking_s
+    predicted = step_s * after(gauges, nodes)
+    if (step_s - predicted) * (run.settings.steps - replica.step) <= PAYS * cost * len(nodes):
+        return None
+    return d.Relieve(
+        replica=replica.number,
+        step=replica.step,
+        node=nodes[0],
+        worker=replica.holders[nodes[0]],
+        step_s=step_s,
+        predicted_s=predicted,
+        cost_s=cost,
+    )
+
+
+def reroute(run: RunState, replica: ReplicaState) -> d.Replan | d.Reroute | None:
+    """With a schedule: search for routes around new slow links, and use them if that pays."""
+    if run.settings.diagnose != "act" or not run.settings.arrangement or run.stopping or run.allotment.done:
+        return None
+    if replica.vacant or replica.meeting:
+        return None
+    known = {(way.source, way.target) for way in replica.ways}
+    slow = {nodes: blamed.seconds for (fault, nodes), blamed in run.blamed.items() if fault == "slow link"}
+    if slow.keys() <= known:
+        return _taken(run, replica)
+    new = [d.SlowLink(source=a, target=b, seconds=seconds) for (a, b), seconds in slow.items() if (a, b) not in known]
+    return d.Replan(replica=replica.number, nodes=sorted(replica.holders), ways=[*replica.ways, *new])
+
+
+def _taken(run: RunState, replica: ReplicaState) -> d.Reroute | None:
+    """Return the change to the last plan found, if it pays."""
+    offered, cost = replica.offered, run.gauges.linking_s
+    left = run.settings.steps - replica.step
+    if offered is None or (offered.before_s - offered.step_s) * left <= PAYS * cost:
+        return None
+    return d.Reroute(
+        replica=replica.number,
+        step=replica.step,
+        before_s=offered.before_s,
+        predicted_s=offered.step_s,
+        cost_s=cost,
+    )
+
+
+def _slow(run: RunState, replica: ReplicaState) -> list[int]:
+    """Return nodes of slow workers that have not been relieved, up to the number of spares that were not slow."""
+    blamed = {node for fault, nodes in run.blamed if fault in ("slow worker", "slow host") for node in nodes}
+    nodes = [n for n, worker in sorted(replica.holders.items()) if n in blamed and not run.workers[worker].slow]
+    taking = taken_over(run, replica, nodes) if nodes else {}
+    return [node for node in nodes if node in taking and not is_slow(run, taking[node])]
+
+
+def after(gauges: Mapping[int, NodeGauge], nodes: Sequence[int]) -> float:
+    """Return the share of a step's time that remains if ``nodes`` return to their initial speed.
+
+    Nodes that were always slow count with the others' median: a pipeline is as fast as its slowest stage.
+    """
+    others = {node: gauge for node, gauge in gauges.items() if node not in nodes}
+    usual = median([gauge.busy_s for gauge in others.values() if gauge.last.stage] or [0.0])
+    relieved = []
+    for gauge in (gauges[node] for node in nodes):
+        share = gauge.past_s / gauge.pass_s if gauge.pass_s > 0 else 1.0
+        relieved.append(gauge.busy_s * share if share < 1 / SLOW else usual)
+    busiest = max(gauge.busy_s for gauge in gauges.values())
+    left = max(*relieved, *(gauge.busy_s for gauge in others.values()))
+    return min(1.0, left / busiest) if busiest > 0 else 1.0
+
+
+def _too_soon(run: RunState) -> bool:
+    return run.relieved is not None and run.gauges.clock < run.relieved + PAUSE_S

@@ -1,0 +1,97 @@
+"""Streaming DiLoCo (arXiv 2501.18512): fragments of a stage take turns while training continues."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import ClassVar, Self
+
+from pydantic import model_validator
+from torch import Tensor
+
+from planaria.config.bounds import Fraction, Natural, Positive
+from planaria.exchange.base import (
+    ExchangeCost,
+    Settled,
+    Shapes,
+    StageOuterState,
+    Updates,
+    Weights,
+    meeting_cost,
+    one_group,
+)
+from planaria.exchange.diloco import DiLoCo
+
+
+class Streaming(DiLoCo):
+    """DiLoCo by fragments: round r changes fragment r mod F, so each has a round every ``every`` inner steps."""
+
+    lasting: ClassVar[tuple[str, ...]] = ("momentum", "fragments")
+
+    every: Positive = 100
+    """inner steps between two rounds of the same fragment; rounds come ``fragments`` times as often"""
+    fragments: Positive = 4
+    """parts of a stage, each with its own rounds"""
+    delay: Natural = 0
+    """inner steps between sending a fragment and applying the result"""
+    mix: Fraction = 0.0
+    """share of the fast weights that remains after a round"""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.every % self.fragments:
+            raise ValueError(
+                f"every = {self.every} does not divide into fragments = {self.fragments} equal waits; change one of "
+                "them"
+            )
+        if self.delay >= self.interval:
+            raise ValueError(
+                f"delay = {self.delay}: a fragment must be settled before the next is sent, {self.interval} steps "
+                "later (every / fragments); lower it"
+            )
+        return self
+
+    @property
+    def interval(self) -> int:
+        return self.every // self.fragments
+
+    @property
+    def overlap(self) -> int:
+        return self.delay
+
+    def about(self, outer: StageOuterState) -> Weights:
+        slow = outer["slow"]
+        return {name: slow[name] for name in fragments(slow, self.fragments)[outer.rounds % self.fragments]}
+
+    def settle(self, outer: StageOuterState, fast: Weights, updates: Updates, me: int) -> Settled:
+        slow, settled = self._stepped(outer, updates, me)
+        mixed = {name: mixture(fast[name].detach(), slow[name], self.mix) for name in slow}
+        return {**fast, **mixed}, settled
+
+    def cost(self, shapes: Shapes, members: int) -> ExchangeCost:
+        """Members do not wait for messages that take at most ``delay`` steps."""
+        parts = fragments(shapes, self.fragments)
+        blocking = sum(self.compression.bytes({n: shapes[n] for n in part}) for part in parts) / self.fragments
+        cost = meeting_cost(one_group(range(members)), blocking)
+        return replace(cost, critical=0.0) if self.delay else cost
+
+
+def mixture(fast: Tensor, slow: Tensor, mix: float) -> Tensor:
+    """θ ← aθ + (1 − a)φ (arXiv 2501.18512), elementwise, in fp32 and returned in the dtype of ``fast``."""
+    return (mix * fast.float() + (1.0 - mix) * slow).to(fast.dtype)
+
+
+def fragments(names: Iterable[str], count: int) -> list[tuple[str, ...]]:
+    """Return the parameter ``names`` in ``count`` fragments; layers are dealt in turn, so that each has early and late
+    ones.
+
+    A layer is the set of names with the same prefix up to the first number (``layers.3``); a parameter without a number
+    is a layer. A stage with fewer layers than fragments leaves some empty.
+    """
+    layers: dict[tuple[str, int], list[str]] = {}
+    for name in sorted(names):
+        numbered = re.match(r"(.*?)\.(\d+)(?:\.|$)", name)
+        layers.setdefault((numbered[1], int(numbered[2])) if numbered else (name, 0), []).append(name)
+    dealt = [layers[layer] for layer in sorted(layers)]
+    return [tuple(name for layer in dealt[k::count] for name in layer) for k in range(count)]

@@ -1,0 +1,80 @@
+"""Validation of updates: size, dtype, codec and finite numbers.
+
+Members reject invalid updates before they aggregate, so that no rule needs to check again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from torch import Tensor
+
+from planaria.exchange.base import (
+    Exchange,
+    OnCounted,
+    StageOuterState,
+    TooManyByzantine,
+    Update,
+    Updates,
+    UpdateWeights,
+)
+from planaria.exchange.compress.base import Compressor
+from planaria.exchange.compress.dense import PLAIN
+
+
+class ValidUpdates(NamedTuple):
+    """The valid updates of a round and the exchange that combines them."""
+
+    rule: Exchange
+    updates: dict[int, Update]
+    """by replica"""
+    refused: dict[int, str]
+    """replica whose update is invalid → the reason"""
+
+
+def _ignore(counted: UpdateWeights) -> None:
+    """Ignore the weights."""
+
+
+def validate(
+    rule: Exchange,
+    outer: StageOuterState,
+    updates: Updates,
+    like: Update,
+    on_counted: OnCounted = _ignore,
+    left_out: Mapping[int, str] = MappingProxyType({}),
+) -> ValidUpdates:
+    """Return the valid ones of ``updates`` in the round after ``outer``, and the exchange for them.
+
+    :param on_counted: as in :meth:`~planaria.exchange.base.Exchange.after_rejecting`.
+    :param left_out: members to reject, with the reason.
+    :raises TooManyByzantine: if more updates are invalid than the exchange tolerates, with replicas and reasons.
+    """
+    wrong = {**refused(updates, like, rule.codec(outer)), **left_out}
+    if len(wrong) > rule.tolerated:
+        reasons = (f"the update of replica {member} is invalid: {why}" for member, why in sorted(wrong.items()))
+        bears = f" (exchange.robust tolerates {rule.tolerated})" if rule.tolerated else ""
+        raise TooManyByzantine("; ".join(reasons) + bears)
+    sound = {member: update for member, update in updates.items() if member not in wrong}
+    return ValidUpdates(rule.after_rejecting(len(wrong), on_counted), sound, wrong)
+
+
+def refused(updates: Updates, like: Update, codec: Compressor) -> dict[int, str]:
+    """Return members with an invalid update and the reason; ``like`` is valid, ``codec`` encodes blocking parts."""
+    found = {}
+    for member, update in updates.items():
+        wrong = flaw("prefetched", update.prefetched, like.prefetched, PLAIN)
+        if wrong := wrong or flaw("blocking", update.blocking, like.blocking, codec):
+            found[member] = wrong
+    return found
+
+
+def flaw(name: str, part: Tensor | None, like: Tensor | None, codec: Compressor) -> str:
+    """Return why this part of an update is invalid, or an empty string."""
+    if part is None or like is None:
+        wrong = "" if part is like else "missing" if part is None else "not expected"
+    else:
+        wrong = codec.flaw(part, like)
+    return wrong and f"its {name} part: {wrong}"

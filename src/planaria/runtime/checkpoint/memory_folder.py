@@ -1,0 +1,194 @@
+"""Snapshots that outlive the workers that took them: files in the machine's memory, one folder for each run.
+
+    /dev/shm/planaria-…/run.json                          the run's configuration and start, with a digest
+                        step-00000040.g12.PART/stage-0003.safetensors        a stage's state
+                                               stage-0003-at-1.safetensors   and the parities that it holds
+
+Files of a memory file system survive their writer, but not a power failure. Each file appears complete, with digests.
+A snapshot has a folder for each label (part of the run, generation, step), and every file contains the label, so that a
+late write after a rollback cannot mix histories. The run's log (``control/logs.py``) determines the valid labels. A
+worker keeps its two newest snapshots, because others may not have written theirs yet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+from planaria.common import atomic, documents
+from planaria.common.errors import UserError
+from planaria.config.schema import RunConfig
+from planaria.control.run_started import RunStarted, SnapshotLabel
+from planaria.models.state import StageState
+from planaria.runtime.checkpoint.stage_file import StageLabel, read_labelled, write_labelled
+
+SHARED = Path("/dev/shm")
+RUN = "run.json"
+_KEPT = 2
+_PARITIES = 1
+"""the ``place`` of files with parities"""
+_FOLDER = re.compile(r"step-(\d{8,18})\.g(\d{1,18})\.([0-9a-f]{1,64})", re.ASCII)
+_STATE = re.compile(r"stage-(\d{4,9})\.safetensors", re.ASCII)
+
+
+class Owner(BaseModel):
+    """The owner of snapshots."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    folder: str
+    """the run's folder"""
+    config: RunConfig
+    started: RunStarted
+    """start of the part of the run that took them"""
+
+
+class MemoryFolder:
+    """The snapshots of one run on this machine."""
+
+    def __init__(self, run: Path, shared: Path = SHARED) -> None:
+        """``run``: the run's folder."""
+        self.run = run.absolute()
+        self.folder = shared / f"planaria-{hashlib.sha256(os.fsencode(self.run)).hexdigest()[:24]}"
+
+    def begin(self, config: RunConfig, started: RunStarted) -> None:
+        """Prepare for a new part of the run: keep only the snapshot from which it starts.
+
+        The run's folder is created if missing, since :func:`sweep` removes snapshots of runs without one.
+
+        :raises UserError: if the folder cannot be created, or belongs to another user.
+        """
+        try:
+            self.run.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            _require_own(self.folder)
+            for label, old in self._snapshots():
+                if label != started.recalled_from:
+                    shutil.rmtree(old)
+            owner = Owner(folder=str(self.run), config=config, started=started)
+            atomic.write_text(self.folder / RUN, documents.sealed(owner))
+        except OSError as error:
+            raise UserError(
+                f"{atomic.refused(self.folder, error)}; recovery.options.outlive = true keeps snapshots there"
+            ) from None
+
+    def write(self, stage: int, label: SnapshotLabel, state: StageState, parities: Mapping[str, Tensor]) -> None:
+        """Write a stage's part of a snapshot, after removing all but the newest earlier one.
+
+        :raises OSError: if the memory is full.
+        """
+        mine = [(other, folder) for other, folder in self._snapshots() if other != label and _of_stage(folder, stage)]
+        mine.sort(key=lambda found: (found[0].part == label.part, found[0].generation, found[0].step))
+        for _, old in mine[: max(0, len(mine) + 1 - _KEPT)]:
+            _drop(old, stage)
+        folder = self._at(label)
+        write_labelled(folder, _file(stage, label, _PARITIES), StageState({}, outer=dict(parities)))
+        write_labelled(folder, _file(stage, label), state)  # last, since it marks the part as complete
+
+    def read(self, stage: int, label: SnapshotLabel) -> tuple[StageState, dict[str, Tensor]]:
+        """Return the state and parities of :meth:`write`.
+
+        :raises UserError: if they are missing, damaged, or of another stage or snapshot.
+        """
+        folder = self._at(label)
+        state, beside = (read_labelled(folder, _file(stage, label, place)) for place in (0, _PARITIES))
+        return state, beside.outer
+
+    def owner(self) -> Owner | None:
+        """Return the owner; None if it is missing or invalid."""
+        try:
+            _require_own(self.folder)
+            return documents.unsealed(self.folder / RUN, Owner, fix="remove it")
+        except (OSError, UserError):
+            return None
+
+    def newest_first(self) -> list[SnapshotLabel]:
+        """Return the existing snapshots, newest step first."""
+        found = [label for label, _ in self._snapshots()]
+        return sorted(found, key=lambda label: (label.step, label.generation), reverse=True)
+
+    def whole(self, label: SnapshotLabel) -> frozenset[int]:
+        """Return the stages of a snapshot with complete and valid files."""
+        found = (_STATE.fullmatch(path.name) for path in self._at(label).glob("stage-*"))
+        return frozenset(stage for match in found if match and self._whole(stage := int(match[1]), label))
+
+    def remove(self) -> None:
+        """Remove the snapshots of a run that has ended."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _whole(self, stage: int, label: SnapshotLabel) -> bool:
+        try:
+            self.read(stage, label)
+        except UserError:
+            return False
+        return True
+
+    def _snapshots(self) -> list[tuple[SnapshotLabel, Path]]:
+        """Return snapshots' labels and folders."""
+        found = ((_FOLDER.fullmatch(folder.name), folder) for folder in self.folder.glob("step-*"))
+        return [
+            (SnapshotLabel(part=match[3], generation=int(match[2]), step=int(match[1])), folder)
+            for match, folder in found
+            if match
+        ]
+
+    def _at(self, label: SnapshotLabel) -> Path:
+        return self.folder / f"step-{label.step:08d}.g{label.generation}.{label.part}"
+
+
+def sweep(shared: Path = SHARED) -> None:
+    """Remove the snapshots of runs whose folders were removed."""
+    for folder in shared.glob("planaria-*"):
+        found = MemoryFolder(Path(), shared)
+        found.folder = folder
+        kept = found.owner()
+        if kept is not None and not Path(kept.folder).is_dir():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def require_room(size: int, shared: Path = SHARED) -> None:
+    """Raise UserError if snapshots of ``size`` bytes do not fit in this machine's memory."""
+    try:
+        found = os.statvfs(shared)
+    except OSError:
+        raise UserError(
+            f"recovery.options.outlive = true: this machine has no memory file system at {shared}; leave it out"
+        ) from None
+    if (free := found.f_bavail * found.f_frsize) < size:
+        raise UserError(
+            f"recovery.options.outlive = true: two snapshots of all stages take {size / 1e6:,.1f} MB, and {shared} has "
+            f"{free / 1e6:,.1f} MB free; make room there, or leave it out"
+        )
+
+
+def _file(stage: int, label: SnapshotLabel, place: int = 0) -> StageLabel:
+    """Return the label of a snapshot's file."""
+    return StageLabel(stage=stage, step=label.step, place=place, part=label.part, generation=label.generation)
+
+
+def _of_stage(folder: Path, stage: int) -> list[Path]:
+    """Return all files of a stage, including unfinished ones of a killed writer."""
+    return list(folder.glob(f"stage-{stage:04d}[.-]*"))
+
+
+def _drop(folder: Path, stage: int) -> None:
+    for path in _of_stage(folder, stage):
+        path.unlink(missing_ok=True)
+    with suppress(OSError):  # not empty: other stages have files there
+        folder.rmdir()
+
+
+def _require_own(folder: Path) -> None:
+    """Raise OSError if other users could have written the folder, since anyone can create folders there."""
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise PermissionError(1, "is not accessible by this user only", str(folder))

@@ -1,0 +1,235 @@
+"""Checks of a configuration before any data is read or any worker starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from planaria.common.errors import UserError
+from planaria.config.model_config import AdapterConfig
+from planaria.config.schema import RunConfig
+from planaria.exchange.compress.checks import require_messages
+from planaria.exchange.registry import exchange
+from planaria.faults.checks import require_edges, require_listeners, require_readers
+from planaria.faults.trace import Trace
+from planaria.faults.trace import read as read_trace
+from planaria.models.families import check_shapes, family
+from planaria.models.optimizers import optimizer
+from planaria.pipeline.plan.check import require
+from planaria.recovery import RECOVERIES
+from planaria.runtime.engine.requirements import needs, require_network
+from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.engine.run_start import START, run_started
+from planaria.runtime.engine.step_work import step_work
+from planaria.runtime.fleet.local import devices_here
+
+
+def check(config: RunConfig) -> ResolvedRun:
+    """Resolve a configuration, and check it without reading data.
+
+    :raises UserError: if a setting is invalid; the message names it and a valid value.
+    """
+    resolved = ResolvedRun(config)
+    require_sound(resolved)
+    require(resolved.training(0))
+    control = resolved.recovery.control
+    if control and config.engine == "fleet":
+        does = RECOVERIES.find(control).control
+        raise UserError(
+            f"recovery.strategy = {control!r}: is a control for comparisons and {does}; use --engine inline, "
+            "which keeps the state of lost workers, or another strategy"
+        )
+    if config.engine == "inline":
+        require_device(config)
+    elif config.engine == "fleet" and config.fleet.kind == "local":
+        devices_here(needs(config), run_started(resolved, START).own_workers)
+    if config.exchange.replicas > 1:
+        _check_replicas(config)
+    if config.engine == "fleet":
+        require_network(config.fleet, run_started(resolved, START))
+    if config.engine == "fleet" and config.pipeline.layers == "auto":
+        _check_sized(config)
+    if config.exchange.most is not None and config.engine == "inline":
+        raise UserError("exchange.most: no machines join a run in one process; leave it out, or use --engine fleet")
+    if config.exchange.most is not None and resolved.replicas == 1 and config.engine == "fleet":
+        raise UserError(
+            f"exchange.most = {config.exchange.most}: replicas can join only a run with exchange rounds; use "
+            "exchange.replicas = 2 or more, and an exchange.kind other than 'allreduce'"
+        )
+    if config.checkpoint.every == "best" and config.engine != "fleet":
+        raise UserError(
+            f"checkpoint.every = 'best' measures real saves; give engine {config.engine!r} a number of steps"
+        )
+    if config.checkpoint.every == "best" and not config.network.hourly:
+        raise UserError("network.hourly = 0: without failures no interval is best; give checkpoint.every a number")
+    return resolved
+
+
+def _check_sized(config: RunConfig) -> None:
+    """Check the requirements for timing the machines before the run."""
+    setting, fleet = "pipeline.layers = 'auto'", config.fleet
+    if config.exchange.replicas > 1 or config.exchange.most is not None:
+        raise UserError(f"{setting} is for one replica; with exchange.replicas give numbers, such as [7, 8, 8, 7]")
+    if config.network.emulate is True:
+        raise UserError(f"{setting} times real passes, and network.emulate = true has none; give numbers")
+    here = fleet.own is None or fleet.own > config.pipeline.stages
+    if not here and not (fleet.port and fleet.key):
+        raise UserError(
+            f"{setting} with fleet.own = {fleet.own}: machines that join are timed and then reconnect; set "
+            "fleet.port and fleet.key, and let them join by address"
+        )
+
+
+def require_sound(resolved: ResolvedRun) -> None:
+    """Check the settings that matter to every engine, including a custom one.
+
+    :raises UserError: if a setting is invalid; the message names it and a valid value.
+    """
+    config, chain = resolved.config, resolved.recovery
+    optimizer(config.optim)
+    if chain.slots and config.exchange.replicas > 1:
+        raise UserError(
+            f"recovery.strategy = {config.recovery.strategy!r} keeps copies of stages at other stages' workers; with "
+            "exchange.replicas, a lost stage is copied from another replica: use 'checkfree' or 'checkpoint'"
+        )
+    if resolved.exchange.weighing is not None and config.routing.mixed:
+        raise UserError(
+            "exchange.robust.scope = 'replica' beside routing.mixed = true: a replica's updates depend on "
+            "passes through other replicas, so a replica cannot be judged alone; leave one of them out"
+        )
+    require_messages(config)
+    step_work(resolved)
+    if config.exchange.replicas > 1 and resolved.schedule is not None:
+        raise UserError("routing.schedule: a schedule is for one replica; leave exchange.replicas out")
+    kind = config.routing.kind if resolved.schedule is None else "a schedule"
+    for name, strategy in chain.strategies.items():
+        needs, meanwhile = strategy.needs, config.recovery.meanwhile
+        required = (("routing.kind", needs.routing, kind), ("recovery.meanwhile", needs.meanwhile, meanwhile))
+        for setting, needed, found in required:
+            if needed not in ("", found):
+                raise UserError(
+                    f"recovery.strategy = {config.recovery.strategy!r}: {name} needs {setting} = {needed!r}, not "
+                    f"{found!r}: {needs.why}"
+                )
+        if needs.alike and config.pipeline.unlike:
+            raise UserError(
+                f"recovery.strategy = {config.recovery.strategy!r}: {name} rebuilds a block stage from others of the "
+                f"same size; these have pipeline.layers = {config.pipeline.cut}; use 'echo, checkpoint' or 'snapshot'"
+            )
+        if needs.alike and (why := family(config.model).unlike(config.model, config.pipeline.stages)):
+            raise UserError(
+                f"recovery.strategy = {config.recovery.strategy!r}: {name} rebuilds a block stage from others like it: "
+                f"{why}; or use 'echo, checkpoint' or 'snapshot'"
+            )
+    if config.routing.kind == "swapped" and (why := family(config.model).unlike(config.model, config.pipeline.stages)):
+        raise UserError(f"routing.kind = 'swapped': stages exchange their places: {why}; or leave routing.kind out")
+    _check_shared(config, [*chain.strategies])
+    if config.pipeline.unlike and resolved.schedule is not None:
+        raise UserError("routing.schedule: requires block stages of equal size; leave pipeline.layers out")
+    if config.data.document_mask and not family(config.model).masks:
+        packed = config.data.dialogues and config.data.pack
+        fix = "set data.pack = false, which needs none" if packed else "leave it out"
+        raise UserError(f"data.document_mask: model.family = {config.model.family!r} takes no masks; {fix}")
+    chosen, lora = family(config.model), config.model.lora
+    if lora.rank and not chosen.adapts:
+        raise UserError(
+            f"model.lora.rank = {lora.rank}: model.family = {config.model.family!r} has no adapters; set it to "
+            "'transformers'"
+        )
+    plain = AdapterConfig()
+    unused = [name for name in ("alpha", "targets", "precision") if getattr(lora, name) != getattr(plain, name)]
+    if unused and not lora.rank:
+        raise UserError(f"model.lora.{unused[0]}: has no effect without model.lora.rank; leave it out")
+    chosen.check(config.model, config.pipeline.stages, config.data.document_mask)
+    if not chosen.named:
+        check_shapes(config.model, config.pipeline.stages)
+
+
+def _check_shared(config: RunConfig, strategies: Sequence[str]) -> None:
+    """Check settings that interact with shared weights."""
+    setting = f"model.share = {config.model.share}"
+    if config.model.share > 1 and not optimizer(config.optim).elementwise:
+        raise UserError(f"{setting}: optim.kind = {config.optim.kind!r} does not support shared matrices; use 'adamw'")
+    if config.model.share > 1 and "identity" in strategies:
+        raise UserError(
+            f"{setting}: recovery 'identity' sets single matrices to zero, and these are shared; use 'random'"
+        )
+    if not config.model.one_array:
+        if "survivor" in strategies:
+            raise UserError(
+                "recovery.strategy: 'survivor' needs model.share_over = 'model', where every stage has all weights; "
+                "set it, or use another strategy"
+            )
+        return
+    setting = "model.share_over = 'model'"
+    if config.exchange.replicas > 1 or config.exchange.most is not None:
+        raise UserError(f"{setting}: all stages of one replica share; leave exchange.replicas out")
+    if config.routing.schedule is not None or config.routing.kind not in ("full", "swapped"):
+        raise UserError(f"{setting}: every stage has to see every microbatch; use routing.kind = 'full' or 'swapped'")
+    if config.pipeline.layers == "auto":
+        raise UserError(f"{setting}: every stage holds all weights, whatever its layers; give pipeline.layers numbers")
+
+
+def require_device(config: RunConfig) -> None:
+    """Require the device of an engine that computes in this process; UserError if there is no CUDA device."""
+    if config.train.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("train.device = 'cuda': this machine has no CUDA device; use 'cpu'")
+
+
+def _check_replicas(config: RunConfig) -> None:
+    """Check settings that interact with replicas."""
+    if config.exchange.inner and config.routing.mixed:
+        raise UserError("exchange.inner: with routing.mixed all replicas step together; give exchange.options.every")
+    if config.exchange.inner and not exchange(config.exchange).interval:
+        raise UserError(
+            f"exchange.inner: with exchange.kind = {config.exchange.kind!r} there are no rounds, so no inner steps "
+            "between them; leave it out"
+        )
+    if config.recovery.meanwhile == "skip":
+        raise UserError(
+            "recovery.meanwhile = 'skip': with exchange.replicas a lost stage is copied from another replica; use "
+            "'wait'"
+        )
+    if config.routing.mixed and config.exchange.robust and exchange(config.exchange).interval:
+        raise UserError(
+            "exchange.robust beside routing.mixed: microbatches pass through all replicas, so an update does not "
+            "belong to one; leave one of them out"
+        )
+    if config.engine != "fleet":
+        return
+    if config.routing.mixed:
+        raise UserError(
+            "routing.mixed = true trains replicas in lockstep, and on the fleet they do not wait for each other; "
+            "use --engine inline"
+        )
+    if config.checkpoint.every == "best":
+        raise UserError(
+            "checkpoint.every = 'best' is for one replica; with exchange.replicas = "
+            f"{config.exchange.replicas} give it a number"
+        )
+
+
+def read_faults(run: ResolvedRun) -> Trace:
+    """Return the recipe's trace of faults; empty if it names none.
+
+    :raises UserError: if it cannot be read, or names a node, edge or reader that this run lacks.
+    """
+    config = run.config
+    if config.chaos.trace is None:
+        return Trace(faults=())
+    # Edges are those of a fleet even if one process trains with the same trace.
+    trace, resolved = read_trace(Path(config.chaos.trace)), ResolvedRun(config, together=False)
+    last = len(resolved.arrangement.stage) - 1
+    place = "stage" if last == config.pipeline.stages and resolved.schedule is None else "node"
+    for fault in trace.faults:
+        if fault.stage > last:
+            raise UserError(
+                f"{config.chaos.trace}: a fault at {place} {fault.stage}, but this run has {place}s 0..{last}; set "
+                "chaos.trace to none or to a trace for this pipeline (`planaria lab trace`)"
+            )
+    require_edges(resolved, trace.faults, str(config.chaos.trace))
+    require_readers(resolved, trace.faults, str(config.chaos.trace))
+    require_listeners(config, trace.faults, config.chaos.trace)
+    return trace

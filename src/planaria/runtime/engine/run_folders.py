@@ -1,0 +1,222 @@
+"""Run folders: creation and reading."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from typing import Protocol
+
+from planaria.common import digests, documents
+from planaria.common.atomic import refused
+from planaria.common.errors import UserError
+from planaria.config import recipe
+from planaria.config.schema import RunConfig
+from planaria.control.logs import EVENTS, not_a_run
+from planaria.data.dialogues import learned_template
+from planaria.data.shards import Data
+from planaria.faults.trace import Trace
+from planaria.faults.trace import text as trace_text
+from planaria.models.model_metadata import ModelMetadata
+from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
+from planaria.runtime.checkpoint.memory_folder import MemoryFolder
+from planaria.runtime.checkpoint.store import CheckpointStore, SealedCheckpoint
+
+CONFIG, TOKENIZER = recipe.RUN, "tokenizer.json"
+TRACE, DATA, SCHEDULE = "trace.json", "data.json", "schedule.json"
+"""the run's faults, the source of its token shards, and its nodes and routes if it has a schedule"""
+USAGE = "usage.json"
+"""usage metadata of the model that the run started from, for exports"""
+KEPT = (CONFIG, TOKENIZER, TRACE, DATA, SCHEDULE, USAGE)
+"""files that define a run, besides its checkpoints; covered by its list of digests"""
+
+
+class RootSection(Protocol):
+    """The root section of a recipe, of a run or a swarm."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def out(self) -> str: ...
+    def model_dump_json(self, *, indent: int | None = None) -> str: ...
+
+
+def create(config: RootSection) -> Path:
+    """Create a folder for the run: ``out/name``, or ``out/name-2`` and so on if that exists."""
+    folder = _claimed(config)
+    keep_config(folder, config)
+    return folder
+
+
+def create_filled(config: RootSection, fill: Callable[[Path], None]) -> Path:
+    """Create a run folder filled by ``fill``; it appears atomically."""
+    out = Path(config.out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=out, prefix=".import-") as temporary:
+            made = Path(temporary) / "made"
+            made.mkdir()
+            keep_config(made, config)
+            fill(made)
+            return made.rename(_claimed(config))
+    except OSError as error:
+        raise UserError(f"{refused(out, error)}; make room, or choose another folder with --out") from None
+
+
+def _claimed(config: RootSection) -> Path:
+    """Create an empty folder with an unused name."""
+    for number in count(1):
+        folder = Path(config.out) / (config.name if number == 1 else f"{config.name}-{number}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UserError(
+                f"{folder}: cannot be created ({error.strerror}); choose another folder with --out"
+            ) from None
+        return folder
+    raise AssertionError("unreachable")
+
+
+def newest(config: RootSection) -> Path:
+    """Return the newest folder of a run of this name; UserError if there is none."""
+    folders = [Path(config.out) / config.name]
+    while (further := Path(config.out) / f"{config.name}-{len(folders) + 1}").exists():
+        folders.append(further)
+    if not (folders[-1] / CONFIG).is_file():
+        raise UserError(f"{folders[-1]}: not a run (no config.json); no run of that name can be resumed")
+    return folders[-1]
+
+
+def log_size(folder: Path) -> int:
+    """Return the size of a run's log in bytes."""
+    return (folder / EVENTS).stat().st_size if (folder / EVENTS).exists() else 0
+
+
+def has_trained(folder: Path, since: int = 0) -> bool:
+    """Return whether the run in ``folder`` began a step after its log had ``since`` bytes."""
+    with suppress(FileNotFoundError), (folder / EVENTS).open("rb") as events:
+        events.seek(since)
+        return any(b'"kind":"run_step"' in line for line in events)
+    return False
+
+
+def remove(folder: Path) -> None:
+    """Remove a run that never trained, to free its name."""
+    MemoryFolder(folder).remove()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def set_aside(folder: Path, say: Callable[[str], None]) -> None:
+    """Rename a run's folder, if it exists, because the store has a newer copy.
+
+    :raises UserError: if the run is being trained.
+    """
+    if not folder.exists():
+        return
+    other = next(path for n in count(1) if not (path := folder.with_name(f"{folder.name}.older-{n}")).exists())
+    with held(folder):
+        folder.rename(other)
+    say(f"{folder}: is older than the copy in the store; renamed to {other}")
+
+
+def keep(folder: Path, config: RunConfig, dataset: Data, trace: Trace) -> None:
+    """Write the files with which a run can be resumed or exported."""
+    files = {
+        CONFIG: config.model_dump_json(indent=2).encode(),
+        TOKENIZER: dataset.tokenizer_file.read_bytes(),
+        DATA: dataset.meta.model_dump_json(indent=2).encode(),
+    }
+    if config.chaos.trace is not None:
+        files[TRACE] = trace_text(trace).encode()
+    if (template := learned_template(config.data)) is not None:
+        known = usage_of(folder) or ModelMetadata(context=config.model.context, ids={})
+        usage = known.model_copy(update={"template": template.text})
+        files[USAGE] = usage.model_dump_json(indent=1).encode()
+    digests.put(folder, files)
+
+
+def keep_plans(folder: Path, config: RunConfig, trace: Trace) -> None:
+    """Write the faults and the schedule that a recipe names."""
+    files = {}
+    if config.chaos.trace is not None:
+        files[TRACE] = trace_text(trace).encode()
+    if config.routing.schedule is not None:
+        files[SCHEDULE] = documents.data(Path(config.routing.schedule), SCHEDULE_BYTES)
+    digests.put(folder, files)
+
+
+def keep_config(folder: Path, config: RootSection) -> None:
+    """Write the resolved configuration."""
+    digests.put(folder, {CONFIG: config.model_dump_json(indent=2).encode()})
+
+
+def require(folder: Path, *names: str) -> None:
+    """Raise UserError for the first of a run's files that was changed.
+
+    A run of an older planaria, without digests, is not checked.
+    """
+    sums = digests.read(folder)
+    if sums:
+        digests.require(folder, names, sums)
+    elif any(saved.manifest.digests for saved in CheckpointStore(folder / "checkpoints").list()):
+        fix = f"restore it, or recreate it with `planaria run check {folder} --accept`"
+        raise UserError(f"{folder / digests.FILE}: is missing; {fix}")
+
+
+def config_of(folder: Path, *further: str) -> RunConfig:
+    """Return the configuration of the last start; ``data.tokenization`` is 'legacy' if the run is older than that
+    setting.
+
+    :raises UserError: if the folder is no run, or the configuration or a ``further`` file was changed.
+    """
+    path = folder / CONFIG
+    if not path.is_file():
+        raise not_a_run(folder)
+    require(folder, CONFIG, *further)
+    found = recipe.parse(documents.text(path), str(path))
+    if "tokenization" in found.data.model_fields_set:
+        return found
+    return found.model_copy(update={"data": found.data.model_copy(update={"tokenization": "legacy"})})
+
+
+def usage_of(folder: Path) -> ModelMetadata | None:
+    """Return the usage metadata of the model that a run started from; None without one.
+
+    :raises UserError: if the file was changed.
+    """
+    require(folder, USAGE)
+    return documents.model(folder / USAGE, ModelMetadata) if (folder / USAGE).is_file() else None
+
+
+def newest_whole(folder: Path) -> SealedCheckpoint:
+    """Return a run's newest whole checkpoint; UserError if there is none."""
+    saved = CheckpointStore(folder / "checkpoints").newest(whole_only=True)
+    if saved is None:
+        raise UserError(f"{folder}: has no whole checkpoint yet; train on with `planaria train --resume {folder}`")
+    return saved
+
+
+def is_held(folder: Path) -> bool:
+    """Return whether the run is being trained."""
+    try:
+        with held(folder):
+            return False
+    except UserError:
+        return True
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Lock the run for training; UserError if it is locked."""
+    with (folder / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{folder}: is being trained right now; stop that first, or start another run") from None
+        yield

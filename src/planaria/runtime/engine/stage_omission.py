@@ -1,0 +1,122 @@
+"""Perplexity of a trained model without subsets of its block stages."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Collection, Sequence
+from itertools import combinations
+from statistics import fmean
+
+import torch
+
+from planaria.control.events import Fact
+from planaria.models.family import Pipelined
+from planaria.runtime.engine.step_samples import Batch, Masks, TargetCounts
+
+
+class Omission(Fact):
+    """Perplexities over subsets of one size."""
+
+    share: float
+    """requested share of the block stages"""
+    stages: int
+    """omitted stages"""
+    subsets: int
+    """measured subsets"""
+    possible: int
+    """existing subsets"""
+    perplexity: float
+    """geometric mean over the subsets"""
+    least: float
+    most: float
+    over_full: float
+    """perplexity relative to the whole model"""
+
+
+def omissions(
+    model: Pipelined,
+    batch: Batch,
+    microbatches: int,
+    shares: Sequence[float],
+    most: int,
+    seed: int,
+    masks: Masks | None = None,
+    learned: TargetCounts | None = None,
+    on_loss: Callable[[], object] = lambda: None,
+) -> list[Omission]:
+    """Evaluate the whole model, and the model without each share of its block stages, over at most ``most`` subsets.
+
+    :param batch: the text; ``microbatches`` of it are used
+    :param masks: document masks, if any
+    :param learned: the numbers of targets, if they differ
+    :param seed: draws the subsets; the ends are never omitted
+    :param on_loss: called after each of :func:`evaluations`
+    """
+
+    def measured(subset: Collection[int]) -> float:
+        found = loss(model, batch, microbatches, subset, masks, learned)
+        on_loss()
+        return found
+
+    stages = len(model.stages)
+    full = measured(())
+    found = [_summary(0.0, 0, 1, [full], full)]
+    for share in shares:
+        count = round(share * stages)
+        subsets, possible = _subsets(stages, count, most, random.Random(f"{seed} {count}"))
+        losses = [measured(subset) for subset in subsets]
+        found.append(_summary(share, count, possible, losses, full))
+    return found
+
+
+def evaluations(stages: int, shares: Sequence[float], most: int) -> int:
+    """Return the number of losses that :func:`omissions` measures."""
+    return 1 + sum(min(most, math.comb(stages, round(share * stages))) for share in shares)
+
+
+@torch.no_grad()
+def loss(
+    model: Pipelined,
+    batch: Batch,
+    microbatches: int,
+    omitted: Collection[int],
+    masks: Masks | None = None,
+    learned: TargetCounts | None = None,
+) -> float:
+    """Return the mean cross entropy (nats) without the ``omitted`` block stages (1..S)."""
+    total = 0.0
+    for i in range(microbatches):
+        tokens, targets = batch(i)
+        mask = () if masks is None else (masks(i),)
+        x = model.ends.embed(tokens, *mask)
+        for number, stage in enumerate(model.stages, start=1):
+            if number not in omitted:
+                x = stage(x, *mask)
+        total += model.ends.loss(x, targets).item() * (1.0 if learned is None else learned.weight(i))
+    return total / microbatches
+
+
+def _subsets(stages: int, count: int, most: int, rng: random.Random) -> tuple[list[tuple[int, ...]], int]:
+    """Return all subsets of ``count`` stages, or ``most`` drawn ones; and how many exist."""
+    possible = math.comb(stages, count)
+    if possible <= most:
+        return list(combinations(range(1, stages + 1), count)), possible
+    drawn: set[tuple[int, ...]] = set()
+    while len(drawn) < most:
+        drawn.add(tuple(sorted(rng.sample(range(1, stages + 1), count))))
+    return sorted(drawn), possible
+
+
+def _summary(share: float, count: int, possible: int, losses: Sequence[float], full: float) -> Omission:
+    mean = fmean(losses)
+    return Omission(
+        share=share,
+        stages=count,
+        subsets=len(losses),
+        possible=possible,
+        perplexity=math.exp(mean),
+        least=math.exp(min(losses)),
+        most=math.exp(max(losses)),
+        over_full=math.exp(mean - full),
+    )

@@ -1,0 +1,110 @@
+"""Measurements of a worker: its work, summed over a few steps, and the peak memory of its process."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+
+from planaria.control.events import Span
+from planaria.control.gauges import EVERY, EdgeTravelTimes, PassDurations
+from planaria.control.update_reports import three_digits
+
+Pass = Literal["forward", "backward"]
+
+
+class WorkerGauge:
+    """Sums up the committed steps of a worker."""
+
+    def __init__(self, every: int = EVERY) -> None:
+        """``every``: steps in a report."""
+        self._every = every
+        self._reset()
+
+    def _reset(self) -> None:
+        self._steps, self._seconds, self._read = 0, 0.0, 0.0
+        self._passes: defaultdict[str, list[float]] = defaultdict(list)
+        self._waited: defaultdict[int, float] = defaultdict(float)
+        self._transits: defaultdict[int, list[float]] = defaultdict(list)
+
+    def stepped(
+        self,
+        step: int,
+        seconds: float,
+        spans: Iterable[Span],
+        waited: Mapping[int, float],
+        transits: Mapping[int, Sequence[float]],
+        read: float = 0.0,
+    ) -> dict[str, Any] | None:
+        """Add a step, and return the fields of :class:`Gauged` if a report is due; all workers report after the same
+        steps.
+
+        :param waited: node → seconds spent waiting for it
+        :param transits: node → seconds of each of its frames
+        :param read: seconds spent reading batches
+        """
+        self._steps, self._seconds, self._read = self._steps + 1, self._seconds + seconds, self._read + read
+        for span in spans:
+            if span.action in get_args(Pass):
+                self._passes[span.action].append(span.end - span.start)
+        for node, took in waited.items():
+            self._waited[node] += took
+        for node, frames in transits.items():
+            self._transits[node] += frames
+        if (step + 1) % self._every:
+            return None
+        report = self._report()
+        self._reset()
+        return report
+
+    def drop(self) -> None:
+        """Discard the steps since the last report, because the worker has another stage."""
+        self._reset()
+
+    def _report(self) -> dict[str, Any]:
+        passes = {
+            kind: PassDurations(count=len(took), median_s=three_digits(median(took)))
+            for kind, took in self._passes.items()
+        }
+        flows = {
+            node: EdgeTravelTimes(
+                frames=len(took),
+                low_s=round(quantile(took, 0.25), 5),
+                high_s=round(quantile(took, 0.95), 5),
+            )
+            for node, took in self._transits.items()
+            if took
+        }
+        waited = {node: three_digits(took) for node, took in self._waited.items()}
+        report = {"steps": self._steps, "seconds": three_digits(self._seconds), "passes": passes, "waited": waited}
+        return report | {"flows": flows, "read_s": three_digits(self._read / self._steps)}
+
+
+def quantile(numbers: Sequence[float], share: float) -> float:
+    """Return the element below which about this share of the numbers is."""
+    return sorted(numbers)[min(len(numbers) - 1, int(share * len(numbers)))]
+
+
+_UNIT = 1 if sys.platform == "darwin" else 1024
+"""bytes in a unit of the system's counter"""
+
+
+class Peaks(NamedTuple):
+    """Peak memory in bytes, for :class:`Worked`."""
+
+    peak_bytes: int
+    """resident memory, pages shared with other processes included"""
+    device_peak_bytes: int
+    """tensors on the CUDA device; 0 while none is in use"""
+
+
+def peaks() -> Peaks:
+    """Return the peaks since the process began. Takes microseconds."""
+    used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    device = torch.cuda.max_memory_allocated() if used else 0
+    return Peaks(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _UNIT, device)

@@ -1,0 +1,85 @@
+"""The assignment of a worker: its node and stage, the generation of its replica, and the step."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from planaria.control import events as e
+from planaria.control.decisions import BEFORE, Form, Introduce, Meet, Settle
+from planaria.control.events import Fact
+from planaria.runtime.engine.resolved_config import ResolvedRun
+
+log = logging.getLogger(__name__)
+_COMMON_FIELDS = ("worker", "node", "stage", "replica", "generation", "step")
+
+
+class Position:
+    """The assignment of a worker, and its reports, which include it."""
+
+    def __init__(self, worker: str, resolved: ResolvedRun, send: Callable[[Fact], None]) -> None:
+        """``send``: sends an event to the controller."""
+        self.worker, self.node, self.stage = worker, -1, -1
+        self.replica, self.generation, self.step = 0, 0, 0
+        self.present = resolved.arrangement
+        """the nodes of the current generation"""
+        self.absent: set[int] = set()
+        """nodes that the current generation lacks"""
+        self._everywhere, self._resolved, self._send = resolved.arrangement, resolved, send
+
+    def move(self, node: int, form: Form) -> None:
+        """Take the assignment to ``node`` from ``form``."""
+        self.node, self.stage = node, self._everywhere.stage[node]
+        self.replica, self.generation, self.step = form.replica, form.generation, form.step
+        own = self._resolved.column(form.replica)
+        self.present = own.of([member.node for member in form.members])
+        self.absent = own.stage.keys() - self.present.stage.keys()
+
+    def is_ours(self, order: Introduce | Meet | Settle) -> bool:
+        """Return whether an order is for the current generation of this worker's replica."""
+        return dict(zip(order.members, order.generations, strict=True)).get(self.replica) == self.generation
+
+    def stage_of(self, node: int) -> int:
+        """Return the stage of a node."""
+        return self.stage if node == BEFORE else self._everywhere.stage[node]
+
+    @property
+    def number(self) -> int:
+        """Index of this node among all nodes of its stage."""
+        return self._everywhere.peers(self.node).index(self.node)
+
+    def name_of(self, node: int) -> str:
+        """Return the name of a node for messages."""
+        if node == BEFORE:
+            return f"{self.name_of(self.node)} before"
+        stage = self._everywhere.stage.get(node, node)
+        if self._resolved.replicas > 1:
+            return f"stage {stage} of replica {self._resolved.replica_of(node)}"
+        return f"stage {stage}" if stage == node else f"node {node} of stage {stage}"
+
+    def log_fields(self) -> dict[str, object]:
+        """Return the assignment as context of log messages."""
+        own: dict[str, object] = {"worker": self.worker}
+        if self.node >= 0:
+            own |= {name: getattr(self, name) for name in ("replica", "stage", "generation", "step")}
+        return own
+
+    def report(self, kind: type[Fact], **fields: Any) -> None:
+        """Send an event of this ``kind`` with these ``fields`` and the assignment."""
+        own = {name: getattr(self, name) for name in _COMMON_FIELDS if name in kind.model_fields}
+        self._send(kind.model_validate(own | fields))
+
+    def report_broken(
+        self, peer: int, detail: str, waited_s: float = 0.0, since_s: float = 0.0, relay: str = ""
+    ) -> None:
+        """Report a broken edge to the node ``peer``.
+
+        :param waited_s: seconds waited for a message, from ``since_s`` after the step's start
+        :param relay: name of the relay that did not answer
+        """
+        when = f"at step {self.step}, generation {self.generation}"
+        ends = f"worker {self.worker} ({self.name_of(self.node)}) and {self.name_of(peer)}"
+        fields = {"cause": detail, "waited_s": waited_s, "since_s": since_s, "relay": relay}
+        log.info("edge to %s broken%s: %s", self.name_of(peer), f" (relay {relay})" if relay else "", detail)
+        self.report(e.EdgeBroken, peer=peer, detail=f"{ends}: {detail} {when}", **fields)

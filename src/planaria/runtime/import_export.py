@@ -1,0 +1,208 @@
+"""Models and checkpoints of other programs: export a run to them, or start a run from their checkpoint."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from planaria.common.atomic import new_folder, refused
+from planaria.common.errors import UserError
+from planaria.config.schema import ExchangeConfig, RunConfig
+from planaria.control.checkpoint_decisions import folder_name
+from planaria.data.tokenizer import Tokenizer
+from planaria.models.families import family
+from planaria.models.huggingface import export_folder, export_model
+from planaria.models.llama_stages import Llama
+from planaria.models.transformers.files import write_weights
+from planaria.runtime.checkpoint.foreign import ReadReply, ReadRequest, dcp, huggingface, read_apart, universal
+from planaria.runtime.checkpoint.foreign.folder import DigestedParameter, ExportNote, leave_note
+from planaria.runtime.checkpoint.foreign.huggingface import Precision
+from planaria.runtime.checkpoint.loading import ParameterState, atoms_of, check_stages, replicas_in, weights_of
+from planaria.runtime.checkpoint.stage_file import stage_file
+from planaria.runtime.checkpoint.store import CheckpointManifest, CheckpointStore, SealedCheckpoint
+from planaria.runtime.engine import run_folders
+from planaria.runtime.engine.config_checks import check, read_faults
+from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.engine.weight_sources import open_weights
+
+Kind = Literal["dcp", "universal"]
+
+
+def export_run(
+    folder: Path,
+    to: Path,
+    saved: SealedCheckpoint | None = None,
+    precision: Precision = "fp32",
+    largest: int | None = None,
+) -> Path:
+    """Export a checkpoint of the run in ``folder`` as a Hugging Face model to ``to``, one tensor at a time.
+
+    Default: the newest whole checkpoint. More than ``largest`` bytes of tensors are split into several files with an
+    index.
+    """
+    bare = run_folders.config_of(folder, run_folders.TOKENIZER).data.tokenization == "legacy"
+    tokenizer, saved = (
+        Tokenizer.open(folder / run_folders.TOKENIZER, bare=bare),
+        saved or run_folders.newest_whole(folder),
+    )
+    atoms, dtype = weights_of(saved), str(huggingface.DTYPES[precision]).removeprefix("torch.")
+
+    def write(made: Path) -> None:
+        if saved.manifest.model.family == "transformers":
+            named = {atom.name: atom for atom in atoms}
+            write_weights(
+                saved.manifest.model,
+                lambda name: named[name].read("weights"),
+                made,
+                huggingface.DTYPES[precision],
+                largest or sys.maxsize,
+            )
+        else:
+            huggingface.write(atoms, made, precision, largest or sys.maxsize)
+
+    with tempfile.TemporaryDirectory() as temporary:
+        tokenizer.save(file := Path(temporary) / run_folders.TOKENIZER)
+        export_folder(
+            saved.manifest.model.dense, to, write, file, tokenizer.end, dtype, used=run_folders.usage_of(folder)
+        )
+    return to
+
+
+def export_state(folder: Path, to: Path, kind: Kind, saved: SealedCheckpoint | None = None) -> list[str]:
+    """Export a checkpoint of the run in ``folder`` for another program, with moments and clocks; return notes.
+
+    The folder ``to`` appears atomically. One tensor is in memory at a time.
+    :raises UserError: if the folder is not empty or cannot be written, or the format does not support the state.
+    """
+    config, saved = run_folders.config_of(folder), saved or run_folders.newest_whole(folder)
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise UserError(f"--to {to}: exists and is not an empty folder; remove it or export elsewhere")
+    if config.optim.kind != "adamw":
+        raise UserError(
+            f"{folder}: optim.kind = {config.optim.kind!r}: --format {kind} supports only AdamW; export the weights "
+            "(--format hf)"
+        )
+    if saved.manifest.model.share > 1:
+        raise UserError(
+            f"{folder}: model.share = {saved.manifest.model.share}: shared weights are not "
+            f"supported by --format {kind}; export the weights (--format hf)"
+        )
+    manifest, sums = saved.manifest, dict[str, str]()
+    atoms = [
+        DigestedParameter(atom.name, atom.shape, atom.clock, atom.scale, atom.how, sums) for atom in atoms_of(saved)
+    ]
+    step, samples = saved.step, manifest.samples
+    samples = step * config.samples if samples is None else samples
+    scales = {atom.name: atom.scale for atom in atoms if atom.scale != 1.0}
+    try:
+        with new_folder(to) as made:
+            if kind == "dcp":
+                dcp.write(atoms, made)
+            else:
+                universal.write(atoms, made, step, samples, manifest.model.vocab, config.optim)
+            leave_note(made, ExportNote(step=step, samples=samples, model=manifest.model, scales=scales, sums=sums))
+    except OSError as error:
+        raise UserError(f"{refused(to, error)}; free space, or export elsewhere") from error
+    return _notes(saved, atoms)
+
+
+def _notes(saved: SealedCheckpoint, atoms: Sequence[ParameterState]) -> list[str]:
+    """Return a line for each difference between a checkpoint and its export."""
+    replicas, lines = replicas_in(saved.manifest), []
+    if replicas > 1:
+        lines.append(f"{saved.folder.name}: the mean model of {replicas} replicas, without outer state")
+    if saved.manifest.blocks_ahead:
+        lines.append(
+            f"{saved.folder.name}: some replicas were ahead of others: only their number of samples is exported"
+        )
+    if all(atom.clock is None for atom in atoms):
+        lines.append(f"{saved.folder.name}: has no moments yet; only weights are exported")
+    return lines
+
+
+def export_again(folder: Path, to: Path) -> Path:
+    """Export the model in ``folder`` as a Llama or a Mixtral.
+
+    :raises UserError: if its routers have biases that Mixtral does not support.
+    """
+    weights = open_weights(folder)
+    model = _as_mixtral(folder, weights.model())
+    end = None if weights.tokenizer is None else Tokenizer.open(weights.tokenizer).end
+    export_model(model, to, weights.tokenizer, end, weights.usage)
+    return to
+
+
+def _as_mixtral(folder: Path, model: Llama) -> Llama:
+    """Return the model without biases if each router's are equal, since softmax and top-k ignore them."""
+    if model.routing is None or not model.routing.bias:
+        return model
+    state = model.global_state()
+    for name, bias in state.items():
+        if name.endswith(".router.bias") and (low := float(bias.min())) != (high := float(bias.max())):
+            raise UserError(
+                f"{folder}: {name} is {low:.3g} to {high:.3g}: Mixtral's routers have no bias, and their input "
+                "no constant channel; merge again with --no-bias"
+            )
+    plain = Llama(model.config, routing=model.routing._replace(bias=False), initialise=False)
+    plain.load_global_state({name: tensor for name, tensor in state.items() if not name.endswith(".router.bias")})
+    return plain
+
+
+def import_run(folder: Path, config: RunConfig, kind: Kind, names: Path | None = None) -> tuple[Path, list[str]]:
+    """Create a run of ``config`` with the checkpoint in ``folder``; return the run's folder and notes.
+
+    ``names``: a file that maps tensors to parameters, unless they have Hugging Face's names. The run's folder appears
+    atomically; ``planaria.train(folder, resume=True)`` continues from there.
+
+    :raises UserError: if the folder is damaged or does not hold the model of ``config``; then nothing is created.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder}: is not a folder; give the checkpoint of another program")
+    if config.engine == "simulate" or not family(config.model).named:
+        what = "engine = 'simulate'" if config.engine == "simulate" else f"model.family = {config.model.family!r}"
+        raise UserError(f"{what}: has no single model to start")
+    if config.model.lora.rank:
+        raise UserError("model.lora.rank: adapters cannot be imported; leave it out")
+    if config.train.start is not None:
+        raise UserError(f"train.start = {config.train.start!r}: the weights come from {folder}; leave it out")
+    resolved = check(config)
+    replies: list[ReadReply] = []
+    made = run_folders.create_filled(config, lambda run: replies.append(_fill(run, folder, resolved, kind, names)))
+    (reply,) = replies
+    counted = [] if reply.samples is not None else ["samples used are unknown; the recipe's number per step is assumed"]
+    return made, [f"{folder}: {line}" for line in (f"step {reply.step}", *reply.said, *counted)]
+
+
+def _fill(run: Path, folder: Path, resolved: ResolvedRun, kind: Kind, names: Path | None) -> ReadReply:
+    """Write the foreign folder's state into a run's folder, as its first checkpoint."""
+    config, store = resolved.config, CheckpointStore(run / "checkpoints")
+    stages = config.pipeline.stages
+    parts = store.folder / "foreign.unfinished"
+    job = ReadRequest(
+        folder=str(folder),
+        format=kind,
+        names=None if names is None else str(names),
+        model=config.model,
+        stages=stages,
+        to=str(parts),
+    )
+    reply = read_apart(job)
+    run_folders.keep_plans(run, config, read_faults(resolved))
+    parts.rename(store.unfinished(reply.step))
+    digests = {stage_file(Path(), stage).name: sha256 for stage, sha256 in enumerate(reply.digests)}
+    manifest = CheckpointManifest(
+        step=reply.step,
+        stages=list(range(stages + 1)),
+        pipeline_stages=stages,
+        samples=reply.samples,
+        digests=digests,
+        model=config.model,
+        exchange=ExchangeConfig(),
+        block=config.pipeline.samples,
+    )
+    saved = store.seal(folder_name(reply.step), manifest, config.checkpoint.keep)
+    check_stages(store.folder, {0: saved.folder.name}, config)  # checks one stage, since all have moments or none do
+    return reply

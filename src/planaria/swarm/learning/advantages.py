@@ -1,0 +1,91 @@
+"""Advantages of a round: groups of accepted completions, each rewarded relative to its group."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from planaria.swarm.rollout import Rollout
+
+
+@dataclass(frozen=True)
+class Advantages:
+    """A round's accepted completions with their advantages."""
+
+    taken: list[Rollout]
+    """completions with advantages"""
+    skipped: int
+    """groups without effect: all rewards equal, or too few members"""
+    groups: int
+    """groups with effect"""
+
+
+def round_advantages(
+    rollouts: Sequence[Rollout],
+    mode: Literal["horizontal", "vertical"],
+    scale: bool,
+) -> Advantages:
+    """Group completions by problem (horizontal) or by problem and peer (vertical), and compute advantages.
+
+    A completion that a layer of the defence has not confirmed gets no positive advantage. Refused completions must not
+    be among ``rollouts``: with reward 0 they would teach the group to avoid similar ones (measured: accuracy 0.10
+    instead of 0.51).
+    """
+    grouped: dict[tuple[int, str], list[Rollout]] = defaultdict(list)
+    for rollout in rollouts:
+        grouped[rollout.problem.number, rollout.peer if mode == "vertical" else ""].append(rollout)
+    taken: list[Rollout] = []
+    skipped = 0
+    for _, group in sorted(grouped.items()):
+        advantages = group_advantages([rollout.worth for rollout in group], scale)
+        if advantages is None:
+            skipped += 1
+        else:
+            taken += [replace(r, advantage=_allowed(r, found)) for r, found in zip(group, advantages, strict=True)]
+    return Advantages(taken, skipped, len(grouped) - skipped)
+
+
+def priced(rollout: Rollout, limit: int, margin: int) -> Rollout:
+    """Return the completion with its length penalty over the last ``margin`` of ``limit`` tokens; none if 0."""
+    return replace(rollout, penalty=overlong_penalty(len(rollout.ids), limit, margin)) if margin else rollout
+
+
+def _allowed(rollout: Rollout, advantage: float) -> float:
+    return advantage if rollout.proven and not rollout.layer else min(advantage, 0.0)
+
+
+NO_SPREAD = 1e-9
+"""relative and absolute tolerance of equal rewards; division by σ would turn rounding errors into advantages"""
+
+
+def group_advantages(rewards: Sequence[float], scale: bool = True) -> list[float] | None:
+    """Return Â_i = (r_i − μ) / σ of one group; without ``scale`` Â_i = r_i − μ (Dr. GRPO).
+
+    σ is the sample standard deviation (divisor n − 1) without TRL's added 1e-4. Return None for a group without spread
+    or with fewer than two members; its samples must be neither trained on nor counted in a divisor.
+    Source: DeepSeekMath, arXiv 2402.03300, section 4.1.2; without σ: arXiv 2503.20783.
+
+    :raises ValueError: for a reward that is not finite.
+    """
+    if not all(map(math.isfinite, rewards)):
+        raise ValueError(f"a reward is not finite: {list(rewards)}")
+    if not rewards or math.isclose(min(rewards), max(rewards), rel_tol=NO_SPREAD, abs_tol=NO_SPREAD):
+        return None
+    mean = statistics.fmean(rewards)
+    sigma = statistics.stdev(rewards) if scale else 1.0
+    return [(reward - mean) / sigma for reward in rewards]
+
+
+def overlong_penalty(length: int, limit: int, margin: int) -> float:
+    """Return the reward penalty of a completion of ``length`` tokens: 0, falling to −1 over the last ``margin`` tokens.
+
+    It is (limit − margin − length) / margin above limit − margin, and −1 beyond ``limit``. ValueError unless
+    0 < margin ≤ limit. Source: DAPO, arXiv 2503.14476, equation 13.
+    """
+    if not 0 < margin <= limit:
+        raise ValueError(f"a margin of {margin} tokens does not fit into a limit of {limit}")
+    return -min(1.0, max(0.0, (length - (limit - margin)) / margin))
