@@ -265,7 +265,7 @@ def run_realign(given: Namespace) -> Measurement:
 
 def drilled() -> Iterator[Row]:
     """A poisoned peer of each seed, before and after repairs."""
-    drill(shipped.find("drills/repair"), {"out": str(RUNS), "name": "repair"}, quiet=True, repair=True)
+    drill(shipped.find("drills/repair"), {"out": str(RUNS), "name": "repair"}, quiet=True, laid={"repair": True})
     found = Drill.model_validate_json((RUNS / "repair-drill" / "drill.json").read_text())
     for arm, most, slack in (("TEXT", 0.02, -0.02), ("MATH", 0.1, -0.03)):
         known = [one for one in found.repairs if one.arm == arm]

@@ -19,8 +19,10 @@ from pathlib import Path
 
 from benchmarks.harness import Claim, Flag, Measurement, Row, benchmark, start
 from planaria.cli import main
+from planaria.cli.entry import program
 from planaria.config.recipe import fields
 from planaria.config.schema import RunConfig
+from planaria.lab.trace import trace as generate_trace
 from planaria.swarm.config import SwarmConfig
 
 TEXT = "the quick brown fox jumps over the lazy dog and runs away from it again and again\n" * 60
@@ -100,7 +102,7 @@ KINDS = {
     "compare": (GOOD + COMPARE, ["compare", "--quiet"]),
     "experts": (EXPERTS, ["experts train", "--dry-run"]),
     "swarm": (SWARM, ["swarm train", "--dry-run"]),
-    "drill": (DRILL, ["swarm drill", "--quiet"]),
+    "drill": (DRILL, ["compare", "--quiet"]),
 }
 """kind of recipe, or command that reads the kind train → a recipe; the command and its first arguments"""
 VALUES = (
@@ -111,6 +113,8 @@ VALUES = (
 )
 """values tried for every flag"""
 PATHS = ("HOME", "HOME/text.txt", "/dev/zero", "/dev/null", "/proc/self/mem", "x" * 5000, "\udcff.toml", "a\nb", "")
+TRACE_PROGRAM = "planaria.lab.trace"
+"""first word of a command line of this program instead of ``planaria``"""
 READERS = frozenset(("train", "plan", "advise"))  # commands that read the same kind of recipe
 FURTHER = {"export": ("--to", "HOME/x"), "generate": ("--prompt", "a"), "run chaos": ("--kill", "stage=1")}
 """further arguments that a command needs"""
@@ -196,7 +200,7 @@ def _recipes(home: Path, draw: random.Random) -> Iterator[Case]:
             if command == "advise" and name in ("escape", "long name"):
                 continue  # it is taken, and good advice takes its time
             files = (("bad.toml", content),)
-            taken = name in ("empty", "escape", "long name") or command == "compare"
+            taken = name in ("empty", "escape", "long name") or words[0] == "compare"
             yield Case(f"{command}: {name}", (*words[0].split(), "HOME/bad.toml", *words[1:]), files, not taken)
     for command, (_, words) in KINDS.items():
         for path in draw.sample(PATHS, 4):
@@ -207,7 +211,7 @@ def _kinds() -> Iterator[Case]:
     """Recipes of one kind for another's command."""
     for command, (_, words) in KINDS.items():
         for other in KINDS.keys() - (READERS if command in READERS else {command}):
-            if not (command == "compare" and other in READERS):
+            if not (words[0] == "compare" and other in (*READERS, "compare", "drill")):
                 yield Case(
                     f"{command} {other}.toml", (*words[0].split(), f"HOME/{other}.toml", *words[1:]), refused=True
                 )
@@ -278,9 +282,9 @@ def _further() -> Iterator[Case]:
     for flag in trace:
         for value in ("1000000000", "-1", "nan", "inf", "1e-300", "9" * 5000, "", "x"):
             given = _words(trace | {flag: value})
-            yield Case(f"trace --{flag} {value[:12]}", ("lab", "trace", "HOME/out.json", *given))
+            yield Case(f"trace --{flag} {value[:12]}", (TRACE_PROGRAM, "HOME/out.json", *given))
     for seed in ("-1", "9" * 30, "9" * 5000):
-        yield Case(f"trace --seed {seed[:6]}", ("lab", "trace", "HOME/out.json", *_words(trace), f"--seed={seed}"))
+        yield Case(f"trace --seed {seed[:6]}", (TRACE_PROGRAM, "HOME/out.json", *_words(trace), f"--seed={seed}"))
     for command in (
         "report",
         "run check",
@@ -473,6 +477,8 @@ def carry_out(arguments: Sequence[str], limit_s: float = 30.0) -> CommandResult:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             with _within(limit_s):
+                if arguments[0] == TRACE_PROGRAM:
+                    program(generate_trace, TRACE_PROGRAM, arguments[1:])
                 main(list(arguments))
         except SystemExit as exit_:
             code = exit_.code if isinstance(exit_.code, int) else 1

@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 
 from planaria.cli import main
-from planaria.cli.entry import every_command
+from planaria.cli.entry import every_command, program
 from planaria.cli.flags import CommandGroup, TabledCommand
 
 
 def exit_code(*words: object) -> int:
-    """Run a command; return its exit code."""
+    """Run a command of planaria, or with a function as first word its program; return the exit code."""
+    first, *rest = words
     with pytest.raises(SystemExit) as ended:
+        if callable(first):
+            program(first, first.__module__, [str(word) for word in rest])
         main([str(word) for word in words])
     assert ended.value.code is None or isinstance(ended.value.code, int)
     return ended.value.code or 0

@@ -3,7 +3,9 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,9 +17,10 @@ from planaria.cli.mistakes import MOVED, WITH_RECIPE
 from planaria.common.errors import RunStopped, UserError
 from planaria.config import recipe
 from planaria.config.shipped import find
+from planaria.lab.trace import trace
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     """Return the one line on stderr with which a command fails, without its prefix."""
     return command_line.refused(capsys, *arguments, silent=True).removeprefix("planaria: ").strip()
 
@@ -30,7 +33,7 @@ def test_a_dry_run_prints_the_resolved_recipe(capsys: pytest.CaptureFixture[str]
 
 
 RATES = ("--hourly", "0.1", "--step-seconds", "9", "--stages", "4", "--steps", "9")
-MOST = 30
+MOST = 25
 """limit of the number of commands"""
 
 
@@ -76,18 +79,26 @@ MOST = 30
         (["report", "runs/x", "--perfetto", "trace.json"], "unexpected argument; write --perfetto --to trace.json"),
         (["report", "runs/x", "--waits", "--csv", "there"], "--csv there: requires a report; leave out --waits"),
         (["report", "runs/x", "--waits", "--to", "x"], "--to x: cannot be combined with --waits"),
-        (["lab", "trace", "x", *RATES, "--exempt", "1", "2"], "2: unexpected argument; write --exempt 2"),
-        (["lab", "trace", "x", *RATES, "--lost", "y"], "'y' is not one of 'stage', 'adjacent', 'machine', 'region'"),
+        ([trace, "x", *RATES, "--exempt", "1", "2"], "2: unexpected argument; write --exempt 2"),
+        ([trace, "x", *RATES, "--lost", "y"], "'y' is not one of 'stage', 'adjacent', 'machine', 'region'"),
         (["eval", "runs/x", "--worst"], "requires an ensemble; give it with --experts RUN"),
         (["eval", "runs/x", "--floor", "0.1"], "--floor 0.1: requires --worst"),
         (["experts", "merge", "x", "--add", "y", "--to", "z"], "is now `planaria experts edit MODEL --add EXPERT --to"),
         (["swarm", "show", "x", "--credits", "--round", "1"], "--round 1: selects completions; leave out --credits"),
         (["swarm", "show", "x", "--board", "y"], "--board y: requires --certificate"),
         (["swarm", "show", "x", "--credits", "--certificate"], "--credits and --certificate: are about"),
-        (["swarm", "drill"], "swarm drill: give a recipe with a [drill] table"),
-        (["swarm", "drill", "drills", "--hops", "3"], "--hops 3: requires --settlement"),
-        (["swarm", "drill", "drills", "--settlement"], "--settlement: simulates a route, not a recipe"),
-        (["swarm", "drill", "--settlement", "--size", "3"], "--size 3: is for a swarm"),
+        (["swarm", "drill", "--settlement"], "--settlement: is now `python -m planaria.swarm.settlement`"),
+        (["compare", "drills", "--arms", "x"], "--arms x: compares strategies, and "),
+        (["compare", "drills", "--dry-run"], "--dry-run: compares strategies, and "),
+        (["compare", "drills", "--train.steps", "3"], "--train.steps 3: is no setting of a swarm, and "),
+        (["compare", "recovery", "--rounds.count", "3"], "--rounds.count 3: is a setting of a swarm, and "),
+        (["compare", "recovery", "--repair"], "--repair: is for a drill, and "),
+        (["compare", "drills", "--seeds", "1,1", "--quiet"], "give one seed or more, each once"),
+        (["compare", "arithmetic_swarm"], "is a recipe for `planaria swarm train`"),
+        (["checkpoint", "convert", "x"], "checkpoint convert x: give --to FOLDER, or --from FORMAT"),
+        (["checkpoint", "convert", "x", "--to", "y", "--names", "z"], "--names z: requires --from"),
+        (["checkpoint", "convert", "x", "--from", "dcp"], "--from dcp: give --recipe RECIPE"),
+        (["checkpoint", "convert", "x", "--from", "dcp", "--to", "y"], "--to y: is for a checkpoint of a run"),
         (["recipes", "--to", "mine.toml"], "give the recipe to copy, as in `planaria recipes demo --to mine.toml`"),
         (["plan", "demo", "--moves", "3"], "--moves 3: requires --update"),
         (["network", "relay"], "Missing option '--key-file'; see `planaria network relay --help`"),
@@ -103,13 +114,17 @@ MOST = 30
         (["export", "nowhere", "--to", "there"], "nowhere"),
     ],
 )
-def test_invalid_arguments_are_refused(arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments_are_refused(arguments: list[Any], line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert line in refused(capsys, *arguments)
 
 
 @pytest.mark.parametrize("old", MOVED)
 def test_an_earlier_spelling_is_refused_with_the_new_one(old: str, capsys: pytest.CaptureFixture[str]) -> None:
     new, known = MOVED[old], dict(commands())
+    if new.startswith("python -m "):
+        assert all(find_spec(module) for module in re.findall(r"python -m ([\w.]+)", new))
+        assert refused(capsys, *old.split(), "x") == f"{old}: is now `{new}`"
+        return
     name = " ".join(new.split()[:2])
     name = name if name in known else new.split()[0]
     flags = [flag for param in known[name].params for flag in param.opts] if name in known else []
@@ -144,7 +159,7 @@ def test_lack_of_memory_or_threads_is_reported_in_one_line(
             cli.main(["report", "x"])
 
 
-@pytest.mark.parametrize("command", ["train", "plan", "compare", "swarm train", "experts train", "swarm drill"])
+@pytest.mark.parametrize("command", ["train", "plan", "compare", "swarm train", "experts train"])
 def test_a_run_is_refused_as_a_recipe(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text("{}")
     line = f"{tmp_path}: is a run, not a recipe; continue it with `planaria train --resume {tmp_path}`"
@@ -168,7 +183,7 @@ def test_help_lists_at_most_20_commands_and_groups(capsys: pytest.CaptureFixture
     assert len(known) <= MOST
 
 
-@pytest.mark.parametrize("group", ["run", "checkpoint", "experts", "swarm", "network", "lab"])
+@pytest.mark.parametrize("group", ["run", "checkpoint", "experts", "swarm", "network"])
 def test_the_help_of_a_group_lists_its_commands(group: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main([group, "--help"])

@@ -77,7 +77,7 @@ def test_the_references_of_a_page_exist(page: Path) -> None:
         for name in re.findall(r"-m benchmarks\.(\w+)", whole)
         if name != "NAME" and not exists(f"benchmarks/{name}.py")
     ]
-    for module in re.findall(r"^::: ([\w.]+)$", whole, re.MULTILINE):
+    for module in re.findall(r"(?:^::: |python -m )(planaria(?:\.\w+)*)", whole, re.MULTILINE):
         path = f"src/{module.replace('.', '/')}"
         dead += [] if {f"{path}.py", f"{path}/__init__.py"} & FILES else [module]
     assert not dead

@@ -16,6 +16,8 @@ INJECTORS = ("checks", "injector", "worker")
 """modules of ``faults`` that wrap parts of an engine"""
 ENTRY = ("chat", "configuration", "complete", "import_export", "run", "training")
 """modules of ``runtime`` that start runs and read them; they may import reports"""
+PROGRAMS = ("lab.codes", "lab.trace", "swarm.settlement")
+"""modules that are run with ``python -m``"""
 LEVELS = (
     ("common",),
     ("config",),
@@ -47,7 +49,7 @@ LEVELS = (
     ("lab", "lab.compare.run_comparison", "lab.compare.api"),
     ("cli.commands", "lab.commands", "swarm.commands"),
     ("cli",),
-    ("__main__",),
+    ("__main__", *PROGRAMS),
 )
 """packages, lowest first: each imports only its own level and those before"""
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
@@ -156,6 +158,7 @@ def test_only_commands_import_the_command_line() -> None:
         "lab.commands",
         "swarm.commands",
         "__main__",
+        *PROGRAMS,
     }
 
 

@@ -60,7 +60,7 @@ def test_invalid_names_are_refused(bad: str) -> None:
         "plan mine.toml",
         "compare mine.toml --arms echo --dry-run",
         "swarm train swarm.toml",
-        "swarm drill drill.toml",
+        "compare drill.toml",
         "experts train experts.toml",
         "swarm join swarm.toml --board board",
         "train demo --name ../../esc",

@@ -46,7 +46,7 @@ def test_all_are_listed_with_their_purpose(capsys: pytest.CaptureFixture[str]) -
         "demo": "train",
         "recovery": "compare",
         "hdee": "experts train",
-        "drills": "swarm drill",
+        "drills": "compare",
         "arithmetic_swarm": "swarm train",
     }
     assert expected.items() <= commands.items()

@@ -10,12 +10,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from command_line import exit_code, refused
+from planaria.lab.trace import trace as trace_program
 
 TEXT = "the quick brown fox jumps over the lazy dog and runs away from it again and again\n" * 200
 
@@ -52,9 +54,7 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def mistake(
-    capfd: pytest.CaptureFixture[str], home: Path, arguments: list[str | Path], *names: str, out: str = "runs"
-) -> str:
+def mistake(capfd: pytest.CaptureFixture[str], home: Path, arguments: list[Any], *names: str, out: str = "runs") -> str:
     """Return the one line with which a command fails; it has all ``names``, and no file below ``out`` changes."""
     before = _files(home / out)
     line = refused(capfd, *arguments)
@@ -249,18 +249,18 @@ TRACED = ["--step-seconds", "1", "--stages", "4", "--steps", "10"]
         (["report", "HOME"], ["HOME"]),
         (["run", "check", "HOME"], ["HOME"]),
         (["run", "chaos", "HOME", "--kill", "stage=1"], ["HOME"]),
-        (["lab", "trace", "HOME/t.json", "--hourly", "1.5", *TRACED], ["hourly"]),
+        ([trace_program, "HOME/t.json", "--hourly", "1.5", *TRACED], ["hourly"]),
         (
-            ["lab", "trace", "HOME/t.json", "--hourly", "0.5", *TRACED, "--together", "0.3", "--forbid-adjacent"],
+            [trace_program, "HOME/t.json", "--hourly", "0.5", *TRACED, "--together", "0.3", "--forbid-adjacent"],
             ["together = 0.3"],
         ),
     ],
 )
 def test_invalid_arguments_are_refused(
-    home: Path, capfd: pytest.CaptureFixture[str], words: list[str], names: list[str]
+    home: Path, capfd: pytest.CaptureFixture[str], words: list[Any], names: list[str]
 ) -> None:
-    def placed(texts: list[str]) -> list[str]:
-        return [text.replace("HOME", str(home)) for text in texts]
+    def placed(texts: list[Any]) -> list[Any]:
+        return [text.replace("HOME", str(home)) if isinstance(text, str) else text for text in texts]
 
     mistake(capfd, home, [*placed(words)], *placed(names))
 

@@ -126,7 +126,7 @@ def test_a_run_that_lost_its_digests_is_refused(run: Path) -> None:
         ("compare", "train", "compare"),
         ("swarm", "train", "swarm train"),
         ("train", "swarm train", "train"),
-        ("drill", "swarm train", "swarm drill"),
+        ("drill", "swarm train", "compare"),
         ("swarm", "experts train", "swarm train"),
         ("experts", "plan", "experts train"),
     ],

@@ -612,7 +612,7 @@ def test_chains_of_experts_from_two_parents(tmp_path: Path) -> None:
     samples = domain_samples(run, ["tables", "topics"], "test", 257, 32, 8)
     again = score(ensemble.logps(samples), ensemble.log_prior(samples), ensemble.manifest.mixture)
     assert again.loss == pytest.approx(found.runs[0].arms["M_Ho-I_Ho"].scores["mix"].loss, abs=1e-6)
-    assert cli.run(["experts", "merge", str(run), "--to", str(tmp_path / "merged")]) == 0
+    assert cli.run(["experts", "edit", str(run), "--merge", "dume", "--to", str(tmp_path / "merged")]) == 0
     members = {member.domain: member for member in ensemble.manifest.members}
     assert members["code"].parent == "seed-1/experts/topics-M-6/model"
     recipes = {file.stem: tomllib.loads(file.read_text()) for file in (run / "seed-1" / "experts").glob("*.toml")}
@@ -642,7 +642,7 @@ def test_experts_weighed_by_their_parent_merge_into_one_model(
     again = score(ensemble.logps(samples), ensemble.log_prior(samples), ensemble.manifest.mixture)
     assert again.loss == pytest.approx(arm.scores["code"].loss, abs=1e-6)
     assert list(ensemble.generate(ensemble.tokenizer.encode("import os"), 5)) and len(ensemble._models) == 1
-    assert cli.run(["experts", "merge", str(run), "--to", str(tmp_path / "merged")]) == 0
+    assert cli.run(["experts", "edit", str(run), "--merge", "dume", "--to", str(tmp_path / "merged")]) == 0
     capsys.readouterr()
     assert cli.run(["eval", str(tmp_path / "merged")]) == 0
     assert [row[0] for row in _rows(capsys)] == ["asyncio", "code", "tables"]

@@ -1,4 +1,4 @@
-"""``planaria export`` and ``checkpoint import``, and training resumed from an imported checkpoint."""
+"""``planaria export`` and ``checkpoint convert --from``, and training resumed from an imported checkpoint."""
 
 from __future__ import annotations
 
@@ -37,6 +37,9 @@ checkpoint = {{ every = 3 }}
 observe = {{ trackers = "" }}
 fleet = {{ spares = 0 }}
 """
+
+CONVERT = ("checkpoint", "convert")
+DCP = ("--from", "dcp", "--recipe", "TOML")
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +99,7 @@ def test_an_imported_checkpoint_resumes_like_a_native_one(
     flags = ["--pipeline.stages", "2"]
     made, name = tmp_path / "runs" / "back", ["--out", tmp_path / "runs", "--name", "back"]
     printed = done(
-        "checkpoint", "import", tmp_path / "out", home / "run.toml", "--format", kind, *name, *flags, "--engine", engine
+        *CONVERT, tmp_path / "out", "--recipe", home / "run.toml", "--from", kind, *name, *flags, "--engine", engine
     )
     assert printed == f"{tmp_path / 'out'}: step 6\nresume with   planaria train --resume {made}\n"
     assert "unchanged" in done("checkpoint", "show", made, "--verify")
@@ -110,14 +113,14 @@ def test_an_import_can_take_the_configuration_of_a_run(home: Path, tmp_path: Pat
     run = home / "runs" / "rebuilt"
     (home / "trace.json").unlink(missing_ok=True)
     done("export", run, "--checkpoint", "step-00000003", "--format", "dcp", "--to", tmp_path / "out")
-    printed = done("checkpoint", "import", tmp_path / "out", run, "--format", "dcp", "--out", tmp_path / "runs")
+    printed = done(*CONVERT, tmp_path / "out", "--recipe", run, "--from", "dcp", "--out", tmp_path / "runs")
     assert "step 3" in printed
     made = tmp_path / "runs" / "rebuilt"
     assert {path.name for path in made.iterdir()} == {"config.json", "planaria.sha256", "trace.json", "checkpoints"}
     assert [path.name for path in (made / "checkpoints").iterdir()] == ["step-00000003"]
     done("train", "--resume", made, "--train.steps", "6", "--quiet")
     assert losses(made) == {step: loss for step, loss in losses(run).items() if step >= 3}
-    again = done("checkpoint", "import", tmp_path / "out", run, "--format", "dcp", "--out", tmp_path / "runs")
+    again = done(*CONVERT, tmp_path / "out", "--recipe", run, "--from", "dcp", "--out", tmp_path / "runs")
     assert again.endswith(f"planaria train --resume {tmp_path / 'runs' / 'rebuilt-2'}\n")
 
 
@@ -183,8 +186,8 @@ def test_a_full_disk_is_reported(home: Path, small: Path) -> None:
 
 def test_moments_of_another_optimizer_are_not_imported(home: Path, tmp_path: Path) -> None:
     done("export", home / "runs" / "run", "--format", "dcp", "--to", tmp_path / "out")
-    place = ["--format", "dcp", "--out", tmp_path / "runs", "--optim.kind", "sgd"]
-    result = call("checkpoint", "import", tmp_path / "out", home / "run.toml", *place)
+    place = ["--from", "dcp", "--out", tmp_path / "runs", "--optim.kind", "sgd"]
+    result = call(*CONVERT, tmp_path / "out", "--recipe", home / "run.toml", *place)
     assert result.code == 2 and result.err.count("\n") == 1
     assert "optim.kind = 'sgd' needs momentum_buffer" in result.err and list((tmp_path / "runs").iterdir()) == []
 
@@ -194,9 +197,8 @@ def test_an_import_that_fails_leaves_nothing(home: Path, tmp_path: Path) -> None
     done("export", home / "runs" / "run", "--format", "universal", "--to", tmp_path / "out")
     (path,) = (tmp_path / "out").glob("*/zero/model.layers.3.mlp.up_proj.weight/exp_avg.pt")
     path.write_bytes(path.read_bytes()[:-40])
-    result = call(
-        "checkpoint", "import", tmp_path / "out", home / "run.toml", "--format", "universal", "--out", tmp_path / "runs"
-    )
+    given = ["--recipe", home / "run.toml", "--from", "universal", "--out", tmp_path / "runs"]
+    result = call(*CONVERT, tmp_path / "out", *given)
     assert result.kind and str(path) in result.err and list((tmp_path / "runs").iterdir()) == []
 
 
@@ -205,7 +207,7 @@ def test_an_import_that_fails_leaves_nothing(home: Path, tmp_path: Path) -> None
     ("words", "message"),
     [
         (["export", "RUN", "--to", "x", "--format", "gguf"], "'gguf' is not one of 'hf', 'dcp', 'universal'"),
-        (["checkpoint", "import", "RUN", "TOML"], "Missing option '--format'"),
+        ([*CONVERT, "RUN", "--recipe", "TOML"], "--recipe TOML: requires --from"),
         (["export", "RUN", "--to", "RUN", "--format", "dcp"], "exists and is not an empty folder"),
         (["export", "RUN", "--to", "x", "--format", "dcp", "--checkpoint", "step-7"], "no such checkpoint"),
         (
@@ -216,16 +218,16 @@ def test_an_import_that_fails_leaves_nothing(home: Path, tmp_path: Path) -> None
         (["export", "RUN", "--to", "x", "--format", "hf", "--shard", "0"], "greater than or equal to 1"),
         (["export", "nowhere", "--to", "x", "--format", "dcp"], "not a run"),
         (["export", "REBUILT", "--to", "x", "--format", "universal"], "a single step"),
-        (["checkpoint", "import", "RUN/model", "TOML", "--format", "hf"], "--train.start RUN/model"),
-        (["checkpoint", "import", "nowhere", "TOML", "--format", "dcp"], "nowhere: is not a folder"),
-        (["checkpoint", "import", "RUN/model", "TOML", "--format", "dcp"], ".metadata: missing, or not a file"),
+        ([*CONVERT, "RUN/model", "--recipe", "TOML", "--from", "hf"], "--train.start RUN/model"),
+        ([*CONVERT, "nowhere", *DCP], "nowhere: is not a folder"),
+        ([*CONVERT, "RUN/model", *DCP], ".metadata: missing, or not a file"),
         (
-            ["checkpoint", "import", "RUN/model", "TOML", "--format", "universal"],
+            [*CONVERT, "RUN/model", "--recipe", "TOML", "--from", "universal"],
             "has neither latest_universal nor zero",
         ),
-        (["checkpoint", "import", "RUN", "TOML", "--format", "dcp", "--engine", "simulate"], "no single model"),
-        (["checkpoint", "import", "RUN", "TOML", "--format", "dcp", "--train.start", "y"], "train.start = 'y'"),
-        (["checkpoint", "import", "RUN", "TOML", "--format", "dcp", "--pipeline.stages", "3"], "does not divide"),
+        ([*CONVERT, "RUN", *DCP, "--engine", "simulate"], "no single model"),
+        ([*CONVERT, "RUN", *DCP, "--train.start", "y"], "train.start = 'y'"),
+        ([*CONVERT, "RUN", *DCP, "--pipeline.stages", "3"], "does not divide"),
     ],
 )
 def test_a_mistake_is_refused_in_one_line(
@@ -244,7 +246,7 @@ def test_a_mistake_is_refused_in_one_line(
             text = text.replace(name, str(path))
         return text
 
-    result = call(*map(put, words), *(["--out", tmp_path] if "import" in words else []))
+    result = call(*map(put, words), *(["--out", tmp_path] if "--from" in words else []))
     assert result.code == 2 and result.kind and put(message) in result.err, result.err
     assert list(tmp_path.iterdir()) == []
 

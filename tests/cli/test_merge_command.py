@@ -1,4 +1,4 @@
-"""``planaria experts merge``: the merged model, commands that read it, and refusals before any computation."""
+"""``planaria experts edit --merge``: the merged model, commands that read it, and refusals before any computation."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def merge(run: Path, to: Path, *words: object) -> None:
-    assert cli.run(["experts", "merge", str(run), "--to", str(to), *map(str, words)]) == 0
+def merge(run: Path, to: Path, *words: object, how: str = "dume") -> None:
+    assert cli.run(["experts", "edit", str(run), "--merge", how, "--to", str(to), *map(str, words)]) == 0
 
 
 def edit(run: Path, to: Path, *words: object) -> None:
@@ -76,7 +76,7 @@ def test_merging_is_reproducible(made: Path, tmp_path: Path) -> None:
 def test_averaging_takes_the_mean_of_the_weights(
     made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    merge(made / "ensemble", tmp_path / "mean", "--by", "average")
+    merge(made / "ensemble", tmp_path / "mean", how="average")
     found = import_model(tmp_path / "mean").global_state()
     experts = [import_model(made / "ensemble" / f"{name}/model").global_state() for name in ("digits", "lower")]
     for name, tensor in found.items():
@@ -206,37 +206,41 @@ def test_too_little_text_needs_a_lambda(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "complaint"),
+    ("how", "words", "complaint"),
     [
-        (["--top-k", "-1"], r"--top-k -1: must be 0 \(all\) or more"),
-        (["--temperature", "0"], "--temperature 0: must be 1e-06 or more"),
-        (["--temperature", "nan"], "--temperature nan: must be 1e-06 or more"),
-        (["--lambda", "-1"], "--lambda -1: must be 0 or more"),
-        (["--lambda", "inf"], "--lambda inf: must be 0 or more"),
-        (["--samples", "0"], "--samples 0: must be 1 or more"),
-        (["--by", "average", "--top-k", "1"], "--top-k 1: is about routers"),
-        (["--by", "sum", "--samples", "1"], "--samples 1: is about routers"),
-        (["--by", "average", "--lambda", "1"], "--lambda 1.0: is no part of an average"),
-        (["--seed", "1"], "--seed 1: is for --by dare"),
-        (["--by", "average", "--no-bias"], "--no-bias: is about routers"),
+        ("dume", ["--top-k", "-1"], r"--top-k -1: must be 0 \(all\) or more"),
+        ("dume", ["--temperature", "0"], "--temperature 0: must be 1e-06 or more"),
+        ("dume", ["--temperature", "nan"], "--temperature nan: must be 1e-06 or more"),
+        ("dume", ["--lambda", "-1"], "--lambda -1: must be 0 or more"),
+        ("dume", ["--lambda", "inf"], "--lambda inf: must be 0 or more"),
+        ("dume", ["--samples", "0"], "--samples 0: must be 1 or more"),
+        ("average", ["--top-k", "1"], "--top-k 1: is about routers"),
+        ("sum", ["--samples", "1"], "--samples 1: is about routers"),
+        ("average", ["--lambda", "1"], "--lambda 1.0: is no part of an average"),
+        ("dume", ["--seed", "1"], "--seed 1: is for --merge dare"),
+        ("average", ["--no-bias"], "--no-bias: is about routers"),
     ],
 )
-def test_invalid_options_are_refused(words: list[str], complaint: str, made: Path, tmp_path: Path) -> None:
+def test_invalid_options_are_refused(how: str, words: list[str], complaint: str, made: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=complaint):
-        merge(made / "ensemble", tmp_path / "out", *words)
+        merge(made / "ensemble", tmp_path / "out", *words, how=how)
 
 
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ("RUN", "give --add MODEL or --remove NAME"),
+        ("RUN", "give --add MODEL, --remove NAME or --merge HOW"),
         ("RUN --text x", "--text x: goes with --add"),
         ("RUN --as x", "--as x: goes with --add"),
         ("RUN --add x --remove y", "--add and --remove: give one"),
         ("RUN --remove x --to y", "--to y: is for a merged model"),
+        ("RUN --add x --merge sum --to y", "--add and --merge: give one"),
+        ("RUN --remove x --lambda 1", "--lambda 1.0: goes with --merge HOW"),
+        ("RUN --merge sum", "--merge sum: give --to FOLDER"),
+        ("MERGED --merge sum --to y", "is one model already; --merge is for an ensemble"),
         ("MERGED --remove x", "is a merged model, which is not changed in place; give --to FOLDER"),
         ("MERGED --add x --to y", "--add x: of which text"),
-        ("RUN/digits/model --remove x --to y", "is no model of `planaria experts merge --by dume`"),
+        ("RUN/digits/model --remove x --to y", "is no model of `planaria experts edit --merge dume`"),
     ],
 )
 def test_an_invalid_edit_is_refused(words: str, complaint: str, made: Path) -> None:

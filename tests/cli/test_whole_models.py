@@ -1,4 +1,4 @@
-"""``planaria generate``, ``eval`` and ``checkpoint import`` with models of ``transformers``."""
+"""``planaria generate``, ``eval`` and ``checkpoint convert --from`` with models of ``transformers``."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_an_imported_checkpoint_resumes_like_a_native_one(home: Path, kind: str,
     assert train(home, "run", 1e-3) == 0
     assert cli.run(["export", "runs/run", "--format", format_, "--to", "out"]) == 0
     flags = ["--name", "back", "--pipeline.stages", "4"]
-    assert cli.run(["checkpoint", "import", "out", "runs/run", "--format", format_, *flags]) == 0
+    assert cli.run(["checkpoint", "convert", "out", "--recipe", "runs/run", "--from", format_, *flags]) == 0
     more = ["--train.steps", "6", "--pipeline.stages", "4", "--quiet"]
     for name in ("run", "back"):
         assert cli.run(["train", "--resume", f"runs/{name}", *more]) == 0
@@ -198,4 +198,4 @@ def test_adapters_are_not_imported(home: Path) -> None:
     assert train(home, "lora", 0.1, *LORA, *STILL) == 0
     assert cli.run(["export", "runs/lora", "--format", "dcp", "--to", "out"]) == 0
     with pytest.raises(UserError, match=r"model\.lora\.rank: adapters cannot be imported"):
-        cli.run(["checkpoint", "import", "out", "runs/lora", "--format", "dcp"])
+        cli.run(["checkpoint", "convert", "out", "--recipe", "runs/lora", "--from", "dcp"])

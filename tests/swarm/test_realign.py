@@ -203,7 +203,7 @@ def test_fused_experts_are_repaired_with_one_mask_each(
 ) -> None:
     run = ensemble(tmp_path / "run", pupil, {"one": tuned, "two": pupil})
     fused = tmp_path / "fused"
-    merging = ["experts", "merge", str(run), "--by", "sum", "--to"]
+    merging = ["experts", "edit", str(run), "--merge", "sum", "--to"]
     assert cli.run([*merging, str(fused), "--safe", str(pupil), "--lambda", "0.5"]) == 0
     parent, child, whole = (weights_of(open_policy(str(place))) for place in (pupil, tuned, fused))
     name = next(iter(parent))
@@ -219,7 +219,7 @@ def test_fused_experts_are_repaired_with_one_mask_each(
     assert cli.run(["swarm", "realign", str(fused), "--mask", str(mask), "--to", str(tmp_path / "again")]) == 0
     assert task_vectors.digest(weights_of(open_policy(str(tmp_path / "again")))) == record["result"]
     assert "which one model they branched off" in refused(
-        capsys, "experts", "merge", run, "--by", "sum", "--to", tmp_path / "x"
+        capsys, "experts", "edit", run, "--merge", "sum", "--to", tmp_path / "x"
     )
 
 

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 from swarms import until
 
-from command_line import refused
+from command_line import exit_code, refused
 from planaria import __version__, cli
 from planaria.lab.trials import result_cache
 from planaria.swarm.commands import drill as module
 from planaria.swarm.drill import Drill
+from planaria.swarm.settlement import settle
 from processes import Command, planaria
 
 RECIPE = """
@@ -227,7 +228,7 @@ def _session(leader: int) -> list[int]:
 
 
 def test_settle_prints_each_case(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["swarm", "drill", "--settlement", "--hops", "3", "--seeds", "3"]) == 0
+    assert exit_code(settle, "--hops", "3", "--seeds", "3") == 0
     said = capsys.readouterr().out
     assert "f = 1 of 4 members Byzantine" in said and "hop 1 is dry" in said and "an honest party lost credits" in said
     assert "164" in said, "messages of three hops"
@@ -235,7 +236,7 @@ def test_settle_prints_each_case(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("wrong", [["--hops", "0"], ["--faulty", "-1"], ["--seeds", "0"]])
 def test_invalid_settle_arguments_are_refused_in_one_line(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert "; give" in refused(capsys, "swarm", "drill", "--settlement", *wrong)
+    assert "; give" in refused(capsys, settle, *wrong)
 
 
 DRILL = """
@@ -245,7 +246,7 @@ rounds = {{ count = 2, prompts = 2, group = 4 }}
 evaluate = {{ every = 1, problems = 10, watch = ["text"] }}
 
 [drill]
-seeds = [1]
+seeds = [1, 2]
 last = 1
 
 [drill.arms."control"]
@@ -266,7 +267,7 @@ def test_a_drill_reports_its_arms_and_is_resumed_after_moving(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("tiny.toml").write_text(DRILL.format(pupil=pupil))
-    assert cli.run(["swarm", "drill", "tiny.toml", "--quiet"]) == 0
+    assert cli.run(["compare", "tiny.toml", "--seeds", "1", "--quiet"]) == 0
     shown = capsys.readouterr().out
     assert "attacked" in shown and "TEXT success" in shown and "every peer's accuracy" in shown
     found = Drill.model_validate_json(Path("runs/tiny-drill/drill.json").read_text())
@@ -280,12 +281,12 @@ def test_a_drill_reports_its_arms_and_is_resumed_after_moving(
 
     Path("runs").rename("elsewhere")
     monkeypatch.setattr(module, "LiveSwarm", None)  # running an arm would fail
-    assert cli.run(["swarm", "drill", "tiny.toml", "--quiet", "--out", "elsewhere"]) == 0
+    assert cli.run(["compare", "tiny.toml", "--seeds", "1", "--quiet", "--out", "elsewhere"]) == 0
     again = Drill.model_validate_json(Path("elsewhere/tiny-drill/drill.json").read_text())
     assert again == found
 
     monkeypatch.setattr(result_cache, "__version__", "9.9")
     capsys.readouterr()
     with pytest.raises(TypeError):  # it is run
-        cli.run(["swarm", "drill", "tiny.toml", "--out", "elsewhere"])
+        cli.run(["compare", "tiny.toml", "--seeds", "1", "--out", "elsewhere"])
     assert f"run again, planaria {__version__} made it, this is 9.9" in capsys.readouterr().out

@@ -1,19 +1,23 @@
-"""Commands on checkpoints: show, convert, import."""
+"""Commands on checkpoints: show, convert."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Literal
 
-from typer import Argument, Option
+from typer import Option
 
-from planaria.cli.flags import Run, command, flag, switch
+from planaria.cli.flags import Run, command, flag, refuse, run_argument, switch
 from planaria.cli.settings import Settings
+from planaria.common.errors import UserError
 from planaria.config.shipped import find
 
-FORMATS = "hf: Hugging Face, only weights; dcp: torch.distributed.checkpoint; universal: DeepSpeed's"
+SOURCE = "a run; with --from, the folder of another program"
+FROM = "format of another program's folder: dcp (torch.distributed.checkpoint) or universal (DeepSpeed's)"
+RECIPE = "with --from: the new run's recipe, or a run with that recipe"
+NAMES = "with --from: JSON of the folder's tensor names → parameters, if not those of Hugging Face"
 Format = Literal["hf", "dcp", "universal"]
-Checkpoint = Annotated[str | None, flag("NAME", "this checkpoint of the run")]
+Checkpoint = Annotated[str | None, flag("NAME", "this checkpoint of the run (default: the newest)")]
 
 
 @command("checkpoint show")
@@ -39,32 +43,29 @@ def _show(
 
 @command("checkpoint convert", cls=Settings)
 def _convert(
-    run: Run,
+    run: Annotated[Path, run_argument(SOURCE)],
     *,
+    to: Annotated[Path | None, flag("FOLDER", "for a run: folder of checkpoints to write the converted one to")] = None,
     checkpoint: Checkpoint = None,
-    to: Annotated[Path, flag("FOLDER", "folder of checkpoints")],
+    kind: Annotated[Format | None, Option("--from", metavar="dcp|universal", help=FROM)] = None,
+    recipe: Annotated[Path | None, flag("RECIPE", RECIPE, parser=find)] = None,
+    names: Annotated[Path | None, flag("FILE", NAMES)] = None,
     settings: dict[str, str],
 ) -> int:
-    """Write a checkpoint as it would be resumed with other settings."""
-    from planaria.cli.commands.checkpoint import convert
+    """Convert a run's checkpoint to other settings, or another program's checkpoint to a new run."""
+    if kind is None:
+        from planaria.cli.commands.checkpoint import convert
 
-    print("\n".join(convert(run, checkpoint, settings, to)))
-    return 0
+        refuse({"recipe": recipe, "names": names}, "requires --from, the format of another program's folder")
+        if to is None:
+            raise UserError(f"checkpoint convert {run}: give --to FOLDER, or --from FORMAT for another program's")
+        notes = convert(run, checkpoint, settings, to)
+    else:
+        from planaria.cli.commands.checkpoint import bring
 
-
-@command("checkpoint import", cls=Settings)
-def _import(
-    folder: Annotated[Path, Argument(metavar="FOLDER", help="folder that the other program has written")],
-    recipe: Annotated[
-        Path, Argument(metavar="RECIPE", parser=find, help="the run's recipe, or a run with that recipe")
-    ],
-    *,
-    kind: Annotated[Format, Option("--format", help=FORMATS)],
-    names: Annotated[Path | None, flag("FILE", "map of tensors to parameters, if not as in hf")] = None,
-    settings: dict[str, str],
-) -> int:
-    """Start a run from another program's checkpoint."""
-    from planaria.cli.commands.checkpoint import bring
-
-    print("\n".join(bring(folder, recipe, settings, kind, names)))
+        refuse({"to": to, "checkpoint": checkpoint}, "is for a checkpoint of a run; --from writes a run, OUT/NAME")
+        if recipe is None:
+            raise UserError(f"--from {kind}: give --recipe RECIPE, the new run's recipe or a run with that recipe")
+        notes = bring(run, recipe, settings, kind, names)
+    print("\n".join(notes))
     return 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache, partial
 from importlib import import_module
@@ -20,7 +20,8 @@ import typer
 from typer.main import get_command
 
 from planaria import __version__
-from planaria.cli.flags import Asked, CommandGroup, app
+from planaria.cli.flags import CommandGroup, Invocation, TabledCommand, app
+from planaria.cli.flags import program as command_of
 from planaria.cli.mistakes import explained, require_known
 from planaria.common.errors import LedgerError, RunStopped, UserError
 from planaria.common.logs import command_logs
@@ -31,9 +32,8 @@ from planaria.config import consent
 CORE = (
     "planaria.cli.training",
     "planaria.cli.watching",
-    "planaria.cli.models",
+    "planaria.cli.results",
     "planaria.cli.checkpoints",
-    "planaria.cli.codes",
     "planaria.cli.faults",
     "planaria.cli.networks",
     "planaria.cli.recipes",
@@ -51,16 +51,33 @@ NO_THREAD = "can't start new thread"
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Entry point of ``planaria``."""
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    _end(partial(run, words, arguments is None))
+
+
+def program(function: Callable[..., int], module: str, arguments: Sequence[str] | None = None) -> NoReturn:
+    """Entry point of ``python -m module``: parse ``arguments`` for ``function`` as for a command of planaria."""
+    words = sys.argv[1:] if arguments is None else list(arguments)
+
+    def call() -> int:
+        _require_utf8(words)
+        return _invoke(command_of(function), f"python -m {module}", words)
+
+    _end(call)
+
+
+def _end(call: Callable[[], int]) -> NoReturn:
+    """Run a command, and exit with its code."""
     ensure()
     with interrupted():
-        code = _code(sys.argv[1:] if arguments is None else list(arguments), may_fork=arguments is None)
+        code = _code(call)
     sys.exit(code)
 
 
-def _code(arguments: list[str], may_fork: bool) -> int:
+def _code(call: Callable[[], int]) -> int:
     """Run a command and report its failure; returns the exit code."""
     try:
-        return run(arguments, may_fork)
+        return call()
     except UserError as error:
         print(f"planaria: {one_line(str(error))}", file=sys.stderr)
         return 2
@@ -108,9 +125,14 @@ def run(arguments: list[str], may_fork: bool = False) -> int:
     if not arguments or arguments[0] not in root.commands:
         root = every_command()
     require_known(arguments, root)
+    return _invoke(root, "planaria", arguments or ["--help"], may_fork)
+
+
+def _invoke(command: TabledCommand | CommandGroup, name: str, arguments: list[str], may_fork: bool = False) -> int:
+    """Parse the arguments of a command, and run it; returns the exit code."""
     try:
-        with root.make_context("planaria", arguments or ["--help"], obj=partial(_around, may_fork)) as context:
-            code: int = root.invoke(context)
+        with command.make_context(name, arguments, obj=partial(_around, may_fork)) as context:
+            code: int = command.invoke(context)
     except typer.Exit as ended:
         return ended.exit_code
     except typer.TyperException as error:
@@ -119,15 +141,15 @@ def run(arguments: list[str], may_fork: bool = False) -> int:
 
 
 @contextmanager
-def _around(may_fork: bool, asked: Asked) -> Iterator[None]:
+def _around(may_fork: bool, how: Invocation) -> Iterator[None]:
     """Prepare this process for a command, and clean up after it."""
     _require_utf8_places()
-    if asked.forks and may_fork and "torch" not in sys.modules:
+    if how.forks and may_fork and "torch" not in sys.modules:
         from planaria.runtime.fleet import spawner
 
         spawner.expect_fork()
-    outlet = lasting() if asked.lasting else nullcontext()
-    with command_logs(asked.log_level, asked.log_json), consent.allowing(asked.allow_code), outlet:
+    outlet = lasting() if how.lasting else nullcontext()
+    with command_logs(how.log_level, how.log_json), consent.allowing(how.allow_code), outlet:
         yield
 
 

@@ -1,14 +1,13 @@
-"""Commands on faults: run chaos injects them, lab trace generates a trace of them."""
+"""The command that injects faults: run chaos."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from typer import Argument, Option
+from typer import Option
 
-from planaria.cli.flags import Run, Seed, TabledCommand, command, flag, switch
+from planaria.cli.flags import Run, TabledCommand, command, flag
 from planaria.common.errors import UserError
 from planaria.config.durations import seconds
 
@@ -30,9 +29,6 @@ INJECTED = {
 """faults that the worker injects into itself, at its next opportunity"""
 STRENGTH = "--slow, --slow-host: factor; --slow-data, --delay: seconds; --lie: of --attack"
 MOMENTS = "any, forward, backward, commit, transfer, save, settle or link"
-
-
-Loss = Literal["stage", "adjacent", "machine", "region"]
 
 
 class Faults(TabledCommand):
@@ -78,33 +74,4 @@ def _chaos(
     if resume_after is not None and action != "stop":
         raise UserError("--resume-after: requires --stop, or another fault with a duration")
     print(strike(run, action, target, resume_after))
-    return 0
-
-
-@command("lab trace", code=False)
-def _trace(
-    file: Annotated[Path, Argument(metavar="FILE")],
-    *,
-    hourly: Annotated[float, flag("P", "probability that a stage fails within an hour")],
-    step_seconds: Annotated[float, flag("S", "duration of one step in seconds", parser=seconds)],
-    stages: Annotated[int, flag("N", "stages of the run")],
-    steps: Annotated[int, flag("N", "steps of the run")],
-    seed: Seed = 0,
-    exempt: Annotated[list[int] | None, flag("STAGE", "a stage that never fails; can be given several times")] = None,
-    forbid_adjacent: Annotated[bool, switch("--forbid-adjacent", "never two adjacent stages in the same step")] = False,
-    ends: Annotated[bool, switch("--ends", "the ends fail at the same rate")] = False,
-    together: Annotated[float, flag("P", "probability that a failure also takes the next stage")] = 0.0,
-    lost: Annotated[Loss, Option(help="what one fault takes")] = "stage",
-    machine: Annotated[int, flag("N", "stages in a row that share a machine")] = 2,
-) -> int:
-    """Generate a trace of faults from a failure rate."""
-    from planaria.faults.trace import burst_sizes, digest, write
-    from planaria.faults.trace_generation import generate
-
-    spared = set(exempt or [])
-    trace = generate(seed, hourly, step_seconds, stages, steps, spared, forbid_adjacent, ends, together, lost, machine)
-    write(trace, file)
-    shared = burst_sizes(trace)
-    bursts = "".join(f", {count} × {size} together" for size, count in sorted(shared.items()) if size > 1)
-    print(f"{file}: {len(trace.faults)} faults{bursts}, digest {digest(trace)[:16]}")
     return 0

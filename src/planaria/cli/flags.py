@@ -24,16 +24,15 @@ SECTIONS = {
     "training": ("train", "join", "plan", "compare", "advise"),
     "runs and models": ("watch", "report", "generate", "eval", "export", "serve"),
     "recipes": ("recipes",),
-    "groups of commands": ("run", "checkpoint", "experts", "swarm", "network", "lab"),
+    "groups of commands": ("run", "checkpoint", "experts", "swarm", "network"),
 }
 """title → first words of commands, in the order of ``planaria --help``"""
 GROUPS = {
     "run": "disturb or check a run",
-    "checkpoint": "inspect, convert and import checkpoints",
+    "checkpoint": "inspect and convert checkpoints",
     "experts": "ensembles of domain experts",
     "swarm": "peers that do not trust each other",
     "network": "links between machines",
-    "lab": "offline generators of codes and fault traces",
 }
 """first word of a command of two words → description of its group"""
 GIVEN = "planaria.table"
@@ -42,7 +41,10 @@ EVERYTHING = "planaria.everything"
 """key in the context's metadata if the help shows every flag"""
 
 
-class Asked(NamedTuple):
+HELP = {"help_option_names": ["-h", "--help"]}
+
+
+class Invocation(NamedTuple):
     """How a command runs, by its registration and its shared flags."""
 
     lasting: bool
@@ -52,7 +54,7 @@ class Asked(NamedTuple):
     log_json: bool = False
 
 
-Around = Callable[[Asked], AbstractContextManager[None]]
+Around = Callable[[Invocation], AbstractContextManager[None]]
 """prepares this process for a command; the object of the root context"""
 
 
@@ -126,7 +128,7 @@ class CommandGroup(TyperGroup):
     """A group of commands, which its help lists in full."""
 
     def __init__(self, **named: Any) -> None:
-        super().__init__(**named | {"context_settings": {"help_option_names": ["-h", "--help"]}})
+        super().__init__(**named | {"context_settings": HELP})
 
     def get_params(self, ctx: Any) -> Any:
         params = super().get_params(ctx)
@@ -193,10 +195,21 @@ def command(
 
     def register(function: Callable[..., int]) -> Callable[..., int]:
         group, _, last = name.rpartition(" ")
-        _typer(group).command(last, cls=cls)(_wrapped(function, shared, Asked(lasting, forks)))
+        _typer(group).command(last, cls=cls)(_wrapped(function, shared, Invocation(lasting, forks)))
         return function
 
     return register
+
+
+def program(function: Callable[..., int]) -> TabledCommand:
+    """Return a function as the only command of a program, declared as in :func:`command`."""
+    one = _new(CommandGroup, "", add_completion=False)
+    one.command(cls=TabledCommand, context_settings=HELP)(
+        _wrapped(function, [], Invocation(lasting=False, forks=False))
+    )
+    made = get_command(one)
+    assert isinstance(made, TabledCommand)
+    return made
 
 
 def _typer(group: str) -> typer.Typer:
@@ -208,7 +221,7 @@ def _typer(group: str) -> typer.Typer:
     return _groups[group]
 
 
-def _wrapped(function: Callable[..., int], shared: list[str], how: Asked) -> Callable[..., int]:
+def _wrapped(function: Callable[..., int], shared: list[str], how: Invocation) -> Callable[..., int]:
     """Return a function with the parameters of ``function`` and the ``shared`` flags, which runs it as ``how`` says."""
     given = inspect.signature(function, eval_str=True).parameters.values()
     tables = [param.name for param in given if param.annotation == dict[str, str]]
@@ -248,14 +261,14 @@ def _parameters(options: Mapping[str, Any]) -> list[Any]:
     return get_command(one).params
 
 
-def _recipes(kind: str | None) -> Callable[[str], list[str]]:
-    """Return a completer for shipped recipes of a kind (None: any); the shell completes files where none fits."""
+def _recipes(kinds: tuple[str, ...]) -> Callable[[str], list[str]]:
+    """Return a completer for shipped recipes of these kinds (none: any); the shell completes files where none fits."""
 
     def complete(incomplete: str) -> list[str]:
         from planaria.config import recipe
 
         near = [name for name in shipped.names() if name.startswith(incomplete)]
-        return [name for name in near if kind is None or kind in recipe.kinds_of(recipe.read(shipped.find(name)))]
+        return [name for name in near if not kinds or recipe.kinds_of(recipe.read(shipped.find(name))) & {*kinds}]
 
     return complete
 
@@ -267,16 +280,16 @@ def _runs(incomplete: str) -> list[str]:
 
 
 def refuse(given: Mapping[str, object], why: str) -> None:
-    """Raise UserError naming the first of these flags that was given (not None)."""
+    """Raise UserError naming the first of these flags that was given (not None; a switch is True)."""
     for flag, value in given.items():
         if value is not None:
-            raise UserError(f"--{flag} {value}: {why}")
+            raise UserError(f"--{flag}{'' if value is True else f' {value}'}: {why}")
 
 
-def recipe_argument(what: str = "", kind: str | None = "train") -> Any:
-    """Return the argument of a recipe, parsed to a path; ``what`` completes its help text."""
+def recipe_argument(what: str = "", kinds: tuple[str, ...] = ("train",)) -> Any:
+    """Return the argument of a recipe, parsed to a path; ``what`` completes its help text, the shell its ``kinds``."""
     text = f"a TOML file{what}, or a name from `planaria recipes`"
-    return typer.Argument(metavar="RECIPE", parser=shipped.find, help=text, autocompletion=_recipes(kind))
+    return typer.Argument(metavar="RECIPE", parser=shipped.find, help=text, autocompletion=_recipes(kinds))
 
 
 def run_argument(text: str | None = None) -> Any:

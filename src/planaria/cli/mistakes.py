@@ -19,16 +19,21 @@ MOVED = {
     "audit": "swarm audit",
     "chaos": "run chaos",
     "checkpoint export": "export RUN --to FOLDER --format FORMAT",
+    "checkpoint import": "checkpoint convert FOLDER --from FORMAT --recipe RECIPE",
     "checkpoint verify": "checkpoint show RUN --verify",
-    "codes": "lab codes",
+    "codes": "python -m planaria.lab.codes",
     "completion": "--show-completion",
     "diagnose": "report RUN --waits",
-    "drill": "swarm drill",
+    "drill": "compare RECIPE",
     "experts add": "experts edit RUN --add MODEL",
-    "experts fuse": "experts merge RUN --to FOLDER --by sum",
+    "experts fuse": "experts edit RUN --merge sum --to FOLDER",
+    "experts merge": "experts edit RUN --merge HOW --to FOLDER",
     "experts remove": "experts edit RUN --remove NAME",
     "experts weigh": "eval --experts RUN --worst",
     "init": "recipes NAME --to FILE",
+    "lab codes": "python -m planaria.lab.codes",
+    "lab trace": "python -m planaria.lab.trace",
+    "lab": "python -m planaria.lab.codes` or `python -m planaria.lab.trace",
     "network paths": "plan RECIPE --update",
     "realign": "swarm realign",
     "relay": "network relay",
@@ -37,20 +42,22 @@ MOVED = {
     "run diagnose": "report RUN --waits",
     "run replay": "run check",
     "swarm credits": "swarm show RUN --credits",
+    "swarm drill": "compare RECIPE",
     "swarm explain": "swarm show",
-    "swarm settle": "swarm drill --settlement",
+    "swarm settle": "python -m planaria.swarm.settlement",
     "swarm verify": "swarm show MODEL --certificate",
     "topology measure": "network measure",
     "topology paths": "plan RECIPE --update",
     "topology": "network",
-    "trace": "lab trace",
+    "trace": "python -m planaria.lab.trace",
     "verify": "swarm show MODEL --certificate",
 }
-"""earlier spelling of a command → its spelling"""
+"""earlier spelling of a command → its spelling: a command of planaria, or a program that Python runs"""
 FLAGS = {
     ("experts merge", "--add"): "experts edit MODEL --add EXPERT --to FOLDER",
     ("experts merge", "--remove"): "experts edit MODEL --remove NAME --to FOLDER",
     ("report", "--perfetto="): "report RUN --perfetto --to FILE",
+    ("swarm drill", "--settlement"): "python -m planaria.swarm.settlement",
 }
 """command and the beginning of a flag that it had → the spelling of that"""
 EXTRA = {"--prompt": "--prompt", "--perfetto": "--perfetto --to", "--exempt": "--exempt"}
@@ -65,12 +72,12 @@ HELP = ("-h", "--help")
 def require_known(words: Sequence[str], root: CommandGroup) -> None:
     """:raises UserError: if ``words`` begin with no command; names the spelling of an earlier one, or a similar one."""
     first, second = (*words, "", "")[:2]
-    for old in (f"{first} {second}", first):
-        if old in MOVED:
-            raise UserError(f"{old}: is now `planaria {MOVED[old]}`")
     for (name, flag), new in FLAGS.items():
         if f"{first} {second} ".startswith(f"{name} ") and any(word.startswith(flag) for word in words):
-            raise UserError(f"{name} {flag}: is now `planaria {new}`")
+            raise _moved(f"{name} {flag}", new)
+    for old in (f"{first} {second}", first):
+        if old in MOVED:
+            raise _moved(old, MOVED[old])
     if not first or first.startswith("-"):
         return
     if first not in root.commands:
@@ -81,6 +88,10 @@ def require_known(words: Sequence[str], root: CommandGroup) -> None:
     group = root.commands[first]
     if isinstance(group, CommandGroup) and second not in (*HELP, *group.commands):
         _refuse(first, second, group)
+
+
+def _moved(old: str, new: str) -> UserError:
+    return UserError(f"{old}: is now `{new if new.startswith('python ') else f'planaria {new}'}`")
 
 
 def _refuse(first: str, second: str, group: CommandGroup) -> None:
@@ -139,6 +150,6 @@ def _as_option(flag: str, ctx: Any) -> str:
     from planaria.config.section import section_of
 
     head, _, key = flag.removeprefix("--").rpartition(".")
-    fields = ctx.command.root().model_fields
+    fields = {name: field for root in ctx.command.roots() for name, field in root.model_fields.items()}
     section = section_of(fields[head].annotation) if head in fields else None
     return "" if section is None else recipe.as_option(key, section, f"--{head}.")

@@ -11,7 +11,7 @@ from planaria.common.errors import UserError
 
 @command("recipes", code=False)
 def _recipes(
-    recipe: Annotated[Path | None, recipe_argument(kind=None)] = None,
+    recipe: Annotated[Path | None, recipe_argument(kinds=())] = None,
     *,
     to: Annotated[
         Path | None, flag("FILE", "copy it to this file, such as my.toml, with the files that it names")

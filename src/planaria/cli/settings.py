@@ -5,7 +5,7 @@ Functions import the schema when they need it, so that ``planaria --help`` does 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, get_args
 
 import typer
@@ -28,36 +28,23 @@ COMMON = {
 
 
 class Settings(TabledCommand):
-    """A command with every field of a recipe as a flag; a subclass names the recipe's root section."""
+    """A command with every field of a recipe as a flag; a subclass names the recipe's root sections."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self.options_metavar = "[OPTIONS] [--SECTION.SETTING VALUE ...]"
         self.context_settings = {"terminal_width": WIDTH}
 
-    def root(self) -> type[Section]:
-        """Import and return the root section."""
+    def roots(self) -> tuple[type[Section], ...]:
+        """Import and return the root section of each kind of recipe; sections of the same name are equal."""
         from planaria.config.schema import RunConfig
 
-        return RunConfig
+        return (RunConfig,)
 
     def table(self) -> Mapping[str, Any]:
-        from planaria.config import options, recipe
-
-        meanings, found = dict(recipe.meanings(self.root())), {}
-        for name, field in recipe.fields(self.root()):
-            if name.endswith(f".{options.NAME}"):
-                continue  # see take_options
-            usual = None if field.is_required() else field.get_default(call_default_factory=True)
-            shown = f" (default {usual})" if usual not in (None, "", [], {}) else ""
-            choices = [value for value in get_args(field.annotation) if isinstance(value, str)]
-            found[name] = typer.Option(
-                f"--{name}",
-                metavar="|".join(choices) or name.rpartition(".")[2].upper(),
-                help=f"{meanings[name]}{shown}",
-                autocompletion=_offer(choices),
-                rich_help_panel=name.rpartition(".")[0] or "run",
-            )
+        found: dict[str, Any] = {}
+        for root in self.roots():
+            found |= {name: option for name, option in _options(root) if name not in found}
         every = "show every setting of a recipe, which are flags too"
         return found | {"help_all": typer.Option("--help-all", is_eager=True, callback=_help_all, help=every)}
 
@@ -75,7 +62,7 @@ class Settings(TabledCommand):
         from planaria.config.options import NAME
 
         setting = name if recipe.in_table(name) else f"{name.partition(f'.{NAME}.')[0]}.{NAME}"
-        if recipe.setting(setting, self.root()) is None:
+        if all(recipe.setting(setting, root) is None for root in self.roots()):
             raise UserError(f"--{name}: unknown flag; see `{ctx.command_path} --help`")
 
     def section(self, param: Any, ctx: Any) -> str | None:
@@ -89,6 +76,27 @@ class Settings(TabledCommand):
         if row is None or EVERYTHING in ctx.meta or param.name not in self.keys:
             return row
         return row[0], _first_phrase(row[1])
+
+
+def _options(root: type[Section]) -> Iterator[tuple[str, Any]]:
+    """Yield the name and the option of each setting below a root section."""
+    from planaria.config import options, recipe
+
+    meanings = dict(recipe.meanings(root))
+    for name, field in recipe.fields(root):
+        if name.endswith(f".{options.NAME}"):
+            continue  # see take_options
+        usual = None if field.is_required() else field.get_default(call_default_factory=True)
+        shown = f" (default {usual})" if usual not in (None, "", [], {}) else ""
+        choices = [value for value in get_args(field.annotation) if isinstance(value, str)]
+        option = typer.Option(
+            f"--{name}",
+            metavar="|".join(choices) or name.rpartition(".")[2].upper(),
+            help=f"{meanings[name]}{shown}",
+            autocompletion=_offer(choices),
+            rich_help_panel=name.rpartition(".")[0] or "run",
+        )
+        yield name, option
 
 
 def _offer(values: list[str]) -> Callable[[], list[str]]:

@@ -26,7 +26,7 @@ RUN = "config.json"
 """file of a run's folder with its configuration"""
 TABLES = ("compare", "experts", "drill")
 """tables of a recipe besides a run's sections; each is a kind of recipe"""
-COMMANDS = {"experts": "experts train", "swarm": "swarm train", "drill": "swarm drill"}
+COMMANDS = {"experts": "experts train", "swarm": "swarm train", "drill": "compare"}
 """kind of recipe → the command that runs it; others have their command's name"""
 SWARM = frozenset(
     ("task", "policy", "school", "rounds", "sampling", "loss", "defence", "receipts", "peers", "board", "size")

@@ -190,14 +190,14 @@ class CheckpointConfig(Section):
 
 class ChaosConfig(Section):
     trace: str | None = None
-    """file of faults to inject on the fleet (see `planaria lab trace`), or none"""
+    """file of faults to inject on the fleet (see `python -m planaria.lab.trace`), or none"""
 
     @field_validator("trace")
     @classmethod
     def _names_a_file(cls, trace: str | None) -> str | None:
         if trace == "":
             raise ValueError(
-                "chaos.trace is empty; give the path of a trace, such as `planaria lab trace` writes, or none"
+                "chaos.trace is empty; give the path of a trace, such as `python -m planaria.lab.trace` writes, or none"
             )
         return trace
 

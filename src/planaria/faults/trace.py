@@ -206,7 +206,7 @@ def read(path: Path) -> Trace:
 
     :raises UserError: naming file, fault and field, if it is invalid.
     """
-    found = documents.data(path, MAX_BYTES, "give the path of a trace, such as `planaria lab trace` writes")
+    found = documents.data(path, MAX_BYTES, "give the path of a trace, such as `python -m planaria.lab.trace` writes")
     documents.refuse_nul(found, path)
     try:
         return Trace.model_validate_json(found)

@@ -142,12 +142,14 @@ class DrillArm(Section):
         return [name for name, attack in attacks.items() if attack.kind != "none" and (attack.dose or attack.withhold)]
 
 
-def load(path: Path, flags: Mapping[str, str], repair: bool = False) -> tuple[DrillSpec, list[DrillArm]]:
-    """Read the drill in the recipe ``path``, with ``flags`` applied to all arms; ``repair`` requests repairs.
+def load(
+    path: Path, flags: Mapping[str, str], laid: Mapping[str, object] | None = None
+) -> tuple[DrillSpec, list[DrillArm]]:
+    """Read the drill in the recipe ``path``, with ``flags`` applied to all arms; ``laid`` overrides the table.
 
     :raises UserError: naming file, arm and key of an invalid or forbidden setting.
     """
-    spec, tree = table_of(path, "drill", DrillSpec, "swarm", {"repair": True} if repair else None)
+    spec, tree = table_of(path, "drill", DrillSpec, "swarm", laid)
     _, configs = RULES.arms(tree, spec.arms, flags, path)
     arms = [DrillArm(name=name, config=config, control=spec.controls.get(name, "")) for name, config in configs.items()]
     for name, control in spec.controls.items():

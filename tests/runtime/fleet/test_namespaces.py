@@ -30,7 +30,7 @@ from harness import (
     tiny,
     validation_losses,
 )
-from planaria.cli.commands.replay import replay_run
+from planaria.cli.commands.check import replay_run
 from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e

@@ -145,7 +145,7 @@ def bring(
     """Start a run from another program's folder with a recipe, or the configuration of a run; return notes."""
     if kind == "hf":
         raise UserError(
-            f"--format hf: {folder} has no moments to resume with; start with its weights: `planaria train {given} "
+            f"--from hf: {folder} has no moments to resume with; start with its weights: `planaria train {given} "
             f"--train.start {folder}`"
         )
     recipe = _own(given) if (given / run_folders.CONFIG).is_file() else given

@@ -1,4 +1,4 @@
-"""Command line of the lab: compare, advise, experts train, edit and merge.
+"""Command line of the lab: compare, advise, experts train and edit.
 
 Commands import their modules when they run.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
 
@@ -16,51 +16,79 @@ from planaria.cli.settings import Settings
 from planaria.common.errors import UserError
 
 if TYPE_CHECKING:
+    from planaria.config.schema import Section
     from planaria.lab.commands.merge import MergeOptions
 
 DELAYS = "choose a gradient code for replicas as late as those of this run (its folder)"
 ADD = "the expert to add: for an ensemble, a run or an exported model with its tokenizer"
-BY = (
-    "one dense model: weighted sum of what each learned (sum), TIES (ties), DARE (dare) or the plain mean (average); "
-    "or all feed-forward blocks behind routers made without training (dume)"
+MERGE = (
+    "make one model of the experts: a dense one, as the weighted sum of what each learned (sum), by TIES (ties) or "
+    "DARE (dare), or as their mean (average); or a mixture of experts, with routers made without training (dume)"
 )
-LAMBDA = "sum, ties, dare: weight of each (default .3, ties .4); dume: of the ridge regression (default .01)"
-SAFE = "the parent of all experts, if the run does not name it"
+TEXT = "with --add to a merged model: text of its domain, from which routers are made"
+TO = "with --merge, or for a merged model: folder to write the model to"
+LAMBDA = "sum, ties, dare: weight of each expert (default .3, ties .4); dume: of the ridge penalty (default .01)"
+SAFE = "with --merge: the parent of all experts, if the run does not name it"
+COMPARED = " with a [compare] or [drill] table, or any with --arms"
+REPAIR = "of a drill: also repair a poisoned peer of each attacked arm by all strategies (drill.repair)"
+How = Literal["sum", "ties", "dare", "average", "dume"]
 
 
-@command("compare", cls=Settings, lasting=True)
+class Compared(Settings):
+    """A command with every field of a run's and of a swarm's recipe as a flag."""
+
+    def roots(self) -> tuple[type[Section], ...]:
+        from planaria.swarm.config import SwarmConfig
+
+        return (*super().roots(), SwarmConfig)
+
+    def section(self, param: Any, ctx: Any) -> str | None:
+        title, name = super().section(param, ctx), self.keys.get(param.name, "")
+        drills = title == "Common settings" and not _is_of(name, super().roots()[0])
+        return "Common settings of a drill" if drills else title
+
+
+def _is_of(setting: str, root: type[Section]) -> bool:
+    return setting.partition(".")[0] in root.model_fields
+
+
+@command("compare", cls=Compared, lasting=True, forks=True)
 def _compare(
-    recipe: Annotated[Path, recipe_argument(" with a [compare] table, or any with --arms", "compare")],
+    recipe: Annotated[Path, recipe_argument(COMPARED, ("compare", "drill"))],
     *,
-    arms: Annotated[
-        str | None,
-        flag("A,B", "race only these arms, and strategies by name or as module:Class"),
-    ] = None,
+    arms: Annotated[str | None, flag("A,B", "race only these arms, and strategies by name or as module:Class")] = None,
     seeds: Annotated[str | None, flag("1,2", "instead of the recipe's")] = None,
     together: Annotated[float | None, flag("P", "instead of the recipe's compare.trace.together")] = None,
-    lost: Annotated[
-        str | None,
-        flag("WHAT", "what one failure takes instead: stage, adjacent, machine or region"),
-    ] = None,
+    lost: Annotated[str | None, flag("WHAT", "what one failure takes: stage, adjacent, machine or region")] = None,
     steps: Annotated[int | None, flag("N", "short for --train.steps")] = None,
     dry_run: Annotated[bool, switch("--dry-run", "print what would run, and about how long; run nothing")] = False,
-    to: Annotated[
-        Path | None,
-        flag("DIR", "also write the table and figures there, for a paper: CSV, LaTeX, PDF, SVG"),
-    ] = None,
+    to: Annotated[Path | None, flag("DIR", "also write table and figures for a paper: CSV, LaTeX, PDF, SVG")] = None,
+    repair: Annotated[bool, switch("--repair", REPAIR)] = False,
     quiet: Quiet = False,
     settings: dict[str, str],
 ) -> int:
-    """Compare strategies on the same failures; resumable."""
+    """Compare strategies on the same failures, or defences under attacks (a drill); resumable."""
+    from planaria.config.recipe import kinds_of, read
+    from planaria.config.schema import RunConfig
+
+    numbers, progress = _seeds(seeds), not quiet
+    if kinds_of(read(recipe)) == {"drill"}:
+        others = {"arms": arms, "together": together, "lost": lost, "steps": steps, "to": to}
+        refuse(others | {"dry-run": dry_run or None}, f"compares strategies, and {recipe} is a drill; leave it out")
+        return _drill(recipe, settings, numbers, repair, quiet)
+    refuse({"repair": repair or None}, f"is for a drill, and {recipe} has no [drill] table; leave it out")
+    _require_of(RunConfig, settings, f"is a setting of a swarm, and {recipe} has no [drill] table; leave it out")
     from planaria.faults.failure_groups import lost_of
     from planaria.lab.compare.api import compare, trace_laid
     from planaria.lab.compare.run_comparison import ComparisonRequest
     from planaria.lab.dry_run import dry_run as estimate
     from planaria.lab.report.comparison_table import show_table
+    from planaria.runtime.fleet.spawner import fork_server
 
+    fork_server(())  # races run in new processes
     changes: dict[str, object] = {**settings} | ({} if steps is None else {"train.steps": steps})
     names = None if arms is None else [name.strip() for name in arms.split(",")]
-    numbers, progress, taken = _seeds(seeds), not quiet, lost_of(lost)
+    taken = lost_of(lost)
     if dry_run:
         estimate(
             ComparisonRequest(recipe, changes, numbers, names, trace_laid(together, taken)), print if progress else None
@@ -74,6 +102,21 @@ def _compare(
     if to is not None:
         print(f"for a paper   {', '.join(result.write(to))} in {to}")
     return 0
+
+
+def _drill(recipe: Path, settings: Mapping[str, str], seeds: list[int] | None, repair: bool, quiet: bool) -> int:
+    """Run a drill; ``seeds`` and ``repair`` override its table."""
+    from planaria.swarm.commands.drill import drill
+    from planaria.swarm.config import SwarmConfig
+
+    _require_of(SwarmConfig, settings, f"is no setting of a swarm, and {recipe} is a drill; leave it out")
+    laid = ({} if seeds is None else {"seeds": seeds}) | ({"repair": True} if repair else {})
+    return drill(recipe, settings, quiet, laid)
+
+
+def _require_of(root: type[Section], settings: Mapping[str, str], why: str) -> None:
+    """Raise UserError for a setting of another kind of recipe."""
+    refuse({name: text for name, text in settings.items() if not _is_of(name, root)}, why)
 
 
 def _seeds(text: str | None) -> list[int] | None:
@@ -101,7 +144,7 @@ def _advise(
 
 @command("experts train", cls=Settings, lasting=True)
 def _train(
-    recipe: Annotated[Path, recipe_argument(" with an [experts] table", "experts")],
+    recipe: Annotated[Path, recipe_argument(" with an [experts] table", ("experts",))],
     *,
     dry_run: DryRun = False,
     quiet: Quiet = False,
@@ -120,71 +163,89 @@ def _edit(
     add: Annotated[str | None, flag("MODEL", ADD)] = None,
     called: Annotated[str | None, flag("NAME", "with --add: its name (default: its folder's)", "--as")] = None,
     domain: Annotated[str | None, flag("NAME", "with --add: its domain, for reports")] = None,
-    text: Annotated[
-        str | None,
-        flag("SOURCE", "with --add to a merged model: text of its domain, from which routers are made"),
-    ] = None,
+    text: Annotated[str | None, flag("SOURCE", TEXT)] = None,
     remove: Annotated[str | None, flag("NAME", "the expert to remove")] = None,
-    to: Annotated[Path | None, flag("FOLDER", "for a merged model: folder to write the changed model to")] = None,
-) -> int:
-    """Add an expert to an ensemble or a merged model, or remove one."""
-    from planaria.lab.commands import ensemble, merge
-    from planaria.models.huggingface import is_exported
-
-    if add is not None and remove is not None:
-        raise UserError("--add and --remove: give one of them; change the result with the second")
-    if add is None:
-        refuse({"as": called, "domain": domain, "text": text}, "goes with --add MODEL")
-    name = called or Path(add or ".").resolve().name
-    if not is_exported(run):
-        refuse({"to": to, "text": text}, f"is for a merged model, and {run} is an ensemble, changed in place")
-        if add is not None:
-            return ensemble.add_expert(run, Path(add), name, domain or "")
-        if remove is not None:
-            return ensemble.remove_expert(run, remove)
-    elif to is None:
-        raise UserError(f"{run}: is a merged model, which is not changed in place; give --to FOLDER for the result")
-    elif add is not None:
-        if text is None:
-            raise UserError(f"--add {add}: of which text? give --text SOURCE, from which routers are made")
-        return merge.add_expert(run, to, add, name, domain or "", text)
-    elif remove is not None:
-        return merge.remove_expert(run, to, remove)
-    raise UserError(f"experts edit {run}: give --add MODEL or --remove NAME")
-
-
-@command("experts merge", lasting=True)
-def _merge(
-    run: Annotated[Path, run_argument("an ensemble")],
-    *,
-    to: Annotated[Path, flag("FOLDER", "folder to write the model to")],
-    by: Annotated[Literal["sum", "ties", "dare", "average", "dume"], Option(help=BY)] = "dume",
+    how: Annotated[How | None, Option("--merge", help=MERGE)] = None,
+    to: Annotated[Path | None, flag("FOLDER", TO)] = None,
     scale: Annotated[float | None, flag("L", LAMBDA, "--lambda")] = None,
     safe: Annotated[str | None, flag("MODEL", SAFE)] = None,
-    seed: Annotated[int | None, flag("SEED", "dare: seed of the dropping (default 0)")] = None,
+    seed: Annotated[int | None, flag("SEED", "dare: seed of the random drops (default 0)")] = None,
     top_k: Annotated[int | None, flag("K", "dume: blocks that a token passes; 0: all (default 1)")] = None,
     temperature: Annotated[float | None, flag("T", "dume: divides routers' logits (default 1)")] = None,
     samples: Annotated[int | None, flag("N", "dume: of each domain's text, at most (default 256)")] = None,
     no_bias: Annotated[bool, switch("--no-bias", "dume: routers as Mixtral's: transformers loads the folder")] = False,
 ) -> int:
-    """Merge an ensemble's experts into one model."""
+    """Add an expert to an ensemble or a merged model, remove one, or merge an ensemble into one model."""
+    actions = [name for name, given in {"--add": add, "--remove": remove, "--merge": how}.items() if given is not None]
+    if len(actions) > 1:
+        raise UserError(f"{' and '.join(actions)}: give one of them; change the result with the second")
+    if add is None:
+        refuse({"as": called, "domain": domain, "text": text}, "goes with --add MODEL")
+    routers = {"top-k": top_k, "temperature": temperature, "samples": samples, "no-bias": no_bias or None}
+    options = {"lambda": scale, "seed": seed, **routers}
+    if how is None:
+        refuse({"safe": safe, **options}, "goes with --merge HOW")
+    elif to is None:
+        raise UserError(f"--merge {how}: give --to FOLDER, the folder to write the model to")
+    else:
+        return _merged(run, to, how, safe, options)
+    if add is not None:
+        return _added(run, to, add, called or Path(add).resolve().name, domain or "", text)
+    if remove is not None:
+        return _removed(run, to, remove)
+    raise UserError(f"experts edit {run}: give --add MODEL, --remove NAME or --merge HOW")
+
+
+def _added(run: Path, to: Path | None, model: str, name: str, domain: str, text: str | None) -> int:
+    from planaria.lab.commands import ensemble, merge
+
+    folder = _folder(run, to, text)
+    if folder is None:
+        return ensemble.add_expert(run, Path(model), name, domain)
+    if text is None:
+        raise UserError(f"--add {model}: of which text? give --text SOURCE, from which routers are made")
+    return merge.add_expert(run, folder, model, name, domain, text)
+
+
+def _removed(run: Path, to: Path | None, name: str) -> int:
+    from planaria.lab.commands import ensemble, merge
+
+    folder = _folder(run, to)
+    return ensemble.remove_expert(run, name) if folder is None else merge.remove_expert(run, folder, name)
+
+
+def _folder(run: Path, to: Path | None, text: str | None = None) -> Path | None:
+    """Return the folder to write a changed model to; None for an ensemble, which is changed in place."""
+    from planaria.models.huggingface import is_exported
+
+    if not is_exported(run):
+        refuse({"to": to, "text": text}, f"is for a merged model, and {run} is an ensemble, changed in place")
+        return None
+    if to is None:
+        raise UserError(f"{run}: is a merged model, which is not changed in place; give --to FOLDER for the result")
+    return to
+
+
+def _merged(run: Path, to: Path, how: How, safe: str | None, given: Mapping[str, Any]) -> int:
+    """Merge an ensemble's experts into one model, with the ``given`` flags (None: not given)."""
     from planaria.lab.commands import merge
+    from planaria.models.huggingface import is_exported
 
-    if by != "dare":
-        refuse({"seed": seed}, "is for --by dare")
-    routers = {"top-k": top_k, "temperature": temperature, "samples": samples}
-    if by != "dume":
-        refuse(routers, "is about routers, which only --by dume makes")
-        if no_bias:
-            raise UserError("--no-bias: is about routers, which only --by dume makes; leave it out")
-    if by == "average":
-        refuse({"lambda": scale}, "is no part of an average; leave it out")
-    if by == "average" or by == "dume":
-        return merge.merge(run, to, _wanted(by, routers | {"lambda": scale}, not no_bias), safe)
-    return merge.fuse(run, to, by, scale, safe, seed or 0)
+    if how != "dare":
+        refuse({"seed": given["seed"]}, "is for --merge dare")
+    if how != "dume":
+        routers = {name: value for name, value in given.items() if name not in ("lambda", "seed")}
+        refuse(routers, "is about routers, which only --merge dume makes")
+    if how == "average":
+        refuse({"lambda": given["lambda"]}, "is no part of an average; leave it out")
+    if is_exported(run):
+        raise UserError(f"{run}: is one model already; --merge is for an ensemble of `planaria experts train`")
+    if how == "average" or how == "dume":
+        return merge.merge(run, to, _wanted(how, given), safe)
+    return merge.fuse(run, to, how, given["lambda"], safe, given["seed"] or 0)
 
 
-def _wanted(by: Literal["average", "dume"], given: Mapping[str, float | None], bias: bool) -> MergeOptions:
+def _wanted(by: Literal["average", "dume"], given: Mapping[str, Any]) -> MergeOptions:
     """Return the options of a merged model; raise UserError if they are invalid."""
     from planaria.config.bounds import COLDEST
     from planaria.lab.commands.merge import MergeOptions
@@ -193,11 +254,12 @@ def _wanted(by: Literal["average", "dume"], given: Mapping[str, float | None], b
     from planaria.lab.experts.text_prior import SAMPLES
 
     least = {"top-k": 0, "temperature": COLDEST, "samples": 1, "lambda": 0}
-    for name, value in given.items():
-        if value is not None and not least[name] <= value < float("inf"):
+    chosen = {name: given[name] for name in least if given[name] is not None}
+    for name, value in chosen.items():
+        if not least[name] <= value < float("inf"):
             note = " (all)" if name == "top-k" else ""
             raise UserError(f"--{name} {value:g}: must be {least[name]:g}{note} or more")
     usual = {"top_k": 1, "temperature": 1.0, "samples": SAMPLES, "ridge": RIDGE}
     fields = {"top-k": "top_k", "lambda": "ridge"}
-    chosen = {fields.get(name, name): value for name, value in given.items() if value is not None}
-    return MergeOptions(by, Routers.model_validate(usual | chosen), bias)
+    chosen = {fields.get(name, name): value for name, value in chosen.items()}
+    return MergeOptions(by, Routers.model_validate(usual | chosen), bias=not given["no-bias"])

@@ -1,4 +1,4 @@
-"""``planaria experts merge``: turn the experts of an ensemble into one model.
+"""``planaria experts edit --merge``: turn the experts of an ensemble into one model.
 
 :func:`fuse` sums what each learned since their common parent; :func:`merge` averages them or keeps their blocks as a
 mixture of experts.
@@ -238,7 +238,7 @@ class _Opened:
         """:raises UserError: when there is none, or it is damaged."""
         record = fused.read(folder)
         if record is None or record.routers is None:
-            raise UserError(f"{folder}: is no model of `planaria experts merge --by dume`; make one first")
+            raise UserError(f"{folder}: is no model of `planaria experts edit --merge dume`; make one first")
         model, tokenizer = open_model(folder)
         names, size = [part.name for part in record.parts], model.config.dim + 1
         if model.routing is None or model.routing.experts != len(names):

@@ -1,7 +1,7 @@
 """A binary code given by its checks: a lost shard is the XOR of the others in a check.
 
-A code file has the checks as lists of shard numbers, data 0 … k−1 first; ``planaria lab codes`` finds and writes such
-codes. Reading a file recounts its distance.
+A code file has the checks as lists of shard numbers, data 0 … k−1 first; ``python -m planaria.lab.codes`` searches and
+writes such codes. Reading a file recounts its distance.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SparseCode(CodeFamily):
     def code(self, members: int, tolerate: int) -> ErasureCode:
         refuse_sizes(members, tolerate)
         path = Path(self.file)
-        given = documents.model(path, CodeFile, 1 << 20, "make one with `planaria lab codes`")
+        given = documents.model(path, CodeFile, 1 << 20, "make one with `python -m planaria.lab.codes`")
         if given.shards != members:
             raise UserError(f"{path}: a code of {given.shards} shards for a group of {members}; make one of {members}")
         found = from_checks(given.checks, given.shards, path)

@@ -227,7 +227,7 @@ def read_faults(run: ResolvedRun) -> Trace:
         if fault.stage > last:
             raise UserError(
                 f"{config.chaos.trace}: a fault at {place} {fault.stage}, but this run has {place}s 0..{last}; set "
-                "chaos.trace to none or to a trace for this pipeline (`planaria lab trace`)"
+                "chaos.trace to none or to a trace for this pipeline (`python -m planaria.lab.trace`)"
             )
     require_edges(resolved, trace.faults, str(config.chaos.trace))
     require_readers(resolved, trace.faults, str(config.chaos.trace))

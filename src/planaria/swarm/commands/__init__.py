@@ -1,4 +1,4 @@
-"""The swarm's commands: swarm train, join, show, drill, audit and realign; serve.
+"""The swarm's commands: swarm train, join, show, audit and realign; serve.
 
 A command imports what it needs when it runs.
 """
@@ -30,21 +30,20 @@ WAYS = "fine-tune, mask, return to the parent, or interpolate (default tune; mas
 PAIRS = 'JSONL of {"prompt", "chosen", "rejected"}: learn the first, measure whether the second is likelier'
 BENIGN = 'JSONL of {"text"} to leave unchanged, or a folder of such; one file per domain for fused experts'
 MOST = "maximum success of a repaired model; above it the exit code is 1"
-SETTLEMENT = "simulate instead how credits settle along a route with Byzantine members; needs no recipe"
 
 
 class SwarmSettings(Settings):
     """A command with every field of a swarm's recipe as a flag."""
 
-    def root(self) -> type[Section]:
+    def roots(self) -> tuple[type[Section], ...]:
         from planaria.swarm.config import SwarmConfig
 
-        return SwarmConfig
+        return (SwarmConfig,)
 
 
 @command("swarm train", cls=SwarmSettings, lasting=True, forks=True)
 def _train(
-    recipe: Annotated[Path, recipe_argument(kind="swarm")],
+    recipe: Annotated[Path, recipe_argument(kinds=("swarm",))],
     *,
     dry_run: DryRun = False,
     quiet: Quiet = False,
@@ -58,7 +57,7 @@ def _train(
 
 @command("swarm join", cls=SwarmSettings, lasting=True, forks=True)
 def _join(
-    recipe: Annotated[Path | None, recipe_argument("; the rules on the board take precedence", "swarm")] = None,
+    recipe: Annotated[Path | None, recipe_argument("; the rules on the board take precedence", ("swarm",))] = None,
     *,
     model: Annotated[
         str | None,
@@ -102,7 +101,7 @@ def _show(
     if not certificate:
         refuse({"board": board}, "requires --certificate")
     if credits:
-        from planaria.swarm.commands.credits import show_credits
+        from planaria.swarm.commands.swarm import show_credits
 
         show_credits(run)
     elif certificate:
@@ -114,37 +113,6 @@ def _show(
 
         explain(run, peer or "p0", CompletionFilter(number, problem, source, refused))
     return 0
-
-
-@command("swarm drill", cls=SwarmSettings, lasting=True, forks=True)
-def _drill(
-    recipe: Annotated[Path | None, recipe_argument(" with a [drill] table", "drill")] = None,
-    *,
-    quiet: Quiet = False,
-    repair: Annotated[bool, switch("--repair", "repair the poisoned peer (drill.repair) by all strategies")] = False,
-    settlement: Annotated[bool, switch("--settlement", SETTLEMENT)] = False,
-    hops: Annotated[int | None, flag("N", "with --settlement: channels of the route (default 4)")] = None,
-    faulty: Annotated[int | None, flag("F", "with --settlement: f; committees have 3f+1 members (default 1)")] = None,
-    seeds: Annotated[int | None, flag("N", "with --settlement: runs of each case (default 50)")] = None,
-    settings: dict[str, str],
-) -> int:
-    """Attack your own swarm, with and without defences."""
-    simulated = {"hops": hops, "faulty": faulty, "seeds": seeds}
-    if settlement:
-        from planaria.swarm.commands.credits import settle
-
-        refuse({"repair": repair or None, **settings}, "is for a swarm; leave it out, or --settlement")
-        if recipe is not None:
-            raise UserError(f"{recipe} --settlement: simulates a route, not a recipe; give one of them")
-        usual = {"hops": 4, "faulty": 1, "seeds": 50}
-        chosen = usual | {name: value for name, value in simulated.items() if value is not None}
-        return settle(chosen["hops"], chosen["faulty"], chosen["seeds"])
-    refuse(simulated, "requires --settlement")
-    if recipe is None:
-        raise UserError("swarm drill: give a recipe with a [drill] table (`planaria recipes` lists some)")
-    from planaria.swarm.commands.drill import drill
-
-    return drill(recipe, settings, quiet, repair)
 
 
 @command("swarm audit")

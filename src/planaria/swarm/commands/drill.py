@@ -1,4 +1,4 @@
-"""``planaria swarm drill``: compare attacks and defences from the same starting weights; resumable."""
+"""``planaria compare`` with a drill: attacks and defences from the same starting weights; resumable."""
 
 from __future__ import annotations
 
@@ -34,9 +34,12 @@ LIMIT = 0.02
 """largest success of a repaired model"""
 
 
-def drill(path: Path, flags: Mapping[str, str], quiet: bool, repair: bool = False) -> int:
-    """Run the drill in the recipe ``path``, or the rest of it, and print its result; return the exit code."""
-    spec, arms = load(path, flags, repair)
+def drill(path: Path, flags: Mapping[str, str], quiet: bool, laid: Mapping[str, object] | None = None) -> int:
+    """Run the drill in the recipe ``path``, or the rest of it, and print its result; return the exit code.
+
+    ``laid`` overrides settings of the [drill] table.
+    """
+    spec, arms = load(path, flags, laid)
     fork_server(PRELOAD)
     folder = Path(arms[0].config.out) / f"{arms[0].config.name}-drill"
     for arm in arms:

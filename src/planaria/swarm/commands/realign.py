@@ -295,7 +295,7 @@ def _of_fused(given: RealignArguments, known: fused.Fused, tuned: Policy) -> Rea
             raise UserError(f"{part.place}: is not the model that {given.model} was made of; restore that model")
     contributions = fused.contributions(known, parent, [weights_of(one) for one in experts])
     if task_vectors.digest(task_vectors.fused(parent, contributions)) != task_vectors.digest(weights_of(tuned)):
-        raise UserError(f"{given.model}: has changed since it was fused; fuse it again with `planaria experts merge`")
+        raise UserError(f"{given.model}: has changed since it was fused; repeat `planaria experts edit --merge`")
     domains = {part.domain or part.name: one for part, one in zip(known.parts, experts, strict=True)}
     return RealignInputs(
         RepairModels(safe, tuned, contributions, domains), place, tuple(part.place for part in known.parts)

@@ -25,12 +25,23 @@ from planaria.swarm.attacks.attacker import refuse_idle
 from planaria.swarm.board.board import Board
 from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.message import BadMessage
+from planaria.swarm.board.receipts import Agreement, Committee
 from planaria.swarm.checks import layers
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.policy import POLICIES
 from planaria.swarm.recipe import AGREED, load, names, of_peer, of_run
-from planaria.swarm.records.lines import LOG, PEERS, SAMPLES, SampleRecord, Started, follow, read_log, read_samples
-from planaria.swarm.records.outcome import RunOutcome, read_outcome
+from planaria.swarm.records.lines import (
+    LOG,
+    PEERS,
+    SAMPLES,
+    RoundDone,
+    SampleRecord,
+    Started,
+    follow,
+    read_log,
+    read_samples,
+)
+from planaria.swarm.records.outcome import RunOutcome, accounts, debts, read_outcome
 from planaria.swarm.report.progress import SwarmProgress
 from planaria.swarm.report.swarm_report import show_outcome, write_swarm_report
 from planaria.swarm.serving.client import Client
@@ -248,3 +259,38 @@ def _cells(line: SampleRecord, names: dict[str, str], texts: dict[tuple[str, int
     yield fate
     if texts:
         yield repr(texts.get((line.peer, line.round, line.problem, line.index), ""))
+
+
+def show_credits(run: Path) -> None:
+    """Print the accounts of the swarm in ``run``, by the certificates on its board.
+
+    :raises UserError: if it is no run of a swarm, has no committee, or no records yet.
+    """
+    config = of_run(run)
+    if not config.receipts.committee:
+        raise UserError(f"{run}: its recipe names no committee, so nothing is certified; set receipts.committee")
+    logs = {path.parent: read_log(path) for path in sorted((run / PEERS).glob(f"*/{LOG}"))}
+    names = {place: r for place, log in logs.items() for r in log if isinstance(r, Started)}
+    if not names:
+        raise UserError(f"{run}: no peer has recorded anything yet; wait for its first round")
+    rounds = {record.round for log in logs.values() for record in log if isinstance(record, RoundDone)}
+    board = Board.open(board_of(config, run))
+    agreement = Agreement(board, "", Committee.named(board.rules.rules), 0.0)
+    certified = {number for number in sorted(rounds) if agreement.certified("round", number) is not None}
+    called = {started.id: started.name for started in names.values()}
+    samples = {started.id: list(read_samples(place / SAMPLES)) for place, started in names.items()}
+    rows = [
+        [called.get(peer, peer[:8]), peer, str(found.certified), str(found.other), f"{found.part:.3f}"]
+        for peer, found in accounts(samples, certified).items()
+    ]
+    head = ["peer", "id", "accepted, certified", "not certified", "share of Σ|Â|"]
+    title = f"{config.name}: {len(certified)} of {len(rounds)} rounds are certified"
+    shown = [Table(title, head, rows, numbers_from=2)]
+    if price := config.receipts.price:
+        owed = [
+            [called.get(a, a[:8]), called.get(b, b[:8]), str(credits)]
+            for (a, b), credits in debts(samples, certified, price).items()
+        ]
+        title = f"owed, at {price} for each"
+        shown.append(Table(title, ["owes", "to", "credits"], owed, numbers_from=2))
+    show(shown)

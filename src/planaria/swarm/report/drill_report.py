@@ -1,4 +1,4 @@
-"""The result of ``planaria swarm drill``: tables on the terminal, and one HTML page with a verdict and figures."""
+"""The result of ``planaria compare``: tables on the terminal, and one HTML page with a verdict and figures."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def body(found: Drill) -> Iterator[str]:
     )
     if found.repairs:
         yield page.section("Repair", f"{SUMMARY} {best_strategies(found)}", repair_table(found).html("repair"))
-    yield page.footer("Written by planaria swarm drill; drill.json beside this page has every number.")
+    yield page.footer("Written by planaria compare; drill.json beside this page has every number.")
 
 
 @dataclass(frozen=True)

@@ -1,31 +1,23 @@
-"""``planaria lab codes``: output, files and errors."""
+"""Offline programs, such as ``python -m planaria.lab.codes``: output, files and errors."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from command_line import exit_code, refused
+from planaria.faults import trace
+from planaria.lab.codes import search
 from planaria.recovery import codes
 
-TARGET = [
-    "lab",
-    "codes",
-    "--shards",
-    "16",
-    "--data",
-    "8",
-    "--distance",
-    "4",
-    "--weight",
-    "4",
-    "--seed",
-    "4",
-    "--tries",
-    "3000",
-]
+TARGET = (
+    search,
+    *("--shards", "16", "--data", "8", "--distance", "4", "--weight", "4", "--seed", "4", "--tries", "3000"),
+)
 
 
 def test_a_found_code_is_usable_in_a_recipe_and_has_a_product(
@@ -49,7 +41,7 @@ def test_a_code_that_misses_the_target_is_reported_and_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     to = tmp_path / "code.json"
-    few = ["lab", "codes", "--shards", "14", "--data", "3", "--distance", "6", "--weight", "3", "--tries", "1"]
+    few = [search, "--shards", "14", "--data", "3", "--distance", "6", "--weight", "3", "--tries", "1"]
     assert exit_code(*few, "--to", to) == 1
     assert "falls short: distance" in capsys.readouterr().out and to.is_file()
 
@@ -69,3 +61,37 @@ def test_a_code_that_misses_the_target_is_reported_and_written(
 )
 def test_impossible_targets_are_refused(wrong: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert complaint in refused(capsys, *TARGET, *wrong)
+
+
+def run(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", *map(str, words)], capture_output=True, text=True, timeout=60)
+
+
+def test_a_generated_trace_is_usable_in_a_recipe(tmp_path: Path) -> None:
+    to = tmp_path / "mine.json"
+    rates = ["--hourly", "0.9", "--step-seconds", "5", "--stages", "4", "--steps", "300", "--exempt", "1"]
+    done = run("planaria.lab.trace", to, *rates, "--exempt", "4", "--forbid-adjacent", "--seed", "3")
+    found = trace.read(to)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{to}: {len(found.faults)} faults, digest {trace.digest(found)[:16]}\n"
+    assert {fault.stage for fault in found.faults} <= {2, 3}
+
+
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize(
+    ("module", "words", "line"),
+    [
+        ("planaria.lab.codes", [], "Missing option '--shards'; see `python -m planaria.lab.codes --help`"),
+        ("planaria.lab.trace", ["x", "--rate", "3"], "--rate: unknown flag; see `python -m planaria.lab.trace --help`"),
+        ("planaria.swarm.settlement", ["--hops", "0"], "hops: 0; give 1 to 32"),
+    ],
+)
+def test_a_mistake_is_one_line_with_exit_code_2(module: str, words: list[str], line: str) -> None:
+    done = run(module, *words)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"planaria: {line}\n")
+
+
+def test_the_help_lists_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    for flag in ("-h", "--help"):
+        assert exit_code(search, flag) == 0
+        assert "--product FILE" in capsys.readouterr().out

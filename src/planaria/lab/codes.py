@@ -1,12 +1,14 @@
-"""``planaria lab codes``: search a code of sparse parity checks, and compare and write it and its product."""
+"""``python -m planaria.lab.codes``: search a code of sparse parity checks, and compare and write it and its product."""
 
 from __future__ import annotations
 
 import math
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from planaria.cli.entry import program
+from planaria.cli.flags import Seed, flag
 from planaria.common import atomic
 from planaria.common.errors import UserError
 from planaria.recovery import codes
@@ -25,40 +27,37 @@ GROUP = 4
 """size of the local groups in the comparison"""
 
 
-@dataclass(frozen=True)
-class CodeSearch:
-    """The target of a search, its effort, and the files to write."""
-
-    target: SearchTarget
-    seed: int
-    tries: int
-    to: Path | None = None
-    product: Path | None = None
-
-
-def search(request: CodeSearch) -> int:
-    """Search and print a code; return 1 if it misses the target, which does not prevent writing it.
-
-    :raises UserError: if a number is out of range, or a file cannot be written.
-    """
-    if not 1 <= request.tries <= MOST_TRIES:
-        raise UserError(f"--tries: {request.tries}; give 1 to {MOST_TRIES}")
-    target = request.target
+def search(
+    *,
+    shards: Annotated[int, flag("N", "shards of the code")],
+    data: Annotated[int, flag("K", "shards of data; the others are parities")],
+    distance: Annotated[int, flag("D", "any D - 1 losses can be rebuilt")],
+    weight: Annotated[int, flag("W", "most shards in a check")],
+    degree: Annotated[int, flag("C", "most checks of a shard (default: any)", show_default=False)] = 0,
+    seed: Seed = 0,
+    tries: Annotated[int, flag("N", "number of candidate matrices")] = 20_000,
+    to: Annotated[Path | None, flag("FILE", "write the code: recovery.options.code = FILE")] = None,
+    product: Annotated[Path | None, flag("FILE", "write its hypergraph product with itself")] = None,
+) -> int:
+    """Search a code of sparse parity checks, and report the losses it survives; exit code 1 if it misses the target."""
+    if not 1 <= tries <= MOST_TRIES:
+        raise UserError(f"--tries: {tries}; give 1 to {MOST_TRIES}")
+    target = SearchTarget(shards, data, distance, weight, degree)
     if (sets := math.comb(target.shards, target.distance)) > MOST:
         raise UserError(
             f"--distance {target.distance}: {sets} sets of {target.distance} of {target.shards} shards, but a "
             f"certificate covers at most {MOST}; lower it, or --shards"
         )
-    for path in (request.to, request.product):
+    for path in (to, product):
         if path is not None and not path.parent.is_dir():
             raise UserError(f"{path}: {path.parent} is not a folder; create it, or write elsewhere")
-    found = anneal(target, request.seed, request.tries)
+    found = anneal(target, seed, tries)
     measured = certificate(found)
     show([_description(found, measured), _comparison(found.code)])
-    if request.to is not None:
-        atomic.write_text(request.to, file(found).model_dump_json(indent=1) + "\n")
-    if request.product is not None:
-        _write_product(found, request.product)
+    if to is not None:
+        atomic.write_text(to, file(found).model_dump_json(indent=1) + "\n")
+    if product is not None:
+        _write_product(found, product)
     short = found.excess or int(str(measured["distance"])) < target.distance
     if short:
         print(f"falls short: distance {measured['distance']} of {target.distance}, {found.excess} edges too many")
@@ -119,3 +118,7 @@ def _write_product(found: FoundCode, path: Path) -> None:
         f"hypergraph product: [[{made.qubits}, {made.logical}, {made.distance}]], checks of at most {heaviest} qubits"
     )
     atomic.write_text(path, made.model_dump_json() + "\n")
+
+
+if __name__ == "__main__":
+    program(search, "planaria.lab.codes")

@@ -1,15 +1,20 @@
-"""``planaria run check``: replay a run's log and compare the result with what the run recorded."""
+"""``planaria run check``: replay a run's log, or accept manual changes to a folder."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
+from planaria.common import digests, documents
 from planaria.common.errors import RunStopped, UserError
+from planaria.config import recipe
 from planaria.control.decisions import Spawn
-from planaria.control.logs import EVENTS, read_run
+from planaria.control.logs import EVENTS, ID, read_run
 from planaria.control.replay import replay
 from planaria.control.state_file import StateFile, describe, read_state
+from planaria.models.huggingface import is_exported
 from planaria.runtime.engine import run_folders
+from planaria.swarm.records.lines import PEERS
 
 
 def replay_run(folder: Path) -> str:
@@ -48,3 +53,26 @@ def replay_run(folder: Path) -> str:
 def _comparable(state: StateFile) -> dict[str, object]:
     """Return the fields that a replay determines: not the controller's process, nor the start times of processes."""
     return state.model_dump(exclude={"controller": True, "workers": {"__all__": {"born"}}})
+
+
+def accept(folder: Path) -> list[str]:
+    """Rewrite the folder's list of digests; return a line for each changed file.
+
+    Checkpoints are excluded, since no run should continue from a damaged one.
+
+    :raises UserError: if the folder is neither a run nor an exported model, or its configuration is invalid.
+    """
+    if is_exported(folder):
+        names = [file.name for file in folder.iterdir() if file.name != digests.FILE and not file.name.startswith(".")]
+        return _accepted(folder, names)
+    if not (folder / run_folders.CONFIG).is_file():
+        raise UserError(f"{folder}: neither a run nor an exported model; give the folder of one, such as runs/NAME")
+    with run_folders.held(folder):
+        if not (folder / PEERS).is_dir():
+            recipe.parse(documents.text(folder / run_folders.CONFIG), str(folder / run_folders.CONFIG))
+        return _accepted(folder, (*run_folders.KEPT, ID))
+
+
+def _accepted(folder: Path, names: Iterable[str]) -> list[str]:
+    changed = digests.accept(folder, names)
+    return [f"{folder / name}: accepted in its current state" for name in changed] or [f"{folder}: nothing had changed"]

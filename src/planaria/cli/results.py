@@ -233,11 +233,11 @@ def _check(
 ) -> int:
     """Replay a run's log, and compare the decisions."""
     if accept:
-        from planaria.cli.commands.accept import accept as accept_changes
+        from planaria.cli.commands.check import accept as accept_changes
 
         print("\n".join(accept_changes(run)))
     else:
-        from planaria.cli.commands.replay import replay_run
+        from planaria.cli.commands.check import replay_run
 
         print(replay_run(run))
     return 0
