@@ -40,6 +40,7 @@ from planaria.exchange.in_process import Replica, replicas
 from planaria.exchange.noloco import NoLoCo
 from planaria.models.families import build_stage
 from planaria.runtime.transport.edge import Edge, EdgeOpened, EdgeSpec, FrameArrived
+from planaria.runtime.transport.emulated_link import EmulatedLink
 from planaria.runtime.transport.inbox import Inbox
 from planaria.runtime.transport.port import Port
 from planaria.runtime.transport.secure import new_key
@@ -162,7 +163,7 @@ class Member:
         self._of: dict[str, Replica] = {}
 
     def _open(self, link: str, max_bytes: int) -> Edge:
-        spec = EdgeSpec(link, self._there, 1 - self._me, max_bytes, TIMEOUT_S, *LINKS[link])
+        spec = EdgeSpec(link, self._there, 1 - self._me, max_bytes, TIMEOUT_S, EmulatedLink(*LINKS[link]))
         edge = Edge(spec, self._port, self._inbox)
         self._expect(EdgeOpened)
         return edge

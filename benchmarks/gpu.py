@@ -410,7 +410,7 @@ def predicted_rows_of(name: str, given: Namespace) -> list[Row]:
     }
     full = f"{given.peak * 1e12 / per_token:,.0f} at the peak"
     rows = [Row(f"{name}: tokens/s, inline", [rate(given) / per_token], full, beside=shape)]
-    message = {"MB a message": message_bytes(config.model, config.pipeline) / 1e6}
+    message = {"MB a message": message_bytes(config.model, config.pipeline).larger / 1e6}
     for clock, where, limit in ((PlanSimulation, "a device each", f"{WORKERS}"), (OneDevice, "one device", "1")):
         for overlap, how in ((True, ""), (False, ", copies in place of computing")):
             ratio = inline_s / predicted_step_s(config, clock, overlap)

@@ -22,7 +22,7 @@ LEVELS = (
     ("common",),
     ("config",),
     ("cli.flags", "cli.settings"),
-    ("models", "data", "pipeline.network"),
+    ("models", "data", "pipeline.network", "pipeline.codecs"),
     ("pipeline.routing", "recovery", "exchange", "faults", "swarm.tasks"),
     ("pipeline.plan",),
     ("planner",),

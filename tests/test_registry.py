@@ -19,6 +19,7 @@ from planaria.exchange.registry import EXCHANGES
 from planaria.exchange.robust.rules import RULES
 from planaria.models.families import FAMILIES
 from planaria.models.optimizers import OPTIMIZERS
+from planaria.pipeline.codecs.registry import CODECS
 from planaria.pipeline.routing import ROUTINGS
 from planaria.recovery import RECOVERIES, recovery, with_strategy
 from planaria.recovery.codes import CODES
@@ -32,7 +33,7 @@ from planaria.swarm.tasks import TASKS
 
 ALL: list[registry.Registry[Any]] = [
     *(RECOVERIES, CODES, ROUTINGS, FAMILIES, EXCHANGES, SCHEMES, COMPRESSORS, FEEDBACKS, RULES, TRACKERS),
-    *(OPTIMIZERS, ATTACKS, CHECKS, POLICIES, TASKS),
+    *(CODECS, OPTIMIZERS, ATTACKS, CHECKS, POLICIES, TASKS),
 ]
 
 OWN = """

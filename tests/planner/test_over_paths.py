@@ -48,7 +48,7 @@ CONFIG = RunConfig.model_validate(
         "network": {"forward_s": [0.0, 0.004, 0.004, 0.004, 0.004], "backward_s": [0.0, 0.006, 0.006, 0.006, 0.006]},
     }
 )
-SIZE = message_bytes(CONFIG.model, CONFIG.pipeline)
+SIZE = message_bytes(CONFIG.model, CONFIG.pipeline).larger
 
 
 def topology(folder: Path, north: float = 100, south: float = 100, scale: float = 1.0) -> Topology:
@@ -91,10 +91,10 @@ def test_promised_rates_fit_the_links_and_the_clock_uses_them(tmp_path: Path, sc
     assert over.ways.capacity["north: A → B"] == pytest.approx(100e6 / 8 / scale)
     priced = over.priced(problem, routed)
     for (a, b), rate in zip(routed.edges, routed.rates, strict=True):
-        assert priced.prices.transmit(a, b) == pytest.approx(SIZE / rate * 1e9, abs=1)
-        assert priced.prices.carry(a, b) == pytest.approx((scale * 0.005 + SIZE / rate) * 1e9, abs=1)
+        assert priced.prices.transmit(a, b, "forward") == pytest.approx(SIZE / rate * 1e9, abs=1)
+        assert priced.prices.carry(a, b, "forward") == pytest.approx((scale * 0.005 + SIZE / rate) * 1e9, abs=1)
     same = [(a, b) for a in range(5) for b in range(5) if a != b]
-    assert all(priced.prices.carry(a, b) == problem.prices.carry(a, b) for a, b in same)
+    assert all(priced.prices.carry(a, b, "forward") == problem.prices.carry(a, b, "forward") for a, b in same)
     # With less bandwidth than an edge has alone, a step is not shorter; nor than the busiest link's load.
     assert certificate(problem).step_s * 1e9 <= step_ns(problem, solution) <= step_ns(priced, solution)
     assert step_ns(priced, solution) >= routed.largest_s * 1e9

@@ -30,8 +30,8 @@ class Slowed(MessageCosts):
         chance = random.Random(seed)
         self.compute = lambda kind, node, hop: round(prices.compute(kind, node, hop) * chance.uniform(1, 4))
         self.shadow = prices.shadow
-        self.transmit = lambda a, b: round(prices.transmit(a, b) * chance.uniform(1, 4))
-        self.carry = lambda a, b: round(prices.carry(a, b) * chance.uniform(1, 4))
+        self.transmit = lambda a, b, kind: round(prices.transmit(a, b, kind) * chance.uniform(1, 4))
+        self.carry = lambda a, b, kind: round(prices.carry(a, b, kind) * chance.uniform(1, 4))
 
 
 def most_held(clock: PlanSimulation) -> dict[int, int]:
@@ -103,8 +103,8 @@ class Near(MessageCosts):
     def __init__(self) -> None:
         self.compute = lambda kind, node, hop: 10 if (kind, node) == ("forward", 1) else 0
         self.shadow = lambda kind, node, hop: 0
-        self.transmit = lambda a, b: 0
-        self.carry = lambda a, b: {0: 3, 2: 2, 3: 1}[a + b - 1]
+        self.transmit = lambda a, b, kind: 0
+        self.carry = lambda a, b, kind: {0: 3, 2: 2, 3: 1}[a + b - 1]
 
 
 def test_backwards_precede_forwards_and_forwards_run_in_order_of_arrival() -> None:

@@ -28,6 +28,10 @@ class NetworkConfig(Section):
     """one-way latency between neighbouring workers"""
     bandwidth: bounds.Bandwidth | None = None
     """bytes per second between neighbouring workers; unlimited by default"""
+    inbound: Literal["each", "shared"] = "each"
+    """messages that queue for the bandwidth: those from one neighbour (each), or all messages to a worker (shared)"""
+    latency_queued: bool = False
+    """count the latency as part of the time that a message occupies its link; otherwise latencies overlap"""
     staging_bandwidth: bounds.Bandwidth | None = None
     """planning and predictions: bytes per second between a device and host memory, which all messages between stages
     cross; unlimited by default"""

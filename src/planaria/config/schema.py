@@ -36,8 +36,9 @@ class PipelineConfig(Section):
     """which ready microbatch a worker prefers: backward first (1f1b) or forward first (gpipe)"""
     in_flight: Positive | None = None
     """most microbatches in progress at once; by default two per worker under 1f1b, all under gpipe"""
-    wire: Literal["fp32", "bf16"] = "fp32"
-    """precision of activations and their gradients between stages; bf16 rounds them and halves the bytes"""
+    wire: str | Options = "fp32"
+    """codec of activations and their gradients between stages: fp32, bf16, bits of both such as '6/4', a table such as
+    {kind = "groups", forward = 6, backward = 4, group = 64}, or 'module:Class'"""
 
     @property
     def samples(self) -> int:

@@ -131,8 +131,8 @@ class PlannedPrices(MessageCosts):
             node
         ]
         self.shadow = lambda kind, node, hop: 0
-        self.transmit = lambda a, b: transmit[site[a]][site[b]] if shared else 0
-        self.carry = lambda a, b: link[site[a]][site[b]]
+        self.transmit = lambda a, b, kind: transmit[site[a]][site[b]] if shared else 0
+        self.carry = lambda a, b, kind: link[site[a]][site[b]]
 
 
 def stage_of(stages: Sequence[Sequence[int]], nodes: int) -> Ints:
@@ -150,7 +150,7 @@ def problem_of(config: RunConfig, topology: Topology) -> PlanningProblem:
     """
     _require_fit(config, topology)
     pipeline, routing, nodes = config.pipeline, config.routing, topology.nodes
-    data, stages, size = routing.data_nodes, pipeline.stages, message_bytes(config.model, pipeline)
+    data, stages, size = routing.data_nodes, pipeline.stages, message_bytes(config.model, pipeline).larger
     sites = tuple(dict.fromkeys(node.site for node in nodes))
     link = [[_ns(topology.carry_s(a, b, size)) for b in sites] for a in sites]
     taken = [[_ns(topology.transmit_s(a, b, size)) for b in sites] for a in sites]
@@ -208,7 +208,7 @@ def _require_fit(config: RunConfig, topology: Topology) -> None:
             f"routing.data_nodes = {data}: of the topology's nodes, {roles.count('data')} must be data nodes and "
             f"{roles.count('worker')} must not; change the roles"
         )
-    size = message_bytes(config.model, pipeline)
+    size = message_bytes(config.model, pipeline).larger
     for a, b in product(dict.fromkeys(node.site for node in nodes), repeat=2):
         if (seconds := topology.carry_s(a, b, size)) > LONGEST_S:
             raise UserError(

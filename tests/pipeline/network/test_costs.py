@@ -4,8 +4,10 @@ import pytest
 
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig, NetworkConfig, PipelineConfig
-from planaria.pipeline.network.costs import WIRE_BYTES, Costs, MessageCosts, message_bytes
-from planaria.runtime.transport.wire import ACTIVATIONS
+from planaria.pipeline.codecs.base import MessageBytes
+from planaria.pipeline.network.costs import Costs, MessageCosts, message_bytes
+
+both = MessageBytes.both
 
 
 def test_one_number_applies_to_every_stage_and_the_embedding_is_free() -> None:
@@ -36,18 +38,23 @@ def test_messages_cost_latency_and_transmission_time() -> None:
 
 
 def test_prices_are_whole_nanoseconds() -> None:
-    prices = MessageCosts(Costs(NetworkConfig(forward_s=[0.1], latency_s=1e-3, bandwidth=3e6)), 1)
+    prices = MessageCosts(Costs(NetworkConfig(forward_s=[0.1], latency_s=1e-3, bandwidth=3e6)), both(1))
     assert prices.compute("forward", 1, 1) == 100_000_000
-    assert (prices.transmit(0, 1), prices.carry(0, 1)) == (333, 1_000_333)
+    assert (prices.transmit(0, 1, "forward"), prices.carry(0, 1, "forward")) == (333, 1_000_333)
     assert prices.seconds(3 * prices.compute("forward", 1, 1)) == 0.3
 
 
 def test_a_message_has_the_bytes_of_one_activation() -> None:
     model = ModelConfig(dim=64, heads=4, context=32)
-    assert message_bytes(model, PipelineConfig(microbatch_size=3)) == 3 * 32 * 64 * 4
-    assert message_bytes(model, PipelineConfig(microbatch_size=3, wire="bf16")) == 3 * 32 * 64 * 2
-    for wire, dtype in ACTIVATIONS.items():
-        assert WIRE_BYTES[wire] == dtype.itemsize
+    numbers = 3 * 32 * 64
+    for wire, forward, backward in (("fp32", 4, 4), ("bf16", 2, 2), ("8/4", 1 + 1 / 32, 1 / 2 + 1 / 32)):
+        found = message_bytes(model, PipelineConfig(microbatch_size=3, wire=wire))
+        assert found == (forward * numbers, backward * numbers)
+
+
+def test_a_queued_latency_occupies_the_link() -> None:
+    network = NetworkConfig(latency_s=0.25, bandwidth=2000.0, latency_queued=True)
+    assert Costs(network).transmit(1, 2, 1000) == Costs(network).carry(1, 2, 1000) == 0.75
 
 
 def test_a_shadow_costs_the_next_stages_forward() -> None:

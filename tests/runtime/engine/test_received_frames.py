@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from planaria.pipeline.codecs.registry import Bf16, Fp32
 from planaria.runtime.engine.received_frames import FrameId, ReceivedFrames
 from planaria.runtime.transport import wire
 from planaria.runtime.transport.wire import (
@@ -27,7 +28,7 @@ def header(label: Label = FORWARD, shape: tuple[int, ...] = SHAPE, dtype: torch.
 
 @pytest.fixture
 def frames_in() -> ReceivedFrames:
-    made = ReceivedFrames(SHAPE, torch.float32)
+    made = ReceivedFrames(Fp32(), SHAPE)
     made.turn(5, 9)
     return made
 
@@ -105,7 +106,7 @@ def test_other_shapes_and_types_are_refused(wrong: TensorHeader, frames_in: Rece
 
 
 def test_other_types_than_the_recipes_wire_are_refused() -> None:
-    frames_in = ReceivedFrames(SHAPE, torch.bfloat16)
+    frames_in = ReceivedFrames(Bf16(), SHAPE)
     frames_in.turn(5, 9)
     with pytest.raises(wire.WireError, match=r"activations here are torch.bfloat16 \[2, 3\]"):
         frames_in.put(1, header(), torch.zeros(SHAPE))
@@ -120,7 +121,7 @@ def test_kept_activations_are_converted_on_arrival() -> None:
         landed.append(payload)
         return payload + 1
 
-    frames_in, past = ReceivedFrames(SHAPE, torch.float32, land), FORWARD._replace(step=8)
+    frames_in, past = ReceivedFrames(Fp32(), SHAPE, land), FORWARD._replace(step=8)
     frames_in.turn(5, 9)
     for label in (FORWARD, past, GradientShare(5, 9)):
         frames_in.put(1, header(label), torch.zeros(SHAPE))

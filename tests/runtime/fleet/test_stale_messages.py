@@ -20,6 +20,7 @@ from fake_device import FakeCopier
 from harness import tiny
 from planaria.control.decisions import Form, Keep, Member, MemberLink, Rebuild, Source
 from planaria.control.events import REPORT, EdgeBroken
+from planaria.pipeline.codecs.registry import Fp32
 from planaria.pipeline.plan.actions import Action
 from planaria.runtime.engine import peer_messages as post_office
 from planaria.runtime.engine.control_link import ControlLink
@@ -61,7 +62,7 @@ places = st.tuples(st.integers(0, 3), st.integers(0, 3))
 
 @given(st.lists(st.one_of(places.map(lambda p: ("turn", *p)), places.map(lambda p: ("frame", *p)))))
 def test_mail_delivers_messages_of_this_generation_and_step_alone(story: list[tuple[str, int, int]]) -> None:
-    frames_in, sent = ReceivedFrames(SHAPE, torch.float32), set[tuple[int, int]]()
+    frames_in, sent = ReceivedFrames(Fp32(), SHAPE), set[tuple[int, int]]()
     now = (0, 0)
     for what, generation, step in story:
         if what == "turn":

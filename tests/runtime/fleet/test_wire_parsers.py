@@ -37,6 +37,7 @@ from planaria.runtime.fleet.files import FileServer
 from planaria.runtime.fleet.joining import RunAddress, read_door
 from planaria.runtime.transport import wire
 from planaria.runtime.transport.edge import Edge, EdgeSpec
+from planaria.runtime.transport.emulated_link import EmulatedLink
 from planaria.runtime.transport.listener import (
     CALLED_FOR,
     FILES,
@@ -332,7 +333,7 @@ def test_a_frame_is_within_its_edge_or_refused(
 def test_a_claimed_send_time_delays_frames_at_most_by_the_link() -> None:
     """A frame from the future is not held until then, and neither are later ones."""
     edge: Any = object.__new__(Edge)
-    edge._line_free = edge._due = edge.hold_s = edge.hold_until = 0.0
-    edge.spec = EdgeSpec("x", "", 1, 1 << 20, 1.0, latency_s=0.01, bandwidth=1e6)
+    edge._due = edge.hold_s = edge.hold_until = 0.0
+    edge.spec = EdgeSpec("x", "", 1, 1 << 20, 1.0, link=EmulatedLink(0.01, 1e6))
     header = unpack(pack(TensorHeader(Ping(1, FrameContent.PING), torch.float32, (10,), 9e8)), 1 << 20)
     assert edge._emulate_link(header) < time.monotonic() + 60.0

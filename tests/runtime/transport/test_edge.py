@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from queue import Empty
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 
 from planaria.runtime.transport import channel
 from planaria.runtime.transport.edge import Edge, EdgeFailed, EdgeOpened, EdgeSpec, FrameArrived
+from planaria.runtime.transport.emulated_link import EmulatedLink
 from planaria.runtime.transport.inbox import Inbox
 from planaria.runtime.transport.pieces import PIECE_BYTES, Outgoing
 from planaria.runtime.transport.port import Port
@@ -71,8 +72,11 @@ def ends(spec: EdgeSpec, port: Port) -> Iterator[tuple[End, End]]:
     yield from opened(spec, port)
 
 
-def opened(spec: EdgeSpec, port: Port) -> Iterator[tuple[End, End]]:
-    low, high = End(spec, port), End(replace(spec, at=port.address, peer=1), port)
+def opened(
+    spec: EdgeSpec, port: Port, link: Callable[[], EmulatedLink | None] = lambda: None
+) -> Iterator[tuple[End, End]]:
+    low = End(replace(spec, link=link()), port)
+    high = End(replace(spec, at=port.address, peer=1, link=link()), port)
     for end in (low, high):
         assert end.next(EdgeOpened).seconds < SOON_S
     yield low, high
@@ -170,7 +174,7 @@ def test_an_edge_that_is_abandoned_before_it_opens_stays_silent(spec: EdgeSpec, 
 
 def test_emulated_latency_and_bandwidth_are_lower_bounds(spec: EdgeSpec, port: Port) -> None:
     """Frames queue for the bandwidth, and their latencies overlap: 3 frames of 0.1 s each, and 0.2 s once."""
-    for low, high in opened(replace(spec, latency_s=0.2, bandwidth=4000.0), port):
+    for low, high in opened(spec, port, lambda: EmulatedLink(0.2, 4000.0)):
         start = time.monotonic()
         for number in range(3):
             low.send(torch.zeros(100), number)
@@ -287,7 +291,7 @@ def test_deferred_frames_arrive_whole_and_in_order(ends: tuple[End, End]) -> Non
 
 def test_on_a_slow_link_a_frame_passes_deferred_ones(spec: EdgeSpec, port: Port) -> None:
     """A megabyte takes a second; a later frame arrives after the few pieces that are on their way."""
-    for low, high in opened(replace(spec, bandwidth=1e6), port):
+    for low, high in opened(spec, port, lambda: EmulatedLink(0.0, 1e6)):
         low.send(torch.zeros(1 << 20, dtype=torch.uint8), 0, later=True)
         time.sleep(0.05)
         began = time.monotonic()
@@ -298,7 +302,7 @@ def test_on_a_slow_link_a_frame_passes_deferred_ones(spec: EdgeSpec, port: Port)
 
 
 def test_an_abandoned_edge_discards_deferred_frames(spec: EdgeSpec, port: Port) -> None:
-    for low, high in opened(replace(spec, bandwidth=1e6), port):
+    for low, high in opened(spec, port, lambda: EmulatedLink(0.0, 1e6)):
         low.send(torch.zeros(1 << 20, dtype=torch.uint8), 0, later=True)
         low.send(torch.zeros(10), 1)
         assert high.next(FrameArrived).header.label.number == 1

@@ -36,7 +36,7 @@ def move_paths(config: RunConfig, recipe: Path | None, moves: int, to: Path | No
         raise UserError("network.topology: has no [[link]] entries, so there is one path between two sites")
     problem, solution = problem_of(config, topology), schedule.solution
     _require_same(problem, schedule)
-    over = OverPaths(topology, message_bytes(config.model, config.pipeline))
+    over = OverPaths(topology, message_bytes(config.model, config.pipeline).larger)
     routed = over.moved(problem, solution, before, moves)
     priced, paths = over.priced(problem, routed), over.told(routed)
     bound = ProvedBound(**certificate(problem, exact=False)._asdict())

@@ -50,7 +50,7 @@ def _relays(resolved: ResolvedRun) -> str:
     routes = relay_ways(replica.settings.relays)
     paths = {path.id: path for found in routes.paths.values() for path in found}
     here = [route for route in resolved.routes(0) if route[0] in nodes]
-    flows = edge_flows(pairs, here, 2 * message_bytes(config.model, config.pipeline))  # activation and gradient
+    flows = edge_flows(pairs, here, sum(message_bytes(config.model, config.pipeline)))  # activation and gradient
     busy = loads(list(flows.values()), routes, [paths[over[pair]] for pair in flows])
     least = tightest_cut(list(flows.values()), routes)
     lines = [

@@ -38,7 +38,7 @@ def plan_routes(config: RunConfig, recipe: Path | None, spend: SearchBudget, to:
     """Plan the recipe's routes and write ``to`` (JSON, with a page beside it); return the exit code."""
     topology = topology_of(config, recipe)
     problem = problem_of(config, topology)
-    over = None if topology.ways is None else OverPaths(topology, message_bytes(config.model, config.pipeline))
+    over = None if topology.ways is None else OverPaths(topology, message_bytes(config.model, config.pipeline).larger)
     until, share = time.monotonic() + spend.seconds, BASELINE_SHARE
     # Paths are not part of the problem, so an exhaustive search would not cover them.
     bound = certificate(problem, exact=over is None, seconds=BOUND_SHARE * spend.seconds)

@@ -99,8 +99,8 @@ class ArmPrices(Record):
     microbatch_size: int
     context: int
     dim: int
-    wire_bytes: int
-    """Bytes of a number sent from stage to stage."""
+    wire_bytes: float
+    """Mean bytes of a number sent from stage to stage, over both directions."""
     parameters: list[int]
     """Parameters of each stage, the ends first."""
 

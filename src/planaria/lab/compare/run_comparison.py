@@ -241,7 +241,7 @@ def _given(config: RunConfig, clock: ArmClock, scale: float) -> ArmPrices:
         microbatch_size=pipeline.microbatch_size,
         context=config.model.context,
         dim=config.model.dim,
-        wire_bytes=message_bytes(config.model, pipeline) // sample,
+        wire_bytes=sum(message_bytes(config.model, pipeline)) / 2 / sample,
         parameters=[stage_parameters(config.model, stages, stage) for stage in range(stages + 1)],
     )
 

@@ -287,7 +287,9 @@ class InlineEngine:
                 batch = self.replicas.read(node, batch, self.step)
             if train and targets is not None:
                 targets = targets.at(node, plan, self.resolved.arrangement, self.resolved.lockstep)
-            runner.begin(None if self.stage[node] else batch, train, own, data.masks, learned=targets)
+            runner.begin(
+                None if self.stage[node] else batch, train, own, data.masks, learned=targets, draw=first_sample
+            )
             self.copies[node].begin(data.masks)
 
         def passed(action: Action, out: Tensor) -> None:
@@ -307,4 +309,4 @@ class InlineEngine:
         size = self.config.pipeline.microbatch_size
         batch = batches(stream, first_sample, size)
         apart = masks(self.config.data, stream, batch, first_sample, size)
-        return StepData(batch, apart, learned(stream, first_sample, size, microbatches))
+        return StepData(batch, apart, learned(stream, first_sample, size, microbatches), first_sample)

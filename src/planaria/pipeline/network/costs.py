@@ -8,13 +8,13 @@ from functools import cache
 from typing import Literal
 
 from planaria.common.errors import UserError
-from planaria.config.schema import ModelConfig, NetworkConfig, PipelineConfig
+from planaria.config.schema import NetworkConfig
+from planaria.pipeline.codecs.base import MessageBytes
+from planaria.pipeline.codecs.registry import message_bytes as message_bytes
 
 FP32_BYTES = 4
 MBIT = 1e6 / 8
 """bytes per second of one Mbit/s"""
-WIRE_BYTES = {"fp32": FP32_BYTES, "bf16": 2}
-"""bytes of one number of an activation, by ``pipeline.wire``"""
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,13 @@ class Costs:
 
     def transmit(self, source: int, target: int, bytes: int) -> float:
         """Return the seconds that a message of ``bytes`` occupies the link between two nodes."""
-        return bytes / self.network.bandwidth if self.network.bandwidth else 0.0
+        queued = self.network.latency_s if self.network.latency_queued else 0.0
+        return queued + (bytes / self.network.bandwidth if self.network.bandwidth else 0.0)
 
     def carry(self, source: int, target: int, bytes: int) -> float:
         """Return the seconds from sending a message of ``bytes`` over an idle link until it has arrived."""
-        return self.network.latency_s + self.transmit(source, target, bytes)
+        overlapping = 0.0 if self.network.latency_queued else self.network.latency_s
+        return overlapping + self.transmit(source, target, bytes)
 
     def staging(self, bytes: int) -> float:
         """Return the seconds of a copy of ``bytes`` between a device and its host, one way."""
@@ -69,22 +71,19 @@ UNIT = Costs(NetworkConfig(forward_s=[1.0], backward_s=[2.0]))
 """Costs for comparing plans: a backward pass costs two forward passes, stages are equal, messages are free."""
 
 
-def message_bytes(model: ModelConfig, pipeline: PipelineConfig) -> int:
-    """Return the bytes on the wire of one activation (microbatch_size, context, dim)."""
-    return pipeline.microbatch_size * model.context * model.dim * WIRE_BYTES[pipeline.wire]
-
-
 class MessageCosts:
-    """``costs`` in whole nanoseconds, cached, for messages of one size.
+    """``costs`` in whole nanoseconds, cached, for messages of one size on each leg (``kind``: of the sending pass).
 
     Sums of integers are exact: simultaneous events tie, and a simulated time is comparable with a bound.
     """
 
     staging = 0
     """like :meth:`Costs.staging`, if it overlaps computation"""
+    shared_inbound = False
+    """whether all messages to a node queue for one link"""
 
-    def __init__(self, costs: Costs, message_bytes: int) -> None:
-        copied, overlap = _ticks(costs.staging(message_bytes)), costs.network.overlap
+    def __init__(self, costs: Costs, message_bytes: MessageBytes) -> None:
+        copied, overlap = _ticks(costs.staging(message_bytes.larger)), costs.network.overlap
         self.staging, stands = (copied, 0) if overlap else (0, copied)
         self.compute: Callable[[str, int, int], int] = cache(
             lambda kind, stage, hop: _ticks(costs.compute(kind, stage, hop)) + stands * _messages(stage)
@@ -94,14 +93,15 @@ class MessageCosts:
             lambda kind, stage, hop: _ticks(costs.shadow(kind, stage, hop))
         )
         """like :meth:`Costs.shadow`"""
-        self.transmit: Callable[[int, int], int] = cache(
-            lambda source, target: _ticks(costs.transmit(source, target, message_bytes))
+        self.transmit: Callable[[int, int, str], int] = cache(
+            lambda source, target, kind: _ticks(costs.transmit(source, target, message_bytes.of(kind)))
         )
         """like :meth:`Costs.transmit`"""
-        self.carry: Callable[[int, int], int] = cache(
-            lambda source, target: _ticks(costs.carry(source, target, message_bytes))
+        self.carry: Callable[[int, int, str], int] = cache(
+            lambda source, target, kind: _ticks(costs.carry(source, target, message_bytes.of(kind)))
         )
         """like :meth:`Costs.carry`"""
+        self.shared_inbound = costs.network.inbound == "shared"
 
     @staticmethod
     def seconds(ticks: int) -> float:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from planaria.pipeline.codecs.base import MessageBytes
 from planaria.pipeline.network.costs import Costs, MessageCosts
 from planaria.pipeline.plan.actions import Graph, StepPlan, deadlock, feasible, graph
 
@@ -18,7 +19,7 @@ class StepBound:
     binds: str
 
 
-def lower_bound(plan: StepPlan, costs: Costs, message_bytes: int) -> StepBound:
+def lower_bound(plan: StepPlan, costs: Costs, message_bytes: MessageBytes) -> StepBound:
     """Return the largest of these times, none of which any execution of ``plan`` can beat:
 
     - a *microbatch*: its route, alone in the pipeline;
@@ -61,7 +62,8 @@ def _carry(numbered: Graph, n: int, prices: MessageCosts) -> int:
     receiver = numbered.receiver[n]
     if receiver < 0:
         return 0
-    return prices.carry(numbered.actions[n].node, numbered.actions[receiver].node) + 2 * prices.staging
+    action = numbered.actions[n]
+    return prices.carry(action.node, numbered.actions[receiver].node, action.kind) + 2 * prices.staging
 
 
 def _heads(numbered: Graph, order: list[int], compute: list[int], carry: list[int]) -> list[int]:
@@ -115,10 +117,11 @@ def _lanes(
     staging, lanes = prices.staging, defaultdict[str, list[tuple[int, int, int]]](list)
     for n, receiver in enumerate(numbered.receiver):
         if receiver >= 0:
-            a, b = numbered.actions[n].node, numbered.actions[receiver].node
+            a, b, kind = numbered.actions[n].node, numbered.actions[receiver].node, numbered.actions[n].kind
             ready, rest = heads[n] + compute[n], compute[receiver] + tails[receiver]
-            taken, carried = prices.transmit(a, b), prices.carry(a, b)
-            lanes[f"link {a}→{b}"].append((ready + staging, taken, carried - taken + staging + rest))
+            taken, carried = prices.transmit(a, b, kind), prices.carry(a, b, kind)
+            lane = f"link into {b}" if prices.shared_inbound else f"link {a}→{b}"
+            lanes[lane].append((ready + staging, taken, carried - taken + staging + rest))
             if staging:
                 lanes[f"copies off stage {a}"].append((ready, staging, carried + staging + rest))
                 lanes[f"copies onto stage {b}"].append((ready + staging + carried, staging, rest))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from planaria.config.schema import PipelineConfig
+from planaria.pipeline.codecs.base import MessageBytes
 from planaria.pipeline.network.costs import UNIT, MessageCosts
 from planaria.pipeline.plan.actions import Action, Key, Route, StepPlan
 from planaria.pipeline.plan.clock import FirstComeClock, PlanSimulation
@@ -93,7 +94,7 @@ def _turns(routes: Sequence[Route], order: str, in_flight: int) -> dict[Key, Key
     if len({tuple(route) for route in routes}) == 1:
         came = sorted((back for _, back in visits(routes)), key=lambda action: (action.microbatch, -action.hop))
     else:
-        clock = PlanSimulation(_build(routes, order, in_flight, True, {}), MessageCosts(UNIT, 0))
+        clock = PlanSimulation(_build(routes, order, in_flight, True, {}), MessageCosts(UNIT, MessageBytes.both(0)))
         clock.run()
         came = [clock.graph.actions[n] for ran in clock.ran.values() for n in ran]
     return turns(came)

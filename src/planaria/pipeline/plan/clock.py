@@ -1,9 +1,10 @@
 """Discrete-event simulation of a plan, its result, and a Gantt chart for the terminal.
 
 A node does one action at a time and takes the first ready one of its list. A link is full-duplex; in each direction
-messages queue for bandwidth in sending order, and their latencies overlap. With messages through host memory, each is
-copied off its sender's device first and onto its receiver's last, whole; a device makes one copy each way at a time
-(``runtime/transport/staging.py``) and computes meanwhile.
+messages queue for bandwidth in sending order, and their latencies overlap; ``network.inbound`` and
+``network.latency_queued`` change that. With messages through host memory, each is copied off its sender's device first
+and onto its receiver's last, whole; a device makes one copy each way at a time (``runtime/transport/staging.py``) and
+computes meanwhile.
 """
 
 from __future__ import annotations
@@ -44,10 +45,12 @@ class PlanSimulation:
         self.starts = [0] * len(self.waits)
         self.ends = [0] * len(self.waits)
         self.link_free: dict[tuple[int, int], int] = defaultdict(int)
+        """when each queue is free: that of a link, or of a node's inbound link if its neighbours share it"""
         self.copied_off: dict[int, int] = defaultdict(int)
         self.copied_onto: dict[int, int] = defaultdict(int)
         """when a node's device has finished its copies, each way"""
-        self.messages: Counter[tuple[int, int]] = Counter()
+        self.messages: Counter[tuple[int, int, str]] = Counter()
+        """by sender, receiver and kind of pass"""
 
     def run(self) -> int:
         """Run to the end and return the time."""
@@ -110,11 +113,12 @@ class PlanSimulation:
 
     def _send(self, action: Action, receiver: int) -> None:
         """Send the output of ``action`` to the action ``receiver``."""
-        link = (action.node, self.graph.actions[receiver].node)
-        start = max(self._copy(self.copied_off, action.node), self.link_free[link])
-        self.link_free[link] = start + self.prices.transmit(*link)
-        self.messages[link] += 1
-        arrival = start + self.prices.carry(*link)
+        source, target = action.node, self.graph.actions[receiver].node
+        queue = (target, target) if self.prices.shared_inbound else (source, target)
+        start = max(self._copy(self.copied_off, source), self.link_free[queue])
+        self.link_free[queue] = start + self.prices.transmit(source, target, action.kind)
+        self.messages[source, target, action.kind] += 1
+        arrival = start + self.prices.carry(source, target, action.kind)
         if self.prices.staging:
             heapq.heappush(self.events, (arrival, receiver, _LANDS))
         elif arrival == self.now:

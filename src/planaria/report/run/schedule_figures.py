@@ -158,8 +158,8 @@ def _arrivals(problem: PlanningProblem, ways: Sequence[Sequence[int]], times: Pl
         found[i, k] = sent
         if a != b:
             begins = max(sent, taken[a, b])
-            taken[a, b] = begins + prices.transmit(a, b)
-            found[i, k] = begins + prices.carry(a, b)
+            taken[a, b] = begins + prices.transmit(a, b, "forward")
+            found[i, k] = begins + prices.carry(a, b, "forward")
     return found
 
 

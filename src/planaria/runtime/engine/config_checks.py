@@ -17,6 +17,7 @@ from planaria.faults.trace import Trace
 from planaria.faults.trace import read as read_trace
 from planaria.models.families import check_shapes, family
 from planaria.models.optimizers import optimizer
+from planaria.pipeline.codecs.registry import codec_of
 from planaria.pipeline.plan.check import require
 from planaria.recovery import RECOVERIES
 from planaria.runtime.engine.requirements import needs, require_network
@@ -89,6 +90,12 @@ def require_sound(resolved: ResolvedRun) -> None:
     """
     config, chain = resolved.config, resolved.recovery
     optimizer(config.optim)
+    codec = codec_of(config.pipeline.wire)
+    if codec.random and config.exchange.coded:
+        raise UserError(
+            f"pipeline.wire = {config.pipeline.wire!r}: rounds gradients at random; coded steps need equal sums from "
+            'replicas; use "bf16", or { kind = "groups", rounding = "nearest" }'
+        )
     if chain.slots and config.exchange.replicas > 1:
         raise UserError(
             f"recovery.strategy = {config.recovery.strategy!r} keeps copies of stages at other stages' workers; with "

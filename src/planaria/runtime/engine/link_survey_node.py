@@ -18,6 +18,7 @@ from planaria.pipeline.network.measurement import FIRST_BYTES, MOST_BYTES, SMALL
 from planaria.runtime.engine.control_link import ControlLink, Superseded
 from planaria.runtime.fleet.base import ControlLine
 from planaria.runtime.transport.edge import Edge, EdgeFailed, EdgeOpened, EdgeSpec, FrameArrived
+from planaria.runtime.transport.emulated_link import EmulatedLink
 from planaria.runtime.transport.inbox import Inbox
 from planaria.runtime.transport.port import Port
 from planaria.runtime.transport.wire import FrameContent, Ping, TensorHeader
@@ -156,8 +157,7 @@ class Surveyor:
             peer=meet.peer,
             max_bytes=MOST_BYTES,
             open_timeout_s=self._setup.timeout_s,
-            latency_s=meet.latency_s,
-            bandwidth=meet.bandwidth,
+            link=EmulatedLink(meet.latency_s, meet.bandwidth),
         )
 
     def _probe(self, edge: Edge) -> NodeSamples:

@@ -83,7 +83,7 @@ def stage_memory(config: RunConfig, device_bytes: int = 0) -> tuple[StageMemory,
     )
     held = in_flight(pipeline, pipeline.microbatches)
     losses = held if pipeline.order == "gpipe" else 1
-    transit = 2 * DEPTH * message_bytes(model, pipeline)
+    transit = DEPTH * sum(message_bytes(model, pipeline))
     stages = range(pipeline.stages + 1)
     needed = [one for n in stages if (one := family(model).pass_bytes(model, pipeline.stages, n, passes)) is not None]
     if len(needed) < len(stages):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from planaria.control import events as e
 from planaria.control.decisions import Donate, Form, Introduce, Meet
+from planaria.pipeline.codecs.registry import codec_of
 from planaria.pipeline.plan.actions import Action, Key, Kind
 from planaria.recovery.base import Moment
 from planaria.runtime.engine.control_link import ControlLink
@@ -84,14 +84,14 @@ class PeerMessages:
         self.here, self.control_link, self.transfer = here, control_link, transfer
         self.circle = RoundMember(setup.config.exchange)
         self.links = WorkerLinks(setup, resolved, transport)
-        model, pipeline = setup.config.model, setup.config.pipeline
         self.staging: Staging | None = None
         """copies between host and device, if stages compute on a device in several processes"""
-        shape = pipeline.microbatch_size, model.context, model.dim
+        model, pipeline = setup.config.model, setup.config.pipeline
+        codec, shape = codec_of(pipeline.wire), (pipeline.microbatch_size, model.context, model.dim)
         if setup.config.train.device == "cuda" and isinstance(transport, SocketTransport):
-            self.staging, transport.port.rings = with_cuda(math.prod(shape) * wire.ACTIVATIONS[pipeline.wire].itemsize)
+            self.staging, transport.port.rings = with_cuda(codec.bytes(shape))
         land = None if self.staging is None else self.staging.receive
-        self.frames_in = ReceivedFrames(shape, wire.ACTIVATIONS[pipeline.wire], land)
+        self.frames_in = ReceivedFrames(codec, shape, land)
         self.patience = WaitTimeout(setup.config.fleet.timeout_s)
         self.first_pass = 0
         """number of the first activation; in a coded step, activations of cancelled rounds are never taken"""

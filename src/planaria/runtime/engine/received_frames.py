@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
+from planaria.pipeline.codecs.base import LEGS, Leg, Shape, WireCodec
 from planaria.runtime.transport.wire import (
     Activation,
     CopyMessage,
+    FrameContent,
     GradientShare,
     Label,
     State,
@@ -33,13 +34,10 @@ class ReceivedFrames:
     frames are dropped. A state always belongs to the current generation.
     """
 
-    def __init__(
-        self, shape: tuple[int, ...], dtype: torch.dtype, land: Callable[[Tensor], Tensor] | None = None
-    ) -> None:
-        """``shape`` and ``dtype``: those of one microbatch's activation on the wire. ``land`` converts each received
-        activation.
-        """
-        self._activation, self._land = (shape, dtype), land
+    def __init__(self, codec: WireCodec, shape: Shape, land: Callable[[Tensor], Tensor] | None = None) -> None:
+        """``shape``: that of one microbatch's activation. ``land`` converts the message of each received one."""
+        self._codec, self._shape, self._land = codec, shape, land
+        self._layouts = {leg: codec.layout(shape, leg) for leg in LEGS}
         self._held: dict[FrameId, tuple[tuple[int, int], Tensor]] = {}
         """with the generation and step of each"""
         self._now = 0, 0
@@ -52,7 +50,7 @@ class ReceivedFrames:
     def put(self, sender: int, header: TensorHeader, payload: Tensor) -> None:
         """Keep a frame unless it is stale.
 
-        :raises WireError: if no worker waits for such a frame, or an activation has another shape.
+        :raises WireError: if no worker waits for such a frame, or an activation is invalid.
         """
         match label := header.label:
             case Activation() | GradientShare() | CopyMessage():
@@ -63,15 +61,23 @@ class ReceivedFrames:
                 raise WireError(f"sent {label}, which no worker waits for")
         if when < self._now:
             return
-        if isinstance(label, Activation) and (header.shape, header.dtype) != self._activation:
-            shape, dtype = self._activation
+        if isinstance(label, Activation):
+            self._require_valid(label, payload)
+            payload = payload if self._land is None else self._land(payload)
+        self._held[FrameId(sender, label)] = when, payload
+
+    def _require_valid(self, label: Activation, payload: Tensor) -> None:
+        leg: Leg = "forward" if label.content is FrameContent.FORWARD else "backward"
+        shape, dtype = self._layouts[leg]
+        if (payload.shape, payload.dtype) != (shape, dtype):
             raise WireError(
-                f"sent {label.content.name} {header.dtype} {list(header.shape)} for step {label.step}; "
+                f"sent {label.content.name} {payload.dtype} {list(payload.shape)} for step {label.step}; "
                 f"activations here are {dtype} {list(shape)}"
             )
-        if isinstance(label, Activation) and self._land is not None:
-            payload = self._land(payload)
-        self._held[FrameId(sender, label)] = when, payload
+        if damage := self._codec.damage(payload, self._shape, leg):
+            raise WireError(
+                f"sent a damaged {label.content.name} of microbatch {label.microbatch} for step {label.step}: {damage}"
+            )
 
     def __contains__(self, frame: FrameId) -> bool:
         return frame in self._held

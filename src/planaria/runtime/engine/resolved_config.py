@@ -152,6 +152,6 @@ class ResolvedRun:
         network = self.config.network
         if self.schedule is None:
             return network.latency_s, network.bandwidth
-        taken, carried = self.prices.transmit(source, target), self.prices.carry(source, target)
-        size = message_bytes(self.config.model, self.config.pipeline)
+        taken, carried = (price(source, target, "forward") for price in (self.prices.transmit, self.prices.carry))
+        size = message_bytes(self.config.model, self.config.pipeline).larger  # as planned
         return MessageCosts.seconds(carried - taken), size / MessageCosts.seconds(taken) if taken else None

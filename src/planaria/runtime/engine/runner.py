@@ -17,9 +17,10 @@ from planaria.config.schema import RunConfig
 from planaria.models.families import build_stage
 from planaria.models.optimizers import optimizer
 from planaria.models.state import StageState
+from planaria.pipeline.codecs.base import Leg, Visit
+from planaria.pipeline.codecs.registry import codec_of
 from planaria.runtime.engine.learning_rate import clip_gradients, learning_rate, total_norms
 from planaria.runtime.engine.step_samples import Batch, Masks, TargetCounts, placed
-from planaria.runtime.transport.wire import ACTIVATIONS
 
 
 class NonFinite(Exception):
@@ -45,7 +46,9 @@ class StageRunner:
         self.lr_scale, self.scales = 1.0, dict[str, float]()
         self.grad_norm: float | None = None
         self.clipped_norm: float | None = None
-        self._travels = ACTIVATIONS[config.pipeline.wire]
+        self.codec = codec_of(config.pipeline.wire)
+        self.shape = config.pipeline.microbatch_size, config.model.context, config.model.dim
+        """of an activation"""
         self._norms: Tensor | None = None
         self._pending: tuple[float, float] | None = None
         self._before: StageState | None = None
@@ -56,7 +59,7 @@ class StageRunner:
         self._batch: Batch | None = None
         self._masks: Masks | None = None
         self._train, self._microbatches = True, 1
-        self._seen = self._seen_targets = 0.0
+        self._seen, self._seen_targets, self._draw = 0.0, 0.0, 0
         self._weights: Sequence[float] | None = None
         self._learned: TargetCounts | None = None
 
@@ -68,25 +71,29 @@ class StageRunner:
         masks: Masks | None = None,
         weights: Sequence[float] | None = None,
         learned: TargetCounts | None = None,
+        draw: int = 0,
     ) -> None:
         """Start a step or a validation of ``microbatches``.
 
         ``batch``: the data of the ends. ``weights``: factor of each microbatch in a coded step; default 1.
-        ``learned``: the numbers of targets, if they differ.
+        ``learned``: the numbers of targets, if they differ. ``draw``: a number of this step for random rounding.
         """
         self.drop()
         self._batch, self._masks, self._weights, self._learned = batch, masks, weights, learned
-        self._train, self._microbatches = train, microbatches
+        self._train, self._microbatches, self._draw = train, microbatches, draw
         self._seen = self._seen_targets = 0.0
 
     def forward(self, microbatch: int, hop: int, x: Tensor | None) -> Tensor | None:
-        """Run one forward pass, and return the activation in the wire's type.
+        """Run one forward pass on the message ``x``, and return the message with the activation.
 
         At the ends, hop 0 embeds the data, and any other hop computes the loss and returns None.
+
+        :raises NonFinite: if the codec of the message refuses the activation.
         """
         with torch.set_grad_enabled(self._train), self._precision():
             if x is not None:
-                x = x.to(self.config.train.device, torch.float32).detach().requires_grad_(self._train)
+                x = self.codec.decode(x.to(self.config.train.device), self.shape, "forward")
+                x = x.float().detach().requires_grad_(self._train)
             if self.stage:
                 assert x is not None
                 y = self.module(x, *self._mask(microbatch))
@@ -107,14 +114,24 @@ class StageRunner:
             self._outputs[microbatch, hop] = y
             if x is not None:
                 self._inputs[microbatch, hop] = x
-        return None if y.ndim == 0 else y.detach().to(self._travels)
+        return None if y.ndim == 0 else self._message(y.detach(), "forward", microbatch, hop)
+
+    def _message(self, x: Tensor, leg: Leg, microbatch: int, hop: int) -> Tensor:
+        """Return the message that carries ``x``."""
+        message = self.codec.encode(x, leg, Visit(self.config.seed, self._draw, microbatch, hop))
+        if not message.is_cuda and (damage := self.codec.damage(message, self.shape, leg)):
+            what = "activation" if leg == "forward" else "gradient"
+            raise NonFinite(
+                f"the {what} of stage {self.stage} is not finite ({damage}); lower optim.lr or check the data"
+            )
+        return message
 
     def _mask(self, microbatch: int) -> tuple[Tensor, ...]:
         """Return the stage's additional arguments: the document mask, if any."""
         return () if self._masks is None else (placed(self._masks(microbatch), self.config.train.device),)
 
     def backward(self, microbatch: int, hop: int, grad: Tensor | None) -> Tensor | None:
-        """Run one backward pass, and return the gradient of the input, if any, in the wire's type."""
+        """Run one backward pass on the message ``grad``; return the message with the gradient of the input, if any."""
         y = self._outputs.pop((microbatch, hop))
         if not y.requires_grad:  # of frozen ends
             return None
@@ -123,10 +140,12 @@ class StageRunner:
         if self._learned is not None:
             self._seen_targets += weight * self._learned.counts[microbatch]
         sums = set_aside(self.parameters.values()) if y.is_cuda else []
-        torch.autograd.backward(y, None if grad is None else grad.to(y.device, y.dtype))
+        if grad is not None:
+            grad = self.codec.decode(grad.to(y.device), self.shape, "backward").to(y.dtype)
+        torch.autograd.backward(y, grad)
         add_to(sums)
         x = self._inputs.pop((microbatch, hop), None)
-        return None if x is None or x.grad is None else x.grad.to(self._travels)
+        return None if x is None or x.grad is None else self._message(x.grad, "backward", microbatch, hop)
 
     def clip(self) -> None:
         """Scale, fold and clip the gradient after the last microbatch. On a GPU, only :meth:`finish` waits for the

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+from planaria.pipeline.codecs.base import MessageBytes
 from planaria.pipeline.network.costs import Costs, MessageCosts
 from planaria.pipeline.plan.actions import StepPlan
 from planaria.pipeline.plan.clock import PlanSimulation, SimulatedStep
@@ -9,7 +12,7 @@ from planaria.pipeline.plan.clock import PlanSimulation, SimulatedStep
 __all__ = ["SimulatedStep", "simulate"]
 
 
-def simulate(plan: StepPlan, costs: Costs, message_bytes: int) -> SimulatedStep:
+def simulate(plan: StepPlan, costs: Costs, message_bytes: MessageBytes) -> SimulatedStep:
     """Simulate a step of ``plan`` in which actions, and messages of ``message_bytes`` each, have these ``costs``.
 
     The clock counts whole nanoseconds; simultaneous events are visible to all workers before they choose.
@@ -24,5 +27,13 @@ def simulate(plan: StepPlan, costs: Costs, message_bytes: int) -> SimulatedStep:
         ran={stage: [actions[n] for n in ran] for stage, ran in clock.ran.items()},
         starts={stage: [MessageCosts.seconds(clock.starts[n]) for n in ran] for stage, ran in clock.ran.items()},
         ends={stage: [MessageCosts.seconds(clock.ends[n]) for n in ran] for stage, ran in clock.ran.items()},
-        sent_bytes={link: count * message_bytes for link, count in sorted(clock.messages.items())},
+        sent_bytes=dict(sorted(_sent(clock, message_bytes).items())),
     )
+
+
+def _sent(clock: PlanSimulation, message_bytes: MessageBytes) -> Counter[tuple[int, int]]:
+    """Return the bytes from each sender to each receiver."""
+    sent = Counter[tuple[int, int]]()
+    for (source, target, kind), count in clock.messages.items():
+        sent[source, target] += count * message_bytes.of(kind)
+    return sent

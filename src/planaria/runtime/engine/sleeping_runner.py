@@ -15,6 +15,7 @@ from torch import Tensor
 from planaria.config.schema import RunConfig
 from planaria.models.llama_layers import document_mask
 from planaria.models.llama_stages import stage_layers
+from planaria.pipeline.codecs.base import LEGS, Leg, Shape, Visit, WireCodec
 from planaria.pipeline.network.costs import MessageCosts
 from planaria.runtime.engine.runner import StageRunner
 from planaria.runtime.engine.step_samples import Batch, Masks, TargetCounts
@@ -64,8 +65,7 @@ class SleepingRunner(StageRunner):
         self._times = 1.0
         self.slowness: Slowness | None = None
         """replaces :meth:`slow_down` if slowness changes with time"""
-        shape = config.pipeline.microbatch_size, config.model.context, config.model.dim
-        self._activation = torch.zeros(shape, dtype=self._travels)
+        self._messages = {leg: _zeros(self.codec, self.shape, leg) for leg in LEGS}
 
     def use_prices(self, node: int, prices: MessageCosts) -> None:
         """Let passes take what they cost at ``node``; until then they take no time."""
@@ -92,6 +92,7 @@ class SleepingRunner(StageRunner):
         masks: Masks | None = None,
         weights: Sequence[float] | None = None,
         learned: TargetCounts | None = None,
+        draw: int = 0,
     ) -> None:
         super().begin(batch, train, microbatches, weights=weights, learned=learned)
         for parameter in self.parameters.values():
@@ -104,11 +105,11 @@ class SleepingRunner(StageRunner):
         if self.stage == 0 and hop:
             self._losses[microbatch] = torch.zeros(())
             return None
-        return self._activation
+        return self._messages["forward"]
 
     def backward(self, microbatch: int, hop: int, grad: Tensor | None) -> Tensor | None:
         self._sleep("backward", hop)
-        return None if self.stage == 0 and hop == 0 else self._activation
+        return None if self.stage == 0 and hop == 0 else self._messages["backward"]
 
 
 _TIMED_S, _LEAST = 0.5, 3
@@ -151,8 +152,12 @@ def device_memory(config: RunConfig) -> int:
 
 
 def _pass(config: RunConfig, runner: StageRunner) -> None:
-    x = torch.zeros(config.pipeline.microbatch_size, config.model.context, config.model.dim)
-    mask = document_mask(x[..., 0], separator=-1)
+    mask = document_mask(torch.zeros(runner.shape[:2]), separator=-1)
     runner.begin(None, True, 1, (lambda _: mask) if config.data.document_mask else None)
-    runner.forward(0, 1, x)
-    runner.backward(0, 1, x)
+    runner.forward(0, 1, _zeros(runner.codec, runner.shape, "forward"))
+    runner.backward(0, 1, _zeros(runner.codec, runner.shape, "backward"))
+
+
+def _zeros(codec: WireCodec, shape: Shape, leg: Leg) -> Tensor:
+    """Return the message with a tensor of zeros."""
+    return codec.encode(torch.zeros(tuple(shape)), leg, Visit(0, 0, 0, 0))

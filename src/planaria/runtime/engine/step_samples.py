@@ -104,6 +104,8 @@ class StepData(NamedTuple):
     batch: Batch | None
     masks: Masks | None
     learned: TargetCounts | None = None
+    first_sample: int = 0
+    """number of the step's first sample in its stream; a step that is repeated has the same one"""
 
 
 class ReadTimer:
@@ -151,12 +153,11 @@ class RunSamples:
 
         :param injected: wraps the source of batches in a fault.
         """
-        data = self._config.data
-        if stage and not (data.document_mask or data.dialogues):
-            return StepData(None, None)
-        train = order.mode == "train"
-        stream = self._stream("train" if train else "validation")
+        data, train = self._config.data, order.mode == "train"
         first = self._setup.offset + order.block * self._resolved.block if train else 0
+        if stage and not (data.document_mask or data.dialogues):
+            return StepData(None, None, first_sample=first)
+        stream = self._stream("train" if train else "validation")
         size = self._config.pipeline.microbatch_size
         source = batches(stream, first, size)
         if injected is not None:
@@ -164,7 +165,7 @@ class RunSamples:
         batch = self._reading.of(source)
         apart = masks(data, stream, batch, first, size)
         count = self._resolved.block // size if train else self._config.train.eval_microbatches
-        return StepData(None if stage else batch, apart, learned(stream, first, size, count))
+        return StepData(None if stage else batch, apart, learned(stream, first, size, count), first)
 
     def _stream(self, split: Split) -> Stream:
         if split not in self._streams:

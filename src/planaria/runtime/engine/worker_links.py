@@ -15,6 +15,7 @@ from planaria.pipeline.network.costs import FP32_BYTES, message_bytes
 from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.worker_setup import Setup
 from planaria.runtime.transport.edge import EdgeEnd, EdgeSpec, Transport
+from planaria.runtime.transport.emulated_link import EmulatedLink
 from planaria.runtime.transport.wire import State
 
 
@@ -29,6 +30,7 @@ class WorkerLinks:
         self.meeting: dict[int, EdgeEnd] = {}
         """to the same stage of other replicas, in the current round"""
         self.opened: set[EdgeEnd] = set()
+        self._inbound: EmulatedLink | None = None
         self._sent: dict[int, int] = {}
         self.watch: Callable[[EdgeEnd], None] | None = None
         """called with each new edge; set by an injected fault"""
@@ -134,7 +136,7 @@ class WorkerLinks:
         copied = {source for slot in self._slots if pair in slot.copy.pairs for source in slot.copy.sources}
         if stage[node] == stage[peer] or config.model.one_array:
             copied.add(stage[node])
-        return max(message_bytes(config.model, config.pipeline), *(self._state_bytes(s) for s in copied), 0)
+        return max(message_bytes(config.model, config.pipeline).larger, *(self._state_bytes(s) for s in copied), 0)
 
     def _state_bytes(self, stage: int) -> int:
         """Return the bytes of the largest packed state of a stage: weights, moments and outer state."""
@@ -146,21 +148,28 @@ class WorkerLinks:
     def _open(self, link_id: str, at: str, node: int, peer: int, max_bytes: int, over: str = "") -> EdgeEnd:
         config = self._setup.config
         emulated = config.network.emulate and BEFORE not in (node, peer)
-        latency_s, bandwidth = self._resolved.link(peer, node) if emulated else (0.0, None)
         spec = EdgeSpec(
             link_id=link_id,
             at=at,
             peer=peer,
             max_bytes=max_bytes,
             open_timeout_s=config.fleet.timeout_s,
-            latency_s=latency_s,
-            bandwidth=bandwidth,
+            link=self._link(peer, node) if emulated else None,
             over=over,
         )
         edge = self.transport.edge(spec)
         if self.watch is not None:
             self.watch(edge)
         return edge
+
+    def _link(self, peer: int, node: int) -> EmulatedLink | None:
+        """Return the emulated link from ``peer``; one for all peers if they share it."""
+        network, (latency_s, bandwidth) = self._setup.config.network, self._resolved.link(peer, node)
+        if not latency_s and bandwidth is None:
+            return None
+        if network.inbound == "each" or self._inbound is None:
+            self._inbound = EmulatedLink(latency_s, bandwidth, network.latency_queued)
+        return self._inbound
 
 
 def _donors(source: Source) -> list[int]:

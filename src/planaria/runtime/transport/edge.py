@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from planaria.runtime.transport.channel import Channel, ChannelClosed
+from planaria.runtime.transport.emulated_link import EmulatedLink
 from planaria.runtime.transport.inbox import Inbox
 from planaria.runtime.transport.listener import cause
 from planaria.runtime.transport.pieces import Incoming, Outgoing
@@ -59,8 +60,8 @@ class EdgeSpec:
     peer: int
     max_bytes: int
     open_timeout_s: float
-    latency_s: float = 0.0
-    bandwidth: float | None = None
+    link: EmulatedLink | None = None
+    """emulated link that delays received frames"""
     over: str = ""
     """HOST:PORT of the relay that connects the ends; empty: their addresses decide"""
 
@@ -160,7 +161,7 @@ class Edge(EdgeEnd):
         self._payload = _NOTHING
         self._missing = memoryview(self._raw)
         """unfilled part of a header or its payload"""
-        self._line_free = self._due = 0.0
+        self._due = 0.0
         threading.Thread(target=self._open, name=f"open {spec.link_id}", daemon=True).start()
 
     def send(self, label: Label, payload: Tensor, later: bool = False) -> None:
@@ -351,17 +352,12 @@ class Edge(EdgeEnd):
             self._inbox.want_room(self, True)
 
     def _emulate_link(self, header: TensorHeader) -> float:
-        """Return when a link of the given latency and bandwidth would deliver a frame (monotonic seconds).
-
-        Frames queue for the bandwidth, and their latencies overlap.
-        """
+        """Return when the emulated link, if any, delivers a frame (monotonic seconds)."""
         if (begin := max(self._due, time.monotonic())) < self.hold_until:
             self._due = begin + self.hold_s
-        if self.spec.latency_s or self.spec.bandwidth is not None:
-            self._line_free = max(self._line_free, min(header.sent_at, time.monotonic()))
-            if self.spec.bandwidth is not None:
-                self._line_free += header.nbytes / self.spec.bandwidth
-            self._due = max(self._due, self._line_free + self.spec.latency_s)
+        if self.spec.link is not None:
+            ready = min(header.sent_at, time.monotonic())
+            self._due = max(self._due, self.spec.link.arrival(ready, header.nbytes))
         return self._due
 
     def _close(self, channel: Channel) -> None:

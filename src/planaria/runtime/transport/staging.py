@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
@@ -133,16 +133,16 @@ class Staging:
                 return
 
 
-def with_cuda(size: int) -> tuple[Staging, Rings]:
-    """Return the staging and rings of a worker with a CUDA device, for tensors of ``size`` bytes.
+def with_cuda(sizes: Collection[int]) -> tuple[Staging, Rings]:
+    """Return the staging and rings of a worker with a CUDA device, for tensors of these ``sizes`` in bytes.
 
     Tensors for workers of this machine are copied to a ring; received ones use page-locked memory.
     """
-    take_from(pinned, size)
+    take_from(pinned, sizes)
     try:
-        ring = Ring(SLOTS, size, page_locked)
+        ring = Ring(SLOTS, max(sizes), page_locked)
     except OSError as error:
-        log.warning("%.0f MB of shared memory: %s; activations go through sockets", SLOTS * size / 1e6, error)
+        log.warning("%.0f MB of shared memory: %s; activations go through sockets", SLOTS * max(sizes) / 1e6, error)
         return Staging(Cuda()), Rings(None, page_locked)
     return Staging(Cuda(ring.allocate)), Rings(ring, page_locked)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -28,8 +28,6 @@ _VERSION = 5
 _LATEST_S = 1e9
 """on a monotonic clock: uptime of thirty years"""
 _DTYPES = {0: torch.float32, 1: torch.bfloat16, 2: torch.float16, 3: torch.int64, 4: torch.uint8}
-ACTIVATIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
-"""type of activations and their gradients on the wire, by ``pipeline.wire``"""
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 _LARGE = 256 << 10
 """least bytes of a frame whose memory is kept for the next of that size"""
@@ -230,8 +228,8 @@ def unpack(raw: bytes | bytearray, max_bytes: int) -> TensorHeader:
 _take: Callable[[int], Tensor] = MemoryPool(_KEPT).take
 
 
-def take_from(take: Callable[[int], Tensor], size: int) -> None:
-    """Receive frames of this ``size`` into memory from ``take``, uint8 [size].
+def take_from(take: Callable[[int], Tensor], sizes: Collection[int]) -> None:
+    """Receive frames of these ``sizes`` into memory from ``take``, uint8 [size].
 
     Frames of other sizes, such as states, are rare, and page-locked memory is slow to allocate.
     """
@@ -239,7 +237,7 @@ def take_from(take: Callable[[int], Tensor], size: int) -> None:
     pool = MemoryPool(_KEPT).take
 
     def chosen(wanted: int) -> Tensor:
-        return take(wanted) if wanted == size else pool(wanted)
+        return take(wanted) if wanted in sizes else pool(wanted)
 
     _take = chosen
 

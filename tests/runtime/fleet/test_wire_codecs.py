@@ -1,4 +1,4 @@
-"""``pipeline.wire = "bf16"`` halves the bytes sent; processes and inline have equal losses, to the last bit."""
+"""Codecs of ``pipeline.wire``: bytes as stated, and losses of processes equal to those inline, to the last bit."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ from planaria.pipeline.network.costs import message_bytes
 from schedules import on_schedule, shape
 
 BF16 = {"wire": "bf16"}
+WIRES: dict[str, Any] = {
+    "bf16": "bf16",
+    "6/4": "6/4",
+    "5 and 3 bits, groups of 32": {"kind": "groups", "forward": 5, "backward": 3, "group": 32},
+}
 RECIPES: dict[str, dict[str, Any]] = {
     "redundant": {"recovery": {"strategy": "redundant"}},
     "swapped": {"routing": {"kind": "swapped"}, "recovery": {"strategy": "checkfree_plus"}},
@@ -26,10 +31,13 @@ def carried(record: RunRecord) -> int:
     return sum(sum(work.sent_bytes.values()) for _, work in record.worked)
 
 
-@pytest.mark.slow_after(1)
-@pytest.mark.parametrize("name", RECIPES)
-def test_processes_train_as_inline_through_a_recovery(tmp_path: Path, name: str) -> None:
-    config = tiny(tmp_path, steps=8, pipeline=BF16, train={"eval_every": 4}, **RECIPES[name])
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize(
+    "name", ["redundant", *(pytest.param(name, marks=pytest.mark.slow) for name in [*RECIPES][1:])]
+)
+def test_processes_train_as_inline_through_a_recovery(tmp_path: Path, name: str, wire: str) -> None:
+    pipeline = {"wire": WIRES[wire]}
+    config = tiny(tmp_path, steps=8, pipeline=pipeline, train={"eval_every": 4}, **RECIPES[name])
     record = train(config, [Fault(step=3, stage=2, moment="backward", offset=0.5)])
     assert ending(record).outcome == "finished" and outcomes(record) == ["started", "recovered"]
     assert (losses(record), validation_losses(record)) == inline(record), "not equal to the last bit"
@@ -45,14 +53,16 @@ def test_replicas_and_schedules_train_as_inline(tmp_path: Path) -> None:
         assert ending(record).outcome == "finished" and losses(record) == inline(record)[0]
 
 
-def test_half_the_bytes_are_sent_as_the_planner_counts_them(tmp_path: Path) -> None:
-    """The losses are near those of fp32, but not equal: both engines round."""
-    whole, half = (
-        train(tiny(tmp_path / wire, stages=2, steps=4, pipeline={"wire": wire})) for wire in ("fp32", "bf16")
+@pytest.mark.parametrize(("wire", "apart_by"), [("bf16", 1e-2), ("6/4", 0.1)])
+def test_the_stated_bytes_are_sent(tmp_path: Path, wire: str, apart_by: float) -> None:
+    """Losses are near those of fp32, but not equal, since messages are rounded."""
+    whole, short = (
+        train(tiny(tmp_path / str(n), stages=2, steps=4, pipeline={"wire": wire}))
+        for n, wire in enumerate(("fp32", wire))
     )
-    assert carried(whole) == 2 * carried(half) > 0
-    # Each of 4 microbatches crosses 3 edges forward and backward, in 4 steps.
-    assert carried(half) == 4 * 4 * 6 * message_bytes(half.config.model, half.config.pipeline)
-    assert len(facts(half, d.Commit)) == 4
-    assert 0 < apart(losses(half), losses(whole)) < 1e-2
+    # Each of 4 microbatches crosses 3 edges in each direction, in 4 steps.
+    for record in (whole, short):
+        assert carried(record) == 4 * 4 * 3 * sum(message_bytes(record.config.model, record.config.pipeline))
+    assert len(facts(short, d.Commit)) == 4
+    assert 0 < apart(losses(short), losses(whole)) < apart_by
     assert losses(whole) == inline(whole)[0]

@@ -1,0 +1,87 @@
+"""Interface of codecs: encode a stage's output as a message of known size, and decode it.
+
+A codec is pure and keeps no state, so a rebuilt stage, a twin and a repeated step send the same bytes. The gradient
+passes it unchanged ("straight through"): the receiver computes the gradient at the decoded activation, and the sender
+takes the decoded gradient for that of its own output.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from planaria.config.registry import Choice
+
+Leg = Literal["forward", "backward"]
+"""activations travel forward, their gradients backward"""
+LEGS: tuple[Leg, ...] = ("forward", "backward")
+Shape = Sequence[int]
+"""of an activation: samples, tokens, width"""
+
+
+class Visit(NamedTuple):
+    """What a message carries, for random rounding: equal visits are rounded alike on every machine and device."""
+
+    seed: int
+    draw: int
+    """number of the step's samples, or of the step: a step that is repeated has the same one"""
+    microbatch: int
+    hop: int
+
+
+class MessageBytes(NamedTuple):
+    """Bytes of one message on each leg."""
+
+    forward: int
+    backward: int
+
+    @classmethod
+    def both(cls, size: int) -> MessageBytes:
+        """Return messages of equal size."""
+        return cls(size, size)
+
+    @property
+    def larger(self) -> int:
+        """Bytes of the larger one."""
+        return max(self)
+
+    def of(self, leg: str) -> int:
+        """Return the bytes of an activation (``forward``) or a gradient (``backward``)."""
+        return self.forward if leg == "forward" else self.backward
+
+
+class WireCodec(Choice, ABC):
+    """A codec; its fields are its options."""
+
+    @abstractmethod
+    def layout(self, shape: Shape, leg: Leg) -> tuple[tuple[int, ...], torch.dtype]:
+        """Return the shape and type of the message for an activation of ``shape``."""
+
+    @abstractmethod
+    def encode(self, x: Tensor, leg: Leg, visit: Visit) -> Tensor:
+        """Return the message for ``x`` (an activation of any float type, or its gradient) on its device."""
+
+    @abstractmethod
+    def decode(self, message: Tensor, shape: Shape, leg: Leg) -> Tensor:
+        """Return the tensor of ``shape`` in a message, of any float type, on the message's device."""
+
+    def damage(self, message: Tensor, shape: Shape, leg: Leg) -> str:
+        """Return why a received message of the right shape and type is invalid, or an empty string."""
+        return ""
+
+    @property
+    def random(self) -> bool:
+        """Whether some leg rounds at random, by :class:`Visit`."""
+        return False
+
+    def bytes(self, shape: Shape) -> MessageBytes:
+        """Return the bytes of each leg's message, without headers."""
+        return MessageBytes(*(_bytes(*self.layout(shape, leg)) for leg in LEGS))
+
+
+def _bytes(shape: Shape, dtype: torch.dtype) -> int:
+    return torch.Size(shape).numel() * dtype.itemsize

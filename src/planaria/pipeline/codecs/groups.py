@@ -1,0 +1,166 @@
+"""Integers of few bits in groups that share a scale ("absmax groups").
+
+For a group g of G consecutive numbers, s = max|g| / (2ᵇ⁻¹ − 1) and q = round(g / s), so the code of a number has b bits
+and the decoded number is s·q. Scales are bfloat16, whose range is that of fp32: gradients of a mean over many tokens
+are smaller than fp16 allows. They are rounded away from zero, so that no code overflows.
+
+Activations are rounded to the nearest level, gradients at random with the right mean (``rounding.py``), since the
+nearest level would bias them.
+
+Codes are packed without gaps, 8 in b bytes, as planes: the codes of a message are split into P consecutive parts. The
+first B planes are the low b bits of B bytes per position; the others, b bits each, fill the remaining 8 - b bits of
+those bytes. Planes are contiguous, so that packing is a few passes over whole tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from planaria.pipeline.codecs.base import Leg, Shape, Visit, WireCodec
+from planaria.pipeline.codecs.rounding import ROW, offsets, uniform
+
+Bits = Annotated[int, Field(ge=2, le=8)]
+_SCALE_BYTES = 2
+_LEAST = 2.0**-126
+"""groups whose scale would be smaller are sent as zeros"""
+
+
+class Groups(WireCodec):
+    """Integers of few bits in groups that share a bfloat16 scale."""
+
+    forward: Bits = 6
+    """bits of a number of an activation"""
+    backward: Bits = 4
+    """bits of a number of a gradient"""
+    group: Literal[32, 64, 128, 256] = 64
+    """numbers that share a scale"""
+    rounding: Literal["stochastic", "nearest"] = "stochastic"
+    """rounding of gradients; activations are always rounded to the nearest level"""
+
+    @property
+    def random(self) -> bool:
+        return self.rounding == "stochastic"
+
+    def layout(self, shape: Shape, leg: Leg) -> tuple[tuple[int, ...], torch.dtype]:
+        groups = self._groups(shape)
+        return (groups * _SCALE_BYTES + packed_bytes(groups * self.group, self._bits(leg)),), torch.uint8
+
+    def encode(self, x: Tensor, leg: Leg, visit: Visit) -> Tensor:
+        flat = x.reshape(-1).float()
+        if missing := -len(flat) % self.group:
+            flat = torch.nn.functional.pad(flat, (0, missing))
+        starts = offsets(visit, leg, -(-len(flat) // ROW)) if leg == "backward" and self.random else None
+        if flat.is_cuda:  # one kernel per operation
+            scales, codes = quantised(flat.view(-1, self.group), self._bits(leg), starts)
+        else:  # parts that stay in the processor's cache
+            scales = torch.empty(len(flat) // self.group, dtype=torch.bfloat16)
+            codes = torch.empty(len(flat), dtype=torch.uint8)
+            for row, start in enumerate(range(0, len(flat), ROW)):
+                part = flat[start : start + ROW].view(-1, self.group)
+                at = start // self.group
+                found = quantised(part, self._bits(leg), None if starts is None else starts[row : row + 1])
+                scales[at : at + len(part)], codes[start : start + ROW] = found
+        return torch.cat([scales.view(torch.uint8), pack(codes, self._bits(leg))])
+
+    def decode(self, message: Tensor, shape: Shape, leg: Leg) -> Tensor:
+        scales = self._scales(message, shape).float().unsqueeze(1)
+        codes = unpack(message[len(scales) * _SCALE_BYTES :], self._bits(leg)).view(-1, self.group)
+        numbers = torch.empty(codes.shape, device=message.device)
+        step = len(codes) if message.is_cuda else ROW // self.group
+        for start in range(0, len(codes), step):
+            part = numbers[start : start + step]
+            part.copy_(codes[start : start + step]).sub_(_highest(self._bits(leg))).mul_(scales[start : start + step])
+        return numbers.view(-1)[: math.prod(shape)].view(tuple(shape))
+
+    def damage(self, message: Tensor, shape: Shape, leg: Leg) -> str:
+        scales = self._scales(message, shape)
+        if not torch.isfinite(scales).all():
+            return "a scale is not finite"
+        return "a scale is negative" if bool((scales < 0).any()) else ""
+
+    def _bits(self, leg: Leg) -> int:
+        return self.forward if leg == "forward" else self.backward
+
+    def _groups(self, shape: Shape) -> int:
+        return -(-math.prod(shape) // self.group)
+
+    def _scales(self, message: Tensor, shape: Shape) -> Tensor:
+        return message[: self._groups(shape) * _SCALE_BYTES].view(torch.bfloat16)
+
+
+def quantised(grouped: Tensor, bits: int, starts: list[int] | None) -> tuple[Tensor, Tensor]:
+    """Return the scales, bfloat16 [groups], and the codes q + 2ᵇ⁻¹ − 1, uint8 [n], of ``grouped`` [groups, G].
+
+    ``starts``: offsets for random rounding; None for the nearest level.
+    """
+    highest = _highest(bits)
+    largest = torch.maximum(grouped.amax(1), -grouped.amin(1))
+    scales = away_from_zero(largest / highest)
+    inverse = torch.where(scales < _LEAST, 0.0, 1.0 / scales)
+    codes = grouped * inverse.unsqueeze(1)
+    if starts is None:
+        codes += highest + 0.5
+    else:
+        codes += uniform(starts, grouped.numel(), grouped.device).view_as(codes)
+        codes += highest
+    return scales.bfloat16(), codes.view(-1).to(torch.uint8)  # truncates
+
+
+def away_from_zero(numbers: Tensor) -> Tensor:
+    """Return non-negative fp32 numbers rounded up to numbers of bfloat16, in fp32; 0 below its normal range."""
+    up = ((numbers.view(torch.int32) + 0xFFFF) & ~0xFFFF).view(torch.float32)
+    return torch.where(numbers < _LEAST, 0.0, torch.where(numbers.isnan(), numbers, up))
+
+
+def _highest(bits: int) -> int:
+    """Return the largest q."""
+    return (1 << (bits - 1)) - 1
+
+
+def planes(bits: int) -> tuple[int, int]:
+    """Return (P, B): P numbers of ``bits`` bits fill B bytes."""
+    together = math.lcm(bits, 8)
+    return together // bits, together // 8
+
+
+def packed_bytes(count: int, bits: int) -> int:
+    """Return the bytes of ``count`` numbers, a multiple of P."""
+    numbers, size = planes(bits)
+    return count // numbers * size
+
+
+def pack(numbers: Tensor, bits: int) -> Tensor:
+    """Return ``numbers`` (uint8 [n] below 2ᵇ, n a multiple of P) in uint8 [n·b/8]."""
+    if bits == 8:
+        return numbers
+    count, size = planes(bits)
+    parts = numbers.view(count, -1)
+    rest = parts[size].to(torch.int16)
+    for place, part in enumerate(parts[size + 1 :], 1):
+        rest |= part.to(torch.int16) << (bits * place)
+    out = torch.empty_like(parts[:size])
+    for place in range(size):
+        high = (rest >> ((8 - bits) * place)) & ((1 << (8 - bits)) - 1)
+        torch.bitwise_or(parts[place], high.to(torch.uint8) << bits, out=out[place])
+    return out.view(-1)
+
+
+def unpack(packed: Tensor, bits: int) -> Tensor:
+    """Return the numbers in ``packed``, uint8 [n]."""
+    if bits == 8:
+        return packed
+    count, size = planes(bits)
+    stored = packed.view(size, -1)
+    numbers = torch.empty(count, stored.shape[1], dtype=torch.uint8, device=packed.device)
+    torch.bitwise_and(stored, (1 << bits) - 1, out=numbers[:size])
+    rest = (stored[0] >> bits).to(torch.int16)
+    for place in range(1, size):
+        rest |= (stored[place] >> bits).to(torch.int16) << ((8 - bits) * place)
+    for place, part in enumerate(numbers[size:]):
+        part.copy_((rest >> (bits * place)) & ((1 << bits) - 1))
+    return numbers.view(-1)

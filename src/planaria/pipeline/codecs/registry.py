@@ -1,0 +1,72 @@
+"""The codecs of ``pipeline.wire``: floating-point types, and those of other modules by name."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from planaria.common.errors import UserError
+from planaria.config.options import Options
+from planaria.config.registry import Registry
+from planaria.config.schema import ModelConfig, PipelineConfig
+from planaria.pipeline.codecs.base import Leg, MessageBytes, Shape, Visit, WireCodec
+from planaria.pipeline.codecs.groups import Groups
+
+
+class Fp32(WireCodec):
+    """Every number in single precision: lossless."""
+
+    def layout(self, shape: Shape, leg: Leg) -> tuple[tuple[int, ...], torch.dtype]:
+        return tuple(shape), torch.float32
+
+    def encode(self, x: Tensor, leg: Leg, visit: Visit) -> Tensor:
+        return x.to(self.layout(x.shape, leg)[1])
+
+    def decode(self, message: Tensor, shape: Shape, leg: Leg) -> Tensor:
+        return message
+
+
+class Bf16(Fp32):
+    """Every number rounded to bfloat16."""
+
+    def layout(self, shape: Shape, leg: Leg) -> tuple[tuple[int, ...], torch.dtype]:
+        return tuple(shape), torch.bfloat16
+
+
+CODECS: Registry[WireCodec] = Registry(
+    "wire",
+    "pipeline.wire",
+    WireCodec,  # type: ignore[type-abstract]
+    {"fp32": Fp32, "bf16": Bf16, "groups": Groups},
+    place="pipeline.wire",
+)
+_SHORT = re.compile(r"(\d+)/(\d+)")
+
+
+@lru_cache(maxsize=64)
+def codec_of(wire: str | Options) -> WireCodec:
+    """Return the codec that ``pipeline.wire`` configures.
+
+    :raises UserError: naming an unknown codec or option, or a value out of range.
+    """
+    given = _parsed(wire) if isinstance(wire, str) else dict(wire)
+    kind = given.pop("kind", None)
+    if not isinstance(kind, str):
+        raise UserError(f"pipeline.wire = {wire!r}: give kind, a name: {', '.join(CODECS.names)}")
+    return CODECS.make(kind, given)
+
+
+def message_bytes(model: ModelConfig, pipeline: PipelineConfig) -> MessageBytes:
+    """Return the bytes on the wire of one activation (microbatch_size, context, dim) and of its gradient."""
+    return codec_of(pipeline.wire).bytes((pipeline.microbatch_size, model.context, model.dim))
+
+
+def _parsed(wire: str) -> dict[str, Any]:
+    """Return the table of a short form: ``"6/4"`` has 6 bits forward and 4 backward."""
+    if (bits := _SHORT.fullmatch(wire)) is not None:
+        return {"kind": "groups", "forward": int(bits[1]), "backward": int(bits[2])}
+    return {"kind": wire}
