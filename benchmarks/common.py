@@ -31,6 +31,7 @@ FAMILIES = {
     "elastic": ("moments", "rejoin"),
     "exchange": ("stragglers",),
     "experts": ("worst_domain",),
+    "fine_tuning": ("fine_tuning_faults",),
     "generation": ("instruct",),
     "hostile": ("damage",),
     "inline": ("worker_cpu",),
@@ -41,6 +42,7 @@ FAMILIES = {
     "pipeline": ("simulator",),
     "planner": ("planned_run", "uniform"),
     "pretrained": ("decoders", "outliers", "unfit"),
+    "real_decoders": ("real_decoders_gemma", "real_decoders_memory"),
     "rollback": ("table2",),
 }
 """result file → names of its results that do not start with the file's name"""

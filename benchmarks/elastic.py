@@ -93,11 +93,11 @@ def final_loss(record: RunRecord) -> float:
 class Guest:
     """A machine that joined a run: ``planaria join`` and its workers in their own session."""
 
-    def __init__(self, folder: Path, number: int) -> None:
+    def __init__(self, folder: Path, number: int, *flags: str) -> None:
         self._told = folder / f"guest-{number}.log"
         with self._told.open("w") as file:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "planaria", "join", str(folder)],
+                [sys.executable, "-m", "planaria", "join", str(folder), *flags],
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

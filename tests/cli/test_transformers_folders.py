@@ -17,7 +17,7 @@ from planaria.faults.trace import Fault, Trace, write
 from planaria.models.hf_config import to_config
 from planaria.models.transformers.decoder import PLACE
 from planaria.models.transformers.family import model_section
-from planaria.models.transformers.shrinking import shrunk
+from planaria.models.transformers.shrinking import LAYERS, shrunk
 from planaria.models.transformers.skeleton import read_config
 from planaria.runtime.engine.weight_sources import inherited, open_weights
 
@@ -35,13 +35,15 @@ recovery = {{ strategy = "checkpoint" }}
 SCRATCH = 'context = 24, family = "transformers", options = { config = "./given/config.json" }'
 
 
-def given(folder: Path, kind: str) -> Any:
-    """Save a small model with a tokenizer of bytes in ``folder``; return the model."""
+def given(folder: Path, kind: str, layers: int = 0) -> Any:
+    """Save a small model with a tokenizer of bytes in ``folder``; return the model. ``layers``: 0 for a few."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     whole = CONFIG_MAPPING[kind]().get_text_config().to_dict() | {"model_type": kind}
-    values = shrunk(read_config(whole, PLACE)) | {"vocab_size": 300}
+    if layers:
+        whole |= {"num_hidden_layers": layers, "layer_types": whole["layer_types"][:layers]}
+    values = shrunk(read_config(whole, PLACE), layers or LAYERS) | {"vocab_size": 300}
     torch.manual_seed(5)
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**values)).float()
     model.save_pretrained(folder / "given")
@@ -106,6 +108,26 @@ def test_adapters_survive_kills_and_load_in_peft(tmp_path: Path, monkeypatch: py
     assert saved < (tmp_path / "given/model.safetensors").stat().st_size
 
 
+def test_a_recipe_with_a_llamas_own_sizes_trains_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes for the family llama that equal config.json's are accepted; all layers have adapters, the ends' too."""
+    peft = pytest.importorskip("peft")
+    monkeypatch.chdir(tmp_path)
+    base = given(tmp_path, "llama")
+    place = tmp_path / "given" / "config.json"
+    found = json.loads(place.read_text()) | {"rms_norm_eps": 9.999999747378752e-06}  # 1e-5, once stored in fp32
+    place.write_text(json.dumps(found))
+    sizes = {"layers": "num_hidden_layers", "heads": "num_attention_heads", "kv_heads": "num_key_value_heads"}
+    flags = [f"--model.{name}={found[key]}" for name, key in sizes.items()]
+    flags += ["--model.norm_eps=1e-5", "--model.ends_layers=2", "--model.lora.rank=4"]
+    assert train(tmp_path, "adapted", 1e-2, *flags) == 0
+    adapters = load_file(tmp_path / "runs/adapted/model/adapter_model.safetensors")
+    expected = peft.PeftModel.from_pretrained(base, tmp_path / "runs/adapted/model").state_dict()
+    assert len(adapters) == sum("lora_" in name for name in expected)
+    assert all(one.abs().sum() > 0 for one in adapters.values()), "every layer was trained"
+    with pytest.raises(UserError, match=r"config.json determines model.heads .*; leave model.heads out"):
+        train(tmp_path, "bad", 1e-2, *flags, "--model.heads=2")
+
+
 def test_a_run_from_scratch_takes_sizes_from_a_config_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     given(tmp_path, "qwen3")
@@ -137,6 +159,20 @@ def test_bad_settings_are_refused_before_a_worker_starts(
     with pytest.raises(UserError) as raised:
         train(tmp_path, "bad", 1e-3, "--pipeline.stages", "4", *flags)
     assert complaint in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_gemma_3_is_cut_into_stages_of_six_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five layers with a sliding window, then one with full attention, three times as in Gemma 3 270M."""
+    monkeypatch.chdir(tmp_path)
+    given(tmp_path, "gemma3_text", layers=18)
+    averages = ["--recovery.strategy", "checkfree"]
+    for wrong in (["2"], ["4", "--model.ends_layers", "2"], ["2", "--pipeline.layers", "[9, 9]"]):
+        with pytest.raises(UserError) as raised:
+            train(tmp_path, "bad", 1e-3, *averages, "--pipeline.stages", *wrong)
+        line = str(raised.value)
+        assert "they are alike with pipeline.stages = 3, model.ends_layers = 0" in line and "\n" not in line
+        assert ("without pipeline.layers" in line) == ("--pipeline.layers" in wrong)
+    assert train(tmp_path, "alike", 1e-3, *averages, "--pipeline.stages", "3", "--train.steps", "1") == 0
 
 
 def test_a_runs_configuration_is_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

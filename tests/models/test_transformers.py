@@ -129,8 +129,8 @@ def test_randomness_in_training_is_switched_off_with_a_warning() -> None:
     [
         ([0, 0, 0, 0], 2, 0, ""),
         ([0, 1, 0, 1], 2, 0, ""),
-        ([0, 1, 0, 1], 4, 0, r"\(A and B\); they are alike with pipeline.stages = 2 and model.ends_layers = 0"),
-        ([1, 0, 0, 0], 2, 0, r"\(BA and AA\); they are alike with pipeline.stages = 3 and model.ends_layers = 1"),
+        ([0, 1, 0, 1], 4, 0, r"\(A and B\); they are alike with pipeline.stages = 2, model.ends_layers = 0"),
+        ([1, 0, 0, 0], 2, 0, r"\(BA and AA\); they are alike with pipeline.stages = 3, model.ends_layers = 1"),
         ([0, 1, 2, 3], 2, 0, "no cut has equal ones"),
     ],
 )

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,23 +17,45 @@ from planaria.models.transformers.adapters import PRECISIONS, Lora, base_of
 from small_decoders import section, small, stages_of
 
 pytest.importorskip("transformers")
+PEAK = """
+import json, re, sys
+from planaria.config.schema import ModelConfig
+from planaria.models.transformers.adapters import Lora
+from planaria.models.transformers.decoder import Decoder
+text, lora, config = json.loads(sys.argv[1])
+lora["targets"] = tuple(lora["targets"])
+decoder, config = Decoder(text, lora=Lora(**lora)), ModelConfig.model_validate(config)
+decoder.build(config.model_copy(update={"layers": 8}), 8, 1)  # imports peft and allocates once
+def kilobytes(field): return int(re.search(field + r":\\s+(\\d+)", open("/proc/self/status").read())[1])
+before = kilobytes("VmRSS")
+built = decoder.build(config, 4, 2)
+frozen = [one.nbytes for one in built.buffers()]
+print((kilobytes("VmHWM") - before) * 1024, sum(frozen), max(frozen))
+"""
+"""prints how far building a stage raises a process's peak, the stage's frozen bytes, and those of its largest tensor"""
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("kind", ["qwen3", "gpt2", "gemma2", "gpt_oss", "granite"])
-def test_adapters_on_stages_equal_peft_on_the_whole_model(kind: str, precision: str, tmp_path: Path) -> None:
-    """Logits and gradients of adapters, to the last bit; all else is frozen and no state."""
+@pytest.mark.parametrize(
+    ("kind", "ends_layers"),
+    [("qwen3", 0), ("qwen3", 1), ("gpt2", 0), ("gemma2", 0), ("gpt_oss", 0), ("granite", 0)],
+)
+def test_adapters_on_stages_equal_peft_on_the_whole_model(
+    kind: str, ends_layers: int, precision: str, tmp_path: Path
+) -> None:
+    """Logits equal to the last bit, and gradients of adapters within rounding; all else is frozen and no state."""
     peft = pytest.importorskip("peft")
     from transformers import AutoModelForCausalLM
 
     plain = small(kind)
-    config = section(plain, block_layers=(1, 2, 1))
+    config = section(plain, ends_layers=ends_layers, block_layers=(1, 2 - ends_layers, 1))
     base = plain.whole({name: torch.randn(shape) * 0.05 for name, shape in plain.shapes(config).items()})
     base.save_pretrained(tmp_path)
     base = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=PRECISIONS[precision])
     decoder = replace(plain, lora=Lora(4, 8.0, ("linear",), **base_of(tmp_path), precision=precision))
     stages, named = stages_of(decoder, config, 3)
-    assert named and all("lora_" in name for name in named) and not [*stages[0].parameters()]
+    assert named and all("lora_" in name for name in named)
+    assert bool([*stages[0].parameters()]) == bool(ends_layers)
     assert all(one.dtype == torch.float32 for one in named.values())
     assert stages[0].head_alias is None or not stages[0].head_alias.requires_grad
     torch.manual_seed(1)
@@ -68,6 +94,20 @@ def test_a_base_in_bf16_takes_half_the_memory(tmp_path: Path) -> None:
 
     for stage in range(5):
         assert taken("fp32", stage) == 2 * taken("bf16", stage) > 0
+
+
+def test_a_stage_reads_its_own_layers_and_keeps_no_second_copy(tmp_path: Path) -> None:
+    """The peak of a process that builds one of four stages is at most that stage's weights and one tensor more."""
+    sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 8, "vocab_size": 300}
+    plain = small("qwen3", layer_types=["full_attention"] * 8, **sizes)
+    config = section(plain)
+    plain.whole({name: torch.zeros(shape) for name, shape in plain.shapes(config).items()}).save_pretrained(tmp_path)
+    lora = Lora(4, 8.0, ("linear",), **base_of(tmp_path))
+    job = (plain.text, dataclasses.asdict(lora), config.model_dump(mode="json"))
+    found = subprocess.run([sys.executable, "-c", PEAK, json.dumps(job)], capture_output=True, text=True, check=True)
+    grown, frozen, largest = map(int, found.stdout.split())
+    assert frozen > 50e6 and frozen / 2 < grown < frozen + 2 * largest + 20e6
+    assert (tmp_path / "model.safetensors").stat().st_size > 3.9 * frozen
 
 
 def test_a_base_that_changed_since_the_start_is_refused(tmp_path: Path) -> None:

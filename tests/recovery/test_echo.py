@@ -85,8 +85,8 @@ def test_a_host_must_have_received_a_whole_round() -> None:
     answer = Echo(every=4).donors(frozenset({1, 3, 5}), replica(5, s2=3, s4=4, s0=0))
     assert answer.donors == {3: (4,)}
     assert answer.refused == {
-        1: "stage 1's echo at stage 2 is not whole yet (3 of 4 steps)",
-        5: "stage 5's echo at stage 0 is not whole yet (0 of 4 steps)",
+        1: "stage 1's echo at stage 2 is not whole yet (3 of 4 steps since stage 2 got a new worker)",
+        5: "stage 5's echo at stage 0 is not whole yet (0 of 4 steps since stage 0 got a new worker)",
     }
 
 

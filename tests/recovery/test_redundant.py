@@ -35,7 +35,9 @@ def test_a_lost_stage_is_rebuilt_from_the_previous_one_if_alive(stages: int) -> 
 def test_a_host_without_a_twin_is_not_used() -> None:
     answer = Redundant().donors(frozenset({2, 5}), replica(5, s1=0, s4=1))
     assert answer.donors == {5: (4,)}
-    assert answer.refused == {2: "stage 2's twin at stage 1 is not whole yet (0 of 1 steps)"}
+    assert answer.refused == {
+        2: "stage 2's twin at stage 1 is not whole yet (0 of 1 steps since stage 1 got a new worker)"
+    }
 
 
 def test_the_twin_is_sent_and_used_unchanged() -> None:

@@ -104,7 +104,9 @@ class CopyCost:
     own_memory: int = 0
     """bytes at each source's worker"""
     forward: bool = False
-    """whether the host also computes the stage's forward pass"""
+    """whether the host also computes the stage's forward pass, and keeps its activations until the step ends"""
+    module: bool = False
+    """whether the host builds the stage, with its frozen weights"""
     beside: bool = False
     """whether it is sent in the background, behind all other traffic"""
 

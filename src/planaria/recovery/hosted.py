@@ -11,7 +11,11 @@ from planaria.recovery.base import Copy, DamagedReplica, RebuildInputs, Recovery
 
 
 class HostedCopy(Recovery, ABC):
-    """Rebuild a lost stage from its copy; refuse if the host is lost too or its copy is incomplete."""
+    """Rebuild a lost stage from its copy; refuse if the host is lost too or its copy is incomplete.
+
+    The copy at a host that was replaced is incomplete until :attr:`commits_needed` steps are committed. A loss of the
+    host and a loss of the stage before that are as fatal as both at once.
+    """
 
     called: ClassVar[str]
     """name of the copy in messages"""
@@ -30,7 +34,7 @@ class HostedCopy(Recovery, ABC):
             if host in lost:
                 refused[stage] = f"stage {stage}'s {self.called} was at stage {host}, which is lost too"
             elif replica.ages[host] < needed:
-                so_far = f"{replica.ages[host]} of {needed} steps"
+                so_far = f"{replica.ages[host]} of {needed} steps since stage {host} got a new worker"
                 refused[stage] = f"stage {stage}'s {self.called} at stage {host} is not whole yet ({so_far})"
             else:
                 donors[stage] = (host,)

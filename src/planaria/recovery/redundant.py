@@ -43,7 +43,7 @@ class Redundant(HostedCopy):
     def cost(self, copy: Copy, shapes: Mapping[int, Shapes]) -> CopyCost:
         ((stage, own),) = shapes.items()
         size = FP32_BYTES * numel(own)
-        return CopyCost(size, 3 * size, forward=self.forward and stage != 0)
+        return CopyCost(size, 3 * size, forward=self.forward and stage != 0, module=True)
 
 
 class TwinSender(Sender):

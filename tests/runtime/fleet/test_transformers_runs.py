@@ -86,6 +86,30 @@ def test_a_kill_of_each_stage_changes_nothing(tmp_path: Path, kind: str, seed: i
     require_unharmed(config.model_copy(update={"seed": seed}), faults)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("moment", ["forward", "backward", "commit"])
+def test_a_kill_in_every_step_changes_nothing(tmp_path: Path, moment: Any) -> None:
+    """Each commit makes the twins whole again, so that the next loss is recovered."""
+    sections = {"recovery": {"strategy": "redundant"}, "pipeline": {"stages": 4}, "train": {"steps": 8}}
+    config = run_of(tmp_path, "qwen3", **sections)
+    require_unharmed(config, [Fault(step=n, stage=(n + 1) % 5, moment=moment) for n in range(7)])
+
+
+@pytest.mark.parametrize("strategy", ["redundant", pytest.param("redundant, checkpoint", marks=pytest.mark.slow)])
+def test_a_stage_lost_before_its_twin_is_filled_again_is_not_rebuilt(tmp_path: Path, strategy: str) -> None:
+    """Stage 1, the twin's host, dies after the commit of a step, and stage 2 in the next step."""
+    config = run_of(tmp_path, "qwen3", recovery={"strategy": strategy}, pipeline={"stages": 4})
+    record = train(config, [Fault(step=1, stage=1, moment="commit"), Fault(step=2, stage=2, moment="forward")])
+    if strategy == "redundant":
+        assert ending(record).outcome == "cannot"
+        assert ending(record).reason == (
+            "redundant cannot, stage 2's twin at stage 1 is not whole yet (0 of 1 steps since stage 1 got a new worker)"
+        )
+    else:
+        assert ending(record).outcome == "finished" and len(losses(record)) == config.train.steps
+
+
 @pytest.mark.parametrize("kind", ["gemma2", pytest.param("gpt_oss", marks=pytest.mark.slow)])
 def test_kills_change_nothing_for_adapters_on_a_base_in_bf16(tmp_path: Path, kind: str) -> None:
     """Frozen weights come from the base's file again; adapters and moments, in fp32, from a twin."""

@@ -39,7 +39,7 @@ _FIX = "export the run again"
 
 @dataclass(frozen=True)
 class Lora:
-    """Adapters of all block stages: W x + alpha / rank · B A x, with A [rank, in] and B [out, rank]."""
+    """Adapters of all decoder layers: W x + alpha / rank · B A x, with A [rank, in] and B [out, rank]."""
 
     rank: int
     alpha: float

@@ -77,7 +77,8 @@ def _next_cut(of_layers: Sequence[int], config: ModelConfig, stages: int) -> str
     if not found:
         return "no cut has equal ones"
     _, count, ends = min(found)
-    return f"they are alike with pipeline.stages = {-count} and model.ends_layers = {ends}"
+    equal = " and without pipeline.layers" if config.block_layers else ""
+    return f"they are alike with pipeline.stages = {-count}, model.ends_layers = {ends}{equal}"
 
 
 def _alike(of_layers: Sequence[int], config: ModelConfig, stages: int, ends: int) -> bool:

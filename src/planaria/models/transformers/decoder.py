@@ -119,7 +119,7 @@ class Decoder:
         dtype = torch.float32 if self.lora is None else self.lora.dtype
         frame = ModelFrame(self.config, self.attention, PLACE, self.facts.in_tuple, device.type != "meta", dtype)
         built = build(frame, stage_layers(model, stages, stage), stage)
-        if self.lora is not None and stage:
+        if self.lora is not None and len(built.layers):
             inject(built.layers, self.lora)
         if device.type != "meta":
             materialise(built, device)

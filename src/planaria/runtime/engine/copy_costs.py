@@ -11,7 +11,7 @@ import torch
 
 from planaria.config.options import Options
 from planaria.config.schema import ModelConfig, RunConfig
-from planaria.models.families import build_stage
+from planaria.models.families import build_stage, frozen_parameters
 from planaria.models.llama_stages import parameter_count
 from planaria.models.optimizers import optimizer
 from planaria.models.state import Shapes
@@ -38,11 +38,20 @@ def costs_of_copies(run: ResolvedRun) -> list[tuple[Copy, CopyCost]]:
 def copies_held(run: ResolvedRun) -> dict[int, int]:
     """Return the bytes that the worker of each stage holds for copies, its own and others'; without replicas."""
     held: Counter[int] = Counter()
+    model, stages = run.config.model, run.config.pipeline.stages
     for copy, cost in costs_of_copies(run) if run.config.exchange.replicas == 1 else ():
         held[copy.host] += cost.host_memory
         for stage in copy.sources:
             held[stage] += cost.own_memory
+            if cost.module:
+                held[copy.host] += frozen_parameters(model, stages, stage)[1]
     return held
+
+
+def shadowed(run: ResolvedRun) -> dict[int, tuple[int, ...]]:
+    """Return stage → the stages whose forward passes its worker also computes; without replicas."""
+    found = costs_of_copies(run) if run.config.exchange.replicas == 1 else ()
+    return {copy.host: copy.sources for copy, cost in found if cost.forward}
 
 
 def shapes_of(config: RunConfig, stage: int) -> Shapes:

@@ -9,10 +9,10 @@ from typing import NamedTuple
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.models.activations import PassMode
-from planaria.models.families import family, stage_parameters, trained_parameters
+from planaria.models.families import family, frozen_parameters, trained_parameters
 from planaria.pipeline.network.costs import FP32_BYTES, message_bytes
 from planaria.pipeline.plan.build import in_flight
-from planaria.runtime.engine.copy_costs import copies_held
+from planaria.runtime.engine.copy_costs import copies_held, shadowed
 from planaria.runtime.engine.predicted_traffic import exchange_costs
 from planaria.runtime.engine.requirements import stage_state_bytes
 from planaria.runtime.engine.resolved_config import ResolvedRun
@@ -89,30 +89,36 @@ def stage_memory(config: RunConfig, device_bytes: int = 0) -> tuple[StageMemory,
     if len(needed) < len(stages):
         return ()
     states, first = stage_state_bytes(config), needed[1]
-    weights = FP32_BYTES * stage_parameters(model, pipeline.stages, 1)
+    weights = FP32_BYTES * trained_parameters(model, pipeline.stages, 1)
+    weights += frozen_parameters(model, pipeline.stages, 1)[1]
     start = weights + first.kept + first.working
     found = [
         StageMemory(size, held * one.kept + losses * one.loss, one.working + transit, start)
         for size, one in zip(states, needed, strict=True)
     ]
-    return tuple(found) if device_bytes else tuple(_on_cpu(config, found))
+    return tuple(found) if device_bytes else tuple(_on_cpu(config, found, [one.kept for one in needed]))
 
 
-def _on_cpu(config: RunConfig, found: Sequence[StageMemory]) -> Iterator[StageMemory]:
-    """Yield the peaks of the same stages in processes on CPUs, which also hold copies for recovery."""
+def _on_cpu(config: RunConfig, found: Sequence[StageMemory], kept: Sequence[int]) -> Iterator[StageMemory]:
+    """Yield the peaks of the same stages in processes on CPUs, which also hold copies for recovery.
+
+    ``kept``: bytes that each stage keeps of one microbatch.
+    """
     model, stages = config.model, config.pipeline.stages
     process = PROCESS + (PRELOADED if family(model).preload else 0)
     gradient = FP32_BYTES * trained_parameters(model, stages, 1)
     start = max(stage_state_bytes(config)[1], found[1].start + gradient)
     run, updates = ResolvedRun(config), exchange_costs(config)
     copies, parts = copies_held(run), len(run.exchange.parts) if updates else 0
+    also = {host: sum(kept[n] for n in sources) for host, sources in shadowed(run).items()}
     for stage, one in enumerate(found):
         trained = trained_parameters(model, stages, stage)
-        # A tied head has a separate gradient until a step ends.
-        apart = model.vocab * model.dim if model.tied and not stage and trained else 0
+        # A tied head that is trained has a separate gradient until a step ends.
+        apart = model.vocab * model.dim if model.tied and not stage and trained and not model.lora.rank else 0
         received = int(updates[stage].total) if updates and trained else 0
         state = one.state + FP32_BYTES * (apart + parts * trained) + received + copies.get(stage, 0)
-        yield one._replace(state=state, start=start, process=process, heap=HEAP, stacked=stage == 0)
+        waiting = one.kept + config.pipeline.microbatches * also.get(stage, 0)
+        yield one._replace(state=state, kept=waiting, start=start, process=process, heap=HEAP, stacked=stage == 0)
 
 
 def predicted(config: RunConfig, found: Inventory = NO_INVENTORY) -> tuple[StageMemory, ...]:

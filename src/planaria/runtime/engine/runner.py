@@ -317,6 +317,13 @@ class StageRunner:
         """Compute the forward pass of another node's stage, and keep what its backward pass needs."""
         self.forward(microbatch, 0, x)
 
+    def release(self) -> None:
+        """Free the stage's memory before another runner is built; this one cannot be used afterwards."""
+        self.module = self.optimizer = self._norms = self._before = None  # type: ignore[assignment]
+        self.parameters = {}
+        for held in (self._inputs, self._outputs, self._targets, self._losses):
+            held.clear()
+
     @property
     def nbytes(self) -> int:
         """Bytes of weights and moments."""

@@ -123,6 +123,7 @@ def take_state(
         case d.Keep():
             return TakenState(runner)
         case d.Fresh():
+            runner.release()
             runner = new_runner(setup.config, here.stage, initialise=True)
         case d.Load(folder=folder):
             messages.control_link.at("read", here.step)
@@ -178,7 +179,7 @@ def _receive(
 
 
 def _runner_for(config: RunConfig, runner: StageRunner, stage: int) -> StageRunner:
-    """Return a runner of ``stage`` whose weights will be loaded; reuse ``runner`` if its layers match.
+    """Return a runner of ``stage`` whose weights will be loaded; reuse ``runner`` if its layers match, else release it.
 
     With weights shared over the model, and in some families, a stage's module depends on which layers it holds.
     """
@@ -187,6 +188,7 @@ def _runner_for(config: RunConfig, runner: StageRunner, stage: int) -> StageRunn
     theirs, own = (stage_layers(config.model, config.pipeline.stages, s) for s in (runner.stage, stage))
     fixed = config.model.one_array or not family(config.model).interchangeable
     if fixed or (runner.stage == 0) != (stage == 0) or len(theirs) != len(own):
+        runner.release()
         return new_runner(config, stage, initialise=False)
     runner.stage = stage
     return runner

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,7 @@ def inherited(tree: Mapping[str, Any]) -> dict[str, Any]:
     require_dense(start, weights)
     named, own, options = f"train.start = {start!r}", weights.config, _options(given)
     if own.family == "transformers":
+        given = _without_sizes_of(weights.place, given)
         _require_own_config(named, own, given)
     require_same(named, own, {"kv" if name == "kv_heads" else name: value for name, value in given.items()})
     model = {"kv_heads" if name == "kv" else name: getattr(own, name) for name in FIXED}
@@ -195,6 +197,30 @@ def _require_own_adapters(named: str, own: ModelConfig, lora: Mapping[str, Any])
             raise UserError(f"{named}: its adapters have {name} = {value}; leave model.lora.{name} out")
 
 
+def _without_sizes_of(folder: Path, stated: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a model's section without sizes of the family llama that equal those of the LLaMA in ``folder``, so that a
+    recipe for that family also serves adapters."""
+    if "config" in _options(stated) or not stated.keys() - {*OF_ANY}:
+        return dict(stated)
+    try:
+        own = open_folder(folder).config
+    except UserError:  # not a LLaMA
+        return dict(stated)
+    fields = {name: "kv" if name == "kv_heads" else name for name in stated}
+    return {
+        name: value
+        for name, value in stated.items()
+        if name in OF_ANY or fields[name] not in FIXED or not _equal(value, getattr(own, fields[name]))
+    }
+
+
+def _equal(stated: object, value: object) -> bool:
+    """Return whether two sizes are equal; numbers that were stored in fp32 have seven digits."""
+    if isinstance(stated, float) and isinstance(value, float):
+        return math.isclose(stated, value, rel_tol=1e-7)
+    return stated == value
+
+
 def _require_no_sizes(named: str, stated: Mapping[str, object]) -> None:
     """Raise UserError for sizes of the family llama beside a model whose config.json has its own."""
     if other := next((name for name in stated if name not in OF_ANY), ""):
@@ -215,7 +241,7 @@ def require_dense(start: str, weights: WeightsFile) -> None:
 def require_same(named: str, own: ModelConfig, stated: Mapping[str, object]) -> None:
     """Raise UserError for the first of :data:`FIXED` whose ``stated`` value differs from the weights."""
     for name in FIXED:
-        if name in stated and stated[name] != (value := getattr(own, name)):
+        if name in stated and not _equal(stated[name], value := getattr(own, name)):
             setting = "kv_heads" if name == "kv" else name
             raise UserError(
                 f"{named}: its model has {setting} = {value}, the recipe {stated[name]}; leave "
