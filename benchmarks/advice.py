@@ -33,7 +33,7 @@ from planaria.lab.compare.race_spec import Arm, Comparison, load, trace_for
 from planaria.lab.compare.run_comparison import clock_config
 from planaria.models.families import parameters, stage_parameters
 from planaria.recovery.checkpoint import rollback
-from planaria.report.live.jobs_progress import JobsProgress
+from planaria.report.observe.jobs_progress import JobsProgress
 
 Courses = Mapping[tuple[str, float, int], ArmCourse]
 """by strategy, failures per hour and seed; the fault-free one has rate 0"""

@@ -34,6 +34,7 @@ FAMILIES = {
     "fine_tuning": ("fine_tuning_faults",),
     "generation": ("instruct",),
     "hostile": ("damage",),
+    "home_links": ("home_links_codec", "home_links_loss", "home_links_fleet"),
     "inline": ("worker_cpu",),
     "ladder": ("edges",),
     "live_watchers": ("trackers_cost",),

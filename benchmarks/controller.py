@@ -34,7 +34,7 @@ from planaria.control.decisions import Decision
 from planaria.control.events import Event, RunStarted
 from planaria.control.protocols import Observer
 from planaria.control.state import RunState
-from planaria.report.live.tracker import Tracker
+from planaria.report.observe.tracker import Tracker
 
 CONTROLLER_NAME = "controller"
 STAGES = 8  # the ends among them

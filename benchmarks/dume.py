@@ -35,7 +35,7 @@ from planaria.lab.experts.text_prior import RidgePrior, text_sums
 from planaria.lab.experts.training import Training, configured, train_all
 from planaria.models.huggingface import import_model
 from planaria.models.llama_stages import Llama
-from planaria.report.live.jobs_progress import JobsProgress
+from planaria.report.observe.jobs_progress import JobsProgress
 
 PROMPT = 32  # tokens that are given, where a text has a prompt
 

@@ -45,7 +45,7 @@ from planaria.runtime.checkpoint.stage_file import read_stage
 from planaria.runtime.checkpoint.store import CheckpointStore, SealedCheckpoint, replica_folder
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.stage_omission import loss
-from planaria.runtime.engine.step_samples import batches
+from planaria.runtime.worker.step_samples import batches
 
 WORKERS = 2  # of a replica: the ends and one block stage
 HOPS = 4  # of a microbatch between them: there and back, forward and backward

@@ -25,7 +25,7 @@ from planaria.exchange.gossip import random_groups
 from planaria.exchange.in_process import Replica, exchanged, settle
 from planaria.exchange.registry import EXCHANGES, exchange
 from planaria.pipeline.network.collectives import COLLECTIVES, ReplicaLinks, everyone, pairs
-from planaria.runtime.engine.sleeping_runner import straggling
+from planaria.runtime.worker.sleeping_runner import straggling
 
 ARMS = {"all": "diloco", "pairs": "noloco"}
 

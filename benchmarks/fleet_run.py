@@ -82,9 +82,9 @@ def run_fleet(
     """
     from planaria.control.logs import read_run
     from planaria.faults.trace import Trace
-    from planaria.report.live.progress import NoProgress
-    from planaria.report.live.trackers import trackers
-    from planaria.report.live.watch import RunWatch
+    from planaria.report.observe.progress import NoProgress
+    from planaria.report.observe.trackers import trackers
+    from planaria.report.observe.watch import RunWatch
     from planaria.runtime.engine import fleet, run_folders
     from planaria.runtime.engine.prepare import prepare
 

@@ -34,8 +34,8 @@ from planaria.pipeline.plan.clock import PlanSimulation
 from planaria.report.run.recovery_timeline import recoveries
 from planaria.runtime.engine.requirements import needs
 from planaria.runtime.engine.resolved_config import ResolvedRun
-from planaria.runtime.engine.runner import StageRunner
 from planaria.runtime.fleet.devices import VISIBLE, inventory
+from planaria.runtime.worker.runner import StageRunner
 
 
 class Block(nn.Module):

@@ -12,8 +12,8 @@ from benchmarks.harness import Cell, Claim, Flag, Measurement, Row, benchmark, s
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.report.run.stage_peaks import StagePeak, stage_peaks
-from planaria.runtime.engine.memory_prediction import fitted, stage_memory
 from planaria.runtime.fleet.devices import VISIBLE, Device, Inventory, inventory
+from planaria.runtime.prediction.memory import fitted, stage_memory
 
 CLOSE = Claim(low=0.9, high=1.1)
 STEPS = 3

@@ -8,23 +8,26 @@ import time
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 import planaria
-from benchmarks.common import interleaved, ratios
+from benchmarks.common import interleaved, milliseconds, ratios, run_config
+from benchmarks.fleet_run import bytes_data, finished
+from benchmarks.fleet_run import step_seconds as fleet_step_seconds
 from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
 from planaria.config.schema import ModelConfig, NetworkConfig, PipelineConfig, RunConfig
 from planaria.pipeline.codecs.base import MessageBytes, Visit
 from planaria.pipeline.codecs.registry import codec_of
-from planaria.pipeline.network.costs import MBIT, Costs
+from planaria.pipeline.network.costs import MBIT, Costs, message_bytes
 from planaria.pipeline.plan.actions import Action, Key, StepPlan
 from planaria.pipeline.plan.build import visits
-from planaria.runtime.engine.simulate import simulate
-from planaria.runtime.engine.sleeping_runner import new_runner
+from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.prediction.simulate import simulate
+from planaria.runtime.worker.sleeping_runner import new_runner
 
 RANKS, SEQUENCES, CONTEXT, WIDTH = 8, 512, 1024, 1024
 BANDWIDTH, LATENCY_S, COUNT_BYTES = 200 * MBIT, 0.05, 8
@@ -151,6 +154,50 @@ def run_codec(given: Namespace) -> Measurement:
     ]
 
 
+LINKS = {"10 Mbit/s, 5 ms": (1.25e6, 0.005), "4 Mbit/s, 20 ms": (0.5e6, 0.02)}
+"""bytes per second and seconds, one way"""
+SKIP = 2
+"""steps of each fleet that warm it up"""
+
+
+@benchmark("home_links_fleet", steps=Flag(6, "of each fleet, warm-up apart"))
+def run_fleet_steps(given: Namespace) -> Measurement:
+    """Measure the steps of fleets with emulated links over the simulated step.
+
+    Stages sleep; messages have the codec's bytes. ``shared`` is the benchmark's rule: one queue into each worker, with
+    the latency in it. Claim: each measured step is within 5 % of the simulated one.
+    """
+    rows = []
+    cases = product(LINKS.items(), ("bf16", "8/8", "6/4"), (False, True))
+    for (name, (bandwidth, latency_s)), wire, shared in cases:
+        network = {
+            "bandwidth": bandwidth,
+            "latency_s": latency_s,
+            "emulate": True,
+            "forward_s": [0.002],
+            "backward_s": [0.004],
+            "inbound": "shared" if shared else "each",
+            "latency_queued": shared,
+        }
+        config = run_config(
+            f"home-links-{len(rows)}",
+            model={"vocab": 260, "dim": 64, "layers": 4, "heads": 4, "context": 64},
+            pipeline={"stages": 4, "microbatches": 8, "microbatch_size": 8, "wire": wire},
+            data=bytes_data(),
+            train={"steps": given.steps + SKIP, "eval_every": 0},
+            fleet={"spares": 0},
+            checkpoint={"every": 0},
+            network=network,
+        )
+        plan = ResolvedRun(config).training(0)
+        step_s = simulate(plan, Costs(config.network), message_bytes(config.model, config.pipeline)).step_s
+        measured = fleet_step_seconds(finished(config), SKIP)
+        what = f"{wire}, {name}, {'shared' if shared else 'each'}"
+        beside = {"fleet": milliseconds(measured), "simulated": milliseconds([step_s])}
+        rows.append(Row(what, [s / step_s for s in measured], "1: the simulated step", Claim(0.95, 1.05), beside))
+    return Result(rows, ["measured: fleet's step / simulated step"])
+
+
 @benchmark(
     "home_links_loss",
     seeds=Flag(3, "of each arm"),
@@ -196,4 +243,4 @@ def _final(width: int, wire: str, seed: int, steps: int, folder: Path) -> float:
 
 
 if __name__ == "__main__":
-    start(rule=run_rule, codec=run_codec, loss=run_loss)
+    start(rule=run_rule, codec=run_codec, fleet=run_fleet_steps, loss=run_loss)

@@ -32,7 +32,7 @@ from planaria.data.stream import Stream
 from planaria.models.hf_config import to_config
 from planaria.models.llama_stages import Llama, flops_per_token, global_name, parameter_count
 from planaria.models.optimizers.adamw import adamw
-from planaria.runtime.engine.learning_rate import learning_rate
+from planaria.runtime.worker.learning_rate import learning_rate
 
 if TYPE_CHECKING:
     from planaria.control.protocols import Observer

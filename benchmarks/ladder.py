@@ -34,7 +34,7 @@ from planaria.pipeline.routing.skipping import visits
 from planaria.recovery.echo import Echo
 from planaria.runtime.checkpoint.stage_file import read_stage, write_stage
 from planaria.runtime.engine.stage_omission import omissions
-from planaria.runtime.engine.step_samples import batches
+from planaria.runtime.worker.step_samples import batches
 
 WORKERS = Flag(CORES, "processes at the same time")
 VOCAB = 260  # ids of bytes

@@ -29,7 +29,7 @@ from planaria.models.gguf import gguf_tokenizer, import_gguf
 from planaria.models.llama_stages import Llama
 from planaria.models.quantise import encode
 from planaria.models.state import StageState
-from planaria.models.transformers.check import LIMIT, require_cuttable
+from planaria.models.transformers.check import MAX_RELATIVE_DIFFERENCE, require_cuttable
 from planaria.models.transformers.decoder import Decoder
 from planaria.models.transformers.skeleton import in_one_line
 from planaria.pipeline.routing import ROUTINGS
@@ -37,9 +37,9 @@ from planaria.recovery import RECOVERIES
 from planaria.recovery.base import DamagedReplica, Recovery
 from planaria.recovery.echo import KEPT, Echo, EchoHolder, EchoSender
 from planaria.report.run.recovery_timeline import recoveries
-from planaria.runtime.engine.learning_rate import clip_gradients, total_norms
-from planaria.runtime.engine.recovery_copies import workshop
 from planaria.runtime.engine.weight_sources import open_model
+from planaria.runtime.worker.learning_rate import clip_gradients, total_norms
+from planaria.runtime.worker.recovery_copies import workshop
 
 OUTLIERS_NAME = "outliers"
 NORMAL_STEPS = {8: 0.0308, 4: 0.3352, 2: 0.9957}
@@ -400,7 +400,7 @@ def harm(model: Llama, tokens: Tensor, lost: int, given: StageState) -> float:
 def guesses(config: RunConfig, model: Llama, tokens: Tensor) -> Iterator[Measured]:
     """Yield the losses after each stage is rebuilt by each strategy that planaria warns of."""
     stages = weighed(model, tokens)
-    for name in (name for name, chosen in RECOVERIES.shipped.items() if chosen.unfit):
+    for name in (name for name, chosen in RECOVERIES.shipped.items() if chosen.pretrained_warning):
         made = {s: rebuilt(RECOVERIES.make(name, {}), config, stages, s) for s in range(1, len(stages))}
         yield name, {s: harm(model, tokens, s, given) for s, given in made.items() if given is not None}
 
@@ -416,7 +416,7 @@ def copies(model: Llama, tokens: Tensor, bits: int) -> Iterator[Measured]:
 
 def routed(config: RunConfig, model: Llama, tokens: Tensor) -> Iterator[tuple[str, float]]:
     """Yield the mean and the worst loss over the routes of each routing that planaria warns of."""
-    for name in (name for name, chosen in ROUTINGS.shipped.items() if chosen.unfit):
+    for name in (name for name, chosen in ROUTINGS.shipped.items() if chosen.pretrained_warning):
         found = [unfit_loss(model, tokens, route) for route in ROUTINGS.make(name, {}).routes(config, 0)]
         yield f"{name} routes, all microbatches", sum(found) / len(found)
         yield f"{name} routes, the worst", max(found)
@@ -458,14 +458,22 @@ def run_decoders(given: Namespace) -> Measurement:
         except Exception as error:  # a default configuration may be incomplete
             refused.append(f"{kind}: {in_one_line(error).rpartition('config: ')[2]}")
             continue
-        if found.leak > LIMIT:
+        if found.leak > MAX_RELATIVE_DIFFERENCE:
             leaking.append(kind)
         beside = {
             "loss": found.loss,
             "gradient": found.gradient,
-            "documents": "apart" if found.leak <= LIMIT else "leak",
+            "documents": "apart" if found.leak <= MAX_RELATIVE_DIFFERENCE else "leak",
         }
-        rows.append(Row(kind, [max(found.loss, found.gradient)], "0: the same arithmetic", Claim(high=LIMIT), beside))
+        rows.append(
+            Row(
+                kind,
+                [max(found.loss, found.gradient)],
+                "0: the same arithmetic",
+                Claim(high=MAX_RELATIVE_DIFFERENCE),
+                beside,
+            )
+        )
         print(f"{kind}: loss {found.loss:.1e}, gradients {found.gradient:.1e} apart", flush=True)
     exact = sum(row.value == 0 for row in rows)
     notes = [f"{len(rows)} cut, {exact} of them to the last bit; {len(refused)} refused"]

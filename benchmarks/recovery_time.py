@@ -91,7 +91,7 @@ def detect_s() -> float:
     import signal
 
     from benchmarks.recovery_time import idle
-    from planaria.runtime.engine import worker
+    from planaria.runtime.worker import worker
 
     fleet = LocalFleet(idle, [worker.__name__], heartbeat_s=10.0, missed=6)
     took = []

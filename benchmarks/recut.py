@@ -22,15 +22,15 @@ from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benc
 from planaria.common.errors import RunStopped
 from planaria.config.schema import RunConfig
 from planaria.control.logs import read_run
-from planaria.report.live.progress import NoProgress
-from planaria.report.live.watch import RunWatch
+from planaria.report.observe.progress import NoProgress
+from planaria.report.observe.watch import RunWatch
 from planaria.report.run.ledger import prove_exactly_once
 from planaria.runtime.checkpoint.loading import atoms_of, cut_of
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.engine import fleet, run_folders
 from planaria.runtime.engine.prepare import prepare
 from planaria.runtime.engine.resumption import take_up
-from planaria.runtime.engine.runner import StageRunner
+from planaria.runtime.worker.runner import StageRunner
 
 ARMS = {"averaged": 3, "fresh": 3, "undisturbed": 4}  # replicas after the change
 

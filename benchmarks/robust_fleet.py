@@ -29,9 +29,9 @@ from planaria.exchange.registry import exchange
 from planaria.exchange.robust.combining import weighted
 from planaria.exchange.robust.products import chunks
 from planaria.faults.trace import Fault
-from planaria.runtime.engine.worker_position import Position
 from planaria.runtime.transport.edge import Edge
 from planaria.runtime.transport.wire import Label, OfferPart
+from planaria.runtime.worker.position import Position
 
 REPLICAS, LIAR, BEGINS, EVERY = 6, 1, 50, 10
 RULE = "multikrum"

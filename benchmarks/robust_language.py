@@ -24,7 +24,7 @@ from planaria.exchange.robust.weighing import Weighing
 from planaria.faults.byzantine import Byzantine, Misbehaviour, misbehaviour_of
 from planaria.lab.inline.engine import InlineEngine
 from planaria.lab.inline.replicas import StageRounds
-from planaria.runtime.engine.runner import NonFinite
+from planaria.runtime.worker.runner import NonFinite
 
 REPLICAS, PER_REPLICA, LIARS = 8, 4, (1, 6)
 DOMAINS = ("books", "law", "dialogue", "encyclopaedia")

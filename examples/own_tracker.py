@@ -12,7 +12,7 @@ from typing import TextIO
 
 from pydantic import PrivateAttr
 
-from planaria.report.live.tracker import Tracker
+from planaria.report.observe.tracker import Tracker
 
 
 class Table(Tracker):

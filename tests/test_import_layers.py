@@ -37,6 +37,8 @@ LEVELS = (
     ("runtime.fleet", "runtime.checkpoint"),
     (
         "runtime.engine",
+        "runtime.worker",
+        "runtime.prediction",
         "exchange.coded.worker",
         "control.controller",
         "control.relay_watch",
@@ -71,6 +73,7 @@ FACTS = (
 DECIDING = (
     "controller",
     "decide",
+    "dismissal",
     "diagnosis",
     "features",
     "formation",
@@ -167,16 +170,16 @@ def test_importing_the_core_loads_no_other_part() -> None:
     names = [m for m in modules() if room(m).partition(".")[0] not in (*PARTS, "cli", "__main__")]
     code = f"import importlib, sys; [importlib.import_module(name) for name in {names!r}]; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert "planaria.runtime.engine.worker" in loaded
+    assert "planaria.runtime.worker.worker" in loaded
     assert not [name for name in loaded if name.startswith(tuple(f"planaria.{part}" for part in PARTS))]
 
 
 def test_without_a_fault_a_worker_imports_no_injector() -> None:
-    code = "import sys, planaria.runtime.engine.worker; print(*sys.modules)"
+    code = "import sys, planaria.runtime.worker.worker; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert "planaria.runtime.engine.worker" in loaded
+    assert "planaria.runtime.worker.worker" in loaded
     assert not [name for name in loaded if name.startswith("planaria.faults")]
-    lazily = [ast.unparse(node) for node in ast.walk(modules()["planaria.runtime.engine.worker"])
+    lazily = [ast.unparse(node) for node in ast.walk(modules()["planaria.runtime.worker.worker"])
               if isinstance(node, ast.ImportFrom) and str(node.module).startswith("planaria.faults")]  # fmt: skip
     assert lazily == ["from planaria.faults.worker import WorkerFaults"]
 
@@ -208,6 +211,8 @@ def test_imports_have_no_cycles() -> None:
     "forbidden",
     [
         "runtime.engine",
+        "runtime.worker",
+        "runtime.prediction",
         "models",
         "runtime.transport",
         "runtime.fleet",

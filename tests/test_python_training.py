@@ -16,7 +16,7 @@ import torch
 
 import planaria
 from planaria import cli
-from planaria.report.live.trackers.tensorboard import TensorBoard
+from planaria.report.observe.trackers.tensorboard import TensorBoard
 from planaria.runtime.checkpoint.store import CheckpointStore
 from tiny_recipe import written
 

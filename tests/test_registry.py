@@ -24,7 +24,7 @@ from planaria.pipeline.routing import ROUTINGS
 from planaria.recovery import RECOVERIES, recovery, with_strategy
 from planaria.recovery.codes import CODES
 from planaria.recovery.echo import Echo
-from planaria.report.live.trackers import TRACKERS
+from planaria.report.observe.trackers import TRACKERS
 from planaria.runtime.configuration import named
 from planaria.swarm.attacks import ATTACKS
 from planaria.swarm.checks import CHECKS
@@ -235,3 +235,12 @@ def test_options_compare_by_value() -> None:
     one, other = Options({"a": [1, 2], "b": 2}), Options({"b": 2, "a": [1, 2]})
     assert one == other and hash(one) == hash(other) and {one: 1}[other] == 1
     assert RecoveryConfig.model_validate_json(RecoveryConfig(options=one).model_dump_json()).options == one
+
+
+def test_the_documented_entry_points_are_those_of_the_registries() -> None:
+    """docs/extend.md: | part | setting | base class | entry point group |."""
+    table = (Path(__file__).parents[1] / "docs" / "extend.md").read_text().splitlines()
+    rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in table if line.startswith("| ")][1:]
+    documented = {setting: (group, base) for _, setting, base, group in rows}
+    known = {one.setting: (f"planaria.{one.kind}", f"{one.base.__module__}.{one.base.__qualname__}") for one in ALL}
+    assert documented.items() <= known.items() and len(documented) >= 11

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from planaria.lab.compare.api import ComparisonResult as ComparisonResult
     from planaria.lab.compare.api import compare as compare
     from planaria.lab.inline.engine import InlineEngine as InlineEngine
-    from planaria.report.live.listener import Step as Step
+    from planaria.report.observe.listener import Step as Step
     from planaria.runtime.configuration import configure as configure
     from planaria.runtime.configuration import streams as streams
     from planaria.runtime.run import Run as Run
@@ -36,7 +36,7 @@ _HOMES = {
     "Run": "planaria.runtime.run",
     "RunConfig": "planaria.config.schema",
     "RunStopped": "planaria.common.errors",
-    "Step": "planaria.report.live.listener",
+    "Step": "planaria.report.observe.listener",
     "UserError": "planaria.common.errors",
     "compare": "planaria.lab.compare.api",
     "configure": "planaria.runtime.configuration",

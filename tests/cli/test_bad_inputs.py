@@ -93,7 +93,7 @@ def train(home: Path, *flags: str, recipe: str = "good.toml") -> list[str | Path
             ["recovery.strategy = 'chekpoint'", "no such choice", "did you mean 'checkpoint'"],
         ),
         ('[recovery]\nstrategy = "echo, "', ["recovery.strategy = ''", "no such choice"]),
-        ('[recovery]\nstrategy = "echo, checkfree, echo"', ["strategy", "'echo' is there twice", "remove one"]),
+        ('[recovery]\nstrategy = "echo, checkfree, echo"', ["strategy", "'echo' is listed twice", "remove one"]),
         (
             '[recovery]\nstrategy = "checkfree_plus"',
             ["recovery.strategy = 'checkfree_plus'", "routing.kind = 'swapped'", "'full'"],

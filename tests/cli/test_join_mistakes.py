@@ -21,7 +21,6 @@ from command_line import exit_code, refused
 from planaria import __version__
 from planaria.config.schema import RunConfig
 from planaria.runtime.engine import run_folders
-from planaria.runtime.engine.worker_setup import SETUP, Setup
 from planaria.runtime.fleet.base import Joined, Workplace
 from planaria.runtime.fleet.control_connections import Switchboard
 from planaria.runtime.fleet.joined_machine import Ending, Visit
@@ -30,6 +29,7 @@ from planaria.runtime.fleet.open_fleet import JoinedMachines
 from planaria.runtime.fleet.process_pool import ProcessPool
 from planaria.runtime.fleet.remote import NewsQueue, RemoteFleet
 from planaria.runtime.transport.secure import new_key
+from planaria.runtime.worker.setup import SETUP, Setup
 
 
 @pytest.fixture

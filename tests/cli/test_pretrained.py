@@ -420,4 +420,4 @@ def test_strategies_that_harm_trained_weights_warn(
     assert train(home, home / "theirs", "--dry-run", *flags) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
     for expected, line in zip(warnings, lines, strict=True):
-        assert f"# warning: {expected} is unfit for trained weights" in line
+        assert f"# warning: {expected} is unsuitable for pretrained weights" in line

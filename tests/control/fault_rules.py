@@ -13,7 +13,7 @@ from examples import examples
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.apply import apply
-from planaria.control.checkpoint_decisions import resting
+from planaria.control.checkpoint_decisions import save_awaiting_retry
 from planaria.control.replay import replay
 
 REPORTS = (
@@ -67,7 +67,7 @@ class FaultRules(RuleBasedStateMachine):
     def stop_is_requested(self, prompt: bool) -> None:
         self.sim.stop(prompt)
 
-    @precondition(lambda self: self.sim.alive and self.sim.run.prompt and not self.sim.run.overdue)
+    @precondition(lambda self: self.sim.alive and self.sim.run.stops_before_repair and not self.sim.run.overdue)
     @rule()
     def a_stop_times_out(self) -> None:
         self.sim.expire_stop()
@@ -77,7 +77,7 @@ class FaultRules(RuleBasedStateMachine):
     def the_disk_is_full(self, room: int, full: int) -> None:
         self.sim.room, self.sim.full = room, full
 
-    @precondition(lambda self: resting(self.sim.run) is not None)
+    @precondition(lambda self: save_awaiting_retry(self.sim.run) is not None)
     @rule()
     def a_last_save_is_retried(self) -> None:
         self.sim.retry_save()

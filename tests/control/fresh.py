@@ -20,7 +20,7 @@ def decide_checked(run: RunState) -> Decision | None:
     anew, decision = fresh(run), decide(run)
     assert decision == (full := decide(anew)), f"a fact concerned others than {run.undecided}: {decision!r}, {full!r}"
     known, found = run.replicas, anew.replicas
-    for name in ("troubled", "gone", "generation", "standing"):
+    for name in ("troubled", "gone", "generation", "replica_of_worker"):
         assert getattr(known, name) == getattr(found, name), name
     for replica, again in zip(known.values(), found.values(), strict=True):
         assert (replica.broken, replica.troubled) == (again.broken, again.troubled)

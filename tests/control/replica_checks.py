@@ -39,7 +39,7 @@ class Truth:
         floor, beyond = started.used
         self.before = {*range(floor), *beyond}
         self.ledger: Ledger = {r: [] for r in range(started.most_replicas)}
-        standings = {r: started.standing(r) for r in range(started.replicas)}
+        standings = {r: started.position_of(r) for r in range(started.replicas)}
         self.durable = Saved(standings, {r: [] for r in range(started.replicas)})
         self.sealed_over: tuple[Saved, Saved | None] = self.durable, None
         """the durable checkpoint, and the one of the same name, before the last seal"""
@@ -196,7 +196,7 @@ class Truth:
             assert self.used >= set(range(self.started.last_block)), "samples are omitted"
         if finish.outcome in ("finished", "stopped"):
             for number, replica in before.live.items():
-                assert self.durable.standings[number] == replica.standing, "the end is not saved"
+                assert self.durable.standings[number] == replica.position, "the end is not saved"
                 assert self.durable.ledger[number] == self.ledger[number]
 
     def check_weighed(self, order: d.Settle, me: ReplicaWorker) -> None:

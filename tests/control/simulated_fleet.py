@@ -15,7 +15,7 @@ from simulation import DISK, Simulation
 
 from planaria.control import decisions as d
 from planaria.control import events as e
-from planaria.control.checkpoint_decisions import LAST_TRIES, resting
+from planaria.control.checkpoint_decisions import LAST_TRIES, save_awaiting_retry
 from planaria.control.decide import MAX_ATTEMPTS
 from planaria.control.formation import MAX_FAILED_STARTS
 from planaria.control.gauges import PassDurations
@@ -164,7 +164,7 @@ class SimulatedFleet(Simulation):
                 self.work(self.pending()[0])
             elif self.asked:
                 self.find_plan()
-            elif resting(self.run) is not None:
+            elif save_awaiting_retry(self.run) is not None:
                 self.retry_save()
             elif self.state.suspects and not self.run.over:
                 self.expire_grace()

@@ -13,7 +13,7 @@ from simulation import DISK, Simulation
 
 from planaria.control import decisions as d
 from planaria.control import events as e
-from planaria.control.checkpoint_decisions import resting
+from planaria.control.checkpoint_decisions import save_awaiting_retry
 from planaria.control.rounds import waiting
 from planaria.control.state import RunState
 
@@ -140,7 +140,7 @@ class SimulatedReplicas(Simulation):
                 self.expire_grace(suspicious[0])
             elif impatient := self.impatient():
                 self.lose_patience(impatient[0])
-            elif resting(self.run) is not None:
+            elif save_awaiting_retry(self.run) is not None:
                 self.retry_save()
             elif not self.on_exhausted():
                 return

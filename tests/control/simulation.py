@@ -12,7 +12,7 @@ from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.apply import apply
 from planaria.control.apply_base import decided
-from planaria.control.checkpoint_decisions import resting
+from planaria.control.checkpoint_decisions import save_awaiting_retry
 from planaria.control.deadlines import stop_blockers
 from planaria.control.decide import decide
 from planaria.control.state import RunState
@@ -121,7 +121,7 @@ class Simulation:
 
     def retry_save(self) -> None:
         """Let the pause after the last failed save elapse."""
-        step = resting(self.run)
+        step = save_awaiting_retry(self.run)
         assert step is not None
         self.happened(e.RetryDue(step=step))
 

@@ -20,7 +20,7 @@ from planaria.config.schema import RunConfig
 from planaria.control import controller as module
 from planaria.control import decisions as d
 from planaria.control import events as e
-from planaria.control.apply_base import anew
+from planaria.control.apply_base import reconsider_all
 from planaria.control.checkpoint_decisions import LAST_TRIES
 from planaria.control.controller import Controller
 from planaria.control.deadlines import AGAIN_S, RoundWait, RoundWaits
@@ -370,12 +370,12 @@ def test_a_replica_with_enough_updates_waits_for_the_rest_as_long_again(scene: S
         while made.pending():
             made.work(made.pending()[0])
         silent = made.run.replicas[3].number
-        waits.note(100.0, anew(made.run))
+        waits.note(100.0, reconsider_all(made.run))
         while loud := [n for n, (_, source, _) in enumerate(made.mail) if source != silent]:
             made.deliver(loud[0])
-        waits.note(101.5, anew(made.run))
+        waits.note(101.5, reconsider_all(made.run))
         assert waits.impatient[0].until == (103.0 if hurries else 100.0 + CONFIG.exchange.patience_s)
-        waits.note(102.0, anew(made.run))
+        waits.note(102.0, reconsider_all(made.run))
         assert waits.impatient[0].until == (103.0 if hurries else 100.0 + CONFIG.exchange.patience_s), "it never grows"
         if hurries:
             made.happened(next(waits.over(103.0, lambda run=made.run: run)))

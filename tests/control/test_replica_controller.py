@@ -59,7 +59,7 @@ def test_a_second_request_does_not_make_a_prompt_stop_wait_for_repairs() -> None
     run = simulate(2, "local").run
     for prompt in (True, False):
         run = apply(e.StopRequested(reason="SIGTERM", prompt=prompt), run)
-    assert run.prompt
+    assert run.stops_before_repair
 
 
 def borrowing(made: SimulatedReplicas) -> None:

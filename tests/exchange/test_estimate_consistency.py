@@ -28,8 +28,8 @@ from planaria.models.state import StageState
 from planaria.runtime.checkpoint.loading import stage_for
 from planaria.runtime.checkpoint.stage_file import stage_file, write_stage
 from planaria.runtime.checkpoint.store import CheckpointManifest, CheckpointStore, SealedCheckpoint
-from planaria.runtime.engine.outer_state import OuterState
-from planaria.runtime.engine.runner import StageRunner
+from planaria.runtime.worker.outer_state import OuterState
+from planaria.runtime.worker.runner import StageRunner
 
 MODEL = ModelConfig(vocab=32, dim=8, layers=1, heads=1, hidden=16, context=8)
 STAGE, MOST = 1, 6

@@ -106,7 +106,7 @@ def test_two_links_are_better_than_one_of_them_and_hashing_than_neither(tmp_path
     assert {path.id for path in routed.assignment} == {"north", "south"}
     one = over.routed(problem, solution, lambda flows, ways: tuple(ways.living(f.source, f.target)[0] for f in flows))
     assert routed.largest_s <= 0.6 * one.largest_s
-    kept = over.told(routed)
+    kept = over.with_paths(routed)
     assert 0 < kept.least_s <= kept.largest_s == routed.largest_s
     assert over.hashed_s(problem, solution) >= 0.99 * step_ns(over.priced(problem, routed), solution) / 1e9
 
@@ -138,7 +138,7 @@ def test_a_schedule_keeps_the_paths_and_gives_the_same_simulation(tmp_path: Path
     routed = over.routed(problem, solution)
     priced = over.priced(problem, routed)
     bound, made = ProvedBound(**certificate(problem)._asdict()), SearchRecord(seed=3, moves=0, seconds=0.0)
-    schedule = schedule_of(priced, solution, step_ns(priced, solution) / 1e9, bound, {}, made, over.told(routed))
+    schedule = schedule_of(priced, solution, step_ns(priced, solution) / 1e9, bound, {}, made, over.with_paths(routed))
     write_schedule(schedule, tmp_path / "schedule.json")
     read_again = read_schedule(tmp_path / "schedule.json")
     assert read_again == schedule
@@ -152,7 +152,7 @@ def test_a_schedule_keeps_the_paths_and_gives_the_same_simulation(tmp_path: Path
 
 def test_a_slower_link_moves_its_own_edges_only(tmp_path: Path) -> None:
     problem, solution, before = planned(topology(tmp_path))
-    kept = before.told(before.routed(problem, solution))
+    kept = before.with_paths(before.routed(problem, solution))
     was = [edge.path for edge in kept.edges]
     same = before.moved(problem, solution, kept, 0)
     assert [path.id for path in same.assignment] == was
@@ -166,7 +166,7 @@ def test_a_slower_link_moves_its_own_edges_only(tmp_path: Path) -> None:
 
 def test_edges_of_a_missing_link_move_to_the_others(tmp_path: Path) -> None:
     problem, solution, before = planned(topology(tmp_path))
-    kept = before.told(before.routed(problem, solution))
+    kept = before.with_paths(before.routed(problem, solution))
     text = (tmp_path / "topology.toml").read_text().split("[[link]]")
     (tmp_path / "topology.toml").write_text("[[link]]" + text[2])
     now = OverPaths(read(tmp_path / "topology.toml"), SIZE).moved(problem, solution, kept, 0)

@@ -13,7 +13,7 @@ from instances import CA, NO_TC2, any_plan, problems, published, published_plan
 from planaria.common.errors import UserError
 from planaria.pipeline.network.costs import MessageCosts
 from planaria.pipeline.plan.actions import StepPlan
-from planaria.pipeline.plan.build import first_come, planned
+from planaria.pipeline.plan.build import compile_plan, first_come
 from planaria.pipeline.plan.check import check
 from planaria.pipeline.plan.clock import PlanSimulation
 from planaria.planner.evaluate import NEVER
@@ -50,7 +50,7 @@ def most_held(clock: PlanSimulation) -> dict[int, int]:
 
 
 def plan_of(problem: PlanningProblem, solution: Solution) -> StepPlan:
-    return planned(solution.routes, problem.memory, problem.prices)
+    return compile_plan(solution.routes, problem.memory, problem.prices)
 
 
 @settings(max_examples=200)
@@ -91,7 +91,7 @@ def test_a_node_without_a_slot_limit_holds_any_number() -> None:
     problem, routes = published(), published_plan(CA).routes
     free = first_come(routes, {}, problem.prices)
     assert max(most_held(free).values()) == 6
-    assert check(planned(routes, {}, problem.prices)) == []
+    assert check(compile_plan(routes, {}, problem.prices)) == []
     some = first_come(routes, {0: 1}, problem.prices)
     assert most_held(some)[0] == 1
     assert free.now < some.now
@@ -119,4 +119,4 @@ def test_backwards_precede_forwards_and_forwards_run_in_order_of_arrival() -> No
 def test_routes_that_need_too_many_slots_report_the_deadlock() -> None:
     problem = published(2)
     with pytest.raises(UserError, match=r"memory deadlocks: the forward of microbatch 1 at node 1 waits for a slot"):
-        planned([(0, 1, 2, 0), (0, 2, 1, 0)], {0: 2, 1: 1, 2: 1}, problem.prices)
+        compile_plan([(0, 1, 2, 0), (0, 2, 1, 0)], {0: 2, 1: 1, 2: 1}, problem.prices)

@@ -140,7 +140,7 @@ def test_every_registered_strategy_can_be_named(name: str) -> None:
     [
         ("chekfree", r"'chekfree': no such choice; did you mean 'checkfree'\?"),
         ("echo, chekpoint", r"'chekpoint': no such choice; did you mean 'checkpoint'\?"),
-        ("echo, checkpoint, echo", r"'echo' is there twice; remove one"),
+        ("echo, checkpoint, echo", r"'echo' is listed twice; remove one"),
         ("echo,", r"'': no such choice; known here: checkfree, "),
         ("", r"recovery.strategy = '': no such choice"),
     ],

@@ -214,33 +214,33 @@ CROWD = [f"stranger {n}" for n in range(400)]
 rounds = st.lists(st.frozensets(st.sampled_from("abcdefgh"), max_size=8), max_size=60)
 
 
-def known(standing: PeerAccounts, number: int, heard: list[str]) -> set[str]:
-    return {peer for peer, account in standing.hear(number, heard).items() if account == peer}
+def known(accounts: PeerAccounts, number: int, heard: list[str]) -> set[str]:
+    return {peer for peer, account in accounts.record_senders(number, heard).items() if account == peer}
 
 
 @given(rounds, st.integers(1, 9))
 def test_at_most_one_peer_becomes_known_per_window(heard: list[frozenset[str]], window: int) -> None:
-    standing, before = PeerAccounts("ab", 2, window, seed=1), {"a", "b"}
+    known_peers, before = PeerAccounts("ab", 2, window, seed=1), {"a", "b"}
     for number, peers in enumerate(heard):
-        accounts = standing.hear(number, peers)
+        accounts = known_peers.record_senders(number, peers)
         assert accounts.keys() == peers
         assert all(account in (peer, NEWCOMERS) for peer, account in accounts.items())
-        now = set(standing.memory()[0])
+        now = set(known_peers.memory()[0])
         assert before <= now and len(now) <= 2 + -(-(number + 1) // window)
         assert {peer for peer, account in accounts.items() if account == peer} == before & peers
         before = now
 
 
 def test_many_unknown_peers_stay_one_account() -> None:
-    standing = PeerAccounts("ab", 2, 8, seed=1)
+    accounts = PeerAccounts("ab", 2, 8, seed=1)
     for number in range(80):
-        there = known(standing, number, ["a", "b", *CROWD])
+        there = known(accounts, number, ["a", "b", *CROWD])
         assert {"a", "b"} <= there and len(there) <= 2 + number // 8
 
 
 def test_a_single_new_peer_becomes_known_after_a_window() -> None:
-    standing = PeerAccounts("ab", 2, 8, seed=1)
-    assert [known(standing, n, ["a", "b", "c"]) == {*"abc"} for n in range(10)] == [False] * 8 + [True] * 2
+    accounts = PeerAccounts("ab", 2, 8, seed=1)
+    assert [known(accounts, n, ["a", "b", "c"]) == {*"abc"} for n in range(10)] == [False] * 8 + [True] * 2
 
 
 def test_without_founders_the_first_size_peers_are_known() -> None:
@@ -255,4 +255,4 @@ def test_standing_is_restored_from_memory(heard: list[frozenset[str]]) -> None:
         again = PeerAccounts((), 1, 3, seed=1)
         again.recall(*other.memory())
         other = again
-        assert list(one.hear(number, peers).items()) == list(other.hear(number, peers).items())
+        assert list(one.record_senders(number, peers).items()) == list(other.record_senders(number, peers).items())

@@ -196,7 +196,7 @@ def flooded(reader: LlamaPolicy) -> tuple[list[Rollout], list[str], list[EarlyRe
     for sender in senders:
         messages |= sender.says((3, [Completion(text=f"{n}", ended=True) for n in range(4)]))
     known = [sender.peer for sender in senders[:4]]
-    accounts = PeerAccounts(known, 4, 8, seed=1).hear(0, messages.keys())
+    accounts = PeerAccounts(known, 4, 8, seed=1).record_senders(0, messages.keys())
     schedule = RoundAllowance(frozenset({3}), TASK.training, 1, 4)
     asked = ask(TASK.problem(3), reader)
     samples, turned = take_in(messages, schedule, Scoring(TASK), reader, MAX_NEW, lambda _: asked, "", accounts)

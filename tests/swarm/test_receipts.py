@@ -29,9 +29,9 @@ from planaria.swarm.board.receipts import (
     MessageList,
     RunCertificate,
     agreed,
+    cannot_reach_quorum,
     check,
     followed,
-    hopeless,
     message_list_in,
     rewards_in,
     rewards_text,
@@ -223,8 +223,8 @@ def test_more_than_f_byzantine_members_can_split_a_committee() -> None:
 def test_impossible_certificates_are_not_awaited() -> None:
     committee = Committee(frozenset("abcd"))
     two = [_signed("a", {"a": "0" * 64}), _signed("b", {"b": "0" * 64})]
-    assert not hopeless(two[:1], committee, 2) and hopeless(two[:1], committee, 1)
-    assert not hopeless(two, committee, 2) and hopeless(two, committee, 1)
+    assert not cannot_reach_quorum(two[:1], committee, 2) and cannot_reach_quorum(two[:1], committee, 1)
+    assert not cannot_reach_quorum(two, committee, 2) and cannot_reach_quorum(two, committee, 1)
 
 
 peers = st.frozensets(st.sampled_from("abcdefgh"))

@@ -30,7 +30,7 @@ from planaria.swarm.records.lines import (
     read_poison,
     read_samples,
 )
-from planaria.swarm.records.round_records import round_record, sample_records
+from planaria.swarm.records.round_records import RoundResult, sample_records
 from planaria.swarm.report.swarm_report import influence_figure
 
 START = Started(name="p0", id="00", attack="none", model="tiny", parameters=1, vocab=257, first_round=0)
@@ -127,7 +127,8 @@ def test_round_records_survive_any_loss_value(tmp_path: Path, value: float) -> N
     report = judged()
     taken = round_advantages(report.accepted, "horizontal", True)
     learned = UpdateResult(value, value, {"ratio": value})
-    record = round_record(4, {"read": 0.12345678}, "me", TURNED, {"z": "forged"}, ["w"], report, taken, learned, "ff")
+    result = RoundResult(4, {"read": 0.12345678}, "me", report, taken, learned, "ff", TURNED, {"z": "forged"}, ["w"])
+    record = result.record()
     assert record.reward == 0.5 and record.sent == {"me": 2, "x": 2} and record.accepted == {"me": 2, "x": 1}
     assert record.turned == {"x": "problem 9", "y": "too long"}, "the first of each"
     assert record.layers["support"]["x"].refused == 1 and record.off and record.aside and record.lessons == 3
@@ -137,7 +138,7 @@ def test_round_records_survive_any_loss_value(tmp_path: Path, value: float) -> N
 
 
 def empty_round(me: str, learned: UpdateResult) -> RoundDone:
-    return round_record(0, {}, me, [], {}, [], Report([]), round_advantages([], "horizontal", True), learned, "")
+    return RoundResult(0, {}, me, Report([]), round_advantages([], "horizontal", True), learned, "").record()
 
 
 def test_a_peer_without_completions_has_zero_reward() -> None:

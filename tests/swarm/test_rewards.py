@@ -90,11 +90,11 @@ def test_an_invalid_reward_is_one_warning_with_task_value_and_peer() -> None:
     stream, flaw = io.StringIO(), "Wild, problem 3: score returned nan, not a number from 0 to 1; it counts as 0"
     with SwarmProgress(4, False, stream) as progress:
         for name, peer in (("p0", "a" * 64), ("p1", "b" * 64)):
-            progress.told(
+            progress.update(
                 name, Started(name=name, id=peer, attack="none", model="", parameters=1, vocab=1, first_round=0)
             )
         for number in range(3):
-            progress.told("p0", done(number, {"b" * 64: flaw}))
+            progress.update("p0", done(number, {"b" * 64: flaw}))
     assert stream.getvalue().count(f"warning: {flaw} (peer p1)\n") == 1
 
 

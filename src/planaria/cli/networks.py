@@ -33,6 +33,38 @@ def _relay(
     port: Annotated[int, flag("N", "port to listen on (default: any free one)", show_default=False)] = 0,
 ) -> int:
     """Forward edges between workers that cannot connect, until Ctrl-C."""
-    from planaria.cli.commands.relay import carry
+    return _forward(key_file, host, port)
 
-    return carry(key_file, host, port)
+
+def _forward(key: Path, host: str, port: int) -> int:
+    """Forward edges between ends that prove the key in the file ``key``, until Ctrl-C; return the exit code.
+
+    The file is created if missing.
+    :raises UserError: if it cannot listen there, or the file has no key.
+    """
+    import threading
+
+    from planaria.common.errors import UserError
+    from planaria.common.signals import interrupted
+    from planaria.runtime.fleet.joining import kept_key
+    from planaria.runtime.transport.relay import relay_at
+    from planaria.runtime.transport.secure import new_key
+
+    if not 0 <= port <= 65535:
+        raise UserError(f"--port {port}: give 1 to 65535, or 0 for any free one")
+    secret = kept_key(key, new_key())
+    try:
+        listener, relay = relay_at(host, port, secret)
+    except UserError:
+        advice = "give an address of this machine and a free port (0: any)"
+        raise UserError(f"--host {host} --port {port}: cannot listen there; {advice}") from None
+    print(f"relay         {listener.address}", flush=True)
+    try:
+        with interrupted():
+            threading.Event().wait()
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        listener.close()
+        relay.close()
+    return 0

@@ -35,7 +35,7 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
 
-def data(path: Path, most: int = MAX_BYTES, fix: str = "bring it back") -> bytes:
+def data(path: Path, most: int = MAX_BYTES, fix: str = "restore it") -> bytes:
     """Return a file's bytes, at most ``most``; ``fix`` is the advice in errors.
 
     :raises UserError: if it is missing, not a regular file, larger, or unreadable.
@@ -62,7 +62,7 @@ def bounded(file: BinaryIO, most: int) -> bytes:
     return b"".join(pieces)
 
 
-def text(path: Path, most: int = MAX_BYTES, fix: str = "bring it back") -> str:
+def text(path: Path, most: int = MAX_BYTES, fix: str = "restore it") -> str:
     """Return a file's UTF-8 text; UserError as in :func:`data`, or if it is not UTF-8."""
     try:
         return data(path, most, fix).decode("utf-8")
@@ -97,7 +97,7 @@ def toml(path: Path, most: int = MAX_BYTES) -> dict[str, Any]:
         raise UserError(f"{path}: not valid TOML: no text in UTF-8 (byte {error.start})") from None
 
 
-def parse_json(source: bytes | str, place: object, fix: str = "bring it back") -> Any:
+def parse_json(source: bytes | str, place: object, fix: str = "restore it") -> Any:
     """Return the value of a JSON text; UserError, naming ``place``, as in :func:`parse_toml`."""
     try:
         return json.loads(source)
@@ -107,7 +107,7 @@ def parse_json(source: bytes | str, place: object, fix: str = "bring it back") -
         raise UserError(f"{place}: not JSON: {error}; {fix}") from None
 
 
-def parse_model(kind: type[Kind], source: bytes | str, place: object, fix: str = "bring it back") -> Kind:
+def parse_model(kind: type[Kind], source: bytes | str, place: object, fix: str = "restore it") -> Kind:
     """Return the ``kind`` in a JSON text; UserError, naming ``place`` and the key, if it is invalid."""
     refuse_nul(source, place)
     try:
@@ -116,7 +116,7 @@ def parse_model(kind: type[Kind], source: bytes | str, place: object, fix: str =
         raise UserError(f"{place}: {first(error, kind)}; {fix}") from None
 
 
-def model(path: Path, kind: type[Kind], most: int = MAX_BYTES, fix: str = "bring it back") -> Kind:
+def model(path: Path, kind: type[Kind], most: int = MAX_BYTES, fix: str = "restore it") -> Kind:
     """Return the ``kind`` in a JSON file; UserError, naming file and key, if it is invalid."""
     return parse_model(kind, data(path, most, fix), path, fix)
 
@@ -127,7 +127,7 @@ def sealed(document: BaseModel) -> str:
     return json.dumps(tree | {"sha256": digest(tree)}, indent=2)
 
 
-def unsealed(path: Path, kind: type[Kind], most: int = MAX_BYTES, fix: str = "bring it back") -> Kind:
+def unsealed(path: Path, kind: type[Kind], most: int = MAX_BYTES, fix: str = "restore it") -> Kind:
     """Return a document written by :func:`sealed`, or by an older planaria without a digest.
 
     :raises UserError: if it is missing, damaged or changed.

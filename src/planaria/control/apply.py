@@ -13,20 +13,20 @@ from planaria.control import apply_decisions as resolved
 from planaria.control import apply_membership as losses
 from planaria.control import events as e
 from planaria.control.apply_base import (
-    anew,
     answering,
     apply,
     failed_starts,
     freeze,
     give_up_save,
     handles,
-    noted,
     out_of_round,
+    reconsider_all,
     report,
     reported,
     set_host,
     set_workers,
     with_replica,
+    with_unindexed_replica,
     written,
 )
 from planaria.control.fast_replace import fast_replace
@@ -71,7 +71,7 @@ def _(fact: e.HostJoined, run: RunState) -> RunState:
 
 @handles
 def _(fact: e.NobodyJoined, run: RunState) -> RunState:
-    return anew(replace(run, deserted=True))
+    return reconsider_all(replace(run, deserted=True))
 
 
 @handles
@@ -172,7 +172,7 @@ def _(fact: e.SaveFailed, run: RunState) -> RunState:
         if host and before is not None and before.hosts == {host}:  # only here, and not for the first time
             now = _fail_guest(now, fact.worker, fact.detail)
     elif before is not None:  # other workers failed in the same save
-        now = anew(replace(now, unsaved=replace(before, hosts=before.hosts | {host})))
+        now = reconsider_all(replace(now, unsaved=replace(before, hosts=before.hosts | {host})))
     return now
 
 
@@ -192,7 +192,7 @@ def _unsaved(run: RunState, fact: e.SaveFailed, host: str) -> RunState:
 def _(fact: e.RetryDue, run: RunState) -> RunState:
     if run.unsaved is None or run.unsaved.step != fact.step:
         return run
-    return anew(replace(run, unsaved=replace(run.unsaved, rested=True)))
+    return reconsider_all(replace(run, unsaved=replace(run.unsaved, rested=True)))
 
 
 @handles
@@ -212,9 +212,13 @@ def _(fact: e.UpdateReceived | e.UpdateRejected, run: RunState) -> RunState:
             return run  # its received updates are useless
         meeting = meeting.having_received(fact.node, fact.replica, fact.digest, fact.products)
         replica = updated(replica, meeting=meeting)
-        return with_replica(run, replica) if replica.has_received(fact.replica) else noted(run, replica)
+        return (
+            with_replica(run, replica) if replica.has_received(fact.replica) else with_unindexed_replica(run, replica)
+        )
     # An update rejected by one member is not used by the others.
-    return with_replica(anew(run), updated(replica, meeting=replace(meeting, refused=meeting.refused | {news})))
+    return with_replica(
+        reconsider_all(run), updated(replica, meeting=replace(meeting, refused=meeting.refused | {news}))
+    )
 
 
 def _refused_in_step(fact: e.UpdateRejected, run: RunState) -> RunState:
@@ -226,7 +230,7 @@ def _refused_in_step(fact: e.UpdateRejected, run: RunState) -> RunState:
     if refuses is None:
         return run
     by = replica.refused.get(refuses, frozenset()) | {fact.replica}
-    return noted(run, updated(replica, refused=freeze({**replica.refused, refuses: by})))
+    return with_unindexed_replica(run, updated(replica, refused=freeze({**replica.refused, refuses: by})))
 
 
 @handles
@@ -237,7 +241,7 @@ def _(fact: e.RoundApplied, run: RunState) -> RunState:
 
 @handles
 def _(fact: e.PatienceOver, run: RunState) -> RunState:
-    return anew(replace(run, late=run.late | {(fact.replica, fact.round, fact.meeting)}))
+    return reconsider_all(replace(run, late=run.late | {(fact.replica, fact.round, fact.meeting)}))
 
 
 @handles
@@ -247,7 +251,7 @@ def _(fact: e.WorkerFailed, run: RunState) -> RunState:
     failure, worker = f"worker {fact.worker} (stage {fact.stage}): {fact.detail}", run.workers.get(fact.worker)
     if worker is not None and worker.host:  # a joined machine's error does not end the run; its state is unknown
         return _fail_guest(run, fact.worker, fact.detail, failure)
-    return anew(replace(run, failed=run.failed or failure))
+    return reconsider_all(replace(run, failed=run.failed or failure))
 
 
 def _fail_guest(run: RunState, name: str, detail: str, failure: str = "") -> RunState:
@@ -259,7 +263,7 @@ def _fail_guest(run: RunState, name: str, detail: str, failure: str = "") -> Run
 
 @handles
 def _(fact: e.StopRequested, run: RunState) -> RunState:
-    run = anew(replace(run, stopping=fact.reason, prompt=run.prompt or fact.prompt))
+    run = reconsider_all(replace(run, stopping=fact.reason, stops_before_repair=run.stops_before_repair or fact.prompt))
     for replica in run.live.values() if fact.prompt else ():
         if replica.phase in ("link", "replan") and replica.whole:  # saving needs no edges
             run = with_replica(run, updated(replica, phase="idle", waiting=NOBODY))
@@ -268,7 +272,7 @@ def _(fact: e.StopRequested, run: RunState) -> RunState:
 
 @handles
 def _(fact: e.StopOverdue, run: RunState) -> RunState:
-    run = anew(replace(run, overdue=fact.detail))
+    run = reconsider_all(replace(run, overdue=fact.detail))
     for replica in run.live.values():
         if replica.phase in ("idle", "link", "replan", "run", "evaluate"):
             dropped = updated(out_of_round(replica), phase="idle", waiting=NOBODY, progress=None)
@@ -278,7 +282,7 @@ def _(fact: e.StopOverdue, run: RunState) -> RunState:
 
 @handles
 def _(fact: e.IntervalChosen, run: RunState) -> RunState:
-    return anew(replace(run, save_every=fact.steps))
+    return reconsider_all(replace(run, save_every=fact.steps))
 
 
 @handles

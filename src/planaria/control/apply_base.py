@@ -41,7 +41,7 @@ def report(run: RunState, replica: ReplicaState, worker: str) -> RunState:
     """Record that ``worker`` completed its replica's current phase; the last worker's report ends it."""
     replica = reported(replica, worker)
     if replica.waiting:
-        return noted(run, replica)
+        return with_unindexed_replica(run, replica)
     return with_replica(run, replica)
 
 
@@ -88,7 +88,7 @@ def call_off(run: RunState, meeting: OpenRound | None) -> RunState:
 
 def give_up_save(run: RunState) -> RunState:
     """Cancel the checkpoint for which replicas were being saved."""
-    return anew(replace(run, saving=-1, standings=freeze({}), allotment=run.allotment.give_up_save()))
+    return reconsider_all(replace(run, saving=-1, standings=freeze({}), allotment=run.allotment.give_up_save()))
 
 
 def give_up_if_none_is_saved(run: RunState) -> RunState:
@@ -100,21 +100,21 @@ def give_up_if_none_is_saved(run: RunState) -> RunState:
 
 def written(run: RunState, worker: str) -> RunState:
     """Record that a background write of ``worker`` has ended, successfully or not."""
-    return anew(replace(run, writing=freeze({w: part for w, part in run.writing.items() if w != worker})))
+    return reconsider_all(replace(run, writing=freeze({w: part for w, part in run.writing.items() if w != worker})))
 
 
 def set_workers(run: RunState, changed: Mapping[str, WorkerState]) -> RunState:
-    return anew(replace(run, roster=run.roster.with_workers(changed)))
+    return reconsider_all(replace(run, roster=run.roster.with_workers(changed)))
 
 
 def set_host(run: RunState, name: str, host: Host) -> RunState:
-    return anew(replace(run, roster=run.roster.with_host(name, host)))
+    return reconsider_all(replace(run, roster=run.roster.with_host(name, host)))
 
 
 def failed_starts(run: RunState, host: str, count: int) -> RunState:
     """Record the count of consecutive workers that died on a host before they joined."""
     if not host:
-        return anew(replace(run, failed_starts=count))
+        return reconsider_all(replace(run, failed_starts=count))
     return set_host(run, host, replace(run.hosts[host], failed_starts=count))
 
 
@@ -141,12 +141,12 @@ def concerning(run: RunState, replicas: Iterable[ReplicaState]) -> RunState:
     return fast_replace(run, undecided=run.undecided | {replica.number for replica in replicas})
 
 
-def noted(run: RunState, replica: ReplicaState) -> RunState:
+def with_unindexed_replica(run: RunState, replica: ReplicaState) -> RunState:
     """Return the run with this replica's new state, of which no decision depends yet."""
     return fast_replace(run, replicas=run.replicas.noting(replica))
 
 
-def anew(run: RunState) -> RunState:
+def reconsider_all(run: RunState) -> RunState:
     """Return the run after a change that may affect any replica."""
     return replace(run, undecided=None)
 

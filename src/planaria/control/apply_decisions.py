@@ -7,12 +7,12 @@ from dataclasses import replace
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.apply_base import (
-    anew,
     concerning,
     freeze,
     give_up_save,
     handles,
     out_of_round,
+    reconsider_all,
     set_host,
     set_workers,
     taken,
@@ -126,7 +126,7 @@ def _forget_rounds(run: RunState) -> RunState:
 
 @handles
 def _(fact: d.DrawGroups, run: RunState) -> RunState:
-    return anew(replace(run, groups=freeze({**run.groups, fact.round: tuple(map(tuple, fact.groups))})))
+    return reconsider_all(replace(run, groups=freeze({**run.groups, fact.round: tuple(map(tuple, fact.groups))})))
 
 
 @handles
@@ -150,9 +150,11 @@ def _(fact: d.Save, run: RunState) -> RunState:
     if run.saving < 0:  # an earlier checkpoint may have had the same name
         for other in run.replicas.values():
             run = with_replica(run, updated(other, saved=-1))
-    standing = out_of_round(replica).standing  # saved states do not know the current round
+    standing = out_of_round(replica).position  # saved states do not know the current round
     standings = freeze({**run.standings, fact.replica: standing})
-    run = anew(replace(run, saving=fact.step, allotment=run.allotment.save(fact.replica), standings=standings))
+    run = reconsider_all(
+        replace(run, saving=fact.step, allotment=run.allotment.save(fact.replica), standings=standings)
+    )
     saved = updated(replica, phase="save", waiting=WorkerSet(keepers), saved=fact.step, saved_in=fact.generation)
     return with_replica(run, updated(saved, digests=freeze({}), weights=freeze({})))
 
@@ -162,7 +164,9 @@ def _(fact: d.Seal, run: RunState) -> RunState:
     before = replace(run, unsealed=None)
     if fact.partial:
         allotment = run.allotment.give_up_save()
-        return anew(replace(run, saving=-1, saved=fact.step, allotment=allotment, unsaved=None, unsealed=before))
+        return reconsider_all(
+            replace(run, saving=-1, saved=fact.step, allotment=allotment, unsaved=None, unsealed=before)
+        )
     stages = range(run.settings.stages + 1)
     sealed = replace(
         run,
@@ -174,12 +178,12 @@ def _(fact: d.Seal, run: RunState) -> RunState:
         standings=freeze({}),
         allotment=run.allotment.seal(),
     )
-    return anew(sealed)
+    return reconsider_all(sealed)
 
 
 @handles
 def _(fact: d.Discard, run: RunState) -> RunState:
-    return anew(replace(run, unsaved=run.unsaved and replace(run.unsaved, discarded=True)))
+    return reconsider_all(replace(run, unsaved=run.unsaved and replace(run.unsaved, discarded=True)))
 
 
 @handles
@@ -208,7 +212,7 @@ def _(fact: d.Disband, run: RunState) -> RunState:
     )
     standings = {number: standing for number, standing in run.standings.items() if number != fact.replica}
     run = with_replica(run, left)
-    return anew(replace(run, allotment=run.allotment.leave(fact.replica), standings=freeze(standings)))
+    return reconsider_all(replace(run, allotment=run.allotment.leave(fact.replica), standings=freeze(standings)))
 
 
 @handles
@@ -227,7 +231,7 @@ def _(fact: d.SendAway, run: RunState) -> RunState:
 @handles
 def _(fact: d.Found, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
-    return with_replica(anew(run), replace(replica, phase="idle", attempts=0, saved=-1, skipped=frozenset()))
+    return with_replica(reconsider_all(run), replace(replica, phase="idle", attempts=0, saved=-1, skipped=frozenset()))
 
 
 @handles

@@ -8,7 +8,6 @@ from dataclasses import replace
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.apply_base import (
-    anew,
     call_off,
     failed_starts,
     freeze,
@@ -16,6 +15,7 @@ from planaria.control.apply_base import (
     give_up_save,
     handles,
     out_of_round,
+    reconsider_all,
     reported,
     set_workers,
     with_replica,
@@ -64,7 +64,7 @@ def _without_giver(replica: ReplicaState, worker: str) -> ReplicaState:
 
 def _lose(run: RunState, replica: ReplicaState, worker: str, gone: frozenset[int]) -> RunState:
     """Record the death of a member that held the nodes ``gone``."""
-    run = anew(replace(run, failed_starts=0))  # a lost spare may free a slot; retry the stage
+    run = reconsider_all(replace(run, failed_starts=0))  # a lost spare may free a slot; retry the stage
     return give_up_if_none_is_saved(
         call_off(with_replica(run, _without_holder(replica, worker, gone)), replica.meeting)
     )
@@ -142,7 +142,7 @@ def _(fact: e.RelaySilent, run: RunState) -> RunState:
 
 def _silent(run: RunState, relay: str, error: str) -> RunState:
     """Return the run after a relay stopped answering. Its edges move to another relay, if there is one."""
-    run = anew(replace(run, silent=freeze({**run.silent, relay: error})))
+    run = reconsider_all(replace(run, silent=freeze({**run.silent, relay: error})))
     for replica in run.live.values():
         left = {pair: link for pair, link in replica.links.items() if replica.over.get(pair) != relay}
         if left.keys() == replica.links.keys() or run.cut_off:
@@ -158,12 +158,12 @@ def _silent(run: RunState, relay: str, error: str) -> RunState:
 @handles
 def _(fact: e.RelayAnswers, run: RunState) -> RunState:
     left = {relay: error for relay, error in run.silent.items() if relay != fact.relay}
-    return anew(replace(run, silent=freeze(left), relays_given_up=False))
+    return reconsider_all(replace(run, silent=freeze(left), relays_given_up=False))
 
 
 @handles
 def _(fact: e.RelaysGivenUp, run: RunState) -> RunState:
-    return anew(replace(run, relays_given_up=True))
+    return reconsider_all(replace(run, relays_given_up=True))
 
 
 def _shunned(replica: ReplicaState) -> frozenset[str]:
@@ -177,7 +177,7 @@ def _shunned(replica: ReplicaState) -> frozenset[str]:
 def _still_known(replica: ReplicaState) -> Mapping[int, d.Source]:
     """Return exact sources of the nodes' current state: the run's start, as long as no step is committed."""
     start = ReplicaState.start(replica.settings, replica.number)
-    moved = replica.phase in ("commit", "settle") or replica.standing != start.standing
+    moved = replica.phase in ("commit", "settle") or replica.position != start.position
     return {} if moved else start.origins
 
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from planaria.control import decisions as d
 from planaria.control.events import IntervalChosen, ReplicaPosition
 from planaria.control.replica import ReplicaState
-from planaria.control.rounds import due
+from planaria.control.rounds import is_round_due
 from planaria.control.state import RunState
 from planaria.exchange.registry import exchange
 from planaria.recovery.checkpoint import best_steps
@@ -49,7 +49,7 @@ def _save(run: RunState, replica: ReplicaState, name: int) -> d.Save:
         step=name,
         whole=list(there.firsts) if own and several and not run.settings.lockstep_replicas else [],
         compared=others if run.rule.equal and several else [],
-        background=run.settings.save_in_background and not ends(run) and not replica.cannot,
+        background=run.settings.save_in_background and not is_ending(run) and not replica.cannot,
     )
 
 
@@ -59,8 +59,8 @@ def _to_save(run: RunState, replica: ReplicaState) -> int | None:
         return run.saving if replica.saved != run.saving else None
     if not _may_begin(run):
         return None
-    if ends(run):
-        return run.progress if quiet(run) and not all_saved(run) else None
+    if is_ending(run):
+        return run.progress if all_idle(run) and not all_saved(run) else None
     return run.progress if _checkpoint_reached(run) else None
 
 
@@ -70,7 +70,7 @@ def _checkpoint_reached(run: RunState) -> bool:
     return bool(run.save_every) and run.progress // run.save_every > before // run.save_every
 
 
-def saves(run: RunState) -> bool:
+def saving_affects_all(run: RunState) -> bool:
     """Return whether replicas are being saved, must be saved, or could not be saved, which affects all."""
     return (run.saving >= 0 or run.unsaved is not None or _checkpoint_reached(run)) and not is_being_written(run)
 
@@ -84,17 +84,17 @@ def _may_begin(run: RunState) -> bool:
     return last.discarded and last.rested and last.tries < LAST_TRIES
 
 
-def resting(run: RunState) -> int | None:
+def save_awaiting_retry(run: RunState) -> int | None:
     """Return the name of the last failed save if it will be retried after a pause."""
     last = run.unsaved
     if run.over or last is None or last.rested or last.tries >= LAST_TRIES:
         return None
-    if not ends(run) and not any(replica.cannot for replica in run.troubled):
+    if not is_ending(run) and not any(replica.cannot for replica in run.troubled):
         return None
     return last.step if last.step == run.progress else None
 
 
-def gave_up(run: RunState) -> str:
+def final_save_error(run: RunState) -> str:
     """Return why the final state could not be saved after all attempts; empty otherwise."""
     last = run.unsaved
     if last is None or last.step != run.progress or last.tries < LAST_TRIES or not last.discarded:
@@ -103,31 +103,31 @@ def gave_up(run: RunState) -> str:
     return f"the last save failed {last.tries} times: {last.detail}; {left}"
 
 
-def ends(run: RunState) -> bool:
+def is_ending(run: RunState) -> bool:
     """Return whether the replicas will make no more steps."""
     return bool(run.stopping) or run.allotment.done
 
 
-def unchanged(run: RunState) -> bool:
+def nothing_to_save(run: RunState) -> bool:
     """Return whether every replica is at the newest checkpoint or the run's start, so that a stop need not save."""
     if run.saving >= 0 or run.writing or run.saved not in (-1, run.progress):
         return False
     if any(replica.cannot for replica in run.troubled):
         return False
     moving = any(replica.phase in ("commit", "settle", "save") for replica in run.live.values())
-    return not moving and all(run.durable.standings.get(n) == replica.standing for n, replica in run.live.items())
+    return not moving and all(run.durable.standings.get(n) == replica.position for n, replica in run.live.items())
 
 
-def quiet(run: RunState) -> bool:
+def all_idle(run: RunState) -> bool:
     """Return whether every replica is idle with no round ahead."""
     live = run.live.values()
     at_rest = all(r.phase in ("idle", "save") and run.can_save(r) and not r.meeting for r in live)
-    return at_rest and (bool(run.stopping) or not any(due(run, replica) for replica in run.live.values()))
+    return at_rest and (bool(run.stopping) or not any(is_round_due(run, replica) for replica in run.live.values()))
 
 
 def all_saved(run: RunState) -> bool:
     """Return whether the newest checkpoint of this run holds the replicas' current states."""
-    same = all(run.durable.standings.get(n) == replica.standing for n, replica in run.live.items())
+    same = all(run.durable.standings.get(n) == replica.position for n, replica in run.live.items())
     return run.saved == run.progress and same
 
 
@@ -252,8 +252,8 @@ class CheckpointCadence:
                     self._steps.append(t - self._began[1])
                 if self._began and self._began[0] == "beside":
                     self._beside = self._began[1], t - self._began[1]
-                saves = "beside" if isinstance(decision, d.Save) and decision.background else "save"
-                self._began = ("train" if isinstance(decision, d.RunStep) else saves, t)
+                saving_affects_all = "beside" if isinstance(decision, d.Save) and decision.background else "save"
+                self._began = ("train" if isinstance(decision, d.RunStep) else saving_affects_all, t)
             case d.Seal(partial=False) if self._steps:
                 return self._choice(t)
             case d.Form() | d.RunStep():

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from planaria.config.schema import RunConfig
 from planaria.control import events as e
-from planaria.control.checkpoint_decisions import resting
+from planaria.control.checkpoint_decisions import save_awaiting_retry
 from planaria.control.events import Heartbeat, Worked
 from planaria.control.features import FEATURES
 from planaria.control.replica import ReplicaState
@@ -163,7 +163,7 @@ class RoundWaits:
             self._stop = now + self._stop_s
             if detail := stop_blockers(state()):
                 yield e.StopOverdue(detail=detail)
-        if now >= self._retry and (step := resting(state())) is not None:
+        if now >= self._retry and (step := save_awaiting_retry(state())) is not None:
             yield e.RetryDue(step=step)
         for clock in self._clocks:
             yield from clock.over(now, state)
@@ -181,7 +181,7 @@ class RoundWaits:
         for clock in self._clocks:
             clock.note(now, run)
         self._starts.note(now, run)
-        stops = run.prompt and not (run.overdue or run.over)
+        stops = run.stops_before_repair and not (run.overdue or run.over)
         self._stop = min(self._stop, now + self._stop_s) if stops else math.inf
         changed = run.undecided
         for number in run.replicas if changed is None else changed:
@@ -200,7 +200,7 @@ class RoundWaits:
 
     def note_save(self, now: float, run: RunState) -> None:
         """Record whether a failed last save will be retried."""
-        self._retry = min(self._retry, now + AGAIN_S) if resting(run) is not None else math.inf
+        self._retry = min(self._retry, now + AGAIN_S) if save_awaiting_retry(run) is not None else math.inf
 
     def _note_relays(self, now: float, run: RunState) -> e.Trouble | None:
         """Return a warning when the run starts to wait because no relay answers."""

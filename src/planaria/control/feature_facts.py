@@ -1,7 +1,7 @@
 """Registration of the events, reports and orders of features that own a package.
 
 The unions in ``events.py``, ``reports.py`` and ``decisions.py`` include them from here. To add or remove a feature,
-change this module, ``feature_state.py``, ``features.py`` and ``runtime/engine/step_work.py``.
+change this module, ``feature_state.py``, ``features.py`` and ``runtime/worker/step_work.py``.
 """
 
 from __future__ import annotations

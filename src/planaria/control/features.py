@@ -42,6 +42,6 @@ class Feature(Protocol):
 FEATURES: tuple[Feature, ...] = (CODED_STEPS,)
 
 
-def lead(run: RunState, replica: ReplicaState) -> Decision | None:
+def next_feature_decision(run: RunState, replica: ReplicaState) -> Decision | None:
     """Return the next decision of any feature in the current step."""
     return next((found for feature in FEATURES if (found := feature.lead(run, replica)) is not None), None)

@@ -20,10 +20,10 @@ from planaria.control.state import RunState
 from planaria.control.worker_assignment import (
     can_be_copied,
     filled,
-    final,
     has_room,
     lending_replicas,
     more_to_come,
+    no_more_workers,
     taken_over,
 )
 from planaria.pipeline.network.multipath import Path, PathNetwork
@@ -32,7 +32,7 @@ from planaria.planner.paths import SiteFlow, plan, shifted
 from planaria.recovery.chain import RecoveryPlan, ages_by_stage
 
 
-def form(run: RunState, replica: ReplicaState) -> d.Decision | None:
+def form_generation(run: RunState, replica: ReplicaState) -> d.Decision | None:
     """Form a new generation: fill vacant nodes from spares, give every node a state, replace broken edges.
 
     Returns None while no relay answers, since edges that need relays could not be opened.
@@ -57,20 +57,20 @@ def form(run: RunState, replica: ReplicaState) -> d.Decision | None:
     if (answer.rollback == "disk" or answer.reason) and is_being_written(run):
         return None
     if answer.reason:
-        return without_worker(run, replica, answer.reason, sorted(gone))
+        return end_replica(run, replica, answer.reason, sorted(gone))
     holders = filled(run, replica)
     short = len(holders) < len(replica.holders) + len(replica.vacant)
     if short and (answer.rollback or not _may_skip(run, replica)):
-        return hopeless(run, replica)
+        return end_if_unstaffed(run, replica)
     if answer.rollback == "memory" and _newer(replica, run.durable):
         return _recall(run, replica, holders, answer)
     if answer.rollback:
         return _roll_back(run, replica, holders, run.durable)
     sources = _sources(replica, holders, lent, answer.rebuilt)
-    standing, outcome = replica.standing, "skipping" if len(holders) < len(of) else _outcome(replica)
+    position, outcome = replica.position, "skipping" if len(holders) < len(of) else _outcome(replica)
     if lent.keys() == set(of.values()):  # it continues as the other's copy
-        standing = _once_obeyed(lent[0])
-    return _formation(run, replica, holders, sources, standing.model_copy(update={"step": replica.step}), outcome)
+        position = _once_obeyed(lent[0])
+    return _formation(run, replica, holders, sources, position.model_copy(update={"step": replica.step}), outcome)
 
 
 def _without_relays(run: RunState, replica: ReplicaState) -> d.Decision | None:
@@ -79,10 +79,10 @@ def _without_relays(run: RunState, replica: ReplicaState) -> d.Decision | None:
         return None
     named = ", ".join(f"{relay} ({error})" for relay, error in sorted(run.silent.items()))
     reason = f"no relay has answered for as long as fleet.join_s allows: {named}"
-    return without_worker(run, replica, reason, _unheld(replica))
+    return end_replica(run, replica, reason, _unheld(replica))
 
 
-def relieve(run: RunState, replica: ReplicaState) -> d.Decision | None:
+def hand_over_stages(run: RunState, replica: ReplicaState) -> d.Decision | None:
     """Hand over the stages of slow or leaving workers unchanged.
 
     If no worker can take over from a leaving machine, the replica disbands in good order; the last one stays as long as
@@ -102,10 +102,10 @@ def relieve(run: RunState, replica: ReplicaState) -> d.Decision | None:
         sources: dict[int, d.Source] = {
             node: d.Handover(worker=replica.holders[node]) if node in taking else d.Keep() for node in holders
         }
-        return _formation(run, replica, holders, sources, replica.standing, "handed over")
+        return _formation(run, replica, holders, sources, replica.position, "handed over")
     if not leaving or more_to_come(run) or len(run.live) == 1:
         return None
-    return without_worker(run, replica, "the machine of its workers leaves, and there are no others", [])
+    return end_replica(run, replica, "the machine of its workers leaves, and there are no others", [])
 
 
 def _sources(
@@ -187,10 +187,10 @@ def _roll_back(
     run: RunState, replica: ReplicaState, holders: dict[int, str], point: RollbackPoint
 ) -> d.Decision | None:
     """Roll back to ``point``."""
-    standing, origins = point.standings.get(replica.number), point.origins(replica.arrangement)
-    if standing is None:
-        return without_worker(run, replica, "it was not there when the last checkpoint was made", [])
-    return _formation(run, replica, holders, {node: origins[node] for node in holders}, standing, "rolled back")
+    position, origins = point.standings.get(replica.number), point.origins(replica.arrangement)
+    if position is None:
+        return end_replica(run, replica, "it was not there when the last checkpoint was made", [])
+    return _formation(run, replica, holders, {node: origins[node] for node in holders}, position, "rolled back")
 
 
 def _may_skip(run: RunState, replica: ReplicaState) -> bool:
@@ -202,7 +202,7 @@ def _may_skip(run: RunState, replica: ReplicaState) -> bool:
     settings = run.settings
     if settings.recovery.meanwhile != "skip" or replica.formed < 0:
         return False
-    if not replica.lost >= set(replica.vacant) and not (final(run) and settings.arrangement):
+    if not replica.lost >= set(replica.vacant) and not (no_more_workers(run) and settings.arrangement):
         return False
     stages = replica.held.stages
     return len(stages) > settings.stages if settings.arrangement else 0 in stages and len(stages) > 1
@@ -219,7 +219,7 @@ def _formation(
     replica: ReplicaState,
     holders: dict[int, str],
     sources: dict[int, d.Source],
-    standing: ReplicaPosition,
+    position: ReplicaPosition,
     outcome: str,
 ) -> d.Decision:
     """Form these nodes, after planning routes for them if there are none.
@@ -238,7 +238,7 @@ def _formation(
     return d.Form(
         replica=replica.number,
         generation=generation,
-        step=standing.step,
+        step=position.step,
         outcome=outcome,  # type: ignore[arg-type]
         members=[
             d.Member(node=n, stage=stage[n], worker=holders[n], source=sources[n], at=at[n]) for n in sorted(holders)
@@ -248,12 +248,12 @@ def _formation(
             for a, b in sorted(pairs)
         ],
         routes=routes if replica.settings.arrangement else [],
-        rounds=standing.rounds,
-        inner=standing.inner,
+        rounds=position.rounds,
+        inner=position.inner,
     )
 
 
-def hopeless(run: RunState, replica: ReplicaState) -> d.Decision | None:
+def end_if_unstaffed(run: RunState, replica: ReplicaState) -> d.Decision | None:
     """End the replica if a node lacks a worker and none will come."""
     if more_to_come(run):
         return None
@@ -266,26 +266,26 @@ def hopeless(run: RunState, replica: ReplicaState) -> d.Decision | None:
         of, spares = replica.arrangement.stage, run.spares
         nodes = [node for node in replica.vacant if not any(has_room(run, worker, of[node]) for worker in spares)]
         named = ", ".join(map(str, nodes or replica.vacant))
-        why = "fleet.replace = false starts no other" if final(run) else "there is no room for another"
+        why = "fleet.replace = false starts no other" if no_more_workers(run) else "there is no room for another"
         left = "spare's device has room" if spares else "worker is left"
         reason = f"no {left} for {where} {named}; {why}"
-    return without_worker(run, replica, reason, _unheld(replica))
+    return end_replica(run, replica, reason, _unheld(replica))
 
 
-def too_late(run: RunState, replica: ReplicaState) -> d.Decision:
+def end_overdue_wait(run: RunState, replica: ReplicaState) -> d.Decision:
     """End the wait of a stopped run for a replica's missing stages: save the others, if any."""
     lost = sorted(set(replica.arrangement.stages) - set(replica.stateful.stages))
     reason = f"stopped by {run.stopping} before its lost stages were replaced: {run.overdue}"
     if len(run.live) == 1 and replica.formed < 0:
         return d.Finish(outcome="cannot", reason=reason)
-    return without_worker(run, replica, reason, lost)
+    return end_replica(run, replica, reason, lost)
 
 
 def _unheld(replica: ReplicaState) -> list[int]:
     return sorted(set(replica.arrangement.stages) - set(replica.held.stages))
 
 
-def without_worker(run: RunState, replica: ReplicaState, reason: str, lost: list[int]) -> d.Decision:
+def end_replica(run: RunState, replica: ReplicaState, reason: str, lost: list[int]) -> d.Decision:
     """End a replica that cannot continue. Others continue without it; the last one saves the remaining stages."""
     if len(run.live) > 1:
         others = [other for number, other in run.live.items() if number != replica.number]

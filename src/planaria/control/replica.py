@@ -70,7 +70,7 @@ class WorkerSet(Set[str]):
         return self._hash()
 
     def __repr__(self) -> str:
-        return f"Waiting({list(self)})"
+        return f"WorkerSet({list(self)})"
 
 
 NOBODY = WorkerSet()
@@ -193,18 +193,18 @@ class ReplicaState:
     @classmethod
     def start(cls, settings: RunStarted, number: int = 0) -> ReplicaState:
         """Return a replica of a run that is being started or resumed."""
-        standing = settings.standing(number)
+        position = settings.position_of(number)
         if number >= settings.replicas:  # starts when machines join
-            state = cls(settings=settings, number=number, phase="left", step=standing.step, memory=settings.memory)
+            state = cls(settings=settings, number=number, phase="left", step=position.step, memory=settings.memory)
             return replace(state, lost=frozenset(state.arrangement.stage))
         state = cls(
             settings=settings,
             number=number,
-            step=standing.step,
+            step=position.step,
             generation=settings.first_generation,
-            evaluated=standing.step or -1,
-            rounds=standing.rounds,
-            inner=standing.inner,
+            evaluated=position.step or -1,
+            rounds=position.rounds,
+            inner=position.inner,
             memory=settings.memory,
         )
         nodes, memory = state.arrangement.stage, settings.memory
@@ -284,7 +284,7 @@ class ReplicaState:
         return all((node, other) in self.meeting.received for node in self.arrangement.stage)
 
     @property
-    def standing(self) -> ReplicaPosition:
+    def position(self) -> ReplicaPosition:
         return ReplicaPosition(step=self.step, rounds=self.rounds, inner=self.inner)
 
 

@@ -27,7 +27,7 @@ def _durable_step(settings: RunStarted) -> int:
 
 def _durable_standing(settings: RunStarted, replica: int) -> ReplicaPosition:
     if settings.durable_step is None:
-        return settings.standing(replica)
+        return settings.position_of(replica)
     return ReplicaPosition(step=settings.durable_step)
 
 

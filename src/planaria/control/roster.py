@@ -51,7 +51,7 @@ class Host:
         return self.workers > 0 and not self.failure
 
     @property
-    def unfit(self) -> str:
+    def rejection(self) -> str:
         """Reason to dismiss the machine; empty if there is none."""
         if self.failure or not self.workers or self.failed_starts < MAX_FAILED_STARTS:
             return self.failure
@@ -105,9 +105,9 @@ class Roster:
         return frozenset(name for name, worker in self.workers.items() if worker.leaving and worker.status != "dead")
 
     @cached_property
-    def unfit(self) -> tuple[str, ...]:
+    def rejected(self) -> tuple[str, ...]:
         """Machines to dismiss."""
-        return tuple(name for name, host in self.hosts.items() if host.unfit)
+        return tuple(name for name, host in self.hosts.items() if host.rejection)
 
     @cached_property
     def _by_status(self) -> Mapping[Status, tuple[str, ...]]:

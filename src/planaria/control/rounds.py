@@ -23,7 +23,7 @@ LENIENCE_IN_TROUBLE = 1
 """the same after a replica was lost or joined"""
 
 
-def due(run: RunState, replica: ReplicaState) -> bool:
+def is_round_due(run: RunState, replica: ReplicaState) -> bool:
     """Return whether the replica has made its steps since the last round."""
     if replica.meeting or run.settings.replicas == 1:
         return False
@@ -51,7 +51,7 @@ def _lenience(run: RunState, replica: ReplicaState) -> int:
     return 2 * (run.rule.interval or LENIENCE)
 
 
-def meet(run: RunState, concerned: Collection[ReplicaState]) -> d.Decision | None:
+def decide_round(run: RunState, concerned: Collection[ReplicaState]) -> d.Decision | None:
     """Return the next decision about rounds for these replicas, or for all if samples run out, because a missing
     replica may then block others."""
     if run.settings.replicas == 1:
@@ -79,7 +79,7 @@ def _with_groups(run: RunState, replicas: Collection[ReplicaState]) -> list[Repl
     return [run.replicas[number] for number in sorted(numbers)]
 
 
-def behind(run: RunState) -> frozenset[int]:
+def stale_replicas(run: RunState) -> frozenset[int]:
     """Return the replicas without which synchronised others settled a round; they must copy one of these."""
     if run.settings.replicas == 1 or not run.rule.synchronised:
         return frozenset()
@@ -122,7 +122,7 @@ def _to_settle(run: RunState, replica: ReplicaState) -> bool:
 
 def _ready(run: RunState, replica: ReplicaState) -> bool:
     """Return whether the replica has reached its next round."""
-    return _at_rest(run, replica) and due(run, replica)
+    return _at_rest(run, replica) and is_round_due(run, replica)
 
 
 def _gather(run: RunState, replica: ReplicaState) -> d.Decision | None:
@@ -180,7 +180,7 @@ def _group(groups: tuple[Group, ...], replica: int) -> Group:
 
 def _will_come(run: RunState, replica: ReplicaState) -> bool:
     """Return whether the replica has samples left to reach its next round."""
-    resting = _at_rest(run, replica) and not due(run, replica)
+    resting = _at_rest(run, replica) and not is_round_due(run, replica)
     return not (resting and next_block(run, replica) is None)
 
 

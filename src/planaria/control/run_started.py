@@ -252,7 +252,7 @@ class RunStarted(Fact):
         """Return the step in progress after this many used blocks; also the step of the block with this number."""
         return self.first_step + (blocks - self.blocks_before(self.first_step)) // self.replicas
 
-    def standing(self, replica: int) -> ReplicaPosition:
+    def position_of(self, replica: int) -> ReplicaPosition:
         """Return the position at which a replica resumes."""
         return self.standings.get(replica, ReplicaPosition(step=self.first_step))
 

@@ -143,7 +143,7 @@ PAUSE_S = 30.0
 """seconds of training between two actions"""
 
 
-def steer(run: RunState, replica: ReplicaState) -> d.Relieve | None:
+def relieve_slow_worker(run: RunState, replica: ReplicaState) -> d.Relieve | None:
     """Return the next slow worker that should hand its stage to a spare."""
     if run.settings.diagnose != "act" or run.stopping or run.allotment.done or replica.meeting:
         return None

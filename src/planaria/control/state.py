@@ -46,7 +46,7 @@ class Replicas(Mapping[int, ReplicaState]):
         before, after = self._all[replica.number], self.noting(replica)
         after.generation = max(self.generation, replica.generation)
         if "left" in (before.phase, replica.phase) or _built(before) != _built(replica):
-            after.__dict__.pop("standing", None)
+            after.__dict__.pop("replica_of_worker", None)
             after._note(replica)
         return after
 
@@ -62,13 +62,13 @@ class Replicas(Mapping[int, ReplicaState]):
         return {n: replica for n, replica in self._all.items() if n not in self.gone} if self.gone else self
 
     @cached_property
-    def standing(self) -> Mapping[str, int]:
+    def replica_of_worker(self) -> Mapping[str, int]:
         """Worker → number of its replica."""
         return {worker: number for number, replica in self._all.items() for worker in replica.holders.values()}
 
     def of(self, worker: str) -> ReplicaState | None:
         """Return the replica of a worker."""
-        number = self.standing.get(worker)
+        number = self.replica_of_worker.get(worker)
         return None if number is None else self._all[number]
 
     def __getitem__(self, number: int) -> ReplicaState:
@@ -164,7 +164,7 @@ class RunState:
     """when, by the gauges' clock, a worker last had to hand over its stage because it was slow"""
     stopping: str = ""
     """reason for a requested stop"""
-    prompt: bool = False
+    stops_before_repair: bool = False
     """whether the stop precedes repairs"""
     overdue: str = ""
     """actions that have not ended within ``fleet.stop_s`` of the stop request"""
@@ -207,7 +207,7 @@ class RunState:
 
     def can_save(self, replica: ReplicaState) -> bool:
         """Return whether the replica can be saved now. A prompt stop needs every stage's state but no edges."""
-        return not replica.broken or (self.prompt and replica.whole)
+        return not replica.broken or (self.stops_before_repair and replica.whole)
 
     @property
     def live(self) -> Mapping[int, ReplicaState]:

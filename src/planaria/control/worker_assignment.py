@@ -67,7 +67,7 @@ def filled(run: RunState, replica: ReplicaState) -> dict[int, str]:
 
 def taken_over(run: RunState, replica: ReplicaState, nodes: Iterable[int]) -> dict[int, str]:
     """Return spares for these nodes, for the first ones if there are too few."""
-    spares, stage_of, work = at_hand(run, replica), replica.arrangement.stage, run.settings.work
+    spares, stage_of, work = spares_by_preference(run, replica), replica.arrangement.stage, run.settings.work
     if not work:
         return dict(zip(nodes, spares, strict=False))
     taken: dict[int, str] = {}
@@ -86,7 +86,7 @@ def has_room(run: RunState, worker: str, stage: int) -> bool:
     return not needed or not memory or needed[stage] <= memory
 
 
-def at_hand(run: RunState, replica: ReplicaState) -> list[str]:
+def spares_by_preference(run: RunState, replica: ReplicaState) -> list[str]:
     """Return the spares for a replica: those of the run's own machines first, or last if it exists because machines
     joined.
 
@@ -107,7 +107,7 @@ def is_slow(run: RunState, worker: str) -> bool:
     return run.workers[worker].slow or run.workers[worker].host in machines
 
 
-def fit_spares(run: RunState) -> int:
+def count_suitable_spares(run: RunState) -> int:
     """Return the number of spares that can take over any node that lacks a worker."""
     if not run.settings.memory_needs:
         return len(run.spares)
@@ -115,12 +115,12 @@ def fit_spares(run: RunState) -> int:
     return sum(all(has_room(run, worker, stage) for stage in stages) for worker in run.spares)
 
 
-def staff(run: RunState) -> d.Spawn | None:
+def spawn_if_needed(run: RunState) -> d.Spawn | None:
     """Start a worker if nodes lack one, or if spares do and the run is moving, since a start costs CPU time.
 
     Spares are optional: if they die before they are ready, the run continues without.
     """
-    if run.prompt and (run.overdue or all(replica.whole for replica in run.live.values())):
+    if run.stops_before_repair and (run.overdue or all(replica.whole for replica in run.live.values())):
         return None
     joined = run.roster.with_room(run.settings.replace)
     if not (joined or _has_room(run)) or any(replica.cannot for replica in run.troubled):
@@ -143,15 +143,15 @@ def needed(run: RunState) -> int:
     Workers that start on joined machines do not count, since that may take long.
     """
     at_home = [worker for worker in run.roster.starting if not run.workers[worker].host]
-    return run.vacancies + leaving(run) - fit_spares(run) - len(at_home)
+    return run.vacancies + count_leaving_nodes(run) - count_suitable_spares(run) - len(at_home)
 
 
-def leaving(run: RunState) -> int:
+def count_leaving_nodes(run: RunState) -> int:
     """Return the number of nodes whose worker is leaving."""
-    return sum(worker in run.replicas.standing for worker in run.roster.leaving)
+    return sum(worker in run.replicas.replica_of_worker for worker in run.roster.leaving)
 
 
-def final(run: RunState) -> bool:
+def no_more_workers(run: RunState) -> bool:
     """Return whether no workers will come besides those of the run's own machines."""
     return not run.settings.replace and all(replica.formed >= 0 for replica in run.live.values())
 
@@ -167,7 +167,7 @@ def lacking(run: RunState) -> int:
     """Return the number of workers without which the run pauses until another machine joins; 0 if it does not."""
     if not _awaits_machines(run) or run.stopping or run.allotment.done:
         return 0
-    there = fit_spares(run) + len(run.roster.starting)
+    there = count_suitable_spares(run) + len(run.roster.starting)
     return 0 if run.roster.with_room(run.settings.replace) else max(0, run.vacancies - there)
 
 
@@ -179,7 +179,7 @@ def _awaits_machines(run: RunState) -> bool:
 def _has_room(run: RunState) -> bool:
     """Return whether another worker may be started on the run's own machines."""
     there = run.roster.staying_on("")
-    return there < run.settings.own_workers and run.failed_starts < MAX_FAILED_STARTS and not final(run)
+    return there < run.settings.own_workers and run.failed_starts < MAX_FAILED_STARTS and not no_more_workers(run)
 
 
 def _start(run: RunState, host: str) -> d.Spawn:
@@ -191,8 +191,8 @@ def _start(run: RunState, host: str) -> d.Spawn:
 
 def release_leaving(run: RunState) -> d.Release | d.TurnAway | None:
     """Release leaving workers that hold nothing, and dismiss machines whose workers fail."""
-    for host in run.roster.unfit:
-        return d.TurnAway(host=host, reason=run.hosts[host].unfit)
+    for host in run.roster.rejected:
+        return d.TurnAway(host=host, reason=run.hosts[host].rejection)
     done = [worker for worker in run.with_status("spare") if worker in run.roster.leaving] if run.roster.leaving else []
     needed = handing_over(run) if done else set()
     return next((d.Release(worker=worker) for worker in done if worker not in needed), None)
@@ -210,7 +210,7 @@ def restart_replica(run: RunState) -> d.Found | None:
     gone = run.replicas.gone
     if not gone or run.allotment.done or run.stopping:
         return None
-    if len(run.spares) - run.vacancies - leaving(run) <= run.settings.stages:
+    if len(run.spares) - run.vacancies - count_leaving_nodes(run) <= run.settings.stages:
         return None
     whole = any(can_be_copied(replica) for replica in run.live.values())
     return d.Found(replica=min(gone)) if whole else None

@@ -49,7 +49,7 @@ def exchange(config: ExchangeConfig) -> Exchange:
         if not isinstance(made, AggregatingExchange):
             raise UserError(f"exchange.compress: {config.kind!r} has no messages to compress; leave it out")
         made = made.compressed(compression_of(config.compress))
-        if config.replicas > 1 and (wrong := made.compression.feedback.unfit(config.replicas)):
+        if config.replicas > 1 and (wrong := made.compression.feedback.objection_to(config.replicas)):
             raise UserError(f"exchange.compress: {wrong}")
     if config.robust:
         if not isinstance(made, AggregatingExchange):

@@ -18,7 +18,7 @@ from planaria.exchange.robust.rules import robust_of
 from planaria.exchange.update_publisher import UpdatePublisher, vectors
 
 Batch = Callable[[int], tuple[Tensor, Tensor]]
-"""microbatch → (tokens, targets), as ``runtime/engine/step_samples.py``"""
+"""microbatch → (tokens, targets), as ``runtime/worker/step_samples.py``"""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ def require_edges(resolved: ResolvedRun, faults: Iterable[Fault], where: str) ->
         if fault.peer not in known:
             there = ", ".join(map(str, sorted(known))) or "none"
             raise UserError(
-                f"{where}: a fault '{fault.signal}' of the edge {fault.peer} → {fault.stage}, which there is not; "
+                f"{where}: a fault '{fault.signal}' of the edge {fault.peer} → {fault.stage}, which does not exist; "
                 f"{fault.stage} has edges to: {there}"
             )
 

@@ -18,9 +18,9 @@ from planaria.config.schema import RunConfig
 from planaria.control.decisions import InjectFault
 from planaria.faults.byzantine import Batch, Byzantine, misbehaviour_of
 from planaria.pipeline.plan.actions import Action
-from planaria.runtime.engine.outer_state import OuterState
-from planaria.runtime.engine.worker_links import WorkerLinks
 from planaria.runtime.transport.edge import EdgeEnd
+from planaria.runtime.worker.links import WorkerLinks
+from planaria.runtime.worker.outer_state import OuterState
 
 SIGNALS = {"kill": "SIGKILL", "stop": "SIGSTOP"}
 """log names of faults whose name differs"""

@@ -33,7 +33,7 @@ class BlockStage(nn.Module):
     cos: Tensor
     sin: Tensor
     recompute = False
-    """see run_layers`"""
+    """see :func:`run_layers``"""
 
     def __init__(self, config: ModelConfig, numbers: range) -> None:
         """``numbers``: its layers, as the whole model counts them."""
@@ -60,7 +60,7 @@ class LlamaEnds(TiedHead):
     cos: Tensor
     sin: Tensor
     recompute = False
-    """see run_layers`"""
+    """see :func:`run_layers``"""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

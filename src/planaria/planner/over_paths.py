@@ -172,7 +172,7 @@ class OverPaths:
 
         return self.routed(problem, solution, choose)
 
-    def told(self, routed: PathedPlan) -> SeveralPaths:
+    def with_paths(self, routed: PathedPlan) -> SeveralPaths:
         """Return the choice for a schedule, with the lower bound on any choice's largest load."""
         cut = tightest_cut(routed.flows, self.ways)
         return SeveralPaths(

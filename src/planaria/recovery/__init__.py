@@ -54,7 +54,7 @@ def recovery(config: RecoveryConfig, stages: int) -> Chain:
     """
     chosen = names(config)
     if twice := next((name for name in chosen if chosen.count(name) > 1), None):
-        raise UserError(f"recovery.strategy = {config.strategy!r}: {twice!r} is there twice; remove one")
+        raise UserError(f"recovery.strategy = {config.strategy!r}: {twice!r} is listed twice; remove one")
     return Chain(RECOVERIES.make_all(chosen, config.options), stages)
 
 

@@ -23,7 +23,7 @@ OUTPUTS = ("o_proj.weight", "down_proj.weight")
 class Redraw(Recovery):
     """Redraw the stage's weights at random."""
 
-    unfit: ClassVar[str] = "a lost stage is drawn anew"
+    pretrained_warning: ClassVar[str] = "a lost stage is drawn anew"
 
     lr_scale: Annotated[float, Field(gt=0)] = 1.1
     """factor applied once to the new stage's learning rate"""
@@ -54,7 +54,7 @@ class CopyNeighbour(Recovery):
     """Copy the previous stage, or the next one if the previous is lost or is stage 0."""
 
     needs: ClassVar[StrategyNeeds] = StrategyNeeds(alike=True)
-    unfit: ClassVar[str] = "a lost stage becomes its neighbour's copy"
+    pretrained_warning: ClassVar[str] = "a lost stage becomes its neighbour's copy"
 
     lr_scale: Annotated[float, Field(gt=0)] = 1.1
     """factor applied once to the rebuilt stage's learning rate"""

@@ -146,7 +146,7 @@ class Recovery(Choice, ABC):
     needs: ClassVar[StrategyNeeds] = StrategyNeeds()
     exact: ClassVar[bool] = False
     """whether rebuilt stages equal the lost ones, so that a loss costs time only"""
-    unfit: ClassVar[str] = ""
+    pretrained_warning: ClassVar[str] = ""
     """how a lost stage of pretrained weights is rebuilt, as a clause of a warning; empty: no warning"""
 
     control: ClassVar[str] = ""

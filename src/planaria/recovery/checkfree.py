@@ -20,7 +20,7 @@ class NeighbourMean(Recovery):
     """Ablation of CheckFree: weigh both neighbours equally."""
 
     needs: ClassVar[StrategyNeeds] = StrategyNeeds(alike=True)
-    unfit: ClassVar[str] = "a lost stage becomes the mean of its neighbours"
+    pretrained_warning: ClassVar[str] = "a lost stage becomes the mean of its neighbours"
 
     lr_scale: Annotated[float, Field(gt=0)] = 1.1
     """factor applied once to a rebuilt stage's learning rate"""

@@ -43,7 +43,7 @@ class Membership:
         """replica → its current generation"""
         self.live = set(range(started.replicas if started else 1))
         """replicas that have not been disbanded"""
-        self.steps = {replica: started.standing(replica).step if started else 0 for replica in self.live}
+        self.steps = {replica: started.position_of(replica).step if started else 0 for replica in self.live}
         """replica → number of steps it has committed"""
         self._begun: dict[int, int] = {}
         """replica → its own count of the last step or validation it started"""
@@ -91,7 +91,7 @@ class Membership:
         if started is None or started.replicas == 1:
             return self.steps.get(0, 0)
         floor, beyond = started.used
-        own = sum(step - started.standing(replica).step for replica, step in self.steps.items())
+        own = sum(step - started.position_of(replica).step for replica, step in self.steps.items())
         return started.progress(floor + len(beyond) + own)
 
     def run_step(self, replica: int | None = None) -> int:

@@ -25,11 +25,11 @@ from planaria.control.state_file import STATE
 from planaria.models.families import family
 from planaria.models.foreign_weights import WeightsFile
 from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
-from planaria.report.live.listener import Step, StepListener
-from planaria.report.live.progress import NoProgress, Progress
-from planaria.report.live.settings import settings as told_settings
-from planaria.report.live.trackers import trackers
-from planaria.report.live.watch import About, RunWatch
+from planaria.report.observe.listener import Step, StepListener
+from planaria.report.observe.progress import NoProgress, Progress
+from planaria.report.observe.settings import settings as told_settings
+from planaria.report.observe.trackers import trackers
+from planaria.report.observe.watch import About, RunWatch
 from planaria.report.run.ledger import require_exactly_once
 from planaria.report.run.report import write_report
 from planaria.report.run.summary import measured, summary
@@ -38,18 +38,18 @@ from planaria.runtime.complete import complete
 from planaria.runtime.configuration import Recipe, Settings, configure, named
 from planaria.runtime.engine import fleet, run_folders
 from planaria.runtime.engine.custom_classes import own_classes
-from planaria.runtime.engine.memory_prediction import fitted_here
-from planaria.runtime.engine.preflight_table import table
 from planaria.runtime.engine.prepare import PreparedRun, on_schedule, prepare
-from planaria.runtime.engine.profiling import resized, sized
 from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.resumption import require_same_data, take_up
 from planaria.runtime.engine.run_start import START, Origin
 from planaria.runtime.engine.starting_weights import branch_off, starting_weights
 from planaria.runtime.engine.stopping import REQUEST
-from planaria.runtime.engine.worker_log import last_error
 from planaria.runtime.import_export import export_run
+from planaria.runtime.prediction.memory import fitted_here
+from planaria.runtime.prediction.preflight_table import table
+from planaria.runtime.prediction.profiling import resized, sized
 from planaria.runtime.run import MODEL, Run
+from planaria.runtime.worker.log_file import last_error
 
 _OUT_OF_MEMORY = re.compile("can't allocate memory|out of memory")
 Say = Callable[[str], None]

@@ -35,9 +35,10 @@ ASKING = ("chat", "instruction", "examples")
 """prompt settings"""
 
 
-def policy_of(config: SwarmConfig, task: Task, told: Report | None = None) -> Policy:
+def policy_of(config: SwarmConfig, task: Task, on_progress: Report | None = None) -> Policy:
     """Return the policy that a peer starts with, with the recipe's prompt settings; UserError if it is unavailable."""
-    policy = placed(POLICIES.make(config.policy.kind, config.policy.options).open(config, task, told), config.policy)
+    source = POLICIES.make(config.policy.kind, config.policy.options)
+    policy = placed(source.open(config, task, on_progress), config.policy)
     if isinstance(policy, PromptFormat):
         policy.asking = asked(policy.template, policy.tokenizer, config.policy, task)
     elif stated := [name for name in ASKING if getattr(config.policy, name) != getattr(PolicyConfig(), name)]:
@@ -71,7 +72,7 @@ def assemble(
     identity: PeerIdentity,
     late: bool = False,
     known: Set[str] = frozenset(),
-    told: Report | None = None,
+    on_progress: Report | None = None,
 ) -> Peer:
     """Construct the peer ``name``, which records in ``folder`` and joins the run on ``board``.
 
@@ -81,7 +82,7 @@ def assemble(
     task, made = task_of(config), layers(config)
     place = Board.open(board, identity, known=known)
     place.found(rules(config, task))  # first: a mistaken place is reported before slow work
-    policy = policy_of(config, task, told)
+    policy = policy_of(config, task, on_progress)
     near, committee = "://" not in board, Committee.named(place.rules.rules)
     meeting = Quorum(place, identity.peer, config.rounds, config.size, near=near, committee=committee)
     hello = Hello(

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from planaria.swarm.attacks import HONEST
 from planaria.swarm.attacks.attacker import Attacker
-from planaria.swarm.board.attendance import RoundMessages
 from planaria.swarm.board.message import Completion, ProblemCompletions, Rollouts
 from planaria.swarm.board.quorum import Quorum
 from planaria.swarm.checks.base import Check, Context
@@ -21,7 +20,6 @@ from planaria.swarm.completion_authors import Author, HonestAuthor
 from planaria.swarm.completion_intake import (
     NOTHING,
     CompletionScore,
-    EarlyRejection,
     RoundAllowance,
     Scoring,
     take_in,
@@ -30,13 +28,13 @@ from planaria.swarm.completion_intake import (
 from planaria.swarm.config import CONSENSUS, SwarmConfig
 from planaria.swarm.evaluation import EvaluationResult, Examiner
 from planaria.swarm.learning.advantages import Advantages, priced, round_advantages
-from planaria.swarm.learning.learner import Learner, UpdateResult
+from planaria.swarm.learning.learner import Learner
 from planaria.swarm.peer_recovery import PeerRecovery
 from planaria.swarm.policy.base import Policy, held, weights_digest, weights_fingerprint
 from planaria.swarm.policy.reading import read
 from planaria.swarm.random_draws import derived, of_messages, shared_problems
 from planaria.swarm.records.lines import LOG, POISON, SAMPLES, Evaluated, Finished, Log, PoisonRecord, Started
-from planaria.swarm.records.round_records import agreed, round_record, sample_records
+from planaria.swarm.records.round_records import RoundResult, agreed, sample_records
 from planaria.swarm.records.saved_state import PEER, SHADOW
 from planaria.swarm.rollout import PromptedProblem, Rollout, ask
 from planaria.swarm.serving.remote_sampling import PeerServer
@@ -76,7 +74,7 @@ class Peer:
     ) -> None:
         """``first``: first round of this peer. ``known``: the run's own peers. ``server``: draws instead of the
         policy."""
-        self.config, self.name, self.meeting, self.task, self.policy = config, name, meeting, task, policy
+        self.config, self.name, self.quorum, self.task, self.policy = config, name, meeting, task, policy
         self.id, self.first = meeting.me, first
         k = config.sampling.support(policy.vocab)
         context = Context(task, config.seed, k, policy.vocab)
@@ -102,17 +100,17 @@ class Peer:
         self.poison = None if honest else Log(folder / POISON)
         self.shadow = Shadow(config, name, task, policy) if config.shadow else None
         learners = {PEER: self.learner} | ({} if self.shadow is None else {SHADOW: self.shadow.learner})
-        self.keeping = PeerRecovery(config, name, folder, meeting, learners, self.defence)
+        self.recovery = PeerRecovery(config, name, folder, meeting, learners, self.defence)
 
     def run(self, after_each: Callable[[], None] = lambda: None) -> None:
         """Run all rounds, from the first or the last saved state; call ``after_each`` after every round."""
         rounds, every = self.config.rounds, self.config.evaluate.every
-        start = self.keeping.resume(self.first)
+        start = self.recovery.resume(self.first)
         self.log.note(self._started())
         log.info("starts with round %d of %d", start, rounds.count)
         if start == self.first:
             self._evaluate(self.first)
-        self.keeping.brake(start)
+        self.recovery.brake(start)
         number = start
         while number < rounds.count:
             self.round(number)
@@ -120,12 +118,12 @@ class Peer:
             last = number == rounds.count
             if last or (every and number % every == 0):
                 self._evaluate(number)
-            kept = self.keeping.save(number)
-            self.keeping.brake(number)
+            kept = self.recovery.save(number)
+            self.recovery.brake(number)
             after_each()
-            done, number = number, self.keeping.roll_back_if_overruled(number)
-            if (last or kept) and number == done and not self.meeting.unsettled:
-                self.meeting.receipts.testify("weights", number, weights_digest(self.policy.module))
+            done, number = number, self.recovery.roll_back_if_overruled(number)
+            if (last or kept) and number == done and not self.quorum.unsettled:
+                self.quorum.receipts.testify("weights", number, weights_digest(self.policy.module))
         self.log.note(Finished())
 
     def round(self, number: int) -> None:
@@ -134,33 +132,48 @@ class Peer:
         asked = functools.cache(lambda problem: ask(self.task.problem(problem), self.policy))  # encode each once
         problems = [asked(problem) for problem in self._problems(number)]
         weights = held(self.policy)
-        closed = self.meeting.closed(number)
+        closed = self.quorum.closed(number)
         if not closed and self.author.sends(number):
             self._publish(number, problems, weights)
         watch.lap("write")
-        found = self.meeting.gather(number, closed)
-        self.keeping.remember(number)
+        found = self.quorum.gather(number, closed)
+        self.recovery.remember(number)
         watch.lap("wait")
         schedule = self._schedule(number)
         limit = self.config.sampling.max_new
         # Certified rewards do not contain the behaviour that peers vote on.
-        given = self.meeting.rewards(number, found) if closed and not self.scoring.votes else NOTHING
+        given = self.quorum.rewards(number, found) if closed and not self.scoring.votes else NOTHING
         draw = of_messages(self.config.seed, number, found.texts) if self.scoring.votes else 0
         self.scoring.begin(given, draw)
-        accounts = self.defence.standing.hear(number, found.found.keys())
-        arrived, turned = take_in(found.found, schedule, self.scoring, self.policy, limit, asked, weights, accounts)
+        accounts = self.defence.accounts.record_senders(number, found.found.keys())
+        arrived, rejected = take_in(found.found, schedule, self.scoring, self.policy, limit, asked, weights, accounts)
         if not given and not self.scoring.votes:
-            self.meeting.vouch(number, found, self.scoring.rewards)
+            self.quorum.vouch(number, found, self.scoring.rewards)
         report = self.defence.examine(number, self._read(arrived))
         watch.lap("read")
-        taken = self._advantages(report)
-        learned = self.learner.learn(number, taken.taken, self.config.defence.share)
+        advantages = self._advantages(report)
+        update = self.learner.learn(number, advantages.taken, self.config.defence.share)
         if self.shadow is not None:
             self.shadow.round(number, problems, self.count)
         watch.lap("learn")
-        self._note(number, watch, found, turned, report, taken, learned, bool(closed))
+        self._record(
+            RoundResult(
+                number=number,
+                seconds=watch.seconds,
+                peer=self.id,
+                report=report,
+                advantages=advantages,
+                update=update,
+                weights=weights_fingerprint(self.policy.module),
+                early_rejections=rejected,
+                refused_messages=found.refused,
+                missing=found.missing,
+                certified=self.quorum.receipts.signers("round", number),
+                serving=None if self.server is None or closed else self.server.found,
+            )
+        )
         received = len(found.found)
-        log.debug("round %d: messages of %d peers, %d completions rejected unread", number, received, len(turned))
+        log.debug("round %d: messages of %d peers, %d completions rejected unread", number, received, len(rejected))
 
     def _problems(self, number: int) -> list[int]:
         rounds, training = self.config.rounds, self.task.training
@@ -194,7 +207,7 @@ class Peer:
             )
         drew = self.server is not None and not self.server.found.local
         claimed = "" if drew else self.author.holds(weights)  # no claim about a server's weights
-        self.meeting.publish(self._message(number, written, claimed))
+        self.quorum.publish(self._message(number, written, claimed))
 
     def _message(self, number: int, written: Sequence[Sequence[Rollout]], weights: str) -> Rollouts:
         groups = tuple(
@@ -205,7 +218,7 @@ class Peer:
             for rollouts in written
         )
         return Rollouts(
-            run=self.meeting.run,
+            run=self.quorum.run,
             peer=self.id,
             round=number,
             tokenizer=self.policy.tokenizer_fingerprint,
@@ -239,49 +252,22 @@ class Peer:
             parameters=sum(p.numel() for p in self.policy.module.parameters()),
             vocab=self.policy.vocab,
             first_round=self.first,
-            run=self.meeting.run,
+            run=self.quorum.run,
             warnings=self.warnings,
         )
 
-    def _note(
-        self,
-        number: int,
-        watch: Stopwatch,
-        found: RoundMessages,
-        turned: Sequence[EarlyRejection],
-        report: Report,
-        taken: Advantages,
-        learned: UpdateResult,
-        closed: bool,
-    ) -> None:
-        self.samples.note(*sample_records(report, taken, turned, number))
-        self.log.note(
-            round_record(
-                number,
-                watch.seconds,
-                self.id,
-                turned,
-                found.refused,
-                found.missing,
-                report,
-                taken,
-                learned,
-                weights_fingerprint(self.policy.module),
-                self.meeting.receipts.signers("round", number),
-                agreed(report, self.task) if self.scoring.votes else None,
-                None if self.server is None or closed else self.server.found,
-                self.scoring.flawed,
-            )
-        )
+    def _record(self, result: RoundResult) -> None:
+        """Record a round, with its completions and votes."""
+        votes = agreed(result.report, self.task) if self.scoring.votes else None
+        self.samples.note(*sample_records(result.report, result.advantages, result.early_rejections, result.number))
+        self.log.note(replace(result, votes=votes, flawed=self.scoring.flawed).record())
 
     def _evaluate(self, after: int) -> None:
-        standing = self.examiner.examine(self.policy)
-        self.keeping.record_accuracy(after, standing.accuracy.rate or 0.0)
+        result = self.examiner.examine(self.policy)
+        self.recovery.record_accuracy(after, result.accuracy.rate or 0.0)
         alone = self.shadow.examined(self.examiner).accuracy if self.shadow is not None else None
         self.log.note(
-            Evaluated(
-                round=after, accuracy=standing.accuracy, alone=alone, tokens=standing.tokens, watch=standing.watch
-            )
+            Evaluated(round=after, accuracy=result.accuracy, alone=alone, tokens=result.tokens, watch=result.watch)
         )
 
 

@@ -11,7 +11,7 @@ from planaria.pipeline.network.costs import UNIT, Costs
 from planaria.pipeline.plan.actions import StepPlan
 from planaria.pipeline.plan.bound import lower_bound
 from planaria.pipeline.plan.build import build
-from planaria.runtime.engine.simulate import simulate
+from planaria.runtime.prediction.simulate import simulate
 
 both = MessageBytes.both
 

@@ -6,7 +6,7 @@ from planaria.pipeline.network.costs import UNIT, Costs
 from planaria.pipeline.plan.bound import lower_bound
 from planaria.pipeline.plan.build import build
 from planaria.pipeline.plan.clock import draw
-from planaria.runtime.engine.simulate import simulate
+from planaria.runtime.prediction.simulate import simulate
 
 both = MessageBytes.both
 

@@ -26,11 +26,11 @@ from planaria.control import events as e
 from planaria.control.logs import RunLog
 from planaria.control.run_record import StepMetric
 from planaria.control.state_file import LiveWorker, StateFile, born
-from planaria.report.live.tally import RunTally
 from planaria.report.live_page import limits, serving
 from planaria.report.live_page.frames import patched
 from planaria.report.live_page.guard import new_token
 from planaria.report.live_page.server import exposition
+from planaria.report.observe.tally import RunTally
 from planaria.runtime.engine import run_folders
 
 STARTED = e.RunStarted(

@@ -10,10 +10,10 @@ import pytest
 from planaria.control.run_record import StepMetric, ValidationMetric
 from planaria.planner.problem import Solution
 from planaria.planner.search import SearchBudget, SearchResult
-from planaria.report.live import bars
-from planaria.report.live.bars import BarDisplay, CountProgress, SearchProgress, SurveyProgress
-from planaria.report.live.jobs_progress import JobsProgress
-from planaria.report.live.progress import Progress
+from planaria.report.observe import bars
+from planaria.report.observe.bars import BarDisplay, CountProgress, SearchProgress, SurveyProgress
+from planaria.report.observe.jobs_progress import JobsProgress
+from planaria.report.observe.progress import Progress
 
 
 class Terminal(io.StringIO):
@@ -23,8 +23,8 @@ class Terminal(io.StringIO):
 
 def shown(stream: io.StringIO, quiet: bool = False) -> str:
     with SurveyProgress(3, quiet, stream) as progress:
-        progress.told("Bern – [bold]Oslo")
-        progress.told("Bern – Rome")
+        progress.update("Bern – [bold]Oslo")
+        progress.update("Bern – Rome")
     return stream.getvalue()
 
 
@@ -45,7 +45,7 @@ def searched(stream: io.StringIO, *steps: float) -> str:
     nothing = Solution(np.zeros(0, int), np.zeros(0, int), np.zeros((0, 0), int))
     with SearchProgress(SearchBudget(moves=100), 1.0, False, stream) as progress:
         for place, step_s in enumerate(steps):
-            progress.told(SearchResult(nothing, step_s, 10 * place, 0.5 * place))
+            progress.update(SearchResult(nothing, step_s, 10 * place, 0.5 * place))
     return stream.getvalue()
 
 
@@ -83,7 +83,7 @@ def jobs(stream: io.StringIO) -> None:
 
 def survey(stream: io.StringIO) -> None:
     display = SurveyProgress(30, False, stream)
-    enter(display, lambda: display.told(LONG))
+    enter(display, lambda: display.update(LONG))
 
 
 def count(stream: io.StringIO) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from planaria.report.live.jobs_progress import JobsProgress
+from planaria.report.observe.jobs_progress import JobsProgress
 
 
 class Terminal(io.StringIO):

@@ -36,8 +36,8 @@ from planaria.control.events import (
 )
 from planaria.control.logs import RunRecord, read_run
 from planaria.control.run_record import ValidationMetric
-from planaria.report.live.progress import NoProgress, Progress
-from planaria.report.live.tally import RunTally
+from planaria.report.observe.progress import NoProgress, Progress
+from planaria.report.observe.tally import RunTally
 from planaria.report.run.event_lines import EventLine, Narrator, story
 
 

@@ -18,8 +18,8 @@ from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.logs import read_run
 from planaria.control.run_record import RunRecord, StepMetric
-from planaria.report.live import prometheus
-from planaria.report.live.tally import RECOVERY_S, RunTally, tally_of
+from planaria.report.observe import prometheus
+from planaria.report.observe.tally import RECOVERY_S, RunTally, tally_of
 from planaria.report.run.recovery_timeline import recoveries
 
 DASHBOARD = json.loads((Path(__file__).parents[3] / "deploy" / "grafana.json").read_text())

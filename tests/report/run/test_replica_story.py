@@ -11,7 +11,7 @@ from planaria.control import events as e
 from planaria.control.decisions import Decision
 from planaria.control.events import Event
 from planaria.control.run_record import StepMetric
-from planaria.report.live.progress import Progress
+from planaria.report.observe.progress import Progress
 from planaria.report.run.event_lines import Narrator
 from planaria.report.run.gantt import death_figure, ordinary_step
 from planaria.report.run.naming import Naming

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planaria.control.events import Span, Worked
-from planaria.report.live.watch import AFTER_FORMING, EVERY, ReportSampling, every
+from planaria.report.observe.watch import AFTER_FORMING, EVERY, ReportSampling, every
 
 SPANS = [Span(action="backward", microbatch=0, hop=0, start=1.0, end=2.0)]
 

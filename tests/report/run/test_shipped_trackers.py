@@ -13,9 +13,9 @@ from planaria import cli
 from planaria.common.errors import UserError
 from planaria.config.options import Options
 from planaria.config.schema import ObserveConfig
-from planaria.report.live import tracker as base
-from planaria.report.live.tracker import Tracker
-from planaria.report.live.trackers import trackers
+from planaria.report.observe import tracker as base
+from planaria.report.observe.tracker import Tracker
+from planaria.report.observe.trackers import trackers
 
 IDENTITY = "0123456789abcdef" * 2
 SETTINGS = {"train.steps": 3, "name": "mine", "prompt": "", "optim.lr": 0.5}

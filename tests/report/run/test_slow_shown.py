@@ -7,9 +7,9 @@ import synthetic_replicas as r
 from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
-from planaria.report.live import prometheus
 from planaria.report.live_page.frames import patched
 from planaria.report.live_page.log_fold import LogFold
+from planaria.report.observe import prometheus
 
 WORKER = d.Blamed(replica=0, step=9, fault="slow worker", nodes=[1], workers=["b"], seconds=0.06, past=0.02, usual=0.02)
 DATA = d.Blamed(replica=0, step=11, fault="slow data", nodes=[0], workers=["a"], seconds=0.5, past=0.01, usual=0.0)

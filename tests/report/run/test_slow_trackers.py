@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pydantic import PrivateAttr
 
-from planaria.report.live.tracker import Tracker
-from planaria.report.live.watch import TrackerThread
+from planaria.report.observe.tracker import Tracker
+from planaria.report.observe.watch import TrackerThread
 
 PATIENCE_S = 60.0
 """that a test would wait for a thread which never comes"""

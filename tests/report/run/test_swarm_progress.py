@@ -21,7 +21,7 @@ def test_a_warning_of_all_peers_is_given_once_also_beside_a_table(stream: type[i
     with SwarmProgress(3, quiet=False, stream=out) as progress:
         for name in ("p0", "p1", "p0"):
             warnings = ["no listener", "alone"] if name == "p0" else ["no listener"]
-            progress.told(
+            progress.update(
                 name,
                 Started(
                     name=name,
@@ -40,7 +40,7 @@ def test_a_warning_of_all_peers_is_given_once_also_beside_a_table(stream: type[i
 def test_quiet_is_quiet() -> None:
     out = io.StringIO()
     with SwarmProgress(3, quiet=True, stream=out) as progress:
-        progress.told(
+        progress.update(
             "p0",
             Started(name="p0", id="0", attack="none", model="m", parameters=1, vocab=2, first_round=0, warnings=["x"]),
         )
@@ -62,8 +62,8 @@ def test_what_a_server_does_is_shown_where_there_is_one() -> None:
     done |= {"layers": {}, "off": {}, "aside": {}, "lessons": 0, "skipped": 0, "influence": {}, "loss": 0.0}
     done |= {"grad_norm": 0.0, "stats": {}, "weights": ""}
     with SwarmProgress(3, quiet=False, stream=out) as progress:
-        progress.told("p0", RoundDone.model_validate({"round": 0, "serving": serving} | done))
-        progress.told("p1", RoundDone.model_validate({"round": 0} | done))
+        progress.update("p0", RoundDone.model_validate({"round": 0, "serving": serving} | done))
+        progress.update("p1", RoundDone.model_validate({"round": 0} | done))
     assert str(serving) == "2,400 tokens/s, 4 waited, 1 behind"
     assert "server" in out.getvalue() and "2,400" in out.getvalue()
     assert str(Serving(local="it is asleep")) == "none: it is asleep"

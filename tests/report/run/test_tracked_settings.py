@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planaria.config.schema import RunConfig
-from planaria.report.live.settings import SECRET, settings
+from planaria.report.observe.settings import SECRET, settings
 
 
 def test_every_setting_is_told_flat() -> None:

@@ -10,8 +10,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from planaria.common.errors import UserError
 from planaria.config.options import Options
 from planaria.config.schema import ObserveConfig
-from planaria.report.live.trackers import trackers
-from planaria.report.live.trackers.tensorboard import TensorBoard
+from planaria.report.observe.trackers import trackers
+from planaria.report.observe.trackers.tensorboard import TensorBoard
 
 
 def test_tensorboard_reads_the_scalars_back(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_what_is_chosen_is_known_and_named_once() -> None:
     assert trackers(ObserveConfig()) == {"tensorboard": TensorBoard()} and not trackers(ObserveConfig(trackers=""))
     for config, line in (
         (ObserveConfig(trackers="tensorbord"), r"^observe\.trackers = 'tensorbord': no such choice; did you mean"),
-        (ObserveConfig(trackers="tensorboard, tensorboard"), r"'tensorboard' is there twice; remove one"),
+        (ObserveConfig(trackers="tensorboard, tensorboard"), r"'tensorboard' is listed twice; remove one"),
         (ObserveConfig(options=Options({"flush_s": 1})), r"^observe\.options\.flush_s: no option of 'tensorboard'"),
     ):
         with pytest.raises(UserError, match=line):
@@ -49,7 +49,7 @@ def test_the_room_does_without_torch() -> None:
     run = "narrate, recovery_timeline, ledger, stays, report, perfetto"
     code = (
         "import sys; from planaria.control import logs; "
-        "from planaria.report.live import trackers, progress, prometheus; "
+        "from planaria.report.observe import trackers, progress, prometheus; "
         f"from planaria.report.run import {run}; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -16,10 +16,10 @@ from planaria.control.decisions import Decision
 from planaria.control.events import Event
 from planaria.control.logs import read_run
 from planaria.control.run_record import Metric, StepMetric, ValidationMetric
-from planaria.report.live.progress import NoProgress
-from planaria.report.live.tracker import Tracker
-from planaria.report.live.trackers import trackers
-from planaria.report.live.watch import SWITCH_S, RunWatch
+from planaria.report.observe.progress import NoProgress
+from planaria.report.observe.tracker import Tracker
+from planaria.report.observe.trackers import trackers
+from planaria.report.observe.watch import SWITCH_S, RunWatch
 
 
 class Shown(NoProgress):

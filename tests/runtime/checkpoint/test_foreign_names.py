@@ -245,7 +245,7 @@ TABLE, NORM = MODEL
     [
         ([TABLE], [], r"model.norm.weight is missing; it should have shape \[8\]"),
         ([TABLE, NORM, "x"], [], "in: x has no place in this model; map it with --names"),
-        ([TABLE, "a", "b"], [("a", NORM), ("b", NORM)], "model.norm.weight is there twice, as a and as b"),
+        ([TABLE, "a", "b"], [("a", NORM), ("b", NORM)], "model.norm.weight is listed twice, as a and as b"),
         ([TABLE, NORM], [("a", NORM)], "names.toml: 'a' matches no tensor of in"),
         ([TABLE, "n.1"], [("n.{n}", NORM), ("n.*", NORM)], r"'n.\{n\}' and 'n.\*' match n.1; keep one"),
         ([TABLE, "n.1"], [("n.{n}", "model.layers.{n-3}.w")], r"n.1 \(mapped to model.layers.-2.w\) has no place"),

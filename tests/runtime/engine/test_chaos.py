@@ -230,7 +230,7 @@ def test_a_fault_of_a_missing_edge_names_the_existing_ones(tmp_path: Path) -> No
     write(Trace(faults=(Fault(step=1, stage=3, peer=2, signal="delay"),)), path)
     assert len(read_faults(ResolvedRun(config)).faults) == 1
     write(Trace(faults=(Fault(step=1, stage=3, peer=1, signal="delay"),)), path)
-    with pytest.raises(UserError, match=r"the edge 1 → 3, which there is not; 3 has edges to: 2, 4"):
+    with pytest.raises(UserError, match=r"the edge 1 → 3, which does not exist; 3 has edges to: 2, 4"):
         read_faults(ResolvedRun(config))
 
 

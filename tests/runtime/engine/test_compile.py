@@ -14,14 +14,14 @@ import torch
 from tiny import config_in
 from torch._dynamo.utils import counters
 
-from planaria.runtime.engine.runner import StageRunner
-from planaria.runtime.engine.sleeping_runner import warm_runner
+from planaria.runtime.worker.runner import StageRunner
+from planaria.runtime.worker.sleeping_runner import warm_runner
 
 PROGRAM = """
 import json, sys, torch
 from pathlib import Path
 from tiny import config_in
-from planaria.runtime.engine.runner import StageRunner
+from planaria.runtime.worker.runner import StageRunner
 from torch._dynamo.utils import counters
 torch.set_num_threads(1)
 runner = StageRunner(config_in(Path(sys.argv[1]), train={"compile": True}), 0)

@@ -19,9 +19,9 @@ from planaria.config.schema import RunConfig
 from planaria.control.logs import read_run
 from planaria.models.llama_layers import mask_of
 from planaria.models.llama_stages import Llama
-from planaria.runtime.engine.runner import StageRunner
-from planaria.runtime.engine.step_samples import batches, learned, masks
 from planaria.runtime.engine.unused_settings import require_used
+from planaria.runtime.worker.runner import StageRunner
+from planaria.runtime.worker.step_samples import batches, learned, masks
 
 SMALL = {"model": {"layers": 2, "context": 24}, "optim": {"clip": 0.0}}
 

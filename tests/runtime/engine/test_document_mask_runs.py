@@ -20,7 +20,7 @@ from planaria.control.logs import read_run
 from planaria.models.llama_layers import document_mask
 from planaria.models.llama_stages import Llama
 from planaria.runtime.engine.config_checks import check
-from planaria.runtime.engine.step_samples import batches, masks
+from planaria.runtime.worker.step_samples import batches, masks
 
 
 def recipe(home: Path, apart: bool = True, **sections: Any) -> RunConfig:
@@ -71,7 +71,7 @@ def test_lost_stages_are_restored(tmp_path: Path, strategy: str) -> None:
 
 
 def test_copies_use_the_masks_of_their_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from planaria.runtime.engine.runner import StageRunner
+    from planaria.runtime.worker.runner import StageRunner
 
     passed: dict[bool, list[torch.Tensor]] = {False: [], True: []}
     plain, shadow = StageRunner.forward, StageRunner.shadow

@@ -8,9 +8,9 @@ import torch
 from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig, ModelConfig, RunConfig
 from planaria.exchange.base import Update
-from planaria.runtime.engine.exchange_round import RoundMember
-from planaria.runtime.engine.runner import StageRunner
 from planaria.runtime.transport.wire import FrameContent
+from planaria.runtime.worker.exchange_round import RoundMember
+from planaria.runtime.worker.runner import StageRunner
 
 RECIPE = RunConfig(model=ModelConfig(vocab=64, dim=16, layers=4, heads=2, hidden=32, context=8))
 PAIRS = ExchangeConfig(replicas=2, kind="noloco", options=Options({"every": 2}))

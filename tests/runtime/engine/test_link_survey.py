@@ -17,7 +17,7 @@ from planaria.common.errors import RunStopped
 from planaria.control.events import Fact
 from planaria.pipeline.network.costs import MBIT
 from planaria.pipeline.network.topology import read
-from planaria.report.live.bars import SurveyProgress
+from planaria.report.observe.bars import SurveyProgress
 from planaria.runtime.engine.link_survey import SurveyLeader
 from planaria.runtime.engine.link_survey_node import Failed
 from planaria.runtime.fleet.base import Gone, Reported
@@ -72,7 +72,7 @@ def nodes() -> dict[str, int]:
 
 def strike(monkeypatch: pytest.MonkeyPatch, name: str, number: signal.Signals, after_s: float = 0.0) -> None:
     """Send a signal to a node ``after_s`` seconds after the first pair has been measured."""
-    original: Callable[[SurveyProgress, str], None] = SurveyProgress.told
+    original: Callable[[SurveyProgress, str], None] = SurveyProgress.update
     struck: list[int] = []
 
     def strikes(progress: SurveyProgress, text: str) -> None:
@@ -85,7 +85,7 @@ def strike(monkeypatch: pytest.MonkeyPatch, name: str, number: signal.Signals, a
             else:
                 os.kill(pid, number)
 
-    monkeypatch.setattr(SurveyProgress, "told", strikes)
+    monkeypatch.setattr(SurveyProgress, "update", strikes)
 
 
 @pytest.mark.slow

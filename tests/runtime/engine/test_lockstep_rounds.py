@@ -20,11 +20,11 @@ from planaria.faults.trace import Fault, Trace
 from planaria.lab.inline.engine import InlineEngine
 from planaria.runtime.checkpoint.stage_file import read_stage
 from planaria.runtime.checkpoint.store import CheckpointStore, replica_folder
-from planaria.runtime.engine.exchange_round import RoundMember
-from planaria.runtime.engine.lockstep_rounds import rounds_by
 from planaria.runtime.engine.prepare import prepare
 from planaria.runtime.engine.run_start import START, Origin
-from planaria.runtime.engine.runner import StageRunner
+from planaria.runtime.worker.exchange_round import RoundMember
+from planaria.runtime.worker.lockstep_rounds import rounds_by
+from planaria.runtime.worker.runner import StageRunner
 
 REPLICAS, STEPS = 4, 10
 KINDS: list[dict[str, Any]] = [

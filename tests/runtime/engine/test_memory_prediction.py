@@ -10,8 +10,8 @@ from planaria.common.errors import UserError
 from planaria.config import recipe, shipped
 from planaria.config.schema import RunConfig
 from planaria.models.activations import PassMode, block_bytes, ends_bytes
-from planaria.runtime.engine.memory_prediction import USABLE, fitted, fitted_here, stage_memory
 from planaria.runtime.fleet.devices import Device, Inventory
+from planaria.runtime.prediction.memory import USABLE, fitted, fitted_here, stage_memory
 
 GB = 10**9
 H100 = 85 * GB

@@ -15,8 +15,8 @@ from planaria.common.errors import UserError
 from planaria.config.schema import OptimConfig
 from planaria.models.optimizers import optimizer
 from planaria.models.optimizers.muon import MuonBesideAdamW, matrices
-from planaria.runtime.engine.runner import StageRunner
 from planaria.runtime.import_export import export_state
+from planaria.runtime.worker.runner import StageRunner
 from planaria.swarm.config import SwarmConfig
 
 MUON: dict[str, Any] = {"kind": "muon", "lr": 5e-3, "clip": 0.0}

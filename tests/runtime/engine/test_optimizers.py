@@ -21,8 +21,8 @@ from planaria.models.packing import pack, unpack
 from planaria.runtime.checkpoint.stage_file import read_stage, write_stage
 from planaria.runtime.engine.config_checks import check
 from planaria.runtime.engine.requirements import needs
-from planaria.runtime.engine.runner import StageRunner
 from planaria.runtime.engine.unused_settings import require_used
+from planaria.runtime.worker.runner import StageRunner
 from planaria.swarm.config import SwarmConfig
 
 KINDS = OPTIMIZERS.names

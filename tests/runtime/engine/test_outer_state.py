@@ -18,10 +18,10 @@ from planaria.exchange.base import Weights
 from planaria.lab.inline.replicas import InlineReplicas
 from planaria.models.packing import pack, unpack
 from planaria.pipeline.routing.arrangement import Arrangement
-from planaria.runtime.engine.exchange_round import RoundMember
-from planaria.runtime.engine.outer_state import OuterState, UpdateJudgement
-from planaria.runtime.engine.plan_execution import exchange_gradients
-from planaria.runtime.engine.runner import NonFinite, StageRunner
+from planaria.runtime.worker.exchange_round import RoundMember
+from planaria.runtime.worker.outer_state import OuterState, UpdateJudgement
+from planaria.runtime.worker.plan_execution import exchange_gradients
+from planaria.runtime.worker.runner import NonFinite, StageRunner
 
 MODEL = ModelConfig(vocab=64, dim=16, layers=4, heads=2, hidden=32, context=8)
 NODES = (1, 3, 5)
@@ -159,7 +159,7 @@ class FakePost:
     """One of several posts, to which all others have already sent."""
 
     def __init__(self, node: int, circle: RoundMember, updates: Mapping[int, torch.Tensor]) -> None:
-        self.circle, self._said = circle, updates
+        self.round_member, self._said = circle, updates
         self.here = SimpleNamespace(node=node, step=0, present=SimpleNamespace(peers=lambda _: NODES))
         self.control_link = SimpleNamespace(at=lambda *_: None)
         self.sent: dict[int, torch.Tensor] = {}

@@ -11,7 +11,7 @@ from planaria.control import events as e
 from planaria.control.decisions import BEFORE, Form, Keep, Meet, Member
 from planaria.control.events import Fact
 from planaria.runtime.engine.resolved_config import ResolvedRun
-from planaria.runtime.engine.worker_position import Position
+from planaria.runtime.worker.position import Position
 
 RECIPE = RunConfig(
     engine="fleet",

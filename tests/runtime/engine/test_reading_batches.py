@@ -27,8 +27,8 @@ from planaria.faults.trace import Fault, Trace, write
 from planaria.faults.worker import WorkerFaults
 from planaria.runtime.engine.config_checks import read_faults
 from planaria.runtime.engine.resolved_config import ResolvedRun
-from planaria.runtime.engine.step_samples import Batch, ReadTimer, batches
 from planaria.runtime.engine.unused_settings import idle
+from planaria.runtime.worker.step_samples import Batch, ReadTimer, batches
 
 LATE_S = 0.02
 

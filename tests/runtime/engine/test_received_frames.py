@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 
-from planaria.pipeline.codecs.registry import Bf16, Fp32
-from planaria.runtime.engine.received_frames import FrameId, ReceivedFrames
+from planaria.pipeline.codecs.base import Visit
+from planaria.pipeline.codecs.groups import Groups
+from planaria.pipeline.codecs.registry import Bf16, Fp32, codec_of
 from planaria.runtime.transport import wire
 from planaria.runtime.transport.wire import (
     Activation,
@@ -16,7 +19,9 @@ from planaria.runtime.transport.wire import (
     Label,
     State,
     TensorHeader,
+    WireError,
 )
+from planaria.runtime.worker.received_frames import FrameId, ReceivedFrames
 
 SHAPE = (2, 3)
 FORWARD = Activation(5, 9, 4, 1, FrameContent.FORWARD)
@@ -137,3 +142,30 @@ def test_kept_activations_are_converted_on_arrival() -> None:
 def test_frames_that_no_one_takes_are_refused(label: Label, frames_in: ReceivedFrames) -> None:
     with pytest.raises(wire.WireError, match="which no worker waits for"):
         frames_in.put(1, header(label), torch.zeros(SHAPE))
+
+
+def test_damaged_messages_of_a_codec_are_refused_or_bounded() -> None:
+    """10,000 messages with changed bytes, of other lengths or types: none raises anything but WireError."""
+    shape, rng = (1, 2, 64), random.Random(5)
+    codec = codec_of("6/4")
+    assert isinstance(codec, Groups)
+    sound = codec.encode(torch.randn(shape), "forward", Visit(1, 2, 3, 4))
+    frames_in, refused = ReceivedFrames(codec, shape), 0
+    frames_in.turn(1, 9)
+    for microbatch in range(10_000):
+        message = sound.clone()
+        for _ in range(rng.randint(1, 4)):
+            message[rng.randrange(len(message) if rng.random() < 0.5 else 4)] = rng.randrange(256)
+        if rng.random() < 0.2:
+            message = message[: rng.randrange(len(message))] if rng.random() < 0.5 else message.to(torch.float32)
+        label = Activation(1, 9, microbatch, 0, FrameContent.FORWARD)
+        try:
+            frames_in.put(1, TensorHeader(label, message.dtype, tuple(message.shape)), message)
+        except WireError as error:
+            refused += 1
+            assert "step 9" in str(error) and "FORWARD" in str(error) and "\n" not in str(error)
+            continue
+        taken = frames_in.take(FrameId(1, label))
+        largest = taken[:4].view(torch.bfloat16).float().max()
+        assert codec.decode(taken, shape, "forward").abs().max() <= largest * 32
+    assert 2000 < refused < 8000

@@ -21,7 +21,7 @@ from planaria.runtime.checkpoint.stage_file import read_stage
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.resumption import take_up
-from planaria.runtime.engine.runner import StageRunner
+from planaria.runtime.worker.runner import StageRunner
 
 SMALL = {"layers": 12, "dim": 16, "hidden": 24, "context": 8}
 

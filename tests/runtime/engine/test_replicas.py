@@ -17,8 +17,8 @@ from planaria.control.events import PatienceOver
 from planaria.control.logs import RunRecord, read_run
 from planaria.faults.trace import Fault, Trace
 from planaria.lab.inline.engine import InlineEngine
-from planaria.report.live.progress import NoProgress
-from planaria.report.live.watch import RunWatch
+from planaria.report.observe.progress import NoProgress
+from planaria.report.observe.watch import RunWatch
 from planaria.report.run.ledger import prove_exactly_once, sample_ledger
 from planaria.runtime.checkpoint.loading import load_model
 from planaria.runtime.engine import run_folders

@@ -17,12 +17,12 @@ from planaria.data.dataset import open_data
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
 from planaria.runtime.engine.run_files import JOINED, provide, settled
-from planaria.runtime.engine.worker_setup import DATA, Setup
 from planaria.runtime.fleet.base import Workplace
 from planaria.runtime.fleet.control_connections import Switchboard
 from planaria.runtime.fleet.files import FileServer
 from planaria.runtime.fleet.joining import open_door
 from planaria.runtime.transport.secure import new_key
+from planaria.runtime.worker.setup import DATA, Setup
 
 
 def mixture(home: Path) -> RunConfig:

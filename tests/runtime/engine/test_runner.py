@@ -12,7 +12,7 @@ from torch import Tensor
 
 from planaria.config.schema import RunConfig
 from planaria.models.state import StageState
-from planaria.runtime.engine.runner import NonFinite, StageRunner, add_to, set_aside
+from planaria.runtime.worker.runner import NonFinite, StageRunner, add_to, set_aside
 
 MICROBATCHES = 2
 

@@ -15,9 +15,9 @@ from planaria.control import events as e
 from planaria.models.packing import pack
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint.stage_file import read_stage
-from planaria.runtime.engine import checkpoint_writer
-from planaria.runtime.engine.checkpoint_writer import Buffer, CheckpointPart, Saver, StageFiles
-from planaria.runtime.engine.worker_setup import Setup
+from planaria.runtime.worker import checkpoint_writer
+from planaria.runtime.worker.checkpoint_writer import Buffer, CheckpointPart, Saver, StageFiles
+from planaria.runtime.worker.setup import Setup
 from waiting import until
 
 FILES = StageFiles(Setup(RunConfig(), Path("run"), Path("data"), "127.0.0.1"), "w3")

@@ -13,7 +13,7 @@ from planaria.pipeline.network.costs import UNIT, Costs
 from planaria.pipeline.plan.actions import Key, StepPlan
 from planaria.pipeline.plan.build import build
 from planaria.pipeline.plan.clock import SimulatedStep
-from planaria.runtime.engine.simulate import simulate
+from planaria.runtime.prediction.simulate import simulate
 
 both = MessageBytes.both
 

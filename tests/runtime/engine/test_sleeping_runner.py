@@ -9,7 +9,7 @@ import torch
 from tiny import Recipe
 
 from planaria.runtime.engine.resolved_config import ResolvedRun
-from planaria.runtime.engine.sleeping_runner import SleepingRunner, Slowness, straggling
+from planaria.runtime.worker.sleeping_runner import SleepingRunner, Slowness, straggling
 
 
 def test_a_sleeper_takes_its_time_and_returns_tensors_of_the_real_size(config: Recipe) -> None:
@@ -59,8 +59,8 @@ def test_slowness_is_the_same_however_work_is_divided(config: Recipe, monkeypatc
         nonlocal now
         now += seconds
 
-    monkeypatch.setattr("planaria.runtime.engine.sleeping_runner.time.monotonic", lambda: now)
-    monkeypatch.setattr("planaria.runtime.engine.sleeping_runner.time.sleep", pass_time)
+    monkeypatch.setattr("planaria.runtime.worker.sleeping_runner.time.monotonic", lambda: now)
+    monkeypatch.setattr("planaria.runtime.worker.sleeping_runner.time.sleep", pass_time)
     recipe = config(network={"straggle": 0.25, "straggle_times": 3.0})
     ends = []
     for pieces in (1, 7, 60):

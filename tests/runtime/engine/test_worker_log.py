@@ -11,14 +11,14 @@ import pytest
 
 from planaria.common.logs import LogSettings
 from planaria.config.schema import RunConfig
-from planaria.runtime.engine.worker_log import last_error
-from planaria.runtime.engine.worker_setup import SETUP, Setup
+from planaria.runtime.worker.log_file import last_error
+from planaria.runtime.worker.setup import SETUP, Setup
 
 PROGRAM = """
 import logging, sys, threading, warnings
 from pathlib import Path
 from planaria.common.logs import LogSettings
-from planaria.runtime.engine.worker_log import begin_log
+from planaria.runtime.worker.log_file import begin_log
 
 begin_log(Path(sys.argv[1]), "demo", "w3", LogSettings(json=sys.argv[2] == "json"))
 log = logging.getLogger("planaria.here")

@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 import torch
 
 from planaria.control.events import Span, Worked
-from planaria.runtime.engine.control_link import ControlLink
+from planaria.runtime.worker.control_link import ControlLink
 
 HEARTBEAT_S, BUSY_S = 0.25, 2.0
 

@@ -30,15 +30,15 @@ from planaria.lab.inline.engine import InlineEngine
 from planaria.models.packing import pack
 from planaria.models.state import StageState
 from planaria.report import page
-from planaria.report.live.progress import NoProgress
-from planaria.report.live.watch import RunWatch
+from planaria.report.observe.progress import NoProgress
+from planaria.report.observe.watch import RunWatch
 from planaria.report.run import report
 from planaria.report.run.ledger import prove_exactly_once
 from planaria.runtime.checkpoint.stage_file import read_stage
 from planaria.runtime.checkpoint.store import CheckpointStore, SealedCheckpoint, read_manifest
 from planaria.runtime.engine import fleet, run_folders
 from planaria.runtime.engine.prepare import prepare as prepare_run
-from planaria.runtime.engine.runner import StageRunner
+from planaria.runtime.worker.runner import StageRunner
 from processes import Command
 
 GROUND: dict[str, Any] = {}

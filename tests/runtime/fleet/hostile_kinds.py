@@ -12,9 +12,9 @@ from torch import Tensor
 
 from planaria.exchange.base import StageOuterState, Update, Weights
 from planaria.exchange.monna import MoNNA
-from planaria.runtime.engine.worker_position import Position
 from planaria.runtime.transport.edge import Edge
 from planaria.runtime.transport.wire import HEADER_BYTES, Label, OfferPart, State, TensorHeader, pack
+from planaria.runtime.worker.position import Position
 
 LIAR = 1
 """the replica"""

@@ -20,10 +20,10 @@ from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.control.decisions import ORDER, Form, Load, Member
 from planaria.runtime.engine import run_files
-from planaria.runtime.engine.checkpoint_writer import StageFiles
-from planaria.runtime.engine.worker_setup import SETUP, Setup
 from planaria.runtime.fleet import files, joining
 from planaria.runtime.transport.secure import new_key
+from planaria.runtime.worker.checkpoint_writer import StageFiles
+from planaria.runtime.worker.setup import SETUP, Setup
 
 LOOT = b"written by the controller\n"
 PREPARED = ["meta.json", "mixture.json", "tokenizer.json", "train.bin", "validation.bin"]

@@ -22,12 +22,7 @@ from harness import ending, facts, tiny, train
 from planaria.control.decisions import Form, Keep, Meet, Member, MemberLink, Settle
 from planaria.control.events import REPORT, StageReady, UpdateReceived, UpdateRejected, WorkerFailed
 from planaria.control.logs import RunRecord
-from planaria.runtime.engine.control_link import ControlLink
-from planaria.runtime.engine.peer_messages import PeerMessages
 from planaria.runtime.engine.resolved_config import ResolvedRun
-from planaria.runtime.engine.runner import StageRunner
-from planaria.runtime.engine.worker_position import Position
-from planaria.runtime.engine.worker_setup import Setup
 from planaria.runtime.transport.edge import SocketTransport
 from planaria.runtime.transport.port import Port
 from planaria.runtime.transport.secure import new_key
@@ -44,6 +39,11 @@ from planaria.runtime.transport.wire import (
     as_bytes,
     pack,
 )
+from planaria.runtime.worker.control_link import ControlLink
+from planaria.runtime.worker.peer_messages import PeerMessages
+from planaria.runtime.worker.position import Position
+from planaria.runtime.worker.runner import StageRunner
+from planaria.runtime.worker.setup import Setup
 
 SOON_S = 20.0
 Frames = list[tuple[bytes, bytes]]
@@ -67,7 +67,7 @@ class Victim:
         members = [Member(node=n, stage=column.stage[n], worker=f"w{n}", source=Keep()) for n in column.stage]
         self.messages.move(self.low, Form(generation=1, step=7, outcome="started", members=members, links=[]))
         self.runner, self.controller, self.round = StageRunner(config, 1), controller, 0
-        self.messages.circle.begin({}, self.runner, 0)
+        self.messages.round_member.begin({}, self.runner, 0)
 
     def meet(self) -> OfferPart:
         """Begin the next round; the label of what is sound in it."""
@@ -121,7 +121,7 @@ def first_pass() -> Activation:
 
 def sound(victim: Victim, label: OfferPart) -> tuple[bytes, bytes]:
     """What an honest peer would say."""
-    own = victim.messages.circle._own
+    own = victim.messages.round_member._own
     assert own is not None and own.blocking is not None
     return framed(label, own.blocking + 0.25)
 
@@ -160,7 +160,7 @@ def test_each_invalid_frame_is_rejected_with_one_line_that_names_it(victim: Vict
     assert victim.hears([]) == [], "who hangs up is accused of nothing"
     (received,) = victim.hears([sound(victim, victim.meet())])
     assert isinstance(received, UpdateReceived), "what was wrong is not held against the next round"
-    assert victim.messages.circle.settle(victim.round, 0, {1: victim.high}, victim.runner).apart > 0
+    assert victim.messages.round_member.settle(victim.round, 0, {1: victim.high}, victim.runner).apart > 0
 
 
 def fuzzed(rng: random.Random, label: OfferPart, good: tuple[bytes, bytes]) -> Frames:
@@ -204,7 +204,7 @@ def test_fuzzed_frames_are_rejected_with_one_line_or_ignored(victim: Victim, cas
             assert len(received) == 1, "the first word counts; the second may be lost as its sender hangs up"
         outcomes["refused" if refused else "heard" if received else "silent"] += 1
         if received:  # it uses an honest update, except for meaningless bits of a header
-            (update,) = victim.messages.circle._received[victim.high].values()
+            (update,) = victim.messages.round_member._received[victim.high].values()
             assert bytes(as_bytes(update)) == good[1]
     assert outcomes["refused"] > 0.8 * cases, outcomes
 

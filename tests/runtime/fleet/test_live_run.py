@@ -20,8 +20,8 @@ from harness import assert_no_orphans, checked, facts, folder_of, tiny
 from planaria.config import recipe
 from planaria.control import events as e
 from planaria.control.logs import read_run
-from planaria.report.live.tally import tally_of
 from planaria.report.live_page.frames import patched
+from planaria.report.observe.tally import tally_of
 from planaria.report.run.perfetto import write_trace
 from planaria.report.run.recovery_timeline import recoveries
 from processes import Command

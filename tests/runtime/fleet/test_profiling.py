@@ -23,7 +23,7 @@ from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.logs import RunRecord
-from planaria.runtime.engine.profiling import machines, with_layers
+from planaria.runtime.prediction.profiling import machines, with_layers
 
 pytestmark = pytest.mark.timeout(240)
 LAYERS = {"layers": 12, "family": "slow_family:Slow"}

@@ -22,13 +22,7 @@ from planaria.control.decisions import Form, Keep, Member, MemberLink, Rebuild, 
 from planaria.control.events import REPORT, EdgeBroken
 from planaria.pipeline.codecs.registry import Fp32
 from planaria.pipeline.plan.actions import Action
-from planaria.runtime.engine import peer_messages as post_office
-from planaria.runtime.engine.control_link import ControlLink
-from planaria.runtime.engine.peer_messages import PeerMessages, WaitTimeout
-from planaria.runtime.engine.received_frames import FrameId, ReceivedFrames
 from planaria.runtime.engine.resolved_config import ResolvedRun
-from planaria.runtime.engine.worker_position import Position
-from planaria.runtime.engine.worker_setup import Setup
 from planaria.runtime.transport import edge as edges
 from planaria.runtime.transport.edge import EdgeFailed, EdgeOpened, EdgeSpec, FrameArrived, SocketTransport
 from planaria.runtime.transport.inbox import Inbox
@@ -37,6 +31,12 @@ from planaria.runtime.transport.ring import Rings
 from planaria.runtime.transport.secure import new_key
 from planaria.runtime.transport.staging import Staging
 from planaria.runtime.transport.wire import Activation, FrameContent, GradientShare, Label, State, TensorHeader
+from planaria.runtime.worker import peer_messages as post_office
+from planaria.runtime.worker.control_link import ControlLink
+from planaria.runtime.worker.peer_messages import PeerMessages, WaitTimeout
+from planaria.runtime.worker.position import Position
+from planaria.runtime.worker.received_frames import FrameId, ReceivedFrames
+from planaria.runtime.worker.setup import Setup
 from waiting import until
 
 SHAPE = (2, 32, 32)

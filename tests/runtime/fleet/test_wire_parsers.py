@@ -30,7 +30,6 @@ from planaria.faults.trace import Fault
 from planaria.runtime.engine import link_survey_node
 from planaria.runtime.engine.join import _setup
 from planaria.runtime.engine.requirements import needs
-from planaria.runtime.engine.worker_setup import SETUP, Setup
 from planaria.runtime.fleet import files, joined_machine, joining
 from planaria.runtime.fleet.control_connections import Switchboard, call
 from planaria.runtime.fleet.files import FileServer
@@ -60,6 +59,7 @@ from planaria.runtime.transport.wire import (
     pack,
     unpack,
 )
+from planaria.runtime.worker.setup import SETUP, Setup
 
 KEY = new_key()
 GREETINGS = [["w1", 1, 7], ["g1:0-1", VISITOR, 7], ["waits e", CALLED_FOR, 7], ["files", FILES, 7]]

@@ -34,8 +34,8 @@ def diagnose(folder: Path) -> str:
     for _, fact in record.landmarks:
         if isinstance(fact, d.Blamed | d.Relieve | d.Reroute | d.Cleared):
             responses.append(f"step {fact.step}  {line(fact, naming)}")
-    standing = [sentence(blamed, naming) for blamed in found.standing]
-    lines += ["Slow at present:", *(f"  {text}" for text in standing)] if standing else ["Nothing is slow at present."]
+    slow = [sentence(blamed, naming) for blamed in found.current]
+    lines += ["Slow at present:", *(f"  {text}" for text in slow)] if slow else ["Nothing is slow at present."]
     return "\n".join(lines + (["", "What was found:", *(f"  {text}" for text in responses)] if responses else []))
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from planaria.common.errors import UserError
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
-from planaria.report.live.bars import CountProgress
+from planaria.report.observe.bars import CountProgress
 from planaria.report.tables import Table, show
 from planaria.runtime.checkpoint.loading import load_stages
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.stage_omission import Omission, evaluations, omissions
-from planaria.runtime.engine.step_samples import batches, learned, masks
+from planaria.runtime.worker.step_samples import batches, learned, masks
 
 FILE = "omission.json"
 

@@ -38,7 +38,7 @@ def move_paths(config: RunConfig, recipe: Path | None, moves: int, to: Path | No
     _require_same(problem, schedule)
     over = OverPaths(topology, message_bytes(config.model, config.pipeline).larger)
     routed = over.moved(problem, solution, before, moves)
-    priced, paths = over.priced(problem, routed), over.told(routed)
+    priced, paths = over.priced(problem, routed), over.with_paths(routed)
     bound = ProvedBound(**certificate(problem, exact=False)._asdict())
     # Other arrangements were simulated on the old links: compare only new results.
     hashed = {HASHED: over.hashed_s(problem, solution)}

@@ -11,7 +11,7 @@ from planaria.pipeline.plan.clock import draw
 from planaria.planner.paths import loads, tightest_cut
 from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.run_start import START, run_started
-from planaria.runtime.engine.simulate import simulate
+from planaria.runtime.prediction.simulate import simulate
 
 
 def describe(config: RunConfig, width: int = 100) -> str:

@@ -20,7 +20,7 @@ from planaria.planner.over_paths import HASHED, OverPaths
 from planaria.planner.problem import PlanningProblem, Solution, problem_of
 from planaria.planner.schedule import ProvedBound, Schedule, SearchRecord, schedule_of, write
 from planaria.planner.search import SearchBudget, search, step_ns
-from planaria.report.live.bars import SearchProgress
+from planaria.report.observe.bars import SearchProgress
 from planaria.report.run.path_table import summary, table
 from planaria.report.run.schedule_page import write_page
 from planaria.report.tables import Table, show
@@ -47,7 +47,7 @@ def plan_routes(config: RunConfig, recipe: Path | None, spend: SearchBudget, to:
     ) as progress:
         find, step = (over.search, over.step_ns) if over else (search, step_ns)
         first = SearchBudget((until - time.monotonic()) * (1 - share), spend.moves * (1 - share))
-        found = find(problem, config.seed, first, progress.told)
+        found = find(problem, config.seed, first, progress.update)
     rest = SearchBudget(until - time.monotonic(), spend.moves * share)
     compared = baselines(problem, found.solution, config.seed, rest, step, find)
     made = SearchRecord(seed=config.seed, moves=found.moves, seconds=round(found.seconds, 3))
@@ -79,7 +79,7 @@ def _schedule(
     routed = over.routed(problem, solution)
     priced = over.priced(problem, routed)
     others = compared | {HASHED: over.hashed_s(problem, solution)}
-    return schedule_of(priced, solution, step_ns(priced, solution) / 1e9, bound, others, made, over.told(routed))
+    return schedule_of(priced, solution, step_ns(priced, solution) / 1e9, bound, others, made, over.with_paths(routed))
 
 
 def topology_of(config: RunConfig, recipe: Path | None) -> Topology:

@@ -13,7 +13,7 @@ from planaria.config.schema import RunConfig
 from planaria.pipeline.network.costs import MBIT
 from planaria.pipeline.network.measurement import MeasuredLink, Pair, Quartiles, between_sites, emulated, files
 from planaria.pipeline.network.topology import Node, NodeGroup, Topology
-from planaria.report.live.bars import SurveyProgress
+from planaria.report.observe.bars import SurveyProgress
 from planaria.report.tables import Table, show
 from planaria.runtime.engine.link_survey import survey
 
@@ -36,7 +36,7 @@ def measure(config: RunConfig, recipe: Path | None, to: Path, count: int | None,
         def report(pair: Pair, there: MeasuredLink, back: MeasuredLink) -> None:
             a, b = (nodes[n].name for n in pair)
             rates = " and ".join(_digits(link.bandwidth.value / MBIT) for link in (there, back))
-            progress.told(f"{a} – {b}, {_digits(there.latency.value * 1000)} ms, {rates} Mbit/s there and back")
+            progress.update(f"{a} – {b}, {_digits(there.latency.value * 1000)} ms, {rates} Mbit/s there and back")
 
         found = survey(config.fleet, [node.name for node in nodes], lines, report)
     links = between_sites(nodes, found)

@@ -13,17 +13,17 @@ from planaria.cli.commands.watch import beside
 from planaria.common.errors import UserError
 from planaria.config import recipe
 from planaria.config.schema import RunConfig
-from planaria.report.live.trackers import trackers
+from planaria.report.observe.trackers import trackers
 from planaria.runtime.configuration import configure
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.config_checks import check, read_faults
-from planaria.runtime.engine.copy_costs import copies_stated
 from planaria.runtime.engine.fleet import preload_for
-from planaria.runtime.engine.memory_prediction import fitted_here
-from planaria.runtime.engine.preflight_table import table
 from planaria.runtime.engine.starting_weights import starting_weights, weight_warnings
 from planaria.runtime.engine.unused_settings import require_used
 from planaria.runtime.fleet.spawner import fork_server
+from planaria.runtime.prediction.copy_costs import copies_stated
+from planaria.runtime.prediction.memory import fitted_here
+from planaria.runtime.prediction.preflight_table import table
 from planaria.runtime.training import existing_run, train
 
 if TYPE_CHECKING:

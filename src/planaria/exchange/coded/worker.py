@@ -22,12 +22,12 @@ from planaria.exchange.coded.base import MiniTask
 from planaria.exchange.coded.coding import Coding, Counted, SentVector, coding_of
 from planaria.exchange.coded.facts import CloseRound, ResultsSent
 from planaria.pipeline.plan.actions import StepPlan
-from planaria.runtime.engine.control_link import Superseded
-from planaria.runtime.engine.peer_messages import PeerMessages
-from planaria.runtime.engine.plan_execution import perform
 from planaria.runtime.engine.resolved_config import ResolvedRun
-from planaria.runtime.engine.runner import StageRunner
-from planaria.runtime.engine.step_samples import StepData
+from planaria.runtime.worker.control_link import Superseded
+from planaria.runtime.worker.peer_messages import PeerMessages
+from planaria.runtime.worker.plan_execution import execute_plan
+from planaria.runtime.worker.runner import StageRunner
+from planaria.runtime.worker.step_samples import StepData
 
 T = TypeVar("T")
 
@@ -181,7 +181,7 @@ class CodedRounds:
         """Run the tasks of all rounds until the controller ends each, then apply the step's gradient.
 
         :param begun: called with the number of each round.
-        :raises Interrupted: when the controller cancels the step.
+        :raises Superseded: when the controller cancels the step.
         """
         here = self._messages.here
         while len(self._counted) < self._steps.coding.rounds:
@@ -201,7 +201,7 @@ class CodedRounds:
             for work in self._steps.work(here.step, self._counted, here.number):
                 self._messages.first_pass = work.number * self._steps.microbatches
                 self._steps.begin(self._runner, work, self._data)
-                perform(work.plan, self._messages, self._runner, self._spans)
+                execute_plan(work.plan, self._messages, self._runner, self._spans)
                 round, share = len(self._counted), self._runner.share()
                 if (vector := self._sums.add(work.task, here.number, round, share)) is not None:
                     part = self._steps.part(SentVector(here.number, round, work.task.job, work.task.vector))

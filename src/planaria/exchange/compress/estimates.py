@@ -92,7 +92,7 @@ class EF21W(EF21):
     warmup: Positive = 8
     """steps of the warm-up, whose differences are sent uncompressed"""
 
-    def unfit(self, members: int) -> str:
+    def objection_to(self, members: int) -> str:
         if self.smoothness == "auto" or len(self.smoothness) == members:
             return ""
         return f"smoothness has {len(self.smoothness)} values for exchange.replicas = {members}; give one for each"

@@ -83,7 +83,7 @@ class Feedback(Choice, ABC):
         """Return the state after measuring the differences that members ``sent`` uncompressed."""
         return outer
 
-    def unfit(self, members: int) -> str:
+    def objection_to(self, members: int) -> str:
         """Return why the feedback does not support this number of members, or an empty string."""
         return ""
 

@@ -145,10 +145,10 @@ def rivals(rules: Mapping[str, RobustRule], own: GramRule, gram: Tensor, mix: Mi
     """
     found = {}
     for name, rule in rules.items():
-        told = isinstance(rule, GramRule) and rule.continues <= own.continues and not (rule.origin and own.continues)
-        if not told or type(rule) is type(own):
+        if not isinstance(rule, GramRule) or type(rule) is type(own):
             continue
-        assert isinstance(rule, GramRule)
+        if rule.continues > own.continues or (rule.origin and own.continues):
+            continue
         try:
             found[name] = coefficients(rule, gram, mix, draw, own.continues)
         except ValueError:  # too few members

@@ -29,7 +29,7 @@ from planaria.lab.experts.minimax_weights import FLOOR, TOLERANCE
 from planaria.lab.experts.scoring import score, weigh
 from planaria.lab.report.worst_report import sentences, tables
 from planaria.models.generate import texts
-from planaria.report.live.bars import CountProgress
+from planaria.report.observe.bars import CountProgress
 from planaria.report.tables import Table, show
 from planaria.runtime.complete import Completer, note_context
 from planaria.runtime.engine import run_folders

@@ -35,8 +35,8 @@ RULES = ArmRules(
     "compare",
     RunConfig,
     free=(
-        "recovery", "checkpoint", "exchange", "optim.lr", "optim.beta2", "pipeline.microbatches", "routing.kind",
-        "routing.mixed", "model.share", "model.share_over",
+        "recovery", "checkpoint", "exchange", "optim.lr", "optim.beta2", "pipeline.microbatches", "pipeline.wire",
+        "routing.kind", "routing.mixed", "model.share", "model.share_over",
     ),
 )  # fmt: skip
 

@@ -42,13 +42,13 @@ from planaria.models.families import stage_parameters
 from planaria.pipeline.network.costs import message_bytes
 from planaria.recovery import recovery
 from planaria.recovery.checkpoint import best_steps
-from planaria.report.live.jobs_progress import JobsProgress
+from planaria.report.observe.jobs_progress import JobsProgress
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.config_checks import check
-from planaria.runtime.engine.copy_costs import settle, step_bytes_and_memory
 from planaria.runtime.engine.custom_classes import own_classes
 from planaria.runtime.engine.prepare import epochs, streams
 from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.prediction.copy_costs import settle, step_bytes_and_memory
 
 REPORT, NUMBERS = "report.html", "comparison.json"
 

@@ -25,11 +25,11 @@ from planaria.recovery.base import Moment
 from planaria.recovery.chain import RecoveryPlan as RecoveryPlan
 from planaria.recovery.chain import ages_by_stage
 from planaria.runtime.engine.config_checks import require_device, require_sound
-from planaria.runtime.engine.plan_execution import adding
-from planaria.runtime.engine.recovery_copies import StageCopies, workshop
 from planaria.runtime.engine.resolved_config import ResolvedRun
-from planaria.runtime.engine.runner import StageRunner, added
-from planaria.runtime.engine.step_samples import StepData, batches, learned, masks
+from planaria.runtime.worker.plan_execution import adding
+from planaria.runtime.worker.recovery_copies import StageCopies, workshop
+from planaria.runtime.worker.runner import StageRunner, added
+from planaria.runtime.worker.step_samples import StepData, batches, learned, masks
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ from planaria.exchange.update_validation import refused
 from planaria.exchange.weight_message import consensus
 from planaria.models.state import StageState
 from planaria.pipeline.routing.arrangement import Arrangement
-from planaria.runtime.engine.outer_state import OuterState, UpdateJudgement
-from planaria.runtime.engine.runner import NonFinite, StageRunner
-from planaria.runtime.engine.step_samples import Batch
+from planaria.runtime.worker.outer_state import OuterState, UpdateJudgement
+from planaria.runtime.worker.runner import NonFinite, StageRunner
+from planaria.runtime.worker.step_samples import Batch
 
 Received = dict[int, dict[int, Update]]
 """Node → the update received in a round from each replica of its group, itself included."""

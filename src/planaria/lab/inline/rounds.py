@@ -9,8 +9,8 @@ from torch import Tensor
 from planaria.exchange.coded.coding import Counted
 from planaria.exchange.coded.worker import CodedSteps, PartialSums
 from planaria.pipeline.plan.actions import Action, Key, StepPlan, topological_order
-from planaria.runtime.engine.runner import StageRunner
-from planaria.runtime.engine.step_samples import StepData
+from planaria.runtime.worker.runner import StageRunner
+from planaria.runtime.worker.step_samples import StepData
 
 Counts = Callable[[int, Counted], frozenset[int]]
 """(step, replicas counted in its rounds so far) → the replicas whose results count in the next round."""

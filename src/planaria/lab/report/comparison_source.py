@@ -18,9 +18,9 @@ from planaria.lab.compare.race import ArmCourse, ValidationPoint
 from planaria.lab.compare.race_results import ComparisonResults, smoothed
 from planaria.lab.trials.arms import file_name
 from planaria.lab.trials.result_cache import read_result
-from planaria.report.live.tally import RunTally
 from planaria.report.live_page.frames import Json, StateChange
 from planaria.report.live_page.source import EmptyFolder, age_s
+from planaria.report.observe.tally import RunTally
 
 NUMBERS = "comparison.json"
 RACE = re.compile(r"(?P<arm>[^.]+)\.(?P<seed>\d+)\.(?P<kind>json|job|ticks)")

@@ -21,7 +21,7 @@ from planaria.models.transformers.skeleton import in_one_line
 from planaria.models.transformers.stages import TransformersEnds
 
 log = logging.getLogger(__name__)
-LIMIT = 1e-5
+MAX_RELATIVE_DIFFERENCE = 1e-5
 """largest relative difference of the loss and of gradients"""
 MOST_PARAMETERS = 300_000_000
 """of two layers of full width with embeddings, for which memory is taken if a model cannot be made smaller"""
@@ -58,14 +58,14 @@ def require_cuttable(decoder: Decoder, masked: bool) -> CutDifferences:
     if found.note:
         log.warning("%s", found.note)
     kind = f"{PLACE}: model_type = {decoder.values.get('model_type')!r}"
-    if not (found.loss <= LIMIT and found.gradient <= LIMIT):  # NaN differs, too
+    if not (found.loss <= MAX_RELATIVE_DIFFERENCE and found.gradient <= MAX_RELATIVE_DIFFERENCE):  # NaN differs, too
         raise UserError(
             f"{kind}: cut into stages its loss differs by {found.loss:.1e} and gradients by {found.gradient:.1e} "
             "(relative) from the whole model's; it cannot be trained here"
         )
-    if not found.future <= LIMIT:
+    if not found.future <= MAX_RELATIVE_DIFFERENCE:
         raise UserError(f"{kind}: tokens see later ones; only causal decoders can be trained")
-    if masked and not found.leak <= LIMIT:
+    if masked and not found.leak <= MAX_RELATIVE_DIFFERENCE:
         raise UserError(f"data.document_mask: {kind}: documents of one sample see each other; leave it out")
     return found
 

@@ -64,8 +64,8 @@ def tree(ready: Times, bytes: float, links: ReplicaLinks) -> Times:
         upper = np.arange(span, n, 2 * span)
         spans.append(upper)
         lower = upper - span
-        told = done[..., upper] + links.message_s(upper, lower, bytes, lead)
-        done[..., lower] = np.maximum(done[..., lower], told)
+        arrival = done[..., upper] + links.message_s(upper, lower, bytes, lead)
+        done[..., lower] = np.maximum(done[..., lower], arrival)
         span *= 2
     for upper in reversed(spans):
         span //= 2

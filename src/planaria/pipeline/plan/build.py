@@ -27,22 +27,22 @@ def build(routes: Sequence[Route], order: str, in_flight: int, backward: bool = 
 
 
 def _build(
-    routes: Sequence[Route], order: str, in_flight: int, backward: bool, before_it: Mapping[Key, Key]
+    routes: Sequence[Route], order: str, in_flight: int, backward: bool, predecessors: Mapping[Key, Key]
 ) -> StepPlan:
-    """Return the plan in which each backward also waits for its predecessor in ``before_it``, if any."""
+    """Return the plan in which each backward also waits for its predecessor in ``predecessors``, if any."""
     lists: dict[int, list[Action]] = defaultdict(list)
     for forward, back in visits(routes):
         admission = _admission(forward.microbatch, forward.hop, in_flight, backward)
         lists[forward.node].append(replace(forward, after=admission))
         if backward:
-            turn = (before_it[back.key],) if back.key in before_it else ()
+            turn = (predecessors[back.key],) if back.key in predecessors else ()
             lists[back.node].append(replace(back, after=(*back.after, *turn)))
     first = "forward" if order == "gpipe" else "backward"
     return StepPlan(
         routes=tuple(tuple(r) for r in routes),
         slots=dict.fromkeys(sorted({route[0] for route in routes}), in_flight),
-        actions={
-            stage: tuple(sorted(todo, key=lambda a: (_heavy(a), a.kind != first, a.microbatch, -a.hop)))
+        actions={  # the ends embed first: that costs little, and a microbatch behind other heads starves the pipeline
+            stage: tuple(sorted(todo, key=lambda a: (a.returns, a.kind != first, a.microbatch, -a.hop)))
             for stage, todo in sorted(lists.items())
         },
     )
@@ -72,11 +72,6 @@ def in_flight(config: PipelineConfig, microbatches: int) -> int:
     return min(config.in_flight or default, microbatches)
 
 
-def _heavy(action: Action) -> bool:
-    """The ends embed first: it costs little, and a microbatch that waits behind other heads starves the pipeline."""
-    return action.returns
-
-
 def _admission(i: int, hop: int, in_flight: int, backward: bool) -> tuple[Key, ...]:
     """Return the action after which a microbatch may start: the last backward of the one ``in_flight`` before it."""
     if hop or not backward or i < in_flight:
@@ -92,18 +87,18 @@ def _turns(routes: Sequence[Route], order: str, in_flight: int) -> dict[Key, Key
     gradients, so stage 0 orders them separately.
     """
     if len({tuple(route) for route in routes}) == 1:
-        came = sorted((back for _, back in visits(routes)), key=lambda action: (action.microbatch, -action.hop))
+        executed = sorted((back for _, back in visits(routes)), key=lambda action: (action.microbatch, -action.hop))
     else:
         clock = PlanSimulation(_build(routes, order, in_flight, True, {}), MessageCosts(UNIT, MessageBytes.both(0)))
         clock.run()
-        came = [clock.graph.actions[n] for ran in clock.ran.values() for n in ran]
-    return turns(came)
+        executed = [clock.graph.actions[n] for ran in clock.ran.values() for n in ran]
+    return backward_predecessors(executed)
 
 
-def turns(came: Iterable[Action]) -> dict[Key, Key]:
+def backward_predecessors(executed: Iterable[Action]) -> dict[Key, Key]:
     """Return backward → the previous backward that adds to the same gradient, given each node's execution order."""
     sums: dict[tuple[int, bool], list[Key]] = defaultdict(list)
-    for action in came:
+    for action in executed:
         if action.kind == "backward":
             sums[action.node, action.returns].append(action.key)
     return {later: earlier for keys in sums.values() for earlier, later in pairwise(keys)}
@@ -127,7 +122,7 @@ def first_come(routes: Sequence[Route], slots: Mapping[int, int], prices: Messag
     return clock
 
 
-def planned(routes: Sequence[Route], slots: Mapping[int, int], prices: MessageCosts) -> StepPlan:
+def compile_plan(routes: Sequence[Route], slots: Mapping[int, int], prices: MessageCosts) -> StepPlan:
     """Return the plan that repeats :func:`first_come` at these prices and is safe at any other.
 
     Each node prefers the order of that simulation, and a forward waits for the backward that freed its slot there.
@@ -136,7 +131,7 @@ def planned(routes: Sequence[Route], slots: Mapping[int, int], prices: MessageCo
     """
     clock = first_come(routes, slots, prices)
     ran = {node: [clock.graph.actions[n] for n in numbers] for node, numbers in clock.ran.items()}
-    before = turns(action for actions in ran.values() for action in actions)
+    before = backward_predecessors(action for actions in ran.values() for action in actions)
     return StepPlan(
         routes=tuple(tuple(route) for route in routes),
         slots={node: slots[node] for node in ran if node in slots},

@@ -19,7 +19,7 @@ class Routing(Choice, ABC):
 
     varies: ClassVar[bool] = False
     """whether routes are drawn anew in every step, so that any two stages may meet"""
-    unfit: ClassVar[str] = ""
+    pretrained_warning: ClassVar[str] = ""
     """its effect on stages trained in natural order, as a clause of a warning; empty: no warning"""
 
     @abstractmethod
@@ -75,7 +75,7 @@ FEWEST = 4
 class SwappedRouting(Routing):
     """Half of the microbatches visit the outer stages in swapped order."""
 
-    unfit: ClassVar[str] = "half of the microbatches meet the outer stages in an order that they do not know"
+    pretrained_warning: ClassVar[str] = "half of the microbatches visit the outer stages in an unfamiliar order"
 
     def routes(self, config: RunConfig, step: int) -> list[Route]:
         return swapped(config.pipeline.stages, config.pipeline.microbatches)

@@ -30,11 +30,11 @@ from planaria.control.feature_facts import NOT_SHOWN
 from planaria.control.logs import News
 from planaria.control.run_record import StepMetric, ValidationMetric
 from planaria.pipeline.routing import ROUTINGS, change, routes, without
-from planaria.report.live.tally import RunTally, SlowVerdict, SlowVerdicts
 from planaria.report.live_page.captions import Captions
 from planaria.report.live_page.frames import SCHEMA, Json, StateChange, difference, patched
 from planaria.report.live_page.page_state import PageState
 from planaria.report.membership import Membership
+from planaria.report.observe.tally import RunTally, SlowVerdict, SlowVerdicts
 from planaria.report.run.event_lines import Narrator
 from planaria.report.run.naming import Naming
 from planaria.report.run.recovery_timing import RecoveryTiming
@@ -256,7 +256,7 @@ def _started(fact: e.RunStarted) -> Json:
 
 def slow_shown(verdicts: SlowVerdicts, naming: Naming) -> Json:
     """Return what is slow by class and nodes, earliest first, each with the log's sentence about it."""
-    by_step = sorted(verdicts.standing.items(), key=lambda item: item[1].blamed.step)
+    by_step = sorted(verdicts.current.items(), key=lambda item: item[1].blamed.step)
     return {f"{fault} {'-'.join(map(str, nodes))}": _verdict_shown(one, naming) for (fault, nodes), one in by_step}
 
 

@@ -14,11 +14,11 @@ from planaria.common.errors import UserError
 from planaria.control.events import RunStarted
 from planaria.control.logs import EVENTS, IN_MEMORY, LogFollower, News
 from planaria.control.run_record import REPORTS
-from planaria.report.live.tally import RunTally
 from planaria.report.live_page.frames import Frames, Json, StateChange
 from planaria.report.live_page.limits import BATCH, POLL_S, QUIET_S, READY_S
 from planaria.report.live_page.log_fold import LogFold
 from planaria.report.live_page.source import LogSource, age_s
+from planaria.report.observe.tally import RunTally
 
 AT_ONCE = 2_000
 """facts folded before watchers are notified"""

@@ -21,12 +21,12 @@ from starlette.routing import Route
 
 from planaria.common.errors import UserError
 from planaria.common.request_body import read_body
-from planaria.report.live import prometheus
-from planaria.report.live.prometheus import CONTENT_TYPE, MetricSample
-from planaria.report.live.tally import RunTally
 from planaria.report.live_page.frames import SCHEMA
 from planaria.report.live_page.limits import ASK_S, LARGEST_BODY, LEAVE_S, MOST_STREAMS
 from planaria.report.live_page.run_source import FolderFollower
+from planaria.report.observe import prometheus
+from planaria.report.observe.prometheus import CONTENT_TYPE, MetricSample
+from planaria.report.observe.tally import RunTally
 
 Strike = Callable[[Path, str, int, str], str]
 """Injects a fault: (run's folder, worker, incarnation, fault) → result. Raises UserError without such a worker."""

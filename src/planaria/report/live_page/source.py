@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from planaria.report.live.tally import RunTally
 from planaria.report.live_page.frames import SCHEMA, Json, StateChange, difference
+from planaria.report.observe.tally import RunTally
 
 
 class LogSource(Protocol):

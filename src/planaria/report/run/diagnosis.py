@@ -51,7 +51,7 @@ class Diagnosis:
     """node → its worker's last measurements"""
 
     @property
-    def standing(self) -> list[d.Blamed]:
+    def current(self) -> list[d.Blamed]:
         """Verdicts in force at the end of the log."""
         return [finding.blamed for finding in self.findings if finding.until is None]
 

@@ -309,8 +309,8 @@ def _story(record: RunRecord) -> list[tuple[float, EventLine]]:
     narrator = Narrator()
     # What stages say of their steps tells of the rounds of several replicas, and of nothing else.
     facts = record.history if naming_of(record).several else record.turns
-    told = ((t, narrator.tell(t, fact)) for t, fact in facts)
-    return [(t, line) for t, line in told if line is not None]
+    lines = ((t, narrator.tell(t, fact)) for t, fact in facts)
+    return [(t, line) for t, line in lines if line is not None]
 
 
 @dataclass

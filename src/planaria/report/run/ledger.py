@@ -166,7 +166,7 @@ class _Ledger:
     def _roll_back(self, form: Form) -> None:
         assert self.started is not None
         # Earlier parts with another number of replicas counted other steps.
-        inside = form.step >= self.started.standing(form.replica).step
+        inside = form.step >= self.started.position_of(form.replica).step
         for place in range(self._part if inside else 0, len(self._written)):
             line = self._written[place]
             if line is not None and line.replica == form.replica and line.step >= form.step:

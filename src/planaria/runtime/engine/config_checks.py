@@ -23,8 +23,8 @@ from planaria.recovery import RECOVERIES
 from planaria.runtime.engine.requirements import needs, require_network
 from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.run_start import START, run_started
-from planaria.runtime.engine.step_work import step_work
 from planaria.runtime.fleet.local import devices_here
+from planaria.runtime.worker.step_work import step_work
 
 
 def check(config: RunConfig) -> ResolvedRun:

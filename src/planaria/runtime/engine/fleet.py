@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 
 from planaria.common.logs import from_environment
 from planaria.config.schema import RunConfig
-from planaria.control.checkpoint_decisions import all_saved, unchanged
+from planaria.control.checkpoint_decisions import all_saved, nothing_to_save
 from planaria.control.controller import Controller
 from planaria.control.decisions import Finish, Replan
 from planaria.control.events import Replanned
@@ -27,24 +27,25 @@ from planaria.models.families import family
 from planaria.planner.problem import PlanningProblem, Solution
 from planaria.planner.replan import measured, replan
 from planaria.planner.schedule import Schedule
-from planaria.runtime.engine import link_survey_node, worker
-from planaria.runtime.engine.memory_prediction import predicted_bytes
+from planaria.runtime.engine import link_survey_node
 from planaria.runtime.engine.one_process import inline_config, one_process, peak_report
 from planaria.runtime.engine.prepare import PreparedRun
 from planaria.runtime.engine.requirements import needs, require_answers
 from planaria.runtime.engine.run_files import settled
 from planaria.runtime.engine.run_folders import SCHEDULE
 from planaria.runtime.engine.run_start import START, Origin, run_started
-from planaria.runtime.engine.snapshots import prepare_memory
 from planaria.runtime.engine.stopping import stop_asked
-from planaria.runtime.engine.worker_setup import CHECKPOINTS, DATA, RUN, SETUP, Setup
 from planaria.runtime.fleet.base import Elastic, Fleet, FleetWork, WorkerPlace
 from planaria.runtime.fleet.joining import kept_key
 from planaria.runtime.fleet.local import ground
 from planaria.runtime.fleet.open_fleet import JoinInfo, OpenFleet
+from planaria.runtime.prediction.memory import predicted_bytes
 from planaria.runtime.transport.address import Reach
 from planaria.runtime.transport.listener import no_answer
 from planaria.runtime.transport.secure import new_key
+from planaria.runtime.worker import worker
+from planaria.runtime.worker.setup import CHECKPOINTS, DATA, RUN, SETUP, Setup
+from planaria.runtime.worker.snapshots import prepare_memory
 
 log = logging.getLogger(__name__)
 PRELOAD = [worker.__name__, link_survey_node.__name__, "torch._dynamo"]
@@ -89,7 +90,7 @@ def train(
         finish = controller.run(asked)
         if inline:
             observer.on_worked(time.monotonic(), peak_report(controller.state.progress))
-    saved = all_saved(controller.state) or unchanged(controller.state)
+    saved = all_saved(controller.state) or nothing_to_save(controller.state)
     if memory is not None and finish.outcome in ("finished", "stopped") and saved:
         memory.remove()
     return finish

@@ -18,17 +18,17 @@ from planaria.common.errors import RunStopped, UserError
 from planaria.common.logs import from_environment
 from planaria.common.signals import interrupted
 from planaria.runtime.engine.fleet import PRELOAD
-from planaria.runtime.engine.memory_prediction import require_room
 from planaria.runtime.engine.requirements import needs
 from planaria.runtime.engine.run_files import settled
 from planaria.runtime.engine.stopping import stop_asked
-from planaria.runtime.engine.worker_setup import SETUP, Setup
 from planaria.runtime.fleet.devices import require_devices
 from planaria.runtime.fleet.host_memory import free_memory
 from planaria.runtime.fleet.joined_machine import Ending, Visit
 from planaria.runtime.fleet.joining import DOOR, RunAddress, read_door, read_key
 from planaria.runtime.fleet.process_pool import PoolConfiguration, ProcessPool
+from planaria.runtime.prediction.memory import require_room
 from planaria.runtime.transport.address import REACHABLE, Reach
+from planaria.runtime.worker.setup import SETUP, Setup
 
 log = logging.getLogger(__name__)
 _AGAIN_S = 0.5

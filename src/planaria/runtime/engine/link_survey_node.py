@@ -15,13 +15,13 @@ from pydantic import Field, TypeAdapter
 from planaria.control.decisions import Leave
 from planaria.control.events import Fact, Heartbeat
 from planaria.pipeline.network.measurement import FIRST_BYTES, MOST_BYTES, SMALL_SHARE, NodeSamples, next_size
-from planaria.runtime.engine.control_link import ControlLink, Superseded
 from planaria.runtime.fleet.base import ControlLine
 from planaria.runtime.transport.edge import Edge, EdgeFailed, EdgeOpened, EdgeSpec, FrameArrived
 from planaria.runtime.transport.emulated_link import EmulatedLink
 from planaria.runtime.transport.inbox import Inbox
 from planaria.runtime.transport.port import Port
 from planaria.runtime.transport.wire import FrameContent, Ping, TensorHeader
+from planaria.runtime.worker.control_link import ControlLink, Superseded
 
 T = TypeVar("T")
 

@@ -20,16 +20,16 @@ from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.data.shards import Data
 from planaria.faults.trace import FATAL, LAGGING
-from planaria.runtime.engine.control_link import ControlLink
 from planaria.runtime.engine.resolved_config import ResolvedRun
-from planaria.runtime.engine.runner import StageRunner
-from planaria.runtime.engine.sleeping_runner import new_runner
-from planaria.runtime.engine.step_work import step_work
-from planaria.runtime.engine.worker import Worker
-from planaria.runtime.engine.worker_measurements import peaks
-from planaria.runtime.engine.worker_setup import Setup
 from planaria.runtime.fleet.cooperative import CooperativeFleet, InProcessWorker
 from planaria.runtime.transport.local import LocalTransport, Rendezvous
+from planaria.runtime.worker.control_link import ControlLink
+from planaria.runtime.worker.measurements import peaks
+from planaria.runtime.worker.runner import StageRunner
+from planaria.runtime.worker.setup import Setup
+from planaria.runtime.worker.sleeping_runner import new_runner
+from planaria.runtime.worker.step_work import step_work
+from planaria.runtime.worker.worker import Worker
 
 
 def inline_config(config: RunConfig) -> RunConfig:

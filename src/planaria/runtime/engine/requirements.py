@@ -12,8 +12,8 @@ from planaria.models.families import family, frozen_parameters, stage_parameters
 from planaria.models.llama_stages import stage_layers
 from planaria.models.optimizers import optimizer
 from planaria.pipeline.network.costs import FP32_BYTES
-from planaria.runtime.engine.layer_division import LayerCost
 from planaria.runtime.fleet.devices import ON_CPUS, DeviceNeeds
+from planaria.runtime.prediction.layer_division import LayerCost
 from planaria.runtime.transport.listener import answers
 from planaria.runtime.transport.secure import NO_PROC
 

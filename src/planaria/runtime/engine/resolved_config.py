@@ -14,7 +14,7 @@ from planaria.exchange.base import Exchange
 from planaria.exchange.registry import exchange
 from planaria.pipeline.network.costs import Costs, MessageCosts, message_bytes
 from planaria.pipeline.plan.actions import Route, StepPlan
-from planaria.pipeline.plan.build import build, plan_for, planned
+from planaria.pipeline.plan.build import build, compile_plan, plan_for
 from planaria.pipeline.routing import routes, without
 from planaria.pipeline.routing.arrangement import Arrangement, columns, mixed, replicated
 from planaria.planner.schedule import Schedule, read
@@ -131,7 +131,7 @@ class ResolvedRun:
 
     def _compile(self, walked: tuple[Route, ...], train: bool) -> StepPlan:
         if train and self.schedule is not None:
-            return planned(walked, self.schedule.problem.memory, self.prices)
+            return compile_plan(walked, self.schedule.problem.memory, self.prices)
         if self.at_once > 1:  # each replica limits admission itself
             return build(walked, self.config.pipeline.order, len(walked), train)
         return plan_for(self.config.pipeline, walked, train)

@@ -1,7 +1,7 @@
 """Files that a machine needs before its workers start: in the run's folder, or fetched from the controller.
 
 Fetched files are in the machine's cache: token shards, which are reused by later runs; the schedule; and the logs of
-its workers. Parts of checkpoints go to the controller (``runtime/engine/checkpoint_writer.py``).
+its workers. Parts of checkpoints go to the controller (``runtime/worker/checkpoint_writer.py``).
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from pathlib import Path
 from planaria.common.cache import cache_folder, locked
 from planaria.common.errors import UserError
 from planaria.data.dataset import CorruptDataset, open_data, parts_of
-from planaria.runtime.engine import run_folders, worker
+from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.custom_classes import own_classes
-from planaria.runtime.engine.worker_setup import DATA, RUN, Setup
 from planaria.runtime.fleet.base import Workplace
 from planaria.runtime.fleet.files import Files
 from planaria.runtime.fleet.joining import read_door
+from planaria.runtime.worker import worker
+from planaria.runtime.worker.setup import DATA, RUN, Setup
 
 JOINED = "joined"
 """subfolder of the cache for the runs that a machine joined"""

@@ -12,7 +12,7 @@ import torch
 
 from planaria.control.events import Fact
 from planaria.models.family import Pipelined
-from planaria.runtime.engine.step_samples import Batch, Masks, TargetCounts
+from planaria.runtime.worker.step_samples import Batch, Masks, TargetCounts
 
 
 class Omission(Fact):

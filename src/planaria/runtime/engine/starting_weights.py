@@ -94,13 +94,13 @@ def weight_warnings(run: ResolvedRun, weights: WeightsFile | None) -> Iterator[s
     if context > known:
         yield f"warning: model.context = {context}: the weights were trained on {known} positions; the others are new"
     for name, strategy in run.recovery.strategies.items():
-        if strategy.unfit:
-            yield f"warning: recovery {name!r} is unfit for trained weights: {strategy.unfit}; see docs/models.md"
+        if strategy.pretrained_warning:
+            yield _unsuitable(f"recovery {name!r}", strategy.pretrained_warning)
     if config.routing.schedule is None:
         routing = ROUTINGS.make(config.routing.kind, config.routing.options)
-        if routing.unfit:
+        if routing.pretrained_warning:
             kind = config.routing.kind
-            yield f"warning: routing {kind!r} is unfit for trained weights: {routing.unfit}; see docs/models.md"
+            yield _unsuitable(f"routing {kind!r}", routing.pretrained_warning)
 
 
 def branch_off(weights: WeightsFile, folder: Path, config: RunConfig) -> Origin:
@@ -129,3 +129,7 @@ def branch_off(weights: WeightsFile, folder: Path, config: RunConfig) -> Origin:
     name = folder_name(0, partial=False)
     store.seal(name, manifest, config.checkpoint.keep)
     return Origin(load=dict.fromkeys(stages, name))
+
+
+def _unsuitable(choice: str, reason: str) -> str:
+    return f"warning: {choice} is unsuitable for pretrained weights: {reason}; see docs/models.md"

@@ -102,7 +102,7 @@ def agreed(receipts: Iterable[Receipt], committee: Committee) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
-def hopeless(receipts: Iterable[Receipt], committee: Committee, still: int) -> bool:
+def cannot_reach_quorum(receipts: Iterable[Receipt], committee: Committee, still: int) -> bool:
     """Whether no digest can reach a quorum with at most ``still`` more receipts."""
     counts = Counter(receipt.digest for receipt in receipts)
     return max(counts.values(), default=0) + still < committee.quorum
@@ -299,7 +299,7 @@ class Agreement:
                 return True
             found = self._receipts["round", number]
             still = (self.committee.members & received) - found.keys()
-            return hopeless(found.values(), self.committee, len(still))
+            return cannot_reach_quorum(found.values(), self.committee, len(still))
 
         self.settle(done)
         return self.named(number)

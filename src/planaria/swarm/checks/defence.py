@@ -99,7 +99,7 @@ class Defence:
         size: int = 1,
     ) -> None:
         """See :class:`planaria.swarm.checks.defence.PeerAccounts` for ``founders`` and ``size``."""
-        self.standing = PeerAccounts(founders, size, config.window, context.seed)
+        self.accounts = PeerAccounts(founders, size, config.window, context.seed)
         self._config, self._context = config, context
         self._layers = [Layer(check, deque(maxlen=config.window)) for check in checks]
         self._quarantine = Quarantine(config.quarantine, config.window)
@@ -120,7 +120,7 @@ class Defence:
 
     def memory(self) -> DefenceState:
         past, until = self._quarantine.memory()
-        known, received, newest = self.standing.memory()
+        known, received, newest = self.accounts.memory()
         layers = {layer.check.name: list(layer.past) for layer in self._layers}
         return DefenceState(layers=layers, past=past, until=until, known=known, heard=received, newest=newest)
 
@@ -130,7 +130,7 @@ class Defence:
             layer.past.extend(memory.layers.get(layer.check.name, []))
         self._quarantine.recall(memory.past, memory.until)
         if memory.known:  # older versions saved none
-            self.standing.recall(memory.known, memory.heard, memory.newest)
+            self.accounts.recall(memory.known, memory.heard, memory.newest)
 
     def _pass(self, layer: Layer, accepted: list[int], verdicts: dict[int, Rollout], report: Report) -> None:
         name = layer.check.name
@@ -219,7 +219,7 @@ class PeerAccounts:
         self._received: Counter[str] = Counter()
         self._next = 0
 
-    def hear(self, number: int, received: Collection[str]) -> Mapping[str, str]:
+    def record_senders(self, number: int, received: Collection[str]) -> Mapping[str, str]:
         """Record the peers received in round ``number``; return peer → the account it is counted under."""
         if not self._known:
             self._known = {*self.drawn(number, received)[: self._size]}

@@ -241,7 +241,7 @@ def provenance_part(released: Released) -> AuditCheck:
     """Check the certificate of the weights, if there is one."""
     name = "provenance"
     if not (released.place / CERTIFICATE).is_file():
-        missing = next(iter(released.told), "")
+        missing = next(iter(released.notes), "")
         if missing:  # there is a committee, and it did not sign these weights
             return AuditCheck(name=name, verdict=FAILED, said=missing)
         return AuditCheck(name=name, verdict=NONE, said="no certificate beside it: its origin is not attested")

@@ -85,7 +85,7 @@ def _outcome(config: SwarmConfig, folder: Path, quiet: bool) -> RunOutcome:
     make_folder(folder)
     atomic.write_text(folder / "config.json", config.model_dump_json(indent=2, exclude={"out"}))
     with SwarmProgress(config.rounds.count, quiet) as progress:
-        codes = LiveSwarm(config, folder).run(progress.told, progress.died)
+        codes = LiveSwarm(config, folder).run(progress.update, progress.died)
     if broken := failures(codes):
         raise RunStopped(f"{folder}: {', '.join(broken)}; run the drill again to resume")
     outcome = read_outcome(folder)

@@ -120,7 +120,7 @@ class Released:
     """A model as it would be released."""
 
     place: Path
-    told: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     """messages of its export about a certificate"""
     template: Template | None = None
     """chat template of the peer, which its export lacks"""
@@ -145,9 +145,9 @@ def released(named: ModelArguments) -> Iterator[Released]:
         yield Released(place)
         return
     with tempfile.TemporaryDirectory(prefix="planaria-") as temporary:
-        place, told = Path(temporary) / "model", list[str]()
+        place, notes = Path(temporary) / "model", list[str]()
         if named.peer is None:
             yield Released(export_run(folder, place))
             return
         template = getattr(learned(folder, named.peer, named.round).policy, "template", None)
-        yield Released(export_peer(folder, named.peer, place, named.round, told.append), told, template)
+        yield Released(export_peer(folder, named.peer, place, named.round, notes.append), notes, template)

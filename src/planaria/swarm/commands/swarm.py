@@ -58,7 +58,7 @@ def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> i
         return 0
     folder = run_folders.create(config)
     with run_folders.held(folder), SwarmProgress(config.rounds.count, quiet) as progress:
-        codes = LiveSwarm(config, folder).run(progress.told, progress.died)
+        codes = LiveSwarm(config, folder).run(progress.update, progress.died)
     sum_up(folder, config)
     if broken := failures(codes):
         raise RunStopped(f"{folder}: {', '.join(broken)}; see their output in {folder / 'peers'}")
@@ -114,9 +114,9 @@ def take_part(path: Path | None, flags: Mapping[str, str], called: str, quiet: b
     torch.set_num_threads(config.policy.threads)
     folder = Path(config.out) / config.name
     identity = PeerIdentity.kept(folder / PEERS / called / "identity.pem")
-    told = None if quiet else print
+    on_progress = None if quiet else print
     with blaming(partial(own_classes, config)):
-        peer = assemble(config, called, folder, config.board, identity, late=True, told=told)
+        peer = assemble(config, called, folder, config.board, identity, late=True, on_progress=on_progress)
     if not (folder / "config.json").is_file():
         run_folders.keep_config(folder, config)
     news = follow(folder / PEERS / called / LOG)
@@ -125,7 +125,7 @@ def take_part(path: Path | None, flags: Mapping[str, str], called: str, quiet: b
 
         def show_news() -> None:
             for record in news():
-                progress.told(called, record)
+                progress.update(called, record)
 
         with blaming(partial(own_classes, config)):
             peer.run(show_news)

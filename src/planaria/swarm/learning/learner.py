@@ -11,7 +11,7 @@ from torch import Tensor
 
 from planaria.config.schema import OptimConfig
 from planaria.models.optimizers.adamw import adamw
-from planaria.runtime.engine.learning_rate import clip_gradients, learning_rate, total_norms
+from planaria.runtime.worker.learning_rate import clip_gradients, learning_rate, total_norms
 from planaria.swarm.learning.loss import LossResult, LossStats, divisor_of, policy_loss
 from planaria.swarm.learning.loss_config import LossConfig
 from planaria.swarm.policy.base import Policy

@@ -25,7 +25,7 @@ from planaria.config.schema import DataConfig, OptimConfig
 from planaria.data.tokenizer import Tokenizer, load_tokenizer, train_bpe
 from planaria.models.llama_stages import Llama
 from planaria.models.optimizers.adamw import adamw
-from planaria.runtime.engine.learning_rate import learning_rate
+from planaria.runtime.worker.learning_rate import learning_rate
 from planaria.swarm.config import PolicyConfig, SchoolConfig, SwarmConfig
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
@@ -38,15 +38,15 @@ class PolicySource(Choice, ABC):
     """A source of policies; the fields of a subclass are its options."""
 
     @abstractmethod
-    def open(self, config: SwarmConfig, task: Task, told: Callable[[str], None] | None = None) -> Policy:
+    def open(self, config: SwarmConfig, task: Task, on_progress: Callable[[str], None] | None = None) -> Policy:
         """Return a peer's initial policy, deterministically. UserError if it cannot be opened."""
 
 
 class Small(PolicySource):
     """A small LLaMA (``policy.model``) that is trained at school first."""
 
-    def open(self, config: SwarmConfig, task: Task, told: Callable[[str], None] | None = None) -> Policy:
-        return LlamaPolicy(*graduate(task, config.school, config.policy, on_progress=told))
+    def open(self, config: SwarmConfig, task: Task, on_progress: Callable[[str], None] | None = None) -> Policy:
+        return LlamaPolicy(*graduate(task, config.school, config.policy, on_progress=on_progress))
 
 
 class Pretrained(PolicySource):
@@ -55,7 +55,7 @@ class Pretrained(PolicySource):
     lora: Natural = 0
     """rank of adapters trained instead of the weights; 0 trains the weights"""
 
-    def open(self, config: SwarmConfig, task: Task, told: Callable[[str], None] | None = None) -> Policy:
+    def open(self, config: SwarmConfig, task: Task, on_progress: Callable[[str], None] | None = None) -> Policy:
         return open_policy(self.path, self.lora, seed=config.seed, chat=config.policy.chat != "never")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from planaria.swarm.checks.defence import Report
 from planaria.swarm.completion_intake import EarlyRejection
@@ -14,14 +15,12 @@ from planaria.swarm.records.lines import SCHEDULE, Agreed, Layered, RoundDone, S
 from planaria.swarm.records.measure import HitTally
 from planaria.swarm.tasks.base import Task
 
-NONE: Mapping[str, str] = {}
-
 
 def sample_records(
-    report: Report, lessons: Advantages, turned: Sequence[EarlyRejection], number: int
+    report: Report, advantages: Advantages, turned: Sequence[EarlyRejection], number: int
 ) -> list[SampleRecord]:
     """Return one line per completion received, with its origin and its fate."""
-    advantages = {rollout.name: rollout.advantage for rollout in lessons.taken}
+    advantage = {rollout.name: rollout.advantage for rollout in advantages.taken}
     lines = [
         SampleRecord(
             peer=rollout.peer,
@@ -32,7 +31,7 @@ def sample_records(
             passed=list(rollout.passed),
             layer=rollout.layer,
             reason=rollout.reason,
-            advantage=advantages.get(rollout.name),
+            advantage=advantage.get(rollout.name),
         )
         for rollout in report.rollouts
     ]
@@ -75,45 +74,53 @@ def _layers(report: Report) -> dict[str, dict[str, Layered]]:
     }
 
 
-def round_record(
-    number: int,
-    seconds: Mapping[str, float],
-    me: str,
-    turned: Sequence[EarlyRejection],
-    refused_messages: Mapping[str, str],
-    missing: Sequence[str],
-    report: Report,
-    lessons: Advantages,
-    learned: UpdateResult,
-    weights: str,
-    certified: Sequence[str] = (),
-    votes: Agreed | None = None,
-    serving: Serving | None = None,
-    flawed: Mapping[str, str] = NONE,
-) -> RoundDone:
-    """Return the summary line of a round."""
-    own = [rollout.reward for rollout in report.rollouts if rollout.peer == me]
-    return RoundDone(
-        round=number,
-        seconds={phase: round(value, 4) for phase, value in seconds.items()},
-        reward=statistics.fmean(own) if own else 0.0,
-        sent=Counter(rollout.peer for rollout in report.rollouts),
-        accepted=Counter(rollout.peer for rollout in report.accepted),
-        turned={entry.peer: entry.reason for entry in reversed(turned)},
-        flawed=dict(flawed),
-        refused_messages=dict(refused_messages),
-        missing=list(missing),
-        certified=list(certified),
-        layers=_layers(report),
-        off=report.off,
-        aside=report.aside,
-        agreed=votes,
-        lessons=len(lessons.taken),
-        skipped=lessons.skipped,
-        influence=dict(learned.influence),
-        loss=learned.loss,
-        grad_norm=learned.grad_norm,
-        stats=learned.stats,
-        weights=weights,
-        serving=serving,
-    )
+@dataclass(frozen=True)
+class RoundResult:
+    """Everything that a peer records of a round."""
+
+    number: int
+    seconds: Mapping[str, float]
+    """of each phase"""
+    peer: str
+    """the recording peer"""
+    report: Report
+    advantages: Advantages
+    update: UpdateResult
+    weights: str
+    """fingerprint after the update"""
+    early_rejections: Sequence[EarlyRejection] = ()
+    refused_messages: Mapping[str, str] = field(default_factory=dict)
+    missing: Sequence[str] = ()
+    certified: Sequence[str] = ()
+    votes: Agreed | None = None
+    serving: Serving | None = None
+    flawed: Mapping[str, str] = field(default_factory=dict)
+
+    def record(self) -> RoundDone:
+        """Return the summary line of the round."""
+        report, update = self.report, self.update
+        own = [rollout.reward for rollout in report.rollouts if rollout.peer == self.peer]
+        return RoundDone(
+            round=self.number,
+            seconds={phase: round(value, 4) for phase, value in self.seconds.items()},
+            reward=statistics.fmean(own) if own else 0.0,
+            sent=Counter(rollout.peer for rollout in report.rollouts),
+            accepted=Counter(rollout.peer for rollout in report.accepted),
+            turned={entry.peer: entry.reason for entry in reversed(self.early_rejections)},
+            flawed=dict(self.flawed),
+            refused_messages=dict(self.refused_messages),
+            missing=list(self.missing),
+            certified=list(self.certified),
+            layers=_layers(report),
+            off=report.off,
+            aside=report.aside,
+            agreed=self.votes,
+            lessons=len(self.advantages.taken),
+            skipped=self.advantages.skipped,
+            influence=dict(update.influence),
+            loss=update.loss,
+            grad_norm=update.grad_norm,
+            stats=update.stats,
+            weights=self.weights,
+            serving=self.serving,
+        )

@@ -17,7 +17,7 @@ from planaria.models import masking, task_vectors
 from planaria.models.llama_stages import Llama
 from planaria.models.masking import Mask, MaskNote, begun, hard, straight_through
 from planaria.models.task_vectors import Named
-from planaria.runtime.engine.learning_rate import learning_rate
+from planaria.runtime.worker.learning_rate import learning_rate
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.reading import Padded, pad, token_logps
 from planaria.swarm.random_draws import derived

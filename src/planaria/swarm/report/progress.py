@@ -40,7 +40,7 @@ class SwarmProgress:
             self._live.update(self._table(), refresh=True)
             self._live.stop()
 
-    def told(self, name: str, record: Record) -> None:
+    def update(self, name: str, record: Record) -> None:
         """Show a record of peer ``name``."""
         line = self._lines.setdefault(name, _Line())
         line.update(record)

@@ -11,9 +11,9 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from planaria.common.errors import UserError
-from planaria.report.live.tally import RunTally
 from planaria.report.live_page.frames import Json, StateChange
 from planaria.report.live_page.source import EmptyFolder, age_s
+from planaria.report.observe.tally import RunTally
 from planaria.swarm.records.lines import LOG, PEERS, Evaluated, Finished, Record, RoundDone, Started, follow
 
 MOST_PEERS = 64

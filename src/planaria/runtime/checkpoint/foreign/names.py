@@ -112,7 +112,7 @@ def _require_each_once(place: Path, wholes: Iterable[NamedTensor], model: Shapes
                 mapped = "" if part == whole.name else f" (mapped to {part})"
                 raise UserError(f"{place}: {whole.name}{mapped} has no place in this model; map it with --names")
             if part in holders:
-                raise UserError(f"{place}: {part} is there twice, as {holders[part]} and as {whole.name}; remove one")
+                raise UserError(f"{place}: {part} is listed twice, as {holders[part]} and as {whole.name}; remove one")
             holders[part] = whole.name
     for part, shape in model.items():
         if part not in holders:

@@ -1,0 +1,52 @@
+"""Dismissal of replicas whose updates are invalid. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from planaria.control import decisions as d
+from planaria.control.replica import ReplicaState
+from planaria.control.roster import MAX_FAILED_STARTS
+from planaria.control.state import RunState
+from planaria.control.worker_assignment import (
+    count_leaving_nodes,
+    count_suitable_spares,
+    handing_over,
+)
+
+
+def dismiss(run: RunState, replica: ReplicaState) -> d.SendAway | None:
+    """Dismiss the workers of a replica, or of a Byzantine one among replicas that make each step together."""
+    enough = run.settings.exchange.strikes
+    if not enough or not run.suspicion.refusals or replica.meeting or run.stopping or run.allotment.done:
+        return None
+    for member, nodes in _members(run, replica):
+        strikes, workers = run.suspicion.strikes(member, run.rule), {replica.holders[node] for node in nodes}
+        if strikes >= enough and not workers & handing_over(run) and (_others(run, workers) or _dispensable(run)):
+            when = "rounds" if run.rule.interval else "steps"
+            reason = f"the updates of replica {member} were invalid in {strikes} {when}"
+            return d.SendAway(member=member, workers=sorted(workers), strikes=strikes, reason=reason)
+    return None
+
+
+def _members(run: RunState, replica: ReplicaState) -> Iterator[tuple[int, Collection[int]]]:
+    """Yield the members of the exchange by number with their nodes: replicas, or the parts of a step made together."""
+    if run.rule.interval:
+        yield replica.number, replica.arrangement.stage
+        return
+    columns = [replica.arrangement.nodes(stage) for stage in replica.arrangement.stages]
+    yield from enumerate(zip(*columns, strict=True))
+
+
+def _others(run: RunState, workers: Collection[str]) -> bool:
+    """Return whether others can replace these workers: spares, or new ones."""
+    if count_suitable_spares(run) - run.vacancies - count_leaving_nodes(run) >= len(workers):
+        return True
+    at_home = not any(run.workers[worker].host for worker in workers)
+    return run.settings.replace and at_home and run.failed_starts < MAX_FAILED_STARTS
+
+
+def _dispensable(run: RunState) -> bool:
+    """Return whether the others can continue with one replica less; those that make each step together cannot."""
+    left = len(run.live) - 1
+    return bool(run.rule.interval) and left > 0 and not run.rule.objection(left)

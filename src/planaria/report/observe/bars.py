@@ -1,0 +1,166 @@
+"""Displays with a live bar on a terminal, lines elsewhere, and nothing if quiet."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self, TextIO
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.table import Column
+from rich.text import Text
+
+from planaria.planner.search import SearchBudget, SearchResult
+
+BETWEEN_S = 5.0
+"""minimum time between two lines of a count"""
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """A line of as many parts as fit, the most important first."""
+
+    parts: Sequence[str]
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(1, max(1, cell_len("  ".join(self.parts))))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        shown = list(self.parts)
+        while len(shown) > 1 and cell_len("  ".join(shown)) > options.max_width:
+            shown.pop()
+        yield Text("  ".join(shown), no_wrap=True, overflow="ellipsis")
+
+
+class PartsColumn(ProgressColumn):
+    """The task's field ``parts``, or its description, in the space the other columns leave."""
+
+    max_refresh = None
+
+    def __init__(self) -> None:
+        super().__init__(Column(ratio=3))
+
+    def render(self, task: Task) -> _Parts:
+        return _Parts(task.fields.get("parts", (task.description,)))
+
+
+def columns(count: str, first: bool = False) -> list[ProgressColumn]:
+    """Return columns that fit any terminal of 40 characters or more: text, bar, ``count`` and the remaining time.
+
+    Text and bar share the remaining width; ``first`` puts the count before them.
+    """
+    text, bar = PartsColumn(), BarColumn(bar_width=None, table_column=Column(ratio=1))
+    counted = TextColumn(count, table_column=Column(no_wrap=True))
+    left = TimeRemainingColumn(table_column=Column(no_wrap=True))
+    return [counted, bar, text, left] if first else [text, bar, counted, left]
+
+
+class BarDisplay:
+    """Context manager that shows a bar if ``stream`` is a terminal."""
+
+    def __init__(
+        self, *columns: ProgressColumn, quiet: bool, stream: TextIO | None = None, transient: bool = False
+    ) -> None:
+        """``transient``: remove the bar at the end."""
+        self._columns, self._quiet, self._stream, self._transient = columns, quiet, stream or sys.stdout, transient
+        self._bar: Progress | None = None
+        """None without a terminal"""
+
+    def __enter__(self) -> Self:
+        if not self._quiet and self._stream.isatty():
+            console = Console(file=self._stream)
+            self._bar = Progress(*self._columns, console=console, transient=self._transient, expand=True)
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _begin(self, text: str, total: float) -> Self:
+        """Enter with one task."""
+        BarDisplay.__enter__(self)
+        if self._bar is not None:
+            self._bar.add_task(text, total=total)
+        return self
+
+    def _update(self, completed: float, text: str) -> bool:
+        """Update the one task; return False without a bar."""
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=completed, description=text)
+        return self._bar is not None
+
+    def _print(self, line: str) -> None:
+        """Print a line, above the bar if there is one."""
+        if self._bar is not None:
+            self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        elif not self._quiet:
+            print(line, file=self._stream, flush=True)
+
+
+class SearchProgress(BarDisplay):
+    """Progress of a plan search. Without a terminal, prints each improvement of at least 1 %."""
+
+    def __init__(self, budget: SearchBudget, bound_s: float | None, quiet: bool, stream: TextIO | None = None) -> None:
+        super().__init__(*columns("{task.percentage:.0f} %"), quiet=quiet, stream=stream)
+        self._budget, self._lockstep = budget, bound_s
+        self._printed = float("inf")
+
+    def __enter__(self) -> Self:
+        return self._begin("compiling, starting", 1.0)
+
+    def update(self, found: SearchResult) -> None:
+        """Report the search's progress."""
+        gap = "" if self._lockstep is None or not found.step_s else f"gap {1 - self._lockstep / found.step_s:.1%}, "
+        text = f"best {found.step_s:.2f} s, {gap}{found.moves} moves"
+        spent = max(found.seconds / self._budget.seconds, found.moves / self._budget.moves)
+        if not self._update(min(1.0, spent), text) and found.step_s < 0.99 * self._printed:
+            self._printed = found.step_s
+            self._print(f"{found.seconds:8.1f} s  {text}")
+
+
+class SurveyProgress(BarDisplay):
+    """Progress of link measurements. Without a terminal, prints each finished pair."""
+
+    def __init__(self, pairs: int, quiet: bool, stream: TextIO | None = None) -> None:
+        super().__init__(*columns("{task.completed:.0f}/{task.total:.0f} pairs"), quiet=quiet, stream=stream)
+        self._pairs = pairs
+        self._done = 0
+
+    def __enter__(self) -> Self:
+        return self._begin("starting nodes", self._pairs)
+
+    def update(self, text: str) -> None:
+        """Report one more finished pair; ``text`` holds its result."""
+        self._done += 1
+        if not self._update(self._done, text):
+            self._print(f"{self._done}/{self._pairs} pairs: {text}")
+
+
+class CountProgress(BarDisplay):
+    """Progress of work in parts. Without a terminal, prints every :data:`BETWEEN_S`."""
+
+    def __init__(self, what: str, unit: str, total: int, stream: TextIO | None = None) -> None:
+        """``stream`` defaults to standard error, since results go to standard output."""
+        count = f"{{task.completed:.0f}}/{{task.total:.0f}} {unit}"
+        super().__init__(*columns(count), quiet=False, stream=stream or sys.stderr, transient=True)
+        self._what, self._unit, self._total, self._done = what, unit, total, 0
+        self._printed = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self._begin(self._what, self._total)
+
+    def done(self, parts: int = 1) -> None:
+        """Count ``parts`` further parts as done."""
+        self._done += parts
+        if not self._update(self._done, self._what) and time.monotonic() - self._printed >= BETWEEN_S:
+            self._printed = time.monotonic()
+            self._print(f"{self._what}: {self._done}/{self._total} {self._unit}")

@@ -1,0 +1,117 @@
+"""Progress display of a run: a bar, the newest numbers, and a line per fault and recovery."""
+
+from __future__ import annotations
+
+import sys
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import Progress as RichProgress
+from rich.text import Text
+
+from planaria.control.decisions import Decision, Form
+from planaria.control.events import Event
+from planaria.control.run_record import Metric, StepMetric
+from planaria.report.observe.bars import columns
+from planaria.report.run.event_lines import EventLine, Narrator, Tone
+
+STYLES: dict[Tone, str] = {
+    "fault": "yellow", "slow": "yellow", "loss": "red", "recovery": "green", "rollback": "magenta",
+    "relink": "cyan", "note": "dim",
+}  # fmt: skip
+
+
+class NoProgress:
+    """A progress display that shows nothing."""
+
+    def start(self, total: int, first: int) -> None:
+        """Start at step ``first`` of ``total``."""
+
+    def on_event(self, t: float, event: Event) -> None:
+        """Process an event at monotonic time ``t``."""
+
+    def on_decision(self, t: float, decision: Decision) -> None:
+        """Process a decision at monotonic time ``t``."""
+
+    def on_metric(self, metric: Metric) -> None:
+        """Process the metrics of a step or validation."""
+
+    def stop(self) -> None:
+        """End the display."""
+
+
+class Progress(NoProgress):
+    """Shows the run on ``stream``: a live bar on a terminal, elsewhere a line per tenth of the run."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stdout
+        self._narrator = Narrator()
+        self._members = self._narrator.members
+        self._total = self._done = 0
+        self._printed = 0
+        """tenths of the run that plain output has reported"""
+        self._numbers: dict[str, str] = {}
+        self._bar: RichProgress | None = None
+
+    def start(self, total: int, first: int) -> None:
+        self._total, self._done = total, first
+        self._printed = self._tenth()
+        if not self._stream.isatty():
+            return
+        self._bar = RichProgress(
+            *columns("step {task.completed}/{task.total}", first=True), console=Console(file=self._stream), expand=True
+        )
+        self._bar.add_task("train", total=total, completed=first, parts=())
+        self._bar.start()
+
+    def on_event(self, t: float, event: Event) -> None:
+        self._show(self._narrator.tell(t, event))
+        self._refresh()
+
+    def on_decision(self, t: float, decision: Decision) -> None:
+        self._show(self._narrator.tell(t, decision))
+        self._done = self._members.progress
+        if isinstance(decision, Form) and decision.goes_back:
+            self._printed = self._tenth()
+        self._refresh()
+
+    def on_metric(self, metric: Metric) -> None:
+        if isinstance(metric, StepMetric):
+            self._numbers["loss"] = f"loss {metric.loss:.4f}"
+            self._numbers["speed"] = f"{metric.tokens_per_s:,.0f} tokens/s"
+        else:
+            self._numbers["validation"] = f"validation {metric.val_loss:.4f} (step {metric.step})"
+        if self._bar is None and self._tenth() > self._printed:
+            self._printed = self._tenth()
+            self._print("  ".join((f"step {self._done}/{self._total}", *self._summary())))
+        self._refresh()
+
+    def stop(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _tenth(self) -> int:
+        return 10 * self._done // max(self._total, 1)
+
+    def _summary(self) -> list[str]:
+        """Return the newest numbers, the most important first."""
+        workers = f"{len(self._members.holders)} + {self._members.spares} workers" if self._members.alive else ""
+        order = (self._numbers.get(name) for name in ("loss", "validation", "speed"))
+        return [part for part in (*order, workers) if part]
+
+    def _refresh(self) -> None:
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=self._done, parts=self._summary())
+
+    def _show(self, line: EventLine | None) -> None:
+        if line is None:
+            return
+        if self._bar is not None:
+            self._bar.console.print(Text(str(line), style=STYLES[line.tone]), soft_wrap=True)
+        else:
+            self._print(str(line))
+
+    def _print(self, text: str) -> None:
+        encoding = self._stream.encoding or "utf-8"
+        print(text.encode(encoding, "replace").decode(encoding), file=self._stream, flush=True)

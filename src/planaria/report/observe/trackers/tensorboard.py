@@ -1,0 +1,60 @@
+"""TensorBoard event files, written without torch."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import PrivateAttr
+
+from planaria.report.observe.settings import Setting
+from planaria.report.observe.tracker import Tracker
+
+if TYPE_CHECKING:  # half a second of imports
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+
+class TensorBoard(Tracker):
+    """Writes event files into the run's ``tensorboard/``; a resumed run adds a file."""
+
+    _writer: Any = PrivateAttr()
+    _settings: Mapping[str, Setting] = PrivateAttr(default_factory=dict)
+
+    def introduced(self, identity: str, settings: Mapping[str, Setting]) -> None:
+        self._settings = settings
+
+    def open(self, folder: Path) -> None:
+        from tensorboard.plugins.text.summary_v2 import text_pb
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        # The library's EventFileWriter writes in a thread whose errors cannot be caught here.
+        made = folder / "tensorboard"
+        made.mkdir(exist_ok=True)
+        name = f"events.out.tfevents.{time.time_ns()}.{platform.node()}.{os.getpid()}"
+        self._writer = RecordWriter((made / name).open("xb"))
+        self._put(file_version="brain.Event:2")
+        if self._settings:
+            rows = [f"| {name} | {value} |" for name, value in self._settings.items()]
+            table = "\n".join(["| setting | value |", "|---|---|", *rows])
+            self._add(0, text_pb("configuration", table))
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        self._add(step, Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]))
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _add(self, step: int, summary: Summary) -> None:
+        self._put(step=step, summary=summary)
+
+    def _put(self, **fields: object) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self._writer.write(Event(wall_time=time.time(), **fields).SerializeToString())
+        self._writer.flush()

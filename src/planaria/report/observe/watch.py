@@ -1,0 +1,308 @@
+"""Observer of a run that feeds the logs on disk, the progress display and trackers.
+
+Each tracker runs in a separate thread (:class:`TrackerThread`); training waits for them only at the end, for ``END_S``.
+:class:`ReportSampling` selects the steps whose spans are logged: those that the report draws, and a thinning share of
+others.
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from operator import methodcaller
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from typing import NamedTuple
+
+from planaria.common.stdio import lost
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control.log_segments import DiskReserve
+from planaria.control.logs import RunLog
+from planaria.control.run_record import Metric, StepMetric
+from planaria.report.observe.progress import NoProgress
+from planaria.report.observe.settings import Setting
+from planaria.report.observe.tally import RunTally
+from planaria.report.observe.tracker import Tracker
+from planaria.report.run.metrics import StepMetrics
+from planaria.report.run.naming import Naming
+from planaria.report.run.recovery_timing import RecoveryTiming
+
+SWITCH_S = 0.0005
+"""interpreter switch interval while trackers run; Python's default of 5 ms would slow down small steps"""
+MOST_CALLS = 1000
+"""maximum queued calls of a slow tracker; further ones are dropped"""
+CALL_S = 120.0
+"""timeout of a call; the first may import a library and wait for a remote server"""
+END_S = 60.0
+"""time for all trackers together to finish at the end of a run"""
+Call = Callable[[Tracker], None]
+
+EVERY, THINNED_FROM = 20, 1000
+"""every 20th of the first 2,000 steps is logged, every 40th of the next 2,000, every 80th of the next 4,000, …"""
+AFTER_FORMING = 2
+"""steps after a formation that are logged too, to time and draw recoveries"""
+TOGETHER = 100
+"""steps whose bytes are logged as one sum per worker; a killed controller loses at most these"""
+
+
+class About(NamedTuple):
+    """Identity and settings of a run, for trackers."""
+
+    identity: str
+    settings: Mapping[str, Setting]
+
+
+class RunWatch:
+    """Logs and displays a run.
+
+    The run continues without a display or tracker that fails, but not without the log, which proves which samples were
+    used. If a line cannot be written, ``trouble`` holds the reason, the run should stop, and reserved disk space is
+    freed for the remaining lines. If that does not suffice, the log ends there, without a gap.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        tokens_per_step: int,
+        progress: NoProgress,
+        trackers: Mapping[str, Tracker] | None = None,
+        about: About | None = None,
+    ) -> None:
+        self._log, self._progress, self._folder = RunLog(folder), progress, folder
+        self._trackers = [TrackerThread(name, tracker) for name, tracker in (trackers or {}).items()]
+        self._about, self._started = about, False
+        self._usual_s = sys.getswitchinterval()
+        self._tally = RunTally()
+        self._reserve = DiskReserve(folder)
+        self.trouble = ""
+        self._full = False
+        """the log has ended because the disk is full"""
+        self._metrics = StepMetrics(tokens_per_step)
+        self._naming, self._sample = Naming(), ReportSampling()
+
+    def on_event(self, t: float, event: e.Event) -> None:
+        self._note(partial(self._log.event, t, event))
+        if isinstance(event, e.RunStarted):
+            self._naming = Naming(event)
+            self._progress.start(event.steps, event.first_step)
+        self._progress.on_event(t, event)
+        if isinstance(event, e.RunStarted) and not self._started:
+            self._begin()
+        self._recovered(self._tally.take(t, event))
+        self._measured(self._metrics.on_event(t, event))
+        self._check_display(t)
+
+    def on_decision(self, t: float, decision: d.Decision) -> None:
+        self._note(partial(self._log.decision, t, decision))
+        if isinstance(decision, d.Form):
+            self._sample.form(decision.replica, decision.step)
+        self._progress.on_decision(t, decision)
+        self._recovered(self._tally.take(t, decision))
+        self._measured(self._metrics.on_decision(t, decision))
+        self._check_display(t)
+
+    def on_worked(self, t: float, worked: e.Worked) -> None:
+        for when, kept in self._sample.take(t, worked, self._naming.replica(worked.node)):
+            self._note(partial(self._log.worked, when, kept))
+        self._recovered(self._tally.worked(worked))
+
+    @property
+    def lost(self) -> bool:
+        """Whether workers have been lost, also such as had not started."""
+        return bool(self._tally.lost)
+
+    def close(self) -> None:
+        until = time.monotonic() + END_S
+        for tracker in self._trackers:
+            tracker.finish(until)
+        if self._trackers and self._started:
+            sys.setswitchinterval(self._usual_s)
+        self._report_trouble(time.monotonic())  # before the log closes
+        self._progress.stop()
+        for when, kept in self._sample.rest():
+            self._note(partial(self._log.worked, when, kept))
+        self._log.close()
+        self._reserve.release()
+
+    def _note(self, write: Callable[[], None]) -> None:
+        if self._full:
+            return
+        try:
+            write()
+        except OSError as error:
+            removed = error.errno == errno.ENOENT
+            fix = "start the run again, and leave its folder in place" if removed else "free the disk, then resume it"
+            why = f"{error.filename}: cannot be written ({error.strerror}); {fix}"
+            self.trouble = self.trouble or why
+            self._reserve.release()
+            try:
+                write()
+            except OSError:
+                self._full = True
+
+    def _check_display(self, t: float) -> None:
+        """Continue without a display once its stream is closed, and log that once."""
+        if type(self._progress) is not NoProgress and (why := lost()):
+            self._progress.stop()
+            self._progress = NoProgress()
+            self.on_event(t, e.Trouble(detail=f"continuing without a display ({why})"))
+
+    def _measured(self, metric: Metric | None) -> None:
+        if metric is None:
+            return
+        self._note(partial(self._log.metric, metric))
+        self._progress.on_metric(metric)
+        self._tally.measured(metric)
+        values = {name: value for name, value in metric if isinstance(value, float) and name != "t"}
+        if isinstance(metric, StepMetric):
+            values |= self._tally.counts
+        self._track(lambda tracker: tracker.scalars(metric.step, values))
+        self._report_trouble(metric.t)
+
+    def _recovered(self, over: Iterable[RecoveryTiming]) -> None:
+        for timing in over:
+            if timing.total is not None:
+                parts = {f"recovery_s/{name}": took for name, took in timing.parts.items() if took is not None}
+                values, step = {"recovery_s": timing.total, **parts}, self._tally.steps
+                self._track(methodcaller("scalars", step, values))
+
+    def _begin(self) -> None:
+        """Open the trackers once the run has started."""
+        self._started = True
+        if self._trackers:
+            sys.setswitchinterval(min(SWITCH_S, self._usual_s))
+        if (about := self._about) is not None:
+            self._track(lambda tracker: tracker.introduced(*about))
+        self._track(lambda tracker: tracker.open(self._folder))
+
+    def _track(self, call: Call) -> None:
+        for tracker in self._trackers:
+            tracker.send(call)
+
+    def _report_trouble(self, t: float) -> None:
+        """Log the problems of trackers."""
+        for tracker in self._trackers:
+            if trouble := tracker.trouble():
+                self.on_event(t, e.Trouble(detail=trouble))
+
+
+class TrackerThread:
+    """Calls a tracker from a separate thread, in order, until it fails or hangs.
+
+    A hanging thread ends with the process.
+    """
+
+    def __init__(self, name: str, tracker: Tracker, most: int = MOST_CALLS, call_s: float = CALL_S) -> None:
+        self._name, self._tracker, self._most, self._call_s = name, tracker, most, call_s
+        self._queue: SimpleQueue[Call | None] = SimpleQueue()
+        self._thread = Thread(target=self._work, name=f"tracker {name}", daemon=True)
+        self._since: float | None = None
+        """start of the current call"""
+        self._failure = ""
+        self._slow = self._reported_slow = self._left = False
+
+    def send(self, call: Call) -> None:
+        """Queue a call."""
+        if self._left:
+            return
+        if self._queue.qsize() >= self._most:
+            self._slow = True
+            return
+        if self._thread.ident is None:
+            self._thread.start()
+        self._queue.put(call)
+
+    def trouble(self) -> str:
+        """Return a new problem of the tracker, or an empty string. Each is reported once."""
+        if self._left:
+            return ""
+        since = self._since
+        if not self._failure and since is not None and time.monotonic() - since > self._call_s:
+            self._failure = f"it has not answered for {self._call_s:g} s"
+        if self._failure:
+            self._left = True
+            return f"continuing without {self._name} ({self._failure})"
+        if self._slow and not self._reported_slow:
+            self._reported_slow = True
+            return f"{self._name} is slow: more than {self._most} calls are queued, and further ones are dropped"
+        return ""
+
+    def finish(self, until: float) -> None:
+        """Close the tracker and wait for it until a monotonic time; :meth:`trouble` returns a failure."""
+        if self._thread.ident is None or self._left:
+            return
+        self._queue.put(lambda tracker: tracker.close())
+        self._queue.put(None)
+        self._thread.join(max(0.0, until - time.monotonic()))
+        if self._thread.is_alive() and not self._failure:
+            self._failure = "it did not finish in time"
+
+    def _work(self) -> None:
+        while (call := self._queue.get()) is not None and not self._left:
+            self._since = time.monotonic()
+            try:
+                call(self._tracker)
+            except (Exception, SystemExit) as error:  # the run continues after a tracker's error
+                why = getattr(error, "strerror", None) or error
+                self._failure = f"{type(error).__name__}: {why}"
+                return
+            self._since = None
+
+
+def every(step: int) -> int:
+    """Return the interval at which steps around ``step`` are logged with their spans."""
+    return EVERY << max(0, (step // THINNED_FROM).bit_length() - 1)
+
+
+class ReportSampling:
+    """Thins work reports: drops the spans of most steps, but keeps all byte counts and memory peaks."""
+
+    def __init__(self) -> None:
+        self._formed: dict[int, int] = {}
+        """replica → its step at its last formation"""
+        self._sums: dict[int, tuple[float, e.Worked]] = {}
+        """node → time and sum of reports that are not logged yet"""
+
+    def form(self, replica: int, step: int) -> None:
+        """Note that a replica is formed and continues from ``step``."""
+        self._formed[replica] = step
+
+    def take(self, t: float, worked: e.Worked, replica: int) -> list[tuple[float, e.Worked]]:
+        """Return the reports to log now, with their times: selected steps with spans, others summed without."""
+        since = worked.step - self._formed.get(replica, 0)
+        if worked.dropped or since <= AFTER_FORMING or worked.step % every(worked.step) == 0:
+            before = self._sums.pop(worked.node, None)
+            return [*([before] if before else []), (t, worked)]
+        before = self._sums.get(worked.node)
+        bare = worked.model_copy(update={"spans": []})
+        if before is None or not _together(before[1], worked):
+            self._sums[worked.node] = t, bare
+            return [before] if before else []
+        self._sums[worked.node] = t, bare.model_copy(update=_sum(before[1], worked))
+        return []
+
+    def rest(self) -> list[tuple[float, e.Worked]]:
+        """Return the reports left to log at the end."""
+        left = list(self._sums.values())
+        self._sums.clear()
+        return left
+
+
+def _sum(one: e.Worked, other: e.Worked) -> dict[str, object]:
+    """Return the sum of the bytes sent to each peer, and the larger memory peaks."""
+    sent = {
+        peer: one.sent_bytes.get(peer, 0) + other.sent_bytes.get(peer, 0) for peer in one.sent_bytes | other.sent_bytes
+    }
+    most = {name: max(getattr(one, name), getattr(other, name)) for name in ("peak_bytes", "device_peak_bytes")}
+    return {"sent_bytes": sent, **most}
+
+
+def _together(one: e.Worked, other: e.Worked) -> bool:
+    """Return whether both reports have the same worker, generation and hundred of steps."""
+    same_worker = (one.worker, one.generation) == (other.worker, other.generation)
+    return same_worker and one.step // TOGETHER == other.step // TOGETHER

@@ -1,0 +1,190 @@
+"""The table that is printed before a run: its stages, their predicted memory and traffic, and the run's duration.
+
+Memory is predicted in ``device_memory.py``, from ``models/activations.py`` and ``models/counting.py``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from planaria.config.schema import RunConfig
+from planaria.models.families import stage_parameters, trained_parameters
+from planaria.models.llama_stages import stage_layers
+from planaria.pipeline.network.costs import Costs, message_bytes
+from planaria.runtime.engine.requirements import stage_state_bytes
+from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.fleet.devices import NO_INVENTORY, Inventory
+from planaria.runtime.fleet.host_memory import free_memory
+from planaria.runtime.prediction.memory import (
+    StageMemory,
+    devices_of,
+    homes_of,
+    own_workers,
+    predicted,
+    together,
+)
+from planaria.runtime.prediction.simulate import simulate
+from planaria.runtime.prediction.traffic import exchange_costs, link_bytes, one_replica
+
+MOST_ROWS = 12
+"""lines about stages; if there are more, those in the middle share one"""
+HEAD = ["stage", "layers", "parameters", "trained", "memory", "= state", "+ in flight", "+ passes", "+ process", "sent"]
+
+
+class StageRow(NamedTuple):
+    """A stage before a run; bytes."""
+
+    stage: int
+    layers: range
+    parameters: int
+    trained: int
+    state: int
+    """weights, gradients and moments"""
+    memory: StageMemory | None
+    """None: unknown, but not less than ``state``"""
+    sent: int
+    """activations and their gradients that its worker sends to other stages in a step"""
+    exchanged: float
+    """what its worker sends to other replicas in a round of their exchange, on average"""
+
+
+def stage_rows(run: ResolvedRun, found: Inventory = NO_INVENTORY) -> list[StageRow]:
+    """Return the stages of a run; ``found``: its CUDA devices, if they are known."""
+    config, stages = run.config, run.config.pipeline.stages
+    model, memory, states = config.model, predicted(config, found), stage_state_bytes(config)
+    sent, agreed, rows = _sent(config), exchange_costs(config), []
+    for stage in range(stages + 1):
+        count = stage_parameters(model, stages, stage)
+        trained, layers = trained_parameters(model, stages, stage), stage_layers(model, stages, stage)
+        exchanged = agreed[stage].total if agreed and trained else 0.0
+        own = memory[stage] if memory else None
+        rows.append(StageRow(stage, layers, count, trained, states[stage], own, sent[stage], exchanged))
+    return rows
+
+
+def _sent(config: RunConfig) -> Counter[int]:
+    """Return the mean bytes that a worker of each stage sends in a step."""
+    there, found = ResolvedRun(one_replica(config)).arrangement, Counter[int]()
+    for (source, _), bytes in link_bytes(config).items():
+        found[there.stage[source]] += bytes
+    return Counter({stage: bytes // len(there.nodes(stage)) for stage, bytes in found.items()})
+
+
+def table(config: RunConfig, done: int = 0, step_s: float | None = None) -> list[str]:
+    """Return the lines about a run, which has been checked and fitted, to print before it starts.
+
+    :param done: steps that an earlier part of the run has made
+    :param step_s: seconds of a step as measured in that part
+    """
+    run, found = ResolvedRun(config), devices_of(config)
+    rows = stage_rows(run, found)
+    time = _time(run, config.train.steps - done, step_s)
+    return [*stage_lines(rows), *_machine_lines(config, rows, found), _traffic(run, rows), time]
+
+
+def stage_lines(rows: Sequence[StageRow]) -> list[str]:
+    """Return a heading and at most :data:`MOST_ROWS` aligned lines."""
+    columns = len(HEAD) + any(row.exchanged for row in rows)
+    first = len(rows) if len(rows) <= MOST_ROWS else MOST_ROWS - 2
+    groups = [*([row] for row in rows[:first]), *filter(None, (rows[first:-1], rows[max(first, len(rows) - 1) :]))]
+    lines = [[*HEAD, "exchanged"][:columns], *(_cells(group)[:columns] for group in groups)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        "  ".join(cell.rjust(width) if n > 1 else cell.ljust(width) for n, (cell, width) in enumerate(pairs))
+        for pairs in (list(zip(line, widths, strict=True)) for line in lines)
+    ]
+
+
+def _cells(group: Sequence[StageRow]) -> list[str]:
+    """Return the cells of one stage, or of the largest of several."""
+    row, last = max(group, key=lambda one: one.memory.peak if one.memory else one.state), group[-1]
+    layers = range(group[0].layers.start, last.layers.stop)
+    held = f"{layers.start}–{layers.stop - 1}" if len(layers) > 1 else str(layers.start) if layers else "–"
+    parts = [f"> {size(row.state)}", size(row.state), "?", "?", "?"]
+    if row.memory is not None:
+        one = row.memory
+        rest = one.peak - one.state - one.kept - one.working
+        parts = [size(bytes) for bytes in (one.peak, one.state, one.kept, one.working, rest)]
+    name = str(row.stage) if row.stage else "ends"
+    if len(group) > 1:
+        name, parts[0] = f"{group[0].stage}–{last.stage}", f"≤ {parts[0]}"
+    return [name, held, millions(row.parameters), millions(row.trained), *parts, size(row.sent), size(row.exchanged)]
+
+
+def size(bytes: float) -> str:
+    """Return bytes with two or three digits.
+
+    >>> size(4.2e9), size(0), size(12_345)
+    ('4.20 GB', '0', '0.01 MB')
+    """
+    if bytes >= 1e9:
+        return f"{bytes / 1e9:#.3g} GB"
+    return f"{bytes / 1e6:.{0 if bytes >= 1e7 else 2}f} MB" if bytes else "0"
+
+
+def millions(count: int) -> str:
+    """Return a number of parameters.
+
+    >>> millions(4_022_468_096), millions(81_000)
+    ('4,022.5 M', '0.081 M')
+    """
+    return f"{count / 1e6:,.{1 if count >= 1e6 else 3}f} M"
+
+
+def _machine_lines(config: RunConfig, rows: Sequence[StageRow], found: Inventory) -> Iterator[str]:
+    """Yield what the workers of each device take, and of how much."""
+    memory = [row.memory for row in rows if row.memory is not None]
+    here = own_workers(config)
+    crowd = 1 if config.engine == "inline" else here
+    free = " free" if config.train.device == "cpu" else ""
+    places = [(f"device {d.name}", homes_of(found, crowd).get(d.name, 0), d.memory) for d in found.devices]
+    if config.train.device == "cpu":
+        places = [("this machine", crowd, free_memory())]
+    for place, workers, room in places if memory else ():
+        of = f" of {size(room)}{free}" if 0 < room < 1 << 60 else ""
+        yield f"memory        {place}: {_counted(workers)}, at most {size(together(config, memory, workers))}{of}"
+    if not memory and config.train.device == "cuda" and not found.devices:
+        yield f"memory        not predicted: no device is known here ({found.lacks or 'other machines have them'})"
+    elif not memory:
+        yield "memory        activations are not predicted: the family gives no formula, or passes are emulated"
+    wanted = (config.pipeline.stages + 1) * config.exchange.replicas
+    if config.engine == "fleet" and here < wanted:
+        where = "the cluster" if config.fleet.kind == "ray" else "machines that join; each checks its memory then"
+        yield f"memory        {_counted(wanted - here)} on {where}"
+
+
+def _counted(count: int, noun: str = "worker") -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def _traffic(run: ResolvedRun, rows: Sequence[StageRow]) -> str:
+    """Return what a step and a round send in all."""
+    config, every = run.config, run.exchange.interval
+    line = f"sent          {size(config.exchange.replicas * sum(row.sent for row in rows))} between stages in a step"
+    if any(row.exchanged for row in rows):
+        when = f"every {every} steps" if every else "every step"
+        line += f"; {size(sum(row.exchanged for row in rows))} from each replica to others, {when}"
+    return line
+
+
+def _time(run: ResolvedRun, steps: int, measured_s: float | None) -> str:
+    """Return how long ``steps`` take."""
+    seconds, source = measured_s, "at the speed of the steps before"
+    if seconds is None:
+        seconds, source = stated_step_s(run), "by the costs that [network] states"
+    if seconds is None:
+        return "time          unknown until step 3: [network] states no costs"
+    return f"time          {steps * seconds / 3600:#.2g} h for {_counted(steps, 'step')}, {source}"
+
+
+def stated_step_s(run: ResolvedRun) -> float | None:
+    """Return the seconds of a step by the schedule or the costs in ``network``; None without any."""
+    network = run.config.network
+    if run.schedule is not None:
+        return run.schedule.step_s
+    if not (network.forward_s or network.backward_s):
+        return None
+    plan = ResolvedRun(one_replica(run.config)).training(0)
+    return simulate(plan, Costs(network), message_bytes(run.config.model, run.config.pipeline)).step_s

@@ -1,0 +1,189 @@
+"""The control channel of a worker: one inbox, and one connection to the controller.
+
+Orders, frames and broken edges arrive in the same queue, so the worker sees the controller's orders in every wait.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from queue import Empty
+from typing import Any, NamedTuple, NoReturn, Protocol
+
+from pydantic import TypeAdapter, ValidationError
+
+from planaria.control.decisions import ORDER, InjectFault, Order
+from planaria.control.events import Fact, Heartbeat
+from planaria.pipeline.plan.actions import Action
+from planaria.runtime.fleet.base import ControlLine
+from planaria.runtime.transport.inbox import Inbox, Items
+from planaria.runtime.worker.step_samples import Batch, ReadTimer
+
+MAX_ORDER_BYTES = 1 << 20
+
+
+class CurrentAction(NamedTuple):
+    """Current action of the main thread; ``since`` and ``cpu``: wall and thread time (s) of its last progress."""
+
+    doing: str
+    step: int
+    microbatch: int
+    waiting: bool
+    since: float
+    cpu: float
+
+
+class Superseded(Exception):
+    """The controller sent an order that replaces the current action."""
+
+    def __init__(self, order: Order) -> None:
+        super().__init__(type(order).__name__)
+        self.order = order
+
+
+class InjectedFaults(Protocol):
+    """Faults injected into a worker (``faults/worker.py``)."""
+
+    def add(self, injection: InjectFault) -> None: ...
+
+    def aim(self, actions: Sequence[Action]) -> None: ...
+
+    def source(self, batch: Batch, step: int | None) -> Batch: ...
+
+    def lag(self, busy_s: float) -> bool: ...
+
+    def at(self, doing: str, microbatch: int, hop: int) -> None: ...
+
+    def meet(self, doing: str) -> None: ...
+
+
+class ControlLink:
+    """Inbox and reports of one worker."""
+
+    reports_timings = True
+    """whether the worker reports the durations of its actions"""
+
+    def __init__(
+        self,
+        connection: ControlLine,
+        heartbeat_s: float,
+        orders: TypeAdapter[Any] = ORDER,
+        inbox: Items | None = None,
+    ) -> None:
+        """``orders``: the types that messages of the controller are validated against."""
+        self.inbox: Items = Inbox() if inbox is None else inbox
+        self._connection, self._heartbeat_s, self._orders = connection, heartbeat_s, orders
+        self._speaking = threading.Lock()
+        self._place = CurrentAction("orders", -1, -1, False, time.monotonic(), time.thread_time())
+        self.faults: InjectedFaults | None = None
+        """faults injected into this worker; None until the first is announced"""
+        self.injector: Callable[[], InjectedFaults] | None = None
+        """makes :attr:`faults`; None where no fault can strike"""
+        self.struck: Callable[[str, InjectFault], None] = lambda signal, injection: None
+        """called with the log's name of a fault, and the fault, before its injection"""
+        self.reading = ReadTimer()
+        self.trouble: Callable[[], str] = str
+        """returns why an opening edge is not open yet"""
+        self.writing: tuple[int, float] | None = None
+        """the checkpoint that another thread writes, and since when (monotonic seconds)"""
+
+    def open(self) -> None:
+        """Start the threads for orders and heartbeats. Call it from the main thread, which the heartbeats describe."""
+        self._clock = time.pthread_getcpuclockid(threading.get_ident())
+        threading.Thread(target=self._listen, name="control", daemon=True).start()
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+
+    def report(self, fact: Fact) -> None:
+        """Send an event to the controller; exit if the controller has exited."""
+        text = fact.model_dump_json().encode()
+        with self._speaking:
+            try:
+                self._connection.send_bytes(text)
+            except OSError:
+                self.leave()
+
+    def leave(self, code: int = 0) -> NoReturn:
+        """Exit at once, without joining threads."""
+        os._exit(code)
+
+    def end(self, number: signal.Signals) -> None:
+        """Kill or stop this worker."""
+        signal.raise_signal(number)
+
+    def at(self, doing: str, step: int = -1, microbatch: int = -1, hop: int = -1) -> None:
+        """Record the main thread's action, and inject a fault that is scheduled for it."""
+        self.lag()
+        self._place = CurrentAction(doing, step, microbatch, False, time.monotonic(), time.thread_time())
+        if self.faults is not None:
+            self.faults.at(doing, microbatch, hop)
+
+    def lag(self) -> None:
+        """Delay the main thread if a fault slows it down."""
+        if self.faults is not None and self.faults.lag(time.monotonic() - self._place.since):
+            self._place = self._place._replace(since=time.monotonic())
+
+    def beside(self, doing: str) -> None:
+        """Inject a fault that is scheduled for this action of another thread."""
+        if self.faults is not None:
+            self.faults.meet(doing)
+
+    def next(self, deadline: float | None = None) -> Any:
+        """Return the next item of the inbox; None after ``deadline`` (monotonic seconds).
+
+        :raises Superseded: if it is an order that cancels the current action.
+        """
+        item = self._await(deadline)
+        if getattr(item, "interrupts", False):
+            raise Superseded(item)
+        return item
+
+    def _await(self, deadline: float | None) -> Any:
+        place = self._place
+        self._place = place._replace(waiting=True, since=time.monotonic(), cpu=time.thread_time())
+        try:
+            return self.inbox.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+        except Empty:
+            return None
+        finally:
+            self._place = place._replace(since=time.monotonic(), cpu=time.thread_time())
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                self.take_in(self._orders.validate_json(self._connection.recv_bytes(MAX_ORDER_BYTES)))
+        except (EOFError, OSError, ValidationError):
+            self.leave()  # the controller has exited
+
+    def take_in(self, order: object) -> None:
+        """Accept an order from the controller."""
+        if isinstance(order, InjectFault) and self.injector is not None:
+            self.faults = self.faults or self.injector()
+            self.faults.add(order)  # must take effect before the next order
+        else:
+            self.inbox.put(order)
+
+    def _beat(self) -> None:
+        before, stuck_since = (self._place, self.inbox.rounds), time.monotonic()
+        while True:
+            place, writing, now = self._place, self.writing, time.monotonic()
+            at = place, self.inbox.rounds
+            if at != before or not self.inbox.pending():
+                before, stuck_since = at, now
+            # A worker that waits but does not process received items has been stuck since then.
+            waiting = place.waiting and stuck_since == now
+            beat = Heartbeat(
+                doing=place.doing,
+                step=place.step,
+                microbatch=place.microbatch,
+                waiting=waiting,
+                for_s=now - (stuck_since if place.waiting and not waiting else place.since),
+                cpu_s=max(0.0, time.clock_gettime(self._clock) - place.cpu),
+                trouble=self.trouble(),
+                writing=-1 if writing is None else writing[0],
+                writing_s=0.0 if writing is None else now - writing[1],
+            )
+            self.report(beat)
+            time.sleep(self._heartbeat_s)

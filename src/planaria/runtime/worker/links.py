@@ -1,0 +1,179 @@
+"""The edges of one worker: which stay open, open or close when the controller forms a new generation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from planaria.control.decisions import BEFORE, Donate, Form, Handover, MemberLink, Rebuild, Source, state_link
+from planaria.exchange.registry import exchange
+from planaria.models.families import stage_parameters
+from planaria.models.optimizers import optimizer
+from planaria.models.packing import HEADROOM
+from planaria.pipeline.network.costs import FP32_BYTES, message_bytes
+from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.transport.edge import EdgeEnd, EdgeSpec, Transport
+from planaria.runtime.transport.emulated_link import EmulatedLink
+from planaria.runtime.transport.wire import State
+from planaria.runtime.worker.setup import Setup
+
+
+class WorkerLinks:
+    """A worker's edges by peer node, and the short-lived edges that carry a lost stage's state."""
+
+    def __init__(self, setup: Setup, resolved: ResolvedRun, transport: Transport) -> None:
+        self._setup, self._resolved, self.transport = setup, resolved, transport
+        self._slots = resolved.recovery.slots
+        self.edges: dict[int, EdgeEnd] = {}
+        self.transfers: dict[int, EdgeEnd] = {}
+        self.meeting: dict[int, EdgeEnd] = {}
+        """to the same stage of other replicas, in the current round"""
+        self.opened: set[EdgeEnd] = set()
+        self._inbound: EmulatedLink | None = None
+        self._sent: dict[int, int] = {}
+        self.watch: Callable[[EdgeEnd], None] | None = None
+        """called with each new edge; set by an injected fault"""
+
+    def form(self, form: Form, node: int) -> None:
+        """Open and close edges until ``node`` has those of ``form``; an edge with an unchanged id stays open."""
+        mine = [link for link in form.links if node in (link.low, link.high)]
+        wanted = {link.high if link.low == node else link.low: link for link in mine}
+        for peer, edge in list(self.edges.items()):
+            if peer not in wanted or wanted[peer].id != edge.spec.link_id:
+                self.edges.pop(peer).abandon()
+                self._sent.pop(peer, None)  # its successor counts from zero
+        for peer, link in wanted.items():
+            if peer not in self.edges:
+                most, over = self._most_bytes(node, peer), self._setup.config.fleet.relays.get(link.over)
+                self.edges[peer] = self._open(link.id, link.at_for(node), node, peer, most, over.at if over else "")
+        self.end_transfers()
+        for member in form.members:
+            for donor in _donors(member.source):
+                if node in (donor, member.node):
+                    peer = member.node if node == donor else donor
+                    link_id = state_link(form.generation, donor, member.node)
+                    at = member.at if node == donor else ""
+                    self.transfers[peer] = self._open(link_id, at, node, peer, self._state_bytes(member.stage))
+
+    def end_transfers(self) -> None:
+        """Close the edges that carried the state of lost stages."""
+        for edge in self.transfers.values():
+            edge.abandon()
+        self.transfers.clear()
+        self.opened &= {*self.edges.values(), *self.meeting.values()}
+
+    def meet(self, links: Sequence[MemberLink], node: int) -> list[EdgeEnd]:
+        """Open and close edges to the same stage of other replicas; return the new ones."""
+        mine = [link for link in links if node in (link.low, link.high)]
+        wanted = {link.high if link.low == node else link.low: link for link in mine}
+        for peer, edge in list(self.meeting.items()):
+            if peer not in wanted or wanted[peer].id != edge.spec.link_id:
+                self.meeting.pop(peer).abandon()
+        most = self._state_bytes(self._resolved.arrangement.stage[node])
+        new = {
+            peer: self._open(link.id, link.at_for(node), node, peer, most)
+            for peer, link in wanted.items()
+            if peer not in self.meeting
+        }
+        self.meeting |= new
+        return list(new.values())
+
+    def part(self) -> None:
+        """Close the edges of the current round."""
+        for edge in self.meeting.values():
+            edge.abandon()
+        self.meeting.clear()
+        self.opened &= {*self.edges.values(), *self.transfers.values()}
+
+    def transfer(self, order: Donate, flat: Tensor) -> None:
+        """Send a state to another replica, or a successor, over a separate edge."""
+        edge = self._open(order.link, order.at, order.donor, order.to, self._state_bytes(order.stage))
+        edge.send(State(order.stage), flat)
+        edge.abandon()  # after the state was sent
+
+    def close(self) -> None:
+        """Close all edges."""
+        self.part()
+        self.end_transfers()
+        for edge in self.edges.values():
+            edge.abandon()
+        self.edges.clear()
+        self.opened.clear()
+        self._sent.clear()
+
+    def newly_arrived(self) -> dict[int, list[float]]:
+        """Return the transit times (s) of activations since the last call, by neighbour."""
+        found = {}
+        for peer, edge in self.edges.items():
+            found[peer] = [edge.transits.popleft() for _ in range(len(edge.transits))]
+        return found
+
+    def newly_sent(self) -> dict[int, int]:
+        """Return the bytes sent since the last call, by neighbour."""
+        before, self._sent = self._sent, {peer: edge.sent_bytes for peer, edge in self.edges.items()}
+        return {peer: max(0, size - before.get(peer, 0)) for peer, size in self._sent.items()}
+
+    def has(self, edge: EdgeEnd) -> bool:
+        """Return whether this is an edge of the current generation."""
+        return self.edges.get(edge.spec.peer) is edge or any(
+            edge in edges.values() for edges in (self.transfers, self.meeting)
+        )
+
+    def relay_at(self, at: str) -> str:
+        """Return the name of the relay at this HOST:PORT."""
+        return next(name for name, relay in self._setup.config.fleet.relays.items() if relay.at == at)
+
+    @property
+    def unopened(self) -> list[int]:
+        """Nodes whose edge is not open yet."""
+        return [peer for peer, edge in self.edges.items() if edge not in self.opened]
+
+    def _most_bytes(self, node: int, peer: int) -> int:
+        """Return the bytes of the largest frame between two nodes: an activation, a gradient share or a copy."""
+        config, stage = self._setup.config, self._resolved.arrangement.stage
+        pair = min(stage[node], stage[peer]), max(stage[node], stage[peer])
+        copied = {source for slot in self._slots if pair in slot.copy.pairs for source in slot.copy.sources}
+        if stage[node] == stage[peer] or config.model.one_array:
+            copied.add(stage[node])
+        return max(message_bytes(config.model, config.pipeline).larger, *(self._state_bytes(s) for s in copied), 0)
+
+    def _state_bytes(self, stage: int) -> int:
+        """Return the bytes of the largest packed state of a stage: weights, moments and outer state."""
+        config = self._setup.config
+        outer = len(exchange(config.exchange).parts) if config.exchange.replicas > 1 else 0
+        copies = 1 + len(optimizer(config.optim).keys) + outer
+        return copies * FP32_BYTES * stage_parameters(config.model, config.pipeline.stages, stage) + HEADROOM
+
+    def _open(self, link_id: str, at: str, node: int, peer: int, max_bytes: int, over: str = "") -> EdgeEnd:
+        config = self._setup.config
+        emulated = config.network.emulate and BEFORE not in (node, peer)
+        spec = EdgeSpec(
+            link_id=link_id,
+            at=at,
+            peer=peer,
+            max_bytes=max_bytes,
+            open_timeout_s=config.fleet.timeout_s,
+            link=self._link(peer, node) if emulated else None,
+            over=over,
+        )
+        edge = self.transport.edge(spec)
+        if self.watch is not None:
+            self.watch(edge)
+        return edge
+
+    def _link(self, peer: int, node: int) -> EmulatedLink | None:
+        """Return the emulated link from ``peer``; one for all peers if they share it."""
+        network, (latency_s, bandwidth) = self._setup.config.network, self._resolved.link(peer, node)
+        if not latency_s and bandwidth is None:
+            return None
+        if network.inbound == "each" or self._inbound is None:
+            self._inbound = EmulatedLink(latency_s, bandwidth, network.latency_queued)
+        return self._inbound
+
+
+def _donors(source: Source) -> list[int]:
+    """Return the nodes that send a member its state; ``BEFORE`` is its predecessor."""
+    if isinstance(source, Handover):
+        return [BEFORE]
+    return source.donors if isinstance(source, Rebuild) else []

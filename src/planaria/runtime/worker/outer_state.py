@@ -1,0 +1,144 @@
+"""A node's outer state: as settled last, and as the current step would change it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from planaria.config.schema import ExchangeConfig
+from planaria.control import events as e
+from planaria.control.update_reports import Full, rounded, three_digits
+from planaria.exchange.base import CompressionEffect, StageOuterState, TooManyByzantine, Update, UpdateWeights, Weights
+from planaria.exchange.registry import exchange
+from planaria.exchange.robust.equivocation import digest
+from planaria.exchange.update_publisher import UpdatePublisher
+from planaria.exchange.update_validation import validate
+from planaria.runtime.worker.runner import NonFinite, StageRunner
+
+
+@dataclass(frozen=True)
+class UpdateJudgement:
+    """A node's judgement of received updates, and statistics of the one it sent."""
+
+    refused: Mapping[int, str] = field(default_factory=dict)
+    """replica with an invalid update → reason"""
+    counted: Sequence[UpdateWeights] = ()
+    """weights of the updates in the result, if the rule has any"""
+    compressed: CompressionEffect | None = None
+    """statistics of this node's compressed update, once committed"""
+    full: Full | None = None
+    """why it was sent uncompressed, if it was"""
+
+    def facts(self, first: bool) -> Iterator[tuple[type[e.Fact], dict[str, Any]]]:
+        """Yield events and their fields; the ``first`` node of a stage reports weights and compression for all."""
+        for replica, reason in self.refused.items():
+            yield e.UpdateRejected, {"replica": replica, "reason": reason}
+        for counted in self.counted if first else ():
+            rivals = {rule: rounded(of) for rule, of in counted.rivals().items()}
+            yield e.UpdatesWeighted, {"counted": rounded(counted.coefficients), "rivals": rivals}
+        if first and (made := self.compressed) is not None:
+            norms = {"norm": made.norm, "lost": made.lost, "owed": made.owed, "off": made.off}
+            digits = {name: three_digits(value) for name, value in norms.items() if value is not None}
+            sizes = {"sent_bytes": made.sent_bytes, "dense_bytes": made.dense_bytes}
+            yield e.MessageCompressed, {**sizes, **digits, "full": self.full if made.full else None}
+
+
+class OuterState:
+    """The outer state of one node during gradient exchanges; changes are pending until the step commits."""
+
+    def __init__(self, config: ExchangeConfig) -> None:
+        self.exchange, self._alone = exchange(config), config.replicas == 1
+        self.settled = StageOuterState()
+        """after the last commit or round"""
+        self.publisher = UpdatePublisher()
+        """replaced by an injected fault"""
+        self.left_out: Mapping[int, str] = {}
+        """replica → why its update is ignored by all in the current step"""
+        self.received: Mapping[int, str] = {}
+        """replica → digest of its update in that step (``exchange/robust/equivocation.py``)"""
+        self._pending: StageOuterState | None = None
+        self._held: StageOuterState | None = None
+        """restored if the step is dropped"""
+        self._honest = Update()
+        self._anew: Full = "beginning"
+        """reason for the last or next reset of estimates"""
+
+    def begin(self, state: Mapping[str, Tensor], weights: Weights, rounds: int) -> None:
+        """Start with new ``weights`` after ``rounds`` settled rounds; an empty outer ``state`` is initialised."""
+        self.drop()
+        self._held = None
+        self._anew = "replicas" if state else "beginning"
+        if state:
+            self.settled = StageOuterState.load({**state, "rounds": torch.tensor(rounds)}, self.exchange.parts)
+        else:
+            self.settled = replace(StageOuterState() if self._alone else self.exchange.start(weights), rounds=rounds)
+
+    def update(self, runner: StageRunner, me: int = 0) -> Update:
+        """Return the update of replica ``me`` from the step's unclipped gradient.
+
+        :raises NonFinite: if a number in it is not finite, which rounding could hide.
+        """
+        runner.weigh()
+        update = self.exchange.for_sender(me).update(self.settled, runner.grads)
+        lossy = update.blocking is not None and update.blocking.dtype != torch.float32
+        if lossy and not all(torch.isfinite(gradient).all() for gradient in runner.grads.values()):
+            raise NonFinite(f"the gradient of stage {runner.stage} is not finite; lower optim.lr")
+        self._honest = update
+        return update
+
+    def settle(self, updates: Mapping[int, Update], me: int, runner: StageRunner) -> UpdateJudgement:
+        """Replace the gradient by the exchange's result for ``updates`` (replica → update, including ``me``).
+
+        Invalid updates are excluded, up to the number that the exchange tolerates.
+        :raises NonFinite: if there are more; it names their replicas.
+        """
+        counted: list[UpdateWeights] = []
+        try:
+            rule, sound, refused = validate(
+                self.exchange, self.settled, updates, self._honest, counted.append, self.left_out
+            )
+            grads, self._pending = rule.settle(self.settled, runner.grads, sound, me)
+        except TooManyByzantine as error:
+            fix = "lower optim.lr" if "finite" in str(error) else "check that replica"
+            fix += "" if self.exchange.tolerated else "; exchange.robust has rules that tolerate it"
+            raise NonFinite(f"the gradients of stage {runner.stage} cannot be combined: {error}; {fix}") from None
+        runner.take(grads)
+        others = {replica: update for replica, update in sound.items() if replica != me}
+        self.publisher.received(others, self.exchange.codec(self.settled), self.settled.rounds)
+        witnessed = self.exchange.witnessed(len(updates))
+        self.received = {replica: digest(update) for replica, update in updates.items()} if witnessed else {}
+        return UpdateJudgement(refused, counted)
+
+    def anew(self) -> None:
+        """Reset estimates after another node of the stage was rebuilt without its own."""
+        self.settled = self.exchange.anew(self.settled)
+        if self.settled.rounds:
+            self._anew = "rebuilt"
+
+    def hold(self) -> None:
+        """Make later changes of :attr:`settled` revocable until the step commits."""
+        self._held = self.settled
+
+    def commit(self) -> UpdateJudgement:
+        """Commit the step; return what to report about it."""
+        self._held = None
+        if self._pending is None:
+            return UpdateJudgement()
+        self.settled, self._pending = self._pending, None
+        self.publisher.sent()
+        return UpdateJudgement(compressed=self._honest.compressed, full=self._anew)
+
+    def drop(self) -> None:
+        """Discard the current step."""
+        self._pending = None
+        if self._held is not None:
+            self.settled, self._held = self._held, None
+
+    def given(self, to_successor: bool) -> dict[str, Tensor]:
+        """Return the outer state for a successor of this node, or the shared part of it for a copy."""
+        outer = self.settled if to_successor else self.settled.copied(self.exchange.parts)
+        return {name: tensor for name, tensor in outer.state().items() if name != "rounds"}

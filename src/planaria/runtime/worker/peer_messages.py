@@ -1,0 +1,327 @@
+"""Messages between a worker and other nodes over the edges of the current generation."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from planaria.control import events as e
+from planaria.control.decisions import Donate, Form, Introduce, Meet
+from planaria.pipeline.codecs.registry import codec_of
+from planaria.pipeline.plan.actions import Action, Key, Kind
+from planaria.recovery.base import Moment
+from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.transport import wire
+from planaria.runtime.transport.edge import EdgeEnd, EdgeFailed, EdgeOpened, FrameArrived, SocketTransport, Transport
+from planaria.runtime.transport.staging import Staging, with_cuda
+from planaria.runtime.transport.wire import FrameContent, WireError
+from planaria.runtime.worker.control_link import ControlLink
+from planaria.runtime.worker.exchange_round import RoundMember
+from planaria.runtime.worker.links import WorkerLinks
+from planaria.runtime.worker.outer_state import UpdateJudgement
+from planaria.runtime.worker.position import Position
+from planaria.runtime.worker.received_frames import FrameId, ReceivedFrames
+from planaria.runtime.worker.recovery_copies import Parcel, StageCopies
+from planaria.runtime.worker.runner import StageRunner
+from planaria.runtime.worker.setup import Setup
+
+_TIMES = 3
+"""longest wait for one message, in step durations"""
+_REMEMBERED = 16
+"""steps; the load of a machine changes"""
+
+
+class WaitTimeout:
+    """Time-out that scales with the duration of steps, at least ``fleet.timeout_s``.
+
+    Before the first step, it follows from the duration of this worker's first pass.
+    """
+
+    def __init__(self, floor_s: float) -> None:
+        self.warm_s = 0.0
+        """seconds of one forward, backward and update when the worker started"""
+        self._floor_s, self._actions = floor_s, 1
+        self._steps: deque[float] = deque(maxlen=_REMEMBERED)
+
+    def expect(self, actions: int) -> None:
+        """Set the number of actions in the next step, over all workers."""
+        self._actions = actions
+
+    def learn(self, step_s: float) -> None:
+        """Record the duration of a step."""
+        self._steps.append(step_s)
+
+    @property
+    def seconds(self) -> float:
+        """The current time-out."""
+        # A forward and a backward pass are two actions.
+        usual = max(self._steps) if self._steps else self.warm_s * self._actions / 2
+        return max(self._floor_s, _TIMES * usual)
+
+
+_PASSES: dict[Kind, wire.Pass] = {"forward": FrameContent.FORWARD, "backward": FrameContent.BACKWARD}
+_MOMENTS: dict[Moment, wire.Renewal] = {"before": FrameContent.COPY_BEFORE, "after": FrameContent.COPY_AFTER}
+
+
+class PeerMessages:
+    """Messages of a worker to and from its neighbours."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        resolved: ResolvedRun,
+        here: Position,
+        control_link: ControlLink,
+        transport: Transport,
+        transfer: Callable[[Donate], None],
+    ) -> None:
+        """``transfer``: called when another replica, or a successor, requests a copy of this stage."""
+        self.here, self.control_link, self.transfer = here, control_link, transfer
+        self.round_member = RoundMember(setup.config.exchange)
+        self.links = WorkerLinks(setup, resolved, transport)
+        self.staging: Staging | None = None
+        """copies between host and device, if stages compute on a device in several processes"""
+        model, pipeline = setup.config.model, setup.config.pipeline
+        codec, shape = codec_of(pipeline.wire), (pipeline.microbatch_size, model.context, model.dim)
+        if setup.config.train.device == "cuda" and isinstance(transport, SocketTransport):
+            self.staging, transport.port.rings = with_cuda(codec.bytes(shape))
+        land = None if self.staging is None else self.staging.receive
+        self.frames_in = ReceivedFrames(codec, shape, land)
+        self.patience = WaitTimeout(setup.config.fleet.timeout_s)
+        self.first_pass = 0
+        """number of the first activation; in a coded step, activations of cancelled rounds are never taken"""
+        self.waited: dict[int, float] = {}
+        """node → seconds spent waiting for its frames in this step"""
+        self._resolved = resolved
+        self._broken: dict[EdgeEnd, EdgeFailed] = {}
+        self._step_began = time.monotonic()
+
+    def move(self, node: int, form: Form) -> None:
+        """Take the position ``node`` of ``form``, and drop state of older generations."""
+        self._drop_copies()
+        self.here.move(node, form)
+        self.links.part()
+        self.round_member.drop()
+        self.advance(form.step)
+        self.links.form(form, node)
+        # An edge may have broken while the controller formed this generation, which has not seen that report.
+        self._broken = {edge: broken for edge, broken in self._broken.items() if self.links.has(edge)}
+        for broken in self._broken.values():
+            self._report_broken(broken)
+
+    def advance(self, step: int) -> None:
+        """Advance to ``step``."""
+        self.here.step, self.first_pass, self._step_began = step, 0, time.monotonic()
+        self.waited = {}
+        self.frames_in.turn(self.here.generation, step)
+
+    def leave(self) -> None:
+        """Give up the position."""
+        self._drop_copies()
+        self.links.close()
+        self.round_member.drop()
+        self.here.node = self.here.stage = -1
+
+    def _drop_copies(self) -> None:
+        """Drop pending copies from a device; their edges are closing."""
+        if self.staging is not None:
+            self.staging.drop()
+
+    @property
+    def nodes_of_stage(self) -> Sequence[int]:
+        """All nodes of this worker's stage, present or absent."""
+        return self._resolved.arrangement.nodes(self.here.stage)
+
+    def handle(self, item: Any) -> None:
+        """Process an item from the inbox. Items of an older generation are ignored."""
+        match item:
+            case FrameArrived(edge=edge) | EdgeOpened(edge=edge) | EdgeFailed(edge=edge) if not self.links.has(edge):
+                return  # of an older generation
+            case Donate():
+                self.transfer(item)
+            case Introduce() if self.here.is_ours(item):
+                self.introduce(item)
+            case FrameArrived(edge=edge, header=header, payload=payload) if edge in self.links.meeting.values():
+                self._receive_update(edge, header, payload)
+            case FrameArrived(edge=edge, header=header, payload=payload):
+                try:
+                    self.frames_in.put(edge.spec.peer, header, payload)
+                except WireError as error:
+                    self.here.report_broken(edge.spec.peer, str(error))
+            case EdgeOpened(edge=edge):
+                self.links.opened.add(edge)
+            case EdgeFailed(edge=edge, detail=detail, strange=strange) if edge in self.links.meeting.values():
+                if strange:
+                    self._refuse(edge, detail)
+                return  # a wait for its update ends by time-out
+            case EdgeFailed(edge=edge):
+                self._broken[edge] = item
+                self._report_broken(item)
+
+    def _report_broken(self, broken: EdgeFailed) -> None:
+        spec = broken.edge.spec
+        relay = self.links.relay_at(spec.over) if broken.silent_relay else ""
+        self.here.report_broken(spec.peer, broken.detail, relay=relay)
+
+    def handle_pending(self) -> None:
+        """Process all items in the inbox."""
+        while not self.control_link.inbox.empty():
+            self.handle(self.control_link.next())
+
+    def wait_for(self, late: Callable[[], Sequence[int]], what: str) -> None:
+        """Process the inbox until ``late`` returns no nodes.
+
+        A wait longer than the time-out is reported once; ``what`` describes it, with {} for the first late node.
+        """
+        if not (nodes := late()):
+            return
+        patience_s, began = self.patience.seconds, time.monotonic()
+        deadline: float | None = began + patience_s
+        while nodes:
+            since = time.monotonic()
+            item = self.control_link.next(deadline)
+            self.waited[nodes[0]] = self.waited.get(nodes[0], 0.0) + time.monotonic() - since
+            if item is not None:
+                self.handle(item)
+            else:
+                waited = f"waited {patience_s:g} s for {what.format(self.here.name_of(nodes[0]))}"
+                self.here.report_broken(nodes[0], waited, patience_s, began - self._step_began)
+                deadline = None
+            nodes = late()
+
+    def collect(self, frames: Sequence[FrameId], what: str) -> list[Tensor]:
+        """Wait for these frames, and return them in this order."""
+        self.wait_for(lambda: self.frames_in.missing(frames), what)
+        return [self.frames_in.take(frame) for frame in frames]
+
+    def introduce(self, order: Introduce) -> None:
+        """Send the next round's prefetched part to the same stage of the other members."""
+        prefetched = self.round_member.prefetch(order.round)
+        for edge in self.links.meet(order.links, self.here.node):
+            self.round_member.forget(edge.spec.peer)
+            self._send_part(edge, FrameContent.PREFETCHED, prefetched)
+
+    def meet(self, order: Meet, runner: StageRunner) -> None:
+        """Send an update to the same stage of the other members of a round."""
+        update, me, replica_of = (
+            self.round_member.update(order.round, runner),
+            self.here.replica,
+            self._resolved.replica_of,
+        )
+        for edge in self.links.meet(order.links, self.here.node):
+            self.round_member.forget(edge.spec.peer)
+            self._send_part(edge, FrameContent.PREFETCHED, update.prefetched)
+        updates = self.round_member.updates_for(
+            self.here.step, me, [member for member in order.members if member != me]
+        )
+        for peer, edge in self.links.meeting.items():
+            self._send_part(edge, FrameContent.BLOCKING, updates[replica_of(peer)].blocking)
+        digest, products = self.round_member.own_digest(me), self.round_member.products(me, me, None)
+        if digest or products:
+            self.here.report(e.UpdateReceived, round=order.round, replica=me, digest=digest, products=products)
+        self._report_received()
+
+    def _send_part(self, edge: EdgeEnd, content: wire.Part, part: Tensor | None) -> None:
+        if part is not None:
+            edge.send(wire.OfferPart(self.round_member.round, content), part)
+
+    def _receive_update(self, edge: EdgeEnd, header: wire.TensorHeader, payload: Tensor) -> None:
+        """Process a frame of the current round."""
+        label, round = header.label, self.round_member.round
+        if not isinstance(label, wire.OfferPart):
+            self._refuse(edge, f"sent {label}, which is not part of an update")
+        elif label.round != round:
+            self._refuse(edge, f"its {label.content.name.lower()} part: of round {label.round}, not {round}")
+        elif self.round_member.receive(edge.spec.peer, label.content, payload):
+            self._report_received()
+        else:
+            self._refuse(edge, f"its {label.content.name.lower()} part: sent twice")
+
+    def _refuse(self, edge: EdgeEnd, why: str) -> None:
+        """Reject a peer's update, and close the edge."""
+        self.round_member.refuse(edge.spec.peer, why)
+        edge.reset()
+        self._report_received()
+
+    def _report_received(self) -> None:
+        round, replica_of = self.round_member.round, self._resolved.replica_of
+        for peer, reason in self.round_member.refused().items():
+            self.here.report(e.UpdateRejected, round=round, replica=replica_of(peer), reason=reason)
+        for peer in self.round_member.whole():
+            digest, replica = self.round_member.digest_of(peer), replica_of(peer)
+            products = self.round_member.products(self.here.replica, replica, peer)
+            self.here.report(e.UpdateReceived, round=round, replica=replica, digest=digest, products=products)
+
+    def input_of(self, action: Action) -> FrameId | None:
+        """Return the frame that an action waits for; None if its input is local."""
+        if action.source is None or action.needs is None:
+            return None
+        return FrameId(action.source, self._activation(action.needs))
+
+    def send(self, action: Action, out: Tensor) -> None:
+        """Send an action's output to the node that needs it, once it is on the host."""
+        assert action.target is not None
+        send = partial(self.links.edges[action.target].send, self._activation(action.key))
+        if self.staging is not None and out.is_cuda:
+            self.staging.send(out, send)
+        else:
+            send(out)
+
+    def take(self, frame: FrameId) -> Tensor:
+        """Take an action's received input."""
+        payload = self.frames_in.take(frame)
+        return self.staging.join(payload) if self.staging is not None and payload.is_cuda else payload
+
+    def _activation(self, key: Key) -> wire.Activation:
+        microbatch = self.first_pass + key.microbatch
+        return wire.Activation(self.here.generation, self.here.step, microbatch, key.hop, _PASSES[key.kind])
+
+    def send_share(self, node: int, flat: Tensor, part: int = 0) -> None:
+        """Send a share of the step's gradient, or a ``part`` of it, to another node of this stage."""
+        self.links.edges[node].send(wire.GradientShare(self.here.generation, self.here.step, part), flat)
+
+    def take_shares(self, nodes: Sequence[int], like: Tensor | None, part: int = 0) -> list[Tensor]:
+        """Wait for the shares of these ``nodes``, and return them in this order.
+
+        A share whose shape or type differs from ``like`` is reported as a broken edge; the wait ends with the next
+        generation.
+        """
+        label = wire.GradientShare(self.here.generation, self.here.step, part)
+        taken: list[Tensor] = []
+        while len(taken) < len(nodes):
+            found = self.collect([FrameId(node, label) for node in nodes], "the gradient of {}")
+            if like is None:
+                return found
+            wrong = {
+                n for n, flat in zip(nodes, found, strict=True) if (flat.shape, flat.dtype) != (like.shape, like.dtype)
+            }
+            for node in sorted(wrong):
+                self.here.report_broken(node, f"its gradient is not {list(like.shape)} numbers")
+            taken = [] if wrong else found
+        return taken
+
+    def report(self, verdict: UpdateJudgement, round: int, first: bool) -> None:
+        """Report a verdict; ``first``: this is the first node of its stage."""
+        for kind, fields in verdict.facts(first):
+            self.here.report(kind, round=round, **fields)
+
+    def send_parcel(self, host: int, parcel: Parcel, flat: Tensor) -> None:
+        """Send a copy's message to its host; messages sent before the step give way to others."""
+        self.links.edges[host].send(self._copy_message(parcel), flat, later=parcel.moment == "before")
+
+    def take_parcels(self, copies: StageCopies) -> None:
+        """Wait for this step's messages to the copies kept here, and store them."""
+        for edge in self.links.edges.values():
+            edge.hurry()
+        expected = copies.expects(self.here.step)
+        frames = [FrameId(parcel.source, self._copy_message(parcel)) for parcel in expected]
+        for parcel, flat in zip(expected, self.collect(frames, "what is kept here of {}"), strict=True):
+            copies.take(self.here.step, parcel, flat)
+
+    def _copy_message(self, parcel: Parcel) -> wire.CopyMessage:
+        return wire.CopyMessage(self.here.generation, self.here.step, parcel.slot, _MOMENTS[parcel.moment])

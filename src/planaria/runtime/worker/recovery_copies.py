@@ -1,0 +1,256 @@
+"""Copies of stages that workers keep for recovery strategies.
+
+In each step both engines call :meth:`StageCopies.before`, :meth:`StageCopies.after` and, once all expected messages
+have arrived, :meth:`StageCopies.commit` or :meth:`StageCopies.drop`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, cast
+
+from torch import Tensor
+
+from planaria.config.schema import RunConfig
+from planaria.models.families import build_stage
+from planaria.models.optimizers import optimizer
+from planaria.models.state import Shapes, StageState
+from planaria.pipeline.plan.actions import Action
+from planaria.pipeline.routing.arrangement import Arrangement
+from planaria.recovery.base import Copy, Holder, Moment, RebuildInputs, RestoredHolder, Sender
+from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.worker.runner import StageRunner
+from planaria.runtime.worker.step_samples import Masks
+
+log = logging.getLogger(__name__)
+MakeRunner = Callable[[RunConfig, int, bool], StageRunner]
+"""(config, stage, whether to draw initial weights) → a runner of the kind that the engine uses"""
+
+
+class Parcel(NamedTuple):
+    """A message of a copy: ``slot`` is the copy's index in the chain's slots, ``source`` the sending node."""
+
+    slot: int
+    source: int
+    moment: Moment
+
+
+class SnapshotPart(NamedTuple):
+    """A worker's part of a snapshot."""
+
+    stage: int
+    step: int
+    state: StageState
+    """its own"""
+    parities: Mapping[str, Tensor]
+    """parts of others' states, by slot and name"""
+
+
+@dataclass(frozen=True)
+class _Original:
+    """A stage as its keepers see it."""
+
+    config: RunConfig
+    stage: int
+    make: MakeRunner
+    masks: Masks | None
+    """document masks of the current step, for passes that a twin also computes"""
+
+    @property
+    def shapes(self) -> Shapes:
+        meta = build_stage(self.config.model, self.config.pipeline.stages, self.stage, 0, "meta")
+        shapes = {name: parameter.shape for name, parameter in meta.named_parameters()}
+        return Shapes(shapes, optimizer(self.config.optim).keys)
+
+    @property
+    def device(self) -> str:
+        return self.config.train.device
+
+    def twin(self) -> StageRunner:
+        runner = self.make(self.config, self.stage, False)
+        runner.begin(None, train=True, microbatches=self.config.pipeline.microbatches, masks=self.masks)
+        return runner
+
+
+class StageCopies:
+    """A node's copies: the sending sides for its stage, and the copies that it hosts."""
+
+    def __init__(self, run: ResolvedRun, node: int, there: Arrangement, make: MakeRunner) -> None:
+        """``there``: all nodes of the node's replica, present or absent."""
+        self.node, self._stage = node, there.stage
+        config, self._chain = run.config, run.recovery
+        self._placed = [slot.copy for slot in self._chain.placed(there)]
+        self._masks: Masks | None = None
+        masks = self._mask if config.data.document_mask else None
+        self._all_senders: dict[int, Sender] = {}
+        self._all_holders: dict[int, Holder] = {}
+        for number, (slot, placed) in enumerate(zip(self._chain.slots, self._placed, strict=True)):
+            strategy = self._chain.strategies[slot.by]
+            if node in placed.sources:
+                self._all_senders[number] = strategy.sender(slot.copy, there.stage[node])
+            if node == placed.host:
+                originals = {stage: _Original(config, stage, make, masks) for stage in slot.copy.sources}
+                self._all_holders[number] = strategy.holder(slot.copy, originals)
+        # Active keepers. They change with the formation only, since every action reads them.
+        self._senders, self._holders = self._all_senders, self._all_holders
+
+    def formed(self, replaced: set[int], absent: set[int]) -> None:
+        """Restart copies that involve ``replaced`` nodes, and suspend those that involve ``absent`` ones."""
+        self._senders = {n: s for n, s in self._all_senders.items() if not absent & self._placed[n].members}
+        self._holders = {n: h for n, h in self._all_holders.items() if not absent & self._placed[n].members}
+        # Parts of one stage at several hosts restart together, so that they belong to one version.
+        keys = [{(slot.by, stage) for stage in slot.copy.sources} for slot in self._chain.slots]
+        restarting = set().union(
+            *(key for key, copy in zip(keys, self._placed, strict=True) if replaced & copy.members)
+        )
+        for side in (self._all_senders, self._all_holders):
+            for number, keeper in side.items():
+                if keys[number] & restarting:
+                    keeper.restart()
+
+    def begin(self, masks: Masks | None) -> None:
+        """Start a step with these document masks."""
+        self._masks = masks
+
+    def _mask(self, microbatch: int) -> Tensor:
+        assert self._masks is not None, "a pass outside of any step"
+        return self._masks(microbatch)
+
+    def before(self, step: int, runner: StageRunner) -> Iterator[tuple[int, Parcel, Tensor]]:
+        """Yield messages to send at the start of ``step``: (host, parcel, bytes)."""
+        if not self._senders:
+            return
+        state = runner.state()
+        for number, sender in self._senders.items():
+            message = sender.before(step, state)
+            if message is not None and self._placed[number].host == self.node:
+                self._holders[number].take(step, self._stage[self.node], "before", message)
+            elif message is not None:
+                yield self._placed[number].host, Parcel(number, self.node, "before"), message
+
+    def passed(self, action: Action, out: Tensor) -> None:
+        """Process an ``action`` of this node and its output."""
+        if action.kind == "forward" and action.target is not None:
+            for number, holder in self._holders.items():
+                if self._stage[action.target] in self._chain.slots[number].copy.sources:
+                    holder.passes(action.microbatch, out)
+
+    def after(self, step: int, runner: StageRunner) -> Iterator[tuple[int, Parcel, Tensor]]:
+        """Yield messages to send once the gradient of ``step`` is complete: (host, parcel, bytes)."""
+        if not self._senders:
+            return
+        gradients = runner.gradients()
+        if any(sender.updates_first(step) for sender in self._senders.values()):
+            runner.prepare(step)
+        state = runner.state()
+        for number, sender in self._senders.items():
+            message = sender.after(step, state, gradients)
+            if message is not None:
+                yield self._placed[number].host, Parcel(number, self.node, "after"), message
+
+    def expects(self, step: int) -> list[Parcel]:
+        """Return the messages of ``step`` that this worker must receive before it is ready."""
+        return [
+            Parcel(number, source, moment)
+            for number, holder in self._holders.items()
+            for moment in holder.expects(step)
+            for source in self._placed[number].sources
+            if source != self.node
+        ]
+
+    def take(self, step: int, parcel: Parcel, message: Tensor) -> None:
+        """Store an expected message."""
+        self._holders[parcel.slot].take(step, self._stage[parcel.source], parcel.moment, message)
+
+    def commit(self, step: int) -> None:
+        for keeper in self._keepers:
+            keeper.commit(step)
+
+    def drop(self) -> None:
+        for keeper in self._keepers:
+            keeper.drop()
+
+    def kept(self, by: str, lost: int) -> dict[Copy, StageState]:
+        """Return the copies for the strategy ``by`` that help to rebuild the stage ``lost``."""
+        mine = {number: copy for number, copy in self._kept_by(by) if self._chain.concerns(by, copy, lost)}
+        return {copy: self._all_holders[number].state() for number, copy in mine.items()}
+
+    @property
+    def retained(self) -> int:
+        """Step of the snapshot that this worker retains; -1: none."""
+        return -1 if self._own is None else self._own[1].retained
+
+    def remembered(self) -> SnapshotPart:
+        """Return this worker's part of the retained snapshot."""
+        assert self._own is not None
+        mine, holder = self._own
+        parities = {
+            f"{number}.{key}": part
+            for number, copy in self._kept_by(self._chain.slots[mine].by)
+            if number != mine
+            for key, part in self._all_holders[number].state().weights.items()
+        }
+        return SnapshotPart(self._stage[self.node], holder.retained, holder.state(), parities)
+
+    def intact(self) -> bool:
+        """Return whether the checksums of retained state are intact."""
+        holders = (holder for holder in self._all_holders.values() if isinstance(holder, RestoredHolder))
+        return all(holder.intact() for holder in holders)
+
+    def recall(self, given: SnapshotPart) -> None:
+        """Restore a part of a snapshot from :meth:`remembered`."""
+        assert self._own is not None
+        self._own[1].load(given.state, given.step)
+        for number, _ in self._kept_by(self._chain.slots[self._own[0]].by):
+            kept = {
+                key.partition(".")[2]: p for key, p in given.parities.items() if key.partition(".")[0] == str(number)
+            }
+            if kept:
+                cast(RestoredHolder, self._all_holders[number]).load(StageState(kept), given.step)
+                log.info("restored copy %d from the snapshot of step %d", number, given.step)
+
+    def restore(self, by: str, state: StageState, given: Mapping[int, StageState], step: int) -> None:
+        """Restore the copies for the strategy ``by`` after this stage was rebuilt as ``state`` of ``step``, if
+        possible.
+        """
+        for number, copy in self._kept_by(by):
+            kept = state if copy.own else self._chain.strategies[by].restored(copy, given)
+            if kept is not None:
+                cast(RestoredHolder, self._all_holders[number]).load(kept, step)
+                log.info("restored copy %d for %s, of step %d", number, by, step)
+
+    def _kept_by(self, by: str) -> list[tuple[int, Copy]]:
+        slots = ((number, self._chain.slots[number]) for number in self._all_holders)
+        return [(number, slot.copy) for number, slot in slots if slot.by == by]
+
+    @property
+    def _own(self) -> tuple[int, RestoredHolder] | None:
+        """Slot and holder of the worker's own retained stage."""
+        for number, holder in self._all_holders.items():
+            if self._chain.slots[number].copy.own:
+                return number, cast(RestoredHolder, holder)
+        return None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that copies take between steps, on both sides."""
+        sent = sum(sender.nbytes for sender in self._all_senders.values())
+        return sent + sum(holder.nbytes for holder in self._all_holders.values())
+
+    @property
+    def _keepers(self) -> list[Sender | Holder]:
+        return [*self._senders.values(), *self._holders.values()]
+
+
+def workshop(config: RunConfig, stage: int, step: int) -> RebuildInputs:
+    """Return the tools to rebuild ``stage`` in ``step``; equal in both engines."""
+    return RebuildInputs(partial(_draw, config, stage, step), optimizer(config.optim).decays(config.optim))
+
+
+def _draw(config: RunConfig, stage: int, step: int) -> Mapping[str, Tensor]:
+    """Draw initial weights from a negative seed of this step, which no run starts from."""
+    built = build_stage(config.model, config.pipeline.stages, stage, -1 - config.seed * (1 << 32) - step)
+    return {name: parameter.detach() for name, parameter in built.named_parameters()}

@@ -1,0 +1,392 @@
+"""Computation of one stage in a step: forward pass, backward pass and update, and access to its state.
+
+Both engines call it with the same actions, so their losses agree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from planaria.config.schema import RunConfig
+from planaria.models.families import build_stage
+from planaria.models.optimizers import optimizer
+from planaria.models.state import StageState
+from planaria.pipeline.codecs.base import Leg, Visit
+from planaria.pipeline.codecs.registry import codec_of
+from planaria.runtime.worker.learning_rate import clip_gradients, learning_rate, total_norms
+from planaria.runtime.worker.step_samples import Batch, Masks, TargetCounts, placed
+
+
+class NonFinite(Exception):
+    """The loss or a gradient is not finite; the step must not be committed."""
+
+
+class StageRunner:
+    """One stage's module, optimizer and pending microbatches."""
+
+    def __init__(self, config: RunConfig, stage: int, initialise: bool = True) -> None:
+        """Build ``stage`` (0 is the ends). Without ``initialise``, load its weights before use."""
+        self.config, self.stage = config, stage
+        self.module: Any = build_stage(
+            config.model, config.pipeline.stages, stage, config.seed, config.train.device, initialise
+        )
+        if config.train.recompute is True:
+            self.module.recompute = True  # type: ignore[assignment]
+        if config.train.compile:
+            _compile(self.module, stage)
+        self.parameters = dict(self.module.named_parameters())
+        self.rule = optimizer(config.optim)
+        self.optimizer = self.rule.build(self.parameters, stage, config.optim)
+        self.lr_scale, self.scales = 1.0, dict[str, float]()
+        self.grad_norm: float | None = None
+        self.clipped_norm: float | None = None
+        self.codec = codec_of(config.pipeline.wire)
+        self.shape = config.pipeline.microbatch_size, config.model.context, config.model.dim
+        """of an activation"""
+        self._norms: Tensor | None = None
+        self._pending: tuple[float, float] | None = None
+        self._before: StageState | None = None
+        self._inputs: dict[tuple[int, int], Tensor] = {}
+        self._outputs: dict[tuple[int, int], Tensor] = {}
+        self._targets: dict[int, Tensor] = {}
+        self._losses: dict[int, Tensor] = {}
+        self._batch: Batch | None = None
+        self._masks: Masks | None = None
+        self._train, self._microbatches = True, 1
+        self._seen, self._seen_targets, self._draw = 0.0, 0.0, 0
+        self._weights: Sequence[float] | None = None
+        self._learned: TargetCounts | None = None
+
+    def begin(
+        self,
+        batch: Batch | None,
+        train: bool,
+        microbatches: int,
+        masks: Masks | None = None,
+        weights: Sequence[float] | None = None,
+        learned: TargetCounts | None = None,
+        draw: int = 0,
+    ) -> None:
+        """Start a step or a validation of ``microbatches``.
+
+        ``batch``: the data of the ends. ``weights``: factor of each microbatch in a coded step; default 1.
+        ``learned``: the numbers of targets, if they differ. ``draw``: a number of this step for random rounding.
+        """
+        self.drop()
+        self._batch, self._masks, self._weights, self._learned = batch, masks, weights, learned
+        self._train, self._microbatches, self._draw = train, microbatches, draw
+        self._seen = self._seen_targets = 0.0
+
+    def forward(self, microbatch: int, hop: int, x: Tensor | None) -> Tensor | None:
+        """Run one forward pass on the message ``x``, and return the message with the activation.
+
+        At the ends, hop 0 embeds the data, and any other hop computes the loss and returns None.
+
+        :raises NonFinite: if the codec of the message refuses the activation.
+        """
+        with torch.set_grad_enabled(self._train), self._precision():
+            if x is not None:
+                x = self.codec.decode(x.to(self.config.train.device), self.shape, "forward")
+                x = x.float().detach().requires_grad_(self._train)
+            if self.stage:
+                assert x is not None
+                y = self.module(x, *self._mask(microbatch))
+            elif hop == 0:
+                assert self._batch is not None
+                tokens, targets = self._batch(microbatch)
+                self._targets[microbatch] = placed(targets, self.config.train.device)
+                y = self.module.embed(placed(tokens, self.config.train.device), *self._mask(microbatch))
+            else:
+                assert x is not None
+                y = self.module.loss(x, self._targets.pop(microbatch)) / self._microbatches
+                if self._weights is not None:
+                    y = y * self._weights[microbatch]
+                if self._learned is not None:
+                    y = y * self._learned.weight(microbatch)
+                self._losses[microbatch] = y.detach()
+        if self._train:
+            self._outputs[microbatch, hop] = y
+            if x is not None:
+                self._inputs[microbatch, hop] = x
+        return None if y.ndim == 0 else self._message(y.detach(), "forward", microbatch, hop)
+
+    def _message(self, x: Tensor, leg: Leg, microbatch: int, hop: int) -> Tensor:
+        """Return the message that carries ``x``."""
+        message = self.codec.encode(x, leg, Visit(self.config.seed, self._draw, microbatch, hop))
+        if not message.is_cuda and (damage := self.codec.damage(message, self.shape, leg)):
+            what = "activation" if leg == "forward" else "gradient"
+            raise NonFinite(
+                f"the {what} of stage {self.stage} is not finite ({damage}); lower optim.lr or check the data"
+            )
+        return message
+
+    def _mask(self, microbatch: int) -> tuple[Tensor, ...]:
+        """Return the stage's additional arguments: the document mask, if any."""
+        return () if self._masks is None else (placed(self._masks(microbatch), self.config.train.device),)
+
+    def backward(self, microbatch: int, hop: int, grad: Tensor | None) -> Tensor | None:
+        """Run one backward pass on the message ``grad``; return the message with the gradient of the input, if any."""
+        y = self._outputs.pop((microbatch, hop))
+        if not y.requires_grad:  # of frozen ends
+            return None
+        weight = 1.0 if self._weights is None else self._weights[microbatch]
+        self._seen += weight
+        if self._learned is not None:
+            self._seen_targets += weight * self._learned.counts[microbatch]
+        sums = set_aside(self.parameters.values()) if y.is_cuda else []
+        if grad is not None:
+            grad = self.codec.decode(grad.to(y.device), self.shape, "backward").to(y.dtype)
+        torch.autograd.backward(y, grad)
+        add_to(sums)
+        x = self._inputs.pop((microbatch, hop), None)
+        return None if x is None or x.grad is None else self._message(x.grad, "backward", microbatch, hop)
+
+    def clip(self) -> None:
+        """Scale, fold and clip the gradient after the last microbatch. On a GPU, only :meth:`finish` waits for the
+        result.
+        """
+        if self._train and self._norms is None:
+            self.weigh()
+            self._norms = clip_gradients(self.parameters, self.config.optim)
+
+    def finish(self) -> float | None:
+        """Clip the gradient and make it ready to commit; return its L2 norm before clipping, None in a validation.
+
+        :raises NonFinite: if the loss or the gradient is not finite.
+        """
+        self.clip()
+        if self.loss is not None and not math.isfinite(self.loss):
+            raise NonFinite(f"the loss is {self.loss}; lower optim.lr or check the data")
+        if self._norms is None:
+            return None
+        norm, bounded = total_norms(self._norms, self.config.optim)
+        if not math.isfinite(norm):
+            raise NonFinite(f"the gradient norm of stage {self.stage} is {norm}; lower optim.lr")
+        self._pending = norm, bounded
+        return norm
+
+    def weigh(self) -> None:
+        """Scale the gradient to the mean over the microbatches (of dialogues: the targets) that this stage has seen, if
+        routes skipped it.
+
+        Otherwise a stage that processed half of them would make half the update. Idempotent; no effect at the ends.
+        """
+        if self.stage == 0:
+            self._fold()
+        elif 0 < self._seen != self._microbatches:
+            scale = self._microbatches / self._seen
+            if self._learned is not None:
+                scale = self._learned.whole / self._seen_targets
+            for parameter in self.parameters.values():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(scale)
+            self._seen = float(self._microbatches)
+
+    def _fold(self) -> None:
+        """Combine gradients that the ends accumulate separately, if their family does that."""
+        if fold := getattr(self.module, "fold_gradients", None):
+            fold()
+
+    @property
+    def grads(self) -> dict[str, Tensor]:
+        """The current gradient, zero where missing; may share memory."""
+        return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self.parameters.items()}
+
+    def take(self, grads: Mapping[str, Tensor]) -> None:
+        """Replace the gradient by ``grads``, which may be changed later."""
+        for name, parameter in self.parameters.items():
+            parameter.grad = grads[name].to(parameter.device, parameter.dtype)
+
+    def share(self) -> Tensor:
+        """Return this node's share of the step's sums: flat gradients, passes and targets seen, loss. [n + 3], fp32,
+        CPU."""
+        self._fold()
+        counted = torch.tensor([self._seen, self._seen_targets, self.loss or 0.0])
+        return torch.cat([*(grad.reshape(-1).float().cpu() for grad in self.grads.values()), counted])
+
+    def absorb(self, total: Tensor) -> None:
+        """Replace this node's share by the sum over all nodes."""
+        *pieces, counted = torch.split(total, [*(p.numel() for p in self.parameters.values()), 3])
+        named = zip(self.parameters.items(), pieces, strict=True)
+        # Copy, because others absorb the same total, and clipping changes gradients in place.
+        self.take({name: piece.view_as(parameter).clone() for (name, parameter), piece in named})
+        if not self.config.model.one_array:  # there, every stage sees all microbatches
+            self._seen, self._seen_targets = (float(round(one.item())) for one in counted[:2])  # whole numbers
+        if self.stage == 0:
+            self._losses = {0: counted[2].clone()}
+
+    def gradients(self) -> StageState:
+        """Return the finished, clipped gradient and its norms; shares memory."""
+        assert self._pending is not None, "there is no finished step"
+        return StageState(self.grads, grad_norm=self._pending[0], clipped_norm=self._pending[1])
+
+    def prepare(self, step: int) -> None:
+        """Apply the gradient of ``step`` revocably: :meth:`drop` undoes it until :meth:`commit`. Copies the whole
+        state.
+        """
+        before = self.state()
+        before.weights = {name: tensor.clone() for name, tensor in before.weights.items()}
+        before.moments = {
+            name: {key: tensor.clone() for key, tensor in held.items()} for name, held in before.moments.items()
+        }
+        self._update(step)
+        self._before = before
+
+    def commit(self, step: int) -> None:
+        """Apply the gradient of ``step`` permanently."""
+        if self._before is None:
+            self._update(step)
+        self._before = None
+        self.drop()
+
+    def apply(self, step: int, gradients: StageState) -> None:
+        """Commit ``step`` with gradients from another worker's :meth:`gradients`."""
+        self.take(gradients.weights)
+        assert gradients.grad_norm is not None and gradients.clipped_norm is not None
+        self._pending = (gradients.grad_norm, gradients.clipped_norm)
+        self.commit(step)
+
+    def _update(self, step: int) -> None:
+        assert self._pending is not None, "an update without a finished step"
+        rate = learning_rate(self.config.optim, step, self.config.train.schedule_steps or self.config.train.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate * (self.lr_scale if group["scale"] is None else group["scale"])
+        self.optimizer.step()
+        self.grad_norm, self.clipped_norm = self._pending
+
+    def drop(self) -> None:
+        """Discard the current step; undo :meth:`prepare`."""
+        if self._before is not None:
+            before, self._before = self._before, None
+            self.load(before)
+        self._norms = self._pending = None
+        self._inputs.clear()
+        self._outputs.clear()
+        self._targets.clear()
+        self._losses.clear()
+        self.module.zero_grad()
+
+    @property
+    def loss(self) -> float | None:
+        """Mean loss (nats) of the microbatches of this step so far; None at block stages.
+
+        Summed in the order of microbatches, since they may return to the ends in another order.
+        """
+        return torch.stack([loss for _, loss in sorted(self._losses.items())]).sum().item() if self._losses else None
+
+    def state(self) -> StageState:
+        """Return the stage's state, which shares memory: copy or send it before the next commit."""
+        weights = {name: parameter.detach() for name, parameter in self.parameters.items()}
+        known = {name: self.optimizer.state[p] for name, p in self.parameters.items() if p in self.optimizer.state}
+        moments = {name: {key: held[key] for key in self.rule.keys} for name, held in known.items()}
+        steps = torch.stack([held["step"] for held in known.values()]).tolist() if known else []
+        clocks = {name: int(step) for name, step in zip(known, steps, strict=True)}
+        generators = {kind: generator.get_rng_state() for kind, generator in self._generators.items()}
+        norms, scales = (self.grad_norm, self.clipped_norm), dict(self.scales)
+        return StageState(weights, moments, clocks, self.lr_scale, *norms, generators, scales=scales)
+
+    def load(self, state: StageState) -> None:
+        """Load ``state``: weights, moments, clocks, learning-rate scale, norms, and generators of this device.
+
+        :raises ValueError: if a parameter is missing or has another shape, or the optimizer differs.
+        """
+        self.drop()
+        self.put(state.weights)
+        self.lr_scale, self.scales = state.lr_scale, dict(state.scales)
+        scales = {self.parameters[name]: scale for name, scale in self.scales.items()}
+        self.optimizer = self.rule.build(self.parameters, self.stage, self.config.optim, scales)
+        for name, held in state.moments.items():
+            if held.keys() != set(self.rule.keys):
+                raise ValueError(f"stage {self.stage}: {name} has {sorted(held)}, not {self.rule.keys}")
+            parameter = self.parameters[name]
+            step = torch.tensor(float(state.clocks[name]), device=parameter.device)
+            tensors = {key: tensor.to(parameter.device, copy=True) for key, tensor in held.items()}
+            self.optimizer.state[parameter] = {"step": step, **tensors}
+        self.grad_norm, self.clipped_norm = state.grad_norm, state.clipped_norm
+        for kind in self._generators.keys() & state.generators.keys():
+            # Copy, because torch requires an aligned tensor of eight-byte numbers.
+            self._generators[kind].set_rng_state(state.generators[kind].clone())
+
+    def shadow(self, microbatch: int, x: Tensor) -> None:
+        """Compute the forward pass of another node's stage, and keep what its backward pass needs."""
+        self.forward(microbatch, 0, x)
+
+    def release(self) -> None:
+        """Free the stage's memory before another runner is built; this one cannot be used afterwards."""
+        self.module = self.optimizer = self._norms = self._before = None  # type: ignore[assignment]
+        self.parameters = {}
+        for held in (self._inputs, self._outputs, self._targets, self._losses):
+            held.clear()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights and moments."""
+        return self.state().nbytes
+
+    def put(self, weights: Mapping[str, Tensor]) -> None:
+        """Replace the weights; moments and counts stay.
+
+        :raises ValueError: if a parameter is missing or has another shape.
+        """
+        if weights.keys() != self.parameters.keys():
+            differing = sorted(weights.keys() ^ self.parameters.keys())
+            raise ValueError(f"stage {self.stage}: parameters differ: {differing}")
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                given = weights[name]
+                if given.shape != parameter.shape:
+                    raise ValueError(f"stage {self.stage}: {name} is {list(given.shape)}, not {list(parameter.shape)}")
+                parameter.copy_(given)
+
+    @property
+    def _generators(self) -> dict[str, Any]:
+        """The process's random generators, by device type."""
+        return {"cpu": torch.random} | ({"cuda": torch.cuda} if self.config.train.device == "cuda" else {})
+
+    def _precision(self) -> AbstractContextManager[object]:
+        if self.config.train.precision == "bf16":
+            return torch.autocast(self.config.train.device, dtype=torch.bfloat16)
+        return nullcontext()
+
+
+def added(shares: Iterable[Tensor]) -> Tensor:
+    """Return the sum of a stage's shares (:meth:`StageRunner.share`), in order and in place of the first."""
+    following = iter(shares)
+    total = next(following)
+    for share in following:
+        total += share
+    return total
+
+
+def set_aside(parameters: Iterable[nn.Parameter]) -> list[tuple[nn.Parameter, Tensor]]:
+    """Detach and return existing gradients; after a pass, :func:`add_to` adds the new ones.
+
+    On a GPU this takes two kernels for all parameters, while autograd would launch one for each.
+    """
+    sums = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
+    for parameter, _ in sums:
+        parameter.grad = None
+    return sums
+
+
+def add_to(sums: Sequence[tuple[nn.Parameter, Tensor]]) -> None:
+    """Add a pass's gradients to the detached ones, and restore these."""
+    new = [(total, parameter.grad) for parameter, total in sums if parameter.grad is not None]
+    if new:
+        torch._foreach_add_(*map(list, zip(*new, strict=True)))
+    for parameter, total in sums:
+        parameter.grad = total
+
+
+def _compile(module: Any, stage: int) -> None:
+    """Compile a block stage's pass, or the norm, head and loss of the ends."""
+    if stage:
+        module.compile()
+    else:
+        module.loss = torch.compile(module.loss)

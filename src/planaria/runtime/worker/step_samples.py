@@ -1,0 +1,174 @@
+"""The samples of a step: batches by microbatch, their document masks and targets, and the time that reading takes.
+
+Which samples a microbatch holds is a pure function of the step, independent of the worker that computes it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from planaria.config.schema import DataConfig
+from planaria.control import decisions as d
+from planaria.data.dataset import Split, open_data
+from planaria.data.stream import Stream
+from planaria.models.llama_layers import mask_of
+from planaria.pipeline.plan.actions import StepPlan
+from planaria.pipeline.routing.arrangement import Arrangement
+from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.worker.setup import Setup
+
+Batch = Callable[[int], tuple[Tensor, Tensor]]
+"""microbatch → (tokens, targets), both [microbatch_size, context] int64"""
+Masks = Callable[[int], Tensor]
+"""microbatch → document mask, bool [microbatch_size, 1, context, context]"""
+
+
+def batches(stream: Stream, first_sample: int, size: int) -> Batch:
+    """Return the batches of a step: microbatch ``i`` holds samples ``first_sample + i * size`` and the next
+    ``size - 1``."""
+
+    def batch(microbatch: int) -> tuple[Tensor, Tensor]:
+        return stream.batch(first_sample + microbatch * size, size)
+
+    return batch
+
+
+def masks(data: DataConfig, stream: Stream, batch: Batch, first_sample: int, size: int) -> Masks | None:
+    """Return the document masks of :func:`batches`; None without ``data.document_mask``.
+
+    Every stage computes them from the samples, so they are not sent.
+    """
+
+    def of(microbatch: int) -> Tensor:
+        return mask_of(stream.documents(first_sample + microbatch * size, batch(microbatch)[0]))
+
+    return of if data.document_mask else None
+
+
+class TargetCounts(NamedTuple):
+    """The numbers of targets in a step's microbatches, if these differ: in dialogues only answers are learned.
+
+    A step's loss is the sum over its targets divided by their number in the whole step, over all replicas that add up
+    gradients. The mean of the microbatches' means would have another gradient.
+    """
+
+    counts: Sequence[int]
+    """of each microbatch"""
+    total: int
+    """of the step"""
+    microbatches: int
+    """of the step"""
+    whole: int
+    """of the microbatches whose mean is the gradient of a stage: those of its replica"""
+
+    def weight(self, microbatch: int) -> float:
+        """Return the factor of a microbatch's mean loss in the mean over the step's microbatches: n B / N."""
+        return self.counts[microbatch] * self.microbatches / self.total
+
+    def at(self, node: int, plan: StepPlan, there: Arrangement, lockstep: bool) -> TargetCounts:
+        """Return the same for a ``node`` and its replica; ``lockstep``: replicas step with gradients of their own."""
+        ends = there.nodes(0)
+        first = ends[min(there.peers(node).index(node), len(ends) - 1)]
+        own = [microbatch for microbatch, route in enumerate(plan.routes) if route[0] == first]
+        whole = sum(self.counts[microbatch] for microbatch in own)
+        if lockstep:
+            return self._replace(total=whole, microbatches=len(own), whole=whole)
+        return self._replace(whole=whole)
+
+    def renumbered(self, places: Iterable[int]) -> TargetCounts:
+        """Return the same with the microbatch ``places[i]`` as number i."""
+        return self._replace(counts=[self.counts[place] for place in places])
+
+
+def learned(stream: Stream, first_sample: int, size: int, microbatches: int) -> TargetCounts | None:
+    """Return the numbers of targets in a step of ``microbatches``; None if all tokens are targets."""
+    if not stream.rows:
+        return None
+    counts = [stream.learned(first_sample + number * size, size) for number in range(microbatches)]
+    return TargetCounts(counts, sum(counts), microbatches, sum(counts))
+
+
+def placed(tensor: Tensor, device: str) -> Tensor:
+    """Return a host tensor on ``device``; a copy to a GPU is asynchronous, from pinned memory."""
+    return tensor.pin_memory().to(device, non_blocking=True) if torch.device(device).type == "cuda" else tensor
+
+
+class StepData(NamedTuple):
+    """The samples of a step that a stage needs."""
+
+    batch: Batch | None
+    masks: Masks | None
+    learned: TargetCounts | None = None
+    first_sample: int = 0
+    """number of the step's first sample in its stream; a step that is repeated has the same one"""
+
+
+class ReadTimer:
+    """Times how long the main thread reads batches."""
+
+    def __init__(self) -> None:
+        self.step_s = 0.0
+        """seconds spent reading batches in the current step"""
+        self._unreported_s = 0.0
+
+    def of(self, batch: Batch) -> Batch:
+        """Return the same batch, timed, for a new step."""
+        self.step_s = 0.0
+
+        def read(microbatch: int) -> tuple[Tensor, Tensor]:
+            began = time.monotonic()
+            found = batch(microbatch)
+            took = time.monotonic() - began
+            self.step_s, self._unreported_s = self.step_s + took, self._unreported_s + took
+            return found
+
+        return read
+
+    def newly(self) -> float:
+        """Return the seconds of reading since the last call."""
+        took, self._unreported_s = self._unreported_s, 0.0
+        return took
+
+
+Injected = Callable[[Batch, int | None], Batch]
+"""(batch, training step or None) → the batch with an injected fault"""
+
+
+class RunSamples:
+    """A run's samples, opened when a step needs them."""
+
+    def __init__(self, setup: Setup, resolved: ResolvedRun, reading: ReadTimer) -> None:
+        self._setup, self._config = setup, setup.config
+        self._resolved, self._reading = resolved, reading
+        self._streams: dict[Split, Stream] = {}
+
+    def of(self, order: d.RunStep, stage: int, injected: Injected | None = None) -> StepData:
+        """Return the tokens for stage 0, and for every stage the document masks, if ``data.document_mask`` is set, and
+        the numbers of targets, if the data are dialogues.
+
+        :param injected: wraps the source of batches in a fault.
+        """
+        data, train = self._config.data, order.mode == "train"
+        first = self._setup.offset + order.block * self._resolved.block if train else 0
+        if stage and not (data.document_mask or data.dialogues):
+            return StepData(None, None, first_sample=first)
+        stream = self._stream("train" if train else "validation")
+        size = self._config.pipeline.microbatch_size
+        source = batches(stream, first, size)
+        if injected is not None:
+            source = injected(source, order.step if train else None)
+        batch = self._reading.of(source)
+        apart = masks(data, stream, batch, first, size)
+        count = self._resolved.block // size if train else self._config.train.eval_microbatches
+        return StepData(None if stage else batch, apart, learned(stream, first, size, count), first)
+
+    def _stream(self, split: Split) -> Stream:
+        if split not in self._streams:
+            dataset = open_data(self._setup.dataset)
+            self._streams[split] = Stream(dataset, split, self._config.model.context, self._config.seed)
+        return self._streams[split]

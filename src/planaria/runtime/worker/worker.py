@@ -1,0 +1,400 @@
+"""A worker, in a separate process or its controller's: waits as a spare, takes over any stage, follows orders."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from planaria.common import logs
+from planaria.common.errors import UserError
+from planaria.common.memory_pool import keep_freed
+from planaria.config.registry import blame
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.exchange.base import UpdateWeights
+from planaria.models.packing import pack
+from planaria.pipeline.plan.actions import StepPlan
+from planaria.runtime.checkpoint.store import CheckpointStore
+from planaria.runtime.engine.custom_classes import own_classes
+from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.fleet.base import ControlLine
+from planaria.runtime.fleet.control_connections import WorkerLine
+from planaria.runtime.fleet.devices import VISIBLE
+from planaria.runtime.transport.edge import SocketTransport, Transport
+from planaria.runtime.transport.inbox import Inbox
+from planaria.runtime.transport.port import Port
+from planaria.runtime.worker.checkpoint_writer import CheckpointPart, Saver, StageFiles, keeps_for, selected
+from planaria.runtime.worker.control_link import ControlLink, InjectedFaults, Superseded
+from planaria.runtime.worker.exchange_round import SettledRound
+from planaria.runtime.worker.lockstep_rounds import LockstepRounds, rounds_by
+from planaria.runtime.worker.log_file import begin_log
+from planaria.runtime.worker.measurements import WorkerGauge, peaks
+from planaria.runtime.worker.peer_messages import PeerMessages
+from planaria.runtime.worker.plan_execution import combine_gradients, execute_plan
+from planaria.runtime.worker.position import Position
+from planaria.runtime.worker.recovery_copies import Parcel, StageCopies
+from planaria.runtime.worker.runner import NonFinite, StageRunner
+from planaria.runtime.worker.setup import Setup
+from planaria.runtime.worker.sleeping_runner import (
+    SleepingRunner,
+    Slowness,
+    device_memory,
+    layer_seconds,
+    new_runner,
+    straggling,
+    warm_runner,
+)
+from planaria.runtime.worker.snapshots import snapshot_writer
+from planaria.runtime.worker.step_samples import RunSamples, StepData
+from planaria.runtime.worker.step_work import step_work
+from planaria.runtime.worker.takeover import MemoryDamaged, described, donate, take_state
+
+log = logging.getLogger(__name__)
+
+
+def main(setup: Setup, connection: ControlLine, worker: str, incarnation: int) -> NoReturn:
+    """Entry point of a worker process."""
+    begin_log(setup.folder, setup.config.name, worker, setup.log)
+    torch.set_num_threads(setup.config.fleet.threads)
+    keep_freed()
+    inbox = Inbox()
+    control_link = ControlLink(connection, setup.config.fleet.heartbeat_s, inbox=inbox)
+    host = connection.own_address if isinstance(connection, WorkerLine) else setup.host
+    transport = SocketTransport(Port(host, setup.key, setup.reach), inbox)
+    control_link.trouble = lambda: transport.trouble
+    began = time.monotonic()
+    # No variable here may refer to the runner: this function never returns, so its memory would stay occupied.
+    made = Worker(setup, ResolvedRun(setup.config), worker, control_link, transport, warm_runner(setup.config))
+    made.messages.patience.warm_s = time.monotonic() - began
+    layer_s = layer_seconds(setup.config, made.runner) if setup.config.pipeline.unlike else 0.0
+    with logs.about(made.log_fields):
+        made.run(incarnation, layer_s)
+
+
+class Worker:
+    """One worker. In its own process, everything except frames and heartbeats runs on the main thread."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        resolved: ResolvedRun,
+        worker: str,
+        control_link: ControlLink,
+        transport: Transport,
+        runner: StageRunner,
+        last_runners: Mapping[int, StageRunner] | None = None,
+    ) -> None:
+        """``runner``: used until the worker is assigned a stage. ``last_runners``: node → runner of its last worker,
+        for controls such as the oracle.
+        """
+        self.setup, self.config, self.resolved = setup, setup.config, resolved
+        self.control_link, self.transport, self.runner, self._last_runners = (
+            control_link,
+            transport,
+            runner,
+            {} if last_runners is None else last_runners,
+        )
+        self.here = Position(worker, resolved, control_link.report)
+        self.messages = PeerMessages(setup, resolved, self.here, control_link, transport, self._transfer)
+        self.control_link.injector, self.control_link.struck = self._injector, self._struck
+        self._samples = RunSamples(setup, resolved, control_link.reading)
+        self.copies: StageCopies | None = None
+        """None until this worker has a stage"""
+        self.snapshots = snapshot_writer(setup, resolved)
+        self._saver = Saver(control_link, StageFiles(setup, worker))
+        self.gauge = WorkerGauge()
+        self.step_work = step_work(resolved)
+        self._lockstep = LockstepRounds(resolved) if resolved.lockstep else None
+        self._detour: list[list[int]] = []
+
+    def log_fields(self) -> Mapping[str, object]:
+        """Return the run and the current assignment, as context of log messages."""
+        return {"run": self.config.name} | self.here.log_fields()
+
+    def run(self, incarnation: int, layer_s: float = 0.0) -> NoReturn:
+        """Report to the controller and follow its orders until it exits. ``layer_s``: measured seconds per layer."""
+        self.control_link.open()
+        device = os.environ.get(VISIBLE, "") if self.config.train.device == "cuda" else ""
+        at, memory = self.transport.address, device_memory(self.config)
+        self.here.report(
+            e.WorkerJoined,
+            incarnation=incarnation, pid=os.getpid(), at=at, device=device, memory=memory, layer_s=layer_s,
+        )  # fmt: skip
+        log.info("started as incarnation %d (pid %d), listening at %s", incarnation, os.getpid(), at)
+        order: d.Order | None = None
+        while True:
+            try:
+                now, order = order, None
+                self.control_link.at("orders")
+                self._follow(self.control_link.next() if now is None else now)
+            except Superseded as interrupted:
+                order = interrupted.order
+                log.debug("interrupted by the order %s", order.kind)
+            except MemoryDamaged as damaged:  # the stage counts as lost
+                self._fail(str(damaged), leaves=True)
+                self.control_link.leave(1)
+            except (NonFinite, UserError, OSError, MemoryError, torch.OutOfMemoryError) as error:
+                self._fail(str(error).splitlines()[0] if str(error) else type(error).__name__)
+            except (Exception, SystemExit) as error:
+                if not (detail := blame(error, own_classes(self.config))):
+                    raise
+                self._fail(detail)
+
+    def _fail(self, detail: str, leaves: bool = False) -> None:
+        """Report that this worker cannot follow an order; ``leaves``: it exits."""
+        log.info("failed: %s", detail, exc_info=log.isEnabledFor(logging.DEBUG))
+        self.here.report(e.WorkerFailed, detail=detail[:400], leaves=leaves)
+
+    def close(self) -> None:
+        """Stop background threads."""
+        if self.snapshots is not None:
+            self.snapshots.close()
+
+    def _follow(self, item: object) -> None:
+        """Follow an order, or process another item of the inbox."""
+        match item:
+            case d.Form():
+                self._form(item)
+            case d.RunStep() if item.generation == self.here.generation:
+                self._run_step(item)
+            case d.LeaveOut() if item.generation == self.here.generation:
+                self._drop()
+            case d.Commit() if item.generation == self.here.generation:
+                self._commit(item)
+            case d.Meet() if self.here.is_ours(item):
+                self.messages.meet(item, self.runner)
+            case d.Settle() if self.here.is_ours(item):
+                self._settle(item)
+            case d.Save() if item.generation == self.here.generation:
+                self._save(item)
+            case d.Disband():
+                self._drop()
+                self.messages.leave()
+            case d.Leave():
+                self.control_link.leave()
+            case _:
+                self.messages.handle(item)
+
+    def _form(self, form: d.Form) -> None:
+        """Drop the current step, take the stage and edges of ``form``, and report when all are ready."""
+        start = time.monotonic()
+        self.control_link.at("link", form.step)
+        me = next(member for member in form.members if member.worker == self.here.worker)
+        self._drop()
+        self._detour = form.routes
+        self.messages.move(me.node, form)
+        rounds = form.rounds
+        if self.resolved.at_once > 1:  # a round in every step, or every few
+            rounds = rounds_by(self.resolved.exchange, form.step) if self._lockstep else form.step
+        # A donor may itself be new in its stage; donors are never rebuilt, so this cannot deadlock.
+        lost = self._last_runners.get(me.node)
+        taken = take_state(self.setup, self.resolved, self.messages, me.source, self.runner, self.copies, rounds, lost)
+        self.runner, timing = taken.runner, taken.timing
+        if not isinstance(me.source, d.Keep):
+            self.gauge.drop()
+        if any(m.node in self.here.present.peers(me.node) for m in form.members if isinstance(m.source, d.Rebuild)):
+            self.messages.round_member.outer.anew()
+        if self.copies is None or not isinstance(me.source, d.Keep):
+            self.copies = StageCopies(self.resolved, me.node, self.resolved.column(form.replica), new_runner)
+        if taken.given and isinstance(me.source, d.Rebuild):
+            self.copies.restore(me.source.by, self.runner.state(), taken.given, form.step)
+        if taken.part is not None:
+            self.copies.recall(taken.part)
+        if isinstance(self.runner, SleepingRunner):
+            self.runner.use_prices(self.resolved.place(me.node), self.resolved.prices)
+        if form.goes_back and self.snapshots is not None:
+            self.snapshots.rolled_back()
+        replaced = {m.node for m in form.members if not isinstance(m.source, d.Keep)}
+        self.copies.formed(replaced, self.here.absent)
+        donate(self.resolved, self.messages, form, self.runner, self.copies)
+        links = self.messages.links
+        self.messages.wait_for(lambda: links.unopened, "the edge to {}")
+        link_s = time.monotonic() - start - timing.transfer_s - timing.rebuild_s
+        self.here.report(e.Linked, link_s=link_s, **asdict(timing))
+        formed = form.generation, form.outcome, described(me.source), timing, link_s
+        log.info("formed generation %d (%s), state: %s; %s, edges %.3f s", *formed)
+
+    def _run_step(self, order: d.RunStep) -> None:
+        """Carry out this node's actions of the step's plan, then report that the gradient is ready."""
+        self.control_link.at("step", order.step)
+        began = time.monotonic()
+        self.messages.links.end_transfers()
+        self.messages.advance(order.step)
+        plan, train = self._plan(order), order.mode == "train"
+        self.messages.round_member.outer.left_out = order.left_out
+        self.messages.patience.expect(sum(map(len, plan.actions.values())))
+        faults = self.control_link.faults
+        if train and faults is not None:
+            faults.aim(plan.actions.get(self.here.node, ()))
+        data = self._samples.of(order, self.here.stage, None if faults is None else faults.source)
+        self._emulate_delay(0)
+        if not (train and self.step_work):
+            own = len(plan.routes) // (self.resolved.at_once if train else 1)
+            learned = data.learned
+            if train and learned is not None:
+                learned = learned.at(self.here.node, plan, self.here.present, self.resolved.lockstep)
+            self.runner.begin(data.batch, train, own, data.masks, learned=learned, draw=data.first_sample)
+        if self.copies is not None:
+            self.copies.begin(data.masks)
+        spans: list[e.Span] = []
+        try:
+            norm = self._train(plan, data, spans) if train else self._validate(plan, spans)
+        except (Superseded, NonFinite):
+            self._report_work(spans, dropped=True)
+            raise
+        received = self.messages.round_member.outer.received if train else {}
+        self.here.report(e.StageReady, mode=order.mode, loss=self.runner.loss, grad_norm=norm, heard=received)
+        self.messages.patience.learn(time.monotonic() - began)
+        log.debug("ready to commit after %.3f s (%s)", time.monotonic() - began, order.mode)
+        self._report_work(spans)
+        if train and self.config.fleet.diagnose != "off":
+            self._measure(time.monotonic() - began, spans)
+
+    def _measure(self, seconds: float, spans: Iterable[e.Span]) -> None:
+        """Measure a step, and report when a report is due."""
+        arrived = self.messages.links.newly_arrived()
+        waited, read = self.messages.waited, self.control_link.reading.step_s
+        if measured := self.gauge.stepped(self.here.step, seconds, spans, waited, arrived, read):
+            self.here.report(e.WorkerMeasurements, **measured)
+
+    def _emulate_delay(self, round: int) -> None:
+        """Apply the emulated slowdown drawn for this node's replica in a round of a step."""
+        if not isinstance(self.runner, SleepingRunner):
+            return
+        lasts_s, replica, number = self.config.network.straggle_s, self.here.replica, self.messages.round_member.rounds
+        if self.resolved.at_once > 1:
+            replica = self.here.number
+            number = self.here.step * (self.step_work.rounds if self.step_work else 1) + round
+        if lasts_s is None:
+            self.runner.slow_down(straggling(self.config, replica, number))
+        else:
+            self.runner.slowness = self.runner.slowness or Slowness(self.config, replica, lasts_s)
+
+    def _train(self, plan: StepPlan, data: StepData, spans: list[e.Span]) -> float | None:
+        """Run this stage's part of a training step and send its copies; return the gradient's norm."""
+        step, copies = self.here.step, self.copies
+        assert copies is not None
+        self._send_copies(copies.before(step, self.runner), spans)
+        if self.step_work is not None:
+            self.step_work.run(self.messages, self.runner, data, spans, self._emulate_delay)
+        else:
+            execute_plan(plan, self.messages, self.runner, spans, copies.passed)
+            combine_gradients(self.config, self.messages, self.runner, spans)
+        norm = self.runner.finish()
+        self._send_copies(copies.after(step, self.runner), spans)
+        self.messages.take_parcels(copies)
+        if self._lockstep is not None:
+            self._lockstep.run(self.messages, self.runner)
+        return norm
+
+    def _send_copies(self, parcels: Iterable[tuple[int, Parcel, Tensor]], spans: list[e.Span]) -> None:
+        """Send copies of this stage to the nodes that keep them."""
+        start, sent = time.monotonic(), 0
+        for parcel in parcels:
+            self.messages.send_parcel(*parcel)
+            sent += 1
+        if sent:
+            spans.append(e.Span(action="copy", start=start, end=time.monotonic()))
+
+    def _validate(self, plan: StepPlan, spans: list[e.Span]) -> float | None:
+        execute_plan(plan, self.messages, self.runner, spans)
+        return self.runner.finish()
+
+    def _drop(self) -> None:
+        """Discard the current step."""
+        self.runner.drop()
+        self.messages.round_member.outer.drop()
+        if self.copies is not None:
+            self.copies.drop()
+
+    def _commit(self, order: d.Commit) -> None:
+        self.control_link.at("commit", order.step)
+        start = time.monotonic()
+        assert self.copies is not None
+        self.runner.commit(order.progress)
+        self.copies.commit(order.step)
+        first = self.here.node == min(self.here.present.peers(self.here.node))
+        self.messages.report(self.messages.round_member.outer.commit(), order.step, first)
+        if self._lockstep is not None and (settled := self._lockstep.committed()) is not None:
+            self._report_round(*settled, first)
+        self.here.report(e.StageCommitted, step=order.step)
+        log.debug("committed")
+        if self.snapshots is not None:
+            self.snapshots.write_new(self.copies, order.generation)
+        self._report_work([e.Span(action="optimizer", start=start, end=time.monotonic())])
+
+    def _settle(self, order: d.Settle) -> None:
+        """Apply the result of an exchange round."""
+        self.control_link.at("settle", self.here.step)
+        start, replica = time.monotonic(), self.here.replica
+        nodes = self.resolved.arrangement.nodes(self.here.stage)
+        peers = {other: nodes[other] for other in order.members if other != replica}
+        weighed = UpdateWeights(order.counted[replica], lambda: order.rivals) if replica in order.counted else None
+        made = self.messages.round_member.settle(order.round, replica, peers, self.runner, weighed)
+        self.messages.links.part()
+        made = replace(made, verdict=replace(made.verdict, refused=order.left_out))
+        self._report_round(order.round, made, first=replica == order.members[0])
+        self._report_work([e.Span(action="exchange", start=start, end=time.monotonic())])
+
+    def _report_round(self, round: int, made: SettledRound, first: bool) -> None:
+        self.messages.report(made.verdict, round, first)
+        sizes = {"blocking_bytes": made.blocking_bytes, "prefetched_bytes": made.prefetched_bytes, "apart": made.apart}
+        self.here.report(e.RoundApplied, round=round, **sizes)
+
+    def _transfer(self, order: d.Donate) -> None:
+        """Send another replica, or a successor, a copy of this stage as of the last commit."""
+        self.control_link.at("give", self.here.step)
+        succeeded, state = order.donor == d.BEFORE, self.runner.state()
+        if not succeeded:  # a copy has its own random generators
+            state = state.trained
+        state.outer = self.messages.round_member.outer.given(to_successor=succeeded)
+        self.messages.links.transfer(order, pack(state))
+        log.info("sent the state of stage %d to %s", order.stage, "its successor" if succeeded else order.to)
+
+    def _save(self, order: d.Save) -> None:
+        self._drop()
+        store, replicas = CheckpointStore(self.setup.checkpoints), self.resolved.replicas
+        here = self.here
+        column = (here.number, self.config.exchange.replicas) if self._lockstep else (order.replica, replicas)
+        folder = store.part(order.step, column[1], column[0], order.generation)
+        state, keeps = self.runner.state(), keeps_for(order, here.node)
+        if self.config.exchange.replicas > 1:
+            state.outer = self.messages.round_member.outer.settled.state()
+        state = selected(state, keeps, here.node in order.compared)
+        place = here.number if keeps == "outer" else 0
+        part = CheckpointPart(folder, here.stage, here.worker, here.node, order.generation, order.step, place, keeps)
+        log.info("saving %s for the checkpoint of step %d", keeps, order.step)
+        span = (self._saver.save_beside if order.background else self._saver.save)(part, state)
+        self._report_work([span])
+
+    def _injector(self) -> InjectedFaults:
+        """Return the fault injector; ``faults/`` is imported only if this worker has faults."""
+        from planaria.faults.worker import WorkerFaults
+
+        return WorkerFaults(
+            self.config, self.messages.links, self.messages.round_member.outer, self._struck, self.control_link.end
+        )
+
+    def _struck(self, signal: str, injection: d.InjectFault) -> None:
+        self.here.report(e.FaultInjected, signal=signal, moment=injection.moment, number=injection.number)
+
+    def _report_work(self, spans: list[e.Span], dropped: bool = False) -> None:
+        """Report the spans and bytes sent since the last report, and peak memory."""
+        if not self.control_link.reports_timings:
+            return
+        own = peaks()._asdict()
+        self.here.report(e.Worked, dropped=dropped, spans=spans, sent_bytes=self.messages.links.newly_sent(), **own)
+
+    def _plan(self, order: d.RunStep) -> StepPlan:
+        if order.mode == "evaluate":
+            return self.resolved.validation(self.here.absent, self.here.replica)
+        if self.step_work is not None:
+            return self.step_work.plan(order.step, self.here.number)
+        return self.resolved.training(order.step, self.here.absent, self._detour, self.here.replica)
