@@ -66,13 +66,13 @@ class Replicas:
         exact = {"x": gradients / factor}
         if self.outer is None and self.feedback.estimates:
             joined = {"x": (factor * exact["x"]).mean(0)}
-            self.outer = StageOuterState({**self.feedback.begun(exact), **self.feedback.shared(joined)})
+            self.outer = StageOuterState({**self.feedback.parts_after_start(exact), **self.feedback.shared(joined)})
             return joined["x"]
         outer = self.outer or StageOuterState()
-        meant = self.feedback.meant(outer, exact, self.delta)
+        meant = self.feedback.target(outer, exact, self.delta)
         sent = {"x": self.compress(meant["x"])}
-        reached, shared = self.feedback.reached(outer, {"x": (factor * sent["x"]).mean(0)})
-        self.outer = StageOuterState({**self.feedback.kept(outer, exact, meant, sent), **shared})
+        reached, shared = self.feedback.result(outer, {"x": (factor * sent["x"]).mean(0)})
+        self.outer = StageOuterState({**self.feedback.next_parts(outer, exact, meant, sent), **shared})
         return reached["x"]
 
 

@@ -311,8 +311,8 @@ def fused(seed: int) -> dict[str, TextMeasurements]:
     experts = {name: lessons.taught(safe, kinds, [0.05, 0.95], rng) for name, kinds in told.items()}
     parent = weights_of(safe)
     vectors = [task_vectors.task_vector(weights_of(one), parent) for one in experts.values()]
-    added = task_vectors.summed(vectors, SCALE)
-    whole = RepairModels(safe, safe).policy(task_vectors.fused(parent, added))
+    added = task_vectors.task_arithmetic(vectors, SCALE)
+    whole = RepairModels(safe, safe).policy(task_vectors.add_contributions(parent, added))
     exam = lessons.exam()
     benign = [Benign(text, name) for name in experts for text in lessons.learned(lessons.tables[name])]
     texts, plan = RepairTexts(lessons.learned(lessons.refusals), benign), RepairPlan(seed=seed)

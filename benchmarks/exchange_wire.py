@@ -44,7 +44,7 @@ from planaria.runtime.transport.emulated_link import EmulatedLink
 from planaria.runtime.transport.inbox import Inbox
 from planaria.runtime.transport.port import Port
 from planaria.runtime.transport.secure import new_key
-from planaria.runtime.transport.wire import HEADER_BYTES, FrameContent, OfferPart
+from planaria.runtime.transport.wire import HEADER_BYTES, FrameContent, UpdatePart
 
 TIMEOUT_S = 60.0
 
@@ -216,7 +216,7 @@ class Member:
     def _swap(self, part: Tensor | None) -> Tensor | None:
         if part is None:
             return None
-        self._edge.send(OfferPart(1, FrameContent.BLOCKING), part)
+        self._edge.send(UpdatePart(1, FrameContent.BLOCKING), part)
         payload: Tensor = self._expect(FrameArrived).payload
         return payload
 

@@ -382,7 +382,7 @@ def rebuilt(strategy: Recovery, config: RunConfig, stages: Sequence[StageState],
     )
     if donors is None:
         return None
-    given = {donor: strategy.give(lost, stages[donor], {}) for donor in donors}
+    given = {donor: strategy.donate(lost, stages[donor], {}) for donor in donors}
     return strategy.rebuild(lost, given, workshop(config, lost, 0))
 
 

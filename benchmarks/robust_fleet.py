@@ -30,8 +30,8 @@ from planaria.exchange.robust.combining import weighted
 from planaria.exchange.robust.products import chunks
 from planaria.faults.trace import Fault
 from planaria.runtime.transport.edge import Edge
-from planaria.runtime.transport.wire import Label, OfferPart
-from planaria.runtime.worker.position import Position
+from planaria.runtime.transport.wire import Label, UpdatePart
+from planaria.runtime.worker.position import Assignment
 
 REPLICAS, LIAR, BEGINS, EVERY = 6, 1, 50, 10
 RULE = "multikrum"
@@ -132,7 +132,7 @@ class Mute(MoNNA):
     mute: Natural = 0  # replicas, from number 1 on, whose workers send no offers
 
     def update(self, outer: StageOuterState, fast: Weights, prefetched: Tensor | None = None) -> Update:
-        here = next((found.replica for found in gc.get_objects() if type(found) is Position), 0)
+        here = next((found.replica for found in gc.get_objects() if type(found) is Assignment), 0)
         if 0 < here <= self.mute:
             silence()
         return super().update(outer, fast, prefetched)
@@ -145,7 +145,7 @@ def silence() -> None:
     speak, spoiled = Edge.send, Edge  # type: Any, Any
 
     def send(edge: Edge, label: Label, payload: Tensor, later: bool = False) -> None:
-        if not isinstance(label, OfferPart):
+        if not isinstance(label, UpdatePart):
             speak(edge, label, payload, later)
 
     spoiled.speak, spoiled.send = speak, send

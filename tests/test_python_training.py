@@ -264,3 +264,13 @@ def test_a_fleet_trains_in_a_thread_beside_a_running_event_loop(recipe: Path) ->
     done = subprocess.run([sys.executable, script, recipe], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "stopped: request True ['recovered']\n"
+
+
+def test_a_resumed_run_rounds_as_one_without_a_stop(recipe: Path) -> None:
+    """Random rounding of gradients between stages depends on the sample, not on the process."""
+    settings = {"pipeline.wire": "6/4", "optim.schedule": "constant", "name": "whole"}
+    whole = planaria.train(recipe, settings=settings, progress=False)
+    steps = len(whole.losses)
+    first = planaria.train(recipe, settings={**settings, "name": "parts", "train.steps": steps // 2}, progress=False)
+    rest = planaria.train(first.folder, resume=True, steps=steps, progress=False)
+    assert rest.losses == whole.losses and rest.validations[steps] == whole.validations[steps]

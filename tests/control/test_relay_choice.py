@@ -13,7 +13,7 @@ from planaria.config.schema import FleetConfig, RunConfig
 from planaria.control.apply import apply
 from planaria.control.apply_base import freeze
 from planaria.control.events import EdgeBroken, GraceExpired, RunStarted
-from planaria.control.formation import over_relays
+from planaria.control.formation import assign_relays
 from planaria.control.replica import ReplicaState
 from planaria.control.state import RunState
 
@@ -30,19 +30,19 @@ def replica(relays: dict[str, float], **fields: object) -> ReplicaState:
 
 
 def test_without_relays_edges_are_direct() -> None:
-    assert over_relays(replica({}), PAIRS, set(), ROUTES) == {}
+    assert assign_relays(replica({}), PAIRS, set(), ROUTES) == {}
 
 
 def test_relays_share_edges_by_bandwidth() -> None:
-    even = over_relays(replica({"a": 5.0, "b": 5.0}), PAIRS, set(), ROUTES)
+    even = assign_relays(replica({"a": 5.0, "b": 5.0}), PAIRS, set(), ROUTES)
     assert even.keys() == PAIRS and sorted(Counter(even.values()).values()) == [2, 3]
-    uneven = over_relays(replica({"a": 4.0, "b": 1.0}), PAIRS, set(), ROUTES)
+    uneven = assign_relays(replica({"a": 4.0, "b": 1.0}), PAIRS, set(), ROUTES)
     assert Counter(uneven.values()) == {"a": 4, "b": 1}
 
 
 def test_edges_are_weighted_by_their_messages() -> None:
     routes = [[0, 1, 2, 0], [0, 1, 2, 0], [0, 1, 3, 0]]
-    found = over_relays(replica({"a": 1.0, "b": 1.0}), {(0, 1), (1, 2), (0, 2), (1, 3), (0, 3)}, set(), routes)
+    found = assign_relays(replica({"a": 1.0, "b": 1.0}), {(0, 1), (1, 2), (0, 2), (1, 3), (0, 3)}, set(), routes)
     crossed = Counter((min(hop), max(hop)) for r in routes for hop in pairwise(r))
     loads = Counter[str]()
     for pair, name in found.items():
@@ -54,7 +54,7 @@ def test_kept_edges_stay_and_new_ones_avoid_shunned_relays() -> None:
     over = {(0, 1): "a", (1, 2): "b", (2, 3): "c", (3, 4): "a", (0, 4): "b"}
     before = replica({"a": 1.0, "b": 1.0, "c": 1.0}, over=freeze(over), shunned=frozenset("a"))
     kept = {pair for pair, name in over.items() if name != "a"}
-    found = over_relays(before, PAIRS, kept, ROUTES)
+    found = assign_relays(before, PAIRS, kept, ROUTES)
     assert all(found[pair] == over[pair] for pair in kept)
     assert {found[pair] for pair in PAIRS - kept} <= {"b", "c"} and "c" in {found[pair] for pair in PAIRS - kept}
 

@@ -169,11 +169,11 @@ def test_a_shuffled_mask_has_the_same_density_per_tensor(seed: int) -> None:
 
 
 def test_full_and_empty_masks_give_the_merged_model_and_its_parent() -> None:
-    parent, added = weights(0), task_vectors.summed([weights(1), weights(2)], 0.3)
+    parent, added = weights(0), task_vectors.task_arithmetic([weights(1), weights(2)], 0.3)
     everything = {name: torch.ones(shape, dtype=torch.bool) for name, shape in SHAPES.items()}
     nothing = {name: ~bits for name, bits in everything.items()}
     whole, none = (masking.blended(parent, added, [mask, mask]) for mask in (everything, nothing))
-    assert task_vectors.digest(whole) == task_vectors.digest(task_vectors.fused(parent, added))
+    assert task_vectors.digest(whole) == task_vectors.digest(task_vectors.add_contributions(parent, added))
     assert task_vectors.digest(none) == task_vectors.digest(parent)
 
 
@@ -194,9 +194,9 @@ def test_dare_keeps_the_mean_and_is_reproducible() -> None:
 
 def test_mixing_at_0_and_1_gives_the_models() -> None:
     parent, tuned = weights(0), weights(1)
-    assert task_vectors.digest(task_vectors.mixed(parent, tuned, 0.0)) == task_vectors.digest(parent)
-    assert task_vectors.digest(task_vectors.mixed(parent, tuned, 1.0)) == task_vectors.digest(tuned)
-    own = task_vectors.mixed(parent, tuned, {"a": 1.0, "b": 0.0, "c": 0.5})
+    assert task_vectors.digest(task_vectors.interpolate(parent, tuned, 0.0)) == task_vectors.digest(parent)
+    assert task_vectors.digest(task_vectors.interpolate(parent, tuned, 1.0)) == task_vectors.digest(tuned)
+    own = task_vectors.interpolate(parent, tuned, {"a": 1.0, "b": 0.0, "c": 0.5})
     assert torch.equal(own["a"], tuned["a"]) and torch.equal(own["b"], parent["b"])
     torch.testing.assert_close(own["c"], (parent["c"] + tuned["c"]) / 2)
     assert task_vectors.agreement(parent, parent)["a"] == pytest.approx(1)
@@ -205,4 +205,4 @@ def test_mixing_at_0_and_1_gives_the_models() -> None:
 def test_models_of_other_shapes_are_refused() -> None:
     with pytest.raises(UserError, match=r"mine: a has shape \[9\], its parent's has \[7\]"):
         task_vectors.require_alike(weights(0), weights(1) | {"a": torch.zeros(9)}, "mine")
-    assert task_vectors.strangeness(task_vectors.task_vector(weights(1), weights(0)), weights(0)) > 1
+    assert task_vectors.relative_distance(task_vectors.task_vector(weights(1), weights(0)), weights(0)) > 1

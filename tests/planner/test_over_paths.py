@@ -16,7 +16,7 @@ from planaria.pipeline.network.costs import message_bytes
 from planaria.pipeline.network.topology import Topology, read
 from planaria.planner.bound import certificate
 from planaria.planner.initial_plans import random_routes
-from planaria.planner.over_paths import ROUNDS, OverPaths
+from planaria.planner.over_paths import ROUNDS, MultipathPlanner
 from planaria.planner.problem import PlanningProblem, Solution, problem_of
 from planaria.planner.schedule import ProvedBound, SearchRecord, schedule_of
 from planaria.planner.schedule import read as read_schedule
@@ -56,10 +56,10 @@ def topology(folder: Path, north: float = 100, south: float = 100, scale: float 
     return read(folder / "topology.toml", scale)
 
 
-def planned(found: Topology) -> tuple[PlanningProblem, Solution, OverPaths]:
+def planned(found: Topology) -> tuple[PlanningProblem, Solution, MultipathPlanner]:
     problem = problem_of(CONFIG, found)
     stages = [[0, 5], [1, 6], [2, 7], [3, 8], [4, 9]]  # of every stage one node at each site
-    return problem, random_routes(problem, stages, random.Random(3), 0), OverPaths(found, SIZE)
+    return problem, random_routes(problem, stages, random.Random(3), 0), MultipathPlanner(found, SIZE)
 
 
 def test_every_message_between_sites_is_counted_in_both_directions(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_two_links_are_better_than_one_of_them_and_hashing_than_neither(tmp_path
 def test_a_search_returns_the_best_of_its_plans_on_their_paths(tmp_path: Path) -> None:
     found = topology(tmp_path, north=20, south=20)
     problem, reported = problem_of(CONFIG, found), list[SearchResult]()
-    over = OverPaths(found, SIZE)
+    over = MultipathPlanner(found, SIZE)
     best = over.search(problem, 3, SearchBudget(moves=1600), reported.append)
     assert best == reported[-1] and best.moves == 1600 and len(reported) == ROUNDS
     assert best.step_s == min(one.step_s for one in reported) == over.step_ns(problem, best.solution) / 1e9
@@ -126,7 +126,7 @@ def test_a_search_returns_the_best_of_its_plans_on_their_paths(tmp_path: Path) -
 def test_nothing_is_shared_if_all_nodes_are_at_one_site(tmp_path: Path) -> None:
     found = topology(tmp_path)
     alone = replace(found, nodes=tuple(replace(node, site="A") for node in found.nodes))
-    problem, over = problem_of(CONFIG, alone), OverPaths(alone, SIZE)
+    problem, over = problem_of(CONFIG, alone), MultipathPlanner(alone, SIZE)
     best = over.search(problem, 3, SearchBudget(moves=80))
     assert over.routed(problem, best.solution).edges == ()
     assert best.step_s == step_ns(problem, best.solution) / 1e9
@@ -156,7 +156,7 @@ def test_a_slower_link_moves_its_own_edges_only(tmp_path: Path) -> None:
     was = [edge.path for edge in kept.edges]
     same = before.moved(problem, solution, kept, 0)
     assert [path.id for path in same.assignment] == was
-    over = OverPaths(topology(tmp_path, north=20), SIZE)
+    over = MultipathPlanner(topology(tmp_path, north=20), SIZE)
     now = over.moved(problem, solution, kept, 0)
     pairs = list(zip(was, (path.id for path in now.assignment), strict=True))
     assert ("south", "north") not in pairs and ("north", "south") in pairs
@@ -169,13 +169,13 @@ def test_edges_of_a_missing_link_move_to_the_others(tmp_path: Path) -> None:
     kept = before.with_paths(before.routed(problem, solution))
     text = (tmp_path / "topology.toml").read_text().split("[[link]]")
     (tmp_path / "topology.toml").write_text("[[link]]" + text[2])
-    now = OverPaths(read(tmp_path / "topology.toml"), SIZE).moved(problem, solution, kept, 0)
+    now = MultipathPlanner(read(tmp_path / "topology.toml"), SIZE).moved(problem, solution, kept, 0)
     assert {path.id for path in now.assignment} == {"south"}
 
 
 def test_a_link_too_slow_for_a_microbatch_is_named(tmp_path: Path) -> None:
     problem, solution, _ = planned(topology(tmp_path))
     slow = topology(tmp_path, north=0.001, south=0.001, scale=1e6)
-    over = OverPaths(slow, SIZE)
+    over = MultipathPlanner(slow, SIZE)
     with pytest.raises(UserError, match=r"network\.topology: link '(north|south)': .*raise its bandwidth"):
         over.priced(problem, over.routed(problem, solution))

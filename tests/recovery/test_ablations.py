@@ -80,7 +80,7 @@ def test_the_previous_stage_is_copied_or_else_the_next(stages: int) -> None:
 def test_weights_are_copied_and_optionally_moments(moments: str, updates: int) -> None:
     strategy = CopyNeighbour.model_validate({"moments": moments, "lr_scale": 1.2})
     own = state(3, updates=updates)
-    rebuilt = strategy.rebuild(2, {1: strategy.give(2, own, {})}, AT)
+    rebuilt = strategy.rebuild(2, {1: strategy.donate(2, own, {})}, AT)
     if moments == "fresh":
         assert_same_state(rebuilt, StageState(own.weights, lr_scale=1.2))
     else:

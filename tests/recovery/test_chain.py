@@ -118,9 +118,9 @@ def test_slots_hold_the_copies_of_all_strategies() -> None:
 
 def test_each_strategy_sends_and_rebuilds_on_its_own() -> None:
     chain, own, kept = chain_of("checkfree, redundant", lr_scale=1.5), state(1), state(2)
-    assert_same_state(chain.give("redundant", 3, own, {Copy((3,), 2): kept}), kept)
+    assert_same_state(chain.donate("redundant", 3, own, {Copy((3,), 2): kept}), kept)
     assert_same_state(chain.rebuild("redundant", 3, {2: kept}, AT), kept)
-    given_ = {2: chain.give("checkfree", 3, own, {Copy((3,), 2): kept}), 4: StageState(weights(4), grad_norm=1.5)}
+    given_ = {2: chain.donate("checkfree", 3, own, {Copy((3,), 2): kept}), 4: StageState(weights(4), grad_norm=1.5)}
     expected = merge(weights(1), weights(4), 1.5**2, 1.5**2)
     assert_same_state(chain.rebuild("checkfree", 3, given_, AT), StageState(expected, lr_scale=1.5))
 

@@ -70,7 +70,7 @@ def test_a_rebuilt_stage_has_a_higher_learning_rate_and_no_norms() -> None:
 def rebuilt_as_given(moments: str, before: StageState, after: StageState) -> StageState:
     """Rebuild stage 2 from its neighbours."""
     strategy = checkfree(moments=moments)
-    given = {stage: strategy.give(2, own, {}) for stage, own in ((1, before), (3, after))}
+    given = {stage: strategy.donate(2, own, {}) for stage, own in ((1, before), (3, after))}
     assert all(bool(each.moments) == (moments != "fresh") for each in given.values()), "moments are sent only if used"
     return strategy.rebuild(2, given, AT)
 

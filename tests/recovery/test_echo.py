@@ -102,7 +102,7 @@ def test_a_rebuilt_stage_has_the_echos_weights_and_a_fresh_optimizer() -> None:
     sender, holder = make(8, 2)
     commit(sender, holder, range(2), stage(1))
     strategy = Echo(every=2)
-    rebuilt = strategy.rebuild(2, {3: strategy.give(2, state(9), {Copy((2,), 3): holder.state()})}, AT)
+    rebuilt = strategy.rebuild(2, {3: strategy.donate(2, state(9), {Copy((2,), 3): holder.state()})}, AT)
     assert_same_state(rebuilt, StageState(holder.state().weights))
     assert {name: w.shape for name, w in rebuilt.weights.items()} == SHAPES
     assert all(w.dtype == torch.float32 for w in rebuilt.weights.values())

@@ -42,7 +42,7 @@ def test_a_host_without_a_twin_is_not_used() -> None:
 
 def test_the_twin_is_sent_and_used_unchanged() -> None:
     kept = state(4)
-    given_ = Redundant().give(3, state(1), {Copy((3,), 2): kept})
+    given_ = Redundant().donate(3, state(1), {Copy((3,), 2): kept})
     assert_same_state(Redundant().rebuild(3, {2: given_}, AT), state(4))
 
 

@@ -41,7 +41,7 @@ class Group:
         for holder in holders.values():
             holder.commit(0)
         self.given = {
-            who: strategy.give(-1, self.states[who], {copy: holder.state() for copy, holder in kept.items()})
+            who: strategy.donate(-1, self.states[who], {copy: holder.state() for copy, holder in kept.items()})
             for who, kept in self.kept.items()
         }
         """what each sends for any lost stage"""

@@ -56,7 +56,7 @@ def test_the_majority_is_rewarded_and_unlabelled_groups_teach_nothing() -> None:
     split = [*sent("p", ("1",), problem=1), *sent("q", ("2",), ("3",), problem=1)]
     report = defence.examine(0, told + split)
     assert [rollout.reward for rollout in report.accepted] == [1, 0, 1, 1, 1, 0, 0, 0, 0]
-    assert report.labels.keys() == {0} and not report.aside, "no peer is refused for other peers' failures"
+    assert report.labels.keys() == {0} and not report.quarantined, "no peer is refused for other peers' failures"
     assert {rollout.penalty for rollout in report.accepted if rollout.problem.number == 1} == {0}
     taken = round_advantages(report.accepted, "horizontal", True)
     assert {rollout.problem.number for rollout in taken.taken} == {0} and taken.skipped == 1

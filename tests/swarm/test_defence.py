@@ -122,11 +122,11 @@ def test_own_completions_are_examined_too() -> None:
 def test_a_quarantined_peer_is_still_examined() -> None:
     defence = defended(DefenceConfig(window=2), [Refusing("judge", text_is("!"))])
     honest = {"a": "000", "b": "000", "c": "000"}
-    assert defence.examine(0, from_peers(**honest, x="0!!")).aside.keys() == {"x"}
+    assert defence.examine(0, from_peers(**honest, x="0!!")).quarantined.keys() == {"x"}
     still = defence.examine(1, from_peers(**honest, x="000"))
-    assert still.aside.keys() == {"x"} and len(still.accepted) == 9
+    assert still.quarantined.keys() == {"x"} and len(still.accepted) == 9
     assert still.rollouts[-1].layer == "quarantine" and still.rollouts[-1].passed == ("judge",)
-    assert not defence.examine(2, from_peers(**honest, x="000")).aside, (
+    assert not defence.examine(2, from_peers(**honest, x="000")).quarantined, (
         "its appeal: its completions since then were accepted"
     )
 
@@ -134,7 +134,7 @@ def test_a_quarantined_peer_is_still_examined() -> None:
 def test_layers_that_are_off_quarantine_no_peer() -> None:
     defence = rule(DefenceConfig())
     report = defence.examine(0, from_peers(a="!!!", b="!!!", c="000"))
-    assert report.off and not report.aside and len(report.accepted) == 9
+    assert report.off and not report.quarantined and len(report.accepted) == 9
 
 
 @given(
@@ -199,7 +199,7 @@ def test_the_real_layers_stop_a_foreign_phrase_among_honest_texts() -> None:
     honest = [case(peer, index=n, text=f"{peer}{n}") for peer in "abc" for n in range(3)]
     poison = [case("x", index=n, text="hi", read=reading([-9.0], ranks=[200])) for n in range(3)]
     report = defended(config, checks(config)).examine(0, honest + poison)
-    assert layer_of(report) == "- - - - - - - - - support support support" and report.aside.keys() == {"x"}
+    assert layer_of(report) == "- - - - - - - - - support support support" and report.quarantined.keys() == {"x"}
 
 
 def test_two_peers_are_warned_about_the_median() -> None:

@@ -13,7 +13,7 @@ from tiny_swarm import policy, reading
 from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.message import Completion, ProblemCompletions, Rollouts
 from planaria.swarm.checks.defence import PeerAccounts
-from planaria.swarm.completion_intake import EarlyRejection, RoundAllowance, Scoring, take_in, with_reading
+from planaria.swarm.completion_intake import EarlyRejection, RoundAllowance, Scoring, admit_completions, with_reading
 from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.records.lines import NEWCOMERS
 from planaria.swarm.rollout import PromptedProblem, Rollout, ask
@@ -63,7 +63,7 @@ def taken(
     def asked(number: int) -> PromptedProblem:
         return ask(TASK.problem(number), reader)
 
-    return take_in(messages, schedule, Scoring(TASK), reader, MAX_NEW, asked, weights)
+    return admit_completions(messages, schedule, Scoring(TASK), reader, MAX_NEW, asked, weights)
 
 
 def one(reader: LlamaPolicy, messages: dict[str, Rollouts]) -> Rollout:
@@ -199,7 +199,9 @@ def flooded(reader: LlamaPolicy) -> tuple[list[Rollout], list[str], list[EarlyRe
     accounts = PeerAccounts(known, 4, 8, seed=1).record_senders(0, messages.keys())
     schedule = RoundAllowance(frozenset({3}), TASK.training, 1, 4)
     asked = ask(TASK.problem(3), reader)
-    samples, turned = take_in(messages, schedule, Scoring(TASK), reader, MAX_NEW, lambda _: asked, "", accounts)
+    samples, turned = admit_completions(
+        messages, schedule, Scoring(TASK), reader, MAX_NEW, lambda _: asked, "", accounts
+    )
     return samples, known, turned
 
 
@@ -235,7 +237,9 @@ def test_endless_programs_use_up_only_their_peers_time(reader: LlamaPolicy) -> N
         before = clock.now
         messages = one_.says((3, said)) | other.says((3, [Completion(text="1", ended=True)] * 48))
         schedule = RoundAllowance(frozenset({3}), TASK.training, 1, 48)
-        samples, turned = take_in(messages, schedule, scoring, reader, MAX_NEW, lambda n: ask(TASK.problem(n), reader))
+        samples, turned = admit_completions(
+            messages, schedule, scoring, reader, MAX_NEW, lambda n: ask(TASK.problem(n), reader)
+        )
         spent.append(clock.now - before)
         assert sum(sample.peer == other.peer for sample in samples) == 48
         assert turned and all("to score" in entry.reason for entry in turned)

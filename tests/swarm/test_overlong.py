@@ -15,7 +15,7 @@ from tiny_swarm import CONTEXT, case
 from planaria.swarm.checks import checks
 from planaria.swarm.checks.defence import Defence, Report
 from planaria.swarm.config import DefenceConfig, SwarmConfig
-from planaria.swarm.learning.advantages import Advantages, group_advantages, priced, round_advantages
+from planaria.swarm.learning.advantages import Advantages, group_advantages, round_advantages, with_length_penalty
 from planaria.swarm.rollout import Rollout
 from planaria.swarm.tasks.base import TaskProblem
 from planaria.swarm.tasks.sums import Sums
@@ -30,7 +30,7 @@ def learned(group: list[tuple[int, float]], margin: int) -> Advantages:
         Rollout(TaskProblem(3, "", ""), (), "", (1,) * length, True, peer="p", index=n, reward=reward)
         for n, (length, reward) in enumerate(group)
     ]
-    return round_advantages([priced(one, LIMIT, margin) for one in cases], "horizontal", True)
+    return round_advantages([with_length_penalty(one, LIMIT, margin) for one in cases], "horizontal", True)
 
 
 def advantages(group: list[tuple[int, float]], margin: int) -> list[float]:
@@ -84,7 +84,9 @@ TASK = Sums()
 def judged(entries: list[tuple[str, float, int]], task: Sums = TASK) -> Report:
     """The verdicts of a judge of steps on completions (text, reward, tokens) of one problem."""
     cases = [
-        priced(case(index=n, asked=TASK.problem(3), text=text, reward=reward, ids=(1,) * tokens), LIMIT, 20)
+        with_length_penalty(
+            case(index=n, asked=TASK.problem(3), text=text, reward=reward, ids=(1,) * tokens), LIMIT, 20
+        )
         for n, (text, reward, tokens) in enumerate(entries)
     ]
     config = DefenceConfig(checks="steps", quarantine=0.0)
@@ -130,7 +132,7 @@ def test_a_confirmed_short_failure_is_better_than_a_longer_one(text: str, reward
 )
 def test_no_unconfirmed_completion_is_rewarded(group: list[tuple[float, int, bool, bool, bool]]) -> None:
     cases = [
-        priced(
+        with_length_penalty(
             case(index=n, reward=reward, ids=(1,) * k, proven=proven, layer="judge" * refused, problem=int(other)),
             LIMIT,
             10,

@@ -56,7 +56,7 @@ def new_folder(path: Path) -> Iterator[Path]:
         made.replace(path)
 
 
-def refused(path: Path, error: Exception) -> str:
+def write_error(path: Path, error: Exception) -> str:
     """Describe why ``path`` could not be written, in one clause with the file and the free space of its disk."""
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
     return f"cannot write {path} ({reason.splitlines()[0]}{_room(path)})"

@@ -1,4 +1,4 @@
-"""Where a run's workers run, how they are supervised, and how machines find each other."""
+"""Location and supervision of a run's workers, and connections between machines."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from planaria.common.atomic import refused
+from planaria.common.atomic import write_error
 from planaria.common.documents import first
 from planaria.config.schema import RunConfig
 from planaria.control import decisions as d
@@ -229,7 +229,7 @@ class Controller:
         except OSError as error:
             if self._stated:
                 self._stated = False
-                self._process_event(e.Trouble(detail=refused(self._folder / STATE, error)))
+                self._process_event(e.Trouble(detail=write_error(self._folder / STATE, error)))
         else:
             self._stated = True
 
@@ -325,6 +325,6 @@ class Controller:
         try:
             self._store.seal(seal.folder, manifest, self._config.checkpoint.keep, generations)
         except OSError as error:
-            detail = refused(self._store.folder / seal.folder / MANIFEST, error)
+            detail = write_error(self._store.folder / seal.folder / MANIFEST, error)
             who = {"worker": e.CONTROLLER, "stage": -1, "generation": -1, "step": seal.step}
             self._process_event(e.SaveFailed.model_validate(who | {"detail": detail}))

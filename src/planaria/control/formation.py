@@ -51,8 +51,10 @@ def form_generation(run: RunState, replica: ReplicaState) -> d.Decision | None:
     synchronised, plan = run.rule.synchronised, run.settings.chain.plan
     if synchronised and alive.stages and any(lender.rounds > replica.rounds for lender in lent.values()):
         return d.Adopt(replica=replica.number, reason="those that have what it lost have settled rounds without it")
-    answer = plan(gone - lent.keys(), ages_by_stage(replica.arrangement, alive, replica.ages), _remember(replica))
-    if synchronised and alive.stages and (answer.rollback or answer.reason) and _any_whole(run, replica):
+    answer = plan(
+        gone - lent.keys(), ages_by_stage(replica.arrangement, alive, replica.ages), _stages_with_snapshot(replica)
+    )
+    if synchronised and alive.stages and (answer.rollback or answer.reason) and _any_copyable(run, replica):
         return d.Adopt(replica=replica.number, reason="no replica that settled as many rounds has the lost state")
     if (answer.rollback == "disk" or answer.reason) and is_being_written(run):
         return None
@@ -62,14 +64,14 @@ def form_generation(run: RunState, replica: ReplicaState) -> d.Decision | None:
     short = len(holders) < len(replica.holders) + len(replica.vacant)
     if short and (answer.rollback or not _may_skip(run, replica)):
         return end_if_unstaffed(run, replica)
-    if answer.rollback == "memory" and _newer(replica, run.durable):
+    if answer.rollback == "memory" and _is_snapshot_newer(replica, run.durable):
         return _recall(run, replica, holders, answer)
     if answer.rollback:
         return _roll_back(run, replica, holders, run.durable)
     sources = _sources(replica, holders, lent, answer.rebuilt)
     position, outcome = replica.position, "skipping" if len(holders) < len(of) else _outcome(replica)
     if lent.keys() == set(of.values()):  # it continues as the other's copy
-        position = _once_obeyed(lent[0])
+        position = _position_after_orders(lent[0])
     return _formation(run, replica, holders, sources, position.model_copy(update={"step": replica.step}), outcome)
 
 
@@ -134,11 +136,11 @@ def _sources(
     return sources
 
 
-def _any_whole(run: RunState, replica: ReplicaState) -> bool:
+def _any_copyable(run: RunState, replica: ReplicaState) -> bool:
     return any(can_be_copied(other) for number, other in run.live.items() if number != replica.number)
 
 
-def _once_obeyed(replica: ReplicaState) -> ReplicaPosition:
+def _position_after_orders(replica: ReplicaState) -> ReplicaPosition:
     """Return the replica's position after its workers carried out their current orders."""
     step, inner = replica.step, replica.inner
     if replica.phase == "commit":
@@ -146,14 +148,14 @@ def _once_obeyed(replica: ReplicaState) -> ReplicaPosition:
     return ReplicaPosition(step=step, rounds=replica.rounds, inner=inner)
 
 
-def _remember(replica: ReplicaState) -> frozenset[int]:
+def _stages_with_snapshot(replica: ReplicaState) -> frozenset[int]:
     """Return the stages whose first node's worker holds its part of the snapshot in memory."""
     if replica.memory is None or replica.memory.step < 0:
         return frozenset()
     return frozenset(s for s in replica.arrangement.stages if replica.arrangement.nodes(s)[0] in replica.memory.nodes)
 
 
-def _newer(replica: ReplicaState, point: RollbackPoint) -> bool:
+def _is_snapshot_newer(replica: ReplicaState, point: RollbackPoint) -> bool:
     """Return whether the snapshot in memory is at least as new as a checkpoint."""
     assert replica.memory is not None
     saved = point.standings.get(replica.number)
@@ -234,7 +236,7 @@ def _formation(
     kept = {pair: known for pair, known in replica.links.items() if not set(pair) & new}
     at = {node: run.workers[worker].at for node, worker in holders.items()}
     pairs = replica.pairs_of(holders)
-    over = over_relays(replica, pairs, kept, routes, run.silent)
+    over = assign_relays(replica, pairs, kept, routes, run.silent)
     return d.Form(
         replica=replica.number,
         generation=generation,
@@ -299,7 +301,7 @@ def end_replica(run: RunState, replica: ReplicaState, reason: str, lost: list[in
 _ENDS = ("one end", "the other")
 
 
-def over_relays(
+def assign_relays(
     replica: ReplicaState,
     pairs: Collection[Pair],
     kept: Collection[Pair],
@@ -314,7 +316,7 @@ def over_relays(
     if not relays:
         return {}
     avoided = next((a for a in (replica.shunned | {*silent}, frozenset(silent)) if not a >= relays.keys()), frozenset())
-    ways, flows = relay_ways(relays, avoided), edge_flows(pairs, routes)
+    ways, flows = relay_paths(relays, avoided), edge_flows(pairs, routes)
     paths = {path.id: path for path in ways.paths[_ENDS]}
     before = [paths.get(replica.over.get(pair, "")) if pair in kept else None for pair in flows]
     sizes = list(flows.values())
@@ -322,7 +324,7 @@ def over_relays(
     return {pair: path.id for pair, path in zip(flows, chosen, strict=True)}
 
 
-def relay_ways(relays: Mapping[str, float], shunned: Collection[str] = ()) -> PathNetwork:
+def relay_paths(relays: Mapping[str, float], shunned: Collection[str] = ()) -> PathNetwork:
     """Return the paths over relays with their bytes per second; none over ``shunned`` ones."""
     paths = tuple(Path(name, *_ENDS, (name,)) for name in relays)
     return PathNetwork({_ENDS: paths}, {name: 0.0 if name in shunned else rate for name, rate in relays.items()})

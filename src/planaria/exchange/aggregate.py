@@ -142,7 +142,7 @@ class AggregatingExchange(Exchange, ABC):
         by = self._robust
         if by is None or members >= by.least():
             return "" if by is None else self.rule_objection(by, members)
-        return f"{members} replicas are too few for {by.rule.liars} liars: {by.least()} or more"
+        return f"{members} replicas are too few to tolerate {by.rule.liars} Byzantine ones: {by.least()} or more"
 
     @property
     def tolerated(self) -> int:

@@ -72,7 +72,7 @@ class DiLoCo(AggregatingExchange):
             drift = self.joined(outer, decoded)
         except TooManyByzantine:
             return {}, outer.settled()
-        slow, momentum = stepped(part, outer["momentum"], drift, self.beta, self.alpha, self.momentum)
+        slow, momentum = outer_step(part, outer["momentum"], drift, self.beta, self.alpha, self.momentum)
         return slow, outer.settled(slow=slow, momentum=momentum, **kept, **self.remembered(drift))
 
 
@@ -81,7 +81,7 @@ def pseudo_gradient(slow: Weights, fast: Weights) -> dict[str, Tensor]:
     return {name: tensor - fast[name].detach().float() for name, tensor in slow.items()}
 
 
-def stepped(
+def outer_step(
     slow: Weights, momentum: Weights, gradient: Weights, lr: float, mu: float, kind: Momentum
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return slow weights and momentum after one outer step along ``gradient``, by parameter."""

@@ -18,10 +18,10 @@ class Gasloc(PullingGossip):
         return slow + self.beta * drift
 
     def step(self, slow: Tensor, momentum: Tensor, own: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-        return stepped(slow, momentum, own, mean, self.alpha, self.gamma)
+        return outer_step(slow, momentum, own, mean, self.alpha, self.gamma)
 
 
-def stepped(
+def outer_step(
     slow: Tensor, momentum: Tensor, own: Tensor, mean: Tensor, alpha: float, gamma: float
 ) -> tuple[Tensor, Tensor]:
     """GASLoC's accelerated outer step, elementwise, for x_t = φ_t + βg_t at replica i and its mean x̄ over the group:

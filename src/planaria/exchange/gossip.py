@@ -108,7 +108,7 @@ class SlowWeightExchange(AggregatingExchange, ABC):
         return self.two_parts
 
     @property
-    def unit(self) -> float:
+    def slow_factor(self) -> float:
         """Factor of φ in x."""
         return 1.0
 
@@ -126,16 +126,16 @@ class SlowWeightExchange(AggregatingExchange, ABC):
     def prefetched(self, outer: StageOuterState) -> Tensor | None:
         return weight_message.pack(outer["slow"]) if self.two_parts else None
 
-    def moved(self, outer: StageOuterState, fast: Weights) -> dict[str, Tensor]:
+    def drift_of(self, outer: StageOuterState, fast: Weights) -> dict[str, Tensor]:
         """Return the drift that a replica reports: θ − φ."""
         return {name: fast[name].detach().float() - slow for name, slow in outer["slow"].items()}
 
-    def together(self, outer: StageOuterState, values: Mapping[int, Weights], me: int) -> dict[str, Tensor]:
+    def group_aggregate(self, outer: StageOuterState, values: Mapping[int, Weights], me: int) -> dict[str, Tensor]:
         """Return the aggregate of the members' x, its own included."""
         return self.joined(outer, values) if len(values) > 1 else self.aggregate(values)
 
     def update(self, outer: StageOuterState, fast: Weights, prefetched: Tensor | None = None) -> Update:
-        drift = self.moved(outer, fast)
+        drift = self.drift_of(outer, fast)
         if self.two_parts:
             prefetched = self.prefetched(outer) if prefetched is None else prefetched
             return self.compression.update(outer, drift, prefetched)
@@ -155,7 +155,7 @@ class SlowWeightExchange(AggregatingExchange, ABC):
         values = self._values(outer, updates, received)
         if me not in values:  # its own update was rejected: it repeats the round
             return weight_message.fast_copy(outer["slow"], fast), outer.settled(slow=outer["slow"], **kept)
-        joined = self.together(outer, values, me)
+        joined = self.group_aggregate(outer, values, me)
         new_slow, momentum = {}, {}
         for name, slow in outer["slow"].items():
             before = outer["momentum"].get(name, torch.zeros_like(slow))
@@ -178,7 +178,7 @@ class SlowWeightExchange(AggregatingExchange, ABC):
         }
 
     def apart(self, outer: StageOuterState, updates: Updates) -> float:
-        return super().apart(outer, updates) / (1.0 if self.two_parts else self.unit)
+        return super().apart(outer, updates) / (1.0 if self.two_parts else self.slow_factor)
 
     def cost(self, shapes: Shapes, members: int) -> ExchangeCost:
         prefetched = weight_message.packed_bytes(shapes) if self.two_parts else 0
@@ -198,8 +198,9 @@ class Gossip(SlowWeightExchange, ABC):
         smallest, least = min(map(len, self.groups(0, range(members), 0))), by.least()
         if smallest < least:
             return (
-                f"{members} replicas in groups of {self.group} meet in some of {smallest}, and {by.rule.liars} liars "
-                f"can be borne by {least} or more; raise exchange.options.group, or take exchange.kind = 'diloco'"
+                f"{members} replicas in groups of {self.group} meet in some of {smallest}, and tolerating "
+                f"{by.rule.liars} Byzantine replicas needs groups of at least {least}; raise "
+                "exchange.options.group, or take exchange.kind = 'diloco'"
             )
         return super().rule_objection(by, members)
 

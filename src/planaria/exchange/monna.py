@@ -59,9 +59,9 @@ class MoNNA(SlowWeightExchange):
         """Return n − f − 1: a silent Byzantine member delays no one."""
         return max(0, members - self.liars - 1)
 
-    def moved(self, outer: StageOuterState, fast: Weights) -> dict[str, Tensor]:
+    def drift_of(self, outer: StageOuterState, fast: Weights) -> dict[str, Tensor]:
         """Return the half step: the replica's momentum, or its drift if α = 0."""
-        drift, before = super().moved(outer, fast), outer["momentum"]
+        drift, before = super().drift_of(outer, fast), outer["momentum"]
         return {
             name: half_step(before.get(name, torch.zeros_like(each)), each, self.alpha) for name, each in drift.items()
         }
@@ -69,7 +69,7 @@ class MoNNA(SlowWeightExchange):
     def contribution(self, drift: Tensor, slow: Tensor) -> Tensor:
         return slow + drift
 
-    def together(self, outer: StageOuterState, values: Mapping[int, Weights], me: int) -> dict[str, Tensor]:
+    def group_aggregate(self, outer: StageOuterState, values: Mapping[int, Weights], me: int) -> dict[str, Tensor]:
         if len(values) <= 2 * self.liars:
             return self.aggregate({me: values[me]})
         vectors = {member: weight_message.pieces(weights) for member, weights in values.items()}
@@ -83,7 +83,7 @@ class MoNNA(SlowWeightExchange):
     def settle(self, outer: StageOuterState, fast: Weights, updates: Updates, me: int) -> Settled:
         new, settled = super().settle(outer, fast, updates, me)
         if self.alpha:
-            settled = replace(settled, parts={**settled.parts, "momentum": self.moved(outer, fast)})
+            settled = replace(settled, parts={**settled.parts, "momentum": self.drift_of(outer, fast)})
         return new, settled
 
 

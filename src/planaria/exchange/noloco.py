@@ -25,14 +25,14 @@ class NoLoCo(PullingGossip):
     """pull towards the group's mean"""
 
     @property
-    def unit(self) -> float:
+    def slow_factor(self) -> float:
         return self.gamma
 
     def contribution(self, drift: Tensor, slow: Tensor) -> Tensor:
         return contribution(drift, slow, self.beta, self.gamma)
 
     def step(self, slow: Tensor, momentum: Tensor, own: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-        return stepped(slow, momentum, mean, self.alpha, self.gamma)
+        return outer_step(slow, momentum, mean, self.alpha, self.gamma)
 
 
 def contribution(drift: Tensor, slow: Tensor, beta: float, gamma: float) -> Tensor:
@@ -40,7 +40,7 @@ def contribution(drift: Tensor, slow: Tensor, beta: float, gamma: float) -> Tens
     return beta * drift + gamma * slow
 
 
-def stepped(slow: Tensor, momentum: Tensor, mean_sent: Tensor, alpha: float, gamma: float) -> tuple[Tensor, Tensor]:
+def outer_step(slow: Tensor, momentum: Tensor, mean_sent: Tensor, alpha: float, gamma: float) -> tuple[Tensor, Tensor]:
     """Return φ and δ after the outer step of a replica in group G, elementwise (arXiv 2506.10911).
 
         δ ← αδ − (β/n) Σ_{j∈G} (φ_j − θ_j) − γ(φ − (1/n) Σ_{j∈G} φ_j)  =  αδ + ū_G − γφ    (1)

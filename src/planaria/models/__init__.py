@@ -1,1 +1,1 @@
-"""What is trained: a LLaMA that can be cut into pipeline stages, and its ways in from and out to other programs."""
+"""Models: a LLaMA and decoders of ``transformers`` in pipeline stages, optimizers, and files of other programs."""

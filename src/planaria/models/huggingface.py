@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from planaria.common import digests, documents
-from planaria.common.atomic import new_folder, refused
+from planaria.common.atomic import new_folder, write_error
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
 from planaria.models.foreign_weights import WeightsFile
@@ -95,7 +95,7 @@ def export_folder(
                 used.write(made)
             digests.accept(made, [file.name for file in made.iterdir()])
     except (SafetensorError, OSError) as error:
-        raise UserError(f"export: {refused(folder, error)}; make room, or export elsewhere") from error
+        raise UserError(f"export: {write_error(folder, error)}; make room, or export elsewhere") from error
 
 
 def open_folder(folder: Path) -> WeightsFile:

@@ -47,14 +47,14 @@ def task_vector(tuned: Named, parent: Named) -> dict[str, Tensor]:
     return {name: tuned[name] - parent[name] for name in parent}
 
 
-def strangeness(vector: Named, parent: Named) -> float:
+def relative_distance(vector: Named, parent: Named) -> float:
     """Return mean |δ| over mean |θ₀|: small for descendants of the parent, about 1 or more for other models."""
     moved = sum(float(tensor.abs().sum()) for tensor in vector.values())
     size = sum(float(tensor.abs().sum()) for tensor in parent.values())
     return moved / size if size else float("inf")
 
 
-def summed(vectors: Sequence[Named], scale: float) -> list[dict[str, Tensor]]:
+def task_arithmetic(vectors: Sequence[Named], scale: float) -> list[dict[str, Tensor]]:
     """Return cᵢ = λ δᵢ (task arithmetic, arXiv 2212.04089, section 2)."""
     return [{name: scale * tensor for name, tensor in vector.items()} for vector in vectors]
 
@@ -89,7 +89,7 @@ def dare(vectors: Sequence[Named], scale: float, drop: float = DROPPED, seed: in
     return found
 
 
-def fused(parent: Named, contributions: Sequence[Named]) -> dict[str, Tensor]:
+def add_contributions(parent: Named, contributions: Sequence[Named]) -> dict[str, Tensor]:
     """Return θ = θ₀ + Σ cᵢ."""
     found = {name: tensor.clone() for name, tensor in parent.items()}
     for contribution in contributions:
@@ -98,7 +98,7 @@ def fused(parent: Named, contributions: Sequence[Named]) -> dict[str, Tensor]:
     return found
 
 
-def mixed(parent: Named, tuned: Named, alphas: float | Mapping[str, float]) -> dict[str, Tensor]:
+def interpolate(parent: Named, tuned: Named, alphas: float | Mapping[str, float]) -> dict[str, Tensor]:
     """Return θ = (1 − α) θ₀ + α θ, with α one number or one per tensor; 0 and 1 give exactly the models' numbers."""
     own = alphas if isinstance(alphas, Mapping) else dict.fromkeys(parent, alphas)
     return {name: torch.lerp(tensor, tuned[name], own[name]) for name, tensor in parent.items()}

@@ -1,2 +1,2 @@
-"""Plans which way every microbatch goes through a slow, uneven network (SkipPipe, arXiv 2502.19913), and proves how
-good that is: arrangement of nodes into stages and routes together, by annealing on the simulated step."""
+"""Routes of microbatches through a slow, uneven network (SkipPipe, arXiv 2502.19913), with a proved bound: nodes are
+arranged into stages together with the routes, by annealing on the simulated step."""

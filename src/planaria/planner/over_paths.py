@@ -51,7 +51,7 @@ class PathedPlan:
     """Seconds in which the busiest link carries its bytes of a step."""
 
 
-class OverPaths:
+class MultipathPlanner:
     """A topology whose sites are joined by several paths, for messages of ``size`` bytes."""
 
     def __init__(self, topology: Topology, size: int) -> None:

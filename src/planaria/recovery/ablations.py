@@ -32,7 +32,7 @@ class Redraw(Recovery):
         refused = {0: "the ends worker (stage 0) holds the only embedding and head"} if 0 in lost else {}
         return StrategyAnswer(dict.fromkeys(sorted(lost - {0}), ()), refused)
 
-    def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
+    def donate(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         raise LookupError("a new stage needs no donor")
 
     def rebuild(self, stage: int, given: Mapping[int, StageState], at: RebuildInputs) -> StageState:
@@ -73,7 +73,7 @@ class CopyNeighbour(Recovery):
                 refused[stage] = f"stage {stage} has no neighbour left to copy"
         return StrategyAnswer(donors, refused)
 
-    def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
+    def donate(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         return own.part(lambda name: True, self.moments == "copy")
 
     def rebuild(self, stage: int, given: Mapping[int, StageState], at: RebuildInputs) -> StageState:

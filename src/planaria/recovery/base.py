@@ -199,7 +199,7 @@ class Recovery(Choice, ABC):
         return lost in copy.sources
 
     @abstractmethod
-    def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
+    def donate(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         """Return a donor's message, from its ``own`` stage or the ``kept`` copies that :meth:`concerns` selects."""
 
     @abstractmethod

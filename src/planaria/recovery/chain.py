@@ -96,8 +96,8 @@ class Chain:
     def concerns(self, by: str, copy: Copy, lost: int) -> bool:
         return self.strategies[by].concerns(copy, lost)
 
-    def give(self, by: str, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
-        return self.strategies[by].give(lost, own, kept)
+    def donate(self, by: str, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
+        return self.strategies[by].donate(lost, own, kept)
 
     def rebuild(self, by: str, stage: int, given: Mapping[int, StageState], at: RebuildInputs) -> StageState:
         return self.strategies[by].rebuild(stage, given, at)

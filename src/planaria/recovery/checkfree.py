@@ -38,7 +38,7 @@ class NeighbourMean(Recovery):
                 donors[stage] = (stage - 1, stage + 1)
         return StrategyAnswer(donors, refused)
 
-    def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
+    def donate(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         return own.part(lambda name: True, moments=self.moments != "fresh")
 
     def rebuild(self, stage: int, given: Mapping[int, StageState], at: RebuildInputs) -> StageState:

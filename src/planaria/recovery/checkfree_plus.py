@@ -94,11 +94,11 @@ class CheckFreePlus(CheckFree):
                 donors[stage] = helpers
         return StrategyAnswer(dict(sorted(donors.items())), dict(sorted(refused.items())))
 
-    def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
+    def donate(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         if lost == ENDS:
             (mirror,) = kept.values()
             return mirror
-        return super().give(lost, own, {})
+        return super().donate(lost, own, {})
 
     def rebuild(self, stage: int, given: Mapping[int, StageState], at: RebuildInputs) -> StageState:
         """Join both mirrors, copy the partner, or merge both neighbours."""

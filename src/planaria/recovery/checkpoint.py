@@ -21,7 +21,7 @@ class Checkpoint(Recovery):
     def donors(self, lost: frozenset[int], replica: DamagedReplica) -> StrategyAnswer:
         return StrategyAnswer(rollback="disk")
 
-    def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
+    def donate(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         raise LookupError("checkpoints come from disk")
 
     def rebuild(self, stage: int, given: Mapping[int, StageState], at: RebuildInputs) -> StageState:

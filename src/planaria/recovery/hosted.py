@@ -45,7 +45,7 @@ class HostedCopy(Recovery, ABC):
         """Commits after which a host's copy is complete."""
         return 1
 
-    def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
+    def donate(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         (copy,) = kept.values()
         return copy
 

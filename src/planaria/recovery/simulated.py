@@ -20,7 +20,7 @@ class SimulatedRecovery(Recovery, ABC):
     def donors(self, lost: frozenset[int], replica: DamagedReplica) -> StrategyAnswer:
         return StrategyAnswer(dict.fromkeys(sorted(lost), ()))
 
-    def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
+    def donate(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         raise LookupError("a simulated loss needs no donor")
 
     def rebuild(self, stage: int, given: Mapping[int, StageState], at: RebuildInputs) -> StageState:

@@ -108,7 +108,7 @@ class Snapshot(CommonSnapshot):
         """Parities help: each is of the lost stage's blocks, or needed to rebuild a parity that it held."""
         return not copy.own
 
-    def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
+    def donate(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         group = self._group(next(iter(kept)).group)
         (me,) = {copy.host for copy in kept}
         whole, slices = stream(own), self.slices

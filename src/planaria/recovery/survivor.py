@@ -24,7 +24,7 @@ class Survivor(Recovery):
             return StrategyAnswer(refused=dict.fromkeys(lost, "no stage is left"))
         return StrategyAnswer({stage: (min(left, key=lambda s: (abs(s - stage), s)),) for stage in sorted(lost)})
 
-    def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
+    def donate(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         return own
 
     def rebuild(self, stage: int, given: Mapping[int, StageState], at: RebuildInputs) -> StageState:

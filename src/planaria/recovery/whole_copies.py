@@ -74,7 +74,7 @@ class WholeCopies(CommonSnapshot):
             {s: ((s + 1) % count, (s - 1) % count) for s in sorted(gone)}, {}, "memory" if gone else None
         )
 
-    def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
+    def donate(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         if kept:
             (copy,) = kept.values()
             return StageState({f"{COPY}{key.removeprefix(PARITY)}": part for key, part in copy.weights.items()})

@@ -12,8 +12,8 @@ from planaria.config.schema import RunConfig
 from planaria.config.shipped import find
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
-from planaria.runtime.engine.prepare import placed
 from planaria.runtime.engine.prepare import streams as streams_of
+from planaria.runtime.engine.prepare import with_absolute_paths
 from planaria.runtime.engine.weight_sources import inherited
 
 Recipe = str | Path | RunConfig
@@ -33,9 +33,9 @@ def configure(recipe: Recipe, *, settings: Settings | None = None, **short: obje
     """
     given = named(settings, short)
     if isinstance(recipe, RunConfig):
-        return placed(recipes.overlay(recipe, given, "the configuration", inherited), None)
+        return with_absolute_paths(recipes.overlay(recipe, given, "the configuration", inherited), None)
     file = find(str(recipe))
-    return placed(recipes.load(file, given, "train", filled=inherited), file)
+    return with_absolute_paths(recipes.load(file, given, "train", filled=inherited), file)
 
 
 def streams(config: RunConfig) -> tuple[Stream, Stream]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from planaria.common.atomic import new_folder, refused
+from planaria.common.atomic import new_folder, write_error
 from planaria.common.errors import UserError
 from planaria.config.schema import ExchangeConfig, RunConfig
 from planaria.control.checkpoint_decisions import folder_name
@@ -105,7 +105,7 @@ def export_state(folder: Path, to: Path, kind: Kind, saved: SealedCheckpoint | N
                 universal.write(atoms, made, step, samples, manifest.model.vocab, config.optim)
             leave_note(made, ExportNote(step=step, samples=samples, model=manifest.model, scales=scales, sums=sums))
     except OSError as error:
-        raise UserError(f"{refused(to, error)}; free space, or export elsewhere") from error
+        raise UserError(f"{write_error(to, error)}; free space, or export elsewhere") from error
     return _notes(saved, atoms)
 
 

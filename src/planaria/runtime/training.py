@@ -27,7 +27,7 @@ from planaria.models.foreign_weights import WeightsFile
 from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
 from planaria.report.observe.listener import Step, StepListener
 from planaria.report.observe.progress import NoProgress, Progress
-from planaria.report.observe.settings import settings as told_settings
+from planaria.report.observe.settings import settings as reported_settings
 from planaria.report.observe.trackers import trackers
 from planaria.report.observe.watch import About, RunWatch
 from planaria.report.run.ledger import require_exactly_once
@@ -259,7 +259,7 @@ def _train(prepared: PreparedRun, folder: Path, origin: Origin, mirror: Mirror |
             callbacks.say(line)
     display = Progress() if callbacks.progress else NoProgress()
     listener = None if callbacks.on_step is None else StepListener(display, callbacks.on_step)
-    about = About(identity(folder), told_settings(config)) if followers else None
+    about = About(identity(folder), reported_settings(config)) if followers else None
     watch = RunWatch(folder, config.samples * config.model.context, listener or display, followers, about)
 
     def asked() -> bool:

@@ -16,7 +16,7 @@ from planaria.swarm.policy.reading import CompletionStatistics
 from planaria.swarm.rollout import PromptedProblem, PromptLayout, Rollout
 from planaria.swarm.tasks.base import Behaviour, Task, TaskProblem, as_reward
 
-NOTHING: Mapping[tuple[str, int, int], float] = {}
+NO_REWARDS: Mapping[tuple[str, int, int], float] = {}
 
 SECONDS = 30.0
 """scoring time per round for one peer, or all unknown peers together"""
@@ -49,7 +49,7 @@ class Scoring:
         self._filtering = config is not None and config.defence.consensus
         self._part: dict[str, float] = defaultdict(lambda: 1.0)
         self._used: dict[str, float] = defaultdict(float)
-        self._given = NOTHING
+        self._given = NO_REWARDS
         self.rewards: dict[tuple[str, int, int], float] = {}
         """(peer, problem, index) → reward, in this round"""
         self.flawed: dict[str, str] = {}
@@ -60,7 +60,7 @@ class Scoring:
         """Whether peers vote."""
         return self._voting or self._filtering
 
-    def begin(self, given: Mapping[tuple[str, int, int], float] = NOTHING, draw: int = 0) -> None:
+    def begin(self, given: Mapping[tuple[str, int, int], float] = NO_REWARDS, draw: int = 0) -> None:
         """Begin a round. ``given``: known rewards; ``draw``: a number that was unpredictable when its completions were
         written."""
         self._given, self.rewards, self.flawed, self._draw = given, {}, {}, draw
@@ -150,7 +150,7 @@ class EarlyRejection:
     reason: str
 
 
-def take_in(
+def admit_completions(
     messages: Mapping[str, Rollouts],
     schedule: RoundAllowance,
     scoring: Scoring,
@@ -173,13 +173,13 @@ def take_in(
         for index, completion in enumerate(group.completions)
     ]
     sent.sort(key=lambda entry: (entry[1], entry[0], entry[2]))
-    refused = _beyond([entry[:3] for entry in sent], schedule, accounts)
+    refused = _outside_schedule([entry[:3] for entry in sent], schedule, accounts)
     found, turned = [], [EarlyRejection(*sent[place][:3], reason) for place, reason in refused.items()]
     for place, (peer, number, index, completion) in enumerate(sent):
         if place in refused:
             continue
         account = accounts.get(peer, "")
-        taken = _taken(messages[peer], completion, scoring, policy, max_new, asked(number), account or peer, index)
+        taken = _admit(messages[peer], completion, scoring, policy, max_new, asked(number), account or peer, index)
         if isinstance(taken, str):
             turned.append(EarlyRejection(peer, number, index, taken))
         else:
@@ -188,7 +188,7 @@ def take_in(
     return found, turned
 
 
-def _beyond(
+def _outside_schedule(
     sent: Sequence[tuple[str, int, int]], schedule: RoundAllowance, accounts: Mapping[str, str]
 ) -> Mapping[int, str]:
     """Return the indices of completions in ``sent``, (peer, problem, index), outside the schedule, with the reason.
@@ -201,7 +201,7 @@ def _beyond(
     return {n: f"{reason}, all newcomers together" if n in shared else reason for n, reason in sorted(found.items())}
 
 
-def _taken(
+def _admit(
     message: Rollouts,
     completion: Completion,
     scoring: Scoring,

@@ -18,16 +18,16 @@ from planaria.swarm.checks.consensus import rewarded
 from planaria.swarm.checks.defence import Defence, Report, warnings
 from planaria.swarm.completion_authors import Author, HonestAuthor
 from planaria.swarm.completion_intake import (
-    NOTHING,
+    NO_REWARDS,
     CompletionScore,
     RoundAllowance,
     Scoring,
-    take_in,
+    admit_completions,
     with_reading,
 )
 from planaria.swarm.config import CONSENSUS, SwarmConfig
 from planaria.swarm.evaluation import EvaluationResult, Examiner
-from planaria.swarm.learning.advantages import Advantages, priced, round_advantages
+from planaria.swarm.learning.advantages import Advantages, round_advantages, with_length_penalty
 from planaria.swarm.learning.learner import Learner
 from planaria.swarm.peer_recovery import PeerRecovery
 from planaria.swarm.policy.base import Policy, held, weights_digest, weights_fingerprint
@@ -142,11 +142,13 @@ class Peer:
         schedule = self._schedule(number)
         limit = self.config.sampling.max_new
         # Certified rewards do not contain the behaviour that peers vote on.
-        given = self.quorum.rewards(number, found) if closed and not self.scoring.votes else NOTHING
+        given = self.quorum.rewards(number, found) if closed and not self.scoring.votes else NO_REWARDS
         draw = of_messages(self.config.seed, number, found.texts) if self.scoring.votes else 0
         self.scoring.begin(given, draw)
         accounts = self.defence.accounts.record_senders(number, found.found.keys())
-        arrived, rejected = take_in(found.found, schedule, self.scoring, self.policy, limit, asked, weights, accounts)
+        arrived, rejected = admit_completions(
+            found.found, schedule, self.scoring, self.policy, limit, asked, weights, accounts
+        )
         if not given and not self.scoring.votes:
             self.quorum.vouch(number, found, self.scoring.rewards)
         report = self.defence.examine(number, self._read(arrived))
@@ -234,7 +236,10 @@ class Peer:
             self.config.sampling.support(self.policy.vocab),
         )
         limit, margin = self.config.sampling.max_new, self.config.loss.overlong
-        return [priced(with_reading(r, reading), limit, margin) for r, reading in zip(arrived, readings, strict=True)]
+        return [
+            with_length_penalty(with_reading(r, reading), limit, margin)
+            for r, reading in zip(arrived, readings, strict=True)
+        ]
 
     def _advantages(self, report: Report) -> Advantages:
         config = self.config
@@ -301,7 +306,7 @@ class Shadow:
             for drawn in self._author.draw(asked, count, "shadow", number)
             for r in drawn
         ]
-        own = [priced(r, limit, loss.overlong) for r in own]
+        own = [with_length_penalty(r, limit, loss.overlong) for r in own]
         if self._config.task.reward == CONSENSUS:  # alone, its own most frequent behaviour is the label
             own = rewarded(own, self._config.task.agreement)
         found = round_advantages(own, "horizontal", loss.kind != "dr_grpo")

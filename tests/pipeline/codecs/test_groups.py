@@ -101,7 +101,7 @@ def test_every_scale_of_fp32_is_represented(largest: float, bits: int) -> None:
     x = torch.tensor([[[largest, -largest, 0.0, largest / 2]]])
     codec = Groups(forward=bits, group=32)
     message = codec.encode(x, "forward", VISIT)
-    if not codec.damage(message, x.shape, "forward"):
+    if not codec.invalid_reason(message, x.shape, "forward"):
         found = codec.decode(message, x.shape, "forward").flatten()
         assert found[0] == pytest.approx(largest, rel=2**-7) and found[1] == -found[0] and found[2] == 0
 
@@ -116,7 +116,7 @@ def test_numbers_that_are_not_finite_are_found_in_the_message(wrong: float) -> N
     x = drawn((2, 8, 64))
     x[1, 3, 5] = wrong
     message = Groups(forward=2).encode(x, "forward", VISIT)
-    assert Groups(forward=2).damage(message, x.shape, "forward") == "a scale is not finite"
+    assert Groups(forward=2).invalid_reason(message, x.shape, "forward") == "a scale is not finite"
 
 
 @given(st.data())
@@ -125,7 +125,7 @@ def test_any_bytes_decode_to_bounded_numbers_or_are_refused(data: st.DataObject)
     message = codec.encode(drawn(shape), "forward", VISIT)
     for _ in range(data.draw(st.integers(1, 6))):
         message[data.draw(st.integers(0, len(message) - 1))] = data.draw(st.integers(0, 255))
-    if not codec.damage(message, shape, "forward"):
+    if not codec.invalid_reason(message, shape, "forward"):
         scales = message[:8].view(torch.bfloat16).float()
         found = codec.decode(message, shape, "forward").view(4, 64)
         assert (found.abs() <= scales.unsqueeze(1) * (1 << (codec.forward - 1))).all()

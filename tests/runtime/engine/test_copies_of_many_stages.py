@@ -56,7 +56,7 @@ class Parity(Recovery):
         others = [stage for stage in range(replica.stages + 1) if stage not in lost]
         return StrategyAnswer({stage: tuple(others) for stage in lost})
 
-    def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
+    def donate(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         for parity in kept.values():
             return parity
         return StageState({"bytes": pack(own.trained)})
@@ -146,6 +146,6 @@ def test_a_parity_restores_any_state_bit_for_bit(seeds: list[int], data: st.Data
     states = {seed: made(seed, data.draw(st.integers(1, 1 << 62)), data.draw(NORMS)) for seed in seeds}
     lost = data.draw(st.sampled_from(seeds))
     parity = StageState({"bytes": xored(pack(each) for each in states.values())})
-    given_ = {seed: Parity().give(lost, each, {}) for seed, each in states.items() if seed != lost}
+    given_ = {seed: Parity().donate(lost, each, {}) for seed, each in states.items() if seed != lost}
     rebuilt = Parity().rebuild(lost, {**given_, -1: unpack(pack(parity))}, RebuildInputs(dict, (0.9, 0.999)))
     assert torch.equal(pack(rebuilt), pack(states[lost]))

@@ -11,7 +11,7 @@ from planaria.control import events as e
 from planaria.control.decisions import BEFORE, Form, Keep, Meet, Member
 from planaria.control.events import Fact
 from planaria.runtime.engine.resolved_config import ResolvedRun
-from planaria.runtime.worker.position import Position
+from planaria.runtime.worker.position import Assignment
 
 RECIPE = RunConfig(
     engine="fleet",
@@ -28,15 +28,15 @@ def said() -> list[Fact]:
 
 
 @pytest.fixture
-def here(said: list[Fact]) -> Position:
+def here(said: list[Fact]) -> Assignment:
     """Of stage 1 in replica 1, whose stage 2 is absent."""
     members = [Member(node=node, stage=node - 3, worker=f"w{node}", source=Keep()) for node in (3, 4)]
-    made = Position("w4", ResolvedRun(RECIPE), said.append)
+    made = Assignment("w4", ResolvedRun(RECIPE), said.append)
     made.move(4, Form(replica=1, generation=7, step=9, outcome="recovered", members=members, links=[]))
     return made
 
 
-def test_a_form_order_assigns_the_position(here: Position) -> None:
+def test_a_form_order_assigns_the_position(here: Assignment) -> None:
     assert (here.node, here.stage, here.replica, here.generation, here.step) == (4, 1, 1, 7, 9)
     assert (set(here.present.stage), here.absent) == ({3, 4}, {5})
     assert here.number == 1, "the second of the nodes of stage 1"
@@ -46,11 +46,11 @@ def test_a_form_order_assigns_the_position(here: Position) -> None:
 
 
 @pytest.mark.parametrize(("generations", "ours"), [([3, 7], True), ([7, 6], False)])
-def test_an_order_is_ours_if_its_generation_is(here: Position, generations: list[int], ours: bool) -> None:
+def test_an_order_is_ours_if_its_generation_is(here: Assignment, generations: list[int], ours: bool) -> None:
     assert here.is_ours(Meet(round=1, members=[0, 1], generations=generations, links=[])) is ours
 
 
-def test_a_report_begins_with_the_position_fields_of_its_event(here: Position, said: list[Fact]) -> None:
+def test_a_report_begins_with_the_position_fields_of_its_event(here: Assignment, said: list[Fact]) -> None:
     here.report(e.StageReady, mode="evaluate", loss=2.5)
     here.report(e.UpdateReceived, round=3, replica=0)
     here.report(e.StageSaved, generation=6, step=8, bytes=10)
@@ -67,7 +67,7 @@ def test_a_report_begins_with_the_position_fields_of_its_event(here: Position, s
     ]  # fmt: skip
 
 
-def test_a_report_takes_the_fields_of_its_event_alone(here: Position) -> None:
+def test_a_report_takes_the_fields_of_its_event_alone(here: Assignment) -> None:
     with pytest.raises(ValidationError, match="colour"):
         here.report(e.StageCommitted, colour="red")
     with pytest.raises(ValidationError, match="detail"):

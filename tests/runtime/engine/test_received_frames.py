@@ -137,7 +137,7 @@ def test_kept_activations_are_converted_on_arrival() -> None:
 
 
 @pytest.mark.parametrize(
-    "label", [wire.OfferPart(1, FrameContent.BLOCKING), wire.Ping(1, FrameContent.PING), wire.Goodbye()], ids=str
+    "label", [wire.UpdatePart(1, FrameContent.BLOCKING), wire.Ping(1, FrameContent.PING), wire.Goodbye()], ids=str
 )
 def test_frames_that_no_one_takes_are_refused(label: Label, frames_in: ReceivedFrames) -> None:
     with pytest.raises(wire.WireError, match="which no worker waits for"):

@@ -13,19 +13,19 @@ from torch import Tensor
 from planaria.exchange.base import StageOuterState, Update, Weights
 from planaria.exchange.monna import MoNNA
 from planaria.runtime.transport.edge import Edge
-from planaria.runtime.transport.wire import HEADER_BYTES, Label, OfferPart, State, TensorHeader, pack
-from planaria.runtime.worker.position import Position
+from planaria.runtime.transport.wire import HEADER_BYTES, Label, State, TensorHeader, UpdatePart, pack
+from planaria.runtime.worker.position import Assignment
 
 LIAR = 1
 """the replica"""
 Frame = tuple[Label, Tensor] | bytes
 
 
-def _huge(label: OfferPart, payload: Tensor) -> Iterator[Frame]:
+def _huge(label: UpdatePart, payload: Tensor) -> Iterator[Frame]:
     yield pack(TensorHeader(label, torch.float32, (1 << 28,)))
 
 
-SAYS: dict[str, Callable[[OfferPart, Tensor], Iterator[Frame]]] = {
+SAYS: dict[str, Callable[[UpdatePart, Tensor], Iterator[Frame]]] = {
     "nothing": lambda label, payload: iter(()),
     "nan": lambda label, payload: iter([(label, torch.full_like(payload, torch.nan))]),
     "longer": lambda label, payload: iter([(label, torch.cat([payload, payload[:1]]))]),
@@ -43,7 +43,7 @@ class Wire(MoNNA):
     speech: str
 
     def update(self, outer: StageOuterState, fast: Weights, prefetched: Tensor | None = None) -> Update:
-        if any(type(found) is Position and found.replica == LIAR for found in gc.get_objects()):
+        if any(type(found) is Assignment and found.replica == LIAR for found in gc.get_objects()):
             _spoil(self.speech)
         return super().update(outer, fast, prefetched)
 
@@ -55,7 +55,7 @@ def _spoil(says: str) -> None:
     honest = Edge.send
 
     def send(edge: Edge, label: Label, payload: Tensor, later: bool = False) -> None:
-        if not isinstance(label, OfferPart):
+        if not isinstance(label, UpdatePart):
             honest(edge, label, payload, later)
             return
         kinds = [*SAYS]

@@ -32,16 +32,16 @@ from planaria.runtime.transport.wire import (
     FrameContent,
     GradientShare,
     Label,
-    OfferPart,
     Ping,
     State,
     TensorHeader,
+    UpdatePart,
     as_bytes,
     pack,
 )
 from planaria.runtime.worker.control_link import ControlLink
 from planaria.runtime.worker.peer_messages import PeerMessages
-from planaria.runtime.worker.position import Position
+from planaria.runtime.worker.position import Assignment
 from planaria.runtime.worker.runner import StageRunner
 from planaria.runtime.worker.setup import Setup
 
@@ -58,7 +58,7 @@ class Victim:
         setup = Setup(config, folder, folder, "127.0.0.1", new_key())
         self.port, self.stranger = Port("127.0.0.1", setup.key), Port("127.0.0.1", setup.key)
         resolved, self.control_link = ResolvedRun(config), ControlLink(line, heartbeat_s=1.0)
-        here = Position("w1", resolved, self.control_link.report)
+        here = Assignment("w1", resolved, self.control_link.report)
         transport = SocketTransport(self.port, self.control_link.inbox)
         self.messages = PeerMessages(setup, resolved, here, self.control_link, transport, lambda order: None)
         nodes = resolved.arrangement.nodes(1)
@@ -69,12 +69,12 @@ class Victim:
         self.runner, self.controller, self.round = StageRunner(config, 1), controller, 0
         self.messages.round_member.begin({}, self.runner, 0)
 
-    def meet(self) -> OfferPart:
+    def meet(self) -> UpdatePart:
         """Begin the next round; the label of what is sound in it."""
         self.round += 1
         link = MemberLink(low=self.low, high=self.high, id=f"r{self.round}", at="")
         self.messages.meet(Meet(round=self.round, members=[0, 1], generations=[1, 1], links=[link]), self.runner)
-        return OfferPart(self.round, FrameContent.BLOCKING)
+        return UpdatePart(self.round, FrameContent.BLOCKING)
 
     def hears(self, frames: Frames) -> list[UpdateReceived | UpdateRejected]:
         """What the node tells of these frames, until their sender has hung up."""
@@ -119,18 +119,18 @@ def first_pass() -> Activation:
     return Activation(1, 7, 0, 1, FrameContent.FORWARD)
 
 
-def sound(victim: Victim, label: OfferPart) -> tuple[bytes, bytes]:
+def sound(victim: Victim, label: UpdatePart) -> tuple[bytes, bytes]:
     """What an honest peer would say."""
     own = victim.messages.round_member._own
     assert own is not None and own.blocking is not None
     return framed(label, own.blocking + 0.25)
 
 
-def prefetched(label: OfferPart) -> OfferPart:
+def prefetched(label: UpdatePart) -> UpdatePart:
     return label._replace(content=FrameContent.PREFETCHED)
 
 
-def nonsense(count: int) -> list[tuple[str, Callable[[OfferPart], tuple[bytes, bytes]]]]:
+def nonsense(count: int) -> list[tuple[str, Callable[[UpdatePart], tuple[bytes, bytes]]]]:
     """Return reasons and frames for the label of a round, where ``count`` numbers are right."""
     return [
         ("not all of its numbers are finite", lambda label: framed(label, torch.full((count,), torch.nan))),
@@ -163,7 +163,7 @@ def test_each_invalid_frame_is_rejected_with_one_line_that_names_it(victim: Vict
     assert victim.messages.round_member.settle(victim.round, 0, {1: victim.high}, victim.runner).apart > 0
 
 
-def fuzzed(rng: random.Random, label: OfferPart, good: tuple[bytes, bytes]) -> Frames:
+def fuzzed(rng: random.Random, label: UpdatePart, good: tuple[bytes, bytes]) -> Frames:
     """Something that is no sound offer, mostly: noise, a sound one with bits flipped, or another kind of message."""
     header, payload = good
     match rng.randrange(6):

@@ -34,7 +34,7 @@ from planaria.runtime.transport.wire import Activation, FrameContent, GradientSh
 from planaria.runtime.worker import peer_messages as post_office
 from planaria.runtime.worker.control_link import ControlLink
 from planaria.runtime.worker.peer_messages import PeerMessages, WaitTimeout
-from planaria.runtime.worker.position import Position
+from planaria.runtime.worker.position import Assignment
 from planaria.runtime.worker.received_frames import FrameId, ReceivedFrames
 from planaria.runtime.worker.setup import Setup
 from waiting import until
@@ -124,7 +124,7 @@ def office(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str) -> Iter
     setup = Setup(tiny(tmp_path, train={"device": device}), tmp_path, tmp_path, "127.0.0.1", new_key())
     port = Port("127.0.0.1", setup.key)
     resolved, control_link = ResolvedRun(setup.config), ControlLink(theirs, heartbeat_s=1.0)
-    here = Position("w2", resolved, control_link.report)
+    here = Assignment("w2", resolved, control_link.report)
     transport = SocketTransport(port, control_link.inbox)
     messages = PeerMessages(
         setup, resolved, here, control_link, transport, lambda order: pytest.fail(f"a copy without an order: {order}")

@@ -106,7 +106,7 @@ def test_activations_are_received_in_pinned_memory(monkeypatch: pytest.MonkeyPat
         given.append(torch.zeros(size, dtype=torch.uint8))
         return given[-1]
 
-    wire.take_from(take, {200 * 2048})
+    wire.use_allocator(take, {200 * 2048})
     small, large, other = (wire.buffer(torch.bfloat16, (n, 1024), n * 2048) for n in (1, 200, 201))
     assert small.shape == (1, 1024) and large.shape == (200, 1024) and other.shape == (201, 1024)
     assert [tensor.data_ptr() for tensor in given] == [large.data_ptr()]

@@ -18,10 +18,10 @@ from planaria.runtime.transport.wire import (
     Goodbye,
     GradientShare,
     Label,
-    OfferPart,
     Ping,
     State,
     TensorHeader,
+    UpdatePart,
     WireError,
     in_ring,
     pack,
@@ -41,7 +41,7 @@ labels = st.one_of(
         CopyMessage, numbers, numbers, numbers, st.sampled_from([FrameContent.COPY_BEFORE, FrameContent.COPY_AFTER])
     ),
     st.builds(State, numbers),
-    st.builds(OfferPart, numbers, st.sampled_from([FrameContent.PREFETCHED, FrameContent.BLOCKING])),
+    st.builds(UpdatePart, numbers, st.sampled_from([FrameContent.PREFETCHED, FrameContent.BLOCKING])),
     st.builds(Ping, numbers, st.sampled_from([FrameContent.PING, FrameContent.PONG])),
     st.just(Goodbye()),
 )

@@ -10,7 +10,7 @@ from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.pipeline.network.costs import message_bytes
 from planaria.planner.bound import certificate
-from planaria.planner.over_paths import HASHED, OverPaths
+from planaria.planner.over_paths import HASHED, MultipathPlanner
 from planaria.planner.problem import PlanningProblem, problem_of
 from planaria.planner.schedule import ProvedBound, Schedule, SeveralPaths, read, schedule_of, write
 from planaria.planner.search import step_ns
@@ -36,7 +36,7 @@ def move_paths(config: RunConfig, recipe: Path | None, moves: int, to: Path | No
         raise UserError("network.topology: has no [[link]] entries, so there is one path between two sites")
     problem, solution = problem_of(config, topology), schedule.solution
     _require_same(problem, schedule)
-    over = OverPaths(topology, message_bytes(config.model, config.pipeline).larger)
+    over = MultipathPlanner(topology, message_bytes(config.model, config.pipeline).larger)
     routed = over.moved(problem, solution, before, moves)
     priced, paths = over.priced(problem, routed), over.with_paths(routed)
     bound = ProvedBound(**certificate(problem, exact=False)._asdict())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planaria.config.schema import RunConfig
-from planaria.control.formation import edge_flows, over_relays, relay_ways
+from planaria.control.formation import assign_relays, edge_flows, relay_paths
 from planaria.control.replica import ReplicaState
 from planaria.pipeline.network.costs import UNIT, Costs, message_bytes
 from planaria.pipeline.plan.bound import lower_bound
@@ -46,8 +46,8 @@ def _relays(resolved: ResolvedRun) -> str:
     replica = ReplicaState.start(run_started(resolved, START))
     nodes = replica.arrangement.stage
     pairs, walked = replica.pairs_of(nodes), replica.routes_over(nodes) or []
-    over = over_relays(replica, pairs, (), walked)
-    routes = relay_ways(replica.settings.relays)
+    over = assign_relays(replica, pairs, (), walked)
+    routes = relay_paths(replica.settings.relays)
     paths = {path.id: path for found in routes.paths.values() for path in found}
     here = [route for route in resolved.routes(0) if route[0] in nodes]
     flows = edge_flows(pairs, here, sum(message_bytes(config.model, config.pipeline)))  # activation and gradient

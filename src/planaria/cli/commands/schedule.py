@@ -16,7 +16,7 @@ from planaria.pipeline.network.costs import message_bytes
 from planaria.pipeline.network.topology import Topology, read
 from planaria.planner.baselines import baselines
 from planaria.planner.bound import ALL, RELAXED, SOLVER, certificate
-from planaria.planner.over_paths import HASHED, OverPaths
+from planaria.planner.over_paths import HASHED, MultipathPlanner
 from planaria.planner.problem import PlanningProblem, Solution, problem_of
 from planaria.planner.schedule import ProvedBound, Schedule, SearchRecord, schedule_of, write
 from planaria.planner.search import SearchBudget, search, step_ns
@@ -38,7 +38,11 @@ def plan_routes(config: RunConfig, recipe: Path | None, spend: SearchBudget, to:
     """Plan the recipe's routes and write ``to`` (JSON, with a page beside it); return the exit code."""
     topology = topology_of(config, recipe)
     problem = problem_of(config, topology)
-    over = None if topology.ways is None else OverPaths(topology, message_bytes(config.model, config.pipeline).larger)
+    over = (
+        None
+        if topology.ways is None
+        else MultipathPlanner(topology, message_bytes(config.model, config.pipeline).larger)
+    )
     until, share = time.monotonic() + spend.seconds, BASELINE_SHARE
     # Paths are not part of the problem, so an exhaustive search would not cover them.
     bound = certificate(problem, exact=over is None, seconds=BOUND_SHARE * spend.seconds)
@@ -71,7 +75,7 @@ def _schedule(
     bound: ProvedBound,
     compared: dict[str, float],
     made: SearchRecord,
-    over: OverPaths | None,
+    over: MultipathPlanner | None,
 ) -> Schedule:
     """Return the schedule of a plan; with several paths between sites, with the times of its edges on their paths."""
     if over is None:

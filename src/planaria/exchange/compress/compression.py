@@ -79,15 +79,15 @@ class Compression:
         if self.exact:
             return Update(weight_message.pack(exact), prefetched)
         if not self._begun(outer):
-            blocking, kept = weight_message.pack(exact), self.feedback.begun(exact)
+            blocking, kept = weight_message.pack(exact), self.feedback.parts_after_start(exact)
             return Update(blocking, prefetched, kept, _measured(blocking, exact, {**outer.parts, **kept}))
         count = sum(tensor.numel() for tensor in exact.values())
-        meant = self.feedback.meant(outer, exact, self._delta(outer, exact, count))
+        meant = self.feedback.target(outer, exact, self._delta(outer, exact, count))
         scale = self._scale(outer, self.me)
         vector = weight_message.flat(meant)
         blocking = codec.encode(vector if scale == 1.0 else vector / scale, outer.rounds)
         sent = _scaled(weight_message.named(codec.decode(blocking, count, outer.rounds), meant), scale)
-        kept = self.feedback.kept(outer, exact, meant, sent)
+        kept = self.feedback.next_parts(outer, exact, meant, sent)
         return Update(blocking, prefetched, kept, _measured(blocking, exact, kept, (meant, sent), codec.exact))
 
     def _delta(self, outer: StageOuterState, exact: Weights, count: int) -> float:
@@ -113,7 +113,7 @@ class Compression:
         kept = updates[me].kept if me in updates else {}
         if len(updates) > 1 or not kept or codec.exact:
             return sent, kept
-        value, kept = self.feedback.alone(kept, sent[me])
+        value, kept = self.feedback.settle_alone(kept, sent[me])
         return {me: dict(value)}, kept
 
     def _scale(self, outer: StageOuterState, member: int | None) -> float:
@@ -133,7 +133,7 @@ class Compression:
             return joined, {}
         if not self._begun(outer):
             return joined, self.feedback.shared(joined)
-        return self.feedback.reached(outer, joined)
+        return self.feedback.result(outer, joined)
 
     def anew(self, outer: StageOuterState) -> StageOuterState:
         """Return the state after a change of members: without estimates, with residuals."""

@@ -34,12 +34,12 @@ class Estimates(Feedback, ABC):
     def parts(self) -> Parts:
         return {"estimate": "estimate", "mean_estimate": "shared"}
 
-    def reached(self, outer: StageOuterState, joined: Weights) -> tuple[Weights, dict[str, Weights]]:
+    def result(self, outer: StageOuterState, joined: Weights) -> tuple[Weights, dict[str, Weights]]:
         """h̄ ← h̄ + mean D, with which members continue."""
         mean = {name: outer["mean_estimate"][name] + tensor for name, tensor in joined.items()}
         return mean, {"mean_estimate": mean}
 
-    def begun(self, exact: Weights) -> dict[str, Weights]:
+    def parts_after_start(self, exact: Weights) -> dict[str, Weights]:
         return {"estimate": {name: full(g).clone() for name, g in exact.items()}}
 
     def shared(self, joined: Weights) -> dict[str, Weights]:
@@ -56,16 +56,16 @@ class EF21(Estimates):
     def parts(self) -> Parts:
         return {**super().parts, **({} if self.momentum == 1.0 else {"followed": "estimate"})}
 
-    def meant(self, outer: StageOuterState, exact: Weights, delta: float) -> dict[str, Tensor]:
+    def target(self, outer: StageOuterState, exact: Weights, delta: float) -> dict[str, Tensor]:
         return {name: v - outer["estimate"][name] for name, v in self._followed(outer, exact).items()}
 
-    def kept(self, outer: StageOuterState, exact: Weights, meant: Weights, sent: Weights) -> dict[str, Weights]:
+    def next_parts(self, outer: StageOuterState, exact: Weights, meant: Weights, sent: Weights) -> dict[str, Weights]:
         estimate = {name: outer["estimate"][name] + sent[name] for name in sent}
         followed = {} if self.momentum == 1.0 else {"followed": self._followed(outer, exact)}
         return {"estimate": estimate, **followed}
 
-    def begun(self, exact: Weights) -> dict[str, Weights]:
-        own = super().begun(exact)
+    def parts_after_start(self, exact: Weights) -> dict[str, Weights]:
+        own = super().parts_after_start(exact)
         return own if self.momentum == 1.0 else {**own, "followed": own["estimate"]}
 
     def _followed(self, outer: StageOuterState, exact: Weights) -> dict[str, Tensor]:
@@ -150,7 +150,7 @@ class EControl(Estimates):
     def parts(self) -> Parts:
         return {**super().parts, "residual": "own"}
 
-    def meant(self, outer: StageOuterState, exact: Weights, delta: float) -> dict[str, Tensor]:
+    def target(self, outer: StageOuterState, exact: Weights, delta: float) -> dict[str, Tensor]:
         eta = delta / 2 if self.eta == "auto" else self.eta if self.force else min(self.eta, delta)
         ahead = _ahead(outer, exact)
         return {name: ahead[name].add_(outer["residual"].get(name, 0.0), alpha=eta) for name in ahead}
@@ -158,7 +158,7 @@ class EControl(Estimates):
     def judged(self, outer: StageOuterState, exact: Weights) -> Sequence[Weights]:
         return _ahead(outer, exact), outer["residual"]
 
-    def kept(self, outer: StageOuterState, exact: Weights, meant: Weights, sent: Weights) -> dict[str, Weights]:
+    def next_parts(self, outer: StageOuterState, exact: Weights, meant: Weights, sent: Weights) -> dict[str, Weights]:
         ahead = _ahead(outer, exact)
         residual = {name: outer["residual"].get(name, 0.0) + ahead[name] - sent[name] for name in sent}
         return {"residual": residual, "estimate": {name: outer["estimate"][name] + sent[name] for name in sent}}

@@ -40,7 +40,7 @@ class Feedback(Choice, ABC):
         """Parts of the outer state, by name."""
 
     @abstractmethod
-    def meant(self, outer: StageOuterState, exact: Weights, delta: float) -> dict[str, Tensor]:
+    def target(self, outer: StageOuterState, exact: Weights, delta: float) -> dict[str, Tensor]:
         """Return the vector to compress instead of ``exact``.
 
         :param delta: the compressor's δ: guaranteed, or the smallest measured for the vectors of :meth:`judged`.
@@ -51,19 +51,19 @@ class Feedback(Choice, ABC):
         return ()
 
     @abstractmethod
-    def kept(self, outer: StageOuterState, exact: Weights, meant: Weights, sent: Weights) -> dict[str, Weights]:
+    def next_parts(self, outer: StageOuterState, exact: Weights, meant: Weights, sent: Weights) -> dict[str, Weights]:
         """Return the sender's own parts after others decoded ``sent`` from its message."""
 
-    def alone(self, kept: Mapping[str, Weights], sent: Weights) -> tuple[Weights, Mapping[str, Weights]]:
+    def settle_alone(self, kept: Mapping[str, Weights], sent: Weights) -> tuple[Weights, Mapping[str, Weights]]:
         """Return the value and the kept parts if no other member received the message."""
         return sent, kept
 
-    def reached(self, outer: StageOuterState, joined: Weights) -> tuple[Weights, dict[str, Weights]]:
+    def result(self, outer: StageOuterState, joined: Weights) -> tuple[Weights, dict[str, Weights]]:
         """Return the value with which members continue, given the aggregate ``joined`` of messages, and the new shared
         parts."""
         return joined, {}
 
-    def begun(self, exact: Weights) -> dict[str, Weights]:
+    def parts_after_start(self, exact: Weights) -> dict[str, Weights]:
         """Return the sender's own parts after it sent ``exact`` uncompressed to start."""
         return {}
 
@@ -99,10 +99,10 @@ class NoFeedback(Feedback):
     def parts(self) -> Parts:
         return {}
 
-    def meant(self, outer: StageOuterState, exact: Weights, delta: float) -> dict[str, Tensor]:
+    def target(self, outer: StageOuterState, exact: Weights, delta: float) -> dict[str, Tensor]:
         return {name: full(tensor) for name, tensor in exact.items()}
 
-    def kept(self, outer: StageOuterState, exact: Weights, meant: Weights, sent: Weights) -> dict[str, Weights]:
+    def next_parts(self, outer: StageOuterState, exact: Weights, meant: Weights, sent: Weights) -> dict[str, Weights]:
         return {}
 
 
@@ -116,13 +116,13 @@ class EF14(Feedback):
     def parts(self) -> Parts:
         return {"residual": "own"}
 
-    def meant(self, outer: StageOuterState, exact: Weights, delta: float) -> dict[str, Tensor]:
+    def target(self, outer: StageOuterState, exact: Weights, delta: float) -> dict[str, Tensor]:
         return {name: full(tensor) + outer["residual"].get(name, 0.0) for name, tensor in exact.items()}
 
-    def kept(self, outer: StageOuterState, exact: Weights, meant: Weights, sent: Weights) -> dict[str, Weights]:
+    def next_parts(self, outer: StageOuterState, exact: Weights, meant: Weights, sent: Weights) -> dict[str, Weights]:
         return {"residual": {name: meant[name] - sent[name] for name in meant}}
 
-    def alone(self, kept: Mapping[str, Weights], sent: Weights) -> tuple[Weights, Mapping[str, Weights]]:
+    def settle_alone(self, kept: Mapping[str, Weights], sent: Weights) -> tuple[Weights, Mapping[str, Weights]]:
         """Nothing remains to be sent."""
         residual = kept["residual"]
         return (

@@ -90,7 +90,8 @@ class RobustAggregator:
         """
         if len(decoded) < self.least():
             raise TooManyByzantine(
-                f"{len(decoded)} members are too few for {self.rule.liars} liars: {self.least()} or more"
+                f"{len(decoded)} members are too few to tolerate {self.rule.liars} Byzantine ones: "
+                f"{self.least()} or more"
             )
         like = next(iter(decoded.values()))
         if not like:  # an empty fragment

@@ -134,12 +134,15 @@ def _advise(
     *,
     delays: Annotated[Path | None, run_option("--delays", DELAYS)] = None,
     compress: Annotated[bool, switch("--compress", "choose a compression of all-reduced gradients")] = False,
+    wire: Annotated[
+        bool, switch("--wire", "choose a codec between stages (pipeline.wire) and a microbatch size")
+    ] = False,
     settings: dict[str, str],
 ) -> int:
     """Predict which recovery strategy suits a recipe."""
     from planaria.lab.commands.advise import advise
 
-    return advise(recipe, settings, delays, compress)
+    return advise(recipe, settings, delays, compress, wire)
 
 
 @command("experts train", cls=Settings, lasting=True)

@@ -19,6 +19,7 @@ from planaria.exchange.coded.coding import coding_of
 from planaria.exchange.coded.report import LEAST_ROUNDS, profile_of
 from planaria.exchange.coded.simulate import FinishTimes
 from planaria.lab.commands.advise_compress import advise_compress
+from planaria.lab.commands.advise_wire import advise_wire
 from planaria.lab.compare.advice import BreakEven, StrategyAdvice, unknown
 from planaria.lab.compare.advice import advise as weigh_all
 from planaria.lab.compare.experience import Experience
@@ -37,20 +38,25 @@ def experience() -> Experience:
     return Experience.model_validate_json((files("planaria.lab.compare") / "experience.json").read_bytes())
 
 
-def advise(path: Path, flags: Mapping[str, str], delays: Path | None = None, compress: bool = False) -> int:
+def advise(
+    path: Path, flags: Mapping[str, str], delays: Path | None = None, compress: bool = False, wire: bool = False
+) -> int:
     """Print the strategies for the failures of a recipe's [network], fastest first; return the exit code.
 
     ``delays``: print gradient codes for replicas as late as those of the run in this folder. ``compress``: print
-    compression schemes for gradients on the machines of [network].
+    compression schemes for gradients on the machines of [network]. ``wire``: print codecs between stages on its links.
     """
-    if compress and delays is not None:
-        raise UserError("--compress and --delays: are separate questions; give one of them")
+    given = [name for name, on in (("--compress", compress), ("--delays", delays), ("--wire", wire)) if on]
+    if len(given) > 1:
+        raise UserError(f"{' and '.join(given)}: are separate questions; give one of them")
     config = recipe.load(path, flags, "train")
     check(config)
     if delays is not None:
         return advise_coded(config, delays)
     if compress:
         return advise_compress(config, path)
+    if wire:
+        return advise_wire(config, path)
     _require_prices(config, path)
     known = experience()
     advice = weigh_all(config, known)

@@ -21,7 +21,7 @@ from planaria.lab.experts.budget import ExpertPlan, is_generalist
 from planaria.lab.experts.campaign import Campaign, require_even
 from planaria.lab.experts.domains import RULE, TRAINED, write_domains
 from planaria.lab.experts.ensemble import Ensemble
-from planaria.lab.experts.ensemble import domain_weights_over_text as overheard
+from planaria.lab.experts.ensemble import domain_weights_over_text as weights_over_text
 from planaria.lab.experts.experts_results import FittedWeights, Results, SeedResult
 from planaria.lab.experts.experts_spec import ExpertsSpec, expanded, load, sized
 from planaria.lab.experts.lineage import called
@@ -35,7 +35,7 @@ from planaria.models.llama_stages import parameter_count
 from planaria.report.observe.jobs_progress import JobsProgress
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.config_checks import check, read_faults
-from planaria.runtime.engine.prepare import placed
+from planaria.runtime.engine.prepare import with_absolute_paths
 
 RESULTS = "results.json"
 
@@ -45,7 +45,7 @@ def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> i
     torch.set_num_threads(1)
     spec, base = load(path, flags)
     _require_supported(path, spec, base)
-    base = placed(base, path)  # each model's recipe is in another folder
+    base = with_absolute_paths(base, path)  # each model's recipe is in another folder
     read_faults(check(base))
     require_even(expanded(spec), base)
     if dry_run:
@@ -64,7 +64,7 @@ def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> i
             trained=list(spec.domains),
             untrained=list(spec.untrained),
             runs=found,
-            speech=overheard(Ensemble(folder), texts),
+            speech=weights_over_text(Ensemble(folder), texts),
             worst=_worst(folder, made, texts, list(spec.domains)),
         )
         atomic.write_text(folder / RESULTS, results.model_dump_json(indent=1))

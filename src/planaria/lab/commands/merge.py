@@ -88,7 +88,7 @@ def add_up(found: MergeSources, to: Path, record: Fused) -> None:
     parent = weights_of(found.parent)
     added = fused.contributions(record, parent, [weights_of(one) for one in found.experts])
     whole = found.parent.clone()
-    take(whole, task_vectors.fused(parent, added))
+    take(whole, task_vectors.add_contributions(parent, added))
     write(to, whole, {FILE: record.model_dump_json(indent=1).encode()})
     print(f"{to}: {len(found.experts)} experts in one model of {found.known.members[0].parameters:,} parameters, by "
           f"{record.by}, λ = {record.scale:g}; `planaria eval {to}` measures its loss")  # fmt: skip
@@ -115,7 +115,7 @@ def require_child(parent: Policy, expert: Policy, what: str, place: str) -> None
     """:raises UserError: when the model ``what`` has a shape or weights unrelated to the parent at ``place``."""
     ours, theirs = weights_of(parent), weights_of(expert)
     task_vectors.require_alike(ours, theirs, what)
-    if (moved := task_vectors.strangeness(task_vectors.task_vector(theirs, ours), ours)) >= UNRELATED:
+    if (moved := task_vectors.relative_distance(task_vectors.task_vector(theirs, ours), ours)) >= UNRELATED:
         raise UserError(
             f"{what}: its weights are {moved:.0%} of their size away from those of {place}; that is not its parent, "
             "and only experts of one parent can become one model"

@@ -16,7 +16,7 @@ from planaria.config.options import Options
 from planaria.config.schema import RunConfig
 from planaria.faults.trace_generation import per_step_probability
 from planaria.lab.compare.clock import ArmClock, clock_of
-from planaria.lab.compare.experience import Curve, Experience, Range, SwappedSteps, way_of
+from planaria.lab.compare.experience import Curve, Experience, Range, SwappedSteps, strategy_of
 from planaria.models.families import parameters
 from planaria.recovery import names, recovery, with_strategy
 from planaria.recovery.checkpoint import best_interval, rollback_mean
@@ -196,7 +196,7 @@ def doubt(config: RunConfig, failures: FailureRate, experience: Experience) -> s
         return "the steps that its routes cost were not measured"
     chain = recovery(config.recovery, config.pipeline.stages).strategies
     for name, one in chain.items():
-        if not one.exact and way_of(name, one) not in experience.curves:
+        if not one.exact and strategy_of(name, one) not in experience.curves:
             return "not measured yet"
     used = _used(config, _fates(config, failures.struck), failures.rate, experience)
     return next((why for curve, met in used if (why := curve.doubt(met))), "")
@@ -272,7 +272,7 @@ def _used(
     """Return the curves that predict a recipe's strategy, each with the failures per step that it repairs."""
     chain = recovery(config.recovery, config.pipeline.stages).strategies
     by = [fate.by for fate in fates.values() if fate.by is not None]
-    rebuilt = Counter(way_of(name, chain[name]) for name in by)
+    rebuilt = Counter(strategy_of(name, chain[name]) for name in by)
     curves = experience.curves
     return [(curves[way], count * rate) for way, count in rebuilt.items() if way in curves]
 
@@ -316,7 +316,7 @@ def ways(config: RunConfig) -> Mapping[str, RunConfig]:
 
 def _first(config: RunConfig) -> str:
     """Return the name in experience of the first strategy of a recipe's chain."""
-    return next(way_of(*one) for one in recovery(config.recovery, config.pipeline.stages).strategies.items())
+    return next(strategy_of(*one) for one in recovery(config.recovery, config.pipeline.stages).strategies.items())
 
 
 def _changed(config: RunConfig, chain: str, changes: dict[str, Any]) -> RunConfig:

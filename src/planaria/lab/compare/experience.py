@@ -114,7 +114,7 @@ class Experience(Record):
         return {way: fit([one for one in everything if one.way == way]) for way in ways}
 
 
-def way_of(name: str, strategy: Recovery) -> str:
+def strategy_of(name: str, strategy: Recovery) -> str:
     """Return the name under which experience stores a strategy."""
     return f"{name} ({strategy.variety})" if strategy.variety else name
 
@@ -181,7 +181,7 @@ def learn(found: ComparisonResults, source: str, size: int) -> list[Observation]
         by, first = _first(arm)
         unharmed = next((one for one in calm if one.alike == arm.alike), None)
         if arm.faults and unharmed and not first.exact and not first.control:
-            way = way_of(by, first)
+            way = strategy_of(by, first)
             observed += [_observation(way, size, arm.name, *pair, source) for pair in _pairs(arm, unharmed)]
     return observed
 

@@ -73,7 +73,7 @@ def contributions(fused: Fused, parent: Named, models: Sequence[Named]) -> list[
         return task_vectors.ties(vectors, fused.scale)
     if fused.by == "dare":
         return task_vectors.dare(vectors, fused.scale, seed=fused.seed)
-    return task_vectors.summed(vectors, fused.scale)
+    return task_vectors.task_arithmetic(vectors, fused.scale)
 
 
 def read(folder: Path, fix: str = "restore it") -> Fused | None:

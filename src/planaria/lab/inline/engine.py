@@ -221,7 +221,7 @@ class InlineEngine:
     def _given(self, by: str, stage: int, donor: int) -> StageState:
         """Return the state that the node ``donor`` sends to a lost ``stage``, as received there."""
         own = self.runners[donor].state()
-        given = own.trained if by == PEER else self._chain.give(by, stage, own, self.copies[donor].kept(by, stage))
+        given = own.trained if by == PEER else self._chain.donate(by, stage, own, self.copies[donor].kept(by, stage))
         flat = pack(given)
         self.moved_bytes += flat.nbytes
         return unpack(flat)

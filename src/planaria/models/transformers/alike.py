@@ -1,4 +1,4 @@
-"""Which decoder layers, and so which block stages, are alike: neighbours' averages make sense only between those."""
+"""Alike decoder layers and block stages: only these can be averaged with, or copied from, their neighbours."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class WireCodec(Choice, ABC):
     def decode(self, message: Tensor, shape: Shape, leg: Leg) -> Tensor:
         """Return the tensor of ``shape`` in a message, of any float type, on the message's device."""
 
-    def damage(self, message: Tensor, shape: Shape, leg: Leg) -> str:
+    def invalid_reason(self, message: Tensor, shape: Shape, leg: Leg) -> str:
         """Return why a received message of the right shape and type is invalid, or an empty string."""
         return ""
 

@@ -56,14 +56,14 @@ class Groups(WireCodec):
             flat = torch.nn.functional.pad(flat, (0, missing))
         starts = offsets(visit, leg, -(-len(flat) // ROW)) if leg == "backward" and self.random else None
         if flat.is_cuda:  # one kernel per operation
-            scales, codes = quantised(flat.view(-1, self.group), self._bits(leg), starts)
+            scales, codes = quantise(flat.view(-1, self.group), self._bits(leg), starts)
         else:  # parts that stay in the processor's cache
             scales = torch.empty(len(flat) // self.group, dtype=torch.bfloat16)
             codes = torch.empty(len(flat), dtype=torch.uint8)
             for row, start in enumerate(range(0, len(flat), ROW)):
                 part = flat[start : start + ROW].view(-1, self.group)
                 at = start // self.group
-                found = quantised(part, self._bits(leg), None if starts is None else starts[row : row + 1])
+                found = quantise(part, self._bits(leg), None if starts is None else starts[row : row + 1])
                 scales[at : at + len(part)], codes[start : start + ROW] = found
         return torch.cat([scales.view(torch.uint8), pack(codes, self._bits(leg))])
 
@@ -74,10 +74,10 @@ class Groups(WireCodec):
         step = len(codes) if message.is_cuda else ROW // self.group
         for start in range(0, len(codes), step):
             part = numbers[start : start + step]
-            part.copy_(codes[start : start + step]).sub_(_highest(self._bits(leg))).mul_(scales[start : start + step])
+            part.copy_(codes[start : start + step]).sub_(_max_level(self._bits(leg))).mul_(scales[start : start + step])
         return numbers.view(-1)[: math.prod(shape)].view(tuple(shape))
 
-    def damage(self, message: Tensor, shape: Shape, leg: Leg) -> str:
+    def invalid_reason(self, message: Tensor, shape: Shape, leg: Leg) -> str:
         scales = self._scales(message, shape)
         if not torch.isfinite(scales).all():
             return "a scale is not finite"
@@ -93,14 +93,14 @@ class Groups(WireCodec):
         return message[: self._groups(shape) * _SCALE_BYTES].view(torch.bfloat16)
 
 
-def quantised(grouped: Tensor, bits: int, starts: list[int] | None) -> tuple[Tensor, Tensor]:
+def quantise(grouped: Tensor, bits: int, starts: list[int] | None) -> tuple[Tensor, Tensor]:
     """Return the scales, bfloat16 [groups], and the codes q + 2ᵇ⁻¹ − 1, uint8 [n], of ``grouped`` [groups, G].
 
     ``starts``: offsets for random rounding; None for the nearest level.
     """
-    highest = _highest(bits)
+    highest = _max_level(bits)
     largest = torch.maximum(grouped.amax(1), -grouped.amin(1))
-    scales = away_from_zero(largest / highest)
+    scales = round_up_bfloat16(largest / highest)
     inverse = torch.where(scales < _LEAST, 0.0, 1.0 / scales)
     codes = grouped * inverse.unsqueeze(1)
     if starts is None:
@@ -111,13 +111,13 @@ def quantised(grouped: Tensor, bits: int, starts: list[int] | None) -> tuple[Ten
     return scales.bfloat16(), codes.view(-1).to(torch.uint8)  # truncates
 
 
-def away_from_zero(numbers: Tensor) -> Tensor:
+def round_up_bfloat16(numbers: Tensor) -> Tensor:
     """Return non-negative fp32 numbers rounded up to numbers of bfloat16, in fp32; 0 below its normal range."""
     up = ((numbers.view(torch.int32) + 0xFFFF) & ~0xFFFF).view(torch.float32)
     return torch.where(numbers < _LEAST, 0.0, torch.where(numbers.isnan(), numbers, up))
 
 
-def _highest(bits: int) -> int:
+def _max_level(bits: int) -> int:
     """Return the largest q."""
     return (1 << (bits - 1)) - 1
 

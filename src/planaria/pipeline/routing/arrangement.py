@@ -1,4 +1,4 @@
-"""Which stage each node holds, and routes over the nodes of several replicas.
+"""The stage of each node, and routes over the nodes of several replicas.
 
 With one worker per stage, a node is its stage's number. Replica r holds stage s at node r · (S + 1) + s, and microbatch
 i of replica r is number r · M + i of a step.

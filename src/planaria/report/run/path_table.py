@@ -1,4 +1,4 @@
-"""Which path each edge of a plan takes, as text and as a table."""
+"""The path of each edge of a plan, as text and as a table."""
 
 from __future__ import annotations
 

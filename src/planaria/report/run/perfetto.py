@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
-from planaria.common.atomic import refused, replacing
+from planaria.common.atomic import replacing, write_error
 from planaria.common.errors import UserError
 from planaria.control import decisions as d
 from planaria.control import events as e
@@ -50,7 +50,7 @@ def write_trace(folder: Path, to: Path | None = None) -> Path:
                 file.write((",\n" if number else "") + json.dumps(event, ensure_ascii=False))
             file.write("\n]}\n")
     except OSError as error:
-        raise UserError(f"{refused(path, error)}; name another file") from None
+        raise UserError(f"{write_error(path, error)}; name another file") from None
     return path
 
 

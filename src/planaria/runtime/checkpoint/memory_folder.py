@@ -78,7 +78,7 @@ class MemoryFolder:
             atomic.write_text(self.folder / RUN, documents.sealed(owner))
         except OSError as error:
             raise UserError(
-                f"{atomic.refused(self.folder, error)}; recovery.options.outlive = true keeps snapshots there"
+                f"{atomic.write_error(self.folder, error)}; recovery.options.outlive = true keeps snapshots there"
             ) from None
 
     def write(self, stage: int, label: SnapshotLabel, state: StageState, parities: Mapping[str, Tensor]) -> None:

@@ -182,7 +182,7 @@ def _durably(path: Path, write: Callable[[BinaryIO], Digests]) -> Written:
     except OSError as error:
         with suppress(OSError):
             unfinished.unlink(missing_ok=True)
-        raise OSError(atomic.refused(path, error)) from None
+        raise OSError(atomic.write_error(path, error)) from None
 
 
 def _write(file: BinaryIO, state: StageState, metadata: Mapping[str, str]) -> Digests:

@@ -97,7 +97,7 @@ def streams(config: RunConfig, dataset: Data) -> tuple[Stream, Stream | None]:
     return Stream(dataset, "train", context, seed), validation
 
 
-def placed(config: RunConfig, recipe: Path | None) -> RunConfig:
+def with_absolute_paths(config: RunConfig, recipe: Path | None) -> RunConfig:
     """Return the recipe with numbers for 'best' settings, and absolute paths of the trace and schedule beside the file
     ``recipe``.
 

@@ -24,7 +24,7 @@ from planaria.runtime.checkpoint.cut import CUT, RunCut, require_alike
 from planaria.runtime.checkpoint.loading import check_stages, cut_for, cut_of
 from planaria.runtime.checkpoint.store import CheckpointStore, SealedCheckpoint
 from planaria.runtime.engine import run_folders
-from planaria.runtime.engine.prepare import PreparedRun, on_schedule, placed
+from planaria.runtime.engine.prepare import PreparedRun, on_schedule, with_absolute_paths
 from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.run_start import Origin
 from planaria.runtime.worker.learning_rate import learning_rate
@@ -116,7 +116,7 @@ def changed(before: RunConfig, flags: Mapping[str, object], folder: Path) -> Run
     if config.routing.schedule is not None:
         if "routing.schedule" not in flags:  # the folder may have been moved
             config = on_schedule(config, (folder / run_folders.SCHEDULE).absolute())
-        config = placed(config, None)
+        config = with_absolute_paths(config, None)
     if "chaos.trace" not in flags and config.chaos.trace is not None:
         return config.model_copy(update={"chaos": ChaosConfig(trace=str(folder / run_folders.TRACE))})
     return config

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from planaria.common import digests, documents
-from planaria.common.atomic import refused
+from planaria.common.atomic import write_error
 from planaria.common.errors import UserError
 from planaria.config import recipe
 from planaria.config.schema import RunConfig
@@ -64,7 +64,7 @@ def create_filled(config: RootSection, fill: Callable[[Path], None]) -> Path:
             fill(made)
             return made.rename(_claimed(config))
     except OSError as error:
-        raise UserError(f"{refused(out, error)}; make room, or choose another folder with --out") from None
+        raise UserError(f"{write_error(out, error)}; make room, or choose another folder with --out") from None
 
 
 def _claimed(config: RootSection) -> Path:

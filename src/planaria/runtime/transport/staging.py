@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from planaria.runtime.transport.ring import Ring, Rings
-from planaria.runtime.transport.wire import take_from
+from planaria.runtime.transport.wire import use_allocator
 
 log = logging.getLogger(__name__)
 DEPTH = 4
@@ -138,7 +138,7 @@ def with_cuda(sizes: Collection[int]) -> tuple[Staging, Rings]:
 
     Tensors for workers of this machine are copied to a ring; received ones use page-locked memory.
     """
-    take_from(pinned, sizes)
+    use_allocator(pinned, sizes)
     try:
         ring = Ring(SLOTS, max(sizes), page_locked)
     except OSError as error:

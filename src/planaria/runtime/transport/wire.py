@@ -103,7 +103,7 @@ class State(NamedTuple):
     content: Literal[FrameContent.STATE] = FrameContent.STATE
 
 
-class OfferPart(NamedTuple):
+class UpdatePart(NamedTuple):
     """A part of a replica's update in an exchange round."""
 
     round: int
@@ -135,11 +135,11 @@ class Taken(NamedTuple):
     content: Literal[FrameContent.TAKEN] = FrameContent.TAKEN
 
 
-Label = Activation | GradientShare | CopyMessage | State | OfferPart | Ping | Goodbye | Piece | Taken
+Label = Activation | GradientShare | CopyMessage | State | UpdatePart | Ping | Goodbye | Piece | Taken
 """Identity of a frame: numbers below 2³², then its content, so that labels of different kinds differ."""
 
 _KINDS: tuple[Any, ...] = (
-    Activation, Activation, GradientShare, CopyMessage, CopyMessage, State, OfferPart, OfferPart, Ping, Ping, Goodbye,
+    Activation, Activation, GradientShare, CopyMessage, CopyMessage, State, UpdatePart, UpdatePart, Ping, Ping, Goodbye,
     Piece, Taken
 )  # fmt: skip
 _LABELS = {content: (content, kind, len(kind._fields) - 1) for content, kind in zip(FrameContent, _KINDS, strict=True)}
@@ -228,7 +228,7 @@ def unpack(raw: bytes | bytearray, max_bytes: int) -> TensorHeader:
 _take: Callable[[int], Tensor] = MemoryPool(_KEPT).take
 
 
-def take_from(take: Callable[[int], Tensor], sizes: Collection[int]) -> None:
+def use_allocator(take: Callable[[int], Tensor], sizes: Collection[int]) -> None:
     """Receive frames of these ``sizes`` into memory from ``take``, uint8 [size].
 
     Frames of other sizes, such as states, are rare, and page-locked memory is slow to allocate.

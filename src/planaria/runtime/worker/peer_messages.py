@@ -24,7 +24,7 @@ from planaria.runtime.worker.control_link import ControlLink
 from planaria.runtime.worker.exchange_round import RoundMember
 from planaria.runtime.worker.links import WorkerLinks
 from planaria.runtime.worker.outer_state import UpdateJudgement
-from planaria.runtime.worker.position import Position
+from planaria.runtime.worker.position import Assignment
 from planaria.runtime.worker.received_frames import FrameId, ReceivedFrames
 from planaria.runtime.worker.recovery_copies import Parcel, StageCopies
 from planaria.runtime.worker.runner import StageRunner
@@ -75,7 +75,7 @@ class PeerMessages:
         self,
         setup: Setup,
         resolved: ResolvedRun,
-        here: Position,
+        here: Assignment,
         control_link: ControlLink,
         transport: Transport,
         transfer: Callable[[Donate], None],
@@ -228,12 +228,12 @@ class PeerMessages:
 
     def _send_part(self, edge: EdgeEnd, content: wire.Part, part: Tensor | None) -> None:
         if part is not None:
-            edge.send(wire.OfferPart(self.round_member.round, content), part)
+            edge.send(wire.UpdatePart(self.round_member.round, content), part)
 
     def _receive_update(self, edge: EdgeEnd, header: wire.TensorHeader, payload: Tensor) -> None:
         """Process a frame of the current round."""
         label, round = header.label, self.round_member.round
-        if not isinstance(label, wire.OfferPart):
+        if not isinstance(label, wire.UpdatePart):
             self._refuse(edge, f"sent {label}, which is not part of an update")
         elif label.round != round:
             self._refuse(edge, f"its {label.content.name.lower()} part: of round {label.round}, not {round}")

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 _COMMON_FIELDS = ("worker", "node", "stage", "replica", "generation", "step")
 
 
-class Position:
+class Assignment:
     """The assignment of a worker, and its reports, which include it."""
 
     def __init__(self, worker: str, resolved: ResolvedRun, send: Callable[[Fact], None]) -> None:

@@ -74,7 +74,7 @@ class ReceivedFrames:
                 f"sent {label.content.name} {payload.dtype} {list(payload.shape)} for step {label.step}; "
                 f"activations here are {dtype} {list(shape)}"
             )
-        if damage := self._codec.damage(payload, self._shape, leg):
+        if damage := self._codec.invalid_reason(payload, self._shape, leg):
             raise WireError(
                 f"sent a damaged {label.content.name} of microbatch {label.microbatch} for step {label.step}: {damage}"
             )

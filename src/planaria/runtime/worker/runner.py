@@ -119,7 +119,7 @@ class StageRunner:
     def _message(self, x: Tensor, leg: Leg, microbatch: int, hop: int) -> Tensor:
         """Return the message that carries ``x``."""
         message = self.codec.encode(x, leg, Visit(self.config.seed, self._draw, microbatch, hop))
-        if not message.is_cuda and (damage := self.codec.damage(message, self.shape, leg)):
+        if not message.is_cuda and (damage := self.codec.invalid_reason(message, self.shape, leg)):
             what = "activation" if leg == "forward" else "gradient"
             raise NonFinite(
                 f"the {what} of stage {self.stage} is not finite ({damage}); lower optim.lr or check the data"

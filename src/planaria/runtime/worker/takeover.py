@@ -95,7 +95,7 @@ def donate(run: ResolvedRun, messages: PeerMessages, form: d.Form, runner: Stage
                 given.outer = messages.round_member.outer.given(to_successor=False)
             else:
                 _require_intact(copies)
-                given = run.recovery.give(source.by, member.stage, given, copies.kept(source.by, member.stage))
+                given = run.recovery.donate(source.by, member.stage, given, copies.kept(source.by, member.stage))
             messages.links.transfers[member.node].send(State(messages.here.stage), pack(given))
 
 

@@ -38,7 +38,7 @@ from planaria.runtime.worker.log_file import begin_log
 from planaria.runtime.worker.measurements import WorkerGauge, peaks
 from planaria.runtime.worker.peer_messages import PeerMessages
 from planaria.runtime.worker.plan_execution import combine_gradients, execute_plan
-from planaria.runtime.worker.position import Position
+from planaria.runtime.worker.position import Assignment
 from planaria.runtime.worker.recovery_copies import Parcel, StageCopies
 from planaria.runtime.worker.runner import NonFinite, StageRunner
 from planaria.runtime.worker.setup import Setup
@@ -95,15 +95,11 @@ class Worker:
         for controls such as the oracle.
         """
         self.setup, self.config, self.resolved = setup, setup.config, resolved
-        self.control_link, self.transport, self.runner, self._last_runners = (
-            control_link,
-            transport,
-            runner,
-            {} if last_runners is None else last_runners,
-        )
-        self.here = Position(worker, resolved, control_link.report)
+        self.control_link, self.transport, self.runner = control_link, transport, runner
+        self._last_runners = {} if last_runners is None else last_runners
+        self.here = Assignment(worker, resolved, control_link.report)
         self.messages = PeerMessages(setup, resolved, self.here, control_link, transport, self._transfer)
-        self.control_link.injector, self.control_link.struck = self._injector, self._struck
+        self.control_link.injector, self.control_link.struck = self._injector, self._report_fault
         self._samples = RunSamples(setup, resolved, control_link.reading)
         self.copies: StageCopies | None = None
         """None until this worker has a stage"""
@@ -165,7 +161,7 @@ class Worker:
             case d.RunStep() if item.generation == self.here.generation:
                 self._run_step(item)
             case d.LeaveOut() if item.generation == self.here.generation:
-                self._drop()
+                self._drop_step()
             case d.Commit() if item.generation == self.here.generation:
                 self._commit(item)
             case d.Meet() if self.here.is_ours(item):
@@ -175,7 +171,7 @@ class Worker:
             case d.Save() if item.generation == self.here.generation:
                 self._save(item)
             case d.Disband():
-                self._drop()
+                self._drop_step()
                 self.messages.leave()
             case d.Leave():
                 self.control_link.leave()
@@ -187,7 +183,7 @@ class Worker:
         start = time.monotonic()
         self.control_link.at("link", form.step)
         me = next(member for member in form.members if member.worker == self.here.worker)
-        self._drop()
+        self._drop_step()
         self._detour = form.routes
         self.messages.move(me.node, form)
         rounds = form.rounds
@@ -307,7 +303,7 @@ class Worker:
         execute_plan(plan, self.messages, self.runner, spans)
         return self.runner.finish()
 
-    def _drop(self) -> None:
+    def _drop_step(self) -> None:
         """Discard the current step."""
         self.runner.drop()
         self.messages.round_member.outer.drop()
@@ -359,7 +355,7 @@ class Worker:
         log.info("sent the state of stage %d to %s", order.stage, "its successor" if succeeded else order.to)
 
     def _save(self, order: d.Save) -> None:
-        self._drop()
+        self._drop_step()
         store, replicas = CheckpointStore(self.setup.checkpoints), self.resolved.replicas
         here = self.here
         column = (here.number, self.config.exchange.replicas) if self._lockstep else (order.replica, replicas)
@@ -378,11 +374,10 @@ class Worker:
         """Return the fault injector; ``faults/`` is imported only if this worker has faults."""
         from planaria.faults.worker import WorkerFaults
 
-        return WorkerFaults(
-            self.config, self.messages.links, self.messages.round_member.outer, self._struck, self.control_link.end
-        )
+        links, outer = self.messages.links, self.messages.round_member.outer
+        return WorkerFaults(self.config, links, outer, self._report_fault, self.control_link.end)
 
-    def _struck(self, signal: str, injection: d.InjectFault) -> None:
+    def _report_fault(self, signal: str, injection: d.InjectFault) -> None:
         self.here.report(e.FaultInjected, signal=signal, moment=injection.moment, number=injection.number)
 
     def _report_work(self, spans: list[e.Span], dropped: bool = False) -> None:

@@ -60,13 +60,15 @@ class Layer:
 
 @dataclass
 class Report:
+    """What all layers found in a round."""
+
     rollouts: list[Rollout]
     """all completions; refused ones with layer and reason"""
     refused: dict[str, Counts] = field(default_factory=dict)
     """layer → peer → (examined, refused); for a layer that is off, what it would have refused"""
     off: dict[str, str] = field(default_factory=dict)
     """layer → why it is off"""
-    aside: dict[str, str] = field(default_factory=dict)
+    quarantined: dict[str, str] = field(default_factory=dict)
     """peer → why it is in quarantine"""
     labels: dict[int, MajorityLabel] = field(default_factory=dict)
     """problem → label, if a layer votes and finds one"""
@@ -111,9 +113,9 @@ class Defence:
         for layer in self._layers:
             accepted = [place for place, verdict in verdicts.items() if not verdict.layer]
             self._pass(layer, accepted, verdicts, report)
-        report.aside = self._quarantine.update(number, _counts((v.peer, v) for v in verdicts.values()))
+        report.quarantined = self._quarantine.update(number, _counts((v.peer, v) for v in verdicts.values()))
         for place, verdict in verdicts.items():
-            if not verdict.layer and (reason := report.aside.get(verdict.peer)):
+            if not verdict.layer and (reason := report.quarantined.get(verdict.peer)):
                 verdicts[place] = replace(verdict, layer=self._quarantine.name, reason=reason)
         report.rollouts = list(verdicts.values())
         return report

@@ -86,7 +86,7 @@ def audit(given: AuditArguments, to: Path) -> int:
     try:
         atomic.write_text(to / JSON, text + "\n")
     except OSError as error:
-        raise UserError(f"{atomic.refused(to / JSON, error)}; write elsewhere with --to") from error
+        raise UserError(f"{atomic.write_error(to / JSON, error)}; write elsewhere with --to") from error
     page = write_audit_report(record, to / PAGE)
     show_audit(record)
     print(f"report        {page}\nnumbers       {to / JSON}")
@@ -223,7 +223,7 @@ def _require_folder(to: Path) -> None:
     try:
         to.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"{atomic.refused(to, error)}; write elsewhere with --to") from error
+        raise UserError(f"{atomic.write_error(to, error)}; write elsewhere with --to") from error
 
 
 def files_part(place: Path, unread: str | None) -> AuditCheck:

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 from planaria.common import digests
-from planaria.common.atomic import new_folder, refused
+from planaria.common.atomic import new_folder, write_error
 from planaria.common.documents import Record
 from planaria.common.errors import UserError
 from planaria.lab.experts import fused
@@ -200,7 +200,7 @@ def write(to: Path, policy: Policy, extra: dict[str, bytes]) -> None:
                 for name, content in extra.items():
                     (made / name).write_bytes(content)
     except OSError as error:
-        raise UserError(f"{refused(to, error)}; free space, or write elsewhere with --to") from error
+        raise UserError(f"{write_error(to, error)}; free space, or write elsewhere with --to") from error
 
 
 def _rivals(todo: Case, by: str) -> list[StrategyResult]:
@@ -294,7 +294,9 @@ def _of_fused(given: RealignArguments, known: fused.Fused, tuned: Policy) -> Rea
         if task_vectors.digest(weights_of(policy)) != part.sha256:
             raise UserError(f"{part.place}: is not the model that {given.model} was made of; restore that model")
     contributions = fused.contributions(known, parent, [weights_of(one) for one in experts])
-    if task_vectors.digest(task_vectors.fused(parent, contributions)) != task_vectors.digest(weights_of(tuned)):
+    if task_vectors.digest(task_vectors.add_contributions(parent, contributions)) != task_vectors.digest(
+        weights_of(tuned)
+    ):
         raise UserError(f"{given.model}: has changed since it was fused; repeat `planaria experts edit --merge`")
     domains = {part.domain or part.name: one for part, one in zip(known.parts, experts, strict=True)}
     return RealignInputs(

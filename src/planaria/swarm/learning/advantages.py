@@ -45,16 +45,18 @@ def round_advantages(
         if advantages is None:
             skipped += 1
         else:
-            taken += [replace(r, advantage=_allowed(r, found)) for r, found in zip(group, advantages, strict=True)]
+            taken += [
+                replace(r, advantage=_cap_if_unproven(r, found)) for r, found in zip(group, advantages, strict=True)
+            ]
     return Advantages(taken, skipped, len(grouped) - skipped)
 
 
-def priced(rollout: Rollout, limit: int, margin: int) -> Rollout:
+def with_length_penalty(rollout: Rollout, limit: int, margin: int) -> Rollout:
     """Return the completion with its length penalty over the last ``margin`` of ``limit`` tokens; none if 0."""
     return replace(rollout, penalty=overlong_penalty(len(rollout.ids), limit, margin)) if margin else rollout
 
 
-def _allowed(rollout: Rollout, advantage: float) -> float:
+def _cap_if_unproven(rollout: Rollout, advantage: float) -> float:
     return advantage if rollout.proven and not rollout.layer else min(advantage, 0.0)
 
 

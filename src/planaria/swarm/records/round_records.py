@@ -113,7 +113,7 @@ class RoundResult:
             certified=list(self.certified),
             layers=_layers(report),
             off=report.off,
-            aside=report.aside,
+            aside=report.quarantined,
             agreed=self.votes,
             lessons=len(self.advantages.taken),
             skipped=self.advantages.skipped,

@@ -55,8 +55,8 @@ def back(case: Case) -> Repair:
 def mix(case: Case) -> Repair:
     """Interpolate between parent and model; α selected by the exam."""
     parent, whole = case.models.parent, case.models.whole
-    alpha = max(ALPHAS, key=lambda a: _fit(case, task_vectors.mixed(parent, whole, a)))
-    return Repair(task_vectors.mixed(parent, whole, alpha), f"α = {alpha:g}")
+    alpha = max(ALPHAS, key=lambda a: _fit(case, task_vectors.interpolate(parent, whole, a)))
+    return Repair(task_vectors.interpolate(parent, whole, alpha), f"α = {alpha:g}")
 
 
 def tune(case: Case) -> Repair:
@@ -96,9 +96,9 @@ def layers(case: Case, trusted: Named) -> Repair:
     tried = [
         ({n: 1.0 if c >= limit else damp for n, c in cosines.items()}, limit) for limit in limits for damp in DAMPED
     ]
-    alphas, limit = max(tried, key=lambda one: _fit(case, task_vectors.mixed(parent, whole, one[0])))
+    alphas, limit = max(tried, key=lambda one: _fit(case, task_vectors.interpolate(parent, whole, one[0])))
     damp = min(alphas.values())
-    return Repair(task_vectors.mixed(parent, whole, alphas), f"α = {damp:g} where cosine < {limit:.2f}")
+    return Repair(task_vectors.interpolate(parent, whole, alphas), f"α = {damp:g} where cosine < {limit:.2f}")
 
 
 WAYS: Mapping[str, Callable[[Case], Repair]] = {BACK: back, MIX: mix, TUNE: tune, MASK: mask}

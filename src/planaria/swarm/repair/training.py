@@ -196,14 +196,14 @@ class RepairModels:
         return {"": self.tuned, **self.experts}
 
     def require_related(self, what: str) -> float:
-        """Return :func:`planaria.models.task_vectors.strangeness` of the model ``what`` and its parent.
+        """Return :func:`planaria.models.task_vectors.relative_distance` of the model ``what`` and its parent.
 
         :raises UserError: if tokenizers or shapes differ.
         """
         if self.safe.tokenizer_fingerprint != self.tuned.tokenizer_fingerprint:
             raise UserError(f"{what}: has another tokenizer than its parent; give the parent it was trained from")
         task_vectors.require_alike(self.parent, self.whole, what)
-        return task_vectors.strangeness(task_vectors.task_vector(self.whole, self.parent), self.parent)
+        return task_vectors.relative_distance(task_vectors.task_vector(self.whole, self.parent), self.parent)
 
     def require_whole(self, what: str) -> None:
         """:raises UserError: unless all parameters are trained; a mask over adapters does not cover the weights."""
