@@ -130,7 +130,7 @@ def run_codec(given: Namespace) -> Measurement:
     model = ModelConfig(dim=WIDTH, heads=16, layers=2, context=512, vocab=512)
     config = RunConfig(model=model, pipeline=PipelineConfig(stages=2, microbatch_size=2))
     runner, x = new_runner(config, 1, initialise=True), torch.randn(2, 512, WIDTH)
-    codec, visit = codec_of("6/4"), Visit(1, 2, 3, 4)
+    codec, visit = codec_of("6/4"), Visit(1, 2, 3)
 
     def coding() -> float:
         began = time.perf_counter()

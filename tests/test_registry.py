@@ -12,7 +12,7 @@ from command_line import refused
 from planaria.common.errors import UserError
 from planaria.config import consent, registry
 from planaria.config.options import Options
-from planaria.config.schema import RecoveryConfig
+from planaria.config.schema import RecoveryConfig, RunConfig
 from planaria.exchange.coded.schemes import SCHEMES
 from planaria.exchange.compress.compression import COMPRESSORS, FEEDBACKS
 from planaria.exchange.registry import EXCHANGES
@@ -26,6 +26,7 @@ from planaria.recovery.codes import CODES
 from planaria.recovery.echo import Echo
 from planaria.report.observe.trackers import TRACKERS
 from planaria.runtime.configuration import named
+from planaria.runtime.engine.custom_classes import own_classes
 from planaria.swarm.attacks import ATTACKS
 from planaria.swarm.checks import CHECKS
 from planaria.swarm.policy import POLICIES
@@ -244,3 +245,15 @@ def test_the_documented_entry_points_are_those_of_the_registries() -> None:
     documented = {setting: (group, base) for _, setting, base, group in rows}
     known = {one.setting: (f"planaria.{one.kind}", f"{one.base.__module__}.{one.base.__qualname__}") for one in ALL}
     assert documented.items() <= known.items() and len(documented) >= 11
+
+
+def test_a_custom_codec_is_code_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Joining machines import it before they start, and results of comparisons depend on its source."""
+    (tmp_path / "own_codec.py").write_text(
+        "from planaria.pipeline.codecs.registry import Fp32\n\nclass Own(Fp32):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with consent.allowing(True):
+        for wire in ("own_codec:Own", {"kind": "own_codec:Own"}):
+            config = RunConfig.model_validate({"pipeline": {"wire": wire}})
+            assert [one.__name__ for one in own_classes(config)] == ["Own"]

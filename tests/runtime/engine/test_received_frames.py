@@ -149,7 +149,7 @@ def test_damaged_messages_of_a_codec_are_refused_or_bounded() -> None:
     shape, rng = (1, 2, 64), random.Random(5)
     codec = codec_of("6/4")
     assert isinstance(codec, Groups)
-    sound = codec.encode(torch.randn(shape), "forward", Visit(1, 2, 3, 4))
+    sound = codec.encode(torch.randn(shape), "forward", Visit(1, 2, 3))
     frames_in, refused = ReceivedFrames(codec, shape), 0
     frames_in.turn(1, 9)
     for microbatch in range(10_000):

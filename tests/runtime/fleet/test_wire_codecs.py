@@ -14,7 +14,6 @@ from planaria.faults.trace import Fault
 from planaria.pipeline.network.costs import message_bytes
 from schedules import on_schedule, shape
 
-BF16 = {"wire": "bf16"}
 WIRES: dict[str, Any] = {
     "bf16": "bf16",
     "6/4": "6/4",
@@ -43,11 +42,11 @@ def test_processes_train_as_inline_through_a_recovery(tmp_path: Path, name: str,
     assert (losses(record), validation_losses(record)) == inline(record), "not equal to the last bit"
 
 
-@pytest.mark.slow
-def test_replicas_and_schedules_train_as_inline(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wire", ["bf16", pytest.param("6/4", marks=pytest.mark.slow)])
+def test_replicas_and_schedules_train_as_inline(tmp_path: Path, wire: str) -> None:
     settings, folder = shape(0.5), tmp_path / "schedule"
-    settings["pipeline"] = {**settings.get("pipeline", {}), **BF16}
-    replicas = tiny(tmp_path / "replicas", stages=1, steps=4, pipeline=BF16, exchange={"replicas": 2})
+    settings["pipeline"] = {**settings.get("pipeline", {}), "wire": wire}
+    replicas = tiny(tmp_path / "replicas", stages=1, steps=4, pipeline={"wire": wire}, exchange={"replicas": 2})
     for config in (replicas, on_schedule(tiny(folder, stages=4, steps=4, **settings), folder, True)):
         record = train(config)
         assert ending(record).outcome == "finished" and losses(record) == inline(record)[0]

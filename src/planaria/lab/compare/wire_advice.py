@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planaria.config.schema import NetworkConfig, RunConfig
+from planaria.config.options import Options
+from planaria.config.schema import RunConfig
 from planaria.pipeline.network.costs import Costs, message_bytes
 from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.prediction.simulate import simulate
@@ -51,7 +52,7 @@ class WireAdvice:
 def weigh_wires(config: RunConfig) -> WireAdvice:
     """Weigh codecs on the links and at the speeds that ``network`` states."""
     alone = one_replica(config)
-    own = [alone.pipeline.wire] if isinstance(alone.pipeline.wire, str) and alone.pipeline.wire not in WIRES else []
+    own = [] if alone.pipeline.wire in WIRES else [alone.pipeline.wire]
     each = [_best(alone, wire) for wire in (*WIRES, *own)]
     passes = Costs(alone.network)
     work = sum(
@@ -60,11 +61,11 @@ def weigh_wires(config: RunConfig) -> WireAdvice:
     return WireAdvice(each, work * alone.pipeline.microbatches)
 
 
-def _best(config: RunConfig, wire: str) -> WireChoice:
+def _best(config: RunConfig, wire: str | Options) -> WireChoice:
     found = {size: _step(_resized(config, wire, size)) for size in _sizes(config)}
     best = min(found, key=lambda size: (found[size][0], size))
     step_s, sent = found[best]
-    return WireChoice(wire, sent, step_s, best, found[config.pipeline.microbatch_size][0])
+    return WireChoice(str(wire), sent, step_s, best, found[config.pipeline.microbatch_size][0])
 
 
 def _sizes(config: RunConfig) -> list[int]:
@@ -77,7 +78,7 @@ def _sizes(config: RunConfig) -> list[int]:
     ]
 
 
-def _resized(config: RunConfig, wire: str, size: int) -> RunConfig:
+def _resized(config: RunConfig, wire: str | Options, size: int) -> RunConfig:
     """Return the recipe with another codec and microbatch size; passes take as long per sample."""
     pipeline, network = config.pipeline, config.network
     factor = size / pipeline.microbatch_size
@@ -85,11 +86,7 @@ def _resized(config: RunConfig, wire: str, size: int) -> RunConfig:
         update={"wire": wire, "microbatch_size": size, "microbatches": pipeline.samples // size}
     )
     scaled = {name: [seconds * factor for seconds in getattr(network, name)] for name in ("forward_s", "backward_s")}
-    return config.model_copy(update={"pipeline": resized, "network": _scaled(network, scaled)})
-
-
-def _scaled(network: NetworkConfig, passes: dict[str, list[float]]) -> NetworkConfig:
-    return network.model_copy(update=passes)
+    return config.model_copy(update={"pipeline": resized, "network": network.model_copy(update=scaled)})
 
 
 def _step(config: RunConfig) -> tuple[float, int]:

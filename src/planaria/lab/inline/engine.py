@@ -288,7 +288,7 @@ class InlineEngine:
             if train and targets is not None:
                 targets = targets.at(node, plan, self.resolved.arrangement, self.resolved.lockstep)
             runner.begin(
-                None if self.stage[node] else batch, train, own, data.masks, learned=targets, draw=first_sample
+                None if self.stage[node] else batch, train, own, data.masks, learned=targets, first_sample=first_sample
             )
             self.copies[node].begin(data.masks)
 

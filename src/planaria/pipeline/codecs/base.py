@@ -27,9 +27,8 @@ class Visit(NamedTuple):
     """What a message carries, for random rounding: equal visits are rounded alike on every machine and device."""
 
     seed: int
-    draw: int
-    """number of the step's samples, or of the step: a step that is repeated has the same one"""
-    microbatch: int
+    sample: int
+    """number of the microbatch's first sample: the same if the step is repeated, in every engine"""
     hop: int
 
 

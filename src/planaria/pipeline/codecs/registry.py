@@ -53,11 +53,13 @@ def codec_of(wire: str | Options) -> WireCodec:
 
     :raises UserError: naming an unknown codec or option, or a value out of range.
     """
-    given = _parsed(wire) if isinstance(wire, str) else dict(wire)
-    kind = given.pop("kind", None)
-    if not isinstance(kind, str):
-        raise UserError(f"pipeline.wire = {wire!r}: give kind, a name: {', '.join(CODECS.names)}")
-    return CODECS.make(kind, given)
+    kind, options = _parsed(wire)
+    return CODECS.make(kind, options)
+
+
+def codec_class(wire: str | Options) -> type[WireCodec]:
+    """Return the class of that codec; UserError if it is unknown or must not be imported."""
+    return CODECS.find(_parsed(wire)[0])
 
 
 def message_bytes(model: ModelConfig, pipeline: PipelineConfig) -> MessageBytes:
@@ -65,8 +67,12 @@ def message_bytes(model: ModelConfig, pipeline: PipelineConfig) -> MessageBytes:
     return codec_of(pipeline.wire).bytes((pipeline.microbatch_size, model.context, model.dim))
 
 
-def _parsed(wire: str) -> dict[str, Any]:
-    """Return the table of a short form: ``"6/4"`` has 6 bits forward and 4 backward."""
-    if (bits := _SHORT.fullmatch(wire)) is not None:
-        return {"kind": "groups", "forward": int(bits[1]), "backward": int(bits[2])}
-    return {"kind": wire}
+def _parsed(wire: str | Options) -> tuple[str, dict[str, Any]]:
+    """Return the codec's name and options; ``"6/4"`` is short for groups of 6 bits forward and 4 backward."""
+    if isinstance(wire, str):
+        bits = _SHORT.fullmatch(wire)
+        return (wire, {}) if bits is None else ("groups", {"forward": int(bits[1]), "backward": int(bits[2])})
+    options = dict(wire)
+    if not isinstance(kind := options.pop("kind", None), str):
+        raise UserError(f"pipeline.wire = {wire!r}: give kind, a name: {', '.join(CODECS.names)}")
+    return kind, options

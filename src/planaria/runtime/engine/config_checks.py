@@ -106,6 +106,10 @@ def require_sound(resolved: ResolvedRun) -> None:
             "exchange.robust.scope = 'replica' beside routing.mixed = true: a replica's updates depend on "
             "passes through other replicas, so a replica cannot be judged alone; leave one of them out"
         )
+    if resolved.schedule is not None and (config.network.inbound == "shared" or config.network.latency_queued):
+        raise UserError(
+            "network.inbound = 'shared', network.latency_queued: a schedule has links of its own; leave them out"
+        )
     require_messages(config)
     step_work(resolved)
     if config.exchange.replicas > 1 and resolved.schedule is not None:

@@ -10,6 +10,7 @@ from planaria.config.schema import RunConfig
 from planaria.exchange.registry import chosen_classes
 from planaria.models.families import FAMILIES
 from planaria.models.optimizers import OPTIMIZERS
+from planaria.pipeline.codecs.registry import codec_class
 from planaria.pipeline.routing import ROUTINGS
 from planaria.recovery import RECOVERIES, names
 from planaria.recovery.codes import CODES
@@ -23,7 +24,7 @@ def own_classes(config: RunConfig) -> list[type[Choice]]:
     chosen: list[type[Choice]] = [RECOVERIES.find(name) for name in names(config.recovery)]
     chosen += [CODES.find(name) for name in _codes(config.recovery.options)]
     chosen += [ROUTINGS.find(config.routing.kind), FAMILIES.find(config.model.family)]
-    chosen.append(OPTIMIZERS.find(config.optim.kind))
+    chosen += [OPTIMIZERS.find(config.optim.kind), codec_class(config.pipeline.wire)]
     return foreign([*chosen, *chosen_classes(config.exchange)])
 
 

@@ -167,8 +167,10 @@ class WorkerLinks:
         network, (latency_s, bandwidth) = self._setup.config.network, self._resolved.link(peer, node)
         if not latency_s and bandwidth is None:
             return None
-        if network.inbound == "each" or self._inbound is None:
-            self._inbound = EmulatedLink(latency_s, bandwidth, network.latency_queued)
+        made = EmulatedLink(latency_s, bandwidth, network.latency_queued)
+        if network.inbound == "each":
+            return made
+        self._inbound = self._inbound or made
         return self._inbound
 
 

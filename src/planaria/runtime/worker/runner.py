@@ -59,7 +59,7 @@ class StageRunner:
         self._batch: Batch | None = None
         self._masks: Masks | None = None
         self._train, self._microbatches = True, 1
-        self._seen, self._seen_targets, self._draw = 0.0, 0.0, 0
+        self._seen, self._seen_targets, self._first_sample = 0.0, 0.0, 0
         self._weights: Sequence[float] | None = None
         self._learned: TargetCounts | None = None
 
@@ -71,16 +71,17 @@ class StageRunner:
         masks: Masks | None = None,
         weights: Sequence[float] | None = None,
         learned: TargetCounts | None = None,
-        draw: int = 0,
+        first_sample: int = 0,
     ) -> None:
         """Start a step or a validation of ``microbatches``.
 
         ``batch``: the data of the ends. ``weights``: factor of each microbatch in a coded step; default 1.
-        ``learned``: the numbers of targets, if they differ. ``draw``: a number of this step for random rounding.
+        ``learned``: the numbers of targets, if they differ. ``first_sample``: the step's, for random
+        rounding.
         """
         self.drop()
         self._batch, self._masks, self._weights, self._learned = batch, masks, weights, learned
-        self._train, self._microbatches, self._draw = train, microbatches, draw
+        self._train, self._microbatches, self._first_sample = train, microbatches, first_sample
         self._seen = self._seen_targets = 0.0
 
     def forward(self, microbatch: int, hop: int, x: Tensor | None) -> Tensor | None:
@@ -118,7 +119,8 @@ class StageRunner:
 
     def _message(self, x: Tensor, leg: Leg, microbatch: int, hop: int) -> Tensor:
         """Return the message that carries ``x``."""
-        message = self.codec.encode(x, leg, Visit(self.config.seed, self._draw, microbatch, hop))
+        sample = self._first_sample + microbatch * self.config.pipeline.microbatch_size
+        message = self.codec.encode(x, leg, Visit(self.config.seed, sample, hop))
         if not message.is_cuda and (damage := self.codec.invalid_reason(message, self.shape, leg)):
             what = "activation" if leg == "forward" else "gradient"
             raise NonFinite(

@@ -92,7 +92,7 @@ class SleepingRunner(StageRunner):
         masks: Masks | None = None,
         weights: Sequence[float] | None = None,
         learned: TargetCounts | None = None,
-        draw: int = 0,
+        first_sample: int = 0,
     ) -> None:
         super().begin(batch, train, microbatches, weights=weights, learned=learned)
         for parameter in self.parameters.values():
@@ -160,4 +160,4 @@ def _pass(config: RunConfig, runner: StageRunner) -> None:
 
 def _zeros(codec: WireCodec, shape: Shape, leg: Leg) -> Tensor:
     """Return the message with a tensor of zeros."""
-    return codec.encode(torch.zeros(tuple(shape)), leg, Visit(0, 0, 0, 0))
+    return codec.encode(torch.zeros(tuple(shape)), leg, Visit(0, 0, 0))

@@ -236,7 +236,7 @@ class Worker:
             learned = data.learned
             if train and learned is not None:
                 learned = learned.at(self.here.node, plan, self.here.present, self.resolved.lockstep)
-            self.runner.begin(data.batch, train, own, data.masks, learned=learned, draw=data.first_sample)
+            self.runner.begin(data.batch, train, own, data.masks, learned=learned, first_sample=data.first_sample)
         if self.copies is not None:
             self.copies.begin(data.masks)
         spans: list[e.Span] = []
