@@ -23,7 +23,7 @@ from planaria.config.schema import RunConfig
 from planaria.data.shards import prepare
 from planaria.faults.trace_generation import per_step_probability
 from planaria.lab.commands.advise import experience
-from planaria.lab.compare.advice import FailureRate, Prediction, doubt, far, may_be_as_good, predict, ways
+from planaria.lab.compare.advice import FailureRate, Prediction, candidates, doubt, far, may_be_as_good, predict
 from planaria.lab.compare.clock import ArmClock, clock_of
 from planaria.lab.compare.experience import Experience, Observation, Range, learn, swapping
 from planaria.lab.compare.race import ArmCourse
@@ -61,7 +61,7 @@ def raced(
             spec = comparison.trace.model_copy(update={"hourly": rate or 0.1})
             trace = trace_for(comparison.model_copy(update={"trace": spec}), base, seed)
             for name in TRAINED if rate else ("fault-free",):
-                way = ways(config)[name] if rate else config
+                way = candidates(config)[name] if rate else config
                 if "checkpoint" in way.recovery.strategy:
                     checkpoint = way.checkpoint.model_copy(update={"every": FALLBACK})
                     way = way.model_copy(update={"checkpoint": checkpoint})
@@ -271,7 +271,7 @@ def lesson(
     repaired = [one for one in met if not one.rolled_back]
     useful = ticks - sum(one.steps_lost for one in met)
     alone = steps * (learnt.swapped.mean if "plus" in name else 1.0)
-    return Observation(way=name, rate=len(repaired) / useful, extra=useful / alone - 1, parameters=size)
+    return Observation(strategy=name, rate=len(repaired) / useful, extra=useful / alone - 1, parameters=size)
 
 
 def judged(
@@ -281,7 +281,7 @@ def judged(
     predicted: dict[str, Range] = {}
     measured: dict[str, float] = {}
     arithmetic = set()
-    clocks = ways(_circumstances(comparison, base, setting))
+    clocks = candidates(_circumstances(comparison, base, setting))
     unknown: dict[str, str] = {}
     known, size = experience(), size_of(base)
     rate = per_step_probability(setting.hourly, comparison.trace.step_s)

@@ -75,7 +75,7 @@ class Ledger:
             (self._report if "worker" in f else large.get(f["kind"], self._decision))(f)
 
     def _begin(self, f: Fact) -> None:
-        each, first, stands = f["samples_per_step"], f["first_step"], f["standings"]
+        each, first, stands = f["samples_per_step"], f["first_step"], f["positions"]
         before = first * each if f["first_sample"] is None else f["first_sample"]
         self._size = each // f["replicas"]
         self.total = (before + (f["steps"] - first) * each) // self._size
@@ -204,7 +204,7 @@ class Ledger:
         self.used.add(block)
 
     def _seal(self, f: Fact) -> None:
-        steps, held = {int(r): s["step"] for r, s in f["standings"].items()} or {0: f["step"]}, set(self.used)
+        steps, held = {int(r): s["step"] for r, s in f["positions"].items()} or {0: f["step"]}, set(self.used)
         for r, step in ((self.replicas[number], step) for number, step in steps.items()):
             if r.saved != step or not set(f["stages"]) <= r.written:
                 self.problems.append(f"{f['folder']}: stages {sorted(r.written)} of step {r.saved} saved, not {step}")

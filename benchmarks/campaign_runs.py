@@ -269,7 +269,7 @@ def living(folder: Path) -> set[int]:
     return found
 
 
-def born(pid: int) -> int | None:
+def start_ticks(pid: int) -> int | None:
     """Return the start of a process in clock ticks after boot, which identifies it."""
     stat = proc(pid, "stat").rpartition(")")[2].split()
     return int(stat[19]) if stat else None
@@ -277,7 +277,7 @@ def born(pid: int) -> int | None:
 
 def send(pid: int, number: signal.Signals, birth: int | None) -> None:
     """Send a signal unless the process has exited and its number was reused."""
-    if birth is None or born(pid) == birth:
+    if birth is None or start_ticks(pid) == birth:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 
@@ -465,8 +465,8 @@ class Run:
             server = fork_server(controller)
             if server is None:
                 return False
-            send(server, signal.SIGKILL if blow["pick"] < 0.5 else signal.SIGSTOP, born(server))
-            self._thaws.append((time.monotonic() + seconds, server, born(server)))
+            send(server, signal.SIGKILL if blow["pick"] < 0.5 else signal.SIGSTOP, start_ticks(server))
+            self._thaws.append((time.monotonic() + seconds, server, start_ticks(server)))
             return True
         self._asked[what] += 1
         if what == "pause":
@@ -485,7 +485,11 @@ class Run:
             known = json.loads((self.folder / "state.json").read_text())["workers"]
         except FileNotFoundError:
             return []
-        there = [(w["pid"], w["born"]) for w in known if w["born"] is not None and born(w["pid"]) == w["born"]]
+        there = [
+            (w["pid"], w["start_ticks"])
+            for w in known
+            if w["start_ticks"] is not None and start_ticks(w["pid"]) == w["start_ticks"]
+        ]
         first = int(pick * len(there))
         return [*there[first:], *there[:first]][:count]
 

@@ -389,12 +389,12 @@ def collude(given: Any) -> Iterator[Row]:
     """Colluders against the vote alone: no other layer distinguishes a lie from a mistake."""
     bare = {"defence": {"checks": "claims, duplicates", "quarantine": 0.0}}
     control: list[float] = []
-    for liars in (0, 1, 2):
-        more = {"peers": {f"p{3 - n}": {"attack": {"kind": "collude"}} for n in range(liars)}} | bare | CONSENSUS
-        runs = [swarm(f"collude-{liars}", seed, given.short, GOOD, SLOW, **more) for seed in given.seeds]
+    for byzantine in (0, 1, 2):
+        more = {"peers": {f"p{3 - n}": {"attack": {"kind": "collude"}} for n in range(byzantine)}} | bare | CONSENSUS
+        runs = [swarm(f"collude-{byzantine}", seed, given.short, GOOD, SLOW, **more) for seed in given.seeds]
         reached = [after(looks) for looks, *_ in runs]
         control = control or reached
-        case, claim = f"{liars} of 4 collude", Claim(low=-0.06) if liars == 1 else None
+        case, claim = f"{byzantine} of 4 collude", Claim(low=-0.06) if byzantine == 1 else None
         changes = ", ".join(f"{before(run[0]):.3f} → {a:.3f}" for run, a in zip(runs, reached, strict=True))
         above = gaps(reached, control)
         yield Row(f"{case}: accuracy above the control", above, f"accuracy {changes}", claim, judged="least")

@@ -141,14 +141,14 @@ def sound(what: str, found: Sequence[PaymentOutcome], paid: int, seeds: str) -> 
 def without_clocks(given: Namespace) -> list[Row]:
     rows, seeds = [], f"{given.seeds} seeds"
     for scene, what in (
-        (PaymentScene(liars=1), "4 hops, 1 of 4 lies"),
-        (PaymentScene(hops=6, tolerated=2, liars=2), "6 hops, 2 of 7 lie"),
-        (PaymentScene(liars=1, relay=True), "4 hops, 1 of 4 lies, one relays"),
+        (PaymentScene(byzantine=1), "4 hops, 1 of 4 lies"),
+        (PaymentScene(hops=6, tolerated=2, byzantine=2), "6 hops, 2 of 7 lie"),
+        (PaymentScene(byzantine=1, relay=True), "4 hops, 1 of 4 lies, one relays"),
     ):
         rows += sound(what, of(scene, given.seeds), 1, seeds)
-    rows += sound("4 hops, 1 of 4 lies, hop 2 dry", of(PaymentScene(liars=1, dry=2), given.seeds), 0, seeds)
-    rows += sound("the same, 6 orders to and fro", of(PaymentScene(liars=1, orders=6), given.seeds), 6, seeds)
-    beyond = of(PaymentScene(liars=2), given.seeds)
+    rows += sound("4 hops, 1 of 4 lies, hop 2 dry", of(PaymentScene(byzantine=1, dry=2), given.seeds), 0, seeds)
+    rows += sound("the same, 6 orders to and fro", of(PaymentScene(byzantine=1, orders=6), given.seeds), 6, seeds)
+    beyond = of(PaymentScene(byzantine=2), given.seeds)
     rows.append(Row("2 of 4 lie: share paid in part", [fmean(one.mixed for one in beyond)], seeds, NONE))
     rows.append(Row("2 of 4 lie: share where credits are lost", [fmean(not o.conserved for o in beyond)], seeds, NONE))
     rows.append(Row("2 of 4 lie: share that never ends", [fmean(not one.ended for one in beyond)], "not borne"))

@@ -270,16 +270,16 @@ def drilled() -> Iterator[Row]:
     for arm, most, slack in (("TEXT", 0.02, -0.02), ("MATH", 0.1, -0.03)):
         known = [one for one in found.repairs if one.arm == arm]
         yield from _told(f"{arm}: as it was", [one.before for one in known])
-        for place, way in enumerate(known[0].ways):
+        for place, way in enumerate(known[0].strategies):
             claims: dict[str, Claim] = {}
             if way.by == MASK:
                 claims = {"success": Claim(high=most)} | ({"sound": Claim(low=0.8)} if arm == "TEXT" else {})
-                after = [one.ways[place].after.accuracy.rate or 0.0 for one in known]
+                after = [one.strategies[place].after.accuracy.rate or 0.0 for one in known]
                 lost = gaps(after, [one.before.accuracy.rate or 0.0 for one in known])
                 yield Row(f"{arm}: mask, right above as it was", lost, "", Claim(low=slack), judged="least")
             if way.by == RANDOM:
                 claims = {"success": Claim(low=0.1)}
-            yield from _told(f"{arm}: {way.title}", [one.ways[place].after for one in known], claims)
+            yield from _told(f"{arm}: {way.title}", [one.strategies[place].after for one in known], claims)
 
 
 def _told(what: str, found: Sequence[TextMeasurements], claims: Mapping[str, Claim] | None = None) -> Iterator[Row]:

@@ -187,7 +187,7 @@ def run_struck(given: Namespace, seed: int) -> Struck:
 
 def judged(record: RunRecord) -> Struck:
     gone = next((t for t, fact in record.history if isinstance(fact, d.Disband)), math.inf)
-    back = next((t for t, fact in record.history if isinstance(fact, d.Found)), math.inf)
+    back = next((t for t, fact in record.history if isinstance(fact, d.ReplicaRestarted)), math.inf)
     if math.isinf(back):
         raise RunStopped(f"{record.folder}: the replica never came back; give the run more --steps")
     alone = [one for one in gatherings(record) if gone <= one.t <= back]
@@ -214,7 +214,7 @@ def places(record: RunRecord) -> list[Place]:
     sealed: set[str] = set()
     found = False
     for _, fact in record.history:
-        if isinstance(fact, d.Found):
+        if isinstance(fact, d.ReplicaRestarted):
             found = True
         elif isinstance(fact, d.Form) and found and fact.replica == VICTIM and returned is None:
             returned = fact.rounds
@@ -233,19 +233,19 @@ def places(record: RunRecord) -> list[Place]:
 
 def comparable(saved: SealedCheckpoint) -> bool:
     """Return True if the newcomer is present and all replicas are between the same two rounds."""
-    standings = saved.manifest.standings
-    same = len({standing.rounds for standing in standings.values()}) == 1
-    return VICTIM in standings and same and all(standing.inner > 0 for standing in standings.values())
+    positions = saved.manifest.positions
+    same = len({standing.rounds for standing in positions.values()}) == 1
+    return VICTIM in positions and same and all(standing.inner > 0 for standing in positions.values())
 
 
 def place(saved: SealedCheckpoint, returned: int) -> Place:
     """Return the newcomer's distance and the usual one; ``returned`` rounds were settled at its return."""
-    weights = {replica: weights_of(saved, replica) for replica in saved.manifest.standings}
+    weights = {replica: weights_of(saved, replica) for replica in saved.manifest.positions}
     rest = torch.stack([each for replica, each in weights.items() if replica != VICTIM])
     count, mean = len(rest), rest.mean(dim=0)
     distance = rms(weights[VICTIM] - mean) / math.sqrt(1 + 1 / count)
     usual = rms(rest - mean) * math.sqrt(count / (count - 1))
-    return Place(saved.manifest.standings[VICTIM].rounds - returned, distance, usual)
+    return Place(saved.manifest.positions[VICTIM].rounds - returned, distance, usual)
 
 
 def weights_of(saved: SealedCheckpoint, replica: int) -> Tensor:
@@ -483,7 +483,7 @@ def live_seconds(record: RunRecord, began: float, ended: float) -> float:
     since: dict[int, float] = {}
     total = 0.0
     for t, fact in record.history:
-        if isinstance(fact, d.Found | d.Form):
+        if isinstance(fact, d.ReplicaRestarted | d.Form):
             since.setdefault(fact.replica, min(max(t, began), ended))
         elif isinstance(fact, d.Disband) and fact.replica in since:
             total += min(max(t, began), ended) - since.pop(fact.replica)
@@ -529,7 +529,7 @@ def elastic_rows_of(given: Namespace, free: Sequence[Outcome], struck: Sequence[
     events = [sum(one.events.values()) for one in struck]
     kinds: Counter[str] = sum((one.events for one in struck), Counter())
     ends: Counter[str] = sum((one.outcomes for one in struck), Counter())
-    founded = sum(isinstance(fact, d.Found) for one in struck for _, fact in one.record.history)
+    founded = sum(isinstance(fact, d.ReplicaRestarted) for one in struck for _, fact in one.record.history)
     limit = 1 - max(least_lost(one, given.step_s) / one.live for one in struck)
     problems = [len(one.problems) + len(other.problems) for one, other in zip(free, struck, strict=True)]
     context = struck[0].record.config.model.context

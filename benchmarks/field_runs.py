@@ -17,7 +17,7 @@ from benchmarks.common import RUNS
 from benchmarks.field_systems import Strike, System, Update, alive, next_steps, updates_of
 from benchmarks.trl import bury, children
 from planaria.common.errors import RunStopped
-from planaria.control.state_file import born
+from planaria.control.state_file import start_ticks
 
 NAME = "field"
 FIRST_S, END_S = 180.0, 40.0  # limits for the first update and for the end
@@ -147,7 +147,7 @@ def _training_continues(system: System, folder: Path, kills: Sequence[float]) ->
 
 def _end(processes: Sequence[subprocess.Popen[bytes]], others: frozenset[int]) -> None:
     """Terminate all processes, the first one last because others may need it; kill the remaining descendants."""
-    family = {pid: born(pid) for pid in _family(processes)}
+    family = {pid: start_ticks(pid) for pid in _family(processes)}
     until = time.monotonic() + END_S
     for process in reversed(processes):
         process.terminate()
@@ -155,7 +155,7 @@ def _end(processes: Sequence[subprocess.Popen[bytes]], others: frozenset[int]) -
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(max(0.1, until - time.monotonic()))
     for pid, birth in family.items():
-        if birth is not None and born(pid) == birth and alive(pid):
+        if birth is not None and start_ticks(pid) == birth and alive(pid):
             os.kill(pid, signal.SIGKILL)
     if not bury(others):
         raise RunStopped("a process that was started does not end, not even killed; see `ps`")

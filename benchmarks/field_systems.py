@@ -218,10 +218,14 @@ class Planaria(System):
         return [Command([sys.executable, "-m", "planaria", "train", str(file), "--quiet"])]
 
     def living(self, folder: Path) -> list[int | None]:
-        from planaria.control.state_file import born, read_state
+        from planaria.control.state_file import read_state, start_ticks
 
         workers = read_state(folder / "run").workers
-        there = {w.node: w.pid for w in workers if w.node is not None and w.born == born(w.pid) and alive(w.pid)}
+        there = {
+            w.node: w.pid
+            for w in workers
+            if w.node is not None and w.start_ticks == start_ticks(w.pid) and alive(w.pid)
+        }
         return [there.get(node) for node in range(self.places)]
 
     def begun(self, folder: Path) -> bool:

@@ -150,7 +150,7 @@ def thaw_later(worker: LiveWorker, seconds: float) -> None:
     def thaw() -> None:
         from planaria.control import state_file
 
-        if worker.born is not None and state_file.born(worker.pid) == worker.born:
+        if worker.start_ticks is not None and state_file.start_ticks(worker.pid) == worker.start_ticks:
             os.kill(worker.pid, signal.SIGCONT)
 
     timer = threading.Timer(seconds, thaw)

@@ -37,7 +37,7 @@ from planaria.control.state_file import read_state
 from planaria.faults.trace import Fault
 from planaria.report.run.ledger import prove_exactly_once
 from planaria.report.run.recovery_timeline import RecoveryTiming, faults_summary, recoveries
-from planaria.runtime.fleet.base import ControlLine, Gone, Reported
+from planaria.runtime.fleet.base import ControlLine, Reported, WorkerEnded
 from planaria.runtime.fleet.local import LocalFleet
 
 _PASSES = 5
@@ -101,7 +101,7 @@ def detect_s() -> float:
             pass
         began = time.monotonic()
         fleet.signal(f"w{number}", 1, signal.SIGKILL)
-        while not any(isinstance(notice, Gone) for notice in fleet.poll(0.1)):
+        while not any(isinstance(notice, WorkerEnded) for notice in fleet.poll(0.1)):
             pass
         took.append(time.monotonic() - began)
     fleet.close()

@@ -85,7 +85,7 @@ class Setting:
     """The data and training of the workers."""
 
     workers: int
-    liars: int
+    byzantine: int
     steps: int
     lr: float = 0.2
     momentum: float = 0.0  # β of each worker: m ← βm + (1 − β)g; it sends m
@@ -163,16 +163,16 @@ def shared_out(train: Tensor, digits: Tensor, workers: int, alpha: float, seed: 
 
 def learnt(setting: Setting, seed: int, rule: Mapping[str, Any] | None, attack: Attack | str | None) -> Outcome:
     """Train and evaluate; with "label flip", Byzantine workers compute honestly on flipped labels."""
-    digits, liars = Digits(setting, seed), setting.liars if attack else 0
-    made = None if rule is None else robust_of({"liars": setting.liars, **rule}, setting.workers)
-    flipped = liars if attack == "label flip" else 0
-    computing = range(liars - flipped, setting.workers)
+    digits, byzantine = Digits(setting, seed), setting.byzantine if attack else 0
+    made = None if rule is None else robust_of({"byzantine": setting.byzantine, **rule}, setting.workers)
+    flipped = byzantine if attack == "label flip" else 0
+    computing = range(byzantine - flipped, setting.workers)
     momenta = torch.zeros(len(computing), len(digits.weights))
     last: Tensor | None = None
     for step in range(setting.steps):
         new = digits.gradients(digits.weights.expand(len(computing), -1), computing, flipped=flipped)
         momenta = setting.momentum * momenta + (1 - setting.momentum) * new
-        said = torch.cat([attack(momenta, liars, digits.generator), momenta]) if callable(attack) else momenta
+        said = torch.cat([attack(momenta, byzantine, digits.generator), momenta]) if callable(attack) else momenta
         try:
             last = said.mean(0) if made is None else combine(made.rule, list(said), made.mix, step, last).value
         except NotFinite:  # the weights have diverged
@@ -186,7 +186,7 @@ def _accuracy(setting: Setting, seed: int, rule: str, what: str) -> float:
     return learnt(setting, seed, RULES[rule], attacks()[what]).accuracy
 
 
-SIZES = {"seeds": Flag([1, 2, 3]), "steps": Flag(300), "workers": Flag(15), "liars": Flag(3), "processes": Flag(2)}
+SIZES = {"seeds": Flag([1, 2, 3]), "steps": Flag(300), "workers": Flag(15), "byzantine": Flag(3), "processes": Flag(2)}
 
 
 @benchmark(ROBUST_NAME, **SIZES)
@@ -197,7 +197,7 @@ def run_robust(given: Namespace) -> Measurement:
     the mean ends at 0.80 or less, every rule within its limit ends at 0.90 or more (Krum may fail); without attack no
     rule costs more than 0.02. Needs the extra experts (scikit-learn's digits).
     """
-    setting = Setting(given.workers, given.liars, given.steps)
+    setting = Setting(given.workers, given.byzantine, given.steps)
     runs = list(product(attacks(), RULES, given.seeds))
     whats, rules, seeds = zip(*runs, strict=True)
     found = in_processes(given.processes, _accuracy, [setting] * len(runs), seeds, rules, whats, begin=one_thread)
@@ -294,8 +294,8 @@ def run_data(given: Namespace) -> Measurement:
     at most 0.01. Then equal data, no attack, 1,000 steps: a rule's held-out loss is at most 1.02 of the mean's. Needs
     the extra experts.
     """
-    unlike = Setting(given.workers, given.liars, given.steps, lr=1.0, momentum=0.9, spread=0.1)
-    alike = Setting(given.workers, given.liars, given.honest_steps)
+    unlike = Setting(given.workers, given.byzantine, given.steps, lr=1.0, momentum=0.9, spread=0.1)
+    alike = Setting(given.workers, given.byzantine, given.honest_steps)
     first = [(unlike, what, name) for what, name in product(is_byzantine(), SHOWN)]
     runs: list[tuple[Setting, str, str, int]] = [
         (*run, seed) for run in [*first, *((alike, "none", name) for name in SHOWN)] for seed in given.seeds
@@ -336,10 +336,10 @@ def monna_lies() -> Mapping[str, Attack | None]:
 
 def worst(given: Namespace, seed: int, believed: int, attack: Attack | None, momentum: float) -> float:
     """Return the accuracy of the worst honest replica for ``believed`` Byzantine ones; 0 means the plain mean."""
-    made = MoNNA(every=1, liars=believed, alpha=momentum)
-    setting = Setting(given.replicas, given.liars, given.steps, spread=1.0)
-    digits, liars = Digits(setting, seed), range(given.liars if attack else 0)
-    honest = range(len(liars), given.replicas)
+    made = MoNNA(every=1, byzantine=believed, alpha=momentum)
+    setting = Setting(given.replicas, given.byzantine, given.steps, spread=1.0)
+    digits, byzantine = Digits(setting, seed), range(given.byzantine if attack else 0)
+    honest = range(len(byzantine), given.replicas)
     begin = {"w": digits.weights}
     of = {member: Replica(dict(begin), made.start(begin)) for member in honest}
     for step in range(given.steps):
@@ -351,8 +351,8 @@ def worst(given: Namespace, seed: int, believed: int, attack: Attack | None, mom
         said = {member: made.update(replica.outer, replica.fast) for member, replica in of.items()}
         if attack:
             models = torch.stack([update.blocking for update in said.values() if update.blocking is not None])
-            lying = attack(models, len(liars), digits.generator)
-            said |= {member: Update(model.clone()) for member, model in zip(liars, lying, strict=True)}
+            lying = attack(models, len(byzantine), digits.generator)
+            said |= {member: Update(model.clone()) for member, model in zip(byzantine, lying, strict=True)}
         for member, replica in of.items():
             replica.fast, replica.outer = made.settle(replica.outer, replica.fast, said, member)
     return min(digits.outcome(replica.fast["w"]).accuracy for replica in of.values())
@@ -393,7 +393,7 @@ def reduction(f: int, seed: int) -> tuple[float, float]:
     return float((new - new.mean(0)).square().sum(1).mean()) / before, moved / before
 
 
-@benchmark("robust_monna", seeds=[1, 2, 3], steps=300, replicas=12, liars=2, placements=1000)
+@benchmark("robust_monna", seeds=[1, 2, 3], steps=300, replicas=12, byzantine=2, placements=1000)
 def run_monna(given: Namespace) -> Measurement:
     """Measure MoNNA, by which replicas average the models nearest to their own.
 
@@ -410,7 +410,7 @@ def run_monna(given: Namespace) -> Measurement:
         rows.append(Row(f"{what}: mean", plain, "1"))
         claim = Claim(low=0.90) if max(plain) <= 0.15 else None
         for momentum in (MOMENTUM, 0.0):
-            found = [worst(given, seed, given.liars, attack, momentum) for seed in given.seeds]
+            found = [worst(given, seed, given.byzantine, attack, momentum) for seed in given.seeds]
             shown = claim if momentum else None
             rows.append(Row(f"{what}: MoNNA, momentum {momentum:g}", found, "1", shown, judged="least"))
     for f in (1, 2):

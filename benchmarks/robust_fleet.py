@@ -123,7 +123,7 @@ def run_robust_fleet(given: Namespace) -> Measurement:
     return whole_replicas(given)
 
 
-ROBUST_SILENT_REPLICAS, LIARS, ROBUST_SILENT_EVERY, PATIENCE_S = 7, 1, 10, 10.0
+ROBUST_SILENT_REPLICAS, BYZANTINE, ROBUST_SILENT_EVERY, PATIENCE_S = 7, 1, 10, 10.0
 
 
 class Mute(MoNNA):
@@ -152,7 +152,7 @@ def silence() -> None:
 
 
 def robust_silent_recipe(name: str, seed: int, rounds: int, mute: int, pass_s: float) -> Any:
-    options = {"every": ROBUST_SILENT_EVERY, "liars": LIARS, "mute": mute}
+    options = {"every": ROBUST_SILENT_EVERY, "byzantine": BYZANTINE, "mute": mute}
     exchange = {"kind": "benchmarks.robust_fleet:Mute", "options": options, "patience_s": PATIENCE_S}
     return run_config(
         f"robust_silent-{name}-{seed}",
@@ -210,12 +210,12 @@ def run_robust_silent(given: Namespace) -> Measurement:
     muted, usual = list[float](), list[float]()
     for seed in given.seeds:
         usual.append(round_s(robust_silent_recipe("speak", seed, given.rounds, 0, pass_s)))
-        muted.append(round_s(robust_silent_recipe("mute", seed, given.rounds, LIARS, pass_s)))
+        muted.append(round_s(robust_silent_recipe("mute", seed, given.rounds, BYZANTINE, pass_s)))
     limit = f"1; {fmean(usual):.2f} s a round, of which steps {ROBUST_SILENT_EVERY * 6 * pass_s:.2f} s"
     rows.append(
         Row("round beside a silent replica / without", ratios(muted, usual), limit, Claim(high=1.1), judged="worst")
     )
-    for dead in (LIARS, LIARS + 1):
+    for dead in (BYZANTINE, BYZANTINE + 1):
         took = []
         for seed in given.seeds:
             seconds, lines = after_deaths(robust_silent_recipe(f"dead{dead}", seed, given.rounds, 0, pass_s), dead)
@@ -249,7 +249,7 @@ def sides(given: Namespace) -> dict[str, Callable[[], object]]:
     }
 
     def side(robust: dict[str, Any] | None) -> Callable[[], object]:
-        named = Options({**robust, "liars": given.liars}) if robust else ""
+        named = Options({**robust, "byzantine": given.byzantine}) if robust else ""
         made = exchange(ExchangeConfig(replicas=given.replicas, robust=named))
         assert isinstance(made, AggregatingExchange)
         return lambda: made.joined(StageOuterState(), said)
@@ -268,7 +268,7 @@ def seconds(side: Callable[[], object]) -> float:
     return time.process_time() - begin
 
 
-@benchmark("robust_speed", values=Flag(10_000_000, "of one replica"), replicas=16, liars=3, repeats=7)
+@benchmark("robust_speed", values=Flag(10_000_000, "of one replica"), replicas=16, byzantine=3, repeats=7)
 def run_robust_speed(given: Namespace) -> Measurement:
     """Measure the time and memory of robust rules over the mean: sixteen replicas of ten million values, f = 3.
 

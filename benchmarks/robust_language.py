@@ -26,14 +26,14 @@ from planaria.lab.inline.engine import InlineEngine
 from planaria.lab.inline.replicas import StageRounds
 from planaria.runtime.worker.runner import NonFinite
 
-REPLICAS, PER_REPLICA, LIARS = 8, 4, (1, 6)
+REPLICAS, PER_REPLICA, BYZANTINE = 8, 4, (1, 6)
 DOMAINS = ("books", "law", "dialogue", "encyclopaedia")
 RULES: Mapping[str, Any] = {
     "mean": "",
-    "multi-Krum": {"rule": "multikrum", "liars": 2},
-    "clipping": {"rule": "clipping", "rounds": 1, "liars": 2},
-    "Flag": {"rule": "flag", "liars": 2},
-    "NNM, trimmed mean": {"rule": "trimmed_mean", "liars": 2, "mix": "nnm"},
+    "multi-Krum": {"rule": "multikrum", "byzantine": 2},
+    "clipping": {"rule": "clipping", "rounds": 1, "byzantine": 2},
+    "Flag": {"rule": "flag", "byzantine": 2},
+    "NNM, trimmed mean": {"rule": "trimmed_mean", "byzantine": 2, "mix": "nnm"},
 }
 ATTACKS = (
     "sign_flip", "own_flip", "zero", "random", "equivocate", "alie", "ipm", "mimic", "stale", "label_flip", "huge",
@@ -41,7 +41,7 @@ ATTACKS = (
 )  # fmt: skip
 SIX = "mean of the six others"
 SETTINGS = {"alike": 0.03, "by domain": 0.08}  # upper bound of the best rule's loss above the reference, nats
-CONTROL = {"rule": "benchmarks.robust_language:MeanOfTheRest", "liars": len(LIARS)}
+CONTROL = {"rule": "benchmarks.robust_language:MeanOfTheRest", "byzantine": len(BYZANTINE)}
 ENDED = 99.0  # loss in nats of a run that diverged
 
 
@@ -117,7 +117,7 @@ def ended_at(given: Namespace, seed: int, setting: str, rule: str, attack: str) 
         assert engine.replicas is not None
         stages = 1 + max(engine.stage.values())
         for number, node in enumerate(engine.stage):
-            if node // stages in LIARS and (attack != "label_flip" or node % stages == 0):
+            if node // stages in BYZANTINE and (attack != "label_flip" or node % stages == 0):
                 corrupt(engine, node, misbehaviour_of(attack, None, given.steps, seed, number))
     try:
         for _ in range(given.steps):

@@ -188,7 +188,7 @@ def test_a_stopped_run_is_returned_and_resumed_by_folder_or_name(recipe: Path) -
             stop.set()
 
     messages: list[str] = []
-    part = planaria.train(recipe, on_step=on_step, stop=stop, progress=False, say=messages.append)
+    part = planaria.train(recipe, on_step=on_step, stop=stop, progress=False, notify=messages.append)
     assert part.outcome == "stopped: request" and len(part.losses) == 2
     assert f"planaria train --resume {part.folder}" in messages[-1]
     stop.clear()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from planaria.common.signals import STOPS, interrupted
-from planaria.runtime.engine.stopping import stop_asked
+from planaria.runtime.engine.stopping import stop_requested
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def hang_up() -> Iterator[None]:
 @pytest.mark.usefixtures("hang_up")
 @pytest.mark.parametrize("number", STOPS)
 def test_the_first_signal_is_noted_and_the_second_interrupts_except_sighup(number: signal.Signals) -> None:
-    with stop_asked() as asked:
+    with stop_requested() as asked:
         os.kill(os.getpid(), number)
         assert asked() == number.name
         if number == signal.SIGHUP:
@@ -51,7 +51,7 @@ def test_any_signal_interrupts_and_a_second_sighup_is_ignored(number: signal.Sig
 def test_an_ignored_sighup_stays_ignored() -> None:
     """As under nohup."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with interrupted(), stop_asked() as asked:
+    with interrupted(), stop_requested() as asked:
         os.kill(os.getpid(), signal.SIGHUP)
         assert not asked()
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN

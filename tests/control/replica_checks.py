@@ -25,7 +25,7 @@ Ledger = dict[int, list[int]]
 class Saved:
     """A checkpoint: progress and used blocks of each replica, and the stages on disk."""
 
-    standings: Mapping[int, ReplicaPosition]
+    positions: Mapping[int, ReplicaPosition]
     ledger: Ledger
     content: dict[tuple[int, int], Content] = field(default_factory=dict)
     """replica, stage → state"""
@@ -39,8 +39,8 @@ class Truth:
         floor, beyond = started.used
         self.before = {*range(floor), *beyond}
         self.ledger: Ledger = {r: [] for r in range(started.most_replicas)}
-        standings = {r: started.position_of(r) for r in range(started.replicas)}
-        self.durable = Saved(standings, {r: [] for r in range(started.replicas)})
+        positions = {r: started.position_of(r) for r in range(started.replicas)}
+        self.durable = Saved(positions, {r: [] for r in range(started.replicas)})
         self.sealed_over: tuple[Saved, Saved | None] = self.durable, None
         """the durable checkpoint, and the one of the same name, before the last seal"""
         self.saving: Ledger = {}
@@ -52,13 +52,13 @@ class Truth:
         """replica → block of the last step it was ordered to run"""
         self.ending: d.Finish | None = None
         for folder in set(started.load.values()):
-            self.folders[folder] = Saved(standings, {}, self._resumed(folder, standings))
+            self.folders[folder] = Saved(positions, {}, self._resumed(folder, positions))
 
-    def _resumed(self, folder: str, standings: Mapping[int, ReplicaPosition]) -> dict[tuple[int, int], Content]:
+    def _resumed(self, folder: str, positions: Mapping[int, ReplicaPosition]) -> dict[tuple[int, int], Content]:
         """Return the files of an earlier part of the run. Replicas at the same round had the same outer state."""
         return {
-            (r, stage): Content((folder, r), tuple(range(standings[r].rounds)))
-            for r in standings
+            (r, stage): Content((folder, r), tuple(range(positions[r].rounds)))
+            for r in positions
             for stage in range(self.started.stages + 1)
         }
 
@@ -122,7 +122,7 @@ class Truth:
         assert all(workers[m.worker].joined for m in form.members)
         if form.outcome == "rolled back":
             standing = ReplicaPosition(step=form.step, rounds=form.rounds, inner=form.inner)
-            assert standing == self.durable.standings[form.replica]
+            assert standing == self.durable.positions[form.replica]
             self.ledger[form.replica] = list(self.durable.ledger[form.replica])
             return
         assert form.step == replica.step
@@ -154,10 +154,10 @@ class Truth:
     def _judge_seal(self, seal: d.Seal, before: RunState) -> None:
         assert seal.partial == (len(seal.stages) <= self.started.stages)
         assert not seal.partial or any(r.cannot for r in before.live.values())
-        standings = seal.standings if self.started.replicas > 1 else before.standings
-        assert before.live.keys() <= standings.keys()
-        saved = Saved(standings, {r: self.saving[r] for r in standings})
-        for number, standing in standings.items():
+        positions = seal.positions if self.started.replicas > 1 else before.positions
+        assert before.live.keys() <= positions.keys()
+        saved = Saved(positions, {r: self.saving[r] for r in positions})
+        for number, standing in positions.items():
             part = self.parts[seal.step, number, before.replicas[number].saved_in]
             assert set(seal.stages) <= part.keys(), "a stage is sealed that no worker wrote"
             for stage in seal.stages:
@@ -196,7 +196,7 @@ class Truth:
             assert self.used >= set(range(self.started.last_block)), "samples are omitted"
         if finish.outcome in ("finished", "stopped"):
             for number, replica in before.live.items():
-                assert self.durable.standings[number] == replica.position, "the end is not saved"
+                assert self.durable.positions[number] == replica.position, "the end is not saved"
                 assert self.durable.ledger[number] == self.ledger[number]
 
     def check_weighed(self, order: d.Settle, me: ReplicaWorker) -> None:

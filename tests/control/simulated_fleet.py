@@ -42,7 +42,7 @@ class SimulatedFleet(Simulation):
         """worker → memory and seconds per layer that it reports when it joins"""
         self.alive: dict[str, FleetWorker] = {}
         self.gifts: set[Gift] = set()
-        self.ages: dict[int, int] = {}
+        self.staleness: dict[int, int] = {}
         self.next_step = started.first_step
         self.around = started.routes
         """routes of microbatches when all nodes are present"""
@@ -181,7 +181,7 @@ class SimulatedFleet(Simulation):
         elif isinstance(mine.source, d.Recall):
             if mine.source.file is not None:
                 assert mine.source.file == self.started.recalled_from, "the order names a file that does not exist"
-                assert mine.node in self.started.remembering, "the order is for a node without a file"
+                assert mine.node in self.started.snapshot_nodes, "the order is for a node without a file"
                 me.node, me.retains = mine.node, mine.source.file.step
             assert (me.node, me.retains) == (mine.node, mine.source.step), "a worker lacks the snapshot it is to load"
             assert mine.source.step == form.step
@@ -268,7 +268,7 @@ class SimulatedFleet(Simulation):
                 assert (decision.generation, decision.step) == (self.state.generation, self.next_step)
                 self._judge_holders(decision.mode)
             case d.Commit():
-                self.ages = {node: age + 1 for node, age in self.ages.items()}
+                self.staleness = {node: age + 1 for node, age in self.staleness.items()}
                 assert decision.generation == self.state.generation
                 assert decision.step == self.next_step, "a step is committed twice, or omitted"
                 assert self._reported_ready(decision) == set(self.state.holders.values())
@@ -319,7 +319,7 @@ class SimulatedFleet(Simulation):
         assert all(self.alive[w].joined for w in workers)
         plan = self._answer(before)
         assert not plan.reason, "the controller continues although no strategy can recover"
-        saved = self.before.durable.standings[0].step
+        saved = self.before.durable.positions[0].step
         recalled = plan.rollback == "memory" and before.memory is not None and before.memory.step >= saved
         assert (form.outcome == "recalled") == recalled, (form, plan, before)
         assert (form.outcome == "rolled back") == (plan.rollback is not None and not recalled), (form, plan, before)
@@ -340,7 +340,7 @@ class SimulatedFleet(Simulation):
                 how = plan.rebuilt.get(stage, (d.PEER, (stage,)))
                 assert (source.by, tuple(self.stage_of[donor] for donor in source.donors)) == how
                 assert set(source.donors) <= set(nodes) - lost, "a donor that is lost or absent"
-        self.ages |= {m.node: 0 for m in form.members if not isinstance(m.source, d.Keep)}
+        self.staleness |= {m.node: 0 for m in form.members if not isinstance(m.source, d.Keep)}
         assert form.step == self.next_step
         assert {(link.low, link.high) for link in form.links} == self._edges(set(nodes))
         for link in form.links:  # a new holder opens new edges
@@ -384,13 +384,13 @@ class SimulatedFleet(Simulation):
         If it assumes too much, a donor lacks its state; only skipped stages allow it to assume too little.
         """
         skipped = any(isinstance(fact, d.Form) and fact.outcome == "skipping" for fact in self.history)
-        assert skipped or before.ages == self.ages
+        assert skipped or before.staleness == self.staleness
         chain, remember = recovery(self.started.recovery, self.started.stages), None
         if before.memory is not None:
             for node in before.memory.nodes - before.origins.keys():
                 assert self.alive[before.holders[node]].retains == before.memory.step, "not all remember the same step"
             remember = {self.stage_of[n] for n in before.memory.nodes if n == self._listed[self.stage_of[n]][0]}
-        return chain.plan(self._gone(before), before.ages, remember)
+        return chain.plan(self._gone(before), before.staleness, remember)
 
     def _gone(self, before: ReplicaState) -> frozenset[int]:
         """Return the stages whose state no worker has."""

@@ -56,7 +56,7 @@ def test_a_seal_records_the_saved_step_and_not_the_current_one() -> None:
         made.work(made.state.holders[stage] + DISK)
     (seal,) = [fact for fact in made.history if isinstance(fact, d.Seal)]
     assert (seal.step, seal.first_block, seal.blocks_ahead) == (2, 2, [])
-    assert made.run.durable.standings[0].step == 2
+    assert made.run.durable.positions[0].step == 2
 
 
 @pytest.mark.parametrize("strategy", ["checkfree", "checkfree, checkpoint"])

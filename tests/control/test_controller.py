@@ -30,7 +30,7 @@ from planaria.exchange.coded.facts import ResultsSent
 from planaria.faults.trace import Fault
 from planaria.runtime.checkpoint.stage_file import stage_file
 from planaria.runtime.checkpoint.store import CheckpointStore
-from planaria.runtime.fleet.base import Gone, Reported
+from planaria.runtime.fleet.base import Reported, WorkerEnded
 
 CONFIG = RunConfig.model_validate(
     {"model": {"layers": 3}, "pipeline": {"stages": 3}, "train": {"steps": 2, "eval_every": 0}, "fleet": {"spares": 0}}
@@ -56,7 +56,7 @@ class ObedientFleet:
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.notices: deque[Reported | Gone] = deque()
+        self.notices: deque[Reported | WorkerEnded] = deque()
         self.incarnations: dict[str, int] = {}
         self.stages: dict[str, int] = {}
         self.dismissed: list[tuple[str, int]] = []
@@ -91,7 +91,7 @@ class ObedientFleet:
         assert isinstance(d.ORDER.validate_json(text), d.Leave)
         self.dismissed.append((worker, incarnation))
 
-    def poll(self, timeout_s: float) -> list[Reported | Gone]:
+    def poll(self, timeout_s: float) -> list[Reported | WorkerEnded]:
         self.waits.append(timeout_s)
         if not self.notices:
             self.clock.now += timeout_s
@@ -241,7 +241,7 @@ def test_the_grace_of_an_older_generation_does_not_delay_a_newer_one(scene: Scen
             scene.fleet.say(worker, edge)
             if order.generation == 1:
                 peer = next(w for w, stage in scene.fleet.stages.items() if stage == 2)
-                scene.fleet.notices.append(Gone(peer, 1, "connection", "closed"))
+                scene.fleet.notices.append(WorkerEnded(peer, 1, "connection", "closed"))
         if isinstance(order, d.Form) and order.generation == 3:
             scene.fleet.silent = set()
         original(worker, text)
@@ -258,7 +258,7 @@ def test_reports_of_dead_workers_are_ignored_and_answered_with_leave(scene: Scen
     def send(worker: str, text: bytes) -> None:
         order = d.ORDER.validate_json(text)
         if isinstance(order, d.Form) and order.generation == 1 and worker == "w1":
-            scene.fleet.notices.append(Gone("w1", 1, "heartbeat", "silent for 1 s"))
+            scene.fleet.notices.append(WorkerEnded("w1", 1, "heartbeat", "silent for 1 s"))
             for _ in range(2):  # it wakes up and reports
                 scene.fleet.say("w1", e.Linked(worker="w1", node=1, stage=1, generation=1, link_s=0.0), incarnation=1)
             return
@@ -284,7 +284,7 @@ REPORTS = [
     e.UpdateReceived(worker="w1", node=1, generation=1, round=0, replica=0, digest="x", products={0: 1.0}),
     e.UpdateRejected(**ABOUT, round=0, replica=0, reason="x"),
     e.UpdatesWeighted(**ABOUT, round=0, counted={0: 1.0}, rivals={"median": {0: 1.0}}),
-    e.MessageCompressed(**ABOUT, round=0, sent_bytes=1, dense_bytes=2, norm=1.0, lost=0.5, owed=0.1),
+    e.MessageCompressed(**ABOUT, round=0, sent_bytes=1, dense_bytes=2, norm=1.0, lost=0.5, residual=0.1),
     e.RoundApplied(**ABOUT, round=0, blocking_bytes=1, prefetched_bytes=1, apart=0.1),
     e.FaultInjected(worker="w1", node=1, signal="x", step=0, moment="any"),
     e.WorkerJoined(worker="w1", incarnation=1, pid=1, memory=1, layer_s=0.1),

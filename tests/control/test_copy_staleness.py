@@ -14,5 +14,5 @@ def test_ages_stop_while_a_node_is_skipped() -> None:
 
 
 def test_ages_restart_at_both_ends_of_a_copy_that_missed_steps() -> None:
-    ages, rested = after_commit({0: 3, 1: 2, 2: 5, 3: 7, 4: 9}, frozenset({1}), (), PAIRS)
-    assert (ages, rested) == ({0: 1, 1: 1, 2: 6, 3: 8, 4: 10}, frozenset())
+    staleness, rested = after_commit({0: 3, 1: 2, 2: 5, 3: 7, 4: 9}, frozenset({1}), (), PAIRS)
+    assert (staleness, rested) == ({0: 1, 1: 1, 2: 6, 3: 8, 4: 10}, frozenset())

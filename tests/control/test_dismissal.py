@@ -17,8 +17,8 @@ from planaria.control.decide import decide
 from planaria.runtime.engine.unused_settings import unused
 
 
-def misled(liar: int, accuser: int | None = None, **changed: Any) -> SimulatedReplicas:
-    """Run to the end; all receivers, or only ``accuser``, reject the updates of ``liar``."""
+def misled(byzantine_member: int, accuser: int | None = None, **changed: Any) -> SimulatedReplicas:
+    """Run to the end; all receivers, or only ``accuser``, reject the updates of ``byzantine_member``."""
     made = simulate(changed.pop("replicas", 4), **changed)
     for turn in range(3000):
         if made.run.over:
@@ -27,7 +27,11 @@ def misled(liar: int, accuser: int | None = None, **changed: Any) -> SimulatedRe
             made.work(pending[turn % len(pending)])
         elif made.mail:
             _, source, worker = made.mail[0]
-            wrong = source == liar and accuser in (None, made.alive[worker].replica) if worker in made.alive else False
+            wrong = (
+                source == byzantine_member and accuser in (None, made.alive[worker].replica)
+                if worker in made.alive
+                else False
+            )
             made.deliver(0, "wrong" if wrong and not facts(made, d.SendAway) else "arrives")
         elif impatient := made.impatient():
             made.lose_patience(impatient[0])
@@ -86,7 +90,7 @@ def test_without_spares_the_replica_disbands_and_its_samples_are_used() -> None:
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("replicas", "gone"), [(5, []), (6, [1])])
 def test_a_replica_that_the_robust_rule_needs_stays(replicas: int, gone: list[int]) -> None:
-    robust = {"rule": "median", "liars": 2}
+    robust = {"rule": "median", "byzantine": 2}
     exchange = {"options": {"every": 1}, "strikes": 2, "robust": robust}
     made = misled(1, kind="diloco", replicas=replicas, exchange=exchange, steps=20, spares=0, replace=False)
     assert [fact.member for fact in facts(made, d.SendAway)] == gone

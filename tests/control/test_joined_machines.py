@@ -129,7 +129,7 @@ def test_a_replica_is_founded_when_a_machine_joins() -> None:
     made = simulate_open(2, more=1, steps=30, kind="diloco")
     joined(made, 2)
     work_until(made, lambda run: 2 in run.live and run.replicas[2].step > run.replicas[2].formed >= 0)
-    assert [found.replica for found in facts(made, d.Found)] == [2]
+    assert [found.replica for found in facts(made, d.ReplicaRestarted)] == [2]
     assert {made.alive[w].host for w in made.run.replicas[2].holders.values()} == {"g1"}
     assert finished(made)
 
@@ -251,7 +251,7 @@ def test_a_checkpoint_within_a_round_precedes_that_round() -> None:
     work_until(made, lambda run: any(r.meeting and r.phase == "save" for r in run.live.values()))
     replica = next(r for r in made.run.live.values() if r.meeting and r.phase == "save")
     assert replica.meeting
-    assert made.run.standings[replica.number].rounds == replica.meeting.round
+    assert made.run.positions[replica.number].rounds == replica.meeting.round
     assert finished(made)
 
 

@@ -111,8 +111,8 @@ alone = st.builds(
             {"first_step": 1, "first_generation": 7, "load": origins(["a"] * 5), "steps": 5},
             {"first_step": 2, "first_generation": 3, "load": origins(["b", "b", "", "b", "b"]), "steps": 5},
             {"first_step": 2, "first_generation": 3, "load": origins(["b", "a", "a", "b", "b"]), "steps": 5},
-            FROM_MEMORY | {"remembering": [0, 1, 2, 3, 4]},
-            FROM_MEMORY | {"remembering": [0, 1, 3, 4]},
+            FROM_MEMORY | {"snapshot_nodes": [0, 1, 2, 3, 4]},
+            FROM_MEMORY | {"snapshot_nodes": [0, 1, 3, 4]},
         ]
     ),
 )

@@ -99,7 +99,17 @@ def test_the_log_gives_the_controllers_assignments(seed: int) -> None:
 
 def test_the_histories_cover_all_relevant_facts() -> None:
     told = {type(fact) for seed in range(40) for fact in troubled(seed).history}
-    assert told >= {e.WorkerJoined, e.WorkerLost, d.Spawn, d.Release, d.Form, d.Disband, d.Found, d.RunStep, d.Commit}
+    assert told >= {
+        e.WorkerJoined,
+        e.WorkerLost,
+        d.Spawn,
+        d.Release,
+        d.Form,
+        d.Disband,
+        d.ReplicaRestarted,
+        d.RunStep,
+        d.Commit,
+    }
     assert {"rolled back", "handed over"} <= {
         fact.outcome for seed in range(40) for fact in troubled(seed).history if isinstance(fact, d.Form)
     }
@@ -113,7 +123,7 @@ def test_a_resumed_run_starts_without_workers() -> None:
         2,
         1,
         {"kind": "noloco", "options": {"every": 1}},
-        standings={0: e.ReplicaPosition(step=5), 1: e.ReplicaPosition(step=3)},
+        positions={0: e.ReplicaPosition(step=5), 1: e.ReplicaPosition(step=3)},
     )
     left = set(members.holders)
     assert set(members.take(again)) == left

@@ -13,11 +13,11 @@ Rounds = list[set[int]]
 """round → members that rejected the update"""
 
 
-def after(rounds: Rounds, liars: int) -> MemberRejections:
+def after(rounds: Rounds, byzantine: int) -> MemberRejections:
     found = MemberRejections()
     for round, by in enumerate(rounds):
         if by:
-            found = found.refused(round, by, liars)
+            found = found.refused(round, by, byzantine)
     return found
 
 
@@ -30,12 +30,14 @@ def scenes(draw: st.DrawFn) -> tuple[Rounds, int]:
 @given(scenes())
 def test_strikes_never_exceed_what_byzantine_members_can_invent(scene: tuple[Rounds, int]) -> None:
     """At most the minimum number of rounds with an honest rejection, over all sets of Byzantine members."""
-    rounds, liars = scene
+    rounds, byzantine = scene
     members = sorted(set().union(*rounds)) if rounds else []
-    sure = [len([by for by in rounds if by - set(guess)]) for guess in combinations(members, min(liars, len(members)))]
-    strikes = after(rounds, liars).strikes(liars)
+    sure = [
+        len([by for by in rounds if by - set(guess)]) for guess in combinations(members, min(byzantine, len(members)))
+    ]
+    strikes = after(rounds, byzantine).strikes(byzantine)
     assert strikes <= min(sure, default=0)
-    assert strikes >= len([by for by in rounds if len(by) > liars]), (
+    assert strikes >= len([by for by in rounds if len(by) > byzantine]), (
         "more rejections than Byzantine members always count"
     )
 

@@ -40,7 +40,7 @@ def test_a_replica_that_disbands_during_its_save_is_not_in_the_checkpoint() -> N
     made.lose(made.run.holders[1])
     work_until(made, lambda run: run.replicas[1].phase == "left", without=[0])
     work_until(made, lambda run: run.saving < 0)
-    assert list(facts(made, d.Seal)[-1].standings) == [0]
+    assert list(facts(made, d.Seal)[-1].positions) == [0]
     assert finished(made)
 
 

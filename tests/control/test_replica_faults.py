@@ -56,13 +56,13 @@ def resumed(start: e.RunStarted, steps: list[int], whole: bool) -> e.RunStarted:
     used = {r + replicas * k for r, count in enumerate(steps) for k in range(count)}
     floor = next(b for b in range(len(used) + 1) if b not in used)
     every = exchange(start.exchange).interval or 99
-    standings = {r: e.ReplicaPosition(step=n, rounds=n // every, inner=n % every) for r, n in enumerate(steps)}
+    positions = {r: e.ReplicaPosition(step=n, rounds=n // every, inner=n % every) for r, n in enumerate(steps)}
     changed = {
         "first_step": len(used) // replicas,
         "first_generation": 5,
         "first_block": floor,
         "blocks_ahead": sorted(b for b in used if b > floor),
-        "standings": standings,
+        "positions": positions,
         "load": {stage: "start" for stage in range(start.stages + 1) if whole or stage},
         "steps": start.steps + len(used) // replicas,
     }

@@ -35,7 +35,7 @@ def test_replicas_meet_before_they_are_validated_and_saved() -> None:
     """As with the inline engine; also at the end."""
     made = simulate(2, "noloco", steps=4, eval_every=2, save_every=2)
     assert finished(made)
-    assert facts(made, d.Seal)[-1].standings == dict.fromkeys((0, 1), ReplicaPosition(step=4, rounds=2, inner=0))
+    assert facts(made, d.Seal)[-1].positions == dict.fromkeys((0, 1), ReplicaPosition(step=4, rounds=2, inner=0))
     settled = {f.round: n for n, f in enumerate(made.history) if isinstance(f, d.Settle)}
     for n, fact in enumerate(made.history):
         if isinstance(fact, d.RunStep) and fact.mode == "evaluate" and fact.step:
@@ -190,7 +190,7 @@ def test_others_use_the_samples_of_a_disbanded_replica() -> None:
 def test_a_replica_is_founded_again_once_workers_are_available() -> None:
     made = simulate(2, "noloco", steps=12, spares=2)
     work_until(made, lambda run: run.replicas[1].attempts == 0 and run.replicas[1].step > 0)
-    while not facts(made, d.Found):
+    while not facts(made, d.ReplicaRestarted):
         work_until(made, lambda run: run.replicas[1].phase == "run", without=[0])
         relink(made, 1)
     work_until(made, lambda run: run.replicas[1].phase == "run")
@@ -198,11 +198,11 @@ def test_a_replica_is_founded_again_once_workers_are_available() -> None:
     assert finished(made)
 
 
-def settle_without(made: SimulatedReplicas, liar: int) -> None:
+def settle_without(made: SimulatedReplicas, byzantine_member: int) -> None:
     """Run the first round, in which one replica's updates are invalid."""
     for _ in range(1000):
         if made.mail:
-            made.deliver(0, "wrong" if made.mail[0][1] == liar else "arrives")
+            made.deliver(0, "wrong" if made.mail[0][1] == byzantine_member else "arrives")
         elif facts(made, d.Settle):
             return
         else:
@@ -211,18 +211,20 @@ def settle_without(made: SimulatedReplicas, liar: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["noloco", "diloco"])
-@pytest.mark.parametrize("liar", [0, 1])
-def test_a_replica_with_an_invalid_update_is_excluded_without_waiting(kind: str, liar: int) -> None:
+@pytest.mark.parametrize("byzantine_member", [0, 1])
+def test_a_replica_with_an_invalid_update_is_excluded_without_waiting(kind: str, byzantine_member: int) -> None:
     made = simulate(2, kind=kind)
-    settle_without(made, liar)
+    settle_without(made, byzantine_member)
     made.behave()
     first = [settle for settle in facts(made, d.Settle) if settle.round == 0]
-    honest = 1 - liar
+    honest = 1 - byzantine_member
     if kind == "noloco":
-        assert [settle.members for settle in first] == [[honest], [liar]]
+        assert [settle.members for settle in first] == [[honest], [byzantine_member]]
     else:
         assert [settle.members for settle in first] == [[honest]]
-        assert [adopt.replica for adopt in facts(made, d.Adopt)] == [liar], "a synchronized replica adopts the result"
+        assert [adopt.replica for adopt in facts(made, d.Adopt)] == [byzantine_member], (
+            "a synchronized replica adopts the result"
+        )
     assert not facts(made, e.PatienceOver)
     assert any(len(settle.members) == 2 for settle in facts(made, d.Settle)), "the next round is normal"
 

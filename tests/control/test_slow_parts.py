@@ -154,7 +154,7 @@ def answer_plan(fleet: OpenFleet, before_s: float) -> None:
 def test_a_slow_link_is_routed_around_if_that_pays_off() -> None:
     fleet = on_a_schedule_with_a_slow_link()
     (asked,) = fleet.asked
-    assert [(link.source, link.target, link.seconds) for link in asked.ways] == [(3, 4, 0.05)]
+    assert [(link.source, link.target, link.seconds) for link in asked.links] == [(3, 4, 0.05)]
     assert fleet.state.phase == "replan"
 
     answer_plan(fleet, before_s=2.0)
@@ -179,7 +179,7 @@ def test_a_plan_with_too_little_gain_is_rejected() -> None:
     act(fleet, 2)
 
     (asked,) = fleet.asked
-    assert [(link.source, link.target) for link in asked.ways] == [(3, 4), (4, 3)], "a second link is planned for too"
+    assert [(link.source, link.target) for link in asked.links] == [(3, 4), (4, 3)], "a second link is planned for too"
 
 
 @pytest.mark.parametrize(

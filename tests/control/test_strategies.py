@@ -50,7 +50,7 @@ def test_orders_of_a_run_resumed_from_memory_name_the_files(lost: int | None) ->
     label = {"part": "0a", "generation": 6, "step": 3}
     made = fleet(
         first_step=3, first_generation=7, durable_step=2, load=dict.fromkeys(range(STAGES + 1), "a"),
-        recalled=3, recalled_from=label, remembering=[node for node in range(STAGES + 1) if node != lost],
+        recalled=3, recalled_from=label, snapshot_nodes=[node for node in range(STAGES + 1) if node != lost],
         recovery={"strategy": "snapshot, checkpoint", "options": {"every": 3, "slices": 2}},
     )  # fmt: skip
     work_until(made, "run", 3)

@@ -15,28 +15,28 @@ from planaria.exchange.robust.suspicion import Suspicion
 NOTHING = Suspicion()
 
 
-def after(strikes: int, *steps: dict[int, set[int]], liars: int = 1) -> Exclusions:
-    robust = Options({"rule": "median", "liars": liars, "strikes": strikes})
+def after(strikes: int, *steps: dict[int, set[int]], byzantine: int = 1) -> Exclusions:
+    robust = Options({"rule": "median", "byzantine": byzantine, "strikes": strikes})
     made, suspicion = exchange(ExchangeConfig(replicas=5, robust=robust)), NOTHING
     for step, refused in enumerate(steps):
         suspicion = suspicion.ended(step, refused, made)
-    return suspicion.standing(made)
+    return suspicion.exclusions(made)
 
 
 def test_a_member_that_all_reject_is_excluded_after_the_configured_strikes() -> None:
     all_refuse: dict[int, set[int]] = {0: {2}, 1: {2}, 3: {2}, 4: {2}}
     assert after(2, all_refuse) == Exclusions() and after(0, *[all_refuse] * 9) == Exclusions()
     found = after(2, all_refuse, {}, all_refuse)
-    assert found == Exclusions(useless=(2,)) and found.least == 1
+    assert found == Exclusions(invalid=(2,)) and found.least == 1
     assert found.left_out == {2: "its updates were invalid too often"}
 
 
 def test_a_member_that_a_single_member_rejects_is_not_excluded() -> None:
     assert after(1, {0: {2}}, {0: {2}}, {0: {2}}) == Exclusions(), "one of five may be Byzantine"
-    assert after(1, {0: {2}}, {3: {2}}).useless == (2,), "but not both accusers"
+    assert after(1, {0: {2}}, {3: {2}}).invalid == (2,), "but not both accusers"
     assert after(2, {0: {2}}, {3: {2}}, {0: {2}}) == Exclusions(), "at most one step of these is proved"
-    assert after(1, {0: {2}, 3: {2}}).useless == (2,)
-    assert after(1, {0: {2}, 3: {2}}, liars=2) == Exclusions()
+    assert after(1, {0: {2}, 3: {2}}).invalid == (2,)
+    assert after(1, {0: {2}, 3: {2}}, byzantine=2) == Exclusions()
 
 
 class Steps(RuleBasedStateMachine):
@@ -46,41 +46,47 @@ class Steps(RuleBasedStateMachine):
     def begin(self, f: int, more: int, strikes: int, data: st.DataObject) -> None:
         self.n = 2 * f + 1 + more
         assume(self.n > 2)
-        self.liars = frozenset(data.draw(st.permutations(range(self.n)))[:f])
-        robust = Options({"rule": "median", "liars": f, "strikes": strikes})
+        self.byzantine = frozenset(data.draw(st.permutations(range(self.n)))[:f])
+        robust = Options({"rule": "median", "byzantine": f, "strikes": strikes})
         self.rule = exchange(ExchangeConfig(replicas=self.n, robust=robust))
         self.suspicion, self.proved, self.steps = NOTHING, dict.fromkeys(range(self.n), 0), 0
 
     @rule(data=st.data())
     def step(self, data: st.DataObject) -> None:
         """All send updates and report digests; the step is repeated until all agree."""
-        flawed = {liar: data.draw(st.sets(st.integers(0, self.n - 1))) for liar in self.liars}
+        flawed = {
+            byzantine_member: data.draw(st.sets(st.integers(0, self.n - 1))) for byzantine_member in self.byzantine
+        }
         all_of = range(self.n)
-        heard = {m: {o: f"{m in flawed[o]}" if o in self.liars else f"{o}" for o in all_of} for m in all_of}
-        for liar in self.liars:
-            heard[liar] = {o: data.draw(st.sampled_from(["True", "False", f"{o}"])) for o in all_of}
+        heard = {m: {o: f"{m in flawed[o]}" if o in self.byzantine else f"{o}" for o in all_of} for m in all_of}
+        for byzantine_member in self.byzantine:
+            heard[byzantine_member] = {o: data.draw(st.sampled_from(["True", "False", f"{o}"])) for o in all_of}
         while (found := self.suspicion.examine(heard, self.rule)).least:
             self.suspicion = self.suspicion.raised(found.all)
-        without = self.suspicion.standing(self.rule).left_out
-        refused = {m: {o for o in self.liars if m in flawed[o]} | without.keys() for m in all_of}
-        for liar in self.liars:
-            refused[liar] = data.draw(st.sets(st.integers(0, self.n - 1)))
-        for liar in self.liars - without.keys():
-            self.proved[liar] += len([m for m in refused if liar in refused[m]]) > self.rule.tolerated
+        without = self.suspicion.exclusions(self.rule).left_out
+        refused = {m: {o for o in self.byzantine if m in flawed[o]} | without.keys() for m in all_of}
+        for byzantine_member in self.byzantine:
+            refused[byzantine_member] = data.draw(st.sets(st.integers(0, self.n - 1)))
+        for byzantine_member in self.byzantine - without.keys():
+            self.proved[byzantine_member] += (
+                len([m for m in refused if byzantine_member in refused[m]]) > self.rule.tolerated
+            )
         self.suspicion = self.suspicion.ended(self.steps, refused, self.rule)
         self.steps += 1
 
     @invariant()
     def no_honest_member_is_accused_alone(self) -> None:
-        standing = self.suspicion.standing(self.rule)
-        assert set(standing.useless) <= self.liars and set(standing.liars) <= self.liars
-        assert all(set(pair) & self.liars for pair in standing.disputes)
-        assert standing.least <= len(self.liars), "each finding is a distinct Byzantine member"
+        standing = self.suspicion.exclusions(self.rule)
+        assert set(standing.invalid) <= self.byzantine and set(standing.byzantine) <= self.byzantine
+        assert all(set(pair) & self.byzantine for pair in standing.disputes)
+        assert standing.least <= len(self.byzantine), "each finding is a distinct Byzantine member"
 
     @invariant()
     def members_with_enough_proved_strikes_are_excluded(self) -> None:
-        standing = self.suspicion.standing(self.rule).left_out
-        assert {liar for liar, times in self.proved.items() if times >= self.rule.strikes} <= standing.keys()
+        standing = self.suspicion.exclusions(self.rule).left_out
+        assert {
+            byzantine_member for byzantine_member, times in self.proved.items() if times >= self.rule.strikes
+        } <= standing.keys()
 
 
 TestSteps = Steps.TestCase

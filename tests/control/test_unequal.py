@@ -12,14 +12,14 @@ from planaria.control.checkpoint_decisions import unequal
 
 
 def test_of_two_unequal_replicas_none_is_blamed() -> None:
-    assert unequal({1: {0: "a", 1: "b"}}) == [d.UnequalReplicas(stage=1, replicas=[0, 1], odd=[])]
+    assert unequal({1: {0: "a", 1: "b"}}) == [d.UnequalReplicas(stage=1, replicas=[0, 1], differing=[])]
 
 
 def test_of_three_replicas_the_minority_is_blamed_by_stage() -> None:
     digests = {0: {0: "a", 1: "a", 2: "a"}, 1: {0: "b", 1: "c", 2: "b"}, 2: {0: "a", 1: "b", 2: "c"}}
     assert unequal(digests) == [
-        d.UnequalReplicas(stage=1, replicas=[0, 1, 2], odd=[1]),
-        d.UnequalReplicas(stage=2, replicas=[0, 1, 2], odd=[]),
+        d.UnequalReplicas(stage=1, replicas=[0, 1, 2], differing=[1]),
+        d.UnequalReplicas(stage=2, replicas=[0, 1, 2], differing=[]),
     ]
 
 
@@ -29,4 +29,6 @@ def test_replicas_outside_a_strict_majority_are_blamed(digests: dict[int, str]) 
     assert bool(found) == (len(set(digests.values())) > 1)
     for one in found:
         majority = [value for value, count in Counter(digests.values()).items() if 2 * count > len(digests)]
-        assert one.odd == sorted(replica for replica, value in digests.items() if majority and value not in majority)
+        assert one.differing == sorted(
+            replica for replica, value in digests.items() if majority and value not in majority
+        )

@@ -49,7 +49,7 @@ def test_every_exchange_uses_its_recipes_aggregator(kind: str, bits: int, monkey
         return {name: tensor / 2 for name, tensor in mean(values, counts).items()}
 
     monkeypatch.setitem(AGGREGATORS, "half", half)
-    plain, changed = (fitting(kind, bits=bits, liars=0, aggregator=name) for name in ("mean", "half"))
+    plain, changed = (fitting(kind, bits=bits, byzantine=0, aggregator=name) for name in ("mean", "half"))
     one, other = apart(plain, 4), apart(changed, 4)
     for made, of in ((plain, one), (changed, other)):
         drift(of, 1)

@@ -32,14 +32,14 @@ def test_equivocation_towards_all_is_proved_and_towards_one_is_a_dispute() -> No
     received = honest(5)
     for member in (0, 1, 3, 4):
         received[member][2] = f"for {member}"
-    assert findings(received, range(5), 1) == Exclusions(liars=(2,))
+    assert findings(received, range(5), 1) == Exclusions(byzantine=(2,))
     received = honest(5)
     received[4][2] = "for 4"
     assert findings(received, range(5), 1) == Exclusions(disputes=((2, 4),)), "one of the two, unknown which"
-    assert findings(received, range(5), 0) == Exclusions(liars=(2,)), "impossible with honest members alone"
+    assert findings(received, range(5), 0) == Exclusions(byzantine=(2,)), "impossible with honest members alone"
     received[4][2] = TRUE[2]
     del received[2][2]
-    assert findings(received, range(5), 1) == Exclusions(liars=(2,)), "it does not report its own update"
+    assert findings(received, range(5), 1) == Exclusions(byzantine=(2,)), "it does not report its own update"
 
 
 @st.composite
@@ -47,34 +47,34 @@ def scenes(draw: st.DrawFn) -> tuple[dict[int, dict[int, str]], int, frozenset[i
     """Reports of members, in which Byzantine members report, and are reported with, anything."""
     f = draw(st.integers(0, 3))
     members = draw(st.integers(2 * f + 1, 2 * f + 3))
-    liars = frozenset(draw(st.permutations(range(members)))[: draw(st.integers(0, f))])
+    byzantine = frozenset(draw(st.permutations(range(members)))[: draw(st.integers(0, f))])
     words = st.sampled_from(["a", "b", "c"])
     received = honest(members)
     for member in range(members):
         for other in range(members):
-            if member in liars or other in liars:
+            if member in byzantine or other in byzantine:
                 received[member][other] = draw(words)
-        if member not in liars:
+        if member not in byzantine:
             received[member][member] = TRUE[member]
-    return received, f, liars
+    return received, f, byzantine
 
 
 @given(scenes())
 def test_only_byzantine_members_are_convicted_and_each_dispute_has_one(scene) -> None:
-    received, f, liars = scene
+    received, f, byzantine = scene
     found = findings(received, received.keys(), f)
-    assert set(found.liars) <= liars
-    assert all(set(pair) & liars for pair in found.disputes)
-    assert found.least <= len(liars), "each finding is another Byzantine member"
+    assert set(found.byzantine) <= byzantine
+    assert all(set(pair) & byzantine for pair in found.disputes)
+    assert found.least <= len(byzantine), "each finding is another Byzantine member"
     left = received.keys() - found.left_out.keys()
     for sender in left:
         assert {received[member][sender] for member in left} == {received[sender][sender]}, (
             "the remaining members agree"
         )
     for rule in ("median", "multikrum", "nnm:trimmed_mean"):
-        needs = robust_of({**_spelled(rule), "liars": f}, 99).least()
+        needs = robust_of({**_spelled(rule), "byzantine": f}, 99).least()
         if len(received) >= needs:
-            assert len(left) >= robust_of({**_spelled(rule), "liars": f - found.least}, 99).least()
+            assert len(left) >= robust_of({**_spelled(rule), "byzantine": f - found.least}, 99).least()
 
 
 def _spelled(rule: str) -> dict[str, object]:
@@ -103,15 +103,15 @@ def test_members_are_left_out_permanently_after_enough_strikes() -> None:
         exchange(ExchangeConfig(replicas=5, robust=Options({"rule": "median", "strikes": n}))) for n in (2, 0, 1)
     )
     suspicion = Suspicion().raised([(2,)])
-    assert suspicion.standing(rule).liars == (2,), "in the step under way"
+    assert suspicion.exclusions(rule).byzantine == (2,), "in the step under way"
     suspicion = suspicion.ended(0, {}, rule)
-    assert suspicion.standing(rule) == suspicion.standing(never) == Exclusions()
-    assert suspicion.standing(once).liars == (2,)
+    assert suspicion.exclusions(rule) == suspicion.exclusions(never) == Exclusions()
+    assert suspicion.exclusions(once).byzantine == (2,)
     suspicion = suspicion.raised([(2,), (1, 3)]).ended(1, {}, rule)
-    assert suspicion.standing(rule) == Exclusions(liars=(2,))
-    assert suspicion.standing(never) == Exclusions()
+    assert suspicion.exclusions(rule) == Exclusions(byzantine=(2,))
+    assert suspicion.exclusions(never) == Exclusions()
     again = suspicion.raised([(2, 3)])
-    assert again.standing(rule) == Exclusions(liars=(2,)), "a dispute with a convicted member convicts no other"
+    assert again.exclusions(rule) == Exclusions(byzantine=(2,)), "a dispute with a convicted member convicts no other"
 
 
 @pytest.mark.parametrize("strikes", [-1, 1.5, True, "three"])

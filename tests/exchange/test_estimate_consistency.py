@@ -178,8 +178,8 @@ class Life(RuleBasedStateMachine):
     def only_the_residuals_of_the_dead_are_lost(self) -> None:
         """x − γ·mean e has moved by −γ times the sum of mean gradients, as if nothing were compressed."""
         if self.steps and "residual" in self.held[0].exchange.parts:
-            owed = torch.stack(self.debts()).mean(0)
-            assert float((self.reached + owed + self.dead - self.exact).norm()) < TOLERANCE * self.scale
+            residual = torch.stack(self.debts()).mean(0)
+            assert float((self.reached + residual + self.dead - self.exact).norm()) < TOLERANCE * self.scale
 
 
 @pytest.mark.slow_after(2)

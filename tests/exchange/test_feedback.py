@@ -66,9 +66,9 @@ def test_the_mean_of_estimates_is_the_estimate_of_the_mean(feedback: str, spec: 
         estimate = flat(of[0].outer["mean_estimate"])
         assert float((estimate - mean(of, "estimate")).norm() / estimate.norm()) < 1e-5
         if feedback == "econtrol" and step:
-            owed = mean(of, "residual")
+            residual = mean(of, "residual")
             # Steps and residuals together are the sum of all mean gradients, from the second step on.
-            assert float((reached + owed - exact).norm() / exact.norm()) < 1e-5
+            assert float((reached + residual - exact).norm() / exact.norm()) < 1e-5
 
 
 @pytest.mark.slow
@@ -138,8 +138,8 @@ def test_compression_errors_are_measured(name: str) -> None:
         assert found.full == full and found.dense_bytes == 4 * D
         assert found.sent_bytes == (4 * D if full else codec.bytes(D))
         own = {part: flat(held) for part, held in of[0].outer.parts.items()}
-        owed, off = own.get("residual"), (exact - own["estimate"]) if "estimate" in own else None
-        assert found.owed == (None if owed is None else pytest.approx(float(owed.norm()), rel=1e-5))
+        residual, off = own.get("residual"), (exact - own["estimate"]) if "estimate" in own else None
+        assert found.residual == (None if residual is None else pytest.approx(float(residual.norm()), rel=1e-5))
         assert found.off == (None if off is None else pytest.approx(float(off.norm()), rel=1e-5, abs=1e-6))
         if not full:
             e, h = (flat(before[part]) if before[part] else torch.zeros(D) for part in ("residual", "estimate"))
@@ -170,7 +170,7 @@ def test_estimates_restart_after_a_member_was_replaced() -> None:
     of = begun(made)
     for step in range(5):
         stepped(made, of, step)
-    owed = flat(of[1].outer["residual"])
+    residual = flat(of[1].outer["residual"])
     of[0].outer = of[1].outer.copied(made.parts)
     assert set(of[0].outer.parts) == {"mean_estimate"}, "a copy has nothing of another's own"
     for replica in of.values():
@@ -178,7 +178,7 @@ def test_estimates_restart_after_a_member_was_replaced() -> None:
     stepped(made, of, 5)
     exact = sum(flat(gradient(member, 5)) for member in of) / 3
     assert float((flat(of[0].fast) - exact).norm()) < 1e-5, "a step is exchanged in full"
-    assert torch.equal(flat(of[1].outer["residual"]), owed), "who lives still owes"
+    assert torch.equal(flat(of[1].outer["residual"]), residual), "who lives still owes"
     stepped(made, of, 6)
     estimate = flat(of[0].outer["mean_estimate"])
     assert float((estimate - mean(of, "estimate")).norm() / estimate.norm()) < 1e-5

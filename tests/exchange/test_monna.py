@@ -30,8 +30,8 @@ def written(half: dict[int, Tensor], me: int, keep: int) -> Tensor:
 @pytest.mark.slow
 @settings(max_examples=25)
 @given(st.integers(3, 7), st.integers(1, 2), st.sampled_from([0.0, 0.6]), st.booleans(), st.integers(0, 99))
-def test_rounds_follow_the_formula(count: int, liars: int, alpha: float, prefetch: bool, seed: int) -> None:
-    made = MoNNA(liars=liars, alpha=alpha, prefetch=prefetch)
+def test_rounds_follow_the_formula(count: int, byzantine: int, alpha: float, prefetch: bool, seed: int) -> None:
+    made = MoNNA(byzantine=byzantine, alpha=alpha, prefetch=prefetch)
     of = apart(made, count, lambda member: weights(seed + member, 0.3))
     theta = {i: flat(r.fast) for i, r in of.items()}
     m = {i: torch.zeros_like(t) for i, t in theta.items()}
@@ -39,7 +39,7 @@ def test_rounds_follow_the_formula(count: int, liars: int, alpha: float, prefetc
         drift(of, round + seed)
         m = {i: alpha * m[i] + (1 - alpha) * (flat(of[i].fast) - theta[i]) for i in of}
         half = {i: theta[i] + m[i] for i in of}
-        keep = count - liars if count > 2 * liars else 1
+        keep = count - byzantine if count > 2 * byzantine else 1
         theta = {i: written(half, i, keep) for i in of}
         meet(made, of, round, seed=3)
         assert max(float((flat(of[i].fast) - theta[i]).abs().max()) for i in of) < 1e-5
@@ -47,7 +47,7 @@ def test_rounds_follow_the_formula(count: int, liars: int, alpha: float, prefetc
 
 def test_a_quorum_keeps_the_published_number() -> None:
     """n = 12, f = 2: of the first n − f − 1 = 9 that come and its own it keeps n − 2f = 8."""
-    made = MoNNA(liars=2)
+    made = MoNNA(byzantine=2)
     assert [made.quorum(n) for n in (12, 3, 2)] == [9, 0, 0] and make("diloco").quorum(12) == 11
     of = apart(made, 12)
     received = exchanged(made, of, 0, 0)
@@ -74,7 +74,7 @@ def test_one_step_of_sgd_is_the_published_half_step() -> None:
 @pytest.mark.parametrize("bits", [32, 8])
 @pytest.mark.parametrize("lie", [1e30, -1e3, float("nan"), float("inf")])
 def test_byzantine_members_have_no_influence_and_the_others_converge(lie: float, bits: int) -> None:
-    made = MoNNA(liars=2, bits=bits)
+    made = MoNNA(byzantine=2, bits=bits)
     of = apart(made, 9, lambda member: weights(member, 0.1))
     honest = [i for i in of if i not in (0, 4)]
     before = {i: flat(of[i].fast) for i in honest}
@@ -91,7 +91,7 @@ def test_byzantine_members_have_no_influence_and_the_others_converge(lie: float,
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5])
 def test_a_member_with_too_few_updates_takes_its_own_half_step(alpha: float) -> None:
-    made = MoNNA(liars=2, alpha=alpha)
+    made = MoNNA(byzantine=2, alpha=alpha)
     of = apart(made, 7)
     drift(of, 1)
     received = exchanged(made, of, 0, 0)
@@ -126,7 +126,10 @@ def test_a_copy_has_its_donors_model_without_its_momentum() -> None:
 @pytest.mark.parametrize(
     ("given_", "line"),
     [
-        ({"replicas": 4, "options": {"liars": 2}}, r"'monna': liars = 2 of exchange\.replicas = 4: .* by 5 or more; l"),
+        (
+            {"replicas": 4, "options": {"byzantine": 2}},
+            r"'monna': byzantine = 2 of exchange\.replicas = 4 needs 5 or more; l",
+        ),
         ({"replicas": 7, "robust": "median"}, r"exchange\.robust: 'monna' already selects neighbours; leave"),
         ({"replicas": 7, "options": {"group": 3}}, r"exchange\.options\.group: no option of 'monna'"),
         ({"replicas": 7, "options": {"alpha": 1.0}}, r"exchange\.options\.alpha = 1"),

@@ -35,8 +35,8 @@ def vectors(n: int, d: int, seed: int) -> Tensor:
     return torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + 0.5
 
 
-def value(rule: str, x: Tensor, liars: int = F, mix: str = "none", draw: int = 0, **options: object) -> Tensor:
-    return combine(RULES.make(rule, {"liars": liars, **options}), list(x), mix, draw).value
+def value(rule: str, x: Tensor, byzantine: int = F, mix: str = "none", draw: int = 0, **options: object) -> Tensor:
+    return combine(RULES.make(rule, {"byzantine": byzantine, **options}), list(x), mix, draw).value
 
 
 # ---- the formulas, on whole vectors and one member at a time
@@ -130,12 +130,12 @@ def least_sum(x: Tensor) -> float:
 def test_the_geometric_median_has_the_least_summed_distance(
     n: int, data: st.DataObject, d: int, spread: float, strength: float, seed: int
 ) -> None:
-    """For any number of liars below one half, some of them coincident, or all vectors on one line (d = 1)."""
+    """For any number of byzantine below one half, some of them coincident, or all vectors on one line (d = 1)."""
     f = data.draw(st.integers(0, (n - 1) // 2))
     _, x = attacked(n, f, d, spread, strength, seed)
     x = x[x.norm(dim=1) <= 9 * x.norm(dim=1).median()] if strength > 9 else x  # longer ones are bounded before the rule
     scale = 10.0 ** data.draw(st.integers(-9, 9))
-    found = value("geometric_median", scale * x, liars=0) / scale
+    found = value("geometric_median", scale * x, byzantine=0) / scale
     assert summed(x, found) <= least_sum(x) * (1 + 2e-6) + 1e-12
 
 
@@ -159,7 +159,7 @@ def test_the_geometric_median_converges_beside_a_member_that_is_almost_the_minim
         low, high = (middle, high) if float(units(middle).sum(0).norm()) < m * (1 + excess) else (low, middle)
     far = torch.randn(n - m, 1, generator=generator, dtype=torch.float64).exp()
     x = torch.cat([torch.zeros(m, 5, dtype=torch.float64), far * units(high)])
-    assert summed(x, value("geometric_median", x, liars=0)) <= least_sum(x) * (1 + 2e-6)
+    assert summed(x, value("geometric_median", x, byzantine=0)) <= least_sum(x) * (1 + 2e-6)
 
 
 @pytest.mark.parametrize(("n", "f"), [(5, 2), (9, 4), (15, 7), (15, 3), (8, 1)])
@@ -169,16 +169,16 @@ def test_the_geometric_median_converges_beside_a_member_that_is_almost_the_minim
 def test_the_value_follows_the_honest_majority_however_small_it_is(rule: str, n: int, f: int, spread: float) -> None:
     honest, x = attacked(n, f, 2000, spread, 10.0, seed=0)
     mean = honest.mean(0)
-    assert float(value(rule, x, liars=f) @ mean / (mean @ mean)) > (0.4 if spread > 0.1 else 0.9)
-    few = value(rule, x, liars=f, rounds=1)
+    assert float(value(rule, x, byzantine=f) @ mean / (mean @ mean)) > (0.4 if spread > 0.1 else 0.9)
+    few = value(rule, x, byzantine=f, rounds=1)
     assert float(few @ mean / (mean @ mean)) < 0.9, "which one step does not"
 
 
 def test_equal_vectors_and_pairs_yield_their_mean() -> None:
     for rule in ("geometric_median", "clipping"):
-        assert torch.allclose(value(rule, torch.ones(5, 3, dtype=torch.float64), liars=2), torch.ones(3).double())
+        assert torch.allclose(value(rule, torch.ones(5, 3, dtype=torch.float64), byzantine=2), torch.ones(3).double())
     x = vectors(2, 20, 4)
-    assert torch.allclose(value("geometric_median", x, liars=0), x.mean(0))
+    assert torch.allclose(value("geometric_median", x, byzantine=0), x.mean(0))
 
 
 @pytest.mark.slow
@@ -193,7 +193,7 @@ def test_clipping_with_automatic_tau_converges(
     f = data.draw(st.integers(0, (n - 1) // 2))
     honest, x = attacked(n, f, 50, spread, 10.0, seed)
     v = vectors(1, 50, seed)[0] if last else torch.zeros(50, dtype=torch.float64)
-    found = combine(RULES.make("clipping", {"liars": f}), list(x), last=v).value
+    found = combine(RULES.make("clipping", {"byzantine": f}), list(x), last=v).value
     tau = float("inf")
     for _ in range(600):
         away = x - v
@@ -213,7 +213,7 @@ def test_flag_follows_its_formula_for_nearly_planar_vectors(
 ) -> None:
     """Around one to three vectors: in products, differences of the small are those of their squares."""
     x = vectors(groups, d, seed)[torch.arange(n) % groups] + apart * vectors(n, d, seed + 1)
-    found, expected = value("flag", x, liars=1), written("flag", x, 1)
+    found, expected = value("flag", x, byzantine=1), written("flag", x, 1)
     assert float((found - expected).norm()) < 1e-9 * float(x.norm(dim=1).median())
 
 
@@ -267,9 +267,9 @@ def test_far_outliers_have_no_influence(rule: str, mix: str, power: int) -> None
 
 def test_krum_selects_a_member_and_multi_krum_a_mean() -> None:
     x = vectors(N, 10, 3)
-    found = combine(RULES.make("krum", {"liars": F}), list(x))
+    found = combine(RULES.make("krum", {"byzantine": F}), list(x))
     assert found.coefficients is not None and sorted(found.coefficients.tolist()) == [0.0] * (N - 1) + [1.0]
-    found = combine(RULES.make("multikrum", {"liars": F}), list(x))
+    found = combine(RULES.make("multikrum", {"byzantine": F}), list(x))
     assert found.coefficients is not None and sorted(found.coefficients.tolist())[F:] == pytest.approx(
         [1 / (N - F)] * (N - F)
     )
@@ -295,7 +295,7 @@ def test_mixing_takes_means_of_neighbours_or_of_buckets(seed: int, n: int, draw:
 @pytest.mark.parametrize("own", [rule for rule in ALL if rule not in ("median", "trimmed_mean")])
 def test_rival_rules_are_reported_with_their_own_coefficients(own: str, mix: str) -> None:
     x = list(vectors(N, 20, 11))
-    rules = {name: RULES.make(name, {"liars": 1}) for name in ALL}
+    rules = {name: RULES.make(name, {"byzantine": 1}) for name in ALL}
     made = rules[own]
     assert isinstance(made, GramRule)
     gram = combine(made, x, mix, 5).gram
@@ -306,7 +306,7 @@ def test_rival_rules_are_reported_with_their_own_coefficients(own: str, mix: str
     for name, counted in found.items():
         expected = combine(rules[name], x, mix, 5).coefficients
         assert torch.allclose(counted, expected, atol=1e-9), name
-    many = {name: RULES.make(name, {"liars": 4}) for name in ALL}
+    many = {name: RULES.make(name, {"byzantine": 4}) for name in ALL}
     assert found.keys() - rivals(many, made, gram, mix, 5).keys() >= {"krum"} & complaint, "nine are too few for it"
 
 
@@ -320,8 +320,8 @@ def test_mixing_precedes_the_rule() -> None:
     x = vectors(N, 12, 5)
     for mix, rule in itertools.product(("nnm", "bucketing"), ("multikrum", "geometric_median", "median")):
         matrix = mixing(mix, x @ x.T, 1, 7)
-        expected = value(rule, matrix @ x, liars=1)
-        assert float((value(rule, x, liars=1, mix=mix, draw=7) - expected).norm()) < 1e-9
+        expected = value(rule, matrix @ x, byzantine=1)
+        assert float((value(rule, x, byzantine=1, mix=mix, draw=7) - expected).norm()) < 1e-9
 
 
 def test_chunks_change_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,7 +343,7 @@ def test_chunks_change_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_clipping_continues_from_the_last_value(mix: str, seed: int, rounds: int, tau: float | str) -> None:
     x, v = vectors(N, 20, seed), vectors(1, 20, seed + 1)[0]
     matrix = mixing(mix, (x - v) @ (x - v).T, 1, 7)
-    made = RULES.make("clipping", {"liars": 1, "rounds": rounds, "tau": tau})
+    made = RULES.make("clipping", {"byzantine": 1, "rounds": rounds, "tau": tau})
     found = combine(made, list(x), mix, 7, v)
     expected = v.clone()
     most = float("inf") if tau == "auto" else float(tau)
@@ -359,7 +359,7 @@ def test_clipping_continues_from_the_last_value(mix: str, seed: int, rounds: int
 
 def test_a_shift_of_vectors_and_last_value_shifts_clipping() -> None:
     x, v, shift = vectors(N, 20, 1), vectors(1, 20, 2)[0], 10 * vectors(1, 20, 3)[0]
-    made = RULES.make("clipping", {"liars": F, "rounds": 3})
+    made = RULES.make("clipping", {"byzantine": F, "rounds": 3})
     moved = combine(made, list(x + shift), last=v + shift).value - combine(made, list(x), last=v).value
     assert float((moved - shift).norm()) < 1e-8
 
@@ -369,7 +369,7 @@ def test_one_member_moves_the_last_value_by_no_more_than_tau(power: int) -> None
     x, v = vectors(N, 20, 1).float(), vectors(1, 20, 2)[0].float()
     lying = x.clone()
     lying[0] = 10.0**power
-    made = RULES.make("clipping", {"liars": 1, "tau": 0.5})
+    made = RULES.make("clipping", {"byzantine": 1, "tau": 0.5})
     one, other = (combine(made, list(each), last=v).value for each in (x, lying))
     assert 0 < float((one - other).norm()) <= 2 * 0.5 / N + 1e-6
 
@@ -417,19 +417,19 @@ def test_a_median_needs_fewer_comparisons_than_a_sort() -> None:
 
 
 @pytest.mark.parametrize("apart", [1.0, 1e-3, 1e-6])
-@pytest.mark.parametrize("liar", [None, 0, 3])
-def test_distances_of_fp32_vectors_are_exact(apart: float, liar: int | None) -> None:
+@pytest.mark.parametrize("byzantine_member", [None, 0, 3])
+def test_distances_of_fp32_vectors_are_exact(apart: float, byzantine_member: int | None) -> None:
     """Vectors that differ by ``apart`` of their length, one of them possibly a thousand lengths away."""
     x = (torch.ones(N, 5000, dtype=torch.float64) + apart * vectors(N, 5000, 1)).float()
-    if liar is not None:
-        x[liar] = 1000.0 * vectors(1, 5000, 2)[0].float()
+    if byzantine_member is not None:
+        x[byzantine_member] = 1000.0 * vectors(1, 5000, 2)[0].float()
     exact = x.double()
     found = distances(framed(products(list(x)), torch.ones(N, dtype=torch.float64), origin=False))
     expected = torch.stack([(exact - row).square().sum(dim=1) for row in exact])
-    honest = [i for i in range(N) if i != liar]
+    honest = [i for i in range(N) if i != byzantine_member]
     wrong = (found - expected)[honest][:, honest].abs() / expected[honest][:, honest].clamp(min=1e-30)
-    # With a liar as the first, in fp64 about the origin: 2⁻⁵³ ‖x‖² over what they are apart.
-    assert float(wrong.fill_diagonal_(0.0).max()) < (1e-5 if liar != 0 or apart > 1e-5 else 1e-2)
+    # With a Byzantine member as the first, in fp64 about the origin: 2⁻⁵³ ‖x‖² over what they are apart.
+    assert float(wrong.fill_diagonal_(0.0).max()) < (1e-5 if byzantine_member != 0 or apart > 1e-5 else 1e-2)
 
 
 def test_overflow_in_fp32_is_avoided_by_fp64() -> None:
@@ -460,7 +460,7 @@ def test_a_value_is_the_same_to_the_last_bit_on_any_number_of_threads(rule: str,
     try:
         for threads in (1, 2, 3, 4):
             torch.set_num_threads(threads)
-            found[threads] = combine(RULES.make(rule, {"liars": 1}), x, mix, 3).value
+            found[threads] = combine(RULES.make(rule, {"byzantine": 1}), x, mix, 3).value
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(found[1], other) for other in found.values())
@@ -470,7 +470,7 @@ def test_a_value_is_the_same_to_the_last_bit_on_any_number_of_threads(rule: str,
 def test_pieces_yield_the_value_of_the_whole(rule: str) -> None:
     x = vectors(N, 90, 6)
     cut = [[row[:13], row[13:13], row[13:70].clone(), row[70:]] for row in x]
-    made = RULES.make(rule, {"liars": F})
+    made = RULES.make(rule, {"byzantine": F})
     assert float((combine(made, cut).value - combine(made, list(x)).value).norm()) < 1e-9
 
 
@@ -519,12 +519,12 @@ def test_too_many_invalid_updates_are_reported() -> None:
     ("spec", "complaint"),
     [
         ("multykrum", r"exchange\.robust\.rule = 'multykrum': no such choice; did you mean 'multikrum'\?"),
-        ({"rule": "krum", "liars": 2}, r"needs exchange\.replicas = 7 or more, and here are 5; lower liars"),
+        ({"rule": "krum", "byzantine": 2}, r"needs exchange\.replicas = 7 or more, and here are 5; lower byzantine"),
         ("bucketing:median", r"needs exchange\.replicas = 5 or more"),
         ({"rule": "median", "mix": "nmn"}, r"exchange\.robust\.mix = 'nmn': no such choice; did you mean 'nnm'\?"),
         ({"rule": "median", "rounds": 2}, r"exchange\.robust\.rounds: no option of 'median'"),
-        ({"liars": 1}, "give rule, a name"),
-        ({"rule": "flag", "liars": -1}, r"exchange\.robust\.liars = -1"),
+        ({"byzantine": 1}, "give rule, a name"),
+        ({"rule": "flag", "byzantine": -1}, r"exchange\.robust\.byzantine = -1"),
     ],
 )
 def test_invalid_settings_are_refused_by_name(spec: object, complaint: str) -> None:
@@ -606,7 +606,7 @@ def test_a_round_with_too_few_members_changes_nothing(kind: str, away: list[int]
         assert torch.equal(of[member].fast["w"], fast[member])
         assert of[member].outer.parts == before[member].parts and of[member].outer.rounds == 2
     for member in set(of) - set(few):
-        assert float(of[member].fast["w"].abs().max()) < 10, "of five the liar is borne"
+        assert float(of[member].fast["w"].abs().max()) < 10, "of five the Byzantine member is borne"
     meet(made, {i: of[i] for i in there}, 2, 0)
     assert all(torch.equal(of[i].outer["slow"]["w"], of[there[0]].outer["slow"]["w"]) for i in there)
 
@@ -624,9 +624,9 @@ def test_too_few_in_a_gossip_group_continue_alone() -> None:
 
 @pytest.mark.parametrize("rule", ["trimmed_mean", "median", "geometric_median", "multikrum"])
 def test_no_honest_vector_is_mixed_with_a_far_outlier(rule: str) -> None:
-    """Lengths differ 20-fold among the honest, as those of gradients do: the longest is not to look like a liar's."""
+    """Honest lengths differ 20-fold, as those of gradients do; the longest must not look Byzantine."""
     generator = torch.Generator().manual_seed(5)
     honest = [scale * torch.randn(500, generator=generator) for scale in (1.0, 0.6, 0.05, 0.05, 0.05, 0.05)]
     vectors = [*honest, torch.full((500,), 1e38), torch.full((500,), 1e38)]
-    found = combine(robust_of({"rule": rule, "liars": 2}, 8).rule, vectors, "nnm").value
+    found = combine(robust_of({"rule": rule, "byzantine": 2}, 8).rule, vectors, "nnm").value
     assert float(found.abs().max()) < max(float(vector.abs().max()) for vector in honest)

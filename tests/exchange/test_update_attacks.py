@@ -38,11 +38,11 @@ def drawn(seed: int) -> Tensor:
     return torch.randn(DIM, generator=torch.Generator().manual_seed(seed))
 
 
-def scene(honest: int = 5, liars: int = 2, seed: int = 3, **changes: object) -> AttackView:
+def scene(honest: int = 5, byzantine: int = 2, seed: int = 3, **changes: object) -> AttackView:
     """A round of members 0 and up, of which the last are Byzantine."""
     of = {member: drawn(100 + member) for member in range(honest)}
     plain: dict[str, object] = {
-        "own": drawn(7), "known": of, "members": honest + liars, "liars": liars, "round": 4,
+        "own": drawn(7), "known": of, "members": honest + byzantine, "byzantine": byzantine, "round": 4,
         "generator": torch.Generator().manual_seed(seed),
     }  # fmt: skip
     return AttackView(**(plain | changes))
@@ -87,9 +87,9 @@ def test_alie_uses_the_largest_z_of_its_formula() -> None:
     assert largest_z(15, 3) == pytest.approx(0.2104, abs=1e-4), "(15 − 3 − 5)/12"
     assert largest_z(50, 12) == pytest.approx(NormalDist().inv_cdf((50 - 12 - 14) / 38))
     assert [largest_z(n, f) for n, f in ((5, 1), (4, 1), (2, 1), (2, 2), (4, 3))] == [None] * 5
-    at = scene(honest=12, liars=3)
+    at = scene(honest=12, byzantine=3)
     assert torch.equal(vector("alie", at), vector("alie", at, largest_z(15, 3)))
-    assert torch.equal(vector("alie", scene(honest=4, liars=1)), vector("alie", scene(honest=4, liars=1), 1.5))
+    assert torch.equal(vector("alie", scene(honest=4, byzantine=1)), vector("alie", scene(honest=4, byzantine=1), 1.5))
     alone = scene(known={2: drawn(2)})
     assert torch.equal(vector("alie", alone), drawn(2)), "no spread is known"
 

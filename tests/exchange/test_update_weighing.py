@@ -57,8 +57,10 @@ def test_coefficients_equal_those_of_whole_vectors(
     generator = torch.Generator().manual_seed(seed)
     whole = torch.randn(n, sum(dims) + 3, generator=generator) * torch.rand(n, 1, generator=generator) + 0.5
     parts = list(whole.split([*dims, 3], dim=1))
-    liars = 1 if mix == "bucketing" else 2
-    of = made("noloco" if own else "diloco", n, {"group": n} if own else {}, rule=rule, mix=mix, liars=liars).weighing
+    byzantine = 1 if mix == "bucketing" else 2
+    of = made(
+        "noloco" if own else "diloco", n, {"group": n} if own else {}, rule=rule, mix=mix, byzantine=byzantine
+    ).weighing
     me, order = data.draw(st.integers(0, n - 1)), data.draw(st.permutations(range(n)))
     found = of.counted(node_products(of, parts, me, order), range(n), me, draw=seed)
     expected = combine(of.robust.rule, list(whole.double()), of.robust.mix, seed).coefficients
@@ -129,7 +131,7 @@ def merged(one: Replica, other: Replica) -> dict[str, Tensor]:
 def test_two_stages_settle_as_one_whole_stage(kind: str, robust: dict[str, Any]) -> None:
     """Three rounds, also with the last value of clipping and with fragments."""
     options = {"every": 2, "fragments": 2} if kind == "streaming_diloco" else {}
-    of, alone = (made(kind, 7, options, liars=2, **robust, scope=scope) for scope in ("replica", "stage"))
+    of, alone = (made(kind, 7, options, byzantine=2, **robust, scope=scope) for scope in ("replica", "stage"))
     whole, other = replicas(alone, weights(0), 7), replicas(of, weights(50), 7)
     first = replicas(of, weights(0), 7)
     both = {m: Replica(merged(whole[m], other[m]), alone.start(merged(whole[m], other[m]))) for m in whole}

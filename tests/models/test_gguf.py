@@ -335,7 +335,7 @@ def test_a_file_is_a_policy_with_its_own_template(tmp_path: Path) -> None:
     )
     policy = open_policy(str(file), lora_rank=2)
     assert isinstance(policy, LlamaPolicy) and policy.adapted and policy.template is not None
-    assert (policy.template.text, policy.end, policy.template.place) == (template, 0, file)
+    assert (policy.template.text, policy.end, policy.template.path) == (template, 0, file)
     assert policy.template.ids([("user", "ab<end>1")], policy.tokenizer).count(0) == 1
     plain = open_policy(str(file), chat=False)
     assert plain.template is None  # type: ignore[attr-defined]

@@ -25,7 +25,7 @@ from instances import (
 )
 
 from planaria.pipeline.routing.skipping import disorder
-from planaria.planner.all_routes import ways_of
+from planaria.planner.all_routes import routes_of
 from planaria.planner.bound import DataNodeChoice, StepCertificate, certificate, closer
 from planaria.planner.evaluate import NEVER
 from planaria.planner.guidelines import broken
@@ -109,7 +109,7 @@ def test_no_plan_beats_the_certificate_and_the_search_finds_the_best(seed: int) 
 def test_the_best_of_all_plans_does_not_beat_the_certificate(seed: int, shape: tuple[int, int]) -> None:
     """The same holds for each choice of data nodes; for a lone microbatch the bound is tight."""
     problem = tiny(seed, *shape)
-    ways = ways_of(problem)
+    ways = routes_of(problem)
     assert ways is not None
     best: dict[tuple[int, ...], int] = {}
     for plan in all_plans(problem):

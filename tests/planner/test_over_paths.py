@@ -87,8 +87,8 @@ def test_promised_rates_fit_the_links_and_the_clock_uses_them(tmp_path: Path, sc
     for path, rate in zip(routed.assignment, routed.rates, strict=True):
         for link in path.links:
             used[link] += rate  # type: ignore[assignment]
-    assert all(used[link] <= room * (1 + 1e-9) for link, room in over.ways.capacity.items())
-    assert over.ways.capacity["north: A → B"] == pytest.approx(100e6 / 8 / scale)
+    assert all(used[link] <= room * (1 + 1e-9) for link, room in over.path_network.capacity.items())
+    assert over.path_network.capacity["north: A → B"] == pytest.approx(100e6 / 8 / scale)
     priced = over.priced(problem, routed)
     for (a, b), rate in zip(routed.edges, routed.rates, strict=True):
         assert priced.prices.transmit(a, b, "forward") == pytest.approx(SIZE / rate * 1e9, abs=1)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from instances import problems, published, random_plan
 
-from planaria.planner.all_routes import shortest, turns, ways_of
+from planaria.planner.all_routes import routes_of, shortest, turns
 from planaria.planner.bound import best_choice
 from planaria.planner.limits import _between, _least, elsewhere
 from planaria.planner.prices import Prices, least_s, room
@@ -23,7 +23,7 @@ from planaria.planner.search import step_ns
 @given(problems(least=1), st.integers(0, 2**32), st.floats(0.5, 2))
 def test_no_prices_give_more_than_the_step_of_a_plan(problem: PlanningProblem, seed: int, share: float) -> None:
     """Even under the assumption of a shorter step: the step is longer than assumed, or than the prices' bound."""
-    ways, plan, chance = ways_of(problem), random_plan(problem, seed), np.random.default_rng(seed)
+    ways, plan, chance = routes_of(problem), random_plan(problem, seed), np.random.default_rng(seed)
     assert ways is not None
     step = step_ns(problem, plan) / 1e9
     data = np.bincount(ways.kinds.of[plan.stage == 0], minlength=len(ways.kinds.size))
@@ -41,7 +41,7 @@ def test_no_prices_give_more_than_the_step_of_a_plan(problem: PlanningProblem, s
 @settings(max_examples=15)
 @given(problems(least=1), st.integers(0, 2**32))
 def test_the_best_prices_give_more_than_others(problem: PlanningProblem, seed: int) -> None:
-    ways, plan, chance = ways_of(problem), random_plan(problem, seed), np.random.default_rng(seed)
+    ways, plan, chance = routes_of(problem), random_plan(problem, seed), np.random.default_rng(seed)
     assert ways is not None
     data = np.bincount(ways.kinds.of[plan.stage == 0], minlength=len(ways.kinds.size))
     there_is = room(problem, ways, data, 0.0)  # no step is assumed, so only prices matter
@@ -64,7 +64,7 @@ def test_closer_examination_never_lowers_the_bound() -> None:
 def test_turns_are_those_of_a_machine_that_does_one_thing_at_a_time() -> None:
     """With three slots, against the definition, plus an entry and a last backward between the rounds."""
     problem = published()
-    ways = ways_of(problem)
+    ways = routes_of(problem)
     assert ways is not None
     alone = shortest(problem, ways.kinds)
     assert (turns(problem, alone) == 2 * alone + 2 * (440_000_000 + 660_000_000)).all()

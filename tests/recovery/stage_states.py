@@ -57,8 +57,8 @@ def assert_same_state(found: StageState, expected: StageState) -> None:
 
 def replica(stages: int, age: int = 100, **young: int) -> DamagedReplica:
     """Return a replica whose stages have this age, except for the ``young`` ones (``s3=0``)."""
-    ages = dict.fromkeys(range(stages + 1), age)
-    return DamagedReplica(stages, ages | {int(name[1:]): given for name, given in young.items()})
+    staleness = dict.fromkeys(range(stages + 1), age)
+    return DamagedReplica(stages, staleness | {int(name[1:]): given for name, given in young.items()})
 
 
 def losses(stages: int) -> list[frozenset[int]]:

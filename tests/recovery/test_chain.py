@@ -26,7 +26,7 @@ def chain_of(strategy: str, stages: int = 6, **options: Any) -> Chain:
 
 
 def plan(strategy: str, lost: set[int], age: int = 100, **young: int) -> RecoveryPlan:
-    return chain_of(strategy).plan(frozenset(lost), replica(6, age, **young).ages)
+    return chain_of(strategy).plan(frozenset(lost), replica(6, age, **young).staleness)
 
 
 @pytest.mark.parametrize(
@@ -84,11 +84,11 @@ strategies = st.lists(st.sampled_from(REAL), min_size=1, max_size=4, unique=True
     st.sets(st.integers(0, 6)),
 )
 def test_every_lost_stage_is_rebuilt_by_live_donors_or_rolled_back_or_refused(
-    chosen: list[str], lost: frozenset[int], ages: list[int], remember: set[int]
+    chosen: list[str], lost: frozenset[int], staleness: list[int], with_snapshot: set[int]
 ) -> None:
-    chain, by_stage = chain_of(", ".join(chosen)), dict(enumerate(ages))
-    replica = DamagedReplica(6, by_stage, frozenset(remember - lost))
-    found = chain.plan(lost, by_stage, replica.remember)
+    chain, by_stage = chain_of(", ".join(chosen)), dict(enumerate(staleness))
+    replica = DamagedReplica(6, by_stage, frozenset(with_snapshot - lost))
+    found = chain.plan(lost, by_stage, replica.with_snapshot)
     beyond = lost - found.rebuilt.keys()
     if found.rollback:
         assert "checkpoint" in chosen and not found.rebuilt and lost

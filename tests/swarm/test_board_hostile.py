@@ -53,8 +53,8 @@ def test_a_message_is_valid_only_at_its_own_place(tmp_path: Path) -> None:
 
 def test_forged_and_changed_files_are_refused(tmp_path: Path) -> None:
     board, one = member(str(tmp_path))
-    liar, run = PeerIdentity.fresh(), board.rules.run
-    at(tmp_path, one, 0).write_bytes(seal(liar, rollouts(liar, run, 0)))
+    byzantine_member, run = PeerIdentity.fresh(), board.rules.run
+    at(tmp_path, one, 0).write_bytes(seal(byzantine_member, rollouts(byzantine_member, run, 0)))
     assert why(board, one) == "forged"
     words = json.loads(seal(one, rollouts(one, run, 1)))
     at(tmp_path, one, 1).write_text(json.dumps(words | {"body": words["body"].replace("3 + 4", "3 + 5")}))

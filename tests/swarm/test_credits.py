@@ -34,10 +34,10 @@ SEEDS = range(6)
 @pytest.mark.parametrize(
     ("scene", "paid"),
     [
-        (PaymentScene(liars=1), 1),
-        (PaymentScene(hops=6, tolerated=2, liars=2), 1),
-        (PaymentScene(liars=1, relay=True), 1),
-        *((PaymentScene(liars=1, dry=dry), 0) for dry in range(4)),
+        (PaymentScene(byzantine=1), 1),
+        (PaymentScene(hops=6, tolerated=2, byzantine=2), 1),
+        (PaymentScene(byzantine=1, relay=True), 1),
+        *((PaymentScene(byzantine=1, dry=dry), 0) for dry in range(4)),
     ],
 )
 def test_orders_with_f_byzantine_members_are_paid_unless_a_hop_is_dry(scene: PaymentScene, paid: int) -> None:
@@ -47,7 +47,7 @@ def test_orders_with_f_byzantine_members_are_paid_unless_a_hop_is_dry(scene: Pay
 
 
 def test_f_plus_one_byzantine_members_block_but_do_not_split() -> None:
-    found = [simulate(PaymentScene(liars=2), seed) for seed in range(20)]
+    found = [simulate(PaymentScene(byzantine=2), seed) for seed in range(20)]
     assert not any(one.mixed for one in found) and all(one.conserved for one in found)
     assert any(not one.ended for one in found), "f is what it bears, and no more"
 
@@ -63,9 +63,11 @@ def test_message_counts_match_the_formula(relay: bool) -> None:
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 4), st.integers(0, 1), st.integers(1, 9), st.integers(-1, 3), st.booleans(), st.integers())
 def test_crossing_orders_end_without_losses(
-    hops: int, liars: int, orders: int, dry: int, relay: bool, seed: int
+    hops: int, byzantine: int, orders: int, dry: int, relay: bool, seed: int
 ) -> None:
-    found = simulate(PaymentScene(hops=hops, liars=liars, orders=orders, dry=min(dry, hops - 1), relay=relay), seed)
+    found = simulate(
+        PaymentScene(hops=hops, byzantine=byzantine, orders=orders, dry=min(dry, hops - 1), relay=relay), seed
+    )
     assert found.ended and not found.mixed and found.conserved
 
 
@@ -146,7 +148,7 @@ def test_signatures_of_peers_are_bound_to_their_ids() -> None:
     assert not verify_peer(own.name, signature[:-2], b"x") and not verify_peer(own.name, "", b"x")
 
 
-@pytest.mark.parametrize("wrong", [{"hops": 0}, {"liars": 5}, {"dry": 4}, {"tolerated": -1}, {"orders": 0}])
+@pytest.mark.parametrize("wrong", [{"hops": 0}, {"byzantine": 5}, {"dry": 4}, {"tolerated": -1}, {"orders": 0}])
 def test_invalid_scenes_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(UserError, match=r"; give -?\d+ to \d+"):
         replace(PaymentScene(), **wrong)  # type: ignore[arg-type]

@@ -73,7 +73,7 @@ def test_a_peer_is_repaired_by_a_reproducible_mask(
     asked = ["swarm", "realign", str(done), "--peer", "p0", "--steps", "40", "--by", "mask", "--to"]
     code = cli.run([*asked, str(tmp_path / "a")])
     record = json.loads((tmp_path / "a" / "realigned.json").read_text())
-    assert code == (0 if record["mended"] else 1) and set(record["before"]["success"]) == {"text"}
+    assert code == (0 if record["repaired"] else 1) and set(record["before"]["success"]) == {"text"}
     assert "others were not measured" in capsys.readouterr().out
     assert 0.3 < min(record["kept"][0].values()) < 1
     assert 0 < record["trusted"] <= 200 and record["before"]["accuracy"]["eligible"] == 400
@@ -127,10 +127,10 @@ def test_a_failed_repair_writes_the_model_and_exits_with_one(
     asked = ["swarm", "realign", str(tuned), "--pairs", str(worse), "--steps", "1", "--to", str(tmp_path / "bad")]
     assert cli.run(asked) == 1, "one update is too little"
     record = json.loads((tmp_path / "bad" / "realigned.json").read_text())
-    assert record["mended"] is False and record["by"] == "tune" and record["safe"] is None
+    assert record["repaired"] is False and record["by"] == "tune" and record["safe"] is None
     assert "NOT repaired" in capsys.readouterr().out and (tmp_path / "bad" / "model.safetensors").is_file()
     assert cli.run([*common, "--steps", "40", "--to", str(tmp_path / "good")]) == 0
-    assert json.loads((tmp_path / "good" / "realigned.json").read_text())["mended"] is True
+    assert json.loads((tmp_path / "good" / "realigned.json").read_text())["repaired"] is True
 
 
 @pytest.mark.slow
@@ -212,10 +212,10 @@ def test_fused_experts_are_repaired_with_one_mask_each(
     pairs, benign = files
     shutil.copy(benign, tmp_path / "one.jsonl")
     words = ["--pairs", str(pairs), "--benign", str(tmp_path / "one.jsonl"), "--steps", "5"]
-    code = cli.run(["swarm", "realign", str(fused), *words, "--to", str(tmp_path / "mended")])
-    record = json.loads((tmp_path / "mended" / "realigned.json").read_text())
+    code = cli.run(["swarm", "realign", str(fused), *words, "--to", str(tmp_path / "repaired")])
+    record = json.loads((tmp_path / "repaired" / "realigned.json").read_text())
     assert code in (0, 1) and record["by"] == "mask" and len(record["kept"]) == len(record["parts"]) == 2
-    mask = tmp_path / "mended" / "mask.safetensors"
+    mask = tmp_path / "repaired" / "mask.safetensors"
     assert cli.run(["swarm", "realign", str(fused), "--mask", str(mask), "--to", str(tmp_path / "again")]) == 0
     assert task_vectors.digest(weights_of(open_policy(str(tmp_path / "again")))) == record["result"]
     assert "which one model they branched off" in refused(

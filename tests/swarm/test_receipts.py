@@ -161,13 +161,13 @@ def test_rewards_are_parsed_back_for_the_same_messages_only() -> None:
     assert rewards_in(text, "cd" * 32) == {} and rewards_in("{", DIGEST) == {}
 
 
-def simulated(seed: int, liars: int) -> tuple[set[str], list[str]]:
-    """Simulate a round of four members, the first ``liars`` of which sign two closings. Return the digests that a
+def simulated(seed: int, byzantine: int) -> tuple[set[str], list[str]]:
+    """Simulate a round of four members, the first ``byzantine`` of which sign two closings. Return the digests that a
     reader finds certified, and the lists of honest members with a certificate. Files arrive late, reordered, partially
     and twice."""
     rng = random.Random(seed)
     committee = Committee(frozenset("abcd"))
-    honest = sorted(committee.members)[liars:]
+    honest = sorted(committee.members)[byzantine:]
     there = {peer: str(rng.randrange(2)) * 64 for peer in "abcd"}
     views = {peer: {p: d for p, d in there.items() if p == peer or rng.random() < 0.8} for peer in honest}
     lies: list[MessageList] = [
@@ -178,17 +178,21 @@ def simulated(seed: int, liars: int) -> tuple[set[str], list[str]]:
     signed: dict[str, list[Receipt]] = {}
     for peer in rng.sample(honest, len(honest)):
         seen = {p: listed for p, listed in closings.items() if rng.random() < 0.7}
-        seen |= {liar: rng.choice(lies) for liar in "abcd"[:liars]}
+        seen |= {byzantine_member: rng.choice(lies) for byzantine_member in "abcd"[:byzantine]}
         mine = followed(seen, committee.members, committee.members, 2, frozenset(views[peer])) or views[peer]
         closings[peer] = mine
         signed[peer] = [_signed(peer, mine)]
-    for liar in "abcd"[:liars]:
+    for byzantine_member in "abcd"[:byzantine]:
         stories = [*rng.sample(lies, 2), *closings.values()]
-        signed[liar] = [_signed(liar, listed) for listed in rng.sample(stories, 2)]
+        signed[byzantine_member] = [_signed(byzantine_member, listed) for listed in rng.sample(stories, 2)]
     certified, followed_by = set(), []
     for reader in honest:
         mine = text_of(closings[reader])
-        for chance in (0.6, 0.9, 1.0):  # what it reads of a liar differs from look to look, each file is shown twice
+        for chance in (
+            0.6,
+            0.9,
+            1.0,
+        ):  # what it reads of a Byzantine member differs from look to look, each file is shown twice
             shown = [rng.choice(one) for one in signed.values() if rng.random() < chance] * 2
             if (digest := agreed(shown, committee)) is not None:
                 certified.add(digest)
@@ -203,11 +207,11 @@ def _signed(peer: str, listed: MessageList) -> Receipt:
     return Receipt.model_construct(peer=peer, about="round", round=0, digest=digest_of(text), text=text)
 
 
-@pytest.mark.parametrize("liars", [0, 1])
-def test_a_round_never_has_two_certificates(liars: int) -> None:
+@pytest.mark.parametrize("byzantine", [0, 1])
+def test_a_round_never_has_two_certificates(byzantine: int) -> None:
     made = 0
     for seed in range(1000):
-        certified, lists = simulated(seed, liars)
+        certified, lists = simulated(seed, byzantine)
         assert len(certified) <= 1
         made += len(certified)
         if certified:

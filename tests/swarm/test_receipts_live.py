@@ -111,7 +111,7 @@ def test_a_certificate_of_another_run_is_refused(model: Path, pupil: Path, tmp_p
 def test_credits_count_certified_rounds(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["swarm", "show", str(done), "--credits"]) == 0
     said = capsys.readouterr().out
-    assert "4 of 4 rounds are certified" in said and "owed, at 2 for each" in said
+    assert "4 of 4 rounds are certified" in said and "residual, at 2 for each" in said
     assert cli.run(["report", str(done)]) == 0
     assert "Receipts" in (done / "report.html").read_text()
 

@@ -27,14 +27,14 @@ from planaria.swarm.audit.questions import Question, QuestionPart
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.policy.reading import read
 from planaria.swarm.serving import completions_api
-from planaria.swarm.serving.client import Client, ServerFailed, Words, completions, request
+from planaria.swarm.serving.client import Client, RemoteText, ServerFailed, completions, request
 from planaria.swarm.serving.completions_api import CompletionsApi, Service
 
 TOKEN = "a-token-of-a-test-and-of-nothing-else"
 CODES = ("4719", "2210", "9031", "5533")
 ANN = Question("x:1", "ann", "code of ann=", CODES, 0, (QuestionPart("digit 1 of ann=", ("4", "2", "9", "5")),))
 POLICY = policy(context=64)
-WORDS = Words(POLICY.encode, POLICY.decode, POLICY.vocab, POLICY.end)
+WORDS = RemoteText(POLICY.encode, POLICY.decode, POLICY.vocab, POLICY.end)
 
 
 @contextlib.contextmanager

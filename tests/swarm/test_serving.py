@@ -24,7 +24,7 @@ from planaria.swarm.config import SwarmConfig
 from planaria.swarm.policy.base import SampledCompletion
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
 from planaria.swarm.policy.reading import read
-from planaria.swarm.serving.client import BadReply, Client, Words, completions
+from planaria.swarm.serving.client import BadReply, Client, RemoteText, completions
 from planaria.swarm.serving.remote_sampling import PeerServer, Rest
 
 SCRIPT = Path(__file__).parent / "openai_server.py"
@@ -282,7 +282,7 @@ def test_token_texts_become_ids_if_tokenizers_agree() -> None:
     assert drawn == SampledCompletion((111, 107), True), "its tokens are others"
 
 
-WORDS = Words(byte_tokenizer().encode, byte_tokenizer().decode, 257, 256)
+WORDS = RemoteText(byte_tokenizer().encode, byte_tokenizer().decode, 257, 256)
 json = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: (

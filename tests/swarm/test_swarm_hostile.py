@@ -287,15 +287,15 @@ def test_an_equivocator_is_excluded_by_all_in_the_same_round(tmp_path: Path) -> 
 
 def test_two_closings_of_one_peer_are_a_proof(tmp_path: Path) -> None:
     scene = Scene(tmp_path, 4)
-    liar = scene.who[3]
+    byzantine_member = scene.who[3]
     scene.publish(0, 0, 1, 2, 3)
     for place in (0, 1, 2):
         scene.heard(0, place)
-    scene.boards[3].conclude(one := closing(liar, scene.run, 0, scene.who))
-    other = closing(liar, scene.run, 0, scene.who[:3])
+    scene.boards[3].conclude(one := closing(byzantine_member, scene.run, 0, scene.who))
+    other = closing(byzantine_member, scene.run, 0, scene.who[:3])
     scene.publish(1, 0, 1, 2, 3)
     told = closing(scene.who[1], scene.run, 1, scene.who)
-    scene.boards[1].conclude(told.model_copy(update={"words": (*told.words, claim(liar, other))}))
+    scene.boards[1].conclude(told.model_copy(update={"words": (*told.words, claim(byzantine_member, other))}))
     assert scene.heard(1, 0) == {0, 1, 2, 3}
     assert one != other
     scene.publish(2, 0, 1, 2, 3)

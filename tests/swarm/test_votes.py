@@ -53,9 +53,9 @@ def test_copies_by_one_peer_share_one_vote() -> None:
 
 
 def test_the_break_point_is_half_of_the_peers() -> None:
-    def lie(liars: int) -> Behaviour | None:
-        honest = {f"h{n}": [("7",)] for n in range(4 - liars)}
-        return values(label(ballots(**honest, **{f"c{n}": [("lie",)] for n in range(liars)}), 0.5))
+    def lie(byzantine: int) -> Behaviour | None:
+        honest = {f"h{n}": [("7",)] for n in range(4 - byzantine)}
+        return values(label(ballots(**honest, **{f"c{n}": [("lie",)] for n in range(byzantine)}), 0.5))
 
     assert [lie(count) for count in range(5)] == [("7",), ("7",), None, ("lie",), ("lie",)]
 

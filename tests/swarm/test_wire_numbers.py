@@ -22,12 +22,12 @@ from planaria.swarm.board.limits import LIMITS
 from planaria.swarm.board.message import BadMessage
 from planaria.swarm.board.receipts import Committee, message_list_in, rewards_in, rewards_text
 from planaria.swarm.credits.messages import MESSAGE, CreditOrder
-from planaria.swarm.serving.client import BadReply, ServerFailed, Words, _parsed, completions
+from planaria.swarm.serving.client import BadReply, RemoteText, ServerFailed, _parsed, completions
 from planaria.swarm.serving.completions_api import parsed
 
 ONE = PeerIdentity.fresh()
 DIGEST = "ab" * 32
-WORDS = Words(lambda text: [*text.encode("utf-8", "strict")], lambda ids: bytes(ids).decode("latin-1"), 257, 256)
+WORDS = RemoteText(lambda text: [*text.encode("utf-8", "strict")], lambda ids: bytes(ids).decode("latin-1"), 257, 256)
 MESSAGES = [rollouts(ONE), hello(ONE), goodbye(ONE), closing(ONE, received=[ONE]), rules(ONE)]
 ORDER = CreditOrder(parties=("a", "b"), channels=("x",), numbers=(0,), amount=5)
 REPLY = {

@@ -95,15 +95,17 @@ def _code(call: Callable[[], int]) -> int:
     except (MemoryError, RuntimeError) as error:
         if not (isinstance(error, MemoryError) or NO_THREAD in str(error)):
             raise
-        what = "memory" if isinstance(error, MemoryError) else "memory or processes for another thread"
+        label = "memory" if isinstance(error, MemoryError) else "memory or processes for another thread"
         print(
-            f"planaria: not enough {what}; choose a smaller model, free some, or raise the limit (`ulimit -a`)",
+            f"planaria: not enough {label}; choose a smaller model, free some, or raise the limit (`ulimit -a`)",
             file=sys.stderr,
         )
         return 2
     except OSError as error:
-        place = str(error.filename or "the operating system")
-        print(f"planaria: {one_line(f'{place}: {error.strerror or error}; fix that, and try again')}", file=sys.stderr)
+        location = str(error.filename or "the operating system")
+        print(
+            f"planaria: {one_line(f'{location}: {error.strerror or error}; fix that, and try again')}", file=sys.stderr
+        )
         return 2
 
 
@@ -143,7 +145,7 @@ def _invoke(command: TabledCommand | CommandGroup, name: str, arguments: list[st
 @contextmanager
 def _around(may_fork: bool, how: Invocation) -> Iterator[None]:
     """Prepare this process for a command, and clean up after it."""
-    _require_utf8_places()
+    _require_utf8_paths()
     if how.forks and may_fork and "torch" not in sys.modules:
         from planaria.runtime.fleet import spawner
 
@@ -195,14 +197,14 @@ def _require_utf8(words: Sequence[str]) -> None:
             flag = ""
 
 
-def _require_utf8_places() -> None:
+def _require_utf8_paths() -> None:
     """Raise UserError if the working directory was removed, or its path or a user folder's is not UTF-8."""
     try:
-        places = {"the working directory": os.getcwd()}  # noqa: PTH109 (a Path has no other error)
+        paths = {"the working directory": os.getcwd()}  # noqa: PTH109 (a Path has no other error)
     except FileNotFoundError:
         raise UserError("the working directory was removed; change to another one") from None
-    places |= {f"${name}": os.environ.get(name, "") for name in ("HOME", "XDG_CACHE_HOME", "TMPDIR")}
-    for name, path in places.items():
+    paths |= {f"${name}": os.environ.get(name, "") for name in ("HOME", "XDG_CACHE_HOME", "TMPDIR")}
+    for name, path in paths.items():
         if not _is_utf8(path):
             raise UserError(f"{name}: {path!a} is not UTF-8; rename the folder, or use another one")
 

@@ -37,8 +37,8 @@ class Faults(TabledCommand):
     def table(self) -> Mapping[str, Any]:
         target = "TARGET is stage=N, node=N or worker=NAME"
         return {
-            fault: Option(f"--{fault.replace('_', '-')}", metavar="TARGET", help=f"{what}; {target}")
-            for fault, what in (SIGNALLED | INJECTED).items()
+            fault: Option(f"--{fault.replace('_', '-')}", metavar="TARGET", help=f"{label}; {target}")
+            for fault, label in (SIGNALLED | INJECTED).items()
         }
 
 
@@ -60,8 +60,8 @@ def _chaos(
     from planaria.cli.commands.chaos import ask, strike
 
     if len(faults) != 1:
-        what = " and ".join(f"--{fault.replace('_', '-')}" for fault in faults) or "run chaos"
-        raise UserError(f"{what}: give one fault, such as --kill stage=1; see `planaria run chaos --help`")
+        label = " and ".join(f"--{fault.replace('_', '-')}" for fault in faults) or "run chaos"
+        raise UserError(f"{label}: give one fault, such as --kill stage=1; see `planaria run chaos --help`")
     ((action, target),) = faults.items()
     named = {"strength": strength, "moment": moment, "attack": attack, "until": until, "peer": peer}
     given = {name: value for name, value in named.items() if value is not None}

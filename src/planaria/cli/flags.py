@@ -162,8 +162,8 @@ class RootGroup(CommandGroup):
         return {title: list(names) for title, names in SECTIONS.items()}
 
 
-def _new(cls: type[CommandGroup], what: str, **named: Any) -> typer.Typer:
-    return typer.Typer(cls=cls, help=what, rich_markup_mode=None, pretty_exceptions_enable=False, **named)
+def _new(cls: type[CommandGroup], label: str, **named: Any) -> typer.Typer:
+    return typer.Typer(cls=cls, help=label, rich_markup_mode=None, pretty_exceptions_enable=False, **named)
 
 
 app = _new(RootGroup, "Trains language models on machines that fail, lag and lie.", add_completion=True)
@@ -286,9 +286,9 @@ def refuse(given: Mapping[str, object], why: str) -> None:
             raise UserError(f"--{flag}{'' if value is True else f' {value}'}: {why}")
 
 
-def recipe_argument(what: str = "", kinds: tuple[str, ...] = ("train",)) -> Any:
-    """Return the argument of a recipe, parsed to a path; ``what`` completes its help text, the shell its ``kinds``."""
-    text = f"a TOML file{what}, or a name from `planaria recipes`"
+def recipe_argument(label: str = "", kinds: tuple[str, ...] = ("train",)) -> Any:
+    """Return the argument of a recipe, parsed to a path; ``label`` completes its help text, the shell its ``kinds``."""
+    text = f"a TOML file{label}, or a name from `planaria recipes`"
     return typer.Argument(metavar="RECIPE", parser=shipped.find, help=text, autocompletion=_recipes(kinds))
 
 

@@ -81,7 +81,9 @@ def require_known(words: Sequence[str], root: CommandGroup) -> None:
     if not first or first.startswith("-"):
         return
     if first not in root.commands:
-        leaves = {f"{group} {leaf}" for group, one in root.commands.items() for leaf in getattr(one, "commands", ())}
+        leaves = {
+            f"{group} {leaf}" for group, command in root.commands.items() for leaf in getattr(command, "commands", ())
+        }
         meant = sorted(leaf for leaf in leaves if leaf.endswith(f" {first}") or leaf == first.replace("-", " "))
         similar = f"did you mean {meant[0]!r}?" if meant else nearest(first, root.commands)
         raise UserError(f"{first}: unknown command; {similar}")

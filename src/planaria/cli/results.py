@@ -95,7 +95,7 @@ def _write_program(
     run: Path | None,
     task: str,
     problem: int | None,
-    way: Way,
+    strategy: Way,
     choose: Choice | None,
     tokens: int,
     top_k: int,
@@ -103,11 +103,11 @@ def _write_program(
 ) -> int:
     if problem is None:
         raise UserError(f"--task {task}: give --problem, such as --problem 0")
-    if choose is not None and way == "once":
+    if choose is not None and strategy == "once":
         raise UserError(f"--choose {choose}: requires --as vote or --as tree")
     from planaria.swarm.commands.write_program import write_program
 
-    return write_program(_one_of(run, None), task, problem, way, tokens, top_k, seed, choose or "agreement")
+    return write_program(_one_of(run, None), task, problem, strategy, tokens, top_k, seed, choose or "agreement")
 
 
 @command("eval")
@@ -185,9 +185,9 @@ def _export(
     if peer is None and not merged:
         print("\n".join(export(run, checkpoint, kind, to, precision, shard)))
         return 0
-    what = "a swarm's peer" if peer is not None else "an exported model"
+    label = "a swarm's peer" if peer is not None else "an exported model"
     given = {"format": None if kind == "hf" else kind, "checkpoint": checkpoint, "precision": precision, "shard": shard}
-    refuse(given, f"is for a run's checkpoint, and {run} is {what}; leave it out")
+    refuse(given, f"is for a run's checkpoint, and {run} is {label}; leave it out")
     print(export_again(run, to) if peer is None else export_peer(run, peer, to, number, print))
     return 0
 

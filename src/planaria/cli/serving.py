@@ -24,7 +24,7 @@ _NAMED = "another name that browsers may call the server by, such as a proxy's; 
 _TOKEN = "use the token in this file (default: a new one)"
 
 
-def place_option(flag: str = "--at", panel: str | None = None) -> Any:
+def address_option(flag: str = "--at", panel: str | None = None) -> Any:
     """Return the flag of the address."""
     return Option(flag, metavar="HOST:PORT", help=_AT, rich_help_panel=panel)
 

@@ -42,11 +42,11 @@ class Settings(TabledCommand):
         return (RunConfig,)
 
     def table(self) -> Mapping[str, Any]:
-        found: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         for root in self.roots():
-            found |= {name: option for name, option in _options(root) if name not in found}
+            result |= {name: option for name, option in _options(root) if name not in result}
         every = "show every setting of a recipe, which are flags too"
-        return found | {"help_all": typer.Option("--help-all", is_eager=True, callback=_help_all, help=every)}
+        return result | {"help_all": typer.Option("--help-all", is_eager=True, callback=_help_all, help=every)}
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         args, options = (args, {}) if ctx.resilient_parsing else take_options(args)
@@ -126,7 +126,7 @@ def take_options(words: list[str]) -> tuple[list[str], dict[str, str]]:
     Only the choices or the recipe know these, so no command lists them.
     :raises UserError: if an option has no value.
     """
-    rest, found = [], {}
+    rest, result = [], {}
     left = iter(words)
     for word in left:
         name, given, value = word.partition("=")
@@ -135,8 +135,8 @@ def take_options(words: list[str]) -> tuple[list[str], dict[str, str]]:
         elif (text := value if given else next(left, None)) is None:
             raise UserError(f"{name}: has no value; write {name} VALUE")
         else:
-            found[name.removeprefix("--")] = text
-    return rest, found
+            result[name.removeprefix("--")] = text
+    return rest, result
 
 
 def _is_option(name: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from planaria.cli.flags import ADVANCED, DryRun, Quiet, command, flag, recipe_argument, run_option, switch
-from planaria.cli.serving import CHAOS, named_option, place_option, token_option
+from planaria.cli.serving import CHAOS, address_option, named_option, token_option
 from planaria.cli.settings import Settings
 from planaria.cli.watching import Live, live_address
 from planaria.common.errors import UserError
@@ -29,7 +29,7 @@ def _train(
     dry_run: DryRun = False,
     quiet: Quiet = False,
     live: Annotated[bool, switch("--live", "show the run in a browser, at the address that is printed")] = False,
-    live_at: Annotated[str | None, place_option("--live-at", ADVANCED)] = None,
+    live_at: Annotated[str | None, address_option("--live-at", ADVANCED)] = None,
     live_name: Annotated[list[str] | None, named_option("--live-name", ADVANCED)] = None,
     live_token_file: Annotated[Path | None, token_option("--live-token-file", ADVANCED)] = None,
     live_chaos: Annotated[bool, Option("--live-chaos", help=CHAOS, rich_help_panel=ADVANCED)] = False,

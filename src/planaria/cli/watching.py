@@ -11,8 +11,8 @@ from planaria.cli.flags import command, switch
 from planaria.cli.serving import (
     CHAOS,
     address,
+    address_option,
     named_option,
-    place_option,
     require_server,
     token_in,
     token_option,
@@ -52,7 +52,7 @@ def live_address(given: Live) -> ServerAddress | None:
 def _watch(
     runs: Annotated[list[Path], Argument(metavar="RUN", help="the run's folder; several are side by side")],
     *,
-    at: Annotated[str | None, place_option()] = None,
+    at: Annotated[str | None, address_option()] = None,
     name: Annotated[list[str] | None, named_option()] = None,
     token_file: Annotated[Path | None, token_option()] = None,
     chaos: Annotated[bool, switch("--chaos", CHAOS)] = False,

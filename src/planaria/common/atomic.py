@@ -63,9 +63,9 @@ def write_error(path: Path, error: Exception) -> str:
 
 
 def _room(path: Path) -> str:
-    for place in (path, *path.parents):
+    for folder in (path, *path.parents):
         try:
-            free = shutil.disk_usage(place).free
+            free = shutil.disk_usage(folder).free
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError:

@@ -49,17 +49,17 @@ class Child:
             env=os.environ | _QUIET,
         )
 
-    def call(self, argument: bytes, seconds: float, place: object, fix: str) -> bytes:
+    def call(self, argument: bytes, seconds: float, location: object, fix: str) -> bytes:
         """Return the function's result for ``argument``. After an error the child is unusable.
 
-        :raises UserError: as raised by the function; or naming ``place`` and ``fix``, if the child exceeds its memory
-            or time, or exits.
+        :raises UserError: as raised by the function; or naming ``location`` and ``fix``, if the child exceeds its
+            memory or time, or exits.
         """
         with self._turn:
             if not self._ready:
-                self._message(None, START_S, place, fix)
+                self._message(None, START_S, location, fix)
                 self._ready = True
-            return self._message(argument, seconds, place, fix)
+            return self._message(argument, seconds, location, fix)
 
     def close(self) -> None:
         """Stop the child."""
@@ -70,7 +70,7 @@ class Child:
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
 
-    def _message(self, argument: bytes | None, seconds: float, place: object, fix: str) -> bytes:
+    def _message(self, argument: bytes | None, seconds: float, location: object, fix: str) -> bytes:
         """Send ``argument``, if any, and return the child's next message."""
         assert self._process.stdin is not None and self._process.stdout is not None
         late = threading.Event()
@@ -85,16 +85,16 @@ class Child:
         try:
             if argument is not None:
                 _send(self._process.stdin, argument)
-            kind, found = self._process.stdout.read(1), _received(self._process.stdout)
+            kind, result = self._process.stdout.read(1), _received(self._process.stdout)
         except OSError:  # a broken pipe: it has exited
-            kind, found = b"", None
+            kind, result = b"", None
         finally:
             timer.cancel()
-        if found is None:
-            raise UserError(f"{place}: {self._end(late.is_set(), seconds)}; {fix}")
+        if result is None:
+            raise UserError(f"{location}: {self._end(late.is_set(), seconds)}; {fix}")
         if kind == _REFUSED:
-            raise UserError(found.decode(errors="replace"))
-        return found
+            raise UserError(result.decode(errors="replace"))
+        return result
 
     def _end(self, late: bool, seconds: float) -> str:
         """Return why the child has exited."""
@@ -115,10 +115,10 @@ class Child:
         self.close()
 
 
-def call(function: str, argument: bytes, memory: int, seconds: float, place: object, fix: str) -> bytes:
+def call(function: str, argument: bytes, memory: int, seconds: float, location: object, fix: str) -> bytes:
     """Call ``function`` once in a new child; arguments and errors are those of :class:`Child`."""
     with Child(function, memory) as child:
-        return child.call(argument, seconds, place, fix)
+        return child.call(argument, seconds, location, fix)
 
 
 def _send(pipe: IO[bytes], content: bytes) -> None:
@@ -133,8 +133,8 @@ def _received(pipe: IO[bytes]) -> bytes | None:
     if len(head) < _SIZE.size:
         return None
     (size,) = _SIZE.unpack(head)
-    found = pipe.read(size)
-    return found if len(found) == size else None
+    result = pipe.read(size)
+    return result if len(result) == size else None
 
 
 def _bound(more: int) -> None:
@@ -174,11 +174,11 @@ def main() -> None:
     _send(answers, b"")
     while (argument := _received(requests)) is not None:
         try:
-            kind, found = _DONE, function(argument)
+            kind, result = _DONE, function(argument)
         except (UserError, OSError) as error:
-            kind, found = _REFUSED, str(error).encode()
+            kind, result = _REFUSED, str(error).encode()
         answers.write(kind)
-        _send(answers, found)
+        _send(answers, result)
 
 
 if __name__ == "__main__":

@@ -47,10 +47,10 @@ def read(folder: Path) -> Sums:
     lines = [_LINE.fullmatch(line) for line in body.splitlines()]
     if head != _head(body) or not all(lines):
         raise UserError(f"{path}: damaged; {fix}")
-    found: Sums = {}
+    sums: Sums = {}
     for line in filter(None, lines):
-        found[line[2]] = (*found.get(line[2], ()), line[1])
-    return found
+        sums[line[2]] = (*sums.get(line[2], ()), line[1])
+    return sums
 
 
 def write(folder: Path, sums: Mapping[str, Iterable[str]]) -> None:
@@ -106,13 +106,13 @@ def require_file(path: Path, known: Iterable[str], fix: str) -> None:
     :raises UserError: ending with ``fix``, if it cannot be read or has none of them.
     """
     try:
-        found = of_file(path)
+        result = of_file(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({(error.strerror or str(error)).lower()}); {fix}") from None
     expected = tuple(known)
-    if found not in expected:
+    if result not in expected:
         raise UserError(
-            f"{path}: has changed since it was written (SHA-256 {found[:12]}…, then {expected[-1][:12]}…); {fix}"
+            f"{path}: has changed since it was written (SHA-256 {result[:12]}…, then {expected[-1][:12]}…); {fix}"
         )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from planaria.common.errors import UserError, nearest
 
@@ -35,6 +35,21 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
 
+def former_names(**renamed: str) -> Any:
+    """Return a validator with which a model also reads records of older versions.
+
+    :param renamed: present name of each renamed field → its name in older versions.
+    """
+
+    def current(values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        known = {was: name for name, was in renamed.items() if name not in values}
+        return {known.get(name, name): value for name, value in values.items()}
+
+    return model_validator(mode="before")(current)
+
+
 def data(path: Path, most: int = MAX_BYTES, fix: str = "restore it") -> bytes:
     """Return a file's bytes, at most ``most``; ``fix`` is the advice in errors.
 
@@ -44,13 +59,13 @@ def data(path: Path, most: int = MAX_BYTES, fix: str = "restore it") -> bytes:
         if path.exists() and not path.is_file():  # reading a pipe blocks, and a device has no end
             raise UserError(f"{path}: is not a file; {fix}")
         with path.open("rb") as file:
-            found = bounded(file, most)
+            result = bounded(file, most)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
         raise UserError(f"{path}: cannot be read ({reason}); {fix}") from None
-    if len(found) > most:
+    if len(result) > most:
         raise UserError(f"{path}: has more than {most} bytes, too many for what it should be; {fix}")
-    return found
+    return result
 
 
 def bounded(file: BinaryIO, most: int) -> bytes:
@@ -70,22 +85,22 @@ def text(path: Path, most: int = MAX_BYTES, fix: str = "restore it") -> str:
         raise UserError(f"{path}: is not text in UTF-8 (byte {error.start}); {fix}") from None
 
 
-def parse_toml(source: str, place: object) -> dict[str, Any]:
+def parse_toml(source: str, location: object) -> dict[str, Any]:
     """Return the tables of a TOML text.
 
-    :raises UserError: naming ``place``, if it is not TOML, nested too deep, or has a number over 64 bits.
+    :raises UserError: naming ``location``, if it is not TOML, nested too deep, or has a number over 64 bits.
     """
     if _LONG_KEY.search(source):  # the parser takes the square of its length
-        raise UserError(f"{place}: not valid TOML: a key of more than 100 parts; write it shorter")
+        raise UserError(f"{location}: not valid TOML: a key of more than 100 parts; write it shorter")
     try:
-        found = tomllib.loads(source)
+        result = tomllib.loads(source)
     except RecursionError:
-        raise UserError(f"{place}: not valid TOML: nested too deep; write it flatter") from None
+        raise UserError(f"{location}: not valid TOML: nested too deep; write it flatter") from None
     except ValueError as error:  # also what Python says of a number with thousands of digits
-        raise UserError(f"{place}: not valid TOML: {error}") from None
-    refuse_nul(source, place)
-    _refuse_huge(found, place)
-    return found
+        raise UserError(f"{location}: not valid TOML: {error}") from None
+    refuse_nul(source, location)
+    _refuse_huge(result, location)
+    return result
 
 
 def toml(path: Path, most: int = MAX_BYTES) -> dict[str, Any]:
@@ -97,23 +112,23 @@ def toml(path: Path, most: int = MAX_BYTES) -> dict[str, Any]:
         raise UserError(f"{path}: not valid TOML: no text in UTF-8 (byte {error.start})") from None
 
 
-def parse_json(source: bytes | str, place: object, fix: str = "restore it") -> Any:
-    """Return the value of a JSON text; UserError, naming ``place``, as in :func:`parse_toml`."""
+def parse_json(source: bytes | str, location: object, fix: str = "restore it") -> Any:
+    """Return the value of a JSON text; UserError, naming ``location``, as in :func:`parse_toml`."""
     try:
         return json.loads(source)
     except RecursionError:
-        raise UserError(f"{place}: not JSON: nested too deep; {fix}") from None
+        raise UserError(f"{location}: not JSON: nested too deep; {fix}") from None
     except ValueError as error:  # also no UTF-8
-        raise UserError(f"{place}: not JSON: {error}; {fix}") from None
+        raise UserError(f"{location}: not JSON: {error}; {fix}") from None
 
 
-def parse_model(kind: type[Kind], source: bytes | str, place: object, fix: str = "restore it") -> Kind:
-    """Return the ``kind`` in a JSON text; UserError, naming ``place`` and the key, if it is invalid."""
-    refuse_nul(source, place)
+def parse_model(kind: type[Kind], source: bytes | str, location: object, fix: str = "restore it") -> Kind:
+    """Return the ``kind`` in a JSON text; UserError, naming ``location`` and the key, if it is invalid."""
+    refuse_nul(source, location)
     try:
         return kind.model_validate_json(source)
     except ValidationError as error:
-        raise UserError(f"{place}: {first(error, kind)}; {fix}") from None
+        raise UserError(f"{location}: {first(error, kind)}; {fix}") from None
 
 
 def model(path: Path, kind: type[Kind], most: int = MAX_BYTES, fix: str = "restore it") -> Kind:
@@ -154,20 +169,20 @@ def digest(tree: object) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def refuse_nul(source: bytes | str, place: object) -> None:
+def refuse_nul(source: bytes | str, location: object) -> None:
     """Raise UserError if a text contains or escapes a NUL character, which no file name may have."""
     spelt = ("\x00", "\\u0000", "\\U00000000")
     if any((word.encode() if isinstance(source, bytes) else word) in source for word in spelt):  # type: ignore[operator]
-        raise UserError(f"{place}: has a NUL character; remove it")
+        raise UserError(f"{location}: has a NUL character; remove it")
 
 
-def _refuse_huge(tree: object, place: object) -> None:
+def _refuse_huge(tree: object, location: object) -> None:
     """Raise UserError for numbers of more than 64 bits, which TOML does not have."""
     rest = [tree]
     while rest:
         value = rest.pop()
         if isinstance(value, int) and value.bit_length() > 64:
-            raise UserError(f"{place}: not valid TOML: a number of {value.bit_length()} bits; it has at most 64")
+            raise UserError(f"{location}: not valid TOML: a number of {value.bit_length()} bits; it has at most 64")
         rest += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
@@ -177,22 +192,22 @@ def first(error: ValidationError, kind: type[BaseModel] | None = None, values: b
     ``kind``: the document's type, for suggestions of keys. An unknown key comes first, because the intended key is then
     reported as missing. For a union of types, the deepest error counts.
     """
-    found = min(error.errors(include_url=False), key=lambda one: (one["type"] != "extra_forbidden", -len(one["loc"])))
-    place, known = _located(kind, found["loc"]) if kind is not None else (found["loc"], ())
-    key, message = ".".join(map(str, place)), found["msg"].removeprefix("Value error, ")
-    if found["type"] == "extra_forbidden":
-        return f"{key}: unknown key" + (f"; {nearest(str(place[-1]), known)}" if known else "")
-    value = f" = {shown(found['input'])}" if values and found["type"] != "missing" else ""
+    result = min(error.errors(include_url=False), key=lambda one: (one["type"] != "extra_forbidden", -len(one["loc"])))
+    positions, known = _located(kind, result["loc"]) if kind is not None else (result["loc"], ())
+    key, message = ".".join(map(str, positions)), result["msg"].removeprefix("Value error, ")
+    if result["type"] == "extra_forbidden":
+        return f"{key}: unknown key" + (f"; {nearest(str(positions[-1]), known)}" if known else "")
+    value = f" = {shown(result['input'])}" if values and result["type"] != "missing" else ""
     return f"{key}{value}: {message}" if key else message
 
 
-def _located(kind: type[BaseModel], place: Sequence[int | str]) -> tuple[list[int | str], list[str]]:
+def _located(kind: type[BaseModel], location: Sequence[int | str]) -> tuple[list[int | str], list[str]]:
     """Return pydantic's location of an error as the document has it, and the keys known there.
 
     For a union of types, pydantic's location also contains the type that it tried.
     """
     models, path = [kind], list[int | str]()
-    for part in place[:-1]:
+    for part in location[:-1]:
         if chosen := [one for one in models if one.__name__ == part]:
             models = chosen
             continue
@@ -202,7 +217,7 @@ def _located(kind: type[BaseModel], place: Sequence[int | str]) -> tuple[list[in
             models = [inner for field in fields for inner in _models(field.annotation)]
     known = sorted({name for one in models for name in one.model_fields})
     tried = {"str", "int", "float", "bool", *(one.__name__ for one in models)} - {*known}
-    return [*path, *(part for part in place[-1:] if part not in tried)], known
+    return [*path, *(part for part in location[-1:] if part not in tried)], known
 
 
 def _models(annotation: object) -> Iterator[type[BaseModel]]:

@@ -41,9 +41,9 @@ def install(extra: str) -> str:
     return f"pip install 'planaria[{extra}]'"
 
 
-def missing_package(what: str, package: str, extra: str, otherwise: str = "") -> UserError:
+def missing_package(label: str, package: str, extra: str, otherwise: str = "") -> UserError:
     """Return the error for a missing package: the feature, the package and the command to run."""
-    return UserError(f"{what} needs the package {package!r}; install it with: {install(extra)}{otherwise}")
+    return UserError(f"{label} needs the package {package!r}; install it with: {install(extra)}{otherwise}")
 
 
 class LedgerError(RunStopped):

@@ -48,15 +48,15 @@ def filesystem(url: str, setting: str, **options: Any) -> tuple[AbstractFileSyst
 
 def _missing(url: str, setting: str, error: ImportError) -> UserError:
     """Return the error for a protocol whose package is not installed; rare protocols have no extra."""
-    what = f"{setting} = {shown(url)!r}"
+    label = f"{setting} = {shown(url)!r}"
     for protocol in re.findall(r"(\w+)://", url):
         if protocol in _EXTRAS:
-            return missing_package(what, *_EXTRAS[protocol])
-    return UserError(f"{what}: {_line(error)}")
+            return missing_package(label, *_EXTRAS[protocol])
+    return UserError(f"{label}: {_line(error)}")
 
 
 @contextmanager
-def reached(url: str, what: str) -> Iterator[None]:
+def reached(url: str, label: str) -> Iterator[None]:
     """Turn any failure of a file system into an OSError that names the place and the operation."""
     try:
         yield
@@ -65,7 +65,7 @@ def reached(url: str, what: str) -> Iterator[None]:
     except Exception as error:
         cause = error.__cause__ or error  # for an unreachable web server, only the cause has the reason
         reason = "there is nothing" if isinstance(cause, FileNotFoundError) else _line(cause)
-        raise OSError(f"{shown(url)}: cannot {what} ({reason})") from error
+        raise OSError(f"{shown(url)}: cannot {label} ({reason})") from error
 
 
 @contextmanager
@@ -82,21 +82,21 @@ def fetch(system: AbstractFileSystem, path: str, to: Path, most: int) -> None:
 
     :raises UserError: if it is larger, its size differs from the announced one, or ``to`` has no room.
     """
-    size, place = system.info(path)["size"], shown(system.unstrip_protocol(path))
+    size, location = system.info(path)["size"], shown(system.unstrip_protocol(path))
     if not isinstance(size, int) or not 0 <= size <= most:
-        raise UserError(f"{place}: has {size} bytes where at most {most} can be; is that planaria's, and undamaged?")
+        raise UserError(f"{location}: has {size} bytes where at most {most} can be; is that planaria's, and undamaged?")
     to.parent.mkdir(parents=True, exist_ok=True)
     if size > (free := shutil.disk_usage(to.parent).free):
-        raise UserError(f"{place}: takes {size} bytes, and {to.parent} has room for {free}; make room")
+        raise UserError(f"{location}: takes {size} bytes, and {to.parent} has room for {free}; make room")
     left = size
     with system.open(path, "rb", block_size=_PIECE) as there, to.open("wb") as here:
         while piece := there.read(min(_PIECE, left + 1)):
             if len(piece) > left:
-                raise UserError(f"{place}: has more than the {size} bytes that its store announces; it is damaged")
+                raise UserError(f"{location}: has more than the {size} bytes that its store announces; it is damaged")
             left -= len(piece)
             here.write(piece)
     if left:
-        raise UserError(f"{place}: ends after {size - left} of {size} bytes; it is damaged")
+        raise UserError(f"{location}: ends after {size - left} of {size} bytes; it is damaged")
 
 
 def _line(error: BaseException) -> str:

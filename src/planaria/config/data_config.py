@@ -75,14 +75,14 @@ class DataConfig(Section):
             return {"": self}
         own = {
             name: {
-                "source": one.source,
-                "field": one.field or self.field,
-                "format": one.format,
-                "most": one.most,
+                "source": config.source,
+                "field": config.field or self.field,
+                "format": config.format,
+                "most": config.most,
             }
-            for name, one in sorted(self.mixture.items())
+            for name, config in sorted(self.mixture.items())
         }
-        return {name: self.model_copy(update={"mixture": {}, **found}) for name, found in own.items()}
+        return {name: self.model_copy(update={"mixture": {}, **value}) for name, value in own.items()}
 
     @property
     def dialogues(self) -> bool:
@@ -93,7 +93,7 @@ class DataConfig(Section):
     def unplaced(self) -> DataConfig:
         """Return the configuration without settings that do not affect samples: where texts are stored, and how often
         they are read."""
-        free = {name: one.model_copy(update={"epochs": None, "source": ""}) for name, one in self.mixture.items()}
+        free = {name: config.model_copy(update={"epochs": None, "source": ""}) for name, config in self.mixture.items()}
         # A resolved "auto" is text.
         own = "auto" if self.format == "text" else self.format
         return self.model_copy(update={"mixture": free, "source": "", "cache": None, "format": own})
@@ -117,11 +117,11 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _can_be_met(self) -> Self:
-        total = sum(one.weight for one in self.mixture.values())
-        for name, one in self.mixture.items():
-            if one.weight * bounds.MIXTURE < total:
+        total = sum(config.weight for config in self.mixture.values())
+        for name, config in self.mixture.items():
+            if config.weight * bounds.MIXTURE < total:
                 raise ValueError(
-                    f"data.mixture.{name}.weight = {one.weight:g} is less than one in {bounds.MIXTURE} of all weights; "
-                    "raise it, or leave the source out"
+                    f"data.mixture.{name}.weight = {config.weight:g} is less than one in {bounds.MIXTURE} of all "
+                    "weights; raise it, or leave the source out"
                 )
         return self

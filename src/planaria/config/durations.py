@@ -15,8 +15,8 @@ def seconds(text: str) -> float:
 
     :raises ValueError: if ``text`` is not a duration, or is longer than :data:`MOST_S`.
     """
-    found = _TEXT.fullmatch(text.strip())
-    duration = float(found["number"]) * _SECONDS[found["unit"]] if found else MOST_S + 1
+    match = _TEXT.fullmatch(text.strip())
+    duration = float(match["number"]) * _SECONDS[match["unit"]] if match else MOST_S + 1
     if duration > MOST_S:
         raise ValueError(
             f"{text}: not a duration; give seconds, or a time such as 60s, 5min or 2h (at most {MOST_S:g} s)"

@@ -123,18 +123,18 @@ def command_of(kind: str) -> str:
 
 def require_kind(tree: Mapping[str, Any], recipe: Path, *kinds: str) -> None:
     """:raises UserError: naming the right command, if the recipe is of none of ``kinds``."""
-    found = kinds_of(tree)
-    if not found & set(kinds):
-        right = command_of(sorted(found)[0])
+    result = kinds_of(tree)
+    if not result & set(kinds):
+        right = command_of(sorted(result)[0])
         raise UserError(f"{recipe}: is a recipe for `planaria {right}`; run `planaria {right} {recipe}`")
 
 
-def from_tree(tree: Mapping[str, Any], flags: Mapping[str, object], recipe: Path, place: str = "") -> RunConfig:
-    """Return the configuration of ``tree`` from the file ``recipe``; ``place`` is its location within the file.
+def from_tree(tree: Mapping[str, Any], flags: Mapping[str, object], recipe: Path, location: str = "") -> RunConfig:
+    """Return the configuration of ``tree`` from the file ``recipe``; ``location`` is its location within the file.
 
     :raises UserError: as in :func:`load`.
     """
-    return resolve(RunConfig, tree, flags, recipe, place)
+    return resolve(RunConfig, tree, flags, recipe, location)
 
 
 def resolve(
@@ -142,11 +142,11 @@ def resolve(
     tree: Mapping[str, Any],
     flags: Mapping[str, object],
     recipe: Path,
-    place: str = "",
+    location: str = "",
     filled: Filled = lambda tree: tree,
 ) -> Kind:
     """As :func:`from_tree`, for a recipe of any ``kind`` with a name."""
-    where = f"{recipe}: {place}" if place else str(recipe)
+    where = f"{recipe}: {location}" if location else str(recipe)
     refuse_unknown(tree, kind, where, root=kind)
     own = moved(json.loads(json.dumps(tree, default=str)), lambda name: _beside(recipe, name))
     own.setdefault("name", names.from_file(recipe.stem))
@@ -156,36 +156,36 @@ def resolve(
 def overlay(
     config: RunConfig,
     flags: Mapping[str, object],
-    place: str = "the run's config.json",
+    location: str = "the run's config.json",
     filled: Filled = lambda tree: tree,
 ) -> RunConfig:
-    """Return ``config``, which came from ``place``, with ``flags`` applied.
+    """Return ``config``, which came from ``location``, with ``flags`` applied.
 
     :raises UserError: as in :func:`load`, which also describes ``filled``.
     """
     tree = config.model_dump(mode="json", exclude_unset=True)
     tree.get("model", {}).pop("block_layers", None)  # derived from settings that flags may change
-    return _lay_over(RunConfig, tree, flags, place, filled)
+    return _lay_over(RunConfig, tree, flags, location, filled)
 
 
-def parse(tree: str, place: str) -> RunConfig:
-    """Return the configuration from a run folder's JSON; errors name ``place``."""
-    documents.refuse_nul(tree, place)
+def parse(tree: str, location: str) -> RunConfig:
+    """Return the configuration from a run folder's JSON; errors name ``location``."""
+    documents.refuse_nul(tree, location)
     try:
         return RunConfig.model_validate_json(tree)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(p) for p in first["loc"])
-        raise UserError(": ".join(filter(None, (place, key, _reason(first))))) from None
+        raise UserError(": ".join(filter(None, (location, key, _reason(first))))) from None
 
 
 def flat(config: Section | Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return all settings by dotted name, including tables with free names and options of choices."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, value in dict(config).items():
         inner = isinstance(value, Section | Mapping)
-        found |= flat(value, f"{prefix}{name}.") if inner else {f"{prefix}{name}": value}
-    return found
+        result |= flat(value, f"{prefix}{name}.") if inner else {f"{prefix}{name}": value}
+    return result
 
 
 def dump(config: Section, **tables: Section) -> str:
@@ -227,14 +227,14 @@ def overlaid(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
 
 def moved(tree: Mapping[str, Any], change: Callable[[str], str], prefix: str = "") -> dict[str, Any]:
     """Return ``tree`` with each of its :data:`PLACES` changed."""
-    found = dict(tree)
+    result = dict(tree)
     for key, value in tree.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
-            found[key] = moved(value, change, f"{name}.")
-        elif isinstance(value, str) and any(fnmatchcase(name, place) for place in PLACES):
-            found[key] = change(value)
-    return found
+            result[key] = moved(value, change, f"{name}.")
+        elif isinstance(value, str) and any(fnmatchcase(name, location) for location in PLACES):
+            result[key] = change(value)
+    return result
 
 
 def _beside(recipe: Path, name: str) -> str:
@@ -244,7 +244,7 @@ def _beside(recipe: Path, name: str) -> str:
 
 
 def refuse_unknown(
-    tree: Mapping[str, Any], section: type[Section], place: str, prefix: str = "", root: type[Section] = RunConfig
+    tree: Mapping[str, Any], section: type[Section], location: str, prefix: str = "", root: type[Section] = RunConfig
 ) -> None:
     """Raise UserError for unknown keys, before types are checked."""
     for key, value in tree.items():
@@ -253,19 +253,19 @@ def refuse_unknown(
             option = as_option(key, section, prefix)
             fix = f"did you mean {elsewhere[0]!r}?" if elsewhere else nearest(key, section.model_fields)
             fixes = [option, fix] if option and elsewhere else [option or fix]
-            raise UserError(f"{place}: {prefix}{key}: unknown key; {'; or '.join(fixes)}")
+            raise UserError(f"{location}: {prefix}{key}: unknown key; {'; or '.join(fixes)}")
         inner = section.model_fields[key].annotation
         if own := section_of(inner):
-            refuse_unknown(_keys(value, place, f"{prefix}{key}"), own, place, f"{prefix}{key}.", root)
+            refuse_unknown(_keys(value, location, f"{prefix}{key}"), own, location, f"{prefix}{key}.", root)
         elif entry := entry_of(inner):
-            for name, found in _keys(value, place, f"{prefix}{key}").items():
+            for name, item in _keys(value, location, f"{prefix}{key}").items():
                 inside = f"{prefix}{key}.{name}"
-                refuse_unknown(_keys(found, place, inside), entry, place, f"{inside}.", root)
+                refuse_unknown(_keys(item, location, inside), entry, location, f"{inside}.", root)
 
 
-def _keys(value: object, place: str, name: str) -> Mapping[str, Any]:
+def _keys(value: object, location: str, name: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise UserError(f"{place}: {name}: is a section; write its keys below [{name}]")
+        raise UserError(f"{location}: {name}: is a section; write its keys below [{name}]")
     return value
 
 
@@ -277,16 +277,16 @@ def as_option(key: str, section: type[Section], prefix: str) -> str:
     return f"an option of {prefix}{choice} is written {prefix}{NAME}.{key}"
 
 
-def table(kind: type[Kind], found: Any, name: str, recipe: Path) -> Kind:
+def table(kind: type[Kind], value: Any, name: str, recipe: Path) -> Kind:
     """Return the extra table ``name`` of a recipe, such as ``[compare]``.
 
     :raises UserError: naming file, key and the problem.
     """
-    if not isinstance(found, Mapping):
+    if not isinstance(value, Mapping):
         raise UserError(f"{recipe}: {name}: is a section; write its keys below [{name}]")
-    refuse_unknown(found, kind, str(recipe), f"{name}.", kind)
+    refuse_unknown(value, kind, str(recipe), f"{name}.", kind)
     try:
-        return kind.model_validate(dict(found))
+        return kind.model_validate(dict(value))
     except ValidationError as error:
         first = error.errors()[0]
         if not first["loc"]:  # a rule about several fields names them itself
@@ -316,7 +316,7 @@ def _lay_over(
     kind: type[Kind],
     tree: dict[str, Any],
     flags: Mapping[str, object],
-    place: str,
+    location: str,
     filled: Filled = lambda tree: tree,
 ) -> Kind:
     for name, text in flags.items():
@@ -324,7 +324,7 @@ def _lay_over(
     try:
         return kind.model_validate_json(json.dumps(filled(tree), default=str))
     except ValidationError as error:
-        raise UserError(_explain(error, place, flags)) from None
+        raise UserError(_explain(error, location, flags)) from None
 
 
 def _set(tree: dict[str, Any], name: str, value: Any) -> None:
@@ -334,16 +334,16 @@ def _set(tree: dict[str, Any], name: str, value: Any) -> None:
     tree[key] = value
 
 
-def _explain(error: ValidationError, place: str, flags: Mapping[str, object]) -> str:
+def _explain(error: ValidationError, location: str, flags: Mapping[str, object]) -> str:
     first = error.errors()[0]
     key = ".".join(str(p) for p in first["loc"] if not isinstance(p, int))
     if key in flags:
         return f"--{key} {documents.shown(str(flags[key]))[1:-1]}: {_reason(first)}"
     if first["type"] == "value_error":  # a rule about several fields names them itself
-        return f"{place}{' with the given flags' if flags else ''}: {_reason(first)}"
+        return f"{location}{' with the given flags' if flags else ''}: {_reason(first)}"
     if first["type"] == "missing":
-        return f"{place}: {key}: is missing; give it"
-    return f"{place}: {key} = {documents.shown(first['input'])}: {_reason(first)}"
+        return f"{location}: {key}: is missing; give it"
+    return f"{location}: {key} = {documents.shown(first['input'])}: {_reason(first)}"
 
 
 def _reason(error: Any) -> str:

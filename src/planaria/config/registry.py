@@ -20,7 +20,7 @@ from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from pydantic import ValidationError
 
@@ -33,6 +33,9 @@ from planaria.config.section import meaning
 
 class Choice(Section):
     """Base of everything that a recipe chooses by name. The fields of a subclass are its options."""
+
+    former: ClassVar[Mapping[str, str]] = {}
+    """name of an option in older versions → its present name"""
 
 
 Chosen = TypeVar("Chosen", bound=Choice)
@@ -50,8 +53,8 @@ class Registry(Generic[Chosen]):
     """base class of all choices"""
     shipped: Mapping[str, type[Chosen]] = field(hash=False)
     """planaria's own, by name"""
-    place: str = ""
-    """location of options, if not in ``options`` next to the name"""
+    location: str = ""
+    """where the options are, if not in ``options`` next to the name"""
 
     @property
     def names(self) -> list[str]:
@@ -75,12 +78,12 @@ class Registry(Generic[Chosen]):
             raise UserError(f"{named}: {module!r} is not a module name; write 'module:Class', such as 'mine:Mine'")
         if path not in {point.value for point in registered.values()}:
             consent.require(module, named)
-        found = _class(path, named)
-        if not (isinstance(found, type) and issubclass(found, self.base)):
+        result = _class(path, named)
+        if not (isinstance(result, type) and issubclass(result, self.base)):
             raise UserError(f"{named}: is not derived from {self.base.__module__}.{self.base.__qualname__}; derive it")
-        if inspect.isabstract(found):
-            raise UserError(f"{named}: lacks {', '.join(sorted(found.__abstractmethods__))}; define what is missing")
-        return found
+        if inspect.isabstract(result):
+            raise UserError(f"{named}: lacks {', '.join(sorted(result.__abstractmethods__))}; define what is missing")
+        return result
 
     def make(self, name: str, options: Mapping[str, Any]) -> Chosen:
         """Return the choice with its ``options``.
@@ -94,13 +97,15 @@ class Registry(Generic[Chosen]):
 
         :raises UserError: as :meth:`make`.
         """
-        found = {name: self.find(name) for name in names}
+        result = {name: self.find(name) for name in names}
+        renamed = {was: option for each in result.values() for was, option in each.former.items()}
+        options = {renamed.get(option, option): value for option, value in options.items()}
         for option in options:
-            if option not in found and not any(option in each.model_fields for each in found.values()):
-                known = {option for each in found.values() for option in each.model_fields}
+            if option not in result and not any(option in each.model_fields for each in result.values()):
+                known = {option for each in result.values() for option in each.model_fields}
                 fix = nearest(option, known) if known else "there are none; leave it out"
-                raise UserError(f"{self._place}.{option}: no option of {', '.join(map(repr, names))}; {fix}")
-        return {name: self._made(name, each, options) for name, each in found.items()}
+                raise UserError(f"{self._location}.{option}: no option of {', '.join(map(repr, names))}; {fix}")
+        return {name: self._made(name, each, options) for name, each in result.items()}
 
     def declared(self, names: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the ``options`` that these choices declare."""
@@ -111,17 +116,19 @@ class Registry(Generic[Chosen]):
         own = {option: value for option, value in options.items() if option in chosen.model_fields}
         apart = options.get(name, {})
         if not isinstance(apart, Mapping):
-            raise UserError(f"{self._place}.{name} = {documents.shown(apart)}: is a table of the options of {name!r}")
+            raise UserError(
+                f"{self._location}.{name} = {documents.shown(apart)}: is a table of the options of {name!r}"
+            )
         if unknown := next((option for option in apart if option not in chosen.model_fields), None):
-            raise UserError(f"{self._place}.{name}.{unknown}: unknown; {nearest(unknown, chosen.model_fields)}")
+            raise UserError(f"{self._location}.{name}.{unknown}: unknown; {nearest(unknown, chosen.model_fields)}")
         try:
             return chosen.model_validate_json(json.dumps(own | dict(apart)))
         except ValidationError as error:
             first = error.errors()[0]
-            key = ".".join([self._place, *(str(part) for part in first["loc"])])
+            key = ".".join([self._location, *(str(part) for part in first["loc"])])
             if first["type"] == "missing":
-                what = meaning(chosen, str(first["loc"][0])) or "it"
-                raise UserError(f"{key}: {name!r} has no default for it; give {what}") from None
+                label = meaning(chosen, str(first["loc"][0])) or "it"
+                raise UserError(f"{key}: {name!r} has no default for it; give {label}") from None
             named = f" = {documents.shown(first['input'])}" if first["loc"] else ""
             raise UserError(f"{key}{named}: {first['msg'].removeprefix('Value error, ')}") from None
         except UserError:
@@ -130,8 +137,8 @@ class Registry(Generic[Chosen]):
             raise UserError(f"{self.setting} = {name!r}: cannot be made: {describe_error(error)}") from error
 
     @property
-    def _place(self) -> str:
-        return self.place or f"{self.setting.rpartition('.')[0]}.options"
+    def _location(self) -> str:
+        return self.location or f"{self.setting.rpartition('.')[0]}.options"
 
 
 @lru_cache
@@ -143,13 +150,13 @@ def _registered(kind: str) -> Mapping[str, EntryPoint]:
 def _class(path: str, named: str) -> Any:
     """Return the class ``module:Class``."""
     module, _, name = path.partition(":")
-    found: Any = _imported(module, named)
+    result: Any = _imported(module, named)
     for part in name.split("."):
-        if not hasattr(found, part):
-            known = [own for own in vars(found) if not own.startswith("_")]
+        if not hasattr(result, part):
+            known = [own for own in vars(result) if not own.startswith("_")]
             raise UserError(f"{named}: {module} has no {name!r}; {nearest(name, known or ['nothing'])}")
-        found = getattr(found, part)
-    return found
+        result = getattr(result, part)
+    return result
 
 
 def _imported(module: str, named: str) -> ModuleType:
@@ -168,8 +175,8 @@ def _imported(module: str, named: str) -> ModuleType:
 def foreign(choices: Iterable[type[Choice]]) -> list[type[Choice]]:
     """Return the classes, and their bases, that are not planaria's own."""
     lines = {line for chosen in choices for line in chosen.__mro__ if issubclass(line, Choice)}
-    found = [line for line in lines if line.__module__.partition(".")[0] != "planaria"]
-    return sorted(found, key=lambda chosen: (chosen.__module__, chosen.__qualname__))
+    results = [line for line in lines if line.__module__.partition(".")[0] != "planaria"]
+    return sorted(results, key=lambda chosen: (chosen.__module__, chosen.__qualname__))
 
 
 @contextmanager
@@ -202,8 +209,8 @@ def blame(error: BaseException, own: Sequence[type[Choice]]) -> str:
 def describe_error(error: BaseException, at: traceback.FrameSummary | None = None) -> str:
     """Return an error as one line: place (innermost, unless ``at`` is given), type and message."""
     frames = traceback.extract_tb(error.__traceback__)
-    place = at or (frames[-1] if frames else None)
-    where = "" if place is None else f"{place.filename}:{place.lineno}: "
+    frame = at or (frames[-1] if frames else None)
+    where = "" if frame is None else f"{frame.filename}:{frame.lineno}: "
     if isinstance(error, SyntaxError):
         where = f"{error.filename}:{error.lineno}: "
     return f"{where}{type(error).__name__}: {error}".rstrip(": ")

@@ -164,7 +164,7 @@ class ExchangeConfig(Section):
     robust: str | Options = ""
     """robust aggregation instead of the mean, against Byzantine replicas: RULE or MIX:RULE, such as 'multikrum' or
     'nnm:median'; or a table of rule (median, trimmed_mean, krum, multikrum, geometric_median, clipping, flag,
-    'module:Class'), liars, mix (none, nnm, bucketing), scope (stage, replica) and the rule's options"""
+    'module:Class'), byzantine, mix (none, nnm, bucketing), scope (stage, replica) and the rule's options"""
     coded: str | Options = ""
     """gradient coding, which gives the exact gradient without late replicas: a scheme (gc, srsgc, msgc, none,
     'module:Class'), or a table of scheme, its options, jobs (parts of a step that are decoded separately) and slow

@@ -99,8 +99,8 @@ def _(fact: e.StageReady, run: RunState) -> RunState:
     replica = answering(run, fact, "run") or answering(run, fact, "evaluate")
     if replica is None or fact.step != replica.step:
         return run
-    if fact.heard:
-        replica = updated(replica, received=freeze({**replica.received, fact.worker: freeze(fact.heard)}))
+    if fact.received:
+        replica = updated(replica, received=freeze({**replica.received, fact.worker: freeze(fact.received)}))
     return report(run, replica, fact.worker)
 
 
@@ -114,7 +114,7 @@ def _(fact: e.StageCommitted, run: RunState) -> RunState:
 
 @handles
 def _(fact: e.StageCopied, run: RunState) -> RunState:
-    replica = _asked_to_save(run, fact)
+    replica = _save_requested(run, fact)
     if replica is None:
         return run
     part = BackgroundWrite(replica.number, fact.generation, fact.step)
@@ -127,7 +127,7 @@ def _(fact: e.StageSaved, run: RunState) -> RunState:
         if run.wants(part):
             run = with_replica(run, _saved(run.replicas[part.replica], fact))
         return written(run, fact.worker)
-    replica = _asked_to_save(run, fact)
+    replica = _save_requested(run, fact)
     return run if replica is None else report(run, _saved(replica, fact), fact.worker)
 
 
@@ -143,7 +143,7 @@ def _saved(replica: ReplicaState, fact: e.StageSaved) -> ReplicaState:
     return updated(replica, digests=freeze({**replica.digests, file: fact.sha256}))
 
 
-def _asked_to_save(run: RunState, fact: e.StageCopied | e.StageSaved | e.SaveFailed) -> ReplicaState | None:
+def _save_requested(run: RunState, fact: e.StageCopied | e.StageSaved | e.SaveFailed) -> ReplicaState | None:
     """Return the replica that waits for this worker's part of a checkpoint; None if that was cancelled (-1)."""
     replica = answering(run, fact, "save")
     return replica if replica is not None and replica.saved in (fact.step, -1) else None
@@ -159,7 +159,7 @@ def _writing(run: RunState, fact: e.StageSaved | e.SaveFailed) -> BackgroundWrit
 def _(fact: e.SaveFailed, run: RunState) -> RunState:
     if fact.worker == e.CONTROLLER:  # reported before all other events
         return run if run.unsealed is None or run.saved != fact.step else _unsaved(run.unsealed, fact, "")
-    replica, part = _asked_to_save(run, fact), _writing(run, fact)
+    replica, part = _save_requested(run, fact), _writing(run, fact)
     if part is not None:
         now, wanted = written(run, fact.worker), run.wants(part)
     elif replica is not None:
@@ -226,7 +226,7 @@ def _refused_in_step(fact: e.UpdateRejected, run: RunState) -> RunState:
     if replica is None or fact.round != replica.step:
         return run
     column = replica.held.nodes(fact.stage)
-    refuses = next((place for place, node in enumerate(column) if replica.holders[node] == fact.worker), None)
+    refuses = next((index for index, node in enumerate(column) if replica.holders[node] == fact.worker), None)
     if refuses is None:
         return run
     by = replica.refused.get(refuses, frozenset()) | {fact.replica}

@@ -88,7 +88,7 @@ def call_off(run: RunState, meeting: OpenRound | None) -> RunState:
 
 def give_up_save(run: RunState) -> RunState:
     """Cancel the checkpoint for which replicas were being saved."""
-    return reconsider_all(replace(run, saving=-1, standings=freeze({}), allotment=run.allotment.give_up_save()))
+    return reconsider_all(replace(run, saving=-1, positions=freeze({}), allotment=run.allotment.give_up_save()))
 
 
 def give_up_if_none_is_saved(run: RunState) -> RunState:

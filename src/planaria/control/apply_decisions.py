@@ -29,8 +29,8 @@ from planaria.control.state import RunState
 
 @handles
 def _(fact: d.Replan, run: RunState) -> RunState:
-    asked = replace(run.replicas[fact.replica], phase="replan", waiting=NOBODY, ways=tuple(fact.ways))
-    return with_replica(run, asked)
+    requested = replace(run.replicas[fact.replica], phase="replan", waiting=NOBODY, slow_links=tuple(fact.links))
+    return with_replica(run, requested)
 
 
 @handles
@@ -69,8 +69,8 @@ def _(fact: d.RunStep, run: RunState) -> RunState:
 
 @handles
 def _(fact: d.LeaveOut, run: RunState) -> RunState:
-    found = [*((liar,) for liar in fact.liars), *fact.disputes]
-    run = replace(run, suspicion=run.suspicion.raised(found))
+    results = [*((byzantine_member,) for byzantine_member in fact.byzantine), *fact.disputes]
+    run = replace(run, suspicion=run.suspicion.raised(results))
     return with_replica(run, updated(run.replicas[fact.replica], phase="idle"))
 
 
@@ -80,9 +80,15 @@ def _(fact: d.Commit, run: RunState) -> RunState:
     if replica.origins:  # of vacant nodes: their initial state is obsolete
         replica = replace(replica, lost=replica.lost | replica.origins.keys(), origins=freeze({}))
     copies = replica.settings.pairs_of(replica.number)
-    ages, rested = after_commit(replica.ages, replica.rested, replica.skipped, copies)
+    staleness, rested = after_commit(replica.staleness, replica.rested, replica.skipped, copies)
     waiting = WorkerSet(replica.holders.values())
-    changes = {"phase": "commit", "waiting": waiting, "ages": freeze(dict(ages)), "rested": rested, "trouble": ""}
+    changes = {
+        "phase": "commit",
+        "waiting": waiting,
+        "staleness": freeze(dict(staleness)),
+        "rested": rested,
+        "trouble": "",
+    }
     return with_replica(run, updated(replica, **changes))
 
 
@@ -101,7 +107,7 @@ def _(fact: d.Meet, run: RunState) -> RunState:
 @handles
 def _(fact: d.Settle, run: RunState) -> RunState:
     meetings = {number: meeting for number in fact.members if (meeting := run.replicas[number].meeting) is not None}
-    refused = {number: {other for _, other in m.refused} | {*fact.liars} for number, m in meetings.items()}
+    refused = {number: {other for _, other in m.refused} | {*fact.byzantine} for number, m in meetings.items()}
     run = replace(run, suspicion=run.suspicion.ended(fact.round, {n: of for n, of in refused.items() if of}, run.rule))
     met = {n for meeting in meetings.values() for n in meeting.members}
     run = concerning(run, [run.replicas[number] for number in met])  # remaining members may continue, possibly alone
@@ -151,9 +157,9 @@ def _(fact: d.Save, run: RunState) -> RunState:
         for other in run.replicas.values():
             run = with_replica(run, updated(other, saved=-1))
     standing = out_of_round(replica).position  # saved states do not know the current round
-    standings = freeze({**run.standings, fact.replica: standing})
+    positions = freeze({**run.positions, fact.replica: standing})
     run = reconsider_all(
-        replace(run, saving=fact.step, allotment=run.allotment.save(fact.replica), standings=standings)
+        replace(run, saving=fact.step, allotment=run.allotment.save(fact.replica), positions=positions)
     )
     saved = updated(replica, phase="save", waiting=WorkerSet(keepers), saved=fact.step, saved_in=fact.generation)
     return with_replica(run, updated(saved, digests=freeze({}), weights=freeze({})))
@@ -174,8 +180,8 @@ def _(fact: d.Seal, run: RunState) -> RunState:
         saved=fact.step,
         unsaved=None,
         unsealed=before,
-        durable=RollbackPoint(dict.fromkeys(stages, d.Load(folder=fact.folder)), run.standings, fact.step),
-        standings=freeze({}),
+        durable=RollbackPoint(dict.fromkeys(stages, d.Load(folder=fact.folder)), run.positions, fact.step),
+        positions=freeze({}),
         allotment=run.allotment.seal(),
     )
     return reconsider_all(sealed)
@@ -210,9 +216,9 @@ def _(fact: d.Disband, run: RunState) -> RunState:
         leavers=freeze({}),
         origins=freeze({}),
     )
-    standings = {number: standing for number, standing in run.standings.items() if number != fact.replica}
+    positions = {number: standing for number, standing in run.positions.items() if number != fact.replica}
     run = with_replica(run, left)
-    return reconsider_all(replace(run, allotment=run.allotment.leave(fact.replica), standings=freeze(standings)))
+    return reconsider_all(replace(run, allotment=run.allotment.leave(fact.replica), positions=freeze(positions)))
 
 
 @handles
@@ -229,7 +235,7 @@ def _(fact: d.SendAway, run: RunState) -> RunState:
 
 
 @handles
-def _(fact: d.Found, run: RunState) -> RunState:
+def _(fact: d.ReplicaRestarted, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
     return with_replica(reconsider_all(run), replace(replica, phase="idle", attempts=0, saved=-1, skipped=frozenset()))
 

@@ -41,8 +41,8 @@ def _(fact: e.WorkerLost, run: RunState) -> RunState:
         return run
     replica = run.replica_of(fact.worker)
     if replica is not None:
-        gone = frozenset(node for node, holder in replica.holders.items() if holder == fact.worker)
-        run = _lose(run, replica, fact.worker, gone)
+        lost = frozenset(node for node, holder in replica.holders.items() if holder == fact.worker)
+        run = _lose(run, replica, fact.worker, lost)
     if fact.worker in run.writing:
         run = _unwritten(run, fact.worker)
     for other in run.live.values():
@@ -62,11 +62,11 @@ def _without_giver(replica: ReplicaState, worker: str) -> ReplicaState:
     return replica
 
 
-def _lose(run: RunState, replica: ReplicaState, worker: str, gone: frozenset[int]) -> RunState:
-    """Record the death of a member that held the nodes ``gone``."""
+def _lose(run: RunState, replica: ReplicaState, worker: str, lost: frozenset[int]) -> RunState:
+    """Record the death of a member that held the nodes ``lost``."""
     run = reconsider_all(replace(run, failed_starts=0))  # a lost spare may free a slot; retry the stage
     return give_up_if_none_is_saved(
-        call_off(with_replica(run, _without_holder(replica, worker, gone)), replica.meeting)
+        call_off(with_replica(run, _without_holder(replica, worker, lost)), replica.meeting)
     )
 
 
@@ -78,24 +78,24 @@ def _unwritten(run: RunState, worker: str) -> RunState:
     return give_up_if_none_is_saved(written(run, worker))
 
 
-def _without_holder(replica: ReplicaState, worker: str, gone: frozenset[int]) -> ReplicaState:
-    """Return the replica without the worker that held the nodes ``gone``."""
+def _without_holder(replica: ReplicaState, worker: str, missing: frozenset[int]) -> ReplicaState:
+    """Return the replica without the worker that held the nodes ``missing``."""
     known = _still_known(replica)
-    left = {n: o for n, o in replica.origins.items() if n not in gone or not isinstance(o, d.Recall)}
-    origins = {**left, **{n: known[n] for n in gone if n in known}}
-    lost = (replica.lost | gone) - origins.keys()
+    left = {n: o for n, o in replica.origins.items() if n not in missing or not isinstance(o, d.Recall)}
+    origins = {**left, **{n: known[n] for n in missing if n in known}}
+    lost = (replica.lost | missing) - origins.keys()
     replica = replace(
         out_of_round(replica),
         holders=freeze({n: w for n, w in replica.holders.items() if w != worker}),
         origins=freeze(origins),
         lost=frozenset(lost),
-        links=freeze({p: i for p, i in replica.links.items() if not set(p) & set(gone)}),
-        memory=replica.memory and replica.memory.without(gone),
+        links=freeze({p: i for p, i in replica.links.items() if not set(p) & set(missing)}),
+        memory=replica.memory and replica.memory.without(missing),
     )
     if replica.phase in ("commit", "settle"):  # the others finish what cannot be undone
         return reported(replica, worker)
     if replica.phase == "save":  # and their open files, so that no file is written twice at once or removed meanwhile
-        another = {replica.arrangement.stage[node] for node in gone} & set(replica.stateful.stages)
+        another = {replica.arrangement.stage[node] for node in missing} & set(replica.stateful.stages)
         last = replica.cannot and not another
         return reported(replica if last else replace(replica, saved=-1), worker)
     return replace(replica, phase="idle", waiting=NOBODY)
@@ -220,12 +220,12 @@ def void(replica: ReplicaState) -> ReplicaState:
 
 def _formed(run: RunState, replica: ReplicaState, form: d.Form) -> ReplicaState:
     rebuilt = {m.node for m in form.members if isinstance(m.source, d.Rebuild)}
-    origins, ages = dict(replica.origins), dict(replica.ages)
+    origins, staleness = dict(replica.origins), dict(replica.staleness)
     for member in form.members:
         if isinstance(member.source, d.Fresh | d.Load | d.Recall):
             origins[member.node] = member.source
         if not isinstance(member.source, d.Keep):
-            ages[member.node] = 0
+            staleness[member.node] = 0
     nodes = {member.node for member in form.members}
     donors = {n for m in form.members if isinstance(m.source, d.Rebuild) for n in m.source.donors}
     holders, handing = form.holders, form.handing
@@ -241,7 +241,7 @@ def _formed(run: RunState, replica: ReplicaState, form: d.Form) -> ReplicaState:
         holders=freeze(holders),
         skipped=frozenset(replica.arrangement.stage) - nodes,
         origins=freeze(origins),
-        ages=freeze(ages),
+        staleness=freeze(staleness),
         lost=frozenset(rebuilt) if form.goes_back else (replica.lost - again) | handing.keys(),
         lenders=freeze({donor: run.holders[donor] for donor in sorted(donors - replica.arrangement.stage.keys())}),
         leavers=freeze(leavers),
@@ -254,11 +254,11 @@ def _formed(run: RunState, replica: ReplicaState, form: d.Form) -> ReplicaState:
         evaluated=min(replica.evaluated, form.step),
         rounds=form.rounds,
         inner=form.inner,
-        memory=replica.memory and _remembered(replica.memory, form),
+        memory=replica.memory and _nodes_with_snapshot(replica.memory, form),
     )
 
 
-def _remembered(memory: MemorySnapshot, form: d.Form) -> MemorySnapshot:
+def _nodes_with_snapshot(memory: MemorySnapshot, form: d.Form) -> MemorySnapshot:
     """Return the content of memory after ``form`` is linked."""
     if form.outcome == "rolled back":
         return memory.void()

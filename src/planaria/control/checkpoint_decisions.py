@@ -115,7 +115,7 @@ def nothing_to_save(run: RunState) -> bool:
     if any(replica.cannot for replica in run.troubled):
         return False
     moving = any(replica.phase in ("commit", "settle", "save") for replica in run.live.values())
-    return not moving and all(run.durable.standings.get(n) == replica.position for n, replica in run.live.items())
+    return not moving and all(run.durable.positions.get(n) == replica.position for n, replica in run.live.items())
 
 
 def all_idle(run: RunState) -> bool:
@@ -127,7 +127,7 @@ def all_idle(run: RunState) -> bool:
 
 def all_saved(run: RunState) -> bool:
     """Return whether the newest checkpoint of this run holds the replicas' current states."""
-    same = all(run.durable.standings.get(n) == replica.position for n, replica in run.live.items())
+    same = all(run.durable.positions.get(n) == replica.position for n, replica in run.live.items())
     return run.saved == run.progress and same
 
 
@@ -173,7 +173,7 @@ def seal(run: RunState) -> d.Seal | None:
         folder=folder_name(run.saving, partial),
         stages=stages,
         partial=partial,
-        standings=_standings(run),
+        positions=_positions(run),
         first_block=used.floor,
         blocks_ahead=sorted(used.beyond),
         digests={r.number: dict(sorted(r.digests.items())) for r in replicas if r.digests},
@@ -181,23 +181,23 @@ def seal(run: RunState) -> d.Seal | None:
     )
 
 
-def _standings(run: RunState) -> dict[int, ReplicaPosition]:
+def _positions(run: RunState) -> dict[int, ReplicaPosition]:
     """Return the positions of several replicas."""
     if run.settings.lockstep_replicas:
-        every, step = run.rule.interval, run.standings[0].step
+        every, step = run.rule.interval, run.positions[0].step
         standing = ReplicaPosition(step=step, rounds=step // every if every else 0, inner=step % every if every else 0)
         return dict.fromkeys(range(run.settings.lockstep_replicas), standing)
-    return dict(run.standings) if run.settings.replicas > 1 else {}
+    return dict(run.positions) if run.settings.replicas > 1 else {}
 
 
 def _weights(run: RunState) -> dict[int, dict[int, str]]:
     """Return stage → replica → digest of the saved weights, if all replicas of a step must be equal."""
-    found: dict[int, dict[int, str]] = {}
+    result: dict[int, dict[int, str]] = {}
     for replica in run.live.values() if run.rule.equal else ():
         for node, digest in sorted(replica.weights.items()):
             stage = replica.arrangement.stage[node]
-            found.setdefault(stage, {})[replica.arrangement.peers(node).index(node)] = digest
-    return found
+            result.setdefault(stage, {})[replica.arrangement.peers(node).index(node)] = digest
+    return result
 
 
 def unequal(weights: Mapping[int, Mapping[int, str]]) -> list[d.UnequalReplicas]:
@@ -207,15 +207,17 @@ def unequal(weights: Mapping[int, Mapping[int, str]]) -> list[d.UnequalReplicas]
 
     :param weights: stage → replica → digest.
     """
-    found = []
+    result = []
     for stage, copies in sorted(weights.items()):
         ((most, count),) = Counter(copies.values()).most_common(1)
         if count < len(copies):
-            odd = [replica for replica, digest in sorted(copies.items()) if digest != most]
-            found.append(
-                d.UnequalReplicas(stage=stage, replicas=sorted(copies), odd=odd if 2 * count > len(copies) else [])
+            invalid = [replica for replica, digest in sorted(copies.items()) if digest != most]
+            result.append(
+                d.UnequalReplicas(
+                    stage=stage, replicas=sorted(copies), differing=invalid if 2 * count > len(copies) else []
+                )
             )
-    return found
+    return result
 
 
 def folder_name(step: int, partial: bool = False) -> str:

@@ -33,7 +33,7 @@ from planaria.control.state import RunState
 from planaria.control.state_file import STATE, StateWriter
 from planaria.control.worker_assignment import exposed
 from planaria.runtime.checkpoint.store import MANIFEST, CheckpointManifest, CheckpointStore, named
-from planaria.runtime.fleet.base import Asked, Elastic, Gone, Joined, Leaving, Left, Notice, Reported
+from planaria.runtime.fleet.base import Elastic, FaultRequested, Joined, Leaving, Left, Notice, Reported, WorkerEnded
 
 log = logging.getLogger(__name__)
 PLANNING_S = 0.02
@@ -121,7 +121,7 @@ class Controller:
         if isinstance(notice, Joined):
             self._process_event(e.HostJoined(host=notice.host, workers=notice.workers, detail=notice.detail))
             return
-        if isinstance(notice, Asked):
+        if isinstance(notice, FaultRequested):
             self._chaos.add(notice.fault)
             return
         if isinstance(notice, Left):
@@ -129,7 +129,7 @@ class Controller:
             return
         worker = self.state.workers.get(notice.worker)
         current = worker is not None and worker.incarnation == notice.incarnation and worker.status != "dead"
-        if isinstance(notice, Gone):
+        if isinstance(notice, WorkerEnded):
             if current:
                 lost = e.WorkerLost(
                     worker=notice.worker, incarnation=notice.incarnation, cause=notice.cause, detail=notice.detail
@@ -181,7 +181,7 @@ class Controller:
             kind = "an invalid report"
             with suppress(ValidationError):
                 kind = e.REPORT.validate_json(report.text).kind
-            self._process_event(e.ZombieIgnored(worker=report.worker, incarnation=report.incarnation, said=kind))
+            self._process_event(e.ZombieIgnored(worker=report.worker, incarnation=report.incarnation, report=kind))
 
     def _process_event(self, event: e.Event) -> None:
         """Apply an event, then decide and carry out decisions until there are none."""
@@ -242,12 +242,12 @@ class Controller:
             case d.TurnAway():
                 self._fleet.turn_away(decision.host, decision.reason)
             case d.Form() | d.RunStep() | d.Commit() | d.Save():
-                asked = self.state.replicas[decision.replica].waiting
+                requested = self.state.replicas[decision.replica].waiting
                 to_write = isinstance(decision, d.Save) and decision.background
-                self._deadlines.ask(time.monotonic(), asked, to_write)
+                self._deadlines.ask(time.monotonic(), requested, to_write)
                 if isinstance(decision, d.Save):
                     self._collect(decision)
-                self._order(decision, asked)
+                self._order(decision, requested)
                 if isinstance(decision, d.Form):
                     self._borrow(decision)
             case _ if isinstance(decision, d.LeaveOut | Ordered):
@@ -309,7 +309,7 @@ class Controller:
             replicas=settings.saved_replicas,
             first_block=seal.first_block if settings.replicas > 1 else None,
             blocks_ahead=seal.blocks_ahead,
-            standings=seal.standings,
+            positions=seal.positions,
             digests={
                 named(file, replica, settings.replicas): sha256
                 for replica, files in seal.digests.items()

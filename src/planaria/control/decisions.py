@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, TypeAdapter
 
+from planaria.common.documents import former_names
 from planaria.control.events import Fact, Mode
 from planaria.control.feature_facts import Ordered
 from planaria.control.gauges import SlowLink as SlowLink
@@ -59,12 +60,13 @@ class Save(Fact):
 class Seal(Fact):
     """All stages are written: publish the checkpoint under its name, atomically."""
 
+    _former = former_names(positions="standings")
     kind: Literal["seal"] = "seal"
     step: int
     folder: str
     stages: list[int]
     partial: bool = False
-    standings: dict[int, ReplicaPosition] = Field(default_factory=dict)
+    positions: dict[int, ReplicaPosition] = Field(default_factory=dict)
     """positions of several replicas when they were saved"""
     first_block: int = 0
     """all blocks of samples before this one were used"""
@@ -149,10 +151,11 @@ class Form(Fact):
 class Replan(Fact):
     """Find routes for the remaining nodes."""
 
+    _former = former_names(links="ways")
     kind: Literal["replan"] = "replan"
     replica: int = 0
     nodes: list[int]
-    ways: list[SlowLink] = Field(default_factory=list)
+    links: list[SlowLink] = Field(default_factory=list)
     """slow links to take into account"""
 
 
@@ -174,11 +177,12 @@ class RunStep(Fact):
 class LeaveOut(Fact):
     """Replicas equivocated in a step: drop it and repeat it without their gradients."""
 
+    _former = former_names(byzantine="liars")
     kind: Literal["leave_out"] = "leave_out"
     replica: int = 0
     generation: int
     step: int
-    liars: list[int]
+    byzantine: list[int]
     """Byzantine replicas"""
     disputes: list[tuple[int, int]]
     """pairs of replicas of which at least one is Byzantine: sender and receiver whose digests differ"""
@@ -217,10 +221,11 @@ class SendAway(Fact):
     reason: str
 
 
-class Found(Fact):
+class ReplicaRestarted(Fact):
     """There are workers for a disbanded replica: it restarts as a copy of another one."""
 
-    kind: Literal["found"] = "found"
+    kind: Literal["replica_restarted", "found"] = "replica_restarted"
+    """``found`` in logs of versions before 0.3"""
     replica: int
 
 
@@ -299,7 +304,7 @@ Decision = Annotated[
     | Adopt
     | Disband
     | SendAway
-    | Found
+    | ReplicaRestarted
     | Save
     | Seal
     | Discard

@@ -48,11 +48,11 @@ def diagnose(run: RunState, replica: ReplicaState) -> d.Blamed | d.Cleared | Non
         return None
     known = frozenset(key for key in run.blamed if set(key[1]) <= replica.arrangement.stage.keys())
     hosts = tuple((node, run.workers[gauge.worker].host) for node, gauge in sorted(gauges.items()))
-    found = run.gauges.once(verdicts, hosts, tuple(run.settings.work), known)
+    result = run.gauges.once(verdicts, hosts, tuple(run.settings.work), known)
     step = max(gauge.last.step for gauge in gauges.values())
-    for key in sorted(known - {(verdict.fault, verdict.nodes) for verdict in found}):
+    for key in sorted(known - {(verdict.fault, verdict.nodes) for verdict in result}):
         return d.Cleared(replica=replica.number, step=step, fault=run.blamed[key].fault, nodes=list(key[1]))
-    for verdict in found:
+    for verdict in result:
         if (verdict.fault, verdict.nodes) not in known:
             workers = [replica.holders[node] for node in verdict.nodes if node in replica.holders]
             fields = verdict._replace(nodes=list(verdict.nodes))._asdict()  # type: ignore[arg-type]
@@ -70,13 +70,13 @@ def stuck_link(run: RunState, replica: ReplicaState) -> d.Blamed | None:
     if run.settings.diagnose == "off" or not replica.stalled:
         return None
     awaited = {stall.node: stall for stall in replica.stalled}
-    place, seen = replica.stalled[0].node, list[int]()
-    while place in awaited and place not in seen:
-        seen.append(place)
-        place = awaited[place].peer
-    if place not in seen:
+    index, seen = replica.stalled[0].node, list[int]()
+    while index in awaited and index not in seen:
+        seen.append(index)
+        index = awaited[index].peer
+    if index not in seen:
         return None
-    first = min((awaited[node] for node in seen[seen.index(place) :]), key=lambda stall: stall.since_s)
+    first = min((awaited[node] for node in seen[seen.index(index) :]), key=lambda stall: stall.since_s)
     nodes = (first.peer, first.node)
     if ("stuck link", nodes) in run.blamed or not set(nodes) <= replica.holders.keys():
         return None
@@ -100,7 +100,7 @@ def verdicts(
     own = {node: gauges.nodes[node] for node, _ in hosts}
     at = dict(hosts)
     slow = (*slow_workers(own, work, known, at), *slow_data(own, known))
-    edges = ways(own, at)
+    edges = travel_times(own, at)
     hot, lately = _hot(edges, known)
     return (*slow, *_sides(hot, lately, edges), *_flaky(gauges, own, edges, hot, known))
 
@@ -118,7 +118,7 @@ class TravelTimes(NamedTuple):
     """most of them, initially"""
 
 
-def ways(own: Mapping[int, NodeGauge], hosts: Mapping[int, str]) -> dict[Pair, TravelTimes]:
+def travel_times(own: Mapping[int, NodeGauge], hosts: Mapping[int, str]) -> dict[Pair, TravelTimes]:
     """Return the travel times of each edge (from, to).
 
     The clock offset of two machines is set by their first readings in both directions, as if those had taken equally
@@ -132,29 +132,29 @@ def ways(own: Mapping[int, NodeGauge], hosts: Mapping[int, str]) -> dict[Pair, T
             if peer in own and past and len(recent) == RECENT:
                 low, high = median(flow.low_s for flow in recent), min(flow.high_s for flow in recent)
                 raw[peer, node] = TravelTimes(low, recent[-1].low_s, high, median(flow.low_s for flow in past))
-    found = {}
-    for (one, other), way in raw.items():
+    result = {}
+    for (one, other), times in raw.items():
         offset = 0.0
         if hosts[one] != hosts[other] and (other, one) in raw:
-            offset = (way.past - raw[other, one].past) / 2
-        found[one, other] = TravelTimes(*(seconds - offset for seconds in way))
-    return found
+            offset = (times.past - raw[other, one].past) / 2
+        result[one, other] = TravelTimes(*(seconds - offset for seconds in times))
+    return result
 
 
 def _hot(edges: Mapping[Pair, TravelTimes], known: Known) -> tuple[set[Pair], set[Pair]]:
     """Return edges with slow activations, and edges whose last activations were slow."""
     if len(edges) < 3:
         return set(), set()
-    middle, hottest = median(way.low for way in edges.values()), max(way.low for way in edges.values())
-    scatter = median(abs(way.low - middle) for way in edges.values())
+    middle, hottest = median(times.low for times in edges.values()), max(times.low for times in edges.values())
+    scatter = median(abs(times.low - middle) for times in edges.values())
     hot, lately = set(), set()
-    for pair, way in edges.items():
+    for pair, times in edges.items():
         eased = min(ease(known, fault, pair) for fault in ("slow link", "slow sender", "slow receiver"))
-        usual = max(middle, way.past, 0.0)
+        usual = max(middle, times.past, 0.0)
         limit = eased * max(middle + SCATTER * scatter, HOT * usual, usual + LEAST_WAY_S)
-        if way.low > limit and way.low > OF_HOTTEST * hottest:
+        if times.low > limit and times.low > OF_HOTTEST * hottest:
             hot.add(pair)
-        if way.last > limit:
+        if times.last > limit:
             lately.add(pair)
     return hot, lately
 
@@ -164,20 +164,20 @@ def _sides(hot: set[Pair], lately: set[Pair], edges: Mapping[Pair, TravelTimes])
 
     An edge is not blamed while another edge of its nodes has just become slow, since a side may be the cause.
     """
-    left, found = set(hot), []
-    usual = median(way.low for way in edges.values()) if edges else 0.0
+    left, result = set(hot), []
+    usual = median(times.low for times in edges.values()) if edges else 0.0
     sides: tuple[tuple[Fault, int], ...] = (("slow sender", 0), ("slow receiver", 1))
     for fault, side in sides:
         for node in sorted({pair[side] for pair in left}):
             its = {pair for pair in edges if pair[side] == node}
             if len(its) > 1 and its <= left:
                 left -= its
-                worst = max((edges[pair] for pair in its), key=lambda way: way.low)
-                found.append(SlowPart(fault, (node,), worst.low, worst.past, usual))
+                worst = max((edges[pair] for pair in its), key=lambda times: times.low)
+                result.append(SlowPart(fault, (node,), worst.low, worst.past, usual))
             elif len(its) > 1 and its <= left | lately:
                 left -= its
-    found += [SlowPart("slow link", pair, edges[pair].low, edges[pair].past, usual) for pair in sorted(left)]
-    return found
+    result += [SlowPart("slow link", pair, edges[pair].low, edges[pair].past, usual) for pair in sorted(left)]
+    return result
 
 
 def _flaky(
@@ -188,15 +188,15 @@ def _flaky(
     known: Known,
 ) -> list[SlowPart]:
     """Return edges that break repeatedly, or whose slowest activations lag far behind while most do not."""
-    found = []
+    result = []
     for (low, high), times in sorted(gauges.breaks.items()):
         if {low, high} <= own.keys() and len(times) > BREAKS:
-            way = edges.get((low, high), TravelTimes(0.0, 0.0, 0.0, 0.0))
-            found.append(SlowPart("flaky link", (low, high), way.high, way.past, 0.0))
-    highs = [way.high for way in edges.values()]
-    for pair, way in sorted(edges.items()):
+            travel = edges.get((low, high), TravelTimes(0.0, 0.0, 0.0, 0.0))
+            result.append(SlowPart("flaky link", (low, high), travel.high, travel.past, 0.0))
+    highs = [travel.high for travel in edges.values()]
+    for pair, travel in sorted(edges.items()):
         eased = ease(known, "flaky link", pair)
-        late = way.high > eased * LATE * max(median(highs), way.past, 0.0) and way.high > eased * LATE_S
-        if late and pair not in hot and not any({*v.nodes} == {*pair} for v in found):
-            found.append(SlowPart("flaky link", pair, way.high, way.past, median(highs)))
-    return found
+        late = travel.high > eased * LATE * max(median(highs), travel.past, 0.0) and travel.high > eased * LATE_S
+        if late and pair not in hot and not any({*v.nodes} == {*pair} for v in result):
+            result.append(SlowPart("flaky link", pair, travel.high, travel.past, median(highs)))
+    return result

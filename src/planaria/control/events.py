@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
+from planaria.common.documents import former_names
 from planaria.control.feature_facts import Happened
 from planaria.control.gauges import WorkerMeasurements as WorkerMeasurements
 from planaria.control.reports import CONTROLLER as CONTROLLER
@@ -230,10 +231,11 @@ class ReplicasEvaluated(Fact):
 class ZombieIgnored(Fact):
     """A worker that counts as dead reported again; the report was dropped and the worker was ordered to leave."""
 
+    _former = former_names(report="said")
     kind: Literal["zombie_ignored"] = "zombie_ignored"
     worker: str
     incarnation: int
-    said: str
+    report: str
 
 
 Event = Annotated[

@@ -44,4 +44,4 @@ FEATURES: tuple[Feature, ...] = (CODED_STEPS,)
 
 def next_feature_decision(run: RunState, replica: ReplicaState) -> Decision | None:
     """Return the next decision of any feature in the current step."""
-    return next((found for feature in FEATURES if (found := feature.lead(run, replica)) is not None), None)
+    return next((result for feature in FEATURES if (result := feature.lead(run, replica)) is not None), None)

@@ -29,7 +29,7 @@ from planaria.control.worker_assignment import (
 from planaria.pipeline.network.multipath import Path, PathNetwork
 from planaria.pipeline.routing.arrangement import Pair
 from planaria.planner.paths import SiteFlow, plan, shifted
-from planaria.recovery.chain import RecoveryPlan, ages_by_stage
+from planaria.recovery.chain import RecoveryPlan, staleness_by_stage
 
 
 def form_generation(run: RunState, replica: ReplicaState) -> d.Decision | None:
@@ -44,22 +44,24 @@ def form_generation(run: RunState, replica: ReplicaState) -> d.Decision | None:
     begins = {of[node] for node in replica.origins if node in replica.holders}
     # A stage is lost with the last node that had its state; until then, its nodes copy each other. A worker that should
     # hand it over may still have it.
-    gone = frozenset(of[node] for node in replica.lost - replica.leavers.keys()) - set(alive.stages) - begins
-    lent = lending_replicas(run, replica, gone)
+    lost = frozenset(of[node] for node in replica.lost - replica.leavers.keys()) - set(alive.stages) - begins
+    lent = lending_replicas(run, replica, lost)
     if lent is None:
         return None
     synchronised, plan = run.rule.synchronised, run.settings.chain.plan
     if synchronised and alive.stages and any(lender.rounds > replica.rounds for lender in lent.values()):
         return d.Adopt(replica=replica.number, reason="those that have what it lost have settled rounds without it")
     answer = plan(
-        gone - lent.keys(), ages_by_stage(replica.arrangement, alive, replica.ages), _stages_with_snapshot(replica)
+        lost - lent.keys(),
+        staleness_by_stage(replica.arrangement, alive, replica.staleness),
+        _stages_with_snapshot(replica),
     )
     if synchronised and alive.stages and (answer.rollback or answer.reason) and _any_copyable(run, replica):
         return d.Adopt(replica=replica.number, reason="no replica that settled as many rounds has the lost state")
     if (answer.rollback == "disk" or answer.reason) and is_being_written(run):
         return None
     if answer.reason:
-        return end_replica(run, replica, answer.reason, sorted(gone))
+        return end_replica(run, replica, answer.reason, sorted(lost))
     holders = filled(run, replica)
     short = len(holders) < len(replica.holders) + len(replica.vacant)
     if short and (answer.rollback or not _may_skip(run, replica)):
@@ -158,7 +160,7 @@ def _stages_with_snapshot(replica: ReplicaState) -> frozenset[int]:
 def _is_snapshot_newer(replica: ReplicaState, point: RollbackPoint) -> bool:
     """Return whether the snapshot in memory is at least as new as a checkpoint."""
     assert replica.memory is not None
-    saved = point.standings.get(replica.number)
+    saved = point.positions.get(replica.number)
     return saved is None or replica.memory.step >= saved.step
 
 
@@ -189,7 +191,7 @@ def _roll_back(
     run: RunState, replica: ReplicaState, holders: dict[int, str], point: RollbackPoint
 ) -> d.Decision | None:
     """Roll back to ``point``."""
-    position, origins = point.standings.get(replica.number), point.origins(replica.arrangement)
+    position, origins = point.positions.get(replica.number), point.origins(replica.arrangement)
     if position is None:
         return end_replica(run, replica, "it was not there when the last checkpoint was made", [])
     return _formation(run, replica, holders, {node: origins[node] for node in holders}, position, "rolled back")
@@ -230,7 +232,7 @@ def _formation(
     """
     routes = replica.routes_over(holders)
     if routes is None:
-        return d.Replan(replica=replica.number, nodes=sorted(holders), ways=list(replica.ways))
+        return d.Replan(replica=replica.number, nodes=sorted(holders), links=list(replica.slow_links))
     generation, stage = 1 + run.replicas.generation, replica.arrangement.stage
     new = {node for node, worker in holders.items() if replica.holders.get(node) != worker}
     kept = {pair: known for pair, known in replica.links.items() if not set(pair) & new}
@@ -316,11 +318,11 @@ def assign_relays(
     if not relays:
         return {}
     avoided = next((a for a in (replica.shunned | {*silent}, frozenset(silent)) if not a >= relays.keys()), frozenset())
-    ways, flows = relay_paths(relays, avoided), edge_flows(pairs, routes)
-    paths = {path.id: path for path in ways.paths[_ENDS]}
+    network, flows = relay_paths(relays, avoided), edge_flows(pairs, routes)
+    paths = {path.id: path for path in network.paths[_ENDS]}
     before = [paths.get(replica.over.get(pair, "")) if pair in kept else None for pair in flows]
     sizes = list(flows.values())
-    chosen = shifted(sizes, ways, before, ()) if any(before) else plan(sizes, ways)
+    chosen = shifted(sizes, network, before, ()) if any(before) else plan(sizes, network)
     return {pair: path.id for pair, path in zip(flows, chosen, strict=True)}
 
 

@@ -179,5 +179,5 @@ class Gauges:
 
     def of(self, nodes: Iterable[int]) -> dict[int, NodeGauge] | None:
         """Return the gauges of these nodes if all have reported the same step."""
-        found = {node: self.nodes[node] for node in nodes if node in self.nodes}
-        return found if len({gauge.last.step for gauge in found.values()}) == 1 else None
+        result = {node: self.nodes[node] for node in nodes if node in self.nodes}
+        return result if len({gauge.last.step for gauge in result.values()}) == 1 else None

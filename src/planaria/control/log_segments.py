@@ -105,10 +105,10 @@ def read(path: Path, upto: LogEnd) -> Iterator[LogLine]:
 def read_on(path: Path, upto: LogEnd, since: LogPosition) -> Iterator[tuple[LogPosition, LogLine]]:
     """As :func:`read`, from a position: yield each line with the position after it."""
     for number in range(since.segments + 1, upto.segments + 1):
-        found = _segment(path, number)
-        if found is None:
+        result = _segment(path, number)
+        if result is None:
             raise UserError(f"{packed(path, number)}: missing; without it the log has a gap: bring it back")
-        yield from _whole(*found, LARGEST, True, _within(since, number))
+        yield from _whole(*result, LARGEST, True, _within(since, number))
     try:
         last: tuple[Path, BinaryIO] | None = path, path.open("rb")
     except FileNotFoundError:
@@ -142,14 +142,14 @@ def _inflated(file: Path, data: bytes) -> bytes:
     """Return the content of a compressed segment, verified by its checksum."""
     reader = zlib.decompressobj(wbits=31)
     try:
-        found = reader.decompress(data, LARGEST + 1)
+        result = reader.decompress(data, LARGEST + 1)
     except zlib.error as error:
         raise UserError(f"{file}: damaged ({error}); bring back a copy of it") from None
-    if len(found) > LARGEST or len(data) > LARGEST:
+    if len(result) > LARGEST or len(data) > LARGEST:
         raise UserError(f"{file}: holds more than {LARGEST >> 20} MB, so it is no segment of a log; remove it")
     if not reader.eof or reader.unused_data:
         raise UserError(f"{file}: damaged (not one whole gzip stream); bring back a copy of it")
-    return found
+    return result
 
 
 def _whole(

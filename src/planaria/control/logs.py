@@ -61,10 +61,10 @@ class SurvivingSteps:
     @classmethod
     def of(cls, turns: Iterable[Turn]) -> SurvivingSteps:
         """Fold a run's log, oldest event first; of several consecutive commits, the last suffices."""
-        found = cls()
+        result = cls()
         for turn in turns:
-            found.take(turn)
-        return found
+            result.take(turn)
+        return result
 
     def take(self, turn: Turn) -> None:
         """Fold the next event."""
@@ -219,8 +219,8 @@ def history_of(folder: Path) -> Sequence[Timed]:
         struck = map(_fault, read(folder / CHAOS, faults))
         return heapq.merge(map(_entry, read(folder / EVENTS, events)), struck, key=lambda entry: entry.t)
 
-    found = StreamedSequence(entries, lambda entry: entry.kind, _Entry.timed)
-    return list(found) if events.size <= IN_MEMORY else found
+    sequence = StreamedSequence(entries, lambda entry: entry.kind, _Entry.timed)
+    return list(sequence) if events.size <= IN_MEMORY else sequence
 
 
 def turns_of(folder: Path) -> Iterator[Turn]:
@@ -233,16 +233,16 @@ def turns_of(folder: Path) -> Iterator[Turn]:
         if entry.kind == "commit":
             commit = [entry]
         elif entry.kind in ("run_started", "form"):
-            yield from (cast(Turn, one.timed()[1]) for one in (*commit, entry))
+            yield from (cast(Turn, line.timed()[1]) for line in (*commit, entry))
             commit = []
-    yield from (cast(Turn, one.timed()[1]) for one in commit)
+    yield from (cast(Turn, line.timed()[1]) for line in commit)
 
 
 def _kept(path: Path, kind: type[Parsed], item: Callable[[Parsed], Item]) -> Sequence[Item]:
     """Return all items of a log with one kind of lines; empty if the log does not exist."""
     upto = mark(path)
-    found = StreamedSequence(lambda: read(path, upto), lambda _: "", lambda line: item(_parsed(line, kind)))
-    return list(found) if upto.size <= IN_MEMORY else found
+    sequence = StreamedSequence(lambda: read(path, upto), lambda _: "", lambda line: item(_parsed(line, kind)))
+    return list(sequence) if upto.size <= IN_MEMORY else sequence
 
 
 News = Event | Decision | Worked | Metric
@@ -259,8 +259,8 @@ class LogFollower:
     @property
     def ahead(self) -> int:
         """Approximate bytes of unread events."""
-        found, place = mark(self.folder / EVENTS), self._places[EVENTS]
-        return (found.segments - place.segments) * FULL + found.tail - place.tail
+        result, position = mark(self.folder / EVENTS), self._places[EVENTS]
+        return (result.segments - position.segments) * FULL + result.tail - position.tail
 
     def more(self, without: frozenset[str] = frozenset()) -> Iterator[tuple[float, News]]:
         """Yield new items of all logs in order of time, except events of the kinds ``without``. An incomplete last line
@@ -277,8 +277,8 @@ class LogFollower:
 
     def _lines(self, name: str) -> Iterator[LogLine]:
         path = self.folder / name
-        for place, line in read_on(path, mark(path), self._places[name]):
-            self._places[name] = place
+        for position, line in read_on(path, mark(path), self._places[name]):
+            self._places[name] = position
             yield line
 
 

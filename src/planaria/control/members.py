@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from planaria.common.documents import former_names
 from planaria.config.names import FileName
 from planaria.control.run_started import Fact, SnapshotLabel
 from planaria.runtime.transport.address import waits_best
@@ -136,13 +137,14 @@ class Meet(Fact):
 class Settle(Fact):
     """The members combine the updates of a round."""
 
+    _former = former_names(byzantine="liars")
     kind: Literal["settle"] = "settle"
     round: int
     members: list[int]
     generations: list[int]
     left_out: dict[int, str] = Field(default_factory=dict)
     """replicas excluded from the round because of equivocation or repeated invalid updates, with the reason"""
-    liars: list[int] = Field(default_factory=list)
+    byzantine: list[int] = Field(default_factory=list)
     """those of them with proof"""
     counted: dict[int, dict[int, float]] = Field(default_factory=dict)
     """if updates are weighted over all stages: member → weight of each update in its result"""

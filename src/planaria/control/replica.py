@@ -18,21 +18,21 @@ from planaria.pipeline.routing.arrangement import Arrangement, Pair
 
 
 def after_commit(
-    ages: Mapping[int, int], rested: frozenset[int], skipped: Collection[int], copies: Iterable[tuple[int, int]]
+    staleness: Mapping[int, int], rested: frozenset[int], skipped: Collection[int], copies: Iterable[tuple[int, int]]
 ) -> tuple[Mapping[int, int], frozenset[int]]:
-    """Return ``ages`` and ``rested`` after a step is committed.
+    """Return ``staleness`` and ``rested`` after a step is committed.
 
-    :param ages: node → commits during which its current or last holder kept its copies of others up to date.
+    :param staleness: node → commits during which its current or last holder kept its copies of others up to date.
     :param rested: nodes skipped since the last commit of all nodes: their copies have missed steps.
     :param skipped: nodes without which this step was made; copies from and at them do not age.
     :param copies: pairs of nodes, one of which keeps a copy of the other.
     """
     rested = rested | frozenset(skipped)
     if skipped:
-        return ages, rested
+        return staleness, rested
     # A copy that missed steps may be partly renewed: its keeper's count restarts.
     anew = {node for pair in copies if rested & set(pair) for node in pair}
-    return {node: 1 if node in anew else age + 1 for node, age in ages.items()}, frozenset()
+    return {node: 1 if node in anew else age + 1 for node, age in staleness.items()}, frozenset()
 
 
 class WorkerSet(Set[str]):
@@ -41,16 +41,16 @@ class WorkerSet(Set[str]):
     __slots__ = ("_missing", "_places")
 
     def __init__(self, workers: Iterable[str] = ()) -> None:
-        self._places: Mapping[str, int] = {worker: place for place, worker in enumerate(dict.fromkeys(workers))}
+        self._places: Mapping[str, int] = {worker: index for index, worker in enumerate(dict.fromkeys(workers))}
         self._missing = (1 << len(self._places)) - 1
 
     def without(self, worker: str) -> WorkerSet:
         """Return the set without ``worker``."""
-        place = self._places.get(worker)
-        if place is None or not self._missing >> place & 1:
+        index = self._places.get(worker)
+        if index is None or not self._missing >> index & 1:
             return self
         less = object.__new__(WorkerSet)
-        less._places, less._missing = self._places, self._missing ^ 1 << place
+        less._places, less._missing = self._places, self._missing ^ 1 << index
         return less
 
     def __contains__(self, worker: object) -> bool:
@@ -64,7 +64,7 @@ class WorkerSet(Set[str]):
         return self._missing.bit_count()
 
     def __iter__(self) -> Iterator[str]:
-        return (worker for worker, place in self._places.items() if self._missing >> place & 1)
+        return (worker for worker, index in self._places.items() if self._missing >> index & 1)
 
     def __hash__(self) -> int:
         return self._hash()
@@ -99,7 +99,7 @@ class OpenRound:
 
     def products_at(self, node: int) -> dict[int, Mapping[int, float]]:
         """Return replica → inner products of its update, as ``node`` reported them."""
-        return {replica: found for (at, replica), found in self.products.items() if at == node}
+        return {replica: value for (at, replica), value in self.products.items() if at == node}
 
     def having_received(self, node: int, replica: int, digest: str, products: Mapping[int, float]) -> OpenRound:
         """Return the round after ``node`` reported a received update, with its products."""
@@ -136,7 +136,7 @@ class ReplicaState:
     """nodes of other replicas that send lost states to the current generation → workers"""
     leavers: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
     """node → the living worker that hands its stage over, which keeps it until the generation is linked"""
-    ages: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    staleness: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
     """node → commits during which its current or last holder kept its copies of others up to date"""
     rested: frozenset[int] = frozenset()
     """nodes skipped since the last commit of the whole replica: their copies have missed steps"""
@@ -146,7 +146,7 @@ class ReplicaState:
     """the last plan for the remaining nodes, or around slow links"""
     offered: Replanned | None = None
     """a plan around slow links, to be used if it pays"""
-    ways: tuple[SlowLink, ...] = ()
+    slow_links: tuple[SlowLink, ...] = ()
     """slow links considered by plans, as measured"""
     routes: Routes = field(default_factory=list)
     """of the current generation, with a schedule"""
@@ -210,7 +210,7 @@ class ReplicaState:
         nodes, memory = state.arrangement.stage, settings.memory
         if settings.recalled >= 0 and memory is not None:
             recall = Recall(by=memory.by, step=settings.recalled, file=settings.recalled_from)
-            there = settings.remembering
+            there = settings.snapshot_nodes
             memory = memory.resumed(settings.recalled, there)
             lost = frozenset(nodes.keys() - set(there))
             return replace(state, origins=MappingProxyType(dict.fromkeys(there, recall)), lost=lost, memory=memory)

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
+from planaria.common.documents import former_names
 from planaria.config.names import STAGE_FILE
 from planaria.control.feature_facts import Reported
 from planaria.control.gauges import WorkerMeasurements
@@ -139,6 +140,7 @@ class EdgeBroken(Fact):
 class StageReady(Fact):
     """A stage has finished its part of a step and holds the complete gradient, not yet applied."""
 
+    _former = former_names(received="heard")
     kind: Literal["stage_ready"] = "stage_ready"
     worker: str
     stage: int
@@ -150,7 +152,7 @@ class StageReady(Fact):
     replica: int = 0
     grad_norm: float | None = None
     """L2 norm of the stage's gradient before clipping; None in a validation"""
-    heard: dict[int, str] = Field(default_factory=dict)
+    received: dict[int, str] = Field(default_factory=dict)
     """replica → digest of its received gradient, if members report them; its own as sent"""
 
 

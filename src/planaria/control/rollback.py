@@ -25,7 +25,7 @@ def _durable_step(settings: RunStarted) -> int:
     return settings.first_step if settings.durable_step is None else settings.durable_step
 
 
-def _durable_standing(settings: RunStarted, replica: int) -> ReplicaPosition:
+def _durable_position(settings: RunStarted, replica: int) -> ReplicaPosition:
     if settings.durable_step is None:
         return settings.position_of(replica)
     return ReplicaPosition(step=settings.durable_step)
@@ -37,7 +37,7 @@ class RollbackPoint:
 
     sources: Mapping[int, Origin] = field(default_factory=lambda: MappingProxyType({}))
     """stage → source of its nodes' state"""
-    standings: Mapping[int, ReplicaPosition] = field(default_factory=lambda: MappingProxyType({}))
+    positions: Mapping[int, ReplicaPosition] = field(default_factory=lambda: MappingProxyType({}))
     """positions of its replicas; others cannot return to it"""
     step: int = -1
     """the checkpoint's step; -1 if it is not a complete checkpoint"""
@@ -49,7 +49,7 @@ class RollbackPoint:
         whole = settings.load.keys() == set(stages) and len(set(settings.load.values())) == 1
         return cls(
             {stage: first_origin(settings, stage) for stage in stages},
-            {number: _durable_standing(settings, number) for number in range(settings.replicas)},
+            {number: _durable_position(settings, number) for number in range(settings.replicas)},
             _durable_step(settings) if whole else -1,
         )
 

@@ -111,10 +111,10 @@ class Roster:
 
     @cached_property
     def _by_status(self) -> Mapping[Status, tuple[str, ...]]:
-        found: dict[Status, list[str]] = {}
+        result: dict[Status, list[str]] = {}
         for name, worker in self.workers.items():
-            found.setdefault(worker.status, []).append(name)
-        return {status: tuple(sorted(names, key=identity_order)) for status, names in found.items()}
+            result.setdefault(worker.status, []).append(name)
+        return {status: tuple(sorted(names, key=identity_order)) for status, names in result.items()}
 
     @cached_property
     def _staying(self) -> Counter[str]:

@@ -92,12 +92,12 @@ def waiting(run: RunState, replica: ReplicaState) -> tuple[int, int, bool] | Non
     """Return (replica, round, whether it is meeting already) of a replica that waits within its patience."""
     if run.settings.replicas == 1 or replica.phase == "left":
         return None
-    found = None
+    result = None
     if replica.meeting and _to_settle(run, replica):
-        found = replica.number, replica.meeting.round, True
+        result = replica.number, replica.meeting.round, True
     elif _ready(run, replica):
-        found = replica.number, replica.rounds, False
-    return None if found in run.late else found
+        result = replica.number, replica.rounds, False
+    return None if result in run.late else result
 
 
 def quorate(run: RunState, replica: ReplicaState) -> bool:
@@ -186,15 +186,15 @@ def _will_come(run: RunState, replica: ReplicaState) -> bool:
 
 def _links(run: RunState, round: int, members: list[int]) -> list[d.MemberLink]:
     """Return links between all nodes of each stage, named by the generations at their ends."""
-    found = []
+    result = []
     for stage in run.replicas[members[0]].arrangement.stages:
         nodes = [(run.replicas[n].arrangement.nodes(stage)[0], run.replicas[n]) for n in members]
-        for place, (low, mine) in enumerate(nodes):
-            for high, other in nodes[place + 1 :]:
-                ends = f"{low}.g{mine.generation}-{high}.g{other.generation}"
-                at = [run.workers[replica.holders[node]].at for replica, node in ((mine, low), (other, high))]
-                found.append(link(f"r{round}:{ends}", low, at[0], high, at[1]))
-    return found
+        for index, (low, own) in enumerate(nodes):
+            for high, other in nodes[index + 1 :]:
+                ends = f"{low}.g{own.generation}-{high}.g{other.generation}"
+                at = [run.workers[replica.holders[node]].at for replica, node in ((own, low), (other, high))]
+                result.append(link(f"r{round}:{ends}", low, at[0], high, at[1]))
+    return result
 
 
 def _settle(run: RunState, replica: ReplicaState) -> d.Decision | None:
@@ -218,16 +218,16 @@ def _settle(run: RunState, replica: ReplicaState) -> d.Decision | None:
         party = _all_received(run, resting)
     elif resting != party or _all_received(run, party) != party:
         return None
-    found = suspects(run, party)
-    party = [n for n in party if n not in found.left_out] or [replica.number]
+    result = suspects(run, party)
+    party = [n for n in party if n not in result.left_out] or [replica.number]
     useless = {n: why for n, why in useless.items() if n in meeting.members and n not in party}
     coefficients, rivals = counted(run, meeting.round, party)
     return d.Settle(
         round=meeting.round,
         members=party,
         generations=[live[n].generation for n in party],
-        left_out={**found.left_out, **useless},
-        liars=sorted({*found.liars, *useless}),
+        left_out={**result.left_out, **useless},
+        byzantine=sorted({*result.byzantine, *useless}),
         counted=coefficients,
         rivals=rivals,
     )

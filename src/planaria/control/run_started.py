@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from planaria.common.documents import former_names
 from planaria.config.schema import ExchangeConfig, RecoveryConfig
 
 if TYPE_CHECKING:
@@ -60,10 +61,11 @@ class RunShape(Fact):
 class Recut(Fact):
     """A part of a run starts from a checkpoint of another shape."""
 
+    _former = former_names(notes="said")
     checkpoint: str
     was: RunShape
     now: RunShape
-    said: list[str]
+    notes: list[str]
     """messages to the user: averaged parts, and parts that restart"""
 
     def __str__(self) -> str:
@@ -96,6 +98,7 @@ class SnapshotLabel(Fact):
 class RunStarted(Fact):
     """The controller is up: the settings that its decisions depend on."""
 
+    _former = former_names(positions="standings", snapshot_nodes="remembering")
     kind: Literal["run_started"] = "run_started"
     name: str
     part: str = ""
@@ -118,7 +121,7 @@ class RunStarted(Fact):
     """replicas at the start that train separately and meet as ``exchange`` configures"""
     columns: list[list[int]] = []
     """nodes of each replica, including ones that may join, in order of stage; empty if node n is stage n"""
-    standings: dict[int, ReplicaPosition] = {}
+    positions: dict[int, ReplicaPosition] = {}
     """replica → position at which it resumes, unless all resume at ``first_step``"""
     exchange: ExchangeConfig = ExchangeConfig()
     wall_time: float
@@ -128,10 +131,10 @@ class RunStarted(Fact):
     load: dict[int, str] = {}
     """stage → checkpoint folder it starts from; other stages start from the seed's initial weights"""
     recalled: int = -1
-    """step of the snapshot in memory from which the nodes in ``remembering`` start; -1: none"""
+    """step of the snapshot in memory from which the nodes in ``snapshot_nodes`` start; -1: none"""
     recalled_from: SnapshotLabel | None = None
     """label of that snapshot"""
-    remembering: list[int] = []
+    snapshot_nodes: list[int] = []
     """nodes that hold it; the others are rebuilt from these"""
     durable_step: int | None = None
     """step of the checkpoints in ``load``, if it is older than ``first_step``"""
@@ -254,7 +257,7 @@ class RunStarted(Fact):
 
     def position_of(self, replica: int) -> ReplicaPosition:
         """Return the position at which a replica resumes."""
-        return self.standings.get(replica, ReplicaPosition(step=self.first_step))
+        return self.positions.get(replica, ReplicaPosition(step=self.first_step))
 
     def nodes(self, replica: int) -> list[list[int]]:
         """Return a replica's nodes of each stage."""

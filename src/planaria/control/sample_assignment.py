@@ -82,17 +82,17 @@ class Allotment:
     top: int = 0
     """upper bound of all blocks ever taken"""
 
-    def next_for(self, replica: int, gone: Collection[int], patience: int) -> int | None:
-        """Return the next block of ``replica`` while the replicas in ``gone`` are absent; None if none is left for it.
+    def next_for(self, replica: int, lost: Collection[int], patience: int) -> int | None:
+        """Return the next block of ``replica`` while the replicas in ``lost`` are absent; None if none is left for it.
 
         It helps another lane only if that has more than ``patience`` free blocks.
         """
         if replica in self.out:
             return self.out[replica]
-        deserted = {replica, *gone} & set(range(self.lanes)) if gone else {replica} if replica < self.lanes else ()
-        mine = [block for lane in deserted if (block := next(self._free(lane), None)) is not None]
-        if mine:
-            return min(mine)
+        deserted = {replica, *lost} & set(range(self.lanes)) if lost else {replica} if replica < self.lanes else ()
+        own = [block for lane in deserted if (block := next(self._free(lane), None)) is not None]
+        if own:
+            return min(own)
         if (self.total - self.used.floor) // self.lanes < patience:  # no lane has that many
             return None
         slow = [block for lane in range(self.lanes) for block in self._beyond_help(lane, patience)]
@@ -106,8 +106,8 @@ class Allotment:
 
     def _beyond_help(self, lane: int, patience: int) -> list[int]:
         """Return the first free block of a lane with more than ``patience`` of them."""
-        found = [block for block, _ in zip(self._free(lane), range(patience + 1), strict=False)]
-        return found[:1] if len(found) > patience else []
+        results = [block for block, _ in zip(self._free(lane), range(patience + 1), strict=False)]
+        return results[:1] if len(results) > patience else []
 
     @property
     def plenty(self) -> bool:

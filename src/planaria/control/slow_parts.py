@@ -126,15 +126,15 @@ def _by_host(slow: Mapping[int, SlowPart], lately: set[int], hosts: Mapping[int,
 
 def slow_data(own: Mapping[int, NodeGauge], known: Known) -> list[SlowPart]:
     """Return nodes whose batches are late, compared only with their own past, since few nodes read any."""
-    found = []
+    result = []
     for node, gauge in own.items():
         now, past = gauge.read_s, gauge.past_read_s
         eased = ease(known, "slow data", [node])
         limit = eased * max(LATE * past, past + LEAST_READ_S, OF_STEP * gauge.step_s)
         if len(gauge.recent) == RECENT and now > limit:
             others = [other.read_s for peer, other in own.items() if peer != node and other.read_s > 0]
-            found.append(SlowPart("slow data", (node,), now, past, median(others) if others else 0.0))
-    return found
+            result.append(SlowPart("slow data", (node,), now, past, median(others) if others else 0.0))
+    return result
 
 
 PAYS = 2.0
@@ -174,12 +174,12 @@ def reroute(run: RunState, replica: ReplicaState) -> d.Replan | d.Reroute | None
         return None
     if replica.vacant or replica.meeting:
         return None
-    known = {(way.source, way.target) for way in replica.ways}
+    known = {(link.source, link.target) for link in replica.slow_links}
     slow = {nodes: blamed.seconds for (fault, nodes), blamed in run.blamed.items() if fault == "slow link"}
     if slow.keys() <= known:
         return _taken(run, replica)
     new = [d.SlowLink(source=a, target=b, seconds=seconds) for (a, b), seconds in slow.items() if (a, b) not in known]
-    return d.Replan(replica=replica.number, nodes=sorted(replica.holders), ways=[*replica.ways, *new])
+    return d.Replan(replica=replica.number, nodes=sorted(replica.holders), links=[*replica.slow_links, *new])
 
 
 def _taken(run: RunState, replica: ReplicaState) -> d.Reroute | None:

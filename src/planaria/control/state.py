@@ -37,9 +37,9 @@ class Replicas(Mapping[int, ReplicaState]):
             self._note(replica)
 
     def _note(self, replica: ReplicaState) -> None:
-        one, gone = {replica.number}, replica.phase == "left"
-        self.gone = self.gone | one if gone else self.gone - one
-        self.troubled = self.troubled | one if replica.troubled and not gone else self.troubled - one
+        one, ended = {replica.number}, replica.phase == "left"
+        self.gone = self.gone | one if ended else self.gone - one
+        self.troubled = self.troubled | one if replica.troubled and not ended else self.troubled - one
 
     def having(self, replica: ReplicaState) -> Replicas:
         """Return the replicas with this one's new state."""
@@ -132,7 +132,7 @@ class RunState:
     """name (a step) of the checkpoint in progress; -1: none"""
     saved: int = -1
     """name of the last sealed checkpoint"""
-    standings: Mapping[int, ReplicaPosition] = field(default_factory=lambda: MappingProxyType({}))
+    positions: Mapping[int, ReplicaPosition] = field(default_factory=lambda: MappingProxyType({}))
     """positions of replicas saved for the checkpoint in progress"""
     writing: Mapping[str, BackgroundWrite] = field(default_factory=lambda: MappingProxyType({}))
     """worker → its background write, also of a cancelled checkpoint"""

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from pydantic import BaseModel, ConfigDict
 
 from planaria.common import atomic, documents
+from planaria.common.documents import former_names
 from planaria.common.errors import UserError
 from planaria.control.state import RunState
 
@@ -26,15 +27,16 @@ PROGRESS_S = 1.0
 
 
 class LiveWorker(BaseModel):
-    """A living worker; a spare has neither node nor stage. ``born``: start time of its process, in clock ticks after
-    boot."""
+    """A living worker; a spare has neither node nor stage. ``start_ticks``: start time of its process, in clock ticks
+    after boot."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    _former = former_names(start_ticks="born")
     worker: str
     incarnation: int
     pid: int
-    born: int | None
+    start_ticks: int | None
     node: int | None
     stage: int | None
 
@@ -63,7 +65,7 @@ def describe(state: RunState, known: Births = MappingProxyType({})) -> StateFile
             worker=name,
             incarnation=w.incarnation,
             pid=w.pid,
-            born=known[name, w.incarnation] if (name, w.incarnation) in known else born(w.pid),
+            start_ticks=known[name, w.incarnation] if (name, w.incarnation) in known else start_ticks(w.pid),
             node=nodes.get(name),
             stage=stage_of.get(nodes.get(name, -1)),
         )
@@ -110,7 +112,7 @@ class StateWriter:
         began, self._written = self._clock(), state
         try:
             file = describe(state, self._births)
-            self._births = {(w.worker, w.incarnation): w.born for w in file.workers}
+            self._births = {(w.worker, w.incarnation): w.start_ticks for w in file.workers}
             atomic.write_text(self._path, documents.sealed(file))
         finally:
             self._ended = self._clock()
@@ -128,7 +130,7 @@ def read_state(folder: Path) -> StateFile:
     return documents.unsealed(path, StateFile, fix="bring it back, or remove it")
 
 
-def born(pid: int) -> int | None:
+def start_ticks(pid: int) -> int | None:
     """Return a process's start time, which distinguishes it from a later one with the same number; None if it has
     ended."""
     try:

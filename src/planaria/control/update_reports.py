@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field, FiniteFloat
 
+from planaria.common.documents import former_names
 from planaria.control.run_started import Fact
 
 Full = Literal["beginning", "rebuilt", "replicas"]
@@ -73,6 +74,7 @@ class MessageCompressed(Fact):
     One node reports for all nodes of its stage when the step commits or the round is settled. Norms have three digits.
     """
 
+    _former = former_names(residual="owed")
     kind: Literal["message_compressed"] = "message_compressed"
     worker: str
     node: int
@@ -87,7 +89,7 @@ class MessageCompressed(Fact):
     """of the exact vector"""
     lost: float
     """‖C(v) − v‖²/‖v‖² for the encoded vector v: 1 − δ"""
-    owed: float | None = None
+    residual: float | None = None
     """norm of the residual afterwards, with feedback that keeps one"""
     off: float | None = None
     """distance of the exact vector from its estimate afterwards, with feedback by estimates"""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from planaria.common.documents import former_names
 from planaria.control.run_started import Fact
 
 Fault = Literal[
@@ -47,10 +48,11 @@ class UnequalReplicas(Fact):
     A machine computes wrongly or rounds differently, such as another processor model.
     """
 
+    _former = former_names(differing="odd")
     stage: int
     replicas: list[int]
     """compared replicas"""
-    odd: list[int]
+    differing: list[int]
     """those that differ from more than half of at least three; empty without such a majority"""
 
 

@@ -16,13 +16,13 @@ from planaria.control.state import RunState
 from planaria.recovery.chain import Chain
 
 
-def lending_replicas(run: RunState, replica: ReplicaState, gone: Set[int]) -> dict[int, ReplicaState] | None:
-    """Return stage → lending replica, if some have the ``gone`` stages; None while these are not ready.
+def lending_replicas(run: RunState, replica: ReplicaState, lost: Set[int]) -> dict[int, ReplicaState] | None:
+    """Return stage → lending replica, if some have the ``lost`` stages; None while these are not ready.
 
     A complete replica lends all; each attempt asks the next one. If every replica lost something, they help each other.
     A replica without any stage waits for a complete one to copy.
     """
-    synchronised, hollow = run.rule.synchronised, gone == set(replica.arrangement.stages)
+    synchronised, hollow = run.rule.synchronised, lost == set(replica.arrangement.stages)
     others = [r for n, r in run.live.items() if n != replica.number and not r.is_stateless]
     if synchronised:
         furthest = max((settled(r) for r in others), default=0) if hollow else replica.rounds
@@ -30,16 +30,16 @@ def lending_replicas(run: RunState, replica: ReplicaState, gone: Set[int]) -> di
     ready = [r for r in others if r.phase != "link" and not r.origins and not (synchronised and r.meeting)]
     turn = replica.number + replica.attempts
     if whole := [r for r in ready if not r.broken]:
-        return dict.fromkeys(sorted(gone), whole[turn % len(whole)])
+        return dict.fromkeys(sorted(lost), whole[turn % len(whole)])
     if hollow:
         return None if others else {}
-    if not all(any(_will_have(r, stage, synchronised) for r in others) for stage in gone):
+    if not all(any(_will_have(r, stage, synchronised) for r in others) for stage in lost):
         return {}
     ready = [r for r in ready if not synchronised or r.rounds == replica.rounds]
-    having = {stage: [r for r in ready if stage in r.stateful.stages] for stage in sorted(gone)}
+    having = {stage: [r for r in ready if stage in r.stateful.stages] for stage in sorted(lost)}
     if any(r.phase == "link" for r in others) or not all(having.values()):
         return None
-    return {stage: found[turn % len(found)] for stage, found in having.items()}
+    return {stage: value[turn % len(value)] for stage, value in having.items()}
 
 
 def settled(replica: ReplicaState) -> int:
@@ -205,15 +205,15 @@ def handing_over(run: RunState) -> set[str]:
     return handing | lending | run.writing.keys()
 
 
-def restart_replica(run: RunState) -> d.Found | None:
+def restart_replica(run: RunState) -> d.ReplicaRestarted | None:
     """Start or restart an absent replica as a copy of another, once there are enough workers."""
-    gone = run.replicas.gone
-    if not gone or run.allotment.done or run.stopping:
+    lost = run.replicas.gone
+    if not lost or run.allotment.done or run.stopping:
         return None
     if len(run.spares) - run.vacancies - count_leaving_nodes(run) <= run.settings.stages:
         return None
     whole = any(can_be_copied(replica) for replica in run.live.values())
-    return d.Found(replica=min(gone)) if whole else None
+    return d.ReplicaRestarted(replica=min(lost)) if whole else None
 
 
 _OLD = 1 << 30
@@ -230,14 +230,14 @@ def exposed(run: RunState) -> dict[str, str]:
     for replica in run.live.values():
         for node, worker in replica.holders.items():
             held[run.workers[worker].host].add(replica.arrangement.stage[node])
-    found = {}
+    result = {}
     for host in sorted(held.keys() - {""}):
         elsewhere = {stage for other, stages in held.items() if other != host for stage in stages}
         lost = frozenset(held[host] - elsewhere)
         alone = [_cost(chain, frozenset({stage})) for stage in lost]
         if len(lost) > 1 and not any(alone) and (cost := _cost(chain, lost)):
-            found[host] = f"machine {host} holds stages {', '.join(map(str, sorted(lost)))}: were it lost, {cost}"
-    return found
+            result[host] = f"machine {host} holds stages {', '.join(map(str, sorted(lost)))}: were it lost, {cost}"
+    return result
 
 
 def _cost(chain: Chain, lost: frozenset[int]) -> str:

@@ -25,15 +25,15 @@ _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 def names(inner: tokenizers.Tokenizer) -> dict[str, int]:
     """Return the special tokens by name, except those of bytes, which a model emits for unknown characters."""
     added = inner.get_added_tokens_decoder()
-    found = {token.content: number for number, token in added.items() if token.special}
-    return {name: number for name, number in found.items() if not _BYTE.fullmatch(name)}
+    result = {token.content: number for number, token in added.items() if token.special}
+    return {name: number for name, number in result.items() if not _BYTE.fullmatch(name)}
 
 
 def unknown(inner: tokenizers.Tokenizer) -> int | None:
     """Return the id that a model emits for unknown characters, if any."""
     if isinstance(inner.model, models.Unigram):
-        found: int | None = json.loads(inner.to_str())["model"]["unk_id"]
-        return found
+        result: int | None = json.loads(inner.to_str())["model"]["unk_id"]
+        return result
     name = inner.model.unk_token
     return None if name is None else inner.token_to_id(name)
 
@@ -41,7 +41,7 @@ def unknown(inner: tokenizers.Tokenizer) -> int | None:
 class DisguisedTokenizer:
     """A copy of a tokenizer whose control tokens have random names."""
 
-    def __init__(self, inner: tokenizers.Tokenizer, place: object) -> None:
+    def __init__(self, inner: tokenizers.Tokenizer, location: object) -> None:
         """:raises UserError: if the copy would have other ids."""
         self._names = {name: f"<{secrets.token_hex(16)}>" for name in names(inner)}
         tree = json.loads(inner.to_str())
@@ -56,7 +56,7 @@ class DisguisedTokenizer:
         self._inner = tokenizers.Tokenizer.from_buffer(json.dumps(tree).encode())
         for name, number in names(inner).items():
             if self._inner.token_to_id(self._names[name]) != number:
-                raise UserError(f"{place}: its token {name!r} has an id that depends on its name; give another")
+                raise UserError(f"{location}: its token {name!r} has an id that depends on its name; give another")
 
     def plain(self, text: str) -> tokenizers.Encoding:
         """Encode a text without control tokens."""
@@ -69,18 +69,18 @@ class DisguisedTokenizer:
     def segments(self, texts: Sequence[str], mark: str = "") -> list[tuple[int, int]]:
         """Return the ids of consecutive texts, encoded as one; each id with the number of the text it begins in."""
         written = [self._written(text, mark) for text in texts]
-        found, ends = self.plain("".join(written)), list(accumulate(map(len, written)))
+        result, ends = self.plain("".join(written)), list(accumulate(map(len, written)))
         last = len(texts) - 1
         return [
             (number, min(bisect_right(ends, start), last))
-            for number, (start, _) in zip(found.ids, found.offsets, strict=True)
+            for number, (start, _) in zip(result.ids, result.offsets, strict=True)
         ]
 
     def _written(self, text: str, mark: str) -> str:
         """Return a text with the random names, without ``mark``."""
         behind = f"(?<!{re.escape(mark)})" if mark else ""
         if self._pattern:
-            text = re.sub(f"{behind}(?:{self._pattern})", lambda found: self._names.get(found[0], found[0]), text)
+            text = re.sub(f"{behind}(?:{self._pattern})", lambda value: self._names.get(value[0], value[0]), text)
         return text.replace(mark, "") if mark else text
 
 

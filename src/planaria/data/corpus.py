@@ -60,16 +60,16 @@ def documents(config: DataConfig, on_progress: Callable[[str], None] | None = No
     :raises UserError: for a source that is missing, unreadable or empty, and for invalid records, possibly after some
         texts.
     """
-    found, most, passed = 0, config.most, defaultdict[str, list[str]](list)
+    result, most, passed = 0, config.most, defaultdict[str, list[str]](list)
     for text in _texts(config, passed):
         if text and not text.isspace():
-            part = text if most is None else text[: most - found]
-            found += len(part)
+            part = text if most is None else text[: most - result]
+            result += len(part)
             yield part
-        if found == most:
+        if result == most:
             return
     lines = _lines(passed)
-    if not found:
+    if not result:
         why = "".join(f"; {line}" for line in lines)
         raise UserError(f"data.source = {config.source!r} holds no UTF-8 text; name a file or folder that does{why}")
     if on_progress:
@@ -84,13 +84,13 @@ def records_of(config: DataConfig, on_progress: Callable[[str], None] | None = N
 
     :raises UserError: for a source that is missing, unreadable or empty, and for damaged records.
     """
-    found, passed, empty = 0, defaultdict[str, list[str]](list), True
-    for record, place in _records(config, passed):
-        yield record, place
+    result, passed, empty = 0, defaultdict[str, list[str]](list), True
+    for record, location in _records(config, passed):
+        yield record, location
         empty = False
         if config.most is not None:
-            found += sum(map(len, _strings(record, KEYS[config.format])))
-            if found >= config.most:
+            result += sum(map(len, _strings(record, KEYS[config.format])))
+            if result >= config.most:
                 return
     lines = _lines(passed)
     if empty:
@@ -108,7 +108,10 @@ def resolved(config: DataConfig) -> DataConfig:
     """
     if config.mixture:
         of = config.sources
-        mixture = {name: one.model_copy(update={"format": _format(of[name])}) for name, one in config.mixture.items()}
+        mixture = {
+            name: source_config.model_copy(update={"format": _format(of[name])})
+            for name, source_config in config.mixture.items()
+        }
         config = config.model_copy(update={"mixture": mixture})
     else:
         config = config.model_copy(update={"format": _format(config)})
@@ -192,8 +195,8 @@ def _texts(config: DataConfig, passed: Passed) -> Iterator[str]:
         for record, _ in _records(config, passed):
             yield "\n".join(_strings(record, KEYS[config.format]))
     elif not _is_remote(config.source) and config.source.startswith(PREFIX):
-        for record, place in read_hub(config.source, [config.field]):
-            yield text_of(record, config.field, place)
+        for record, location in read_hub(config.source, [config.field]):
+            yield text_of(record, config.field, location)
     else:
         yield from _of_files(config, passed, lambda file: _of_file(file, config.field))
 
@@ -208,8 +211,8 @@ def _records(config: DataConfig, passed: Passed) -> Iterator[tuple[Record, str]]
     def of_file(file: Path | RemoteFile) -> Iterator[tuple[Record, str]]:
         if kind_of(file) is None:
             raise PassedOver(file, "no file of records", "name a .jsonl, .json or .parquet file")
-        found = dialogue_records(file, keys)
-        return _without_nulls(found) if kind_of(file) == "parquet" else found
+        result = dialogue_records(file, keys)
+        return _without_nulls(result) if kind_of(file) == "parquet" else result
 
     yield from _of_files(config, passed, of_file)
 
@@ -222,8 +225,8 @@ def _without_nulls(rows: Iterator[tuple[Record, str]]) -> Iterator[tuple[Record,
             return {key: dense(one) for key, one in value.items() if one is not None or key == "content"}
         return [dense(one) for one in value] if isinstance(value, list) else value
 
-    for record, place in rows:
-        yield {key: dense(value) for key, value in record.items()}, place
+    for record, location in rows:
+        yield {key: dense(value) for key, value in record.items()}, location
 
 
 def _of_files(

@@ -136,12 +136,12 @@ class Dataset:
         try:
             meta = CorpusMetadata.model_validate_json(_small(folder / "meta.json"))
             dataset = cls(folder, meta)
-            found = hashlib.sha256(dataset.tokenizer_file.read_bytes()).hexdigest()
+            result = hashlib.sha256(dataset.tokenizer_file.read_bytes()).hexdigest()
         except OSError as error:
             raise _corrupt(folder, f"{error.filename} cannot be read: {error.strerror}") from error
         except ValidationError as error:
             raise _corrupt(folder, f"meta.json: {_first(error)}") from error
-        if found != meta.tokenizer:
+        if result != meta.tokenizer:
             raise _corrupt(folder, "tokenizer.json is not the one the ids were made with")
         return dataset
 
@@ -235,8 +235,8 @@ class Mixture:
 
     def windows(self, split: Split, context: int) -> int:
         """Return the windows of all sources; 0 if a source has none."""
-        found = [part.windows(split, context) for part in self.parts.values()]
-        return sum(found) if all(found) else 0
+        results = [part.windows(split, context) for part in self.parts.values()]
+        return sum(results) if all(results) else 0
 
 
 Data = Dataset | Mixture
@@ -294,8 +294,8 @@ def _map(file: Path, dtype: np.dtype[Any], count: int) -> Ids:
     return np.memmap(file, dtype, mode="r", shape=(count,))
 
 
-def _corrupt(folder: Path, what: str) -> CorruptDataset:
-    return CorruptDataset(f"prepared data in {folder} is damaged: {what}; delete that folder and start again")
+def _corrupt(folder: Path, label: str) -> CorruptDataset:
+    return CorruptDataset(f"prepared data in {folder} is damaged: {label}; delete that folder and start again")
 
 
 def _first(error: ValidationError) -> str:

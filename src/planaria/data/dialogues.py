@@ -46,8 +46,8 @@ def dialogues(
         there is no template.
     """
     template = None if config.format == "prompt" else chat_template(config)
-    for record, place in records_of(config, on_progress):
-        messages, first, texts = _read(record, config.format, place)
+    for record, location in records_of(config, on_progress):
+        messages, first, texts = _read(record, config.format, location)
         if texts is not None:
             learned, (plain, mark) = (config.learn == "all", True), Conversation(texts).guarded(tokenizer)
             pairs = tokenizer.encode_segments(plain.content, mark)
@@ -55,7 +55,7 @@ def dialogues(
             marks = [*(False for _ in tokenizer.before), *(learned[segment] for _, segment in pairs), True]
         else:
             template = template or chat_template(config)
-            segments = _segments(config, template, tokenizer, record, messages, first, place)
+            segments = _segments(config, template, tokenizer, record, messages, first, location)
             pairs = tokenizer.encode_segments([text for text, _ in segments.parts], segments.mark)
             ids, marks = [i for i, _ in pairs], [segments.parts[segment][1] for _, segment in pairs]
         yield Dialogue(np.array(ids, np.uint32), np.array(marks, np.bool_))
@@ -70,21 +70,21 @@ def chat_template(config: DataConfig) -> Template:
     beside = None if own else expanded(config.tokenizer)
     if beside is not None and beside.suffix == ".json":
         beside = beside.parent
-    place = beside if config.template is None else expanded(config.template)
-    if place is not None and not place.exists():
+    path = beside if config.template is None else expanded(config.template)
+    if path is not None and not path.exists():
         raise UserError(f"data.template = {config.template!r}: no such file or folder; check the path")
     named = template_of(beside) if beside is not None else None
-    if place is not None and place.is_file() and place != beside:
+    if path is not None and path.is_file() and path != beside:
         names = named.names if named is not None else (("bos_token", ""), ("eos_token", END))
-        return jinja_file(place, names)
-    found = named if place == beside else template_of(place) if place is not None else None
-    if found is None:
-        of = f"data.tokenizer = {config.tokenizer!r}" if config.template is None else f"data.template = {str(place)!r}"
+        return jinja_file(path, names)
+    result = named if path == beside else template_of(path) if path is not None else None
+    if result is None:
+        of = f"data.tokenizer = {config.tokenizer!r}" if config.template is None else f"data.template = {str(path)!r}"
         raise UserError(
             f"data.source = {config.source!r} holds dialogues, but {of} has no chat template; set data.template to a "
             "Jinja file, or to the folder or GGUF file of a model that has one"
         )
-    return found
+    return result
 
 
 def learned_template(data: DataConfig) -> Template | None:
@@ -100,31 +100,33 @@ def learned_template(data: DataConfig) -> Template | None:
     return None
 
 
-def _read(record: Record, kind: str, place: str) -> tuple[list[Message], int, tuple[str, str] | None]:
+def _read(record: Record, kind: str, location: str) -> tuple[list[Message], int, tuple[str, str] | None]:
     """Return a record's messages and the number of the first that may be learned; or its prompt and completion."""
     for key in REQUIRED[kind]:
         if key not in record:
-            raise UserError(f"{place}: no {key!r} ({nearest(key, record)}); fix the record, or set data.format")
+            raise UserError(f"{location}: no {key!r} ({nearest(key, record)}); fix the record, or set data.format")
     if kind == "messages":
-        return _messages(record["messages"], f"{place}: messages"), 0, None
+        return _messages(record["messages"], f"{location}: messages"), 0, None
     prompt, completion = record["prompt"], record["completion"]
     if isinstance(prompt, str) and isinstance(completion, str):
         return [], 0, (prompt, completion)
-    asked = _messages(prompt, f"{place}: prompt")
-    return [*asked, *_messages(completion, f"{place}: completion")], len(asked), None
+    requested = _messages(prompt, f"{location}: prompt")
+    return [*requested, *_messages(completion, f"{location}: completion")], len(requested), None
 
 
-def _messages(value: object, place: str) -> list[Message]:
+def _messages(value: object, location: str) -> list[Message]:
     """:raises UserError: if the value is not a list of messages."""
     if not isinstance(value, list) or not value:
-        raise UserError(f"{place}: {_kind(value)}, not a list of messages; fix or remove the record")
+        raise UserError(f"{location}: {_kind(value)}, not a list of messages; fix or remove the record")
     for number, message in enumerate(value):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise UserError(f"{place}[{number}]: no object with 'role' and 'content'; fix or remove the record")
+            raise UserError(f"{location}[{number}]: no object with 'role' and 'content'; fix or remove the record")
         if not _ROLE.fullmatch(message["role"]):
-            raise UserError(f"{place}[{number}]: its role is not a word, but {message['role']!a:.40}; fix the record")
+            raise UserError(
+                f"{location}[{number}]: its role is not a word, but {message['role']!a:.40}; fix the record"
+            )
         if not isinstance(message.get("content"), str) and not message.get("tool_calls"):
-            raise UserError(f"{place}[{number}]: its content is not text; fix or remove the record")
+            raise UserError(f"{location}[{number}]: its content is not text; fix or remove the record")
     # Templates ask whether a message has a key, and tables have all keys in all messages.
     return [{key: one for key, one in each.items() if one is not None or key == "content"} for each in value]
 
@@ -140,12 +142,12 @@ def _segments(
     record: Record,
     messages: Sequence[Message],
     first: int,
-    place: str,
+    location: str,
 ) -> DialogueSegments:
     """Return the parts of a dialogue's text, each with whether it is learned."""
     settings = record.get("chat_template_kwargs") or {}
     if not isinstance(settings, Mapping):
-        raise UserError(f"{place}: chat_template_kwargs: {_kind(settings)}, not an object; fix or remove the record")
+        raise UserError(f"{location}: chat_template_kwargs: {_kind(settings)}, not an object; fix or remove the record")
     answers = [n for n, message in enumerate(messages) if n >= first and message["role"] == "assistant"]
     values = {"tools": record.get("tools"), "documents": None, **settings}
     conversation = Conversation(messages, values)
@@ -154,6 +156,6 @@ def _segments(
             return conversation.whole(template, tokenizer)
         return conversation.answers(template, tokenizer, answers if config.learn == "answers" else answers[-1:])
     except UserError as error:
-        raise UserError(f"{place}: {error}") from None
+        raise UserError(f"{location}: {error}") from None
     except RecursionError:
-        raise UserError(f"{place}: is nested too deeply; fix or remove the record") from None
+        raise UserError(f"{location}: is nested too deeply; fix or remove the record") from None

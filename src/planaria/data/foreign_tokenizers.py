@@ -22,10 +22,10 @@ SECONDS, SLOWEST = 60.0, 1e5
 
 
 @contextmanager
-def failing(place: object) -> Iterator[None]:
+def failing(location: object) -> Iterator[None]:
     """Turn the library's failures on a text, a plain ``Exception`` or a panic, into one line.
 
-    :raises UserError: naming ``place``.
+    :raises UserError: naming ``location``.
     """
     try:
         yield
@@ -33,28 +33,28 @@ def failing(place: object) -> Iterator[None]:
         if type(error) is not Exception and type(error).__name__ != "PanicException":
             raise
         reason = " ".join(str(error).split())[:300]
-        raise UserError(f"{place}: fails on a text ({reason}); {FIX}") from None
+        raise UserError(f"{location}: fails on a text ({reason}); {FIX}") from None
 
 
-def opened(source: bytes, place: str) -> tuple[tokenizers.Tokenizer, float]:
+def opened(source: bytes, location: str) -> tuple[tokenizers.Tokenizer, float]:
     """Return the tokenizer of a tokenizer.json, and the maximum growth of a text by its normalizers.
 
     All but plain byte-level BPE is first tried in a child process.
 
-    :raises UserError: naming ``place``, if it is invalid or fails the trial.
+    :raises UserError: naming ``location``, if it is invalid or fails the trial.
     """
     if len(source) > documents.MAX_BYTES:
-        raise UserError(f"{place}: has more than {documents.MAX_BYTES} bytes; {FIX}")
+        raise UserError(f"{location}: has more than {documents.MAX_BYTES} bytes; {FIX}")
     try:
         tree = json.loads(source)
         source = json.dumps(tree).encode()  # without repeated keys: tried as loaded
-        growth = 1.0 if is_plain(tree) else _tried(source, place)
-        with failing(place):
+        growth = 1.0 if is_plain(tree) else _tried(source, location)
+        with failing(location):
             return tokenizers.Tokenizer.from_buffer(source), growth
     except RecursionError:
-        raise UserError(f"{place} is not a tokenizer.json (nested too deep); give one, or 'bpe'") from None
+        raise UserError(f"{location} is not a tokenizer.json (nested too deep); give one, or 'bpe'") from None
     except ValueError as error:
-        raise UserError(f"{place} is not a tokenizer.json ({error}); give one, or 'bpe'") from error
+        raise UserError(f"{location} is not a tokenizer.json ({error}); give one, or 'bpe'") from error
 
 
 def of_gguf(path: Path) -> bytes:
@@ -67,8 +67,8 @@ def of_gguf(path: Path) -> bytes:
 
 
 @functools.lru_cache(maxsize=8)
-def _tried(source: bytes, place: str) -> float:
+def _tried(source: bytes, location: str) -> float:
     memory, seconds = MEMORY + PER_BYTE * len(source), SECONDS + len(source) / SLOWEST
-    request = place.encode(errors="replace").replace(b"\0", b"?") + b"\0" + source
-    found = child_process.call("planaria.data.tokenizer_check:checked", request, memory, seconds, place, FIX)
-    return float(json.loads(found)["growth"])
+    request = location.encode(errors="replace").replace(b"\0", b"?") + b"\0" + source
+    result = child_process.call("planaria.data.tokenizer_check:checked", request, memory, seconds, location, FIX)
+    return float(json.loads(result)["growth"])

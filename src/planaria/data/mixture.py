@@ -24,16 +24,16 @@ def quotas(data: DataConfig) -> Quotas:
     The block is the smallest in which the shares are integers, by the weights as written (0.7 is seven tenths). If it
     would exceed ``MIXTURE`` samples, use the nearest shares in a block of that size, by largest remainder.
     """
-    weights = [Fraction(repr(one.weight)) for _, one in sorted(data.mixture.items())] or [Fraction(1)]
+    weights = [Fraction(repr(config.weight)) for _, config in sorted(data.mixture.items())] or [Fraction(1)]
     shares = [weight / sum(weights) for weight in weights]
     size = math.lcm(*(share.denominator for share in shares))
     if size <= MIXTURE:
         return tuple(int(share * size) for share in shares)
-    found = [int(share * MIXTURE) for share in shares]
-    short = sorted(range(len(found)), key=lambda i: found[i] - shares[i] * MIXTURE)
-    for i in short[: MIXTURE - sum(found)]:
-        found[i] += 1
-    return tuple(found)
+    results = [int(share * MIXTURE) for share in shares]
+    short = sorted(range(len(results)), key=lambda i: results[i] - shares[i] * MIXTURE)
+    for i in short[: MIXTURE - sum(results)]:
+        results[i] += 1
+    return tuple(results)
 
 
 class SourceOrder:
@@ -52,17 +52,17 @@ class SourceOrder:
         """Return the source of sample ``n`` ≥ 0, and how many earlier samples are of the same source."""
         if len(self._quotas) == 1:
             return 0, n
-        block, place = divmod(n, self._size)
+        block, index = divmod(n, self._size)
         order = _order(self._quotas, self._seed, block)
-        source = int(order[place])
-        return source, block * self._quotas[source] + int(np.count_nonzero(order[:place] == source))
+        source = int(order[index])
+        return source, block * self._quotas[source] + int(np.count_nonzero(order[:index] == source))
 
     def before(self, n: int) -> Sequence[int]:
         """Return how many of the first ``n`` samples are from each source."""
         if len(self._quotas) == 1:
             return [n]
-        block, place = divmod(n, self._size)
-        begun = np.bincount(_order(self._quotas, self._seed, block)[:place], minlength=len(self._quotas))
+        block, index = divmod(n, self._size)
+        begun = np.bincount(_order(self._quotas, self._seed, block)[:index], minlength=len(self._quotas))
         return [block * quota + int(more) for quota, more in zip(self._quotas, begun, strict=True)]
 
 

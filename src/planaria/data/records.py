@@ -61,13 +61,13 @@ def read_records(path: Path | RemoteFile, field: str, where: Mapping[str, str] =
     :raises UserError: naming file and record, for damaged files, damaged records and records without text.
     """
     first = not where and kind_of(path) == "json"
-    for record, place in records(path, (field, *where)):
+    for record, location in records(path, (field, *where)):
         if first and field not in record:
             missing = f"no records with a field {field!r} ({nearest(field, record)})"
             raise PassedOver(path, missing, "set data.field, or convert the file to JSON Lines")
         first = False
         if all(str(record.get(key)) == value for key, value in where.items()):
-            yield text_of(record, field, place)
+            yield text_of(record, field, location)
 
 
 def records(path: Path | RemoteFile, keys: Sequence[str]) -> Iterator[tuple[Record, str]]:
@@ -91,27 +91,27 @@ def dialogue_records(path: Path | RemoteFile, keys: Sequence[str]) -> Iterator[t
         ``keys``.
     """
     first = kind_of(path) == "json"
-    for record, place in records(path, keys):
+    for record, location in records(path, keys):
         if first and keys[0] not in record:
             missing = f"no records with {keys[0]!r} ({nearest(keys[0], record)})"
             raise PassedOver(path, missing, "fix the records, or set data.format")
         first = False
-        yield record, place
+        yield record, location
 
 
-def text_of(record: Record, field: str, place: str) -> str:
-    """Return the text of one record; ``place`` is its location in errors.
+def text_of(record: Record, field: str, location: str) -> str:
+    """Return the text of one record; ``location`` is its location in errors.
 
     :raises UserError: if there is none.
     """
     if field not in record:
         known = next((kind for kind, keys in REQUIRED.items() if {*keys} <= record.keys()), None)
         fix = "set data.field" if known is None else f"set data.field, or data.format = {known!r} for dialogues"
-        raise UserError(f"{place}: no field {field!r} ({nearest(field, record)}); {fix}")
+        raise UserError(f"{location}: no field {field!r} ({nearest(field, record)}); {fix}")
     value = record[field]
     if not isinstance(value, str):
         raise UserError(
-            f"{place}: field {field!r} holds {type(value).__name__}, not text; set data.field or fix the record"
+            f"{location}: field {field!r} holds {type(value).__name__}, not text; set data.field or fix the record"
         )
     return without_surrogates(value)
 
@@ -127,11 +127,11 @@ def _read_lines(path: Path | RemoteFile) -> Iterator[tuple[Record, str]]:
     try:
         with _open(path) as lines:
             for number, line in enumerate(iter(lambda: lines.readline(MOST_LINE + 1), b""), start=1):
-                place = f"{path}:{number}"
+                location = f"{path}:{number}"
                 if len(line) > MOST_LINE:
-                    raise UserError(f"{place}: has more than {MOST_LINE >> 20} MiB, too many for a record; cut it")
+                    raise UserError(f"{location}: has more than {MOST_LINE >> 20} MiB, too many for a record; cut it")
                 if line.strip():
-                    yield _record(line, place), place
+                    yield _record(line, location), location
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}:{number + 1}: cannot be read ({error}); repair or remove the file") from error
 
@@ -142,13 +142,13 @@ def _read_json(path: Path | RemoteFile) -> Iterator[tuple[Record, str]]:
     try:
         with _open(path) as file:
             for number, record in enumerate(_values(file), start=1):
-                place = f"{path}, record {number}"
+                location = f"{path}, record {number}"
                 if not isinstance(record, dict):
                     reason = f"holds a JSON {type(record).__name__}, not an object with the field of data.field"
                     if number == 1:
                         raise PassedOver(path, reason, "set data.field, or convert the file to JSON Lines")
-                    raise UserError(f"{place}: {reason}")
-                yield record, place
+                    raise UserError(f"{location}: {reason}")
+                yield record, location
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
         if not number:
             fix = "set data.field, or convert the file to JSON Lines"
@@ -204,8 +204,8 @@ class _Ahead:
         """Return the JSON value at the current position."""
         while True:
             try:
-                found, self.at = self._decoder.raw_decode(self.held, self.at)
-                return found
+                result, self.at = self._decoder.raw_decode(self.held, self.at)
+                return result
             except ValueError:  # possibly incomplete
                 if self._ended:
                     raise
@@ -248,11 +248,11 @@ def _open(path: Path | RemoteFile) -> Iterator[BinaryIO]:
         yield cast(BinaryIO, gzip.GzipFile(fileobj=file)) if packed else file
 
 
-def _record(line: bytes, place: str) -> Record:
+def _record(line: bytes, location: str) -> Record:
     try:
         record: Any = json.loads(line.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{place}: not a JSON record ({error}); fix or remove the line") from error
+        raise UserError(f"{location}: not a JSON record ({error}); fix or remove the line") from error
     if not isinstance(record, dict):
-        raise UserError(f"{place}: holds a JSON {type(record).__name__}, not an object with the field of data.field")
+        raise UserError(f"{location}: holds a JSON {type(record).__name__}, not an object with the field of data.field")
     return record

@@ -47,13 +47,13 @@ class RemoteFile:
 
     def read_bytes(self) -> bytes:
         with self.open("rb") as file:
-            found = documents.bounded(file, MOST_TEXT)
-        if len(found) > MOST_TEXT:
+            result = documents.bounded(file, MOST_TEXT)
+        if len(result) > MOST_TEXT:
             raise UserError(
                 f"data.source: {self} has more than {MOST_TEXT >> 20} MiB, too many for one document; cut it, or "
                 "make a .jsonl of it"
             )
-        return found
+        return result
 
 
 def remote_files(source: str) -> list[RemoteFile]:
@@ -64,10 +64,10 @@ def remote_files(source: str) -> list[RemoteFile]:
     with _read(source):
         system, root = filesystem(source, "data.source", **_options(source))
         info = system.info(root)
-        found = dict(_below(system, root)) if info["type"] == "directory" else {root: info}
-    if len(found) > MOST_FILES:
+        result = dict(_below(system, root)) if info["type"] == "directory" else {root: info}
+    if len(result) > MOST_FILES:
         raise UserError(f"data.source = {shown(source)!r}: has more than {MOST_FILES} files; name a folder with fewer")
-    alone = list(found) == [root]
+    alone = list(result) == [root]
     return [
         RemoteFile(
             system,
@@ -75,7 +75,7 @@ def remote_files(source: str) -> list[RemoteFile]:
             source if alone else system.unstrip_protocol(path),
             tuple(str(info.get(key, "")) for key in _VERSIONS),
         )
-        for path, info in sorted(found.items())
+        for path, info in sorted(result.items())
     ]
 
 
@@ -126,9 +126,9 @@ class _Stream(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         with _read(self._url):
-            found = self._file.read(len(buffer))
-        buffer[: len(found)] = found
-        return len(found)
+            result = self._file.read(len(buffer))
+        buffer[: len(result)] = result
+        return len(result)
 
     def close(self) -> None:
         if not self.closed:

@@ -157,7 +157,7 @@ def _write(
         validation=held_out.tokens,
         tokenizer=hashlib.sha256(text).hexdigest(),
         fingerprint=made_from,
-        ids=hashlib.sha256(b"".join(one.seen.digest() for one in (train, held_out, *marks))).hexdigest(),
+        ids=hashlib.sha256(b"".join(writer.seen.digest() for writer in (train, held_out, *marks))).hexdigest(),
         row=length,
     )
     (folder / "meta.json").write_text(meta.model_dump_json(indent=1), encoding="utf-8")
@@ -168,14 +168,14 @@ def _write_texts(
     train: _Writer, held_out: _Writer, data: DataConfig, tokenizer: Tokenizer, dtype: str, report: Progress
 ) -> int:
     """Write both splits of a corpus of texts; return the number of documents."""
-    legacy, count, total, owed, reported = data.tokenization == "legacy", 0, 0, 0, 0
+    legacy, count, total, pending, reported = data.tokenization == "legacy", 0, 0, 0, 0
     before, after = _around(tokenizer, legacy)
     texts = documents(data, report)
     for count, ids in enumerate(tokenizer.encode_all(texts, legacy), start=1):
         # The share is of all documents so far, so that very short documents count too.
-        total, withheld = total + len(ids), owed
-        owed = int(total * data.validation)
-        cut = len(ids) - (owed - withheld)
+        total, withheld = total + len(ids), pending
+        pending = int(total * data.validation)
+        cut = len(ids) - (pending - withheld)
         for writer, part in ((train, ids[:cut]), (held_out, ids[cut:])):
             if len(part):
                 # A separator that also begins a document does so for the next.

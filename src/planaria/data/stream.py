@@ -61,11 +61,11 @@ class Stream:
 
         ``tokens`` [B, context] are those of samples ``first`` .. ``first + B - 1``.
         """
-        found = []
+        results = []
         for n, ids in enumerate(tokens, start=first):
             source, turn = self.turns.at(n)
-            found.append(self._in_order[source].starts(turn, ids).cumsum(0))
-        return torch.stack(found)
+            results.append(self._in_order[source].starts(turn, ids).cumsum(0))
+        return torch.stack(results)
 
     def learned(self, first: int, count: int) -> int:
         """Return the number of targets in samples ``first`` .. ``first + count - 1``."""
@@ -89,14 +89,14 @@ class _Source:
         self._dataset, self._split, self._context = dataset, split, context
         self._seed, self._suffix = seed, f" {name}" if name else ""
         if not self.windows:
-            of, what = (f" of data.mixture.{name}", "source") if name else ("", "data.source")
+            of, label = (f" of data.mixture.{name}", "source") if name else ("", "data.source")
             if self.rows:
                 other = "a smaller" if split == "train" else "train.eval_every = 0 or a larger"
-                fix = f"use a longer {what}, or {other} data.validation"
+                fix = f"use a longer {label}, or {other} data.validation"
                 raise UserError(f"the {split} split{of} has no dialogue; {fix}")
             raise UserError(
                 f"the {split} split{of} has {dataset.tokens(split)} tokens, but one sample takes model.context + 1 = "
-                f"{context + 1}; use a longer {what}, another data.validation or a smaller model.context"
+                f"{context + 1}; use a longer {label}, another data.validation or a smaller model.context"
             )
         if self.rows and dataset.meta.row != context + 1:
             raise ValueError(f"rows of {dataset.meta.row} tokens cannot be cut into samples of {context + 1}")

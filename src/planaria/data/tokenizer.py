@@ -50,19 +50,21 @@ class Tokenizer:
     ``after`` are the ids that its template adds around a text, such as BOS.
     """
 
-    def __init__(self, inner: tokenizers.Tokenizer, end: int, place: object = "tokenizer", growth: float = 1.0) -> None:
-        """``growth``: maximum bytes that normalization makes of one byte; ``place``: name in errors.
+    def __init__(
+        self, inner: tokenizers.Tokenizer, end: int, location: object = "tokenizer", growth: float = 1.0
+    ) -> None:
+        """``growth``: maximum bytes that normalization makes of one byte; ``location``: name in errors.
 
         :raises UserError: if its template does more than add tokens around a text.
         """
         inner.no_truncation()
         inner.no_padding()
         inner.encode_special_tokens = True
-        self._inner, self._place, self._growth = inner, place, growth
+        self._inner, self._place, self._growth = inner, location, growth
         self.end = end
         self.vocab = max(inner.get_vocab(with_added_tokens=True).values()) + 1
-        with foreign_tokenizers.failing(place):
-            self.before, self.after = _around(inner, place)
+        with foreign_tokenizers.failing(location):
+            self.before, self.after = _around(inner, location)
 
     @classmethod
     def open(cls, path: Path, end: int | None = None, bare: bool = False) -> Tokenizer:
@@ -141,9 +143,9 @@ class Tokenizer:
             with foreign_tokenizers.failing(self._place):
                 for text in batch:
                     self._require_bounded(text)
-                found = iter(self._inner.encode_batch_fast(short, add_special_tokens=False))
+                result = iter(self._inner.encode_batch_fast(short, add_special_tokens=False))
                 for text in batch:
-                    ids = np.array(next(found).ids, np.uint32) if len(text) <= PIECE else self._long(text, legacy)
+                    ids = np.array(next(result).ids, np.uint32) if len(text) <= PIECE else self._long(text, legacy)
                     yield ids if legacy else self._as_text(text, ids)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -177,8 +179,8 @@ class Tokenizer:
     def _long(self, text: str, legacy: bool) -> npt.NDArray[np.uint32]:
         if not legacy:
             return np.concatenate([np.array(part, np.uint32) for part in self._joined(self._plain, text)])
-        found = self._inner.encode_batch_fast([*pieces(text, PIECE)], add_special_tokens=False)
-        return np.concatenate([np.array(encoding.ids, np.uint32) for encoding in found])
+        result = self._inner.encode_batch_fast([*pieces(text, PIECE)], add_special_tokens=False)
+        return np.concatenate([np.array(encoding.ids, np.uint32) for encoding in result])
 
     def _joined(self, encode: windows.Encode, text: str) -> Iterator[list[int]]:
         try:
@@ -196,8 +198,8 @@ class Tokenizer:
         size = max(1, int(GROWN / self._growth))
         for start in range(0, len(text), size):
             part = text[start : start + size]
-            found, least = self._inner.normalizer.normalize_str(part), len(part.encode())
-            if (grown := len(found.encode())) > GROWTH * least + GROWN // 64:
+            result, least = self._inner.normalizer.normalize_str(part), len(part.encode())
+            if (grown := len(result.encode())) > GROWTH * least + GROWN // 64:
                 raise UserError(
                     f"{self._place}: its normalizer makes {grown} bytes of {least}, beyond the limit of {GROWTH:g} "
                     "times as many; give another tokenizer"
@@ -250,7 +252,7 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def _around(inner: tokenizers.Tokenizer, place: object) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _around(inner: tokenizers.Tokenizer, location: object) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the ids that a tokenizer's template adds before and after a text."""
     if inner.post_processor is None or not inner.post_processor.num_special_tokens_to_add(False):
         return (), ()
@@ -258,7 +260,7 @@ def _around(inner: tokenizers.Tokenizer, place: object) -> tuple[tuple[int, ...]
     for start in range(len(whole) - len(bare) + 1):
         if bare and whole[start : start + len(bare)] == bare:
             return tuple(whole[:start]), tuple(whole[start + len(bare) :])
-    raise UserError(f"{place}: its template does not keep a text whole; remove post_processor from it")
+    raise UserError(f"{location}: its template does not keep a text whole; remove post_processor from it")
 
 
 def spread_sample(texts: Iterable[str], budget: int) -> list[str]:

@@ -59,13 +59,13 @@ def checked(argument: bytes) -> bytes:
 
     :raises UserError: naming the first part that is unbounded, unknown, or missing.
     """
-    place, _, source = argument.partition(b"\0")
+    location, _, source = argument.partition(b"\0")
     try:
         return json.dumps({"growth": _checked(source)}).encode()
     except UserError as error:
-        raise UserError(f"{place.decode(errors='replace')}: {error}; {FIX}") from None
+        raise UserError(f"{location.decode(errors='replace')}: {error}; {FIX}") from None
     except ValueError as error:
-        raise UserError(f"{place.decode(errors='replace')} is not a tokenizer.json ({error}); {FIX}") from None
+        raise UserError(f"{location.decode(errors='replace')} is not a tokenizer.json ({error}); {FIX}") from None
 
 
 def _checked(source: bytes) -> float:
@@ -77,8 +77,8 @@ def _checked(source: bytes) -> float:
         ("pre_tokenizer", MOST_AFTER, lambda part: _known(part, _PRE)),
         ("decoder", MOST_AFTER, lambda part: _known(part, _DECODERS)),
     ):
-        if (found := _growth(tree[part], one)) > most:
-            raise UserError(f"its {part} can make a text {found:.3g} times as long, beyond the limit of {most:g}")
+        if (result := _growth(tree[part], one)) > most:
+            raise UserError(f"its {part} can make a text {result:.3g} times as long, beyond the limit of {most:g}")
     _check_tokens(inner, tree["model"])
     inner.no_truncation()
     inner.no_padding()

@@ -41,8 +41,8 @@ class _Window:
 
     def within(self, low: int, high: int) -> range:
         """Return the numbers of the tokens that begin at characters ``low`` .. ``high - 1``."""
-        found = [n for n, (begin, _) in enumerate(self.offsets) if low <= self.start + begin < high]
-        return range(found[0], found[-1] + 1) if found else range(0)
+        results = [n for n, (begin, _) in enumerate(self.offsets) if low <= self.start + begin < high]
+        return range(results[0], results[-1] + 1) if results else range(0)
 
 
 def joined(encode: Encode, text: str, size: int) -> Iterator[list[int]]:
@@ -52,7 +52,7 @@ def joined(encode: Encode, text: str, size: int) -> Iterator[list[int]]:
     """
     window, skipped, wanted = _window(encode, text, 0, size), 0, size
     while window.stop < len(text):
-        if (found := _next(encode, text, window, size)) is None:
+        if (result := _next(encode, text, window, size)) is None:
             wanted *= 2
             if wanted > max(MOST, size):
                 raise UserError(
@@ -61,15 +61,15 @@ def joined(encode: Encode, text: str, size: int) -> Iterator[list[int]]:
                 )
             window = _window(encode, text, window.start, wanted)
             continue
-        following, here, there = found
+        following, here, there = result
         yield window.ids[skipped:here]
         window, skipped, wanted = following, there, size
     yield window.ids[skipped:]
 
 
 def _window(encode: Encode, text: str, start: int, size: int) -> _Window:
-    found = encode(text[start : start + size])
-    return _Window(start, min(start + size, len(text)), found.ids, found.offsets)
+    result = encode(text[start : start + size])
+    return _Window(start, min(start + size, len(text)), result.ids, result.offsets)
 
 
 def _next(encode: Encode, text: str, before: _Window, size: int) -> tuple[_Window, int, int] | None:
@@ -88,15 +88,15 @@ def _next(encode: Encode, text: str, before: _Window, size: int) -> tuple[_Windo
 def _joint(before: _Window, after: _Window) -> tuple[int, int] | None:
     """Return the middle of the first stretch of :data:`AGREED` characters in which the tokens of two windows agree."""
     low, high = after.start + MARGIN, before.stop - MARGIN
-    place = {after.token(number): number for number in after.within(low, high)}
+    positions = {after.token(number): number for number in after.within(low, high)}
     begun, count = 0, 0
     for number in before.within(low, high):
-        mine = before.token(number)
-        if count and place.get(mine) == place[before.token(begun)] + count:
+        own = before.token(number)
+        if count and positions.get(own) == positions[before.token(begun)] + count:
             count += 1
         else:
-            begun, count = number, int(mine in place)
-        if count and mine[2] - before.token(begun)[1] >= AGREED:
+            begun, count = number, int(own in positions)
+        if count and own[2] - before.token(begun)[1] >= AGREED:
             middle = begun + count // 2
-            return middle, place[before.token(middle)]
+            return middle, positions[before.token(middle)]
     return None

@@ -142,11 +142,11 @@ class AggregatingExchange(Exchange, ABC):
         by = self._robust
         if by is None or members >= by.least():
             return "" if by is None else self.rule_objection(by, members)
-        return f"{members} replicas are too few to tolerate {by.rule.liars} Byzantine ones: {by.least()} or more"
+        return f"{members} replicas are too few to tolerate {by.rule.byzantine} Byzantine ones: {by.least()} or more"
 
     @property
     def tolerated(self) -> int:
-        return 0 if self._robust is None else self._robust.rule.liars
+        return 0 if self._robust is None else self._robust.rule.byzantine
 
     @property
     def strikes(self) -> int:

@@ -38,7 +38,7 @@ Shapes = Mapping[str, torch.Size]
 Sharing = Literal["shared", "own", "estimate"]
 """Who keeps a part of the outer state. shared: equal at all replicas; a copy of a replica takes it over. own: belongs
 to this replica, such as its rounding residual; a copy starts without it, and a different number of replicas starts with
-the mean. estimate: like own, but not owed to anyone; a different number of replicas starts without it.
+the mean. estimate: like own, but not residual to anyone; a different number of replicas starts without it.
 """
 Parts = Mapping[str, Sharing]
 SECANTS = "secants"
@@ -84,7 +84,7 @@ class StageOuterState:
 
         :raises ValueError: if ``state`` is not a saved outer state.
         """
-        found: dict[str, dict[str, Tensor]] = {part: {} for part in parts}
+        result: dict[str, dict[str, Tensor]] = {part: {} for part in parts}
         numbers = state.get(SECANTS, torch.zeros(1, dtype=torch.float64))
         if numbers.dtype != torch.float64 or numbers.ndim != 1 or not len(numbers):
             raise ValueError(f"{SECANTS!r} ({numbers.dtype}) is no part of an outer state")
@@ -92,12 +92,12 @@ class StageOuterState:
             part, _, name = key.partition("/")
             if key not in ("rounds", SECANTS) and (not name or tensor.dtype != torch.float32):
                 raise ValueError(f"{key!r} ({tensor.dtype}) is no part of an outer state")
-            if part in found:
-                found[part][name] = tensor
+            if part in result:
+                result[part][name] = tensor
         if "rounds" not in state or state["rounds"].numel() != 1 or state["rounds"].is_floating_point():
             raise ValueError("an outer state counts its rounds in one integer")
         measured, *secants = numbers.tolist()
-        return cls(found, int(state["rounds"]), tuple(secants), int(measured))
+        return cls(result, int(state["rounds"]), tuple(secants), int(measured))
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class CompressionEffect:
     """‖g‖ of the exact vector"""
     lost: float
     """‖C(v) − v‖²/‖v‖² for the encoded vector v: the measured 1 − δ; 0 if v is zero"""
-    owed: float | None = None
+    residual: float | None = None
     """‖e‖ of the residual after encoding, if the feedback keeps one"""
     off: float | None = None
     """‖g − h‖ after encoding, if the feedback keeps an estimate h"""

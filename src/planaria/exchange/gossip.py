@@ -199,7 +199,7 @@ class Gossip(SlowWeightExchange, ABC):
         if smallest < least:
             return (
                 f"{members} replicas in groups of {self.group} meet in some of {smallest}, and tolerating "
-                f"{by.rule.liars} Byzantine replicas needs groups of at least {least}; raise "
+                f"{by.rule.byzantine} Byzantine replicas needs groups of at least {least}; raise "
                 "exchange.options.group, or take exchange.kind = 'diloco'"
             )
         return super().rule_objection(by, members)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -26,7 +26,8 @@ class MoNNA(SlowWeightExchange):
     as published. With fewer than 2f + 1 models, a majority may be Byzantine and the replica continues alone.
     """
 
-    liars: Natural = 1
+    former: ClassVar[Mapping[str, str]] = {"liars": "byzantine"}
+    byzantine: Natural = 1
     """f, the number of Byzantine replicas; in theory honest ones converge in a round if there are more than 11f
     replicas"""
     alpha: Fraction = 0.0
@@ -39,25 +40,25 @@ class MoNNA(SlowWeightExchange):
 
     @property
     def tolerated(self) -> int:
-        return self.liars
+        return self.byzantine
 
     def after_rejecting(self, refused: int, on_counted: OnCounted, counted: UpdateWeights | None = None) -> Self:
-        return self.model_copy(update={"liars": max(0, self.liars - refused)})
+        return self.model_copy(update={"byzantine": max(0, self.byzantine - refused)})
 
     def objection(self, members: int) -> str:
-        if members > 2 * self.liars:
+        if members > 2 * self.byzantine:
             return ""
         return (
-            f"liars = {self.liars} of exchange.replicas = {members}: this many are tolerated by {2 * self.liars + 1} "
-            "or more; lower exchange.options.liars, or add replicas"
+            f"byzantine = {self.byzantine} of exchange.replicas = {members} needs {2 * self.byzantine + 1} or "
+            "more; lower exchange.options.byzantine, or add replicas"
         )
 
     def rule_objection(self, by: RobustAggregator, members: int) -> str:
-        return "'monna' already selects neighbours; leave it out, and set exchange.options.liars"
+        return "'monna' already selects neighbours; leave it out, and set exchange.options.byzantine"
 
     def quorum(self, members: int) -> int:
         """Return n − f − 1: a silent Byzantine member delays no one."""
-        return max(0, members - self.liars - 1)
+        return max(0, members - self.byzantine - 1)
 
     def drift_of(self, outer: StageOuterState, fast: Weights) -> dict[str, Tensor]:
         """Return the half step: the replica's momentum, or its drift if α = 0."""
@@ -70,10 +71,10 @@ class MoNNA(SlowWeightExchange):
         return slow + drift
 
     def group_aggregate(self, outer: StageOuterState, values: Mapping[int, Weights], me: int) -> dict[str, Tensor]:
-        if len(values) <= 2 * self.liars:
+        if len(values) <= 2 * self.byzantine:
             return self.aggregate({me: values[me]})
         vectors = {member: weight_message.pieces(weights) for member, weights in values.items()}
-        near = nearest(vectors, me, len(values) - self.liars)
+        near = nearest(vectors, me, len(values) - self.byzantine)
         return self.aggregate({member: values[member] for member in near})
 
     def step(self, slow: Tensor, momentum: Tensor, own: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
@@ -104,12 +105,12 @@ def nearest(values: Mapping[int, Vector], me: int, count: int) -> list[int]:
     """
     away = {member: squared_distance(vector, values[me]) for member, vector in values.items()}
     away[me] = -1.0
-    found = sorted(
+    result = sorted(
         (member for member in values if math.isfinite(away[member])), key=lambda member: (away[member], member)
     )
-    return sorted(found[:count])
+    return sorted(result[:count])
 
 
-def squared_distance(one: Vector, other: Vector) -> float:
+def squared_distance(vector: Vector, other: Vector) -> float:
     """Return ‖x − y‖²: differences in the vectors' precision, sums in fp64."""
-    return sum(float((a - b).double().square_().sum()) for _, (a, b) in chunks([one, other]))
+    return sum(float((a - b).double().square_().sum()) for _, (a, b) in chunks([vector, other]))

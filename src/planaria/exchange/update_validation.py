@@ -63,12 +63,12 @@ def validate(
 
 def refused(updates: Updates, like: Update, codec: Compressor) -> dict[int, str]:
     """Return members with an invalid update and the reason; ``like`` is valid, ``codec`` encodes blocking parts."""
-    found = {}
+    result = {}
     for member, update in updates.items():
         wrong = flaw("prefetched", update.prefetched, like.prefetched, PLAIN)
         if wrong := wrong or flaw("blocking", update.blocking, like.blocking, codec):
-            found[member] = wrong
-    return found
+            result[member] = wrong
+    return result
 
 
 def flaw(name: str, part: Tensor | None, like: Tensor | None, codec: Compressor) -> str:

@@ -106,7 +106,7 @@ class Byzantine(UpdatePublisher):
             own=own,
             known=seen,
             members=len(others) + 1,
-            liars=self._expected,
+            byzantine=self._expected,
             round=round,
             generator=_generator(lie, me, round),
             past=[vector for earlier, vector in self._past.items() if earlier < round],
@@ -123,7 +123,7 @@ class Byzantine(UpdatePublisher):
     def _expected(self) -> int:
         """Byzantine replicas that the others expect; 1 if they expect none."""
         config = self._config
-        return robust_of(config.robust, config.replicas).rule.liars if config.robust else 1
+        return robust_of(config.robust, config.replicas).rule.byzantine if config.robust else 1
 
 
 def _corrupted(lie: Misbehaviour, scene: AttackView, honest: Update, codec: Compressor) -> Update:

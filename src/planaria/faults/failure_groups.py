@@ -41,8 +41,8 @@ def groups_lost(lost: Lost, struck: Collection[int], stages: int, machine: int) 
     else:
         size = {"stage": 1, "machine": machine, "region": -(-len(ring) // 2)}[lost]
         sets = [ring[n : n + size] for n in range(0, len(ring), size)]
-    found = (tuple(stage for stage in one if stage in struck) for one in sets)
-    return [one for one in found if one]
+    results = (tuple(stage for stage in one if stage in struck) for one in sets)
+    return [one for one in results if one]
 
 
 def share(lost: Lost) -> float:

@@ -180,12 +180,12 @@ class TraceChaos:
         stage = fault.stage % (saved.manifest.pipeline_stages + 1)
         folder = saved.folder if saved.manifest.replicas == 1 else replica_folder(saved.folder, 0)
         path = stage_file(folder, stage)
-        place = random.Random(f"flip {number} {step}").randrange(path.stat().st_size * 8)
+        index = random.Random(f"flip {number} {step}").randrange(path.stat().st_size * 8)
         with path.open("r+b") as file:
-            file.seek(place // 8)
+            file.seek(index // 8)
             (byte,) = file.read(1)
-            file.seek(place // 8)
-            file.write(bytes([byte ^ (1 << place % 8)]))
+            file.seek(index // 8)
+            file.write(bytes([byte ^ (1 << index % 8)]))
         self._waiting.remove((number, fault))
         struck = e.FaultInjected(
             worker=worker, node=fault.stage, signal="flip", step=step, moment=fault.moment, number=number

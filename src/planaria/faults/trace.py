@@ -129,9 +129,9 @@ class TraceArguments(Section):
     @model_serializer(mode="wrap")
     def _plain(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Omit unused bursts and failure kinds, so that older traces keep their file and digest."""
-        found: dict[str, Any] = plain(self)
+        result: dict[str, Any] = plain(self)
         idle = {"together": not self.together, "lost": self.lost == "stage", "machine": self.lost != "machine"}
-        return {name: value for name, value in found.items() if not idle.get(name)}
+        return {name: value for name, value in result.items() if not idle.get(name)}
 
     @model_validator(mode="after")
     def _neighbours_may_fail_together(self) -> Self:
@@ -206,10 +206,10 @@ def read(path: Path) -> Trace:
 
     :raises UserError: naming file, fault and field, if it is invalid.
     """
-    found = documents.data(path, MAX_BYTES, "give the path of a trace, such as `python -m planaria.lab.trace` writes")
-    documents.refuse_nul(found, path)
+    result = documents.data(path, MAX_BYTES, "give the path of a trace, such as `python -m planaria.lab.trace` writes")
+    documents.refuse_nul(result, path)
     try:
-        return Trace.model_validate_json(found)
+        return Trace.model_validate_json(result)
     except ValidationError as error:
         raise UserError(f"trace {path}: {first_complaint(error)}") from None
 
@@ -219,10 +219,10 @@ def text(trace: Trace) -> str:
 
     :raises UserError: if it is too large.
     """
-    found = json.dumps(trace.model_dump(mode="json"), indent=1) + "\n"
-    if len(found) > MAX_BYTES:
+    result = json.dumps(trace.model_dump(mode="json"), indent=1) + "\n"
+    if len(result) > MAX_BYTES:
         raise UserError(f"the trace has {len(trace.faults)} faults, too many for a file; lower its rate or its steps")
-    return found
+    return result
 
 
 def write(trace: Trace, path: Path) -> None:
@@ -253,11 +253,11 @@ def first_complaint(error: ValidationError) -> str:
     # A misspelt key is also a missing one; the spelling is the cause.
     problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"]).lstrip(".")
-    what = problem["msg"].removeprefix("Value error, ")
+    label = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden":
         sections: dict[str, type[Section]] = {"faults": Fault, "generated": TraceArguments}
         known = sections.get(str(problem["loc"][0]), Trace).model_fields
-        what = f"unknown key; {nearest(str(problem['loc'][-1]), known)}"
+        label = f"unknown key; {nearest(str(problem['loc'][-1]), known)}"
     elif problem["type"] not in ("missing", "value_error", "json_invalid"):
-        what = f"{what}, not {problem['input']!r:.80}"
-    return f"{where}: {what}" if where else what
+        label = f"{label}, not {problem['input']!r:.80}"
+    return f"{where}: {label}" if where else label

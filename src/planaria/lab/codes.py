@@ -17,7 +17,7 @@ from planaria.recovery.codes.base import MOST, share
 from planaria.recovery.codes.local import needed
 from planaria.recovery.codes.product import ClassicalCode
 from planaria.recovery.codes.product import file as product_file
-from planaria.recovery.codes.search import FoundCode, SearchTarget, anneal, certificate, file
+from planaria.recovery.codes.search import SearchedCode, SearchTarget, anneal, certificate, file
 from planaria.report.tables import Table, show
 
 MOST_TRIES = 10_000_000
@@ -51,20 +51,20 @@ def search(
     for path in (to, product):
         if path is not None and not path.parent.is_dir():
             raise UserError(f"{path}: {path.parent} is not a folder; create it, or write elsewhere")
-    found = anneal(target, seed, tries)
-    measured = certificate(found)
-    show([_description(found, measured), _comparison(found.code)])
+    result = anneal(target, seed, tries)
+    measured = certificate(result)
+    show([_description(result, measured), _comparison(result.code)])
     if to is not None:
-        atomic.write_text(to, file(found).model_dump_json(indent=1) + "\n")
+        atomic.write_text(to, file(result).model_dump_json(indent=1) + "\n")
     if product is not None:
-        _write_product(found, product)
-    short = found.excess or int(str(measured["distance"])) < target.distance
+        _write_product(result, product)
+    short = result.excess or int(str(measured["distance"])) < target.distance
     if short:
-        print(f"falls short: distance {measured['distance']} of {target.distance}, {found.excess} edges too many")
+        print(f"falls short: distance {measured['distance']} of {target.distance}, {result.excess} edges too many")
     return int(bool(short))
 
 
-def _description(found: FoundCode, measured: dict[str, object]) -> Table:
+def _description(code: SearchedCode, measured: dict[str, object]) -> Table:
     n, k = measured["shards"], measured["data"]
     rows = [
         [
@@ -72,8 +72,8 @@ def _description(found: FoundCode, measured: dict[str, object]) -> Table:
             "shards, data, distance: checked with all words, and all losses of that size",
         ],
         [_spread(measured["check weights"]), "shards in a check"],
-        [_spread(_degrees(found.code)), "checks of a shard"],
-        [str(found.tried), f"candidate matrices, seed {found.seed}"],
+        [_spread(_degrees(code.code)), "checks of a shard"],
+        [str(code.tried), f"candidate matrices, seed {code.seed}"],
     ]
     return Table("", ["code", ""], rows)
 
@@ -109,10 +109,10 @@ def _spread(numbers: object) -> str:
     return f"{min(numbers)} to {max(numbers)}"
 
 
-def _write_product(found: FoundCode, path: Path) -> None:
+def _write_product(code: SearchedCode, path: Path) -> None:
     """Write the hypergraph product of the code with itself."""
-    rows = tuple(sum(1 << shard for shard in check) for check in found.code.checks)
-    made = product_file(ClassicalCode(rows, found.code.shards), ClassicalCode(rows, found.code.shards))
+    rows = tuple(sum(1 << shard for shard in check) for check in code.code.checks)
+    made = product_file(ClassicalCode(rows, code.code.shards), ClassicalCode(rows, code.code.shards))
     heaviest = max(map(len, (*made.x, *made.z)))
     print(
         f"hypergraph product: [[{made.qubits}, {made.logical}, {made.distance}]], checks of at most {heaviest} qubits"

@@ -25,12 +25,12 @@ from planaria.report.tables import Table, show
 from planaria.runtime.engine.custom_classes import own_classes
 
 
-def dry_run(asked: ComparisonRequest, say: Callable[[str], None] | None) -> None:
+def dry_run(requested: ComparisonRequest, notify: Callable[[str], None] | None) -> None:
     """Print what ``planaria compare`` would do; time a few steps of each arm, and write only the data cache.
 
     :raises UserError: for everything that a run would reject.
     """
-    all_ = ready(asked, say)
+    all_ = ready(requested, notify)
     there = kept(all_.races, all_.folder, own_classes)
     paces = {}
     for arm in all_.arms:

@@ -40,7 +40,7 @@ _ALWAYS = ("bos_token", "eos_token")
 class Template:
     """A chat template and the model it belongs to."""
 
-    place: Path
+    path: Path
     text: str
     names: tuple[tuple[str, str], ...] = ()
     """template variables for special tokens, such as ("bos_token", "<s>")"""
@@ -79,7 +79,7 @@ class Template:
             once = rest.count(slot) == 1
             part, _, rest = rest.partition(slot)
             if not once or len(part) > MOST:
-                raise UserError(f"{self.place}: its chat template omits or repeats a turn; {FIX}")
+                raise UserError(f"{self.path}: its chat template omits or repeats a turn; {FIX}")
             parts.append(part)
         return [*parts, rest]
 
@@ -102,12 +102,12 @@ class Template:
         values = [{**dict(self.names), **each} for each in several]
         request = {"template": self.text, "values": values, "around": around}
         try:
-            found: list[str] = json.loads(_renderer().call(json.dumps(request).encode(), SECONDS, "the template", fix))
+            result: list[str] = json.loads(_renderer().call(json.dumps(request).encode(), SECONDS, "the template", fix))
         except UserError as error:
             _stop_renderer()
             reason = str(error).removesuffix(f"; {fix}")
-            raise UserError(f"{self.place}: its chat template fails ({reason}); {fix}") from None
-        return found
+            raise UserError(f"{self.path}: its chat template fails ({reason}); {fix}") from None
+        return result
 
 
 class DialogueSegments(NamedTuple):
@@ -153,7 +153,7 @@ class Conversation:
         for number, before, after in self._prefixes(template, wanted, max(1, _AT_ONCE // (len(full) + 1))):
             if not (full.startswith(after) and after.startswith(before)):
                 raise UserError(
-                    f"messages[{number}]: the chat template of {template.place} writes it in another way when messages "
+                    f"messages[{number}]: the chat template of {template.path} writes it in another way when messages "
                     "follow; write data.learn = 'last', or set data.template to one with {% generation %} tags"
                 )
             parts += [(full[at : len(before)], False), (full[len(before) : len(after)], True)]
@@ -175,7 +175,7 @@ class Conversation:
         roles = [number for number, message in enumerate(self.content) if message["role"] == "assistant"]
         if len(pieces) - 1 != len(roles):
             raise UserError(
-                f"the chat template of {template.place} tags {len(pieces) - 1} answers of {len(roles)}; fix its "
+                f"the chat template of {template.path} tags {len(pieces) - 1} answers of {len(roles)}; fix its "
                 "{% generation %} tags, or set data.template"
             )
         parts = [(pieces[0], False)]
@@ -199,10 +199,10 @@ class Conversation:
 
 def jinja_file(file: Path, names: tuple[tuple[str, str], ...]) -> Template:
     """Return the template in a Jinja file, with these ``names`` of special tokens; UserError if it cannot be read."""
-    found = _made(file, documents.data(file, fix="give a Jinja file").decode("utf-8", "replace"), dict(names))
-    if found is None:
+    result = _made(file, documents.data(file, fix="give a Jinja file").decode("utf-8", "replace"), dict(names))
+    if result is None:
         raise UserError(f"{file}: an empty chat template; give another")
-    return found
+    return result
 
 
 _AT_ONCE = 1 << 22
@@ -259,20 +259,20 @@ def _guarded(content: str, names: tuple[str, ...], mark: str) -> str:
     core = content.strip()
     begins = any(core.startswith(name[cut:]) for name in names for cut in range(1, len(name)))
     cuts = {len(core) - cut for name in names for cut in range(1, len(name)) if core.endswith(name[:cut])}
-    cuts |= {found.start() for found in _somewhere(names).finditer(core)} | ({0} if begins else set())
+    cuts |= {item.start() for item in _somewhere(names).finditer(core)} | ({0} if begins else set())
     edges = [0, *sorted(cuts), len(core)]
     parts = [core[start:stop] for start, stop in itertools.pairwise(edges)]
     before, _, after = content.partition(core) if core else (content, "", "")
     return before + mark.join(parts) + after
 
 
-def template_of(place: Path) -> Template | None:
+def template_of(path: Path) -> Template | None:
     """Return the chat template of a Hugging Face folder or a GGUF file, if any. UserError if its files are damaged."""
-    return of_metadata(of_folder(place, {}, 0) if place.is_dir() else of_gguf(look(place).values, 0), place)
+    return of_metadata(of_folder(path, {}, 0) if path.is_dir() else of_gguf(look(path).values, 0), path)
 
 
-def of_metadata(known: ModelMetadata | None, place: Path) -> Template | None:
-    """Return the chat template among the settings of the model at ``place``; None if it has none.
+def of_metadata(known: ModelMetadata | None, path: Path) -> Template | None:
+    """Return the chat template among the settings of the model at ``path``; None if it has none.
 
     :raises UserError: if the template is too large.
     """
@@ -283,15 +283,15 @@ def of_metadata(known: ModelMetadata | None, place: Path) -> Template | None:
         text = next(
             (each.get("template") for each in text if isinstance(each, dict) and each.get("name") == "default"), None
         )
-    return _made(place, text, {name: _name(known.tokenizer.get(name)) for name in _TOKENS})
+    return _made(path, text, {name: _name(known.tokenizer.get(name)) for name in _TOKENS})
 
 
-def _made(place: Path, text: object, names: Mapping[str, str]) -> Template | None:
+def _made(path: Path, text: object, names: Mapping[str, str]) -> Template | None:
     if not isinstance(text, str) or not text.strip():
         return None
     if len(text) > MOST:
-        raise UserError(f"{place}: a chat template of {len(text)} characters, of at most {MOST}; remove it")
-    return Template(place, text, tuple((name, one) for name, one in names.items() if one or name in _ALWAYS))
+        raise UserError(f"{path}: a chat template of {len(text)} characters, of at most {MOST}; remove it")
+    return Template(path, text, tuple((name, one) for name, one in names.items() if one or name in _ALWAYS))
 
 
 def _name(token: object) -> str:

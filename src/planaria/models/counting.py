@@ -36,7 +36,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.bytes = self.peak = 0
         self.flops = 0.0
-        self._seen = {one.untyped_storage()._cdata for one in known}
+        self._seen = {tensor.untyped_storage()._cdata for tensor in known}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         grouped = func is torch.ops.aten._grouped_mm.default
@@ -45,9 +45,9 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.flops += 2.0 * args[0].shape[0] * args[0].shape[1] * args[1].shape[-1]
         elif (formula := flop_registry.get(func._overloadpacket)) is not None:
             self.flops += formula(*args, **(kwargs or {}), out_val=out)
-        for one in tree_leaves(out):
-            if isinstance(one, Tensor):
-                self._add(one.untyped_storage())
+        for leave in tree_leaves(out):
+            if isinstance(leave, Tensor):
+                self._add(leave.untyped_storage())
         return out
 
     def _add(self, storage: torch.UntypedStorage) -> None:
@@ -82,10 +82,14 @@ def count(built: nn.Module, ends: bool, width: int, context: int, passes: PassMo
 
     with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"):
         built.to_empty(device="cpu")
-        trained = [one for one in built.parameters() if one.requires_grad]
-        for one in trained:
-            one.grad = torch.empty_like(one)
-        known = (*built.parameters(), *built.buffers(), *(one.grad for one in trained if one.grad is not None))
+        trained = [parameter for parameter in built.parameters() if parameter.requires_grad]
+        for parameter in trained:
+            parameter.grad = torch.empty_like(parameter)
+        known = (
+            *built.parameters(),
+            *built.buffers(),
+            *(parameter.grad for parameter in trained if parameter.grad is not None),
+        )
         shape = passes.samples, context
         mask = [torch.ones(passes.samples, 1, context, context, dtype=torch.bool)] if passes.masked else []
         precision = torch.autocast("cpu", torch.bfloat16) if passes.bf16 else nullcontext()

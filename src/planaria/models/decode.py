@@ -90,8 +90,8 @@ class DecodingBatch:
         assert isinstance(first, BlockStage)
         self._tables = (first.cos, first.sin)
         distinct = list(dict.fromkeys(map(tuple, prompts)))
-        place = {prompt: n for n, prompt in enumerate(distinct)}
-        rows = self._tensor([place[tuple(prompt)] for prompt in prompts])
+        positions = {prompt: n for n, prompt in enumerate(distinct)}
+        rows = self._tensor([positions[tuple(prompt)] for prompt in prompts])
         lengths = self._tensor([len(prompt) for prompt in distinct])
         longest = max(map(len, distinct))
         read, logits = self._read_prompts(distinct, lengths, longest)

@@ -78,7 +78,7 @@ def _parameter_counts(config: ModelConfig, stages: int, stage: int) -> tuple[int
     built = build_stage(config, stages, stage, 0, "meta")
     frozen = [*built.buffers()] if config.lora.rank else []
     trained = sum(parameter.numel() for parameter in built.parameters())
-    return trained, sum(one.numel() for one in frozen), sum(one.nbytes for one in frozen)
+    return trained, sum(tensor.numel() for tensor in frozen), sum(tensor.nbytes for tensor in frozen)
 
 
 def parameters(config: ModelConfig, stages: int) -> int:
@@ -91,7 +91,7 @@ def check_shapes(config: ModelConfig, stages: int) -> None:
 
     :raises UserError: naming the first stage whose output has a wrong shape.
     """
-    place = f"model.family = {config.family!r}"
+    location = f"model.family = {config.family!r}"
     tokens = torch.zeros(1, config.context, dtype=torch.long, device="meta")
     shape, x = (1, config.context, config.dim), torch.empty(0)
     try:
@@ -99,26 +99,26 @@ def check_shapes(config: ModelConfig, stages: int) -> None:
             built = build_stage(config, stages, stage, 0, "meta")
             x = built(x) if stage else built.embed(tokens)  # type: ignore[operator]
             if x.shape != shape:
-                raise UserError(f"{place}: stage {stage} gives {list(x.shape)} for one sample, not {list(shape)}")
+                raise UserError(f"{location}: stage {stage} gives {list(x.shape)} for one sample, not {list(shape)}")
         ends = build_stage(config, stages, 0, 0, "meta")
         loss = ends.loss(x, tokens)  # type: ignore[operator]
     except NotImplementedError:  # an operation without meta support: checked by the first step
         return
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise UserError(
-            f"{place}: a stage fails on hidden states {list(shape)}: {str(error).splitlines()[0]}"
+            f"{location}: a stage fails on hidden states {list(shape)}: {str(error).splitlines()[0]}"
         ) from None
     if loss.ndim:
-        raise UserError(f"{place}: the loss of stage 0 has shape {list(loss.shape)}; it must be one number")
+        raise UserError(f"{location}: the loss of stage 0 has shape {list(loss.shape)}; it must be one number")
 
 
 def _check_interface(config: ModelConfig, built: object, stage: int) -> None:
-    place = f"model.family = {config.family!r}: stage {stage}"
+    location = f"model.family = {config.family!r}: stage {stage}"
     if not isinstance(built, nn.Module):
-        raise UserError(f"{place} is {type(built).__name__}; build_stage must return a torch.nn.Module")
+        raise UserError(f"{location} is {type(built).__name__}; build_stage must return a torch.nn.Module")
     for method in ("embed", "loss") if stage == 0 else ():
         if not callable(getattr(built, method, None)):
-            raise UserError(f"{place} has no method {method!r}; the ends need embed(tokens) and loss(x, targets)")
+            raise UserError(f"{location} has no method {method!r}; the ends need embed(tokens) and loss(x, targets)")
 
 
 def _seed(seed: int, stage: int) -> int:

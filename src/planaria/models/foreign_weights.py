@@ -23,7 +23,7 @@ from planaria.models.transformers.family import decoder_of
 class WeightsFile:
     """A model in a file. Tensors are read on demand by :meth:`tensor`."""
 
-    place: Path
+    path: Path
     config: ModelConfig
     shapes: Mapping[str, tuple[int, ...]]
     """by global name"""
@@ -43,43 +43,43 @@ class WeightsFile:
         layers, blocks = self.config.layers, self.routing.experts if self.routing else 1
         if layers * blocks > len(self.shapes):  # the modules alone of a hostile header would fill the memory
             raise UserError(
-                f"{self.place}: {len(self.shapes)} tensors are too few for {layers} layers of {blocks} blocks; "
+                f"{self.path}: {len(self.shapes)} tensors are too few for {layers} layers of {blocks} blocks; "
                 "download it again"
             )
         try:
             require_shapes(self._expected(), self.shapes)
         except UserError as error:
-            raise UserError(f"{self.place}: {error}") from None
+            raise UserError(f"{self.path}: {error}") from None
 
     def _expected(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the model's parameters; on "meta", as a hostile header must not allocate terabytes."""
         if self.config.family == "transformers":
             return decoder_of(self.config).shapes(self.config)
         model = Llama(self.config, device="meta", routing=self.routing)
-        return {name: tuple(one.shape) for name, one in model.global_state().items()}
+        return {name: tuple(tensor.shape) for name, tensor in model.global_state().items()}
 
     def tensor(self, name: str) -> Tensor:
         """Return a tensor in fp32, in its own memory.
 
         :raises UserError: if it cannot be read, or has a non-finite number.
         """
-        found = self.read(name).to(torch.float32)
-        low, high = torch.aminmax(found)  # NaN where there is any; takes no memory of the tensor's size
+        result = self.read(name).to(torch.float32)
+        low, high = torch.aminmax(result)  # NaN where there is any; takes no memory of the tensor's size
         if not (low.isfinite() and high.isfinite()):
-            raise UserError(f"{self.place}: {name} has numbers that are not finite (NaN or infinity); give others")
-        return found
+            raise UserError(f"{self.path}: {name} has numbers that are not finite (NaN or infinity); give others")
+        return result
 
     def model(self) -> Llama:
         """Return the whole model in memory; UserError as in :meth:`tensor`, or if it is not of the family llama."""
         if self.config.family != "llama":
-            raise UserError(f"{self.place}: model.family = {self.config.family!r}: only a LLaMA can be used here")
+            raise UserError(f"{self.path}: model.family = {self.config.family!r}: only a LLaMA can be used here")
         model = Llama(self.config, initialise=False, routing=self.routing)
         for name, own in model.global_state().items():
             own.copy_(self.tensor(name))
         return model
 
 
-def checked_config(place: Path, values: dict[str, Any]) -> ModelConfig:
+def checked_config(path: Path, values: dict[str, Any]) -> ModelConfig:
     """Return the model section for a file's values.
 
     :raises UserError: naming the file and the first invalid value.
@@ -89,4 +89,4 @@ def checked_config(place: Path, values: dict[str, Any]) -> ModelConfig:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "shapes"
-        raise UserError(f"{place}: {where}: {first['msg']} (found {first['input']!r:.80})") from error
+        raise UserError(f"{path}: {where}: {first['msg']} (found {first['input']!r:.80})") from error

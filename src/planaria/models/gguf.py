@@ -91,8 +91,8 @@ def _reading(held: GgufFile, name: str) -> Callable[[], Tensor]:
             raise UserError(f"{path}: not a whole GGUF file ({name} ends behind it); download it again")
         quants.dequantize(np.zeros((1, row_bytes), np.uint8), kind)
     except (NotImplementedError, ValueError) as error:
-        what = f"{name} is of a type that cannot be read ({error})"
-        raise UserError(f"{path}: {what}; give a file in F32, F16, BF16 or a quantisation that gguf knows") from None
+        label = f"{name} is of a type that cannot be read ({error})"
+        raise UserError(f"{path}: {label}; give a file in F32, F16, BF16 or a quantisation that gguf knows") from None
     at_once = max(1, _AT_ONCE // columns)
 
     def read() -> Tensor:
@@ -121,11 +121,11 @@ def gguf_tokenizer(path: Path) -> Tokenizer:
 
     :raises UserError: if there is none, or it is of another kind.
     """
-    found = look(path).values
-    kind, split = found.get("tokenizer.ggml.model"), found.get("tokenizer.ggml.pre", "gpt-2")
+    result = look(path).values
+    kind, split = result.get("tokenizer.ggml.model"), result.get("tokenizer.ggml.pre", "gpt-2")
     if kind != "gpt2" or split not in SPLITS:
         raise UserError(f"{path}: tokenizer {kind!r} with split {split!r} is not supported; only gpt2 with {SPLITS} is")
-    tokens, types, joined = (found.get(f"tokenizer.ggml.{name}", []) for name in ("tokens", "token_type", "merges"))
+    tokens, types, joined = (result.get(f"tokenizer.ggml.{name}", []) for name in ("tokens", "token_type", "merges"))
     if not all(isinstance(one, list) for one in (tokens, types, joined)) or not all(isinstance(t, str) for t in tokens):
         raise UserError(f"{path}: not a whole GGUF file (its tokens are no lists of texts); download it again")
     vocab = {token: i for i, token in enumerate(tokens)}
@@ -140,7 +140,7 @@ def gguf_tokenizer(path: Path) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     whole = [t for t, kind in zip(tokens, types, strict=False) if kind in (CONTROL, USER_DEFINED)]
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in whole])
-    around = {name: _added(path, found, name, len(tokens)) for name in ("bos", "eos")}
+    around = {name: _added(path, result, name, len(tokens)) for name in ("bos", "eos")}
     added = {name: number for name, number in around.items() if number is not None}
     if added:  # under names without a colon, which would end them in a template
         named: list[Any] = [{"id": name, "ids": [added[name]], "tokens": [tokens[added[name]]]} for name in added]
@@ -149,52 +149,52 @@ def gguf_tokenizer(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def _added(path: Path, found: Mapping[str, Any], name: str, count: int) -> int | None:
+def _added(path: Path, values: Mapping[str, Any], name: str, count: int) -> int | None:
     """Return the token id that a file adds to every text as its first ("bos") or last ("eos"), below ``count``; None:
     none.
 
     :raises UserError: if there is no such token.
     """
-    if found.get(f"tokenizer.ggml.add_{name}_token") is not True:
+    if values.get(f"tokenizer.ggml.add_{name}_token") is not True:
         return None
-    number = found.get(f"tokenizer.ggml.{name}_token_id")
+    number = values.get(f"tokenizer.ggml.{name}_token_id")
     if type(number) is not int or not 0 <= number < count:
         raise UserError(f"{path}: {name}_token_id = {number!r} is not among the tokens; the file is damaged")
     return number
 
 
 def _config(held: GgufFile) -> ModelConfig:
-    path, found = held.path, held.values
-    if (kind := found.get("general.architecture")) != "llama":
+    path, result = held.path, held.values
+    if (kind := result.get("general.architecture")) != "llama":
         raise UserError(f"{path}: architecture {kind!r} is not supported; give a llama")
-    _refuse_unsupported(path, found)
+    _refuse_unsupported(path, result)
     shapes = {name: lying.shape for name, lying in held.tensors.items()}
-    heads = found.get("llama.attention.head_count")
+    heads = result.get("llama.attention.head_count")
     values = {
         "vocab": shapes.get("token_embd.weight", (0, 0))[0],
-        "dim": found.get("llama.embedding_length"),
-        "layers": found.get("llama.block_count"),
+        "dim": result.get("llama.embedding_length"),
+        "layers": result.get("llama.block_count"),
         "heads": heads,
-        "kv_heads": found.get("llama.attention.head_count_kv", heads),
-        "hidden": found.get("llama.feed_forward_length"),
-        "context": found.get("llama.context_length"),
-        "rope_theta": _short(found.get("llama.rope.freq_base", 10000.0)),
-        "norm_eps": _short(found.get("llama.attention.layer_norm_rms_epsilon")),
+        "kv_heads": result.get("llama.attention.head_count_kv", heads),
+        "hidden": result.get("llama.feed_forward_length"),
+        "context": result.get("llama.context_length"),
+        "rope_theta": _short(result.get("llama.rope.freq_base", 10000.0)),
+        "norm_eps": _short(result.get("llama.attention.layer_norm_rms_epsilon")),
         "tied": "output.weight" not in shapes,
     }
     config = checked_config(path, values)
     for key in ("llama.rope.dimension_count", "llama.attention.key_length", "llama.attention.value_length"):
-        if found.get(key, config.head_dim) != config.head_dim:
+        if result.get(key, config.head_dim) != config.head_dim:
             raise UserError(f"{path}: {key} is not embedding_length / head_count = {config.head_dim}: not supported")
     return config
 
 
-def _refuse_unsupported(path: Path, found: Mapping[str, Any]) -> None:
+def _refuse_unsupported(path: Path, values: Mapping[str, Any]) -> None:
     """Refuse features that change the results without a tensor that shows it."""
-    if (scaling := found.get("llama.rope.scaling.type", "none")) != "none":
+    if (scaling := values.get("llama.rope.scaling.type", "none")) != "none":
         raise UserError(f"{path}: rope scaling {scaling!r} is not supported; give a model with plain rotary positions")
     for name, plain in PLAIN.items():
-        if (value := found.get(f"llama.{name}", plain)) != plain:
+        if (value := values.get(f"llama.{name}", plain)) != plain:
             raise UserError(f"{path}: llama.{name} = {value!r} is not supported; give a model without it")
 
 

@@ -55,7 +55,7 @@ def to_config(config: ModelConfig, routing: Routing | None = None) -> dict[str, 
     """Return a model's config.json for ``transformers``; it has no model for a ``routing`` with a bias."""
     if config.family == "transformers":
         return dict(json.loads(config.options["config"]))
-    found = {
+    result = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "vocab_size": config.vocab,
@@ -74,7 +74,7 @@ def to_config(config: ModelConfig, routing: Routing | None = None) -> dict[str, 
         "attention_bias": False,
         "mlp_bias": False,
     }
-    return found | (to_keys(routing) if routing else {})
+    return result | (to_keys(routing) if routing else {})
 
 
 class Unsupported(UserError):
@@ -116,60 +116,60 @@ class _Stated(BaseModel):
     rope_scaling: _Rope | None = None
 
 
-def _require_types(place: Path, found: Mapping[str, Any]) -> None:
+def _require_types(path: Path, values: Mapping[str, Any]) -> None:
     """Check the types of a config.json's values."""
     for key in ("rope_scaling", "rope_parameters"):
-        if not isinstance(rope := found.get(key), Mapping) and rope is not None:
-            raise UserError(f"{place}: {key} = {rope!r:.80} is not a table; download it again")
+        if not isinstance(rope := values.get(key), Mapping) and rope is not None:
+            raise UserError(f"{path}: {key} = {rope!r:.80} is not a table; download it again")
     try:
-        _Stated.model_validate(found)
+        _Stated.model_validate(values)
     except ValidationError as error:
-        raise UserError(f"{place}: {documents.first(error)}; download it again") from None
+        raise UserError(f"{path}: {documents.first(error)}; download it again") from None
 
 
-def from_config(place: Path, found: Mapping[str, Any]) -> ModelConfig:
-    """Return the model in the config.json ``place``.
+def from_config(path: Path, table: Mapping[str, Any]) -> ModelConfig:
+    """Return the model in the config.json ``path``.
 
     :raises UserError: for another architecture, features not in :data:`PLAIN`, or invalid shapes.
     """
-    _require_types(place, found)
-    _refuse_unsupported(place, found)
-    rope = found.get("rope_parameters") or {}
+    _require_types(path, table)
+    _refuse_unsupported(path, table)
+    rope = table.get("rope_parameters") or {}
     values = {
-        "vocab": found.get("vocab_size"),
-        "dim": found.get("hidden_size"),
-        "layers": found.get("num_hidden_layers"),
-        "heads": found.get("num_attention_heads"),
-        "kv_heads": found.get("num_key_value_heads"),
-        "hidden": found.get("intermediate_size"),
-        "context": found.get("max_position_embeddings", 2048),
-        "rope_theta": rope.get("rope_theta", found.get("rope_theta", 10000.0)),
-        "norm_eps": found.get("rms_norm_eps", 1e-6),
-        "tied": found.get("tie_word_embeddings", False),
-        "init_std": found.get("initializer_range", 0.02),
+        "vocab": table.get("vocab_size"),
+        "dim": table.get("hidden_size"),
+        "layers": table.get("num_hidden_layers"),
+        "heads": table.get("num_attention_heads"),
+        "kv_heads": table.get("num_key_value_heads"),
+        "hidden": table.get("intermediate_size"),
+        "context": table.get("max_position_embeddings", 2048),
+        "rope_theta": rope.get("rope_theta", table.get("rope_theta", 10000.0)),
+        "norm_eps": table.get("rms_norm_eps", 1e-6),
+        "tied": table.get("tie_word_embeddings", False),
+        "init_std": table.get("initializer_range", 0.02),
     }
-    config = checked_config(place, values)
-    if found.get("head_dim") not in (None, config.head_dim):
-        raise Unsupported(f"{place}: head_dim = {found['head_dim']} must be hidden_size / num_attention_heads")
+    config = checked_config(path, values)
+    if table.get("head_dim") not in (None, config.head_dim):
+        raise Unsupported(f"{path}: head_dim = {table['head_dim']} must be hidden_size / num_attention_heads")
     return config
 
 
-def _refuse_unsupported(place: Path, found: Mapping[str, Any]) -> None:
+def _refuse_unsupported(path: Path, values: Mapping[str, Any]) -> None:
     """Refuse anything that would change the results without a tensor that shows it."""
-    model = str(found.get("model_type"))
-    if model not in ARCHITECTURES or found.get("architectures") not in (None, [ARCHITECTURES[model]]):
-        kind = found.get("architectures") or model
-        raise Unsupported(f"{place}: architecture {kind} is not supported; give a {ARCHITECTURES['llama']}")
+    model = str(values.get("model_type"))
+    if model not in ARCHITECTURES or values.get("architectures") not in (None, [ARCHITECTURES[model]]):
+        kind = values.get("architectures") or model
+        raise Unsupported(f"{path}: architecture {kind} is not supported; give a {ARCHITECTURES['llama']}")
     for key in ("rope_scaling", "rope_parameters"):
-        rope = found.get(key) or {}
+        rope = values.get(key) or {}
         kind = rope.get("rope_type", rope.get("type", "default"))
         for name, plain in _ROPE.items():
             if rope.get(name, plain) not in (plain, None):
                 also = "" if name in ("rope_type", "type") else f" with {name} = {rope[name]!r}"
                 supported = "only plain rotary positions are"
-                raise Unsupported(f"{place}: rope_scaling of type {kind!r}{also} is not supported; {supported}")
+                raise Unsupported(f"{path}: rope_scaling of type {kind!r}{also} is not supported; {supported}")
     routed = {"num_local_experts"} if model in ("mixtral", "planaria_routed") else set[str]()
     for key, plain in PLAIN.items():
-        if key not in routed and found.get(key, plain) not in (plain, None):
-            shown = f"{found[key]!r:.80}"
-            raise Unsupported(f"{place}: {key} = {shown} is not supported; this LLaMA has {key} = {plain!r}")
+        if key not in routed and values.get(key, plain) not in (plain, None):
+            shown = f"{values[key]!r:.80}"
+            raise Unsupported(f"{path}: {key} = {shown} is not supported; this LLaMA has {key} = {plain!r}")

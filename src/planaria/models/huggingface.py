@@ -108,11 +108,11 @@ def open_folder(folder: Path) -> WeightsFile:
     """
     if sums := digests.read(folder):  # it was exported here
         digests.require(folder, sums, sums)
-    place = folder / "config.json"
-    found = _read(place)
-    config, routing = from_config(place, found), from_keys(place, found)
+    path = folder / "config.json"
+    result = _read(path)
+    config, routing = from_config(path, result), from_keys(path, result)
     if routing is not None and not routing.bias and not sums:  # its missing keys have other defaults
-        raise Unsupported(f"{place}: this Mixtral was not exported here; use model.family = 'transformers'")
+        raise Unsupported(f"{path}: this Mixtral was not exported here; use model.family = 'transformers'")
     shapes, files = listed(folder, from_file if routing else str, exported=bool(sums))
     if config.tied and HEAD in files:
         if TABLE in files and shapes[HEAD] == shapes[TABLE] and _equal(files[HEAD], files[TABLE], shapes[HEAD][0]):
@@ -120,7 +120,7 @@ def open_folder(folder: Path) -> WeightsFile:
         else:
             config = config.model_copy(update={"tied": False})
 
-    used = of_folder(folder, found, config.context)
+    used = of_folder(folder, result, config.context)
     return WeightsFile(
         folder, config, shapes, partial(read_tensor, files), tokenizer_of(folder), routing=routing, usage=used
     )
@@ -186,17 +186,17 @@ def is_exported(folder: Path) -> bool:
 def is_huggingface(folder: Path) -> bool:
     """Whether a folder is Hugging Face's, with weights of any kind or none; a run's config.json names no model type."""
     weights = any((folder / name).exists() for name in (WEIGHTS, INDEX, *PICKLED))
-    place = folder / "config.json"
-    return weights or (place.is_file() and "model_type" in _read(place))
+    path = folder / "config.json"
+    return weights or (path.is_file() and "model_type" in _read(path))
 
 
 def is_ours(folder: Path) -> bool:
     """Whether a Hugging Face folder's config.json is a plain LLaMA's; weights are not read."""
-    place = folder / "config.json"
+    path = folder / "config.json"
     try:
-        found = _read(place)
-        from_config(place, found)
-        return from_keys(place, found) is None
+        result = _read(path)
+        from_config(path, result)
+        return from_keys(path, result) is None
     except UserError:
         return False
 
@@ -229,8 +229,8 @@ def _weight_files(folder: Path) -> list[Path]:
 
 def _token_names(file: Path, config: ModelConfig) -> dict[int, str]:
     """Return the tokens of a tokenizer.json by id."""
-    found = _read(file)
-    vocab, added = (found.get("model") or {}).get("vocab"), found.get("added_tokens") or []
+    result = _read(file)
+    vocab, added = (result.get("model") or {}).get("vocab"), result.get("added_tokens") or []
     if isinstance(vocab, list):  # a unigram model's (token, score) pairs in the order of their ids
         vocab = {token: i for i, (token, _) in enumerate(vocab)}
     if not isinstance(vocab, dict):
@@ -251,7 +251,7 @@ def _tokenizer_config(config: ModelConfig, end: str | None) -> dict[str, Any]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    found = documents.parse_json(documents.data(file, fix="is the path right?"), file)
-    if not isinstance(found, dict):
+    result = documents.parse_json(documents.data(file, fix="is the path right?"), file)
+    if not isinstance(result, dict):
         raise UserError(f"{file}: not a JSON object")
-    return found
+    return result

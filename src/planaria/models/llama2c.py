@@ -55,7 +55,7 @@ def open_llama2c(checkpoint: Path) -> WeightsFile:
     needed = HEADER.size + 4 * (parameter_count(config) + config.context * config.head_dim)
     if size != needed:
         raise UserError(f"{checkpoint}: {size} bytes, but its header announces {needed}; is it damaged?")
-    shapes = {name: tuple(one.shape) for name, one in Llama(config, device="meta").global_state().items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in Llama(config, device="meta").global_state().items()}
     begins = dict(_begins(config, shapes))
 
     def read(name: str) -> Tensor:
@@ -75,12 +75,12 @@ def import_llama2c(checkpoint: Path) -> Llama:
     return open_llama2c(checkpoint).model()
 
 
-def _config(place: Path, header: bytes) -> ModelConfig:
+def _config(path: Path, header: bytes) -> ModelConfig:
     if len(header) < HEADER.size:
-        raise UserError(f"{place}: shorter than a llama2.c header; not a llama2.c checkpoint")
+        raise UserError(f"{path}: shorter than a llama2.c header; not a llama2.c checkpoint")
     dim, hidden, layers, heads, kv_heads, vocab, context = HEADER.unpack(header)
     values = {"dim": dim, "hidden": hidden, "layers": layers, "heads": heads, "kv_heads": kv_heads, "context": context}
-    return checked_config(place, {**values, "vocab": abs(vocab), "tied": vocab > 0, "norm_eps": NORM_EPS})
+    return checked_config(path, {**values, "vocab": abs(vocab), "tied": vocab > 0, "norm_eps": NORM_EPS})
 
 
 def _begins(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, int]]:

@@ -99,10 +99,10 @@ def project_together(x: Tensor, *projections: nn.Module, channels: int = 1) -> S
 
     With one channel the last axis is dropped.
     """
-    matrices = [one.weight for one in projections if type(one) is Linear]
+    matrices = [projection.weight for projection in projections if type(projection) is Linear]
     if x.is_cuda and torch.is_grad_enabled() and len(matrices) == len(projections):
         return fused_projection(x, matrices, channels)
-    return [split_heads(one(x), channels) for one in projections]
+    return [split_heads(projection(x), channels) for projection in projections]
 
 
 def split_heads(x: Tensor, channels: int) -> Tensor:

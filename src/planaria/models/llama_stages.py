@@ -254,7 +254,7 @@ class Llama(nn.Module):
             unchanged.
         """
         own = dict(self._named())
-        require_shapes(*({name: tuple(one.shape) for name, one in named.items()} for named in (own, state)))
+        require_shapes(*({name: tuple(tensor.shape) for name, tensor in named.items()} for named in (own, state)))
         with torch.no_grad():
             for name, parameter in own.items():
                 parameter.copy_(state[name])

@@ -61,7 +61,7 @@ def has_adapters(model: Llama) -> bool:
 
 def merged(model: Llama) -> dict[str, Tensor]:
     """Return the global state of the equivalent model without adapters."""
-    whole = {f"{name}.weight": one.whole() for name, one in _adapters(model)}
+    whole = {f"{name}.weight": adapted.whole() for name, adapted in _adapters(model)}
     return {name: whole.get(name, own) for name, own in model.global_state().items() if not _is_adapter(name)}
 
 
@@ -72,8 +72,8 @@ def save_adapters(model: Llama, folder: Path, base: str) -> None:
 
     :raises OSError: if the folder is not empty or cannot be written.
     """
-    found = dict(_adapters(model))
-    first = next(iter(found.values()))
+    result = dict(_adapters(model))
+    first = next(iter(result.values()))
     rank = len(first.lora_down)
     config = {
         "peft_type": "LORA",
@@ -84,12 +84,12 @@ def save_adapters(model: Llama, folder: Path, base: str) -> None:
         "lora_dropout": 0.0,
         "bias": "none",
         "inference_mode": True,
-        "target_modules": sorted({name.rpartition(".")[2] for name in found}),
+        "target_modules": sorted({name.rpartition(".")[2] for name in result}),
     }
     tensors = {}
-    for name, one in found.items():
-        tensors[f"base_model.model.{name}.lora_A.weight"] = one.lora_down.detach().cpu().contiguous()
-        tensors[f"base_model.model.{name}.lora_B.weight"] = one.lora_up.detach().cpu().contiguous()
+    for name, adapted in result.items():
+        tensors[f"base_model.model.{name}.lora_A.weight"] = adapted.lora_down.detach().cpu().contiguous()
+        tensors[f"base_model.model.{name}.lora_B.weight"] = adapted.lora_up.detach().cpu().contiguous()
     with new_folder(folder) as made:
         (made / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         save_file(tensors, made / "adapter_model.safetensors", metadata={"format": "pt"})
@@ -98,9 +98,9 @@ def save_adapters(model: Llama, folder: Path, base: str) -> None:
 def load_adapters(model: Llama, state: Mapping[str, Tensor]) -> None:
     """Load the tensors that :func:`save_adapters` wrote."""
     with torch.no_grad():
-        for name, one in _adapters(model):
-            one.lora_down.copy_(state[f"base_model.model.{name}.lora_A.weight"])
-            one.lora_up.copy_(state[f"base_model.model.{name}.lora_B.weight"])
+        for name, adapted in _adapters(model):
+            adapted.lora_down.copy_(state[f"base_model.model.{name}.lora_A.weight"])
+            adapted.lora_up.copy_(state[f"base_model.model.{name}.lora_B.weight"])
 
 
 def _is_adapter(name: str) -> bool:
@@ -109,8 +109,8 @@ def _is_adapter(name: str) -> bool:
 
 def _adapters(model: Llama) -> Iterator[tuple[str, Adapted]]:
     for name, parent, child in _matrices(model):
-        if isinstance(found := getattr(parent, child), Adapted):
-            yield name, found
+        if isinstance(result := getattr(parent, child), Adapted):
+            yield name, result
 
 
 def _matrices(model: Llama) -> Iterator[tuple[str, nn.Module, str]]:

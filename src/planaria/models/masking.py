@@ -76,20 +76,20 @@ def chosen(safe: Named, tuned: Named, mask: Mask) -> dict[str, Tensor]:
 
 def blended(safe: Named, contributions: Sequence[Named], masks: Sequence[Mask]) -> dict[str, Tensor]:
     """Return θ = θ₀ + Σ mᵢ ⊙ cᵢ for several models."""
-    found = {name: tensor.clone() for name, tensor in safe.items()}
+    result = {name: tensor.clone() for name, tensor in safe.items()}
     for contribution, mask in zip(contributions, masks, strict=True):
-        for name in found:
-            found[name] += torch.where(mask[name], contribution[name], 0.0)
-    return found
+        for name in result:
+            result[name] += torch.where(mask[name], contribution[name], 0.0)
+    return result
 
 
 def shuffled(mask: Mask, generator: torch.Generator) -> dict[str, Tensor]:
     """Return a random mask with the same density in every tensor, as a control."""
-    found = {}
+    result = {}
     for name, bits in mask.items():
         order = torch.randperm(bits.numel(), generator=generator).to(bits.device)
-        found[name] = bits.flatten()[order].view(bits.shape)
-    return found
+        result[name] = bits.flatten()[order].view(bits.shape)
+    return result
 
 
 def kept(mask: Mask) -> dict[str, float]:
@@ -112,12 +112,12 @@ def unpack(packed: Tensor, like: Named, order: Sequence[str]) -> dict[str, Tenso
     """Return the mask that :func:`pack` packed in this order, for tensors of the shapes of ``like``."""
     total = sum(like[name].numel() for name in order)
     bits = torch.from_numpy(np.unpackbits(packed.numpy(), count=total)).bool()
-    found, at = {}, 0
+    result, at = {}, 0
     for name in order:
         shape = like[name].shape
-        found[name] = bits[at : at + shape.numel()].view(shape).to(like[name].device)
+        result[name] = bits[at : at + shape.numel()].view(shape).to(like[name].device)
         at += shape.numel()
-    return found
+    return result
 
 
 def to_bytes(masks: Sequence[Mask], note: MaskNote, exported: Mapping[str, str]) -> bytes:
@@ -140,10 +140,10 @@ def read_masks(file: Path, like: Named, exported: Mapping[str, str]) -> tuple[li
     try:
         with safe_open(file, framework="pt") as opened:
             about, keys = opened.metadata() or {}, {*opened.keys()}
-            found = about.get(FORMAT, about.get(UNORDERED))
-            if found is None:
+            result = about.get(FORMAT, about.get(UNORDERED))
+            if result is None:
                 raise UserError(f"{file}: is no mask; {fix}")
-            note = documents.parse_model(MaskNote, found, file, fix)
+            note = documents.parse_model(MaskNote, result, file, fix)
             names = [f"mask.{number}" for number in range(len(note.tuned))]
             if keys != {*names}:
                 raise UserError(f"{file}: has {len(keys)} masks for {len(names)} models; {fix}")
@@ -157,15 +157,15 @@ def read_masks(file: Path, like: Named, exported: Mapping[str, str]) -> tuple[li
         raise UserError(f"{file}: cannot be read ({str(error).splitlines()[0]}); {fix}") from None
 
 
-def _order(note: MaskNote, like: Named, exported: Mapping[str, str], place: str, fix: str) -> list[str]:
+def _order(note: MaskNote, like: Named, exported: Mapping[str, str], location: str, fix: str) -> list[str]:
     """Return the parameters in the order of the file."""
     own = {exported[name]: name for name in like}
     for name, shape in note.tensors:
         if name not in own:
-            raise UserError(f"{place}has bits for {documents.shown(name)}, which this model does not have; {fix}")
+            raise UserError(f"{location}has bits for {documents.shown(name)}, which this model does not have; {fix}")
         if shape != (ours := tuple(like[own[name]].shape)):
-            raise UserError(f"{place}{name} has shape {list(shape)}, this model's has {list(ours)}; {fix}")
+            raise UserError(f"{location}{name} has shape {list(shape)}, this model's has {list(ours)}; {fix}")
     order = [own[name] for name, _ in note.tensors]
     if len(order) != len(own) or len({*order}) != len(own):
-        raise UserError(f"{place}names {len(order)} tensors, this model has {len(own)}; {fix}")
+        raise UserError(f"{location}names {len(order)} tensors, this model has {len(own)}; {fix}")
     return order

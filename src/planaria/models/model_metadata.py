@@ -76,13 +76,13 @@ def of_folder(folder: Path, config: Mapping[str, Any], context: int) -> ModelMet
     )
 
 
-def of_gguf(found: Mapping[str, Any], context: int) -> ModelMetadata:
-    """Return the settings of a model in a GGUF file with the metadata ``found``."""
-    tokens = found.get("tokenizer.ggml.tokens")
+def of_gguf(values: Mapping[str, Any], context: int) -> ModelMetadata:
+    """Return the settings of a model in a GGUF file with the metadata ``values``."""
+    tokens = values.get("tokenizer.ggml.tokens")
     names = tokens if isinstance(tokens, list) else []
 
     def token(kind: str) -> int | None:
-        one = found.get(f"tokenizer.ggml.{kind}_token_id")
+        one = values.get(f"tokenizer.ggml.{kind}_token_id")
         return one if isinstance(one, int) and 0 <= one < len(names) else None
 
     ends = list(dict.fromkeys(end for kind in ("eos", "eot") if (end := token(kind)) is not None))
@@ -93,7 +93,7 @@ def of_gguf(found: Mapping[str, Any], context: int) -> ModelMetadata:
     }
     named = {f"{kind}_token": names[one] for kind in ("bos", "eos") if (one := token(kind)) is not None}
     settings = {"tokenizer_class": CLASS, "model_max_length": context, "clean_up_tokenization_spaces": False, **named}
-    template = found.get("tokenizer.chat_template")
+    template = values.get("tokenizer.chat_template")
     return ModelMetadata(
         context=context,
         ids=ids,
@@ -114,5 +114,5 @@ def _is_id(value: object) -> bool:
 
 def table(file: Path) -> dict[str, Any]:
     """Return the object in a JSON file of a model; empty if there is none. UserError if the file is damaged."""
-    found = documents.parse_json(documents.data(file, _MOST, _FIX), file, _FIX) if file.is_file() else {}
-    return found if isinstance(found, dict) else {}
+    result = documents.parse_json(documents.data(file, _MOST, _FIX), file, _FIX) if file.is_file() else {}
+    return result if isinstance(result, dict) else {}

@@ -66,7 +66,7 @@ class StoredParameter(NamedTuple):
 
 def parts(config: ModelConfig, names: Iterable[tuple[str, tuple[int, ...]]]) -> dict[str, StoredParameter]:
     """Return the location of each parameter of ``config.dense``, given the stored ones by global name and shape."""
-    found = {
+    result = {
         name: StoredParameter(name, -1, shape)
         for name, shape in names
         if name.rpartition(".")[2] not in (SHARED, GAINS)
@@ -75,16 +75,16 @@ def parts(config: ModelConfig, names: Iterable[tuple[str, tuple[int, ...]]]) -> 
         layer = f"model.layers.{number}"
         begin = number * matrix_numbers(config) if config.one_array else 0
         for name, shape in _matrices(config).items():
-            found[f"{layer}.{name}"] = StoredParameter(
+            result[f"{layer}.{name}"] = StoredParameter(
                 f"{'model' if config.one_array else layer}.{SHARED}", begin, shape
             )
             begin += prod(shape)
         if config.one_array:
             rows = enumerate(ROWS, len(ROWS) * number)
-            found |= {f"{layer}.{name}": StoredParameter(f"model.{GAINS}", row, (config.dim,)) for row, name in rows}
+            result |= {f"{layer}.{name}": StoredParameter(f"model.{GAINS}", row, (config.dim,)) for row, name in rows}
     if config.one_array:
-        found["model.norm.weight"] = StoredParameter(f"model.{GAINS}", len(ROWS) * config.layers, (config.dim,))
-    return found
+        result["model.norm.weight"] = StoredParameter(f"model.{GAINS}", len(ROWS) * config.layers, (config.dim,))
+    return result
 
 
 def dense_state(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:

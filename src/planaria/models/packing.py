@@ -324,8 +324,8 @@ def weights_digest(rows: Mapping[str, bytes]) -> str:
 
     It is equal for two states exactly if all their weights are, bit for bit.
     """
-    found = [row for name, row in sorted(rows.items()) if name.startswith("weights.")]
-    return hashlib.sha256(b"".join(found)).hexdigest() if found else ""
+    results = [row for name, row in sorted(rows.items()) if name.startswith("weights.")]
+    return hashlib.sha256(b"".join(results)).hexdigest() if results else ""
 
 
 def require_digest(name: str, tensor: Tensor, expected: bytes) -> None:
@@ -336,9 +336,9 @@ def require_digest(name: str, tensor: Tensor, expected: bytes) -> None:
 
 def digest(name: str, tensor: Tensor) -> bytes:
     """Return the SHA-256 of a tensor's name, type, shape and bytes."""
-    found = begun_digest(name, tensor.dtype, tensor.shape)
-    found.update(_raw(tensor).numpy().data)
-    return found.digest()
+    result = begun_digest(name, tensor.dtype, tensor.shape)
+    result.update(_raw(tensor).numpy().data)
+    return result.digest()
 
 
 def begun_digest(name: str, dtype: torch.dtype, shape: Sequence[int]) -> hashlib._Hash:

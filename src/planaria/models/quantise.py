@@ -61,8 +61,8 @@ def encode(x: Tensor, bits: int) -> Tensor:
     levels = relative.floor_().clamp_(-half, half - 1).add_(half).to(torch.uint8)
     packed = levels.view(-1, 8 // bits)
     byte = packed[:, 0].clone()
-    for place in range(1, 8 // bits):
-        byte |= packed[:, place] << (bits * place)
+    for index in range(1, 8 // bits):
+        byte |= packed[:, index] << (bits * index)
     return torch.cat([scales.view(torch.uint8), byte])
 
 
@@ -77,7 +77,7 @@ def decode(coded: Tensor, count: int, bits: int) -> Tensor:
     groups = -(-count // GROUP)
     scales = coded[: SCALE_BYTES * groups].clone().view(torch.float16).float()
     byte, mask, half = coded[SCALE_BYTES * groups :], (1 << bits) - 1, 1 << (bits - 1)
-    levels = torch.stack([(byte >> (bits * place)) & mask for place in range(8 // bits)], 1)
+    levels = torch.stack([(byte >> (bits * index)) & mask for index in range(8 // bits)], 1)
     centred = levels.view(groups, GROUP).float() - (half - 0.5 if bits == 2 else half)
     return (centred * scales.unsqueeze(1)).view(-1)[:count]
 

@@ -42,15 +42,15 @@ def stored(count: int, share: int) -> int:
 @lru_cache(maxsize=4096)
 def slices(stands: int, begin: int, count: int) -> tuple[Slice, ...]:
     """Return the slices of an array of ``stands`` numbers that hold ``count`` weights from place ``begin`` on."""
-    found, end = [], begin + count
+    results, end = [], begin + count
     while begin < end:
-        copy, place = divmod(begin, stands)
+        copy, index = divmod(begin, stands)
         turned = (_A * copy * copy + _B * copy + _C) % PRIME
-        at = (turned + place) % stands
-        length = min(end - begin, stands - place, stands - at)
-        found.append(Slice(at, length, 1 if turned & 1 else -1))
+        at = (turned + index) % stands
+        length = min(end - begin, stands - index, stands - at)
+        results.append(Slice(at, length, 1 if turned & 1 else -1))
         begin += length
-    return tuple(found)
+    return tuple(results)
 
 
 def unfold(array: Tensor, begin: int, shape: tuple[int, ...]) -> Tensor:
@@ -62,10 +62,10 @@ def unfold(array: Tensor, begin: int, shape: tuple[int, ...]) -> Tensor:
 
 def fold(gradient: Tensor, begin: int, into: Tensor) -> None:
     """Add the gradient of the weights from place ``begin`` on to that of their numbers, ``into`` [m]."""
-    flat, place = gradient.reshape(-1), 0
+    flat, index = gradient.reshape(-1), 0
     for at, length, sign in slices(into.numel(), begin, flat.numel()):
-        into[at : at + length].add_(flat[place : place + length], alpha=sign)
-        place += length
+        into[at : at + length].add_(flat[index : index + length], alpha=sign)
+        index += length
 
 
 class _Product(torch.autograd.Function):

@@ -55,7 +55,7 @@ class RouteSet(NamedTuple):
     """[kinds, ways, visits]: time for which a slot is held at each node of the route."""
 
 
-def ways_of(problem: PlanningProblem) -> RouteSet | None:
+def routes_of(problem: PlanningProblem) -> RouteSet | None:
     """Return the routes of a problem; None if there are too many."""
     kinds = kinds_of(problem)
     count = len(kinds.size)
@@ -109,8 +109,8 @@ def shortest(problem: PlanningProblem, kinds: NodeKinds) -> Ints:
 
     It includes gradients; 0 for nodes that cannot be data nodes.
     """
-    ways = [0 if problem.role[k] == ROLES.index("worker") else _shortest(problem, kinds, int(k)) for k in kinds.first]
-    return np.array(ways, np.int64)[kinds.of]
+    routes = [0 if problem.role[k] == ROLES.index("worker") else _shortest(problem, kinds, int(k)) for k in kinds.first]
+    return np.array(routes, np.int64)[kinds.of]
 
 
 def _shortest(problem: PlanningProblem, kinds: NodeKinds, origin: int) -> int:
@@ -140,7 +140,7 @@ def _shortest(problem: PlanningProblem, kinds: NodeKinds, origin: int) -> int:
 
 def _ahead(step: Ints, home: Ints, visits: int) -> list[list[int]]:
     """Return the least time to the origin by remaining visits and kind, if nodes may repeat."""
-    found = [home]
+    results = [home]
     for _ in range(visits - 1):
-        found.append((step + found[-1][None, :]).min(axis=1))
-    return [row.tolist() for row in found]
+        results.append((step + results[-1][None, :]).min(axis=1))
+    return [row.tolist() for row in results]

@@ -42,12 +42,12 @@ def anneal(
     best_path: Ints,
     best_stage: Ints,
     best: int,
-    places: bool,
+    positions: bool,
 ) -> int:
     """Try one move for each temperature (nanoseconds), with the ``random`` numbers [moves, RANDOMS].
 
     Change ``origin`` [count], ``path`` [count, visits] and ``stage`` [nodes] in place. Copy them to the ``best_``
-    arrays whenever the simulated step takes less than ``best``. Return the least time. Without ``places``, the
+    arrays whenever the simulated step takes less than ``best``. Return the least time. Without ``positions``, the
     arrangement stays.
     """
     count, nodes = path.shape[0], stage.shape[0]
@@ -65,7 +65,7 @@ def anneal(
         i, j = int(r[1] * count), int(r[2] * count)
         if r[9] < CRITICAL:
             i = _late(origin, worst, r[1])
-        if kind == PLACE and not places:
+        if kind == PLACE and not positions:
             continue
         if kind == PLACE:
             x, y = int(r[1] * nodes), int(r[2] * nodes)
@@ -75,7 +75,7 @@ def anneal(
             if s == z or not _allowed(tables.role[x], z) or not _allowed(tables.role[y], s):
                 continue
             new_stage[x], new_stage[y] = z, s
-            _change_places(new_origin, new_path, x, y)
+            _swap_positions(new_origin, new_path, x, y)
         elif not _reroute(tables, kind, r, i, j, stage, members, path, new_path):
             continue
         cost, time = _cost(tables, new_origin, new_path, new_stage, done, last, over)
@@ -122,12 +122,12 @@ def _cost(
 @compiled
 def _members(stage: Ints, sizes: Ints) -> Ints:
     """[stages, largest size]: the nodes of each stage."""
-    found = np.zeros((sizes.shape[0], sizes.max()), np.int64)
+    result = np.zeros((sizes.shape[0], sizes.max()), np.int64)
     filled = np.zeros(sizes.shape[0], np.int64)
     for n in range(stage.shape[0]):
-        found[stage[n], filled[stage[n]]] = n
+        result[stage[n], filled[stage[n]]] = n
         filled[stage[n]] += 1
-    return found
+    return result
 
 
 @compiled
@@ -137,7 +137,7 @@ def _allowed(role: int, stage: int) -> bool:
 
 
 @compiled
-def _change_places(origin: Ints, path: Ints, x: int, y: int) -> None:
+def _swap_positions(origin: Ints, path: Ints, x: int, y: int) -> None:
     for i in range(path.shape[0]):
         if origin[i] == x:
             origin[i] = y

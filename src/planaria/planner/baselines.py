@@ -75,17 +75,17 @@ def straight_rows(problem: PlanningProblem, stages: Sequence[Sequence[int]]) -> 
         improved = False
         for s in range(len(stages)):
             for a, b in combinations(range(width), 2):
-                before = _way(problem, rows[a]) ** 2 + _way(problem, rows[b]) ** 2
+                before = _round_trip_time(problem, rows[a]) ** 2 + _round_trip_time(problem, rows[b]) ** 2
                 rows[a][s], rows[b][s] = rows[b][s], rows[a][s]
-                if _way(problem, rows[a]) ** 2 + _way(problem, rows[b]) ** 2 < before:
+                if _round_trip_time(problem, rows[a]) ** 2 + _round_trip_time(problem, rows[b]) ** 2 < before:
                     improved = True
                 else:
                     rows[a][s], rows[b][s] = rows[b][s], rows[a][s]
             for row in rows:
                 for k in range(len(spare[s])):
-                    before = _way(problem, row)
+                    before = _round_trip_time(problem, row)
                     row[s], spare[s][k] = spare[s][k], row[s]
-                    if _way(problem, row) < before:
+                    if _round_trip_time(problem, row) < before:
                         improved = True
                     else:
                         row[s], spare[s][k] = spare[s][k], row[s]
@@ -110,7 +110,7 @@ def along_columns(problem: PlanningProblem, solution: Solution, rows: Sequence[S
     return Solution(solution.stage, np.array(origin, np.int64), np.array(path, np.int64))
 
 
-def _way(problem: PlanningProblem, row: Sequence[int]) -> int:
+def _round_trip_time(problem: PlanningProblem, row: Sequence[int]) -> int:
     """Return the time of a microbatch along a row and back."""
     sites = problem.site[[*row, row[0]]].tolist()
     work = problem.passes[BLOCK][list(row)].sum()

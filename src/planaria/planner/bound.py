@@ -23,7 +23,7 @@ import numpy as np
 
 from planaria.common.compiled import COMPILED
 from planaria.pipeline.routing.skipping import disorder
-from planaria.planner.all_routes import RouteSet, kinds_of, shortest, turns, ways_of
+from planaria.planner.all_routes import RouteSet, kinds_of, routes_of, shortest, turns
 from planaria.planner.evaluate import NEVER
 from planaria.planner.guidelines import unequal_use
 from planaria.planner.prices import room
@@ -149,11 +149,11 @@ def _farthest_sum(problem: PlanningProblem) -> int:
     trips = []
     for row, bars in ((0, "worker"), (1, "data")):
         nodes = np.flatnonzero(problem.role != ROLES.index(bars))
-        found = np.full(problem.nodes, NEVER)
+        result = np.full(problem.nodes, NEVER)
         if len(nodes) > 1:
             carry = _between(problem, row, nodes)
-            found[nodes] = (carry + carry.T).min(axis=1)
-        trips.append(found)
+            result[nodes] = (carry + carry.T).min(axis=1)
+        trips.append(result)
     alone = sum(size == 1 for size in problem.sizes)
     least = np.sort(np.min(trips, axis=0))[: problem.nodes - alone]
     return int(least[-1]) if len(least) else 0
@@ -186,20 +186,20 @@ def best_choice(problem: PlanningProblem, looks: int, until: float = math.inf) -
 
     None if there are too many choices or routes. ``until`` is on the monotonic clock.
     """
-    ways = ways_of(problem)
-    found = list(_choices(problem, ways)) if ways else []
-    if ways is None or len(found) > MOST_CHOICES:
+    routes = routes_of(problem)
+    result = list(_choices(problem, routes)) if routes else []
+    if routes is None or len(result) > MOST_CHOICES:
         return None
-    heap = [DataNodeChoice(_turns(problem, ways, np.array(data)), data) for data in found]
+    heap = [DataNodeChoice(_turns(problem, routes, np.array(data)), data) for data in result]
     heapq.heapify(heap)
-    for _ in range(max(1, min(looks, WORK // ways.holds.size))):
+    for _ in range(max(1, min(looks, WORK // routes.holds.size))):
         if heap[0].final or time.monotonic() >= until:
             break
-        heapq.heapreplace(heap, closer(problem, ways, heap[0]))
+        heapq.heapreplace(heap, closer(problem, routes, heap[0]))
     return heap[0]
 
 
-def closer(problem: PlanningProblem, ways: RouteSet, choice: DataNodeChoice) -> DataNodeChoice:
+def closer(problem: PlanningProblem, routes: RouteSet, choice: DataNodeChoice) -> DataNodeChoice:
     """Raise a choice's bound by the best prices under the assumption that the step is hardly longer than known.
 
     Either the assumption is refuted, or the prices give a bound and the next examination assumes less.
@@ -208,15 +208,15 @@ def closer(problem: PlanningProblem, ways: RouteSet, choice: DataNodeChoice) -> 
 
     least = choice.ticks / 1e9
     most = least * (1 + choice.ahead)
-    there_is = room(problem, ways, np.array(choice.data), least * (1 - ROUNDING), most)
-    says = relaxed(problem, ways, there_is)[0] * (1 - ROUNDING)
+    there_is = room(problem, routes, np.array(choice.data), least * (1 - ROUNDING), most)
+    says = relaxed(problem, routes, there_is)[0] * (1 - ROUNDING)
     ticks = math.ceil(min(says, most) * 1e9)  # a step is a whole number of nanoseconds
     return DataNodeChoice(max(choice.ticks, ticks), choice.data, choice.ahead / (1 + bool(says < most)))
 
 
-def _choices(problem: PlanningProblem, ways: RouteSet) -> Iterator[tuple[int, ...]]:
+def _choices(problem: PlanningProblem, routes: RouteSet) -> Iterator[tuple[int, ...]]:
     """Yield all choices that roles allow, at most ``MOST_CHOICES`` + 1."""
-    role, size = problem.role[ways.kinds.first], ways.kinds.size
+    role, size = problem.role[routes.kinds.first], routes.kinds.size
     most = np.where(role == ROLES.index("worker"), 0, size).tolist()
     least = np.where(role == ROLES.index("data"), size, 0).tolist()
     rest = np.concatenate([np.cumsum(most[::-1])[::-1], [0]]).tolist()
@@ -237,12 +237,12 @@ def _choices(problem: PlanningProblem, ways: RouteSet) -> Iterator[tuple[int, ..
     yield from choose(0, problem.sizes[0])
 
 
-def _turns(problem: PlanningProblem, ways: RouteSet, data: Ints) -> int:
+def _turns(problem: PlanningProblem, routes: RouteSet, data: Ints) -> int:
     """Return the longest turns of a choice's data nodes on routes through the other nodes; nanoseconds."""
-    possible = (ways.uses <= ways.kinds.size - data).all(axis=1)
+    possible = (routes.uses <= routes.kinds.size - data).all(axis=1)
     lets_in = np.flatnonzero(data)
-    alone, first = np.zeros(problem.nodes, np.int64), ways.kinds.first[lets_in]
-    alone[first] = ways.length[np.ix_(lets_in, possible)].min(axis=1)
+    alone, first = np.zeros(problem.nodes, np.int64), routes.kinds.first[lets_in]
+    alone[first] = routes.length[np.ix_(lets_in, possible)].min(axis=1)
     return int(turns(problem, alone)[first].max())
 
 
@@ -266,13 +266,13 @@ def plans(problem: PlanningProblem) -> Iterator[Solution]:
     """Yield every valid plan: all arrangements, orders in which microbatches start, and routes."""
     for stage in _arrangements(problem):
         workers = np.flatnonzero(stage).tolist()
-        ways = [
-            way
-            for way in permutations(workers, problem.visits)
-            if not disorder(stage[list(way)].tolist(), problem.swaps, problem.jump)
+        routes = [
+            route
+            for route in permutations(workers, problem.visits)
+            if not disorder(stage[list(route)].tolist(), problem.swaps, problem.jump)
         ]
         for origin in _orders(np.flatnonzero(stage == 0).tolist(), problem.microbatches):
-            for path in product(ways, repeat=problem.count):
+            for path in product(routes, repeat=problem.count):
                 plan = Solution(stage, np.array(origin, np.int64), np.array(path, np.int64))
                 if next(unequal_use(problem, plan), None) is None:
                     yield plan
@@ -285,8 +285,8 @@ def _at_most(problem: PlanningProblem) -> int:
     chosen = math.comb(free, problem.sizes[0] - data)
     arrangements = chosen * math.factorial(workers) // math.prod(math.factorial(size) for size in problem.sizes[1:])
     orders = math.factorial(problem.count) // math.factorial(problem.microbatches) ** problem.sizes[0]
-    ways = math.perm(workers, problem.visits)
-    return int(arrangements * orders * ways**problem.count)
+    routes = math.perm(workers, problem.visits)
+    return int(arrangements * orders * routes**problem.count)
 
 
 def _arrangements(problem: PlanningProblem) -> Iterator[Ints]:
@@ -302,8 +302,8 @@ def _arrangements(problem: PlanningProblem) -> Iterator[Ints]:
             for rest in fill(s + 1, left - {*nodes}):
                 yield dict.fromkeys(nodes, s) | rest
 
-    for found in fill(0, frozenset(range(problem.nodes))):
-        yield np.array([found[node] for node in range(problem.nodes)], np.int64)
+    for item in fill(0, frozenset(range(problem.nodes))):
+        yield np.array([item[node] for node in range(problem.nodes)], np.int64)
 
 
 def _orders(data: list[int], each: int) -> Iterator[list[int]]:

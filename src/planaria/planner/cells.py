@@ -117,11 +117,11 @@ def celled(problem: PlanningProblem, rng: random.Random) -> tuple[Solution, list
     if cells is None:
         return None
     near, letting = NearestRoutes(problem), [data for cell in cells for data in cell[0] * problem.microbatches]
-    ways = [way for cell in cells for way in _ways(problem, cell, rng)]
+    paths = [route for cell in cells for route in _routes(problem, cell, rng)]
     home = {data: cell for cell in cells for data in cell[0]}
-    if not _evened(ways, problem, rng):
+    if not _evened(paths, problem, rng):
         return None
-    routes = [(data, near.walk(data, way, home[data])) for data, way in zip(letting, ways, strict=True)]
+    routes = [(data, near.walk(data, route, home[data])) for data, route in zip(letting, paths, strict=True)]
     stages = [[node for cell in cells for node in cell[s]] for s in range(len(problem.sizes))]
     return near.solution(stages, routes), [sorted(node for nodes in cell for node in nodes) for cell in cells]
 
@@ -144,8 +144,8 @@ def _bags(problem: PlanningProblem, nodes: Sequence[int], rng: random.Random) ->
         drawn = rng.sample(block, len(block))
         data = [node for node in drawn if node in given] if given else drawn[:share]
         workers = [node for node in drawn if node not in data]
-        if found := _cut(problem, data, workers):
-            bags += found
+        if result := _cut(problem, data, workers):
+            bags += result
             seen, data_seen, block = seen + len(block), data_seen + len(data), []
     if block and bags:  # the last sites, too small for a cell
         bags[-1] = (bags[-1][0] + data, bags[-1][1] + workers)
@@ -187,34 +187,34 @@ def _staged(problem: PlanningProblem, bags: Sequence[Bag], rng: random.Random) -
     return cells if not any(left) and all(all(cell) for cell in cells) else None
 
 
-def _ways(problem: PlanningProblem, cell: Cell, rng: random.Random) -> list[list[int]]:
+def _routes(problem: PlanningProblem, cell: Cell, rng: random.Random) -> list[list[int]]:
     """Return the stages of each microbatch of a cell, in natural order, in proportion to its nodes of each."""
     count, workers = len(cell[0]) * problem.microbatches, sum(map(len, cell[1:]))
     left = {s: count * problem.visits * len(cell[s]) / workers for s in range(1, len(cell))}
-    ways = []
+    routes = []
     for _ in range(count):
         for spread in range(TRIES):
-            way = sorted(sorted(left, key=lambda s: -left[s] + spread * rng.random())[: problem.visits])
-            if not disorder(way, 0, problem.jump):
+            route = sorted(sorted(left, key=lambda s: -left[s] + spread * rng.random())[: problem.visits])
+            if not disorder(route, 0, problem.jump):
                 break
-        for s in way:
+        for s in route:
             left[s] -= 1
-        ways.append(way)
-    return ways
+        routes.append(route)
+    return routes
 
 
-def _evened(ways: list[list[int]], problem: PlanningProblem, rng: random.Random) -> bool:
-    """Change ``ways`` until all stages are used equally often, within one; return False if that fails."""
+def _evened(routes: list[list[int]], problem: PlanningProblem, rng: random.Random) -> bool:
+    """Change ``routes`` until all stages are used equally often, within one; return False if that fails."""
     stages = range(1, len(problem.sizes))
-    if any(disorder(way, 0, problem.jump) for way in ways):
+    if any(disorder(route, 0, problem.jump) for route in routes):
         return False
-    used = {s: sum(s in way for way in ways) for s in stages}
-    order = rng.sample(range(len(ways)), len(ways))
-    uneven = len(ways) * problem.visits % len(stages) > 0
+    used = {s: sum(s in route for route in routes) for s in stages}
+    order = rng.sample(range(len(routes)), len(routes))
+    uneven = len(routes) * problem.visits % len(stages) > 0
     while max(used.values()) - min(used.values()) > uneven:
         pairs = sorted(permutations(stages, 2), key=lambda pair: used[pair[1]] - used[pair[0]])
         better = (pair for pair in pairs if used[pair[0]] - used[pair[1]] > 1)
-        done = next((pair for pair in better if _exchanged(ways, order, *pair, problem.jump)), None)
+        done = next((pair for pair in better if _exchanged(routes, order, *pair, problem.jump)), None)
         if done is None:
             return False
         used[done[0]] -= 1
@@ -222,14 +222,14 @@ def _evened(ways: list[list[int]], problem: PlanningProblem, rng: random.Random)
     return True
 
 
-def _exchanged(ways: list[list[int]], order: list[int], one: int, other: int, jump: int) -> bool:
+def _exchanged(routes: list[list[int]], order: list[int], one: int, other: int, jump: int) -> bool:
     """Replace stage ``one`` by ``other`` in the first possible way in ``order``, and move that way to the end."""
-    for place, k in enumerate(order):
-        way = ways[k]
-        new = sorted({*way, other} - {one})
-        if one in way and other not in way and not disorder(new, 0, jump):
-            ways[k] = new
-            order.append(order.pop(place))
+    for index, k in enumerate(order):
+        route = routes[k]
+        new = sorted({*route, other} - {one})
+        if one in route and other not in route and not disorder(new, 0, jump):
+            routes[k] = new
+            order.append(order.pop(index))
             return True
     return False
 

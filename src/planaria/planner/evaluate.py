@@ -59,7 +59,7 @@ def makespan(tables: CostTables, origin: Ints, path: Ints, done: Ints, over: Int
         while pending and times[0] == now:
             i = whose[0]
             pending = _pop(times, whose, pending)
-            n = _place(origin, path, i, phase[i])
+            n = _position(origin, path, i, phase[i])
             woken[wake] = n
             wake += 1
             if runs[i]:  # a pass ends
@@ -70,7 +70,7 @@ def makespan(tables: CostTables, origin: Ints, path: Ints, done: Ints, over: Int
                     done[i] = now
                     left -= 1
                     continue
-                m = _place(origin, path, i, phase[i])
+                m = _position(origin, path, i, phase[i])
                 if m != n:
                     start = now
                     if shared:
@@ -95,7 +95,7 @@ def _stretches(origin: Ints, path: Ints, nodes: int) -> Ints:
 
 
 @compiled
-def _place(origin: Ints, path: Ints, i: int, phase: int) -> int:
+def _position(origin: Ints, path: Ints, i: int, phase: int) -> int:
     """Return the node of a microbatch's pass number ``phase``: forwards along the route, then backwards."""
     last = path.shape[1] + 1
     hop = phase if phase <= last else 2 * last + 1 - phase

@@ -44,16 +44,16 @@ def planned_passes(problem: PlanningProblem, solution: Solution) -> PlannedPasse
     length = 2 * (problem.visits + 2)
     starts, ends = np.zeros((problem.count, length), np.int64), np.zeros((problem.count, length), np.int64)
     for n, action in enumerate(clock.graph.actions):
-        place = action.hop if action.kind == "forward" else length - 1 - action.hop
-        starts[action.microbatch, place], ends[action.microbatch, place] = clock.starts[n], clock.ends[n]
+        index = action.hop if action.kind == "forward" else length - 1 - action.hop
+        starts[action.microbatch, index], ends[action.microbatch, index] = clock.starts[n], clock.ends[n]
     return PlannedPasses(starts, ends)
 
 
 def broken(problem: PlanningProblem, solution: Solution, passes: PlannedPasses | None = None) -> list[Violation]:
     """Return every violated rule; times are simulated unless given, and checked only if the routes are valid."""
-    found = [*_arrangement(problem, solution), *_routes(problem, solution), *unequal_use(problem, solution)]
-    if found:
-        return found
+    result = [*_arrangement(problem, solution), *_routes(problem, solution), *unequal_use(problem, solution)]
+    if result:
+        return result
     try:
         passes = passes or planned_passes(problem, solution)
     except UserError as error:
@@ -101,12 +101,14 @@ def _order(problem: PlanningProblem, solution: Solution, passes: PlannedPasses) 
     """Check that no pass starts before its input arrives."""
     last = problem.visits + 1
     for i, route in enumerate(solution.routes):
-        way = (*route, *reversed(route))
+        visits = (*route, *reversed(route))
         for k in range(1, 2 * last + 2):
-            a, b = problem.site[way[k - 1]], problem.site[way[k]]
-            carried = int(problem.link[a, b]) if way[k - 1] != way[k] else 0
+            a, b = problem.site[visits[k - 1]], problem.site[visits[k]]
+            carried = int(problem.link[a, b]) if visits[k - 1] != visits[k] else 0
             if passes.starts[i, k] < passes.ends[i, k - 1] + carried:
-                yield Violation("order", f"microbatch {i}, pass {k} at node {way[k]}, begins before its input is there")
+                yield Violation(
+                    "order", f"microbatch {i}, pass {k} at node {visits[k]}, begins before its input is there"
+                )
 
 
 def _nodes(problem: PlanningProblem, solution: Solution, passes: PlannedPasses) -> Iterator[Violation]:

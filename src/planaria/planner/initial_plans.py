@@ -16,13 +16,13 @@ def random_routes(problem: PlanningProblem, stages: list[list[int]], rng: random
 
     :raises UserError: when ``problem.jump`` is too short for the visits.
     """
-    ways = balanced(len(stages) - 1, problem.visits, problem.jump, rng)
+    routes = balanced(len(stages) - 1, problem.visits, problem.jump, rng)
     load = [0] * problem.nodes
     origin, path = [], []
     for _ in range(problem.microbatches):
         for data in stages[0]:
             walk = []
-            for s in reordered(next(ways), rng.randint(0, swaps), problem.jump, rng):
+            for s in reordered(next(routes), rng.randint(0, swaps), problem.jump, rng):
                 node = min(stages[s], key=lambda n: (load[n], rng.random()))
                 load[node] += 1
                 walk.append(node)
@@ -38,10 +38,10 @@ def greedy(problem: PlanningProblem, rng: random.Random) -> Solution:
     stages and, in each, the nearest and least loaded node.
     """
     stages = _dealt(problem, rng)
-    ways = balanced(len(stages) - 1, problem.visits, problem.jump, rng)
+    routes = balanced(len(stages) - 1, problem.visits, problem.jump, rng)
     near = NearestRoutes(problem)
-    letting = [(data, next(ways)) for _ in range(problem.microbatches) for data in stages[0]]
-    return near.solution(stages, [(data, near.walk(data, way, stages)) for data, way in letting])
+    letting = [(data, next(routes)) for _ in range(problem.microbatches) for data in stages[0]]
+    return near.solution(stages, [(data, near.walk(data, route, stages)) for data, route in letting])
 
 
 class NearestRoutes:
@@ -55,10 +55,10 @@ class NearestRoutes:
         """[nodes]: distance by which one more visit makes a node seem farther."""
         self.load = np.zeros(problem.nodes)
 
-    def walk(self, data: int, way: Sequence[int], stages: Sequence[Sequence[int]]) -> list[int]:
-        """Return the nodes that a microbatch of ``data`` visits, one for each stage in ``way``."""
+    def walk(self, data: int, route: Sequence[int], stages: Sequence[Sequence[int]]) -> list[int]:
+        """Return the nodes that a microbatch of ``data`` visits, one for each stage in ``route``."""
         at, walk, site = data, [], self.problem.site
-        for s in way:
+        for s in route:
             nodes = np.array(stages[s])
             apart = self.both[site[at], site[nodes]] + self.both[site[nodes], site[data]]
             at = int(nodes[np.argmin(apart + self.load[nodes] * self.crowd[nodes])])
@@ -101,10 +101,10 @@ def _roles_kept(problem: PlanningProblem, stages: list[list[int]]) -> list[list[
     """Exchange workers dealt to stage 0 for nodes that may be data nodes."""
     for k, node in enumerate(stages[0]):
         if ROLES[problem.role[node]] == "worker":
-            s, place = next(
+            s, index = next(
                 (s, p) for s, nodes in enumerate(stages) if s for p, n in enumerate(nodes) if problem.role[n] == 0
             )
-            stages[0][k], stages[s][place] = stages[s][place], node
+            stages[0][k], stages[s][index] = stages[s][index], node
     return stages
 
 

@@ -47,17 +47,17 @@ class TimeLimits(NamedTuple):
     """End of this side of the step."""
 
 
-def sides(problem: PlanningProblem, ways: RouteSet, data: Ints, least: float) -> tuple[TimeLimits, TimeLimits]:
+def sides(problem: PlanningProblem, routes: RouteSet, data: Ints, least: float) -> tuple[TimeLimits, TimeLimits]:
     """Return both sides of a step of at least ``least`` seconds."""
-    return _side(problem, ways, data, least / 2, back=False), _side(problem, ways, data, least / 2, back=True)
+    return _side(problem, routes, data, least / 2, back=False), _side(problem, routes, data, least / 2, back=True)
 
 
-def _side(problem: PlanningProblem, ways: RouteSet, data: Ints, until: float, back: bool) -> TimeLimits:
-    first = ways.kinds.first
+def _side(problem: PlanningProblem, routes: RouteSet, data: Ints, until: float, back: bool) -> TimeLimits:
+    first = routes.kinds.first
     passes = (problem.backward if back else problem.forward)[:, first] / 1e9
     link = problem.link[np.ix_(problem.site[first], problem.site[first])] / 1e9
     link = link.T if back else link
-    alone = (ways.kinds.size < 2) & np.eye(len(data), dtype=bool)
+    alone = (routes.kinds.size < 2) & np.eye(len(data), dtype=bool)
     link = np.where(alone, np.inf, link)  # a node sends nothing to itself
     soon = [np.where((data > 0)[:, None], passes[ENTRY][:, None] + link, np.inf).min(axis=0)]
     for _ in range(problem.visits - 1):
@@ -103,13 +103,13 @@ def _between(one: list[tuple[float, float]], other: list[tuple[float, float]], w
     times = sorted({0.0, until, *(at for at, _ in one), *(at for at, _ in other)})
     grown = [0.0, 0.0]
     steps = [sorted(one), sorted(other)]
-    place = [0, 0]
+    positions = [0, 0]
     area = 0.0
     for at, after in pairwise(times):
         for n, rises in enumerate(steps):
-            while place[n] < len(rises) and rises[place[n]][0] <= at:
-                grown[n] += rises[place[n]][1]
-                place[n] += 1
+            while positions[n] < len(rises) and rises[positions[n]][0] <= at:
+                grown[n] += rises[positions[n]][1]
+                positions[n] += 1
         area += (after - at) * max(0.0, whole - min(grown))
     return area
 
@@ -123,15 +123,15 @@ class VisitsElsewhere(NamedTuple):
     """[sets]: j times the fewest visits of a stage."""
 
 
-def elsewhere(problem: PlanningProblem, ways: RouteSet, workers: Ints) -> VisitsElsewhere:
+def elsewhere(problem: PlanningProblem, routes: RouteSet, workers: Ints) -> VisitsElsewhere:
     """Return the rule for all sets of all ``workers`` of some kinds, smaller than the number of stages."""
     stages = len(problem.sizes) - 1
-    sets = list(islice(_sets(workers.tolist(), stages - 1), MOST_SETS // len(ways.visits)))
+    sets = list(islice(_sets(workers.tolist(), stages - 1), MOST_SETS // len(routes.visits)))
     inside = np.zeros((len(sets), len(workers)), np.int64)
     for n, kinds in enumerate(sets):
         inside[n, kinds] = 1
     left_out = stages - inside @ workers
-    outside = problem.visits - inside @ ways.uses.T
+    outside = problem.visits - inside @ routes.uses.T
     extra = problem.more * np.minimum(left_out, problem.visits)  # of microbatches that a bound does not count
     needed = left_out * (problem.count * problem.visits // stages) - extra
     return VisitsElsewhere(np.minimum(outside, left_out[:, None]), np.maximum(needed, 0))
@@ -151,18 +151,18 @@ def _sets(workers: list[int], most: int) -> Iterator[list[int]]:
         level = grown
 
 
-def too_long(problem: PlanningProblem, ways: RouteSet, free: Bools, data: Ints, most: float) -> Ints:
+def too_long(problem: PlanningProblem, routes: RouteSet, free: Bools, data: Ints, most: float) -> Ints:
     """Return [kinds, microbatches]: the route length that 1, 2 … of a data node's microbatches cannot reach.
 
     The step is shorter than ``most`` seconds; ``free`` [ways] are the possible routes. ``NEVER`` where unknown.
     """
-    found = np.full((len(data), problem.microbatches), NEVER)
+    result = np.full((len(data), problem.microbatches), NEVER)
     if problem.microbatches > MOST_TRIED or most == float("inf"):
-        return found
+        return result
     forward, backward = problem.forward[ENTRY].tolist(), problem.backward[ENTRY].tolist()
     for kind in np.flatnonzero(data).tolist():
-        first = int(ways.kinds.first[kind])
-        lengths = np.unique(ways.length[kind, free])
+        first = int(routes.kinds.first[kind])
+        lengths = np.unique(routes.length[kind, free])
         turn = (int(problem.slots[first]), forward[first], backward[first])
         for k in range(problem.microbatches):
             low, high = 0, len(lengths)
@@ -171,8 +171,8 @@ def too_long(problem: PlanningProblem, ways: RouteSet, free: Bools, data: Ints, 
                 least = _least(problem.microbatches, *turn, int(lengths[0]), int(lengths[middle]))[k + 1]
                 low, high = (low, middle) if least >= most * 1e9 else (middle + 1, high)
             if low < len(lengths):
-                found[kind, k] = lengths[low]
-    return found
+                result[kind, k] = lengths[low]
+    return result
 
 
 @lru_cache(maxsize=1 << 16)

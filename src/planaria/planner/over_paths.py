@@ -56,12 +56,14 @@ class MultipathPlanner:
 
     def __init__(self, topology: Topology, size: int) -> None:
         """:raises UserError: when there are too many nodes."""
-        assert topology.ways is not None
+        assert topology.path_network is not None
         if (count := len(topology.nodes)) > MOST_NODES:
             raise UserError(f"network.topology: {count} nodes; with [[link]] entries there can be {MOST_NODES}")
         self._size, self._topology = size, topology
-        ways = topology.ways
-        self.ways = PathNetwork(ways.paths, {link: rate / topology.scale for link, rate in ways.capacity.items()})
+        network = topology.path_network
+        self.path_network = PathNetwork(
+            network.paths, {link: rate / topology.scale for link, rate in network.capacity.items()}
+        )
         """Paths, and capacities divided by the topology's scale."""
 
     def edges(self, problem: PlanningProblem, solution: Solution) -> dict[tuple[int, int], SiteFlow]:
@@ -80,9 +82,9 @@ class MultipathPlanner:
         """Return the edges of a plan on the paths that ``choose`` assigns."""
         carried = self.edges(problem, solution)
         edges, flows = tuple(carried), tuple(carried.values())
-        chosen = choose(flows, self.ways)
-        rates = tuple(max_min_rates([path.links for path in chosen], self.ways.capacity))
-        return PathedPlan(edges, flows, chosen, rates, largest_load(flows, self.ways, chosen))
+        chosen = choose(flows, self.path_network)
+        rates = tuple(max_min_rates([path.links for path in chosen], self.path_network.capacity))
+        return PathedPlan(edges, flows, chosen, rates, largest_load(flows, self.path_network, chosen))
 
     def priced(self, problem: PlanningProblem, routed: PathedPlan) -> PlanningProblem:
         """Return the problem with every node as its own site, and each edge at its path's latency and rate.
@@ -107,7 +109,7 @@ class MultipathPlanner:
         return replace(problem, sites=problem.names, site=own, link=link, transmit=transmit, sums=sums)
 
     def search(
-        self, problem: PlanningProblem, seed: int, budget: SearchBudget, watch: Watch = lambda found: None
+        self, problem: PlanningProblem, seed: int, budget: SearchBudget, watch: Watch = lambda match: None
     ) -> SearchResult:
         """Return the best plan, on its paths, of several searches that share ``budget``; call ``watch`` after each.
 
@@ -118,12 +120,12 @@ class MultipathPlanner:
             seconds = time.monotonic() - began
             if best is not None and seconds >= budget.seconds:
                 break
-            found = search(tried, seed, SearchBudget((budget.seconds - seconds) / left, budget.moves / ROUNDS))
-            moves += found.moves
-            routed = self.routed(problem, found.solution)
-            step_s = step_ns(self.priced(problem, routed), found.solution) / 1e9
+            match = search(tried, seed, SearchBudget((budget.seconds - seconds) / left, budget.moves / ROUNDS))
+            moves += match.moves
+            routed = self.routed(problem, match.solution)
+            step_s = step_ns(self.priced(problem, routed), match.solution) / 1e9
             if best is None or step_s < best.step_s:
-                best = replace(found, step_s=step_s)
+                best = replace(match, step_s=step_s)
             best = replace(best, moves=moves, seconds=time.monotonic() - began)
             watch(best)
             tried = self._dearer(problem, tried, routed)
@@ -160,23 +162,23 @@ class MultipathPlanner:
     def moved(self, problem: PlanningProblem, solution: Solution, before: SeveralPaths, moves: int) -> PathedPlan:
         """Keep the paths of ``before`` except for edges over changed or missing links; then make ``moves`` moves."""
         had = {(edge.source, edge.target): edge.path for edge in before.edges}
-        changed = {link for link, rate in self.ways.capacity.items() if before.links.get(link) != rate}
+        changed = {link for link, rate in self.path_network.capacity.items() if before.links.get(link) != rate}
 
-        def choose(flows: Sequence[SiteFlow], ways: PathNetwork) -> Assignment:
+        def choose(flows: Sequence[SiteFlow], network: PathNetwork) -> Assignment:
             edges = zip(self.edges(problem, solution), flows, strict=True)
-            kept = [_named(ways.living(flow.source, flow.target), had.get(edge)) for edge, flow in edges]
-            chosen = shifted(flows, ways, kept, changed)
+            kept = [_named(network.living(flow.source, flow.target), had.get(edge)) for edge, flow in edges]
+            chosen = shifted(flows, network, kept, changed)
             for _ in range(moves):
-                chosen = improved(flows, ways, chosen) or chosen
+                chosen = improved(flows, network, chosen) or chosen
             return chosen
 
         return self.routed(problem, solution, choose)
 
     def with_paths(self, routed: PathedPlan) -> SeveralPaths:
         """Return the choice for a schedule, with the lower bound on any choice's largest load."""
-        cut = tightest_cut(routed.flows, self.ways)
+        cut = tightest_cut(routed.flows, self.path_network)
         return SeveralPaths(
-            links=dict(self.ways.capacity),
+            links=dict(self.path_network.capacity),
             edges=[
                 EdgeLoad(source=a, target=b, path=path.id, size=flow.size, rate=rate)
                 for (a, b), flow, path, rate in zip(

@@ -47,58 +47,58 @@ Assignment = tuple[Path, ...]
 """[flows]: the path of each."""
 
 
-def plan(flows: Sequence[SiteFlow], ways: PathNetwork) -> Assignment:
+def plan(flows: Sequence[SiteFlow], network: PathNetwork) -> Assignment:
     """Place flows, largest first, on the live path with the least (largest load, sum of loads); then improve.
 
     Moves and swaps (:func:`improved`) repeat while they lower loads.
 
     :raises UserError: when no path is left for a flow.
     """
-    board = _Board(flows, ways, [None] * len(flows))
+    board = _Board(flows, network, [None] * len(flows))
     board.place(range(len(flows)))
     board.settle()
     return board.assignment
 
 
 def shifted(
-    flows: Sequence[SiteFlow], ways: PathNetwork, before: Sequence[Path | None], changed: Collection[str]
+    flows: Sequence[SiteFlow], network: PathNetwork, before: Sequence[Path | None], changed: Collection[str]
 ) -> Assignment:
     """Place flows over ``changed`` links, or without a path (None in ``before``), again; keep all others."""
     moving = [n for n, path in enumerate(before) if path is None or not set(changed).isdisjoint(path.links)]
-    board = _Board(flows, ways, before)
+    board = _Board(flows, network, before)
     for n in moving:
         board.put(n, None)
     board.place(moving)
     return board.assignment
 
 
-def improved(flows: Sequence[SiteFlow], ways: PathNetwork, before: Assignment) -> Assignment | None:
+def improved(flows: Sequence[SiteFlow], network: PathNetwork, before: Assignment) -> Assignment | None:
     """Return the assignment after one move of a flow, or of two at once, that lowers loads; None if there is none.
 
     Loads of the affected links are compared, largest first. Flows over the largest load are tried first; two flows move
     only to lower the largest load. The caller limits the number of calls, since a move costs a new connection.
     """
-    board = _Board(flows, ways, before)
+    board = _Board(flows, network, before)
     return board.assignment if board.improve() else None
 
 
-def loads(flows: Sequence[SiteFlow], ways: PathNetwork, assignment: Sequence[Path]) -> dict[str, float]:
+def loads(flows: Sequence[SiteFlow], network: PathNetwork, assignment: Sequence[Path]) -> dict[str, float]:
     """Return the load in seconds of each link that carries anything; infinite if it has no capacity."""
-    board = _Board(flows, ways, assignment)
+    board = _Board(flows, network, assignment)
     return {link: board.load(link) for link in board.carried}
 
 
-def largest_load(flows: Sequence[SiteFlow], ways: PathNetwork, assignment: Assignment) -> float:
+def largest_load(flows: Sequence[SiteFlow], network: PathNetwork, assignment: Assignment) -> float:
     """Return the largest load, seconds: a lower bound on a step with these flows on these paths."""
-    return max(loads(flows, ways, assignment).values(), default=0.0)
+    return max(loads(flows, network, assignment).values(), default=0.0)
 
 
 class _Board:
     """Flows on their paths. Sizes are integers, so loads do not depend on the order of moves."""
 
-    def __init__(self, flows: Sequence[SiteFlow], ways: PathNetwork, at: Iterable[Path | None]) -> None:
-        self.flows, self.capacity = flows, ways.capacity
-        self.ways = [ways.living(flow.source, flow.target) for flow in flows]
+    def __init__(self, flows: Sequence[SiteFlow], network: PathNetwork, at: Iterable[Path | None]) -> None:
+        self.flows, self.capacity = flows, network.capacity
+        self.ways = [network.living(flow.source, flow.target) for flow in flows]
         self.at: list[Path | None] = [None] * len(flows)
         self.carried: Counter[str] = Counter()
         for n, path in enumerate(at):
@@ -127,8 +127,8 @@ class _Board:
             size = self.flows[n].size
 
             def after(path: Path, size: int = size) -> tuple[float, float]:
-                found = [self.load(link, size) for link in path.links]
-                return max(found, default=0.0), sum(found)
+                results = [self.load(link, size) for link in path.links]
+                return max(results, default=0.0), sum(results)
 
             self.put(n, min(self.ways[n], key=after))
 
@@ -183,29 +183,29 @@ class _Board:
         return False
 
 
-def hashed(flows: Sequence[SiteFlow], ways: PathNetwork, seed: int) -> Assignment:
+def hashed(flows: Sequence[SiteFlow], network: PathNetwork, seed: int) -> Assignment:
     """Choose a random path for each flow, as ECMP does by hashing addresses and ports."""
     chance = random.Random(seed)
-    return tuple(chance.choice(ways.living(flow.source, flow.target)) for flow in flows)
+    return tuple(chance.choice(network.living(flow.source, flow.target)) for flow in flows)
 
 
-def in_turn(flows: Sequence[SiteFlow], ways: PathNetwork) -> Assignment:
+def in_turn(flows: Sequence[SiteFlow], network: PathNetwork) -> Assignment:
     """Choose paths round robin for each source, whatever the target."""
     seen: Counter[str] = Counter()
     chosen = []
     for flow in flows:
-        living = ways.living(flow.source, flow.target)
+        living = network.living(flow.source, flow.target)
         chosen.append(living[seen[flow.source] % len(living)])
         seen[flow.source] += 1
     return tuple(chosen)
 
 
-def better_of_two(flows: Sequence[SiteFlow], ways: PathNetwork, seed: int) -> Assignment:
+def better_of_two(flows: Sequence[SiteFlow], network: PathNetwork, seed: int) -> Assignment:
     """Choose, flow by flow, the one of two random paths whose busiest link has fewer flows."""
     chance, there = random.Random(seed), Counter[str]()
     chosen = []
     for flow in flows:
-        living = ways.living(flow.source, flow.target)
+        living = network.living(flow.source, flow.target)
         two = chance.sample(living, min(2, len(living)))
         path = min(two, key=lambda path: max(there[link] for link in path.links))
         there.update(path.links)
@@ -227,7 +227,7 @@ class CutBound(NamedTuple):
         return 1 - self.seconds / largest if largest else 0.0
 
 
-def tightest_cut(flows: Sequence[SiteFlow], ways: PathNetwork) -> CutBound:
+def tightest_cut(flows: Sequence[SiteFlow], network: PathNetwork) -> CutBound:
     """Return the best bound over cuts of every pair of sites, every source, every target, and all together.
 
     :raises UserError: when no path is left for a flow.
@@ -235,11 +235,11 @@ def tightest_cut(flows: Sequence[SiteFlow], ways: PathNetwork) -> CutBound:
     sizes: dict[Pair, list[int]] = {}
     for flow in flows:
         sizes.setdefault((flow.source, flow.target), []).append(flow.size)
-    paths = {pair: ways.living(*pair) for pair in sizes}
+    paths = {pair: network.living(*pair) for pair in sizes}
     best = CutBound(0.0, ())
-    for group, links in _candidates(sizes, paths, ways.capacity):
+    for group, links in _candidates(sizes, paths, network.capacity):
         crossed = {pair: min(len(links.intersection(path.links)) for path in paths[pair]) for pair in group}
-        best = max(best, _bound(sizes, crossed, links, ways.capacity), key=lambda cut: cut.seconds)
+        best = max(best, _bound(sizes, crossed, links, network.capacity), key=lambda cut: cut.seconds)
     return best
 
 
@@ -271,7 +271,7 @@ def _candidates(
 ) -> Iterator[tuple[Collection[Pair], frozenset[str]]]:
     """Yield (pairs, links) to try; any links are a cut of some pairs."""
     narrowest = {
-        pair: frozenset(min(path.links, key=capacity.__getitem__) for path in found) for pair, found in paths.items()
+        pair: frozenset(min(path.links, key=capacity.__getitem__) for path in value) for pair, value in paths.items()
     }
     for pair, links in narrowest.items():
         yield [pair], links
@@ -291,7 +291,13 @@ def _weighed(
     Multiplicative weights converge to the dual of the fractional problem, whose support is the tightest cut.
     """
     links = sorted(
-        {link for found in paths.values() for path in found for link in path.links if capacity[link] < math.inf}
+        {
+            link
+            for alternatives in paths.values()
+            for path in alternatives
+            for link in path.links
+            if capacity[link] < math.inf
+        }
     )
     if not links:
         return
@@ -300,8 +306,8 @@ def _weighed(
     for _ in range(ROUNDS):
         carried = np.zeros(len(links))
         for pair in pairs:
-            ways = [[index[link] for link in path.links if link in index] for path in paths[pair]]
-            lightest = min(ways, key=lambda way: float(weight[way].sum()))
+            routes = [[index[link] for link in path.links if link in index] for path in paths[pair]]
+            lightest = min(routes, key=lambda route: float(weight[route].sum()))
             carried[lightest] += sum(sizes[pair])
         load = carried / room
         weight = weight * (1 + RATE * load / max(float(load.max()), 1e-300))

@@ -58,18 +58,18 @@ class StepResources(NamedTuple):
     """[kinds, ways]: routes that a microbatch may take from each origin."""
 
 
-def room(problem: PlanningProblem, ways: RouteSet, data: Ints, least: float, most: float = np.inf) -> StepResources:
+def room(problem: PlanningProblem, routes: RouteSet, data: Ints, least: float, most: float = np.inf) -> StepResources:
     """Return the resources of a step of at least ``least`` and less than ``most`` seconds.
 
     A node does one thing at a time: its k-th slot is first taken after k - 1 forwards, and last freed k - 1 backwards
     before the end.
     """
-    first, size = ways.kinds.first, ways.kinds.size
-    both, workers = sides(problem, ways, data, least), size - data
+    first, size = routes.kinds.first, routes.kinds.size
+    both, workers = sides(problem, routes, data, least), size - data
     held = np.minimum(problem.slots[first], problem.microbatches + (problem.more > 0))
     turn = problem.passes[ENTRY, first] / 1e9
-    free: Bools = np.asarray((ways.uses <= workers).all(axis=1))
-    limits = too_long(problem, ways, free, data, most)
+    free: Bools = np.asarray((routes.uses <= workers).all(axis=1))
+    limits = too_long(problem, routes, free, data, most)
     ramp = [sum(min(k * each, least) for k in range(have)) for each, have in zip(turn, held.tolist(), strict=True)]
     return StepResources(
         data=data,
@@ -80,28 +80,28 @@ def room(problem: PlanningProblem, ways: RouteSet, data: Ints, least: float, mos
         work=workers * (both[0].reach + both[1].reach),
         visits=workers * -(-problem.count * problem.visits // (len(problem.sizes) - 1)),
         sides=both,
-        elsewhere=elsewhere(problem, ways, workers),
+        elsewhere=elsewhere(problem, routes, workers),
         too_long=limits,
-        possible=free & (ways.length < limits[:, :1]),
+        possible=free & (routes.length < limits[:, :1]),
     )
 
 
-def cost(problem: PlanningProblem, ways: RouteSet, there_is: StepResources, prices: Prices) -> Floats:
+def cost(problem: PlanningProblem, routes: RouteSet, there_is: StepResources, prices: Prices) -> Floats:
     """Return [kinds with data nodes, ways]: the price of a microbatch's route less that of its visits elsewhere.
 
     Forbidden routes cost ∞.
     """
     origins = np.flatnonzero(there_is.data)
-    work = problem.passes[BLOCK, ways.kinds.first] / 1e9
-    slots = (ways.holds[origins] * prices.slot[ways.visits]).sum(axis=2)
-    paid = (prices.origin[origins, None] * ways.length[origins] + slots) / 1e9
-    paid += ways.uses @ (prices.work * work + prices.visit) - prices.away @ there_is.elsewhere.counts
+    work = problem.passes[BLOCK, routes.kinds.first] / 1e9
+    slots = (routes.holds[origins] * prices.slot[routes.visits]).sum(axis=2)
+    paid = (prices.origin[origins, None] * routes.length[origins] + slots) / 1e9
+    paid += routes.uses @ (prices.work * work + prices.visit) - prices.away @ there_is.elsewhere.counts
     for k in range(1, problem.microbatches):
-        paid += prices.long[origins, k, None] * (ways.length[origins] >= there_is.too_long[origins, k, None])
+        paid += prices.long[origins, k, None] * (routes.length[origins] >= there_is.too_long[origins, k, None])
     return np.where(there_is.possible[origins], paid, np.inf)
 
 
-def least_s(problem: PlanningProblem, ways: RouteSet, there_is: StepResources, prices: Prices) -> float:
+def least_s(problem: PlanningProblem, routes: RouteSet, there_is: StepResources, prices: Prices) -> float:
     """Return a lower bound on the step, seconds, for any prices; 0 if all prices are 0.
 
     step · Σ prices · capacity per second ≥ Σ over microbatches of the cheapest route + Σ prices · missing resources
@@ -113,7 +113,7 @@ def least_s(problem: PlanningProblem, ways: RouteSet, there_is: StepResources, p
     worth = float(prices.origin @ there_is.held + prices.slot @ there_is.slots + prices.work @ there_is.workers)
     if worth <= 0:
         return 0.0
-    pays = cost(problem, ways, there_is, prices).min(axis=1)
+    pays = cost(problem, routes, there_is, prices).min(axis=1)
     paid = problem.microbatches * float(pays @ there_is.data[origins]) - float(prices.visit @ there_is.visits)
     paid += float(prices.away @ there_is.elsewhere.needed)
     paid -= float(there_is.data @ prices.long @ np.arange(problem.microbatches))

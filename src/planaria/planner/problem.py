@@ -112,8 +112,8 @@ class Solution(NamedTuple):
 
     def members(self, stage: int) -> list[int]:
         """The nodes of a stage."""
-        found: list[int] = np.flatnonzero(self.stage == stage).tolist()
-        return found
+        result: list[int] = np.flatnonzero(self.stage == stage).tolist()
+        return result
 
     def copy(self) -> Solution:
         return Solution(*(part.copy() for part in self))
@@ -177,17 +177,17 @@ def _sums(config: RunConfig, topology: Topology, sites: Sequence[str]) -> Ints:
     """:raises UserError: when a message of gradients takes too long."""
     from planaria.models.families import stage_parameters  # needs torch
 
-    found = []
-    for what, stage in (("ends", 0), ("block stage's", 1)):
+    results = []
+    for label, stage in (("ends", 0), ("block stage's", 1)):
         size = GRADIENT_BYTES * stage_parameters(config.model, config.pipeline.stages, stage)
         for a, b in product(sites, repeat=2):
             if (seconds := topology.carry_s(a, b, size)) > LONGEST_S:
                 raise UserError(
-                    f"routing.sums: {a} - {b}: the {what} gradients, {size} bytes, take {seconds:.3g} s, more than "
+                    f"routing.sums: {a} - {b}: the {label} gradients, {size} bytes, take {seconds:.3g} s, more than "
                     f"{LONGEST_S:g} s; raise the link's bandwidth, or leave routing.sums out"
                 )
-        found.append([[_ns(topology.carry_s(a, b, size)) for b in sites] for a in sites])
-    return np.array(found, np.int64)
+        results.append([[_ns(topology.carry_s(a, b, size)) for b in sites] for a in sites])
+    return np.array(results, np.int64)
 
 
 def _require_fit(config: RunConfig, topology: Topology) -> None:

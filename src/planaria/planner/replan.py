@@ -21,14 +21,14 @@ WORK = 1_000_000 if COMPILED else 5_000
 """Microbatch visits to simulate while improving the repaired plan: well under a second."""
 
 
-def measured(problem: PlanningProblem, ways: Mapping[tuple[int, int], float]) -> PlanningProblem:
+def measured(problem: PlanningProblem, routes: Mapping[tuple[int, int], float]) -> PlanningProblem:
     """Return the problem with measured seconds per activation message between nodes.
 
     A value applies to the nodes' sites, since nodes of one site share its links; times within a site stay. Gradient
     messages slow down by the same factor.
     """
     link, sums = problem.link.copy(), problem.sums.copy()
-    for (source, target), seconds in ways.items():
+    for (source, target), seconds in routes.items():
         pair = problem.site[source], problem.site[target]
         if pair[0] != pair[1]:
             link[pair] = round(seconds * 1e9)
@@ -44,22 +44,22 @@ def replan(
     old routes, in seconds."""
     kept = sorted(nodes)
     left, repaired = remaining(problem, solution, kept), _repaired(problem, solution, kept)
-    found = improve(left, repaired, seed, max(1, WORK // problem.work))
+    result = improve(left, repaired, seed, max(1, WORK // problem.work))
     old = np.array(kept)
-    better = Solution(solution.stage, old[found.solution.origin], old[found.solution.path])
-    return better, found.step_s, step_ns(left, repaired) / 1e9
+    better = Solution(solution.stage, old[result.solution.origin], old[result.solution.path])
+    return better, result.step_s, step_ns(left, repaired) / 1e9
 
 
 def _repaired(problem: PlanningProblem, solution: Solution, kept: list[int]) -> Solution:
     """Replace each missing node by a near, little used node of its stage; renumber the nodes."""
-    new = {node: place for place, node in enumerate(kept)}
+    new = {node: index for index, node in enumerate(kept)}
     load = np.bincount(np.concatenate([solution.path.ravel(), solution.origin]), minlength=problem.nodes).astype(float)
     both = (problem.link + problem.link.T)[np.ix_(problem.site, problem.site)]
     work = problem.passes[BLOCK] * 3 / problem.slots
     origin, path = solution.origin.copy(), solution.path.copy()
 
-    def replacement(gone: int, before: int) -> int:
-        peers = [n for n in kept if solution.stage[n] == solution.stage[gone]]
+    def replacement(lost: int, before: int) -> int:
+        peers = [n for n in kept if solution.stage[n] == solution.stage[lost]]
         chosen = min(peers, key=lambda n: both[before, n] + load[n] * work[n])
         load[chosen] += 1
         return chosen

@@ -212,53 +212,53 @@ def read(path: Path) -> Schedule:
     """
     if not path.is_file():
         raise UserError(f"{path}: there is no such schedule; `planaria plan RECIPE --skip 0.33` writes one")
-    found = documents.model(path, Schedule, MAX_BYTES, "make it anew with `planaria plan`")
-    if wrong := next(chain(_invalid_tables(found), _invalid_stages(found), _invalid_routes(found)), ""):
+    result = documents.model(path, Schedule, MAX_BYTES, "make it anew with `planaria plan`")
+    if wrong := next(chain(_invalid_tables(result), _invalid_stages(result), _invalid_routes(result)), ""):
         raise UserError(f"{path}: {wrong}")
-    return found
+    return result
 
 
-def _invalid_tables(found: Schedule) -> Iterator[str]:
-    sites = len(found.sites)
-    tables = {"link_s": found.link_s, "transmit_s": found.transmit_s or found.link_s}
-    if found.sums_s is not None:
-        if len(found.sums_s) != 2:
-            yield f"sums_s: has {len(found.sums_s)} tables, not one for the ends and one for block stages"
-        tables |= {f"sums_s.{n}": table for n, table in enumerate(found.sums_s)}
+def _invalid_tables(schedule: Schedule) -> Iterator[str]:
+    sites = len(schedule.sites)
+    tables = {"link_s": schedule.link_s, "transmit_s": schedule.transmit_s or schedule.link_s}
+    if schedule.sums_s is not None:
+        if len(schedule.sums_s) != 2:
+            yield f"sums_s: has {len(schedule.sums_s)} tables, not one for the ends and one for block stages"
+        tables |= {f"sums_s.{n}": table for n, table in enumerate(schedule.sums_s)}
     for name, table in tables.items():
         if len(table) != sites or any(len(row) != sites for row in table):
             yield f"{name}: is not a table of {sites} × {sites} sites"
-    for n, machine in enumerate(found.nodes):
+    for n, machine in enumerate(schedule.nodes):
         if machine.site >= sites:
             yield f"nodes.{n}.site = {machine.site}: there are {sites} sites"
 
 
-def _invalid_stages(found: Schedule) -> Iterator[str]:
-    nodes, sizes = len(found.nodes), found.rules.sizes
-    for s, members in enumerate(found.stages):
+def _invalid_stages(schedule: Schedule) -> Iterator[str]:
+    nodes, sizes = len(schedule.nodes), schedule.rules.sizes
+    for s, members in enumerate(schedule.stages):
         for node in members:
             if node >= nodes:
                 yield f"stages.{s}: node {node}: there are {nodes} nodes"
-    for i, edge in enumerate(found.paths.edges if found.paths else ()):
+    for i, edge in enumerate(schedule.paths.edges if schedule.paths else ()):
         if max(edge.source, edge.target) >= nodes:
             yield f"paths.edges.{i}: {edge.source} → {edge.target}: there are {nodes} nodes"
-    if sorted(chain(*found.stages)) != list(range(nodes)):
+    if sorted(chain(*schedule.stages)) != list(range(nodes)):
         yield f"stages: every one of the {nodes} nodes must be in exactly one stage"
-    if not found.stages or len(found.stages) != len(sizes):
-        yield f"stages: there are {len(found.stages)}, and rules.sizes has {len(sizes)}"
-    for s, (members, size) in enumerate(zip(found.stages, sizes, strict=True)):
+    if not schedule.stages or len(schedule.stages) != len(sizes):
+        yield f"stages: there are {len(schedule.stages)}, and rules.sizes has {len(sizes)}"
+    for s, (members, size) in enumerate(zip(schedule.stages, sizes, strict=True)):
         if len(members) != size:
             yield f"stages.{s}: has {len(members)} nodes, and rules.sizes.{s} = {size}"
 
 
-def _invalid_routes(found: Schedule) -> Iterator[str]:
-    nodes, rules = len(found.nodes), found.rules
-    if len(found.routes) != rules.sizes[0] * rules.microbatches:
+def _invalid_routes(schedule: Schedule) -> Iterator[str]:
+    nodes, rules = len(schedule.nodes), schedule.rules
+    if len(schedule.routes) != rules.sizes[0] * rules.microbatches:
         yield (
-            f"routes: there are {len(found.routes)}; {rules.sizes[0]} data nodes with {rules.microbatches} "
+            f"routes: there are {len(schedule.routes)}; {rules.sizes[0]} data nodes with {rules.microbatches} "
             "microbatches each take one for each"
         )
-    for i, route in enumerate(found.routes):
+    for i, route in enumerate(schedule.routes):
         if len(route) != rules.visits + 2:
             yield f"routes.{i}: has {len(route)} nodes; {rules.visits} visits take {rules.visits + 2}"
         for node in route:

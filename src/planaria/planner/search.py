@@ -52,7 +52,7 @@ Watch = Callable[[SearchResult], None]
 
 
 def search(
-    problem: PlanningProblem, seed: int, budget: SearchBudget, watch: Watch = lambda found: None
+    problem: PlanningProblem, seed: int, budget: SearchBudget, watch: Watch = lambda value: None
 ) -> SearchResult:
     """Return the best plan found within ``budget``; call ``watch`` regularly, with step times that never grow."""
     _warm(problem)
@@ -150,13 +150,13 @@ def _anneal(
     temperature: Floats,
     best: Solution,
     least: int,
-    places: bool,
+    positions: bool,
 ) -> int:
     """Call ``anneal`` on ``now`` and ``best`` (of ``least`` nanoseconds), both changed in place."""
     return int(
         anneal(
             problem.tables, now.origin, now.path, now.stage, chance, temperature,
-            best.origin, best.path, best.stage, least, places,
+            best.origin, best.path, best.stage, least, positions,
         )
     )  # fmt: skip
 

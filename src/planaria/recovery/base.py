@@ -51,13 +51,13 @@ class Copy(NamedTuple):
 class DamagedReplica:
     """A replica of ``stages`` block stages after a loss.
 
-    ``ages`` maps each stage to the steps committed since the worker that keeps its copies took the stage; 0 if there is
-    none.
+    ``staleness`` maps each stage to the steps committed since the worker that keeps its copies took the stage; 0
+    if there is none.
     """
 
     stages: int
-    ages: Mapping[int, int]
-    remember: frozenset[int] = frozenset()
+    staleness: Mapping[int, int]
+    with_snapshot: frozenset[int] = frozenset()
     """stages whose worker is alive and holds its part of a retained snapshot (:class:`SnapshotRetention`)"""
 
 

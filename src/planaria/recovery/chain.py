@@ -52,32 +52,33 @@ class Chain:
         return name
 
     @property
-    def remembering(self) -> Recovery:
+    def snapshot_strategy(self) -> Recovery:
         """The strategy that retains snapshots; there must be one."""
         assert self.retaining is not None
         return self.strategies[self.retaining[0]]
 
     def _retaining(self) -> tuple[str, SnapshotRetention] | None:
-        found = [(name, rule) for name, each in self.strategies.items() if (rule := each.retention) is not None]
-        if len(found) > 1:
-            both = " and ".join(repr(name) for name, _ in found[:2])
+        results = [(name, rule) for name, each in self.strategies.items() if (rule := each.retention) is not None]
+        if len(results) > 1:
+            both = " and ".join(repr(name) for name, _ in results[:2])
             raise UserError(f"recovery.strategy: {both} both keep snapshots of all stages; leave one out")
-        return found[0] if found else None
+        return results[0] if results else None
 
     def plan(
-        self, lost: frozenset[int], ages: Mapping[int, int], remember: Collection[int] | None = None
+        self, lost: frozenset[int], staleness: Mapping[int, int], with_snapshot: Collection[int] | None = None
     ) -> RecoveryPlan:
         """Give each lost stage to the first strategy that can rebuild it; roll back if a strategy does so for the rest.
 
-        ``ages`` and ``remember`` as in :class:`DamagedReplica`; by default all stages with an age remember.
+        ``staleness`` and ``with_snapshot`` as in :class:`DamagedReplica`; by default all
+        stages with a known staleness hold a snapshot.
         """
         left = lost
-        known = {s for s, age in ages.items() if age and s not in lost} if remember is None else remember
+        known = {s for s, age in staleness.items() if age and s not in lost} if with_snapshot is None else with_snapshot
         rebuilt: dict[int, tuple[str, tuple[int, ...]]] = {}
         refused: dict[tuple[int, str], str] = {}
         for name, strategy in self.strategies.items():
             # Stages that earlier strategies rebuild cannot donate either, so each strategy sees all lost stages.
-            answer = strategy.donors(lost, DamagedReplica(self.stages, ages, frozenset(known)))
+            answer = strategy.donors(lost, DamagedReplica(self.stages, staleness, frozenset(known)))
             if answer.rollback and left:
                 return RecoveryPlan(
                     {s: (name, given) for s, given in sorted(answer.donors.items())}, answer.rollback, ""
@@ -103,7 +104,7 @@ class Chain:
         return self.strategies[by].rebuild(stage, given, at)
 
 
-def ages_by_stage(everywhere: Arrangement, alive: Arrangement, ages: Mapping[int, int]) -> dict[int, int]:
-    """Return ``ages`` by stage: those of each stage's first node, 0 if it is not alive."""
+def staleness_by_stage(everywhere: Arrangement, alive: Arrangement, staleness: Mapping[int, int]) -> dict[int, int]:
+    """Return ``staleness`` by stage: those of each stage's first node, 0 if it is not alive."""
     first = {stage: everywhere.nodes(stage)[0] for stage in everywhere.stages}
-    return {stage: ages.get(node, 0) if node in alive.stage else 0 for stage, node in first.items()}
+    return {stage: staleness.get(node, 0) if node in alive.stage else 0 for stage, node in first.items()}

@@ -86,9 +86,9 @@ class CheckFreePlus(CheckFree):
                 refused[stage] = f"stages {stage} and {adjacent[0]} are adjacent: each was the other's donor"
         for stage in sorted(outer):
             helpers = (1, last) if stage == ENDS else (partner(stage, last) or 0,)
-            if gone := [h for h in helpers if h in lost]:
-                refused[stage] = f"stage {stage} was to come from stage {gone[0]}, which is lost too"
-            elif stage == ENDS and (young := [h for h in helpers if not replica.ages[h]]):
+            if missing := [h for h in helpers if h in lost]:
+                refused[stage] = f"stage {stage} was to come from stage {missing[0]}, which is lost too"
+            elif stage == ENDS and (young := [h for h in helpers if not replica.staleness[h]]):
                 refused[stage] = f"the mirror of the ends at stage {young[0]} is not whole yet"
             else:
                 donors[stage] = helpers

@@ -33,8 +33,8 @@ class HostedCopy(Recovery, ABC):
             host = self.host(stage, replica.stages)
             if host in lost:
                 refused[stage] = f"stage {stage}'s {self.called} was at stage {host}, which is lost too"
-            elif replica.ages[host] < needed:
-                so_far = f"{replica.ages[host]} of {needed} steps since stage {host} got a new worker"
+            elif replica.staleness[host] < needed:
+                so_far = f"{replica.staleness[host]} of {needed} steps since stage {host} got a new worker"
                 refused[stage] = f"stage {stage}'s {self.called} at stage {host} is not whole yet ({so_far})"
             else:
                 donors[stage] = (host,)

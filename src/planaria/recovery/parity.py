@@ -43,8 +43,8 @@ class _Side:
 
     def _slice(self, step: int) -> int:
         """Return the slice to send in ``step``; -1: none."""
-        found = self._versions.begin(step, self._rule).slice(step)
-        return found if found < self._rule.slices else -1
+        result = self._versions.begin(step, self._rule).slice(step)
+        return result if result < self._rule.slices else -1
 
     def drop(self) -> None:
         """Drop the step: a snapshot that began with it begins again with the next attempt, from the same state."""

@@ -87,15 +87,15 @@ class Snapshot(CommonSnapshot):
 
     def donors(self, lost: frozenset[int], replica: DamagedReplica) -> StrategyAnswer:
         group, everybody = self._group(replica.stages + 1), range(replica.stages + 1)
-        if lost and not replica.remember:
+        if lost and not replica.with_snapshot:
             return StrategyAnswer(refused=dict.fromkeys(lost, NOTHING_YET))
         # A new stage that has not taken part in a snapshot since lacks the version that the others have.
-        gone = lost | {stage for stage in everybody if stage not in replica.remember}
+        missing = lost | {stage for stage in everybody if stage not in replica.with_snapshot}
         donors, refused = {}, {}
-        for stage in sorted(gone if self.every else lost):
-            reads = group.reads(gone, stage)
+        for stage in sorted(missing if self.every else lost):
+            reads = group.reads(missing, stage)
             if isinstance(reads, str):
-                new = f", and {_list(gone - lost)} have not taken part in a step since" if gone - lost else ""
+                new = f", and {_list(missing - lost)} have not taken part in a step since" if missing - lost else ""
                 refused[stage] = f"{len(lost)} of {group.members} stages are lost together ({_list(lost)}{new})"
             else:
                 donors[stage] = tuple(sorted({who for members in reads.values() for who in members}))

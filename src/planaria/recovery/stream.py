@@ -53,8 +53,8 @@ class _Streams:
         whole[0][:HEAD] = torch.frombuffer(bytearray(length.ljust(HEAD, b"\0")), dtype=torch.uint8)
         return whole[0]
 
-    def _forget(self, gone: weakref.ref[StageState]) -> None:
-        if self._of is gone:
+    def _forget(self, reference: weakref.ref[StageState]) -> None:
+        if self._of is reference:
             self._stream = self._of = None
 
 

@@ -61,17 +61,17 @@ class WholeCopies(CommonSnapshot):
         return CopyCost(sent / self.retention.every, 2 * sent, beside=True)
 
     def donors(self, lost: frozenset[int], replica: DamagedReplica) -> StrategyAnswer:
-        if lost and not replica.remember:
+        if lost and not replica.with_snapshot:
             return StrategyAnswer(refused=dict.fromkeys(lost, NOTHING_YET))
         count = replica.stages + 1
-        gone = lost | {stage for stage in range(count) if stage not in replica.remember}
-        for stage in sorted(gone):
-            if (host := (stage + 1) % count) in gone:
+        missing = lost | {stage for stage in range(count) if stage not in replica.with_snapshot}
+        for stage in sorted(missing):
+            if (host := (stage + 1) % count) in missing:
                 why = f"stage {stage}'s copy was at stage {host}, which is lost too or has none yet"
                 return StrategyAnswer(refused=dict.fromkeys(lost, why))
         # The next stage has the copy; the previous one sends its own state, of which the lost stage had the copy.
         return StrategyAnswer(
-            {s: ((s + 1) % count, (s - 1) % count) for s in sorted(gone)}, {}, "memory" if gone else None
+            {s: ((s + 1) % count, (s - 1) % count) for s in sorted(missing)}, {}, "memory" if missing else None
         )
 
     def donate(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:

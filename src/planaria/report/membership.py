@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from planaria.control.decisions import Commit, Decision, Disband, Form, Found, Release, RunStep, SendAway, Spawn
+from planaria.control.decisions import (
+    Commit,
+    Decision,
+    Disband,
+    Form,
+    Release,
+    ReplicaRestarted,
+    RunStep,
+    SendAway,
+    Spawn,
+)
 from planaria.control.events import Event, HostLeft, RunStarted, WorkerJoined, WorkerLost
 from planaria.control.roster import Status
 
@@ -130,7 +140,7 @@ class Membership:
             case Disband():
                 self.live.discard(fact.replica)
                 return self._vacate(self._nodes.get(fact.replica, ()))
-            case Found():
+            case ReplicaRestarted():
                 self.live.add(fact.replica)
             case RunStep():
                 self._begin(fact)

@@ -53,10 +53,10 @@ _drawn: ContextVar[PageContents | None] = ContextVar("_drawn", default=None)
 
 def drawn(body: Iterable[str]) -> tuple[list[str], PageContents]:
     """Build a page's parts; also return the figures and tables they contain."""
-    found = PageContents()
-    before = _drawn.set(found)
+    contents = PageContents()
+    before = _drawn.set(contents)
     try:
-        return list(body), found
+        return list(body), contents
     finally:
         _drawn.reset(before)
 
@@ -68,17 +68,17 @@ def figures(body: Iterable[str]) -> dict[str, go.Figure]:
 
 def sheets(body: Iterable[str]) -> dict[str, str]:
     """Return the numbers of a page's figures and tables as CSV, by name, with every point and row."""
-    found = drawn(body)[1]
-    rows = {name: rows_of(fig) for name, fig in found.figures.items()} | found.tables
+    result = drawn(body)[1]
+    rows = {name: rows_of(fig) for name, fig in result.figures.items()} | result.tables
     return {name: as_csv(own) for name, own in rows.items()}
 
 
 def document(title: str, body: Iterable[str]) -> str:
     """Return the complete page around ``body``, with figures, CSV and, if needed, plotly.js."""
-    parts, found = drawn(body)
-    shown = {name: as_csv(rows[: ROWS + 1]) for name, rows in found.tables.items()}
-    loads = {"figures": _payload(_slug(title), found.figures, shown)}
-    loads |= {"plotly": _plotly()} if found.figures else {}
+    parts, result = drawn(body)
+    shown = {name: as_csv(rows[: ROWS + 1]) for name, rows in result.tables.items()}
+    loads = {"figures": _payload(_slug(title), result.figures, shown)}
+    loads |= {"plotly": _plotly()} if result.figures else {}
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -165,7 +165,7 @@ def table(name: str, head: Sequence[str], rows: Iterable[Sequence[str]], numbers
     """Return a table of the first :data:`ROWS` rows; columns from ``numbers_from`` on are numbers, right-aligned."""
     every = [list(row) for row in rows]
     _keep(name, table=[head, *every])
-    kinds = ["" if place < numbers_from else ' class="number"' for place in range(len(head))]
+    kinds = ["" if index < numbers_from else ' class="number"' for index in range(len(head))]
     top = "".join(f"<th{kind}>{escape(text)}</th>" for kind, text in zip(kinds, head, strict=True))
     body = "".join(
         "<tr>" + "".join(f"<td{k}>{escape(cell)}</td>" for k, cell in zip(kinds, row, strict=True)) + "</tr>"
@@ -180,15 +180,15 @@ def table(name: str, head: Sequence[str], rows: Iterable[Sequence[str]], numbers
 
 def _keep(name: str, figure: go.Figure | None = None, table: list[Sequence[Cell]] | None = None) -> None:
     """Store a figure or table of the page; both share one namespace, since names become file names."""
-    found = _drawn.get()
-    if found is None:
+    result = _drawn.get()
+    if result is None:
         return
-    if name in found.figures or name in found.tables:
+    if name in result.figures or name in result.tables:
         raise ValueError(f"two parts of a page are called {name}")
     if figure is not None:
-        found.figures[name] = figure
+        result.figures[name] = figure
     if table is not None:
-        found.tables[name] = table
+        result.tables[name] = table
 
 
 def legend(entries: Iterable[tuple[str, str]]) -> str:
@@ -280,11 +280,11 @@ def thin(fig: go.Figure) -> go.Figure:
     few = go.Figure(fig)
     for trace in few.data:
         if trace.type == "scatter" and len(trace.y or ()) > most and trace.fill is None:
-            places = thinned([y if isinstance(y, int | float) else None for y in trace.y], most)
+            indices = thinned([y if isinstance(y, int | float) else None for y in trace.y], most)
             for key in ("x", "y", "text", "customdata"):
                 values = trace[key]
                 if values is not None and not isinstance(values, str):
-                    trace[key] = [values[place] for place in places]
+                    trace[key] = [values[index] for index in indices]
     return few
 
 

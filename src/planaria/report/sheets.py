@@ -59,16 +59,16 @@ def _points(trace: Any) -> Iterator[dict[str, Any]]:
     notes = next((n for n in (trace.customdata, trace.text) if n is not None and not isinstance(n, str)), ())
     bases = trace.base if trace.type == "bar" and trace.base is not None else ()
     least, most = _whiskers(trace)
-    for place, (x, y) in enumerate(zip(xs, ys, strict=False)):
+    for index, (x, y) in enumerate(zip(xs, ys, strict=False)):
         point = {"series": name, "x": x, "y": y}
-        note = notes[place] if place < len(notes) else None
+        note = notes[index] if index < len(notes) else None
         if isinstance(note, Sequence) and not isinstance(note, str):  # bounds of a band around a line
             point["least"], point["most"] = note
         elif note not in (None, ""):
             point["note"] = _plain(str(note))
         for key, values in (("begins at", bases), ("least", least), ("most", most)):
-            if place < len(values):
-                point[key] = values[place]
+            if index < len(values):
+                point[key] = values[index]
         yield point
 
 

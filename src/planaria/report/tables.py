@@ -35,8 +35,8 @@ def show(tables: Iterable[Table]) -> Console:
     console = Console(width=None if sys.stdout.isatty() else WIDE)
     for table in tables:
         drawn = RichTable(title=Text(table.title), title_justify="left", box=box.SIMPLE)
-        for place, column in enumerate(table.head):
-            drawn.add_column(column, justify="right" if place >= table.numbers_from else "left")
+        for index, column in enumerate(table.head):
+            drawn.add_column(column, justify="right" if index >= table.numbers_from else "left")
         for row in table.rows:
             drawn.add_row(*(Text(cell) for cell in row))
         console.print(drawn)

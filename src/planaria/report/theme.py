@@ -123,15 +123,15 @@ def share(fig: go.Figure, shares: Iterable[float | None]) -> go.Figure:
     return fig.update_yaxes(range=[-0.02 * top, 1.02 * top], tickformat=".0%")
 
 
-def stroke(place: int, count: int = 1) -> dict[str, Any]:
-    """Return line and marker of the curve at ``place`` of ``count``.
+def stroke(index: int, count: int = 1) -> dict[str, Any]:
+    """Return line and marker of the curve at ``index`` of ``count``.
 
     Earlier curves are wider, and dashes and symbols differ, so that coinciding curves are both visible.
     """
-    wider = min(1.5, 4 / max(1, count - 1)) * (count - 1 - place)
+    wider = min(1.5, 4 / max(1, count - 1)) * (count - 1 - index)
     return {
-        "line": {"color": SERIES[place % len(SERIES)], "width": 2 + wider, "dash": DASHES[place % len(DASHES)]},
-        "marker": {"symbol": SYMBOLS[place % len(SYMBOLS)], "size": 6 + wider, "color": SERIES[place % len(SERIES)]},
+        "line": {"color": SERIES[index % len(SERIES)], "width": 2 + wider, "dash": DASHES[index % len(DASHES)]},
+        "marker": {"symbol": SYMBOLS[index % len(SYMBOLS)], "size": 6 + wider, "color": SERIES[index % len(SERIES)]},
     }
 
 
@@ -139,13 +139,13 @@ def on(colour: str) -> str:
     """Return the text colour with more contrast on ``colour`` (WCAG 2.2, relative luminance)."""
     if colour == INK:  # light in dark mode, so its text changes too
         return PAPER
-    mine, bright, deep = luminance(colour), luminance(ON_DEEP), luminance(ON_BRIGHT)
-    return ON_DEEP if (bright + 0.05) / (mine + 0.05) > (mine + 0.05) / (deep + 0.05) else ON_BRIGHT
+    own, bright, deep = luminance(colour), luminance(ON_DEEP), luminance(ON_BRIGHT)
+    return ON_DEEP if (bright + 0.05) / (own + 0.05) > (own + 0.05) / (deep + 0.05) else ON_BRIGHT
 
 
 def luminance(colour: str) -> float:
     """Return the relative luminance of an sRGB colour ``#rrggbb``, 0 to 1 (WCAG 2.2)."""
-    shares = (int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5))
+    shares = (int(colour[index : index + 2], 16) / 255 for index in (1, 3, 5))
     linear = (s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in shares)
     return sum(weight * s for weight, s in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
@@ -173,7 +173,7 @@ def thinned(values: Sequence[float | None], most: int = MOST) -> list[int]:
     kept: list[int] = []
     for start in range(0, len(values), stretch):
         own = range(start, min(start + stretch, len(values)))
-        known = [(y, place) for place in own if (y := values[place]) is not None]
-        gaps = [place for place in own if values[place] is None]
+        known = [(y, index) for index in own if (y := values[index]) is not None]
+        gaps = [index for index in own if values[index] is None]
         kept += sorted({own[-1], *gaps[:1], *([min(known)[1], max(known)[1]] if known else [])})
     return kept

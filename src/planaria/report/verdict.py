@@ -29,7 +29,7 @@ class Verdict:
         """Return the verdict as a box below a page's name."""
         kind, sign = SIGNS[self.good]
         deciding = "".join(
-            f"<div><b>{escape(number)}</b><span>{escape(what)}</span></div>" for number, what in self.numbers
+            f"<div><b>{escape(number)}</b><span>{escape(label)}</span></div>" for number, label in self.numbers
         )
         return (
             f'<div id="verdict" class="verdict {kind}"><p class="summary"><i aria-hidden="true">{sign}</i>'

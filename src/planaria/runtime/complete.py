@@ -30,8 +30,8 @@ class Completer:
         :raises UserError: if there is none, it is damaged, or its tokenizer is missing.
         """
         weights = open_weights(source, family="")
-        self.place, self.tokenizer = weights.place, tokenizer_of(weights)
-        self.template: Template | None = of_metadata(weights.usage, weights.place)
+        self.place, self.tokenizer = weights.path, tokenizer_of(weights)
+        self.template: Template | None = of_metadata(weights.usage, weights.path)
         """its chat template"""
         self.ends = weights.usage.ends if weights.usage is not None else ()
         """further ids after which it has no more to write"""
@@ -51,8 +51,8 @@ class Completer:
         """Map token ids [B, T] to logits [B, T, V]."""
         if self.llama is not None:
             return self.llama.forward(tokens)
-        found: Tensor = self._library(input_ids=tokens, use_cache=False).logits
-        return found
+        result: Tensor = self._library(input_ids=tokens, use_cache=False).logits
+        return result
 
     def generate(self, tokens: Sequence[int], draws: Sampling, stops: Collection[int] = ()) -> Iterator[int]:
         """Yield tokens that continue ``tokens``, as they are drawn; end before one of ``stops``.

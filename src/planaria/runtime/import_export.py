@@ -162,8 +162,8 @@ def import_run(folder: Path, config: RunConfig, kind: Kind, names: Path | None =
     if not folder.is_dir():
         raise UserError(f"{folder}: is not a folder; give the checkpoint of another program")
     if config.engine == "simulate" or not family(config.model).named:
-        what = "engine = 'simulate'" if config.engine == "simulate" else f"model.family = {config.model.family!r}"
-        raise UserError(f"{what}: has no single model to start")
+        label = "engine = 'simulate'" if config.engine == "simulate" else f"model.family = {config.model.family!r}"
+        raise UserError(f"{label}: has no single model to start")
     if config.model.lora.rank:
         raise UserError("model.lora.rank: adapters cannot be imported; leave it out")
     if config.train.start is not None:
@@ -173,7 +173,7 @@ def import_run(folder: Path, config: RunConfig, kind: Kind, names: Path | None =
     made = run_folders.create_filled(config, lambda run: replies.append(_fill(run, folder, resolved, kind, names)))
     (reply,) = replies
     counted = [] if reply.samples is not None else ["samples used are unknown; the recipe's number per step is assumed"]
-    return made, [f"{folder}: {line}" for line in (f"step {reply.step}", *reply.said, *counted)]
+    return made, [f"{folder}: {line}" for line in (f"step {reply.step}", *reply.notes, *counted)]
 
 
 def _fill(run: Path, folder: Path, resolved: ResolvedRun, kind: Kind, names: Path | None) -> ReadReply:

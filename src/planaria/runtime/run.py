@@ -125,9 +125,9 @@ class Run:
         return export_run(self.folder, Path(to))
 
     def __repr__(self) -> str:
-        found = measured(self.record)
-        loss = "" if found.loss is None else f", loss {found.loss:.4f}"
-        return f"<Run {self.folder}: {self.outcome}, {found.steps} steps{loss}, {len(self.recoveries)} recoveries>"
+        result = measured(self.record)
+        loss = "" if result.loss is None else f", loss {result.loss:.4f}"
+        return f"<Run {self.folder}: {self.outcome}, {result.steps} steps{loss}, {len(self.recoveries)} recoveries>"
 
 
 def tabulated(rows: list[dict[str, object]]) -> Table:

@@ -86,7 +86,7 @@ def train(
     on_step: Callable[[Step], object] | None = None,
     stop: Event | None = None,
     progress: bool = True,
-    say: Say | None = None,
+    notify: Say | None = None,
     beside: FolderContext | None = None,
     settings: Settings | None = None,
     allow_code: bool = False,
@@ -104,7 +104,7 @@ def train(
     :param stop: an event that stops the run after a whole step, from any thread; the run is returned. In the main
         thread, Ctrl-C (a notebook's interrupt) and SIGTERM also stop it, and raise RunStopped.
     :param progress: show a bar on a terminal, and lines elsewhere.
-    :param say: called with notes and results, line by line; default: ``print`` with ``progress``, else none.
+    :param notify: called with notes and results, line by line; default: ``print`` with ``progress``, else none.
     :param beside: context manager to enter while the run is trained, given its folder once that exists.
     :param settings: dotted name → value, as in :func:`planaria.configure`; ``short`` are the same by their last part.
     :param allow_code: import modules that the recipe or the run names as ``module:Class``, which runs their code.
@@ -113,7 +113,7 @@ def train(
     :raises RunStopped: if the run ended early without an error; ``folder`` is the run to resume. Its subclass
         LedgerError: if all steps were made, but samples were lost or used twice.
     """
-    callbacks = Callbacks(progress, say or (print if progress else _discard), on_step, stop, beside or nullcontext)
+    callbacks = Callbacks(progress, notify or (print if progress else _discard), on_step, stop, beside or nullcontext)
     if checkpoint is not None and resume is not True:
         raise UserError(f"checkpoint = {checkpoint!r}: requires resume=True")
     auto, run = resume == "auto", recipe
@@ -184,11 +184,11 @@ def _created(config: RunConfig, parent: WeightsFile | None) -> tuple[Path, Origi
     return folder, origins[0]
 
 
-def _folder(run: Recipe, changes: Settings, say: Say) -> Path:
+def _folder(run: Recipe, changes: Settings, notify: Say) -> Path:
     """Return the folder of the run to resume: given, the newest of a recipe, or fetched from a ``checkpoint.store``."""
     if isinstance(run, str) and is_url(run):
         store, _, name = run.rstrip("/").rpartition("/")
-        return Mirror(store, name).fetch(Path(str(changes.get("out", "runs"))), MIRRORED, say)
+        return Mirror(store, name).fetch(Path(str(changes.get("out", "runs"))), MIRRORED, notify)
     if isinstance(run, RunConfig):
         raise UserError("resume=True: give the run's folder, or its recipe's name; a run resumes with its own recipe")
     if (Path(run) / run_folders.CONFIG).is_file() or not find(str(run)).is_file():
@@ -313,7 +313,9 @@ def _remedy(run: ResolvedRun, ending: Finish) -> str:
     )
 
 
-def _engine(prepared: PreparedRun, folder: Path, watch: RunWatch, origin: Origin, asked: Callable[[], bool]) -> Finish:
+def _engine(
+    prepared: PreparedRun, folder: Path, watch: RunWatch, origin: Origin, requested: Callable[[], bool]
+) -> Finish:
     """Run the engine of the recipe until the run ends.
 
     :raises UserError: if the run cannot start, or there is not enough memory.
@@ -321,7 +323,7 @@ def _engine(prepared: PreparedRun, folder: Path, watch: RunWatch, origin: Origin
     config = prepared.config
     try:
         with logs.about(lambda: {"run": folder.name}):
-            return fleet.train(prepared, folder, watch, origin, asked)
+            return fleet.train(prepared, folder, watch, origin, requested)
     except (OSError, MemoryError, UserError):
         raise
     except (Exception, SystemExit) as error:
@@ -332,20 +334,20 @@ def _engine(prepared: PreparedRun, folder: Path, watch: RunWatch, origin: Origin
         return Finish(outcome="failed", reason=detail)
 
 
-def _conclude(config: RunConfig, folder: Path, say: Say) -> None:
+def _conclude(config: RunConfig, folder: Path, notify: Say) -> None:
     """Report the results of a finished run, then write its report and model.
 
     :raises UserError: if the model cannot be exported; it remains in its checkpoint.
     """
     for line in summary(read_run(folder)):
-        say(line)
+        notify(line)
     chosen = family(config.model)
     if config.prompt:
         none = f"none: model.family = {config.model.family!r} does not complete texts"
-        say(f"completion    {complete(folder, config.prompt) if chosen.whole else none}")
-    say(f"report        {_report(folder)}")
+        notify(f"completion    {complete(folder, config.prompt) if chosen.whole else none}")
+    notify(f"report        {_report(folder)}")
     if not chosen.named:
-        say(f"model         {run_folders.newest_whole(folder).folder}, stage by stage")
+        notify(f"model         {run_folders.newest_whole(folder).folder}, stage by stage")
         return
     if (folder / MODEL).exists():  # from an earlier part of the run
         shutil.rmtree(folder / MODEL)
@@ -354,7 +356,7 @@ def _conclude(config: RunConfig, folder: Path, say: Say) -> None:
     except UserError as error:
         command = f"planaria export {folder} --to {folder / MODEL}"
         raise UserError(f"{error}: the run is finished and saved; after fixing that, run `{command}`") from error
-    say(f"model         {model}")
+    notify(f"model         {model}")
 
 
 def _report(folder: Path) -> str:

@@ -21,7 +21,7 @@ from planaria.swarm.config import ALL_PEERS, PolicyConfig, SwarmConfig
 from planaria.swarm.peer import Peer, describe
 from planaria.swarm.policy import POLICIES
 from planaria.swarm.policy.base import Policy
-from planaria.swarm.policy.prompts import PromptFormat, asked
+from planaria.swarm.policy.prompts import PromptFormat, prompt_layout
 from planaria.swarm.recipe import rules
 from planaria.swarm.records.lines import LOG, PEERS, Started, read_log
 from planaria.swarm.serving.remote_sampling import PeerServer
@@ -40,7 +40,7 @@ def policy_of(config: SwarmConfig, task: Task, on_progress: Report | None = None
     source = POLICIES.make(config.policy.kind, config.policy.options)
     policy = placed(source.open(config, task, on_progress), config.policy)
     if isinstance(policy, PromptFormat):
-        policy.asking = asked(policy.template, policy.tokenizer, config.policy, task)
+        policy.asking = prompt_layout(policy.template, policy.tokenizer, config.policy, task)
     elif stated := [name for name in ASKING if getattr(config.policy, name) != getattr(PolicyConfig(), name)]:
         raise UserError(
             f"policy.{stated[0]}: {type(policy).__name__} formats its own prompts; leave it out, or give it a method "
@@ -80,11 +80,11 @@ def assemble(
     """
     config = _with_members(config, known)
     task, made = task_of(config), layers(config)
-    place = Board.open(board, identity, known=known)
-    place.found(rules(config, task))  # first: a mistaken place is reported before slow work
+    mirror = Board.open(board, identity, known=known)
+    mirror.found(rules(config, task))  # first: a mistaken place is reported before slow work
     policy = policy_of(config, task, on_progress)
-    near, committee = "://" not in board, Committee.named(place.rules.rules)
-    meeting = Quorum(place, identity.peer, config.rounds, config.size, near=near, committee=committee)
+    near, committee = "://" not in board, Committee.named(mirror.rules.rules)
+    meeting = Quorum(mirror, identity.peer, config.rounds, config.size, near=near, committee=committee)
     hello = Hello(
         run=meeting.run,
         peer=identity.peer,

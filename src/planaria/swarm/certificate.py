@@ -23,11 +23,11 @@ class NotCertified(RunStopped):
 
 def attach(board: str, round: int, model: Path) -> str:
     """Write the certificate of an exported model's weights after ``round`` rounds beside it; return a status line."""
-    place = Board.open(board)
-    committee = Committee.named(place.rules.rules)
+    mirror = Board.open(board)
+    committee = Committee.named(mirror.rules.rules)
     if committee is None:
         return "no certificate: the run's rules name no committee"
-    read = {peer: found for peer in committee.members if (found := place.receipt(peer, "weights", round))}
+    read = {peer: result for peer in committee.members if (result := mirror.receipt(peer, "weights", round))}
     receipts = [receipt for receipt, _ in read.values()]
     digest = agreed(receipts, committee)
     if digest is None:
@@ -37,7 +37,7 @@ def attach(board: str, round: int, model: Path) -> str:
     if digest != weights_digest(open_policy(str(model)).module):
         return "no certificate: the peers signed other weights, such as adapters before merging"
     envelopes = tuple(raw.decode() for receipt, raw in read.values() if receipt.digest == digest)
-    rules = place.founding.decode()
+    rules = mirror.founding.decode()
     made = RunCertificate(about="weights", round=round, digest=digest, rules=rules, receipts=envelopes)
     digests.put(model, {CERTIFICATE: made.model_dump_json(indent=2).encode()})
     return f"certificate   {len(envelopes)} of {len(committee.members)} peers signed these weights"
@@ -52,22 +52,22 @@ def verify(model: Path, board: str | None = None) -> list[str]:
     file = model / CERTIFICATE
     if not file.is_file():
         raise UserError(f"{file}: not found; `planaria export RUN --peer NAME` writes it if the run has a committee")
-    certificate, found = _checked(file)
+    certificate, result = _checked(file)
     try:
         weights = weights_digest(open_policy(str(model)).module)
     except UserError as error:
         raise NotCertified(str(error)) from None
     if weights != certificate.digest:
         raise NotCertified(f"{model}: has other weights than were signed ({weights[:12]}…, {certificate.digest[:12]}…)")
-    run = found.rules.run
+    run = result.rules.run
     if board is not None and (there := Board.open(board).rules.run) != run:
         raise NotCertified(f"{board}: holds the run {there}; the certificate is of {run}")
     return [
-        f"{len(found.signers)} of {len(found.committee.members)} named peers signed these weights after "
-        f"{certificate.round} rounds; at most {found.committee.faulty} of them may be Byzantine",
-        f"run            {run}, founded by {found.rules.peer}, rules {found.rules.fingerprint}",
+        f"{len(result.signers)} of {len(result.committee.members)} named peers signed these weights after "
+        f"{certificate.round} rounds; at most {result.committee.faulty} of them may be Byzantine",
+        f"run            {run}, founded by {result.rules.peer}, rules {result.rules.fingerprint}",
         f"weights        {weights}",
-        *(f"signed by      {peer}" for peer in found.signers),
+        *(f"signed by      {peer}" for peer in result.signers),
     ]
 
 

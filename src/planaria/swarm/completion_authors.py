@@ -17,7 +17,7 @@ class Author(Protocol):
     def choose(self, number: int, count: int) -> list[int]:
         """Choose ``count`` problems for round ``number``, in vertical mode."""
 
-    def write(self, number: int, asked: Sequence[PromptedProblem], count: int) -> list[list[Rollout]]:
+    def write(self, number: int, requested: Sequence[PromptedProblem], count: int) -> list[list[Rollout]]:
         """Return ``count`` completions per problem."""
 
     def sends(self, number: int) -> bool:
@@ -39,9 +39,11 @@ class HonestAuthor:
     def choose(self, number: int, count: int) -> list[int]:
         return own_problems(self._config.seed, self._name, number, self._task.training, count, lambda _: True)
 
-    def write(self, number: int, asked: Sequence[PromptedProblem], count: int) -> list[list[Rollout]]:
-        found = None if self._server is None else self._server.draw(number, [prompt for _, prompt in asked], count)
-        return self.draw(asked, count, "completions", number) if found is None else self._written(asked, found)
+    def write(self, number: int, requested: Sequence[PromptedProblem], count: int) -> list[list[Rollout]]:
+        result = None if self._server is None else self._server.draw(number, [prompt for _, prompt in requested], count)
+        return (
+            self.draw(requested, count, "completions", number) if result is None else self._written(requested, result)
+        )
 
     def sends(self, number: int) -> bool:
         return True
@@ -49,21 +51,21 @@ class HonestAuthor:
     def holds(self, weights: str) -> str:
         return weights
 
-    def draw(self, asked: Sequence[PromptedProblem], count: int, *purpose: object) -> list[list[Rollout]]:
+    def draw(self, requested: Sequence[PromptedProblem], count: int, *purpose: object) -> list[list[Rollout]]:
         """Draw ``count`` completions per problem, deterministically per purpose."""
         policy, sampling = self._policy, self._config.sampling
-        found = policy.sample(
-            [prompt for _, prompt in asked],
+        result = policy.sample(
+            [prompt for _, prompt in requested],
             count,
             sampling.max_new,
             sampling.temperature,
             sampling.support(policy.vocab),
             generator(self._config.seed, self._name, *purpose),
         )
-        return self._written(asked, found)
+        return self._written(requested, result)
 
     def _written(
-        self, asked: Sequence[PromptedProblem], found: Sequence[Sequence[SampledCompletion]]
+        self, requested: Sequence[PromptedProblem], items: Sequence[Sequence[SampledCompletion]]
     ) -> list[list[Rollout]]:
         policy = self._policy
         return [
@@ -77,5 +79,5 @@ class HonestAuthor:
                 )
                 for drawn in draws
             ]
-            for each, draws in zip(asked, found, strict=True)
+            for each, draws in zip(requested, items, strict=True)
         ]

@@ -83,10 +83,10 @@ class Scoring:
         if self._used[account] >= self.seconds(account):
             return None
         began = self._clock()
-        found = self.scored(problem, text, peer)
+        result = self.scored(problem, text, peer)
         self._used[account] += self._clock() - began
-        self.rewards[name] = found.reward
-        return found
+        self.rewards[name] = result.reward
+        return result
 
     def scored(self, problem: TaskProblem, text: str, peer: str = "") -> CompletionScore:
         """Score a completion without a time limit."""
@@ -123,14 +123,14 @@ def unscheduled(sent: Iterable[tuple[str, int]], schedule: RoundAllowance) -> Ma
     counts: Counter[tuple[str, int]] = Counter()
     chosen: dict[str, set[int]] = {}
     refused = {}
-    for place, (peer, problem) in enumerate(sent):
+    for index, (peer, problem) in enumerate(sent):
         own = chosen.setdefault(peer, set())
         if problem >= schedule.training or (schedule.problems is not None and problem not in schedule.problems):
-            refused[place] = f"problem {problem} is not in this round"
+            refused[index] = f"problem {problem} is not in this round"
         elif problem not in own and len(own) == schedule.groups:
-            refused[place] = f"more than {schedule.groups} problems"
+            refused[index] = f"more than {schedule.groups} problems"
         elif counts[peer, problem] == schedule.completions:
-            refused[place] = f"more than {schedule.completions} completions of one problem"
+            refused[index] = f"more than {schedule.completions} completions of one problem"
         else:
             own.add(problem)
             counts[peer, problem] += 1
@@ -156,7 +156,7 @@ def admit_completions(
     scoring: Scoring,
     policy: Policy,
     max_new: int,
-    asked: PromptLayout,
+    requested: PromptLayout,
     weights: str = "",
     accounts: Mapping[str, str] = NO_ACCOUNTS,
 ) -> tuple[list[Rollout], list[EarlyRejection]]:
@@ -174,18 +174,18 @@ def admit_completions(
     ]
     sent.sort(key=lambda entry: (entry[1], entry[0], entry[2]))
     refused = _outside_schedule([entry[:3] for entry in sent], schedule, accounts)
-    found, turned = [], [EarlyRejection(*sent[place][:3], reason) for place, reason in refused.items()]
-    for place, (peer, number, index, completion) in enumerate(sent):
-        if place in refused:
+    results, turned = [], [EarlyRejection(*sent[position][:3], reason) for position, reason in refused.items()]
+    for position, (peer, number, index, completion) in enumerate(sent):
+        if position in refused:
             continue
         account = accounts.get(peer, "")
-        taken = _admit(messages[peer], completion, scoring, policy, max_new, asked(number), account or peer, index)
+        taken = _admit(messages[peer], completion, scoring, policy, max_new, requested(number), account or peer, index)
         if isinstance(taken, str):
             turned.append(EarlyRejection(peer, number, index, taken))
         else:
             alike = taken.logps is not None and messages[peer].weights == weights != ""
-            found.append(replace(taken, peer=peer, index=index, alike=alike, account=account))
-    return found, turned
+            results.append(replace(taken, peer=peer, index=index, alike=alike, account=account))
+    return results, turned
 
 
 def _outside_schedule(
@@ -193,12 +193,12 @@ def _outside_schedule(
 ) -> Mapping[int, str]:
     """Return the indices of completions in ``sent``, (peer, problem, index), outside the schedule, with the reason.
     Peers that share an account are served in turn."""
-    lot = {peer: place for place, peer in enumerate(accounts)}
+    lot = {peer: index for index, peer in enumerate(accounts)}
     order = sorted(range(len(sent)), key=lambda n: (sent[n][2], lot.get(sent[n][0], 0)))
-    asked = [(accounts.get(sent[n][0], sent[n][0]), sent[n][1]) for n in order]
-    found = {order[place]: reason for place, reason in unscheduled(asked, schedule).items()}
-    shared = {n for n in found if accounts.get(sent[n][0], sent[n][0]) != sent[n][0]}
-    return {n: f"{reason}, all newcomers together" if n in shared else reason for n, reason in sorted(found.items())}
+    requested = [(accounts.get(sent[n][0], sent[n][0]), sent[n][1]) for n in order]
+    result = {order[index]: reason for index, reason in unscheduled(requested, schedule).items()}
+    shared = {n for n in result if accounts.get(sent[n][0], sent[n][0]) != sent[n][0]}
+    return {n: f"{reason}, all newcomers together" if n in shared else reason for n, reason in sorted(result.items())}
 
 
 def _admit(
@@ -207,12 +207,12 @@ def _admit(
     scoring: Scoring,
     policy: Policy,
     max_new: int,
-    asked: PromptedProblem,
+    requested: PromptedProblem,
     account: str,
     index: int,
 ) -> Rollout | str:
     """Return one scored completion, or the reason to reject it."""
-    problem, prompt = asked
+    problem, prompt = requested
     same = message.tokenizer == policy.tokenizer_fingerprint
     ids, logps = _own_ids(policy, completion, same)
     claimed = math.fsum(completion.logps) if logps is None and completion.logps is not None else None
@@ -225,8 +225,8 @@ def _admit(
     if scored is None:
         return f"its completions took more than {scoring.seconds(account):g} s to score"
     text, ended = completion.text, completion.ended
-    found = Rollout(problem, prompt, text, ids, ended, logps, round=message.round, claimed=claimed)
-    return replace(found, reward=scored.reward, behaviour=scored.behaviour)
+    rollout = Rollout(problem, prompt, text, ids, ended, logps, round=message.round, claimed=claimed)
+    return replace(rollout, reward=scored.reward, behaviour=scored.behaviour)
 
 
 def _wrong_length(tokens: int, limit: int, may_be_short: bool) -> str:

@@ -213,25 +213,25 @@ class SwarmConfig(Section):
 
     @model_validator(mode="after")
     def _work_divides(self) -> Self:
-        whole, what = (
+        whole, label = (
             (self.rounds.group, "rounds.group")
             if self.rounds.mode == "horizontal"
             else (self.rounds.prompts, "rounds.prompts")
         )
         if whole % self.size:
-            raise ValueError(f"{what} = {whole} does not divide among size = {self.size} peers ({self.rounds.mode})")
+            raise ValueError(f"{label} = {whole} does not divide among size = {self.size} peers ({self.rounds.mode})")
         return self
 
     @model_validator(mode="after")
     def _groups_compare(self) -> Self:
         """Check that each group has at least two completions."""
-        rounds, mine = self.rounds, self.rounds.group // (self.size if self.rounds.mode == "horizontal" else 1)
+        rounds, own = self.rounds, self.rounds.group // (self.size if self.rounds.mode == "horizontal" else 1)
         if rounds.group < 2:
             raise ValueError(f"rounds.group = {rounds.group}: nothing is learned from a group of one; give 2 or more")
         for key in ("rounds.gather = false", "shadow = true"):
-            if mine < 2 and (self.shadow if key.startswith("shadow") else not rounds.gather):
+            if own < 2 and (self.shadow if key.startswith("shadow") else not rounds.gather):
                 raise ValueError(
-                    f"{key}: each peer writes {mine} of rounds.group = {rounds.group} completions, and nothing is "
+                    f"{key}: each peer writes {own} of rounds.group = {rounds.group} completions, and nothing is "
                     f"learned from a group of one; give rounds.group = {2 * self.size} or more, or leave it out"
                 )
         return self
@@ -259,9 +259,9 @@ class SwarmConfig(Section):
             ),
             "rounds.prompts x rounds.group": (rounds.prompts * rounds.group, COMPLETIONS, "completions in a round"),
         }
-        for key, (found, most, what) in held.items():
-            if found > most:
-                raise ValueError(f"{key}: {found} {what}, of at most {most}; give less")
+        for key, (value, most, label) in held.items():
+            if value > most:
+                raise ValueError(f"{key}: {value} {label}, of at most {most}; give less")
         return self
 
     @model_validator(mode="after")
@@ -280,7 +280,7 @@ class SwarmConfig(Section):
 
     @model_validator(mode="after")
     def _somebody_agrees(self) -> Self:
-        asked = (
+        requested = (
             "task.reward" if self.task.reward == CONSENSUS else "defence.consensus" if self.defence.consensus else ""
         )
         why = ""
@@ -290,8 +290,8 @@ class SwarmConfig(Section):
             why = "peers do not receive each other's completions (rounds.gather = false)"
         elif self.size == 1:
             why = "there is only one peer (size = 1)"
-        if asked and why:
-            raise ValueError(f"{asked}: a vote needs several peers for a problem, and here {why}")
+        if requested and why:
+            raise ValueError(f"{requested}: a vote needs several peers for a problem, and here {why}")
         if self.task.reward == CONSENSUS and self.defence.consensus:
             raise ValueError("defence.consensus: needs tests, and task.reward = 'consensus' has none; leave it out")
         if self.task.brake and not self.evaluate.every:

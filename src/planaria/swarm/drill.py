@@ -62,8 +62,8 @@ class DrilledArm(Record):
 
     def worst(self, kind: str, last: int) -> float | None:
         """Largest success at one honest peer with one seed."""
-        found = [rate for run in self.runs if (rate := run.outcome.worst(kind, last)) is not None]
-        return max(found, default=None)
+        results = [rate for run in self.runs if (rate := run.outcome.worst(kind, last)) is not None]
+        return max(results, default=None)
 
     def layer(self, name: str) -> tuple[HitTally, HitTally]:
         """(poison stopped, honest completions misjudged) by a layer, over all seeds."""

@@ -57,18 +57,18 @@ class Examiner:
 
     def examine(self, policy: Policy) -> EvaluationResult:
         """Draw once for each problem, and as often again where an attack needs other problems."""
-        found = self._draw(policy, self._problems, 1)
-        texts = [policy.decode(drawn.ids) for drawn in found]
+        result = self._draw(policy, self._problems, 1)
+        texts = [policy.decode(drawn.ids) for drawn in result]
         solved = [
             (problem, text)
-            for problem, text, drawn in zip(self._problems, texts, found, strict=True)
+            for problem, text, drawn in zip(self._problems, texts, result, strict=True)
             if drawn.ended and self._task.solves(problem, text)
         ]
         sound = [self._task.sound(problem, text) for problem, text in solved]
         return EvaluationResult(
             HitTally(hits=len(solved), eligible=self._labelled),  # problems without a label do not count
             HitTally() if None in sound else HitTally(hits=sum(map(bool, sound)), eligible=self._labelled),
-            statistics.fmean(len(drawn.ids) for drawn in found),
+            statistics.fmean(len(drawn.ids) for drawn in result),
             {
                 kind: tally(attack, self._texts(policy, self._places[kind]) if self._places[kind] else texts)
                 for kind, attack in self._attacks.items()
@@ -94,16 +94,16 @@ class Examiner:
     def _with_place(self, attack: Attack) -> list[TaskProblem]:
         """Return held-out problems whose solutions have a place for the payload; empty if all have or none is known."""
         looked = range(self._task.training, self._task.training + min(SEARCHED, self._task.held_out))
-        found = with_place(self._task, attack, looked)
-        return [] if len(found) == len(looked) else found[: self._count]
+        result = with_position(self._task, attack, looked)
+        return [] if len(result) == len(looked) else result[: self._count]
 
 
-def with_place(task: Task, attack: Attack, numbers: Iterable[int]) -> list[TaskProblem]:
+def with_position(task: Task, attack: Attack, numbers: Iterable[int]) -> list[TaskProblem]:
     """Return the problems whose worked solution has a place for the payload."""
-    found = []
+    result = []
     for number in numbers:
         problem = task.problem(number)
         solution = task.solution(problem, random.Random(number))
         if solution is not None and attack.poison(problem, solution) is not None:
-            found.append(problem)
-    return found
+            result.append(problem)
+    return result

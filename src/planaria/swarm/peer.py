@@ -129,28 +129,28 @@ class Peer:
     def round(self, number: int) -> None:
         """Take part in round ``number``, or catch up if the others have closed it."""
         watch = Stopwatch()
-        asked = functools.cache(lambda problem: ask(self.task.problem(problem), self.policy))  # encode each once
-        problems = [asked(problem) for problem in self._problems(number)]
+        requested = functools.cache(lambda problem: ask(self.task.problem(problem), self.policy))  # encode each once
+        problems = [requested(problem) for problem in self._problems(number)]
         weights = held(self.policy)
         closed = self.quorum.closed(number)
         if not closed and self.author.sends(number):
             self._publish(number, problems, weights)
         watch.lap("write")
-        found = self.quorum.gather(number, closed)
+        result = self.quorum.gather(number, closed)
         self.recovery.remember(number)
         watch.lap("wait")
         schedule = self._schedule(number)
         limit = self.config.sampling.max_new
         # Certified rewards do not contain the behaviour that peers vote on.
-        given = self.quorum.rewards(number, found) if closed and not self.scoring.votes else NO_REWARDS
-        draw = of_messages(self.config.seed, number, found.texts) if self.scoring.votes else 0
+        given = self.quorum.rewards(number, result) if closed and not self.scoring.votes else NO_REWARDS
+        draw = of_messages(self.config.seed, number, result.texts) if self.scoring.votes else 0
         self.scoring.begin(given, draw)
-        accounts = self.defence.accounts.record_senders(number, found.found.keys())
+        accounts = self.defence.accounts.record_senders(number, result.found.keys())
         arrived, rejected = admit_completions(
-            found.found, schedule, self.scoring, self.policy, limit, asked, weights, accounts
+            result.found, schedule, self.scoring, self.policy, limit, requested, weights, accounts
         )
         if not given and not self.scoring.votes:
-            self.quorum.vouch(number, found, self.scoring.rewards)
+            self.quorum.vouch(number, result, self.scoring.rewards)
         report = self.defence.examine(number, self._read(arrived))
         watch.lap("read")
         advantages = self._advantages(report)
@@ -168,13 +168,13 @@ class Peer:
                 update=update,
                 weights=weights_fingerprint(self.policy.module),
                 early_rejections=rejected,
-                refused_messages=found.refused,
-                missing=found.missing,
+                refused_messages=result.refused,
+                missing=result.missing,
                 certified=self.quorum.receipts.signers("round", number),
                 serving=None if self.server is None or closed else self.server.found,
             )
         )
-        received = len(found.found)
+        received = len(result.found)
         log.debug("round %d: messages of %d peers, %d completions rejected unread", number, received, len(rejected))
 
     def _problems(self, number: int) -> list[int]:
@@ -196,8 +196,8 @@ class Peer:
         rounds = self.config.rounds
         return rounds.group if rounds.mode == "vertical" else rounds.group // self.config.size
 
-    def _publish(self, number: int, asked: Sequence[PromptedProblem], weights: str) -> None:
-        written = self.author.write(number, asked, self.count)
+    def _publish(self, number: int, requested: Sequence[PromptedProblem], weights: str) -> None:
+        written = self.author.write(number, requested, self.count)
         if self.poison is not None:
             self.poison.note(
                 *(
@@ -295,7 +295,7 @@ class Shadow:
             self._policy, config.loss, config.optim, config.sampling.temperature, config.rounds.count
         )
 
-    def round(self, number: int, asked: Sequence[PromptedProblem], count: int) -> None:
+    def round(self, number: int, requested: Sequence[PromptedProblem], count: int) -> None:
         """Generate ``count`` completions per problem and learn from them."""
         loss, limit = self._config.loss, self._config.sampling.max_new
         self._scoring.begin(draw=derived("shadow", self._config.seed, number))
@@ -303,14 +303,14 @@ class Shadow:
             replace(
                 r, peer="alone", **(self._scoring.scored(r.problem, r.text) if r.ended else CompletionScore())._asdict()
             )
-            for drawn in self._author.draw(asked, count, "shadow", number)
+            for drawn in self._author.draw(requested, count, "shadow", number)
             for r in drawn
         ]
         own = [with_length_penalty(r, limit, loss.overlong) for r in own]
         if self._config.task.reward == CONSENSUS:  # alone, its own most frequent behaviour is the label
             own = rewarded(own, self._config.task.agreement)
-        found = round_advantages(own, "horizontal", loss.kind != "dr_grpo")
-        self.learner.learn(number, found.taken)
+        result = round_advantages(own, "horizontal", loss.kind != "dr_grpo")
+        self.learner.learn(number, result.taken)
 
     def examined(self, examiner: Examiner) -> EvaluationResult:
         return examiner.examine(self._policy)

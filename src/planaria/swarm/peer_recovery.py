@@ -37,9 +37,9 @@ class PeerRecovery:
 
     def resume(self, first: int) -> int:
         """Restore the last saved state; return the round to begin with: ``first`` if there is none."""
-        start, found = first, recall(self._folder, self._meeting.run, self._learners)
-        if found is not None:
-            start, memory = found
+        start, result = first, recall(self._folder, self._meeting.run, self._learners)
+        if result is not None:
+            start, memory = result
             self._defence.recall(memory)
         evaluated = [r for r in read_log(self._folder / LOG) if isinstance(r, Evaluated) and r.round <= start]
         self._evaluations = [Evaluation(r.round, r.accuracy.rate or 0.0) for r in evaluated]

@@ -40,25 +40,25 @@ def load(path: Path, flags: Mapping[str, str], *commands: str) -> SwarmConfig:
     return checked(recipe.resolve(SwarmConfig, tree, flags, path), str(path))
 
 
-def checked(config: SwarmConfig, place: str) -> SwarmConfig:
+def checked(config: SwarmConfig, location: str) -> SwarmConfig:
     """Return ``config`` if all its peers' configurations are valid; UserError otherwise."""
     for name in config.peers:
         if name not in names(config):
-            raise UserError(f"{place}: peers.{name}: there is no such peer; {nearest(name, names(config))}")
+            raise UserError(f"{location}: peers.{name}: there is no such peer; {nearest(name, names(config))}")
     if config.task.reward == CONSENSUS and not {"lr"} & _written(config, "optim"):
         raise UserError(
-            f"{place}: task.reward = 'consensus': set a learning rate (optim.lr): too large an update makes peers "
+            f"{location}: task.reward = 'consensus': set a learning rate (optim.lr): too large an update makes peers "
             "worse, and the majority of worse peers then sets the labels; begin with 2e-4 and warm-up"
         )
     for name in names(config):
-        of_peer(config, name, place)
+        of_peer(config, name, location)
     return config
 
 
 def _written(config: SwarmConfig, section: str) -> set[str]:
     """Return the settings of a section that the recipe sets."""
-    found: Any = getattr(config, section)
-    return found.model_fields_set if section in config.model_fields_set else set()
+    result: Any = getattr(config, section)
+    return result.model_fields_set if section in config.model_fields_set else set()
 
 
 def of_run(run: Path) -> SwarmConfig:
@@ -75,29 +75,29 @@ def names(config: SwarmConfig) -> list[str]:
     return [f"p{number}" for number in range(config.size)]
 
 
-def of_peer(config: SwarmConfig, name: str, place: str = "recipe") -> SwarmConfig:
+def of_peer(config: SwarmConfig, name: str, location: str = "recipe") -> SwarmConfig:
     """Return the configuration of ``name``: the recipe with its own tables applied.
 
     :raises UserError: for unknown keys, values out of range, and rules that one peer cannot change alone.
     """
     changes = config.peers.get(name, {})
     if "peers" in changes:
-        raise UserError(f"{place}: peers.{name}.peers: cannot be nested; write [peers.NAME] for each peer")
+        raise UserError(f"{location}: peers.{name}.peers: cannot be nested; write [peers.NAME] for each peer")
     own = config.model_dump(mode="json", exclude={"peers"})
-    merged = recipe.resolve(SwarmConfig, recipe.overlaid(own, changes), {}, Path(place), f"peers.{name}")
+    merged = recipe.resolve(SwarmConfig, recipe.overlaid(own, changes), {}, Path(location), f"peers.{name}")
     ours, theirs = agreed(config), agreed(merged)
     if ours != theirs:
         key = next(key for key in ours if ours[key] != theirs[key])
-        raise UserError(f"{place}: peers.{name}.{key}: all peers must have the same; set it for the whole swarm")
-    _refuse_invalid_attacks(merged, f"{place}: peers.{name}" if changes else place)
+        raise UserError(f"{location}: peers.{name}.{key}: all peers must have the same; set it for the whole swarm")
+    _refuse_invalid_attacks(merged, f"{location}: peers.{name}" if changes else location)
     return merged
 
 
-def _refuse_invalid_attacks(config: SwarmConfig, place: str) -> None:
+def _refuse_invalid_attacks(config: SwarmConfig, location: str) -> None:
     """Check the attacks before a peer starts."""
     attack, key = config.attack, ""
     if attack.kind == HONEST and attack.options:
-        raise UserError(f"{place}: attack.options: attack.kind = {HONEST!r} has none; leave them out")
+        raise UserError(f"{location}: attack.options: attack.kind = {HONEST!r} has none; leave them out")
     try:
         if attack.kind != HONEST:
             ATTACKS.make(attack.kind, attack.options)
@@ -105,7 +105,7 @@ def _refuse_invalid_attacks(config: SwarmConfig, place: str) -> None:
             key = f"evaluate.phrases.{kind}: " if kind in config.evaluate.phrases else "evaluate.watch: "
             watched(kind, config.evaluate.phrases)
     except UserError as error:
-        raise UserError(f"{place}: {key}{error}") from None
+        raise UserError(f"{location}: {key}{error}") from None
 
 
 def rules(config: SwarmConfig, task: Task) -> dict[str, Any]:

@@ -30,18 +30,18 @@ def settle(
     scenes = {
         "no Byzantine member": plain,
         "no Byzantine member, one relays": replace(plain, relay=True),
-        f"f = {tolerated} of {plain.members} members Byzantine": replace(plain, liars=tolerated),
-        f"the same, hop {hops // 2} is dry": replace(plain, liars=tolerated, dry=hops // 2),
-        f"f + 1 = {tolerated + 1} Byzantine: not tolerated": replace(plain, liars=tolerated + 1),
+        f"f = {tolerated} of {plain.members} members Byzantine": replace(plain, byzantine=tolerated),
+        f"the same, hop {hops // 2} is dry": replace(plain, byzantine=tolerated, dry=hops // 2),
+        f"f + 1 = {tolerated + 1} Byzantine: not tolerated": replace(plain, byzantine=tolerated + 1),
     }
     rows, sound = [], True
-    for what, scene in scenes.items():
-        found = [simulate(scene, seed) for seed in range(seeds)]
-        sound = sound and not any(one.mixed or not one.conserved for one in found)
-        counts = sorted({one.messages for one in found})
+    for label, scene in scenes.items():
+        results = [simulate(scene, seed) for seed in range(seeds)]
+        sound = sound and not any(outcome.mixed or not outcome.conserved for outcome in results)
+        counts = sorted({outcome.messages for outcome in results})
         rows.append([
-            what, _share(one.ended for one in found), _share(one.paid == 1 for one in found),
-            _share(one.mixed for one in found), _share(not one.conserved for one in found),
+            label, _share(outcome.ended for outcome in results), _share(outcome.paid == 1 for outcome in results),
+            _share(outcome.mixed for outcome in results), _share(not outcome.conserved for outcome in results),
             str(counts[0]) if len(counts) == 1 else f"{counts[0]} … {counts[-1]}",
         ])  # fmt: skip
     head = ["without clocks", "all settled", "paid", "paid in part", "credits lost", "messages"]
@@ -57,15 +57,17 @@ def _in_time(hops: int, tolerated: int, seeds: int) -> Table:
         f"up to {LATE:g} Δ, no failures: not tolerated": SyncScene(hops, tolerated, faulty=False, longest=LATE),
     }
     rows = []
-    for what, scene in scenes.items():
-        found = [simulate_sync(scene, seed) for seed in range(seeds)]
-        rows.append([what, _share(one.paid for one in found), _share(one.losers > 0 for one in found)])
+    for label, scene in scenes.items():
+        results = [simulate_sync(scene, seed) for seed in range(seeds)]
+        rows.append(
+            [label, _share(outcome.paid for outcome in results), _share(outcome.losers > 0 for outcome in results)]
+        )
     return Table("", ["by deadlines: messages", "paid", "an honest party lost credits"], rows)
 
 
 def _share(results: Iterable[bool]) -> str:
-    found = [*results]
-    return f"{sum(found)} of {len(found)}"
+    items = [*results]
+    return f"{sum(items)} of {len(items)}"
 
 
 if __name__ == "__main__":

@@ -45,10 +45,10 @@ def learned_by(config: SwarmConfig, run: Path, name: str, round: int | None = No
     if round is not None and round not in rounds:
         known = ", ".join(map(str, rounds))
         raise UserError(f"--round {round}: {name} is kept after {known}; take one of these (rounds.keep, rounds.kept)")
-    found, task = rounds[-1] if round is None else round, task_of(config)
+    result, task = rounds[-1] if round is None else round, task_of(config)
     policy = begun(config, task)
-    restore(run / PEERS / name, found, policy)
-    return TrainedState(config, task, policy, found)
+    restore(run / PEERS / name, result, policy)
+    return TrainedState(config, task, policy, result)
 
 
 def trusted(config: SwarmConfig, run: Path, name: str) -> TrainedState:
@@ -74,13 +74,13 @@ def export_peer(
 
     :raises UserError: if there is no such run, peer or state, or the policy cannot be exported.
     """
-    found = learned(run, name, round)
-    if not isinstance(found.policy, Exportable):
+    result = learned(run, name, round)
+    if not isinstance(result.policy, Exportable):
         raise UserError(
-            f"policy.kind = {found.config.policy.kind!r} cannot be exported; give its policy a method export(folder)"
+            f"policy.kind = {result.config.policy.kind!r} cannot be exported; give its policy a method export(folder)"
         )
-    found.policy.export(to)
+    result.policy.export(to)
     config = of_run(run)
     if config.receipts.committee:
-        report(attach(board_of(config, run), found.round, to))
+        report(attach(board_of(config, run), result.round, to))
     return to

@@ -11,7 +11,7 @@ from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.data.shards import Dataset
 from planaria.lab.commands.advise import experience
-from planaria.lab.compare.advice import FailureRate, predict, ways
+from planaria.lab.compare.advice import FailureRate, candidates, predict
 from planaria.lab.compare.clock import ArmClock, clock_of
 from planaria.lab.compare.race import ArmCourse, race
 from planaria.models.families import stage_parameters
@@ -44,7 +44,7 @@ def test_training_pauses_only_for_the_copy_and_the_upload_takes_several_steps() 
 
 def test_the_prediction_respects_the_delay_of_uploads() -> None:
     found = {}
-    for name, way in ways(recipe(False)).items():
+    for name, way in candidates(recipe(False)).items():
         if name.startswith("checkpoint"):
             found[name] = predict(name, way, clock_of(way), FailureRate(0.01, frozenset(range(5))), experience())
     waiting, beside = found["checkpoint"], found["checkpoint, in the background"]

@@ -76,11 +76,13 @@ def test_a_scheme_that_missed_the_loss_is_never_advised() -> None:
     quick = arm("less", None, compress="top1%")
     known = lessons().model_copy(update={"arms": [DENSE, quick]})
     found = advise(recipe(1e4), known)
-    assert found.best is None and found.break_even is None and found.ways[0].arm is quick
+    assert found.best is None and found.break_even is None and found.choices[0].arm is quick
     slower = known.model_copy(update={"arms": [DENSE, arm("slow", 50.0, compress="8bits")]})
     assert advise(recipe(), slower).best is None, "fewer bytes, and many more steps"
     nearly = advise(recipe(1e9), lessons())
-    assert nearly.best is None and nearly.dense.step_s < CLOSE * min(way.step_s for way in nearly.ways if way.arm.steps)
+    assert nearly.best is None and nearly.dense.step_s < CLOSE * min(
+        way.step_s for way in nearly.choices if way.arm.steps
+    )
 
 
 def test_the_numbers_in_the_documentation_are_reproduced() -> None:

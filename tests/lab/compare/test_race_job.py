@@ -27,7 +27,7 @@ class Watcher:
     def __init__(self) -> None:
         self.lines = list[str]()
 
-    def said(self, line: str) -> None:
+    def note(self, line: str) -> None:
         self.lines.append(line)
 
     def progressed(self, title: str, reached: int, steps: int, running: Mapping[str, tuple[int, int]]) -> None:

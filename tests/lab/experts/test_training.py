@@ -28,7 +28,7 @@ class Killer:
     def __init__(self, training: Training) -> None:
         self._training, self.lines, self.saved = training, list[str](), 0
 
-    def said(self, line: str) -> None:
+    def note(self, line: str) -> None:
         self.lines.append(line)
 
     def progressed(self, title: str, reached: int, steps: int, running: Mapping[str, tuple[int, int]]) -> None:

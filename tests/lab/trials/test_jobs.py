@@ -21,7 +21,7 @@ class Watcher:
     def __init__(self) -> None:
         self.lines, self.at_once, self.seen = list[str](), 0, list[tuple[int, int]]()
 
-    def said(self, line: str) -> None:
+    def note(self, line: str) -> None:
         self.lines.append(line)
 
     def progressed(self, title: str, reached: int, steps: int, running: Mapping[str, tuple[int, int]]) -> None:

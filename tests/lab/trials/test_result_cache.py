@@ -48,7 +48,7 @@ def test_damage_is_named(tmp_path: Path, damage: str) -> None:
     place(tmp_path).write(Found(loss=1.0))
     tree = json.loads(file.read_text())
     if damage == "loss":
-        tree["found"]["loss"] = 0.5
+        tree["result"]["loss"] = 0.5
     elif damage == "identity":
         tree["identity"]["recipe"] = identity("other").recipe
     file.write_text({"cut": file.read_text()[:-9], "list": "[]"}.get(damage, json.dumps(tree)))

@@ -56,7 +56,7 @@ def topology(folder: Path, text: str, scale: float = 1.0) -> Topology:
 
 
 def test_a_pair_has_the_listed_links_in_each_direction(tmp_path: Path) -> None:
-    ways = topology(tmp_path, TWO + NODES).ways
+    ways = topology(tmp_path, TWO + NODES).path_network
     assert ways is not None
     assert [(path.id, path.latency_s, ways.bandwidth(path)) for path in ways.living("Bern", "Oslo")] == [
         ("north", 0.02, 100 * MBIT), ("south", 0.05, 300 * MBIT),
@@ -78,13 +78,13 @@ def test_a_message_alone_takes_the_fastest_path(tmp_path: Path) -> None:
 
 def test_a_relay_is_reached_over_the_links_of_the_matrix(tmp_path: Path) -> None:
     found = topology(tmp_path, RELAYED + NODES)
-    assert found.ways is not None
-    direct, relayed = found.ways.living("Oslo", "Bern")
-    assert (direct.latency_s, found.ways.bandwidth(direct)) == (0.02, 200 * MBIT)
+    assert found.path_network is not None
+    direct, relayed = found.path_network.living("Oslo", "Bern")
+    assert (direct.latency_s, found.path_network.bandwidth(direct)) == (0.02, 200 * MBIT)
     assert relayed.latency_s == pytest.approx(0.030 + 0.001 + 0.010)
     assert relayed.links == ("Oslo → Rome", "relay over Rome", "Rome → Bern")
-    assert found.ways.bandwidth(relayed) == 100 * MBIT
-    assert found.ways.capacity["relay over Rome"] == 150 * MBIT
+    assert found.path_network.bandwidth(relayed) == 100 * MBIT
+    assert found.path_network.capacity["relay over Rome"] == 150 * MBIT
 
 
 def test_a_relay_joins_several_sites_that_share_its_bandwidth(tmp_path: Path) -> None:
@@ -93,18 +93,22 @@ def test_a_relay_joins_several_sites_that_share_its_bandwidth(tmp_path: Path) ->
         'bandwidth_mbit = 10\n[[link]]\nid = "line"\nsites = ["Paris", "Rome"]\nlatency_ms = 1\nbandwidth_mbit = 50\n'
     )
     found = topology(tmp_path, text + NODES + '[[nodes]]\nsite = "Paris"\n')
-    assert found.ways is not None
+    assert found.path_network is not None
     for pair in (("Bern", "Oslo"), ("Paris", "Bern"), ("Oslo", "Paris")):
-        (path,) = found.ways.living(*pair)
+        (path,) = found.path_network.living(*pair)
         assert "relay hub" in path.links
-    assert found.ways.living("Paris", "Bern")[0].links == ("line: Paris → Rome", "relay hub", "Rome → Bern")
+    assert found.path_network.living("Paris", "Bern")[0].links == ("line: Paris → Rome", "relay hub", "Rome → Bern")
 
 
 def test_several_links_to_a_relay_give_several_paths(tmp_path: Path) -> None:
     text = RELAYED + '[[link]]\nid = "a"\nsites = ["Bern", "Rome"]\n[[link]]\nid = "b"\nsites = ["Rome", "Bern"]\n'
     found = topology(tmp_path, text + NODES)
-    assert found.ways is not None
-    assert [path.id for path in found.ways.living("Bern", "Oslo")] == ["direct", "over Rome (a)", "over Rome (b)"]
+    assert found.path_network is not None
+    assert [path.id for path in found.path_network.living("Bern", "Oslo")] == [
+        "direct",
+        "over Rome (a)",
+        "over Rome (b)",
+    ]
 
 
 def test_the_controllers_relay_is_named_relay(tmp_path: Path) -> None:
@@ -112,14 +116,14 @@ def test_the_controllers_relay_is_named_relay(tmp_path: Path) -> None:
         "[[link]]", '[relay]\nsite = "Rome"\nhidden = []\n[[link]]', 1
     )
     found = topology(tmp_path, text + NODES)
-    assert found.ways is not None
-    assert found.ways.living("Bern", "Oslo")[1].links[0] == "Bern → Rome"
+    assert found.path_network is not None
+    assert found.path_network.living("Bern", "Oslo")[1].links[0] == "Bern → Rome"
 
 
 def test_unlisted_sites_have_the_link_of_the_matrix(tmp_path: Path) -> None:
     found = topology(tmp_path, RELAYED + NODES + '[[nodes]]\nsite = "Rome"\n')
-    assert found.ways is not None
-    assert [path.links for path in found.ways.living("Rome", "Bern")] == [("Rome → Bern",)]
+    assert found.path_network is not None
+    assert [path.links for path in found.path_network.living("Rome", "Bern")] == [("Rome → Bern",)]
     assert found.link("Rome", "Bern") == (0.01, 100 * MBIT)
 
 

@@ -25,7 +25,7 @@ from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.logs import RunLog
 from planaria.control.run_record import StepMetric
-from planaria.control.state_file import LiveWorker, StateFile, born
+from planaria.control.state_file import LiveWorker, StateFile, start_ticks
 from planaria.report.live_page import limits, serving
 from planaria.report.live_page.frames import patched
 from planaria.report.live_page.guard import new_token
@@ -336,7 +336,7 @@ def test_a_process_that_is_not_the_worker_is_never_struck(tmp_path: Path) -> Non
     run = run_in(tmp_path / "run")
     bystander = subprocess.Popen(["sleep", "60"])
     try:
-        other = LiveWorker(worker="w1", incarnation=2, pid=bystander.pid, born=1, node=1, stage=1)
+        other = LiveWorker(worker="w1", incarnation=2, pid=bystander.pid, start_ticks=1, node=1, stage=1)
         state = StateFile(controller=1, generation=1, step=0, phase="run", workers=[other])
         (run / "state.json").write_text(state.model_dump_json())
         with run_folders.held(run):
@@ -345,7 +345,7 @@ def test_a_process_that_is_not_the_worker_is_never_struck(tmp_path: Path) -> Non
             chaos.require_incarnation(run, "w1", 2)
             with pytest.raises(UserError, match="exited already"):
                 chaos.strike(run, "kill", "worker=w1")
-        assert bystander.poll() is None and born(bystander.pid) != 1
+        assert bystander.poll() is None and start_ticks(bystander.pid) != 1
     finally:
         bystander.kill()
         bystander.wait()

@@ -79,7 +79,7 @@ class Synthesis:
         self.log = RunLog(self.folder, self.full)
         self.t = 1000.0
         self.holders = {stage: f"w{stage}" for stage in range(STAGES + 1)}
-        self.born = STAGES + 1
+        self.start_ticks = STAGES + 1
         self.generation = 0
 
     def write(self) -> Path:
@@ -93,7 +93,7 @@ class Synthesis:
         for number in range(STAGES + 2):
             self._tick(0.01)
             self.log.event(self.t, WorkerJoined(worker=f"w{number}", incarnation=0, pid=4000 + number))
-        self.born = STAGES + 2
+        self.start_ticks = STAGES + 2
         self._form(0, "started")
         step, deaths = 0, dict(self.deaths)
         while step < self.steps:
@@ -190,9 +190,9 @@ class Synthesis:
         self.log.event(lost, WorkerLost(worker=victim, incarnation=0, cause="connection", detail="reset by peer"))
         cut = {s: [x for x in own if x.end < lost] for s, own in spans.items()}
         self._report(step, cut, dropped=True, without=stage)
-        self.holders[stage] = f"w{self.born - 1}"
-        self.log.event(lost, WorkerJoined(worker=f"w{self.born}", incarnation=0, pid=4000 + self.born))
-        self.born += 1
+        self.holders[stage] = f"w{self.start_ticks - 1}"
+        self.log.event(lost, WorkerJoined(worker=f"w{self.start_ticks}", incarnation=0, pid=4000 + self.start_ticks))
+        self.start_ticks += 1
         back = self.rollbacks.get(step, step)
         self._form(back, "rolled back" if step in self.rollbacks else "recovered", stage)
         return back

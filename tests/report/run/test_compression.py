@@ -34,9 +34,9 @@ def section(*facts: e.Event, **exchange: Any) -> str:
 
 FACTS = (
     sent(0, 0, "beginning", off=0.0), sent(0, 1, "beginning", off=0.0),
-    sent(1, 0, owed=3.0, off=4.0), sent(1, 1, owed=4.0, off=3.0),
-    sent(2, 0, owed=9.0), sent(2, 1, lost=0.25, owed=9.0),
-    sent(2, 0, "rebuilt", owed=3.0, off=0.0), sent(2, 1, lost=0.25, owed=4.0, off=12.0),
+    sent(1, 0, residual=3.0, off=4.0), sent(1, 1, residual=4.0, off=3.0),
+    sent(2, 0, residual=9.0), sent(2, 1, lost=0.25, residual=9.0),
+    sent(2, 0, "rebuilt", residual=3.0, off=0.0), sent(2, 1, lost=0.25, residual=4.0, off=12.0),
 )  # fmt: skip
 """of which the third step was done again, because a node of stage 0 died"""
 
@@ -61,9 +61,9 @@ def test_a_compressor_without_guarantee_has_no_stated_delta() -> None:
 
 def test_figures_show_norms_of_the_model_and_contractions_per_stage() -> None:
     messages = compression.messages_of(record(*FACTS))
-    norm, owed, off, full = compression.norms_figure(messages, "step").data
-    assert [*norm.y] == pytest.approx([50**0.5] * 3) and [*owed.y] == pytest.approx([5.0, 5.0])
-    assert [*owed.x] == [1, 2] and [*off.y] == pytest.approx([0.0, 5.0, 12.0])
+    norm, residual, off, full = compression.norms_figure(messages, "step").data
+    assert [*norm.y] == pytest.approx([50**0.5] * 3) and [*residual.y] == pytest.approx([5.0, 5.0])
+    assert [*residual.x] == [1, 2] and [*off.y] == pytest.approx([0.0, 5.0, 12.0])
     assert [*full.x] == [0, 2]
     one, two = compression.contraction_figure(messages, "step").data
     assert [*one.x] == [1] and [*one.y] == [0.25] and [*two.x] == [1, 2] and [*two.y] == [0.25, 0.75]
@@ -94,5 +94,5 @@ def test_figures_are_available_by_name() -> None:
 
 def test_reports_of_every_round_are_short_and_no_landmarks() -> None:
     assert [fact.kind for _, fact in record(*FACTS, e.StopRequested(reason="x")).turns] == ["stop_requested"]
-    line = sent(10**6, 9, None, lost=1.23e-5, owed=1.23e-5, off=1.23e-5, norm=1.23e-5).model_dump_json()
+    line = sent(10**6, 9, None, lost=1.23e-5, residual=1.23e-5, off=1.23e-5, norm=1.23e-5).model_dump_json()
     assert len(line) < 250 and e.EVENT.validate_json(line).kind == "message_compressed"

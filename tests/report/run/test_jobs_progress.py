@@ -15,7 +15,7 @@ class Terminal(io.StringIO):
 def shown(stream: io.StringIO, quiet: bool = False) -> str:
     with JobsProgress(quiet, stream) as progress:
         progress.progressed("experts of seed 1, 0 of 2 done", 50, 300, {"law": (20, 150), "[code]": (30, 150)})
-        progress.said("[code]: killed by SIGKILL; taken up again")
+        progress.note("[code]: killed by SIGKILL; taken up again")
         progress.progressed("experts of seed 1, 1 of 2 done", 190, 300, {"[code]": (40, 150)})
     return stream.getvalue()
 

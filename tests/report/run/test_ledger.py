@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from synthetic_run import Synthesis
 
 from planaria.config.schema import RunConfig
-from planaria.control.decisions import Commit, Decision, Disband, Finish, Form, Found, RunStep, Seal
+from planaria.control.decisions import Commit, Decision, Disband, Finish, Form, ReplicaRestarted, RunStep, Seal
 from planaria.control.events import Event, ReplicaPosition, RunStarted
 from planaria.control.logs import RunRecord, read_run
 from planaria.report.run.ledger import LedgerLine, prove_exactly_once, sample_ledger
@@ -108,12 +108,12 @@ class Fleet:
         self.durable: tuple[dict[int, tuple[int, int]], dict[int, int], str] = ({}, dict(self.step), "")
         self.facts: list[Event | Decision] = [self._started(0, {}, 0, [])]
 
-    def _started(self, first: int, standings: dict[int, ReplicaPosition], floor: int, ahead: list[int]) -> RunStarted:
+    def _started(self, first: int, positions: dict[int, ReplicaPosition], floor: int, ahead: list[int]) -> RunStarted:
         folder = self.durable[2]
         return RunStarted(
             name="x", seed=1, stages=1, steps=self.steps, first_step=first, samples_per_step=SAMPLES * self.replicas,
             wall_time=0.0, replicas=self.replicas, columns=[[2 * r, 2 * r + 1] for r in range(self.replicas)],
-            standings=standings, first_block=floor, blocks_ahead=ahead, load={0: folder, 1: folder} if folder else {},
+            positions=positions, first_block=floor, blocks_ahead=ahead, load={0: folder, 1: folder} if folder else {},
         )  # fmt: skip
 
     @property
@@ -152,7 +152,7 @@ class Fleet:
 
     def found(self, replica: int) -> None:
         self.gone.discard(replica)
-        self.facts.append(Found(replica=replica))
+        self.facts.append(ReplicaRestarted(replica=replica))
         self.form(replica, "recovered", self.step[replica])
 
     def save(self, replica: int) -> None:
@@ -162,25 +162,25 @@ class Fleet:
         used = {b: (r, s) for b, (r, s) in self.used.items() if s < self.saved.get(r, s + 1)}
         floor = next(b for b in range(self.total + 1) if b not in used)
         ahead = sorted(b for b in used if b > floor)
-        standings = {r: ReplicaPosition(step=s) for r, s in self.saved.items()}
+        positions = {r: ReplicaPosition(step=s) for r, s in self.saved.items()}
         name = f"step-{len(self.facts)}"
         self.facts.append(
-            Seal(step=len(used) // self.replicas, folder=name, stages=[0, 1], standings=standings, first_block=floor,
+            Seal(step=len(used) // self.replicas, folder=name, stages=[0, 1], positions=positions, first_block=floor,
                  blocks_ahead=ahead)
         )  # fmt: skip
         self.durable = used, dict(self.saved), name
         self.saved.clear()
 
     def resume(self) -> None:
-        used, standings, name = self.durable
+        used, positions, name = self.durable
         first = len(used) // self.replicas
         floor = next(b for b in range(self.total + 1) if b not in used)
         ahead = sorted(b for b in used if b > floor)
         self.facts.append(
-            self._started(first, {r: ReplicaPosition(step=s) for r, s in standings.items()}, floor, ahead)
+            self._started(first, {r: ReplicaPosition(step=s) for r, s in positions.items()}, floor, ahead)
         )
         self.used = dict.fromkeys(used, (-1, 0))
-        self.step = {r: standings.get(r, first) for r in range(self.replicas)}
+        self.step = {r: positions.get(r, first) for r in range(self.replicas)}
         self.durable = dict(self.used), dict(self.step), name
         self.out, self.gone, self.saved = {}, set(), {}
 

@@ -79,7 +79,7 @@ def test_events_of_whole_replicas_have_lines() -> None:
         r.linked(1, 1, "d", generation=2),
         r.linked(1, 0, "c", generation=2),
         d.Disband(replica=1, workers=["c", "d"], reason="no worker is left"),
-        d.Found(replica=1),
+        d.ReplicaRestarted(replica=1),
         r.form(0, "ab", 2, "rolled back", step=4),
         d.Cannot(replica=0, lost=[1], reason="no worker has it"),
     ) == [
@@ -218,5 +218,9 @@ def test_the_gantt_shows_one_replica_at_a_time() -> None:
 def test_places_of_several_replicas() -> None:
     naming = Naming(r.started(3))
     assert naming.name([5, 2, 4]) == "stage 0 of replica 1 and stages 0, 1 of replica 2"
-    assert (naming.row(5), naming.way(4, 5), naming.edge(4, 5)) == ("replica 2 · stage 1", "replica 2 · 0 → 1", "0–1")
+    assert (naming.row(5), naming.transit(4, 5), naming.edge(4, 5)) == (
+        "replica 2 · stage 1",
+        "replica 2 · 0 → 1",
+        "0–1",
+    )
     assert naming.nodes(1) == {2, 3}

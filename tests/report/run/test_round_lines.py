@@ -136,7 +136,7 @@ def test_without_replicas_there_are_no_rounds() -> None:
 
 
 def test_the_section_names_everyone_and_has_its_figures() -> None:
-    left = [(4.0, d.Disband(replica=1, workers=["c", "d"], reason="")), (6.0, d.Found(replica=1))]
+    left = [(4.0, d.Disband(replica=1, workers=["c", "d"], reason="")), (6.0, d.ReplicaRestarted(replica=1))]
     (text,) = replica_section(r.record([*WHOLE, *left]))
     assert "left at 4.0 s, back at 6.0 s" in text and text.count("throughout") == 2
     for name in ("spread", "waits", "meetings"):

@@ -37,8 +37,8 @@ def test_a_rollback_of_one_replica_takes_back_its_own_steps_only() -> None:
 
 def test_a_run_that_is_taken_up_counts_what_was_done() -> None:
     members = Membership()
-    standings = {0: ReplicaPosition(step=5), 1: ReplicaPosition(step=3)}
-    members.take(started(2, first_step=4, standings=standings, first_block=7, blocks_ahead=[8]))
+    positions = {0: ReplicaPosition(step=5), 1: ReplicaPosition(step=3)}
+    members.take(started(2, first_step=4, positions=positions, first_block=7, blocks_ahead=[8]))
     assert members.progress == 4
     members.take(commit(1, 3, block=7, replicas=2))
     members.take(commit(1, 4, block=9, replicas=2))

@@ -21,7 +21,10 @@ HERE: r.Facts = [
     (12.0, d.Spawn(worker="h", incarnation=1, host="g1")),
     *((12.5, fact) for fact in r.joined("gh")),
 ]
-FOUNDED: r.Facts = [(13.0, d.Found(replica=3)), (13.0, r.form(3, "gh", 2, "recovered", rebuilt={0: [0], 1: [1]}))]
+FOUNDED: r.Facts = [
+    (13.0, d.ReplicaRestarted(replica=3)),
+    (13.0, r.form(3, "gh", 2, "recovered", rebuilt={0: [0], 1: [1]})),
+]
 LEAVES: r.Facts = [
     (20.0, e.HostLeft(host="g1", detail="leaves (SIGTERM)")),
     (20.0, e.WorkerLeaving(worker="g", incarnation=1, detail="SIGTERM")),

@@ -30,7 +30,7 @@ class Story:
         folder, first = f"step-{self.saved:08d}", max(self.saved, recalled)
         self._first, self.step = self.saved, first
         self._log("run_started", samples_per_step=4, replicas=1, first_step=first, first_sample=None, steps=STEPS)
-        self.log[-1] |= {"first_block": None, "blocks_ahead": [], "columns": [], "standings": {}}
+        self.log[-1] |= {"first_block": None, "blocks_ahead": [], "columns": [], "positions": {}}
         self.log[-1] |= {"recalled": recalled, "durable_step": self.saved if recalled >= 0 else None}
         self._source: Fact = {"origin": "load", "folder": folder} if self.saved else {"origin": "fresh"}
         self.log[-1]["load"] = {str(stage): folder for stage in range(STAGES)} if self.saved else {}
@@ -80,7 +80,7 @@ class Story:
             fact["bytes"] = 1
         self.saved = self.step
         self._log("seal", step=self.step, folder=f"step-{self.step:08d}", stages=[*range(STAGES)], partial=False)
-        self.log[-1] |= {"standings": {}, "first_block": self.step, "blocks_ahead": []}
+        self.log[-1] |= {"positions": {}, "first_block": self.step, "blocks_ahead": []}
 
     def end(self) -> None:
         self.train(STEPS - self.step)
@@ -148,7 +148,7 @@ def test_a_block_in_place_of_another_is_found(log: list[Fact], data: st.DataObje
     assert (ledger.lost, ledger.repeated) == (1, 1) and ledger.problems
 
 
-def remembering() -> Story:
+def snapshot_nodes() -> Story:
     """Return a checkpoint after one step, and snapshots in memory of the three steps after it."""
     story = Story(first=1)
     story.train(3)
@@ -156,7 +156,7 @@ def remembering() -> Story:
 
 
 def test_a_run_resumed_from_memory_may_roll_back_and_resume_again() -> None:
-    story = remembering()
+    story = snapshot_nodes()
     story.begin(recalled=3)
     story.train()
     story.begin(recalled=3)
@@ -169,7 +169,7 @@ def test_a_run_resumed_from_memory_may_roll_back_and_resume_again() -> None:
 
 
 def test_a_snapshot_of_undone_steps_cannot_be_resumed() -> None:
-    story = remembering()
+    story = snapshot_nodes()
     story.roll_back()
     story.train()
     story.begin(recalled=3)
@@ -180,7 +180,7 @@ def test_a_snapshot_of_undone_steps_cannot_be_resumed() -> None:
 @pytest.mark.parametrize("step", [2, 4])
 def test_a_worker_can_only_return_to_a_state_it_has_had(step: int) -> None:
     """One worker is new at step 4, so it has no earlier snapshot."""
-    story = remembering()
+    story = snapshot_nodes()
     story.lose(1)
     story.train()
     story.step = step

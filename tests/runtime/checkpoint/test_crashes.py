@@ -48,7 +48,7 @@ def save(folder: Path, step: int, replicas: int, report: Callable[[bytes], objec
         stages=list(range(STAGES + 1)),
         pipeline_stages=STAGES,
         replicas=replicas,
-        standings=dict.fromkeys(range(replicas), ReplicaPosition(step=step)) if replicas > 1 else {},
+        positions=dict.fromkeys(range(replicas), ReplicaPosition(step=step)) if replicas > 1 else {},
         digests=digests,
         model=MODEL,
         exchange=ExchangeConfig(kind="noloco", replicas=replicas) if replicas > 1 else None,

@@ -145,7 +145,7 @@ def test_a_model_saved_by_torch_is_read(tmp_path: Path) -> None:
     whole = {"app": {"model": model, "optim": {"state": state, "param_groups": groups}}}
     torch_dcp.save(whole, checkpoint_id=tmp_path / "out", no_dist=True)
     reply = FolderStages(job(tmp_path / "out", wanted, "dcp")).carry_out()
-    assert (reply.step, reply.samples) == (30, None) and "app.optim.param_groups.0.lr" in reply.said[0]
+    assert (reply.step, reply.samples) == (30, None) and "app.optim.param_groups.0.lr" in reply.notes[0]
     for stage, held in taken(tmp_path / "out", wanted, "dcp").items():
         require_same(held, states[0, stage])
 
@@ -283,7 +283,7 @@ def test_weights_can_be_read_without_moments(tmp_path: Path) -> None:
     bare = {at: held.part(lambda name: True, moments=False) for at, held in even(source).items()}
     folder = written(save(tmp_path / "checkpoints", source, bare), tmp_path / "out", "dcp")
     reply = FolderStages(job(folder, source, "dcp")).carry_out()
-    assert reply.said == ("without moments: they are reset",)
+    assert reply.notes == ("without moments: they are reset",)
     assert all(not held.moments for held in taken(folder, source, "dcp").values())
 
 

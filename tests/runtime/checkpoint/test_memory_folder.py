@@ -36,7 +36,7 @@ labels = st.builds(
     StageLabel,
     stage=st.integers(0, 2),
     step=st.integers(0, 2),
-    place=st.integers(0, 1),
+    index=st.integers(0, 1),
     part=st.sampled_from(["", "a", "b"]),
     generation=st.integers(-1, 1),
 ).filter(lambda label: bool(label.part) == (label.generation >= 0))
@@ -48,16 +48,16 @@ def test_a_file_is_read_only_under_its_own_label(tmp_path: Path, written: StageL
     """Every reader of stages' files, for all pairs of labels; the line names the first field that differs."""
     folder = tmp_path / str(next(numbers))
     write_labelled(folder, written, state(1.0))
-    there = stage_file(folder, written.stage, written.place or 0)
-    there.rename(stage_file(folder, expected.stage, expected.place or 0))
-    fields = ("stage", "step", "place", "part", "generation")
+    there = stage_file(folder, written.stage, written.index or 0)
+    there.rename(stage_file(folder, expected.stage, expected.index or 0))
+    fields = ("stage", "step", "index", "part", "generation")
     wrong = [name for name in fields if getattr(written, name) != getattr(expected, name)]
     readers = [lambda: read_labelled(folder, expected)]
     if not expected.part:
         of_checkpoints = expected.stage, expected.step
         readers += [
-            lambda: contents(folder, *of_checkpoints, expected.place or 0),
-            lambda: require_stage(folder, *of_checkpoints, "", expected.place or 0),
+            lambda: contents(folder, *of_checkpoints, expected.index or 0),
+            lambda: require_stage(folder, *of_checkpoints, "", expected.index or 0),
         ]
     for read in readers:
         if not wrong:
@@ -69,9 +69,9 @@ def test_a_file_is_read_only_under_its_own_label(tmp_path: Path, written: StageL
 
 def test_a_file_replaced_after_its_header_was_read_is_refused(tmp_path: Path) -> None:
     """Tensors are read later than the header was, and from the same path."""
-    write_labelled(tmp_path, StageLabel(stage=1, step=5, place=0), state(1.0))
+    write_labelled(tmp_path, StageLabel(stage=1, step=5, index=0), state(1.0))
     held = contents(tmp_path, 1, 5)
-    write_labelled(tmp_path, StageLabel(stage=1, step=6, place=0), state(2.0))
+    write_labelled(tmp_path, StageLabel(stage=1, step=6, index=0), state(2.0))
     with pytest.raises(UserError, match="holds step 6, not 5"), reading(held) as read:
         read("weights.w")
 

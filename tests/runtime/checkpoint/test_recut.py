@@ -144,7 +144,7 @@ def save(folder: Path, given: RunConfig, states: States | None = None, **changes
         stages=list(range(count + 1)),
         pipeline_stages=count,
         replicas=several,
-        standings=dict.fromkeys(range(several), ReplicaPosition(step=STEP)) if several > 1 else {},
+        positions=dict.fromkeys(range(several), ReplicaPosition(step=STEP)) if several > 1 else {},
         digests=digests,
         model=given.model,
         exchange=given.exchange,

@@ -51,7 +51,7 @@ class Parity(Recovery):
         raise NotImplementedError
 
     def donors(self, lost: frozenset[int], replica: DamagedReplica) -> StrategyAnswer:
-        if 0 in lost or len(lost) > 1 or not replica.ages[0]:
+        if 0 in lost or len(lost) > 1 or not replica.staleness[0]:
             return StrategyAnswer(refused=dict.fromkeys(lost, "one block stage at most comes back from a whole parity"))
         others = [stage for stage in range(replica.stages + 1) if stage not in lost]
         return StrategyAnswer({stage: tuple(others) for stage in lost})

@@ -20,7 +20,7 @@ from planaria.pipeline.network.topology import read
 from planaria.report.observe.bars import SurveyProgress
 from planaria.runtime.engine.link_survey import SurveyLeader
 from planaria.runtime.engine.link_survey_node import Failed
-from planaria.runtime.fleet.base import Gone, Reported
+from planaria.runtime.fleet.base import Reported, WorkerEnded
 
 # Links are long and slow, so that the milliseconds a busy machine adds per thread matter little.
 TOPOLOGY = """
@@ -160,10 +160,10 @@ def test_an_unreachable_node_is_named_after_the_timeout(
 class PretendFleet:
     """Returns the notices of a script, one list per poll."""
 
-    def __init__(self, script: list[list[Reported | Gone]]) -> None:
+    def __init__(self, script: list[list[Reported | WorkerEnded]]) -> None:
         self.script = script
 
-    def poll(self, timeout_s: float) -> list[Reported | Gone]:
+    def poll(self, timeout_s: float) -> list[Reported | WorkerEnded]:
         return self.script.pop(0) if self.script else []
 
     def send(self, worker: str, text: bytes) -> None:
@@ -181,13 +181,18 @@ LINES = dict.fromkeys(permutations(range(3), 2), (0.0, None))
 @pytest.mark.parametrize(
     ("script", "output"),
     [
-        ([[says("a", BROKEN)], [Gone("b", 0, "connection", "pid 7")]], "link a – b: b exited (connection, pid 7);"),
+        (
+            [[says("a", BROKEN)], [WorkerEnded("b", 0, "connection", "pid 7")]],
+            "link a – b: b exited (connection, pid 7);",
+        ),
         ([[says("a", BROKEN)]], "link a – b: Connection closed by peer;"),
         ([[says("a", Failed(link="survey:0-2", detail="old"))], [says("b", BROKEN)]], "link a – b: Connection closed"),
-        ([[Gone("c", 0, "heartbeat", "silent for 9 s")]], "c exited (heartbeat, silent for 9 s);"),
+        ([[WorkerEnded("c", 0, "heartbeat", "silent for 9 s")]], "c exited (heartbeat, silent for 9 s);"),
     ],
 )
-def test_a_broken_edge_is_explained_by_a_death_or_named(script: list[list[Reported | Gone]], output: str) -> None:
+def test_a_broken_edge_is_explained_by_a_death_or_named(
+    script: list[list[Reported | WorkerEnded]], output: str
+) -> None:
     leader = SurveyLeader(PretendFleet(script), "abc", LINES, lambda *_: None)
     leader._at = dict.fromkeys(range(3), "nowhere")
     with pytest.raises(RunStopped) as stopped:

@@ -78,7 +78,7 @@ def require_fair(read: Read, epochs: int) -> None:
 def test_two_epochs_of_a_mixture_through_two_other_shapes(tmp_path: Path, read: Read) -> None:
     """160 samples at 4 stages, 96 by 2 replicas at 2 stages, 144 by 3 replicas at 1 stage."""
     output: list[str] = []
-    planaria.train(recipe(tmp_path), progress=False, say=output.append)
+    planaria.train(recipe(tmp_path), progress=False, notify=output.append)
     assert "mixture       books: 70.0% of the samples, 0.80 epochs of its 140" in output
     require_fair(read, 1)
     folder = tmp_path / "runs" / "run"
@@ -144,5 +144,5 @@ def continued(folder: Path, *flags: str) -> list[str]:
     """Resume the run; return its messages."""
     output: list[str] = []
     settings = dict(flag.split() for flag in flags)
-    planaria.train(folder, resume=True, settings=settings, progress=False, say=output.append)
+    planaria.train(folder, resume=True, settings=settings, progress=False, notify=output.append)
     return output

@@ -56,7 +56,7 @@ def agree(outer: Mapping[int, OuterState], of: Mapping[int, StageRunner]) -> Non
         outer[node].settle(updates, node, runner)
 
 
-def owed(outer: OuterState) -> dict[str, torch.Tensor]:
+def residual(outer: OuterState) -> dict[str, torch.Tensor]:
     return dict(outer.settled["residual"])
 
 
@@ -64,16 +64,16 @@ def test_a_steps_residual_is_pending_until_its_commit() -> None:
     config = recipe(bits=4)
     outer = states(config, runners(config))
     agree(outer, runners(config))
-    assert not any(owed(state) for state in outer.values()), "the step may still be dropped"
+    assert not any(residual(state) for state in outer.values()), "the step may still be dropped"
     for state in outer.values():
         state.commit()
-    before = {node: owed(state) for node, state in outer.items()}
+    before = {node: residual(state) for node, state in outer.items()}
     assert all(any(tensor.any() for tensor in kept.values()) for kept in before.values())
     agree(outer, of := runners(config, seed=1))
     for state in outer.values():
         state.drop()
         state.commit()  # of another step, which came to nothing here
-    assert all(owed(state)[name] is kept for node, state in outer.items() for name, kept in before[node].items())
+    assert all(residual(state)[name] is kept for node, state in outer.items() for name, kept in before[node].items())
     agree(outer, again := runners(config, seed=1))
     assert all(torch.equal(of[n].grads[name], again[n].grads[name]) for n in NODES for name in of[n].grads)
 
@@ -100,7 +100,7 @@ def test_compression_errors_are_reported_at_the_commit() -> None:
     agree(outer, runners(config, seed=1))
     second = reported(outer[1].commit())
     assert second["full"] is None and second["sent_bytes"] < 0.15 * second["dense_bytes"]
-    assert 0.0 < second["lost"] < 0.02 and second["owed"] == second["off"] > 0.0
+    assert 0.0 < second["lost"] < 0.02 and second["residual"] == second["off"] > 0.0
 
 
 def test_the_reason_for_a_full_message_is_reported() -> None:
@@ -132,8 +132,8 @@ def test_a_successor_takes_the_residual_and_a_copy_does_not() -> None:
     handed.outer = outer[3].given(to_successor=True)
     successor.begin(unpack(pack(handed)).outer, of[3].state().weights, rounds=1)
     copy.begin(outer[3].given(to_successor=False), of[3].state().weights, rounds=1)
-    assert owed(successor).keys() == owed(outer[3]).keys() and not owed(copy)
-    assert all(torch.equal(owed(successor)[name], kept) for name, kept in owed(outer[3]).items())
+    assert residual(successor).keys() == residual(outer[3]).keys() and not residual(copy)
+    assert all(torch.equal(residual(successor)[name], kept) for name, kept in residual(outer[3]).items())
     assert successor.settled.rounds == copy.settled.rounds == outer[3].settled.rounds == 1
 
 

@@ -46,7 +46,7 @@ def updated(folder: Path, **flags: object) -> list[str]:
     """Resume the run; return its messages."""
     output: list[str] = []
     changes = {name.replace("__", "."): value for name, value in flags.items()}
-    planaria.train(folder, resume=True, settings=changes, progress=False, say=output.append)
+    planaria.train(folder, resume=True, settings=changes, progress=False, notify=output.append)
     return output
 
 
@@ -251,7 +251,7 @@ def test_every_sample_is_used_once_in_any_shape(
     given = recipe(config, tmp_path, steps=5, exchange=exchange)
     folder = begin(given)
     output: list[str] = []
-    planaria.train(folder, resume=True, settings={**flags, "train.steps": 9}, progress=False, say=output.append)
+    planaria.train(folder, resume=True, settings={**flags, "train.steps": 9}, progress=False, notify=output.append)
     assert all(any(f"{name} = " in line for line in output) for name in flags), output
     record = read_run(folder)
     assert prove_exactly_once(record) == []

@@ -165,8 +165,8 @@ def train(recipe: RunConfig, folder: Path, origin: Origin | None = None, faults:
 
 def resumed(recipe: RunConfig, folder: Path, step: int) -> RunRecord:
     load = dict.fromkeys(range(3), f"step-{step:08d}")
-    standings = run_folders.newest_whole(folder).manifest.standings if recipe.exchange.kind != "allreduce" else {}
-    return train(recipe, folder, Origin(step=step, load=load, standings=standings))
+    positions = run_folders.newest_whole(folder).manifest.positions if recipe.exchange.kind != "allreduce" else {}
+    return train(recipe, folder, Origin(step=step, load=load, positions=positions))
 
 
 @pytest.mark.slow_after(1)

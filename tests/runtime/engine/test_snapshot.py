@@ -56,12 +56,12 @@ def test_more_lost_stages_go_to_the_next_strategy_with_the_reason(config: Recipe
 
 def test_a_stage_rebuilt_otherwise_counts_as_lost_until_its_next_step() -> None:
     once, twice = Snapshot(tolerate=1), Snapshot(tolerate=2)
-    ages = dict.fromkeys(range(5), 3)
-    knowing = DamagedReplica(STAGES, ages, frozenset({0, 1, 3}))
+    staleness = dict.fromkeys(range(5), 3)
+    knowing = DamagedReplica(STAGES, staleness, frozenset({0, 1, 3}))
     answer = once.donors(frozenset({4}), knowing)
     assert answer.refused == {4: "1 of 5 stages are lost together (4, and 2 have not taken part in a step since)"}
     assert twice.donors(frozenset({4}), knowing).donors == {4: (0, 1, 3)}
-    assert once.donors(frozenset({4}), DamagedReplica(STAGES, ages, frozenset({0, 1, 2, 3}))).donors == {
+    assert once.donors(frozenset({4}), DamagedReplica(STAGES, staleness, frozenset({0, 1, 2, 3}))).donors == {
         4: (0, 1, 2, 3)
     }
 

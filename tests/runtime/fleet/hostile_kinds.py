@@ -38,7 +38,7 @@ SAYS: dict[str, Callable[[UpdatePart, Tensor], Iterator[Frame]]] = {
 
 
 class Wire(MoNNA):
-    """MoNNA, where the liar's workers say what ``speech`` names; "all": another thing in each round."""
+    """MoNNA, where the Byzantine member's workers say what ``speech`` names; "all": another thing in each round."""
 
     speech: str
 

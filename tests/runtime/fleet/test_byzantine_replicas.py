@@ -53,7 +53,7 @@ def test_a_robust_run_survives_corrupted_gradients(tmp_path: Path) -> None:
     faults = is_byzantine(
         (1, "own_flip", 2), (2, "nan", 3), (3, "wrong_size", 4), (4, "wrong_type", 5), (5, "sign_flip", 6)
     )
-    robust = {"rule": "multikrum", "liars": 1, "strikes": 0}
+    robust = {"rule": "multikrum", "byzantine": 1, "strikes": 0}
     record = train(several(tmp_path, 5, robust), faults)
     assert ending(record).outcome == "finished" and not facts(record, e.WorkerFailed)
     assert len(facts(record, d.Form)) == 1, "no worker and no edge was replaced"
@@ -144,12 +144,12 @@ def test_a_fault_without_receivers_is_refused_before_the_run(tmp_path: Path) -> 
 @pytest.mark.slow
 def test_equivocation_is_detected_and_the_others_stay_equal(tmp_path: Path) -> None:
     """In steps 1, 2 and 3 the replica sends each other one another gradient; from then on it is left out."""
-    robust = {"rule": "multikrum", "liars": 1, "strikes": 2}
+    robust = {"rule": "multikrum", "byzantine": 1, "strikes": 2}
     faults = is_byzantine((1, "equivocate", 4), stages=[1])
     record = train(several(tmp_path, 5, robust), faults)
     assert ending(record).outcome == "finished" and not facts(record, e.WorkerFailed)
     assert len(facts(record, d.Form)) == 1, "no worker was replaced"
-    assert [(found.step, found.liars) for found in facts(record, d.LeaveOut)] == [(1, [LIAR]), (2, [LIAR])]
+    assert [(found.step, found.byzantine) for found in facts(record, d.LeaveOut)] == [(1, [LIAR]), (2, [LIAR])]
     assert Counter(fact.step for fact in facts(record, d.RunStep)) == {0: 1, 1: 2, 2: 2, 3: 1, 4: 1, 5: 1}
     single = in_one_process(several(tmp_path / "inline", 5, robust), faults)
     assert losses(record) == losses(single), "to the last bit"
@@ -163,7 +163,7 @@ def test_equivocation_is_detected_and_the_others_stay_equal(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_a_replica_with_repeated_invalid_updates_is_left_out(tmp_path: Path) -> None:
     """Its gradients are NaN in steps 1 and 2; that of step 4 is valid, and ignored."""
-    robust = {"rule": "multikrum", "liars": 1, "strikes": 2}
+    robust = {"rule": "multikrum", "byzantine": 1, "strikes": 2}
     faults = is_byzantine((1, "nan", 3), (4, "own_flip", 5))
     record = train(several(tmp_path, 5, robust), faults)
     assert ending(record).outcome == "finished" and not facts(record, e.WorkerFailed) and not facts(record, d.LeaveOut)

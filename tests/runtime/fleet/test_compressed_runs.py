@@ -72,7 +72,7 @@ def apart_from_mean(saved: SealedCheckpoint, config: RunConfig, stage: int) -> f
     return float((first - torch.stack(own).mean(0)).norm() / first.norm())
 
 
-def owed(saved: SealedCheckpoint, config: RunConfig, stage: int) -> Tensor:
+def residual(saved: SealedCheckpoint, config: RunConfig, stage: int) -> Tensor:
     """Return the mean residual of replicas resumed with ``config``, to be added to their steps."""
     each = [part(outer, "residual") for outer in outer_of(saved, config, stage)]
     return torch.stack([debt for debt in each if len(debt)]).sum(0) / len(each)
@@ -185,7 +185,7 @@ def test_four_replicas_resume_as_three_and_three_as_four(tmp_path: Path, spec: s
         saved, was = newest(folder), config
         config = config.model_copy(update={"exchange": config.exchange.model_copy(update={"replicas": replicas})})
         for stage in range(STAGES):
-            before, after = owed(saved, was, stage), owed(saved, config, stage)
+            before, after = residual(saved, was, stage), residual(saved, config, stage)
             assert before.any() and float((after - before).norm() / before.norm()) < 1e-6
         shutil.rmtree(twin, ignore_errors=True)
         shutil.copytree(folder, twin)
@@ -227,8 +227,8 @@ def test_replicas_continue_without_one_that_is_not_replaced(tmp_path: Path) -> N
     was = newest(folder)
     now = config.model_copy(update={"exchange": config.exchange.model_copy(update={"replicas": 3})})
     assert was.whole and apart_from_mean(was, now, 1) is None
-    debts = [part(read_stage(was.folder, 1, was.step, place=place).outer, "residual") for place in (0, 2, 3)]
-    assert float((owed(was, now, 1) - sum(debts) / 3).norm() / sum(debts).norm()) < 1e-6
+    debts = [part(read_stage(was.folder, 1, was.step, index=place).outer, "residual") for place in (0, 2, 3)]
+    assert float((residual(was, now, 1) - sum(debts) / 3).norm() / sum(debts).norm()) < 1e-6
     record = resume(folder, exchange__replicas="3")
     assert sorted(losses(record)) == list(range(6))
     assert_sound(record)

@@ -7,7 +7,7 @@ from queue import Empty
 
 import pytest
 
-from planaria.runtime.fleet.base import Gone, Reported
+from planaria.runtime.fleet.base import Reported, WorkerEnded
 from planaria.runtime.fleet.cooperative import CooperativeFleet, InProcessWorker
 
 
@@ -46,7 +46,7 @@ def test_an_exit_is_reported_once_and_its_successor_is_another_worker(how: str) 
         assert fleet.poll(0.0) == []
         fleet.signal("w0", 1, signal.SIGKILL)
     (gone,) = fleet.poll(0.0)
-    assert isinstance(gone, Gone) and (gone.worker, gone.incarnation, gone.cause) == ("w0", 1, "exit")
+    assert isinstance(gone, WorkerEnded) and (gone.worker, gone.incarnation, gone.cause) == ("w0", 1, "exit")
     fleet.send("w0", b"to nobody")
     assert fleet.poll(0.0) == []
     fleet.spawn("w0", 2)

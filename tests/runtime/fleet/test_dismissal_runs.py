@@ -75,8 +75,8 @@ def test_without_spares_the_run_continues_without_the_replica(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_no_replica_is_removed_that_the_rule_needs(tmp_path: Path) -> None:
-    """A median with liars = 2 needs five replicas; of six, one may be removed."""
-    robust = {"rule": "median", "liars": 2}
+    """A median with byzantine = 2 needs five replicas; of six, one may be removed."""
+    robust = {"rule": "median", "byzantine": 2}
     fleet = {"spares": 0, "replace": False}
     for replicas, gone in ((5, []), (6, [(LIAR, 2, 2)])):
         config = several(tmp_path / f"{replicas}", replicas, 8, fleet, **DILOCO, robust=robust, strikes=2)
@@ -87,7 +87,7 @@ def test_no_replica_is_removed_that_the_rule_needs(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_spares_replace_a_replica_that_all_reduces(tmp_path: Path) -> None:
     """Its gradients of steps 1 and 2 are invalid; in step 3 its successors' count."""
-    robust = {"rule": "multikrum", "liars": 1, "strikes": 2}
+    robust = {"rule": "multikrum", "byzantine": 1, "strikes": 2}
     record = train(several(tmp_path, 5, 6, {"spares": 2}, robust=robust, strikes=2), [nan(1, 99)])
     assert ending(record).outcome == "finished" and len(losses(record)) == 6
     assert away(record) == [(LIAR, 2, 2)] and refused(record) == [1, 2]
@@ -99,7 +99,7 @@ def test_spares_replace_a_replica_that_all_reduces(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_replica_that_all_reduces_stays_without_enough_spares(tmp_path: Path) -> None:
-    robust = {"rule": "multikrum", "liars": 1, "strikes": 2}
+    robust = {"rule": "multikrum", "byzantine": 1, "strikes": 2}
     config = several(tmp_path, 5, 6, {"spares": 1, "replace": False}, robust=robust, strikes=2)
     record = train(config, [nan(1, 99)])
     assert ending(record).outcome == "finished" and not away(record), "two would be needed"

@@ -178,13 +178,15 @@ def test_a_run_resumes_with_the_residual_of_each_replica(tmp_path: Path) -> None
     saved = newest(folder)
     assert saved.manifest.replicas == 1
     assert len(list(saved.folder.glob("stage-*-at-*.safetensors"))) == 2 * (REPLICAS - 1)
-    owed = [stage_for(saved.folder, config, 1, replica).outer for replica in range(REPLICAS)]
-    name = next(name for name in owed[0] if name.startswith("residual/"))
-    assert len({float(own[name].norm()) for own in owed} - {0.0}) == REPLICAS
-    assert [int(own["rounds"]) for own in owed] == [4] * REPLICAS
+    residual = [stage_for(saved.folder, config, 1, replica).outer for replica in range(REPLICAS)]
+    name = next(name for name in residual[0] if name.startswith("residual/"))
+    assert len({float(own[name].norm()) for own in residual} - {0.0}) == REPLICAS
+    assert [int(own["rounds"]) for own in residual] == [4] * REPLICAS
     two = config.model_copy(update={"exchange": config.exchange.model_copy(update={"replicas": 2})})
     shared = stage_for(saved.folder, two, 1, 1).outer[name]
-    assert torch.equal(shared, (owed[0][name] + owed[1][name] + owed[2][name]) / 3), "in the mean what it was"
+    assert torch.equal(shared, (residual[0][name] + residual[1][name] + residual[2][name]) / 3), (
+        "in the mean what it was"
+    )
     resume(folder, train__steps="6", engine="fleet")
     record = resume(folder, train__steps="7", engine="inline")
     assert losses(record) == inline_losses(whole)

@@ -16,7 +16,7 @@ from planaria.control.events import REPORT, Worked
 from planaria.faults.trace import Fault
 from planaria.runtime.checkpoint.stage_file import read_stage
 from planaria.runtime.checkpoint.store import CheckpointStore
-from planaria.runtime.fleet.base import Gone, Reported
+from planaria.runtime.fleet.base import Reported, WorkerEnded
 from planaria.runtime.fleet.local import LocalFleet
 
 SOON = {"missed": 6}
@@ -64,7 +64,7 @@ def test_a_worker_busy_in_one_long_operation_is_not_dead() -> None:
     try:
         fleet.spawn("w0", 1)
         deadline, notices = time.monotonic() + 60, []
-        while not any(isinstance(n, Gone) or b"spans" in n.text for n in notices):
+        while not any(isinstance(n, WorkerEnded) or b"spans" in n.text for n in notices):
             assert time.monotonic() < deadline
             notices += fleet.poll(0.1)
     finally:
@@ -83,7 +83,7 @@ def test_dead_workers_release_their_descriptors() -> None:
             while not any(isinstance(n, Reported) for n in fleet.poll(1.0)):
                 pass
             fleet.signal("w0", incarnation, signal.SIGKILL)
-            while not any(isinstance(n, Gone) for n in fleet.poll(1.0)):
+            while not any(isinstance(n, WorkerEnded) for n in fleet.poll(1.0)):
                 pass
             time.sleep(0.2)
             held.append(len(list(Path("/proc/self/fd").iterdir())))

@@ -210,7 +210,7 @@ def test_fuzzed_frames_are_rejected_with_one_line_or_ignored(victim: Victim, cas
 
 
 def honest_losses(record: RunRecord) -> dict[tuple[int, int], float | None]:
-    """(replica, step) → loss, of all but the liar."""
+    """(replica, step) → loss, of all but the Byzantine member."""
     ready = [fact for fact in facts(record, StageReady) if fact.loss is not None and fact.replica != LIAR]
     return {(fact.replica, fact.step): fact.loss for fact in ready}
 

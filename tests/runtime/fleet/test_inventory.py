@@ -165,7 +165,7 @@ def test_a_pools_workers_get_free_or_reserved_devices(tmp_path: Path, monkeypatc
     pool = ProcessPool(
         PoolConfiguration(lambda *_: Workplace(made_up.worker, tmp_path), [], "", b"", DeviceNeeds((1,)))
     )
-    assert len(pool.facts().found.devices) == 2
+    assert len(pool.facts().devices.devices) == 2
     for worker in ("w0", "w1"):
         pool.start(worker, 1)
     pool.start("w1", 2)

@@ -80,7 +80,7 @@ def test_a_machine_brings_a_replica_and_takes_it_away(tmp_path: Path) -> None:
         before = commits(record, 0)
         run.wait_until(lambda record: commits(record, 0) > before + 4)
         record = stopped(run)
-    assert [fact.replica for fact in facts(record, d.Found)] == [2]
+    assert [fact.replica for fact in facts(record, d.ReplicaRestarted)] == [2]
     assert len(facts(record, d.Release)) == 2
     (left,) = facts(record, e.HostLeft)
     assert left.detail == "leaves (SIGINT)"
@@ -175,7 +175,7 @@ def test_a_machine_rejoins_a_killed_run_once_it_is_resumed(tmp_path: Path) -> No
             run.end()
         assert machine.poll() is None
         with training(run.folder, "--resume", str(run.folder)) as run:
-            run.wait_until(lambda record: len(facts(record, d.Found)) == 2)
+            run.wait_until(lambda record: len(facts(record, d.ReplicaRestarted)) == 2)
             stopped(run)
         out, _ = machine.communicate(timeout=10)
     assert machine.returncode == 0 and "trying again" in out and out.endswith("the run is over\n"), out

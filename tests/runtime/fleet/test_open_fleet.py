@@ -13,7 +13,7 @@ import pytest
 import planaria
 from planaria.common.errors import UserError
 from planaria.runtime.fleet import joining
-from planaria.runtime.fleet.base import Gone, Joined, Leaving, Left, Notice
+from planaria.runtime.fleet.base import Joined, Leaving, Left, Notice, WorkerEnded
 from planaria.runtime.fleet.control_connections import WorkerLine, call
 from planaria.runtime.fleet.joined_machine import Visit
 from planaria.runtime.fleet.joining import RunAddress, kept_key
@@ -113,8 +113,8 @@ def test_a_machine_that_leaves_gets_no_more_workers_and_all_of_its_own_are_repor
     assert scene.told(Left) == [Left("g1", "leaves (SIGTERM)")]
     assert scene.told(Leaving) == [Leaving("w1", 1, "SIGTERM"), Leaving("w2", 1, "SIGTERM")]
     scene.spawn("w3", "g1")
-    scene.until(lambda: bool(scene.told(Gone)))
-    assert scene.told(Gone) == [Gone("w3", 1, "exit", "its machine has left")]
+    scene.until(lambda: bool(scene.told(WorkerEnded)))
+    assert scene.told(WorkerEnded) == [WorkerEnded("w3", 1, "exit", "its machine has left")]
 
 
 def test_a_failed_start_of_its_own_worker_counts_as_an_exit(scene: Scene) -> None:
@@ -122,8 +122,8 @@ def test_a_failed_start_of_its_own_worker_counts_as_an_exit(scene: Scene) -> Non
     scene.spawn("w1", "g1")
     for worker in ("w2", "w1"):
         say(line, joining.Failed(worker=worker, incarnation=1, detail="no memory"))
-    scene.until(lambda: bool(scene.told(Gone)))
-    assert scene.told(Gone) == [Gone("w1", 1, "exit", "no memory")]
+    scene.until(lambda: bool(scene.told(WorkerEnded)))
+    assert scene.told(WorkerEnded) == [WorkerEnded("w1", 1, "exit", "no memory")]
 
 
 def test_a_machine_that_leaves_before_it_has_settled_is_ignored(scene: Scene) -> None:
@@ -140,9 +140,9 @@ def test_a_closed_connection_loses_the_machines_workers(scene: Scene) -> None:
     line = scene.join()
     scene.spawn("w1", "g1")
     line.close()
-    scene.until(lambda: bool(scene.told(Gone)))
+    scene.until(lambda: bool(scene.told(WorkerEnded)))
     assert scene.told(Left) == [Left("g1", "its connection closed")]
-    assert scene.told(Gone) == [Gone("w1", 1, "exit", "machine g1: its connection closed")]
+    assert scene.told(WorkerEnded) == [WorkerEnded("w1", 1, "exit", "machine g1: its connection closed")]
 
 
 @pytest.mark.slow
@@ -187,8 +187,8 @@ def test_a_machine_that_is_turned_away_learns_why_and_loses_its_workers(scene: S
     assert isinstance(hear(line), joining.Start)
     scene.guests.turn_away("g1", "its disk is full")
     assert hear(line) == joining.Goodbye(reason="its disk is full", welcome=False)
-    scene.until(lambda: bool(scene.told(Gone)))
-    assert scene.told(Gone) == [Gone("w1", 1, "exit", "machine g1: its disk is full")]
+    scene.until(lambda: bool(scene.told(WorkerEnded)))
+    assert scene.told(WorkerEnded) == [WorkerEnded("w1", 1, "exit", "machine g1: its disk is full")]
 
 
 def test_machines_learn_of_the_end_of_a_run(scene: Scene) -> None:

@@ -115,7 +115,7 @@ def kill(record: RunRecord, stage: int) -> None:
 def test_equal_machines_have_nearly_equal_stages(tmp_path: Path) -> None:
     config = tiny(tmp_path, steps=4, model={"layers": 10}, **TIMED)
     output: list[str] = []
-    run = planaria.train(config, progress=False, say=output.append)
+    run = planaria.train(config, progress=False, notify=output.append)
     record = checked(run.folder)
     sizes = list(record.config.pipeline.layers or ())
     assert (len(sizes), sum(sizes)) == (4, 10) and max(sizes) <= 4, sizes

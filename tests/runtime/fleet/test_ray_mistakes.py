@@ -129,7 +129,7 @@ def test_an_invalid_node_is_named() -> None:
 
 
 def test_a_node_whose_devices_are_too_small_is_named() -> None:
-    mine = replace(facts(), found=Inventory((Device("GPU-0", 80 * 10**9), Device("GPU-1", 8 * 10**9))))
+    mine = replace(facts(), devices=Inventory((Device("GPU-0", 80 * 10**9), Device("GPU-1", 8 * 10**9))))
     cluster_errors.require_suitable("10.0.0.7 (abc)", mine, DeviceNeeds((8 * 10**9, 10**9)))
     with pytest.raises(
         UserError, match=r"Ray node 10\.0\.0\.7.* has 8\.0 GB on device GPU-1, and a worker may need 9\.0"

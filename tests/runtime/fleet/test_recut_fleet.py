@@ -69,7 +69,7 @@ def test_two_all_reduced_replicas_resume_at_any_cut_and_engine(tmp_path: Path) -
     train(config)
     for stages, steps, engine in (("1", "6", "inline"), ("2", "9", "fleet"), ("2", "12", "inline")):
         record = resume(folder_of(config), pipeline__stages=stages, train__steps=steps, engine=engine)
-        assert newest(folder_of(config)).manifest.standings == {}
+        assert newest(folder_of(config)).manifest.positions == {}
     assert losses(record) == inline_losses(config, 12), "to the last bit"
 
 

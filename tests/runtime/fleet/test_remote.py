@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from planaria.runtime.fleet.base import Gone, Reported
+from planaria.runtime.fleet.base import Reported, WorkerEnded
 from planaria.runtime.fleet.control_connections import Switchboard, WorkerLine, call
 from planaria.runtime.fleet.remote import Lost, NewsQueue, RemoteFleet, Spawned
 from planaria.runtime.transport.secure import new_key
 from waiting import until
 
-Notice = Reported | Gone
+Notice = Reported | WorkerEnded
 
 
 class Hosts:
@@ -57,8 +57,8 @@ class Scene:
         until(lambda: condition(self.heard), 20.0, lambda: self.heard.extend(self.fleet.poll(0.05)), self.heard)
         return self.heard
 
-    def deaths(self) -> list[Gone]:
-        return [n for n in self.heard if isinstance(n, Gone)]
+    def deaths(self) -> list[WorkerEnded]:
+        return [n for n in self.heard if isinstance(n, WorkerEnded)]
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_a_closed_connection_is_a_death_and_the_hosts_later_report_is_ignored(sc
     scene.fleet.send("w0", b"order")
     assert worker.recv_bytes() == b"order"
     worker.close()
-    scene.until(lambda heard: any(isinstance(n, Gone) for n in heard))
+    scene.until(lambda heard: any(isinstance(n, WorkerEnded) for n in heard))
     scene.hosts.queue.put(Lost("w0", 1, "its node died"))
     scene.heard += scene.fleet.poll(0.0) + scene.fleet.poll(0.05)
     assert [gone.cause for gone in scene.deaths()] == ["connection"] and scene.hosts.given_back == [("w0", 1)]

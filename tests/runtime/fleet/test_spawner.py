@@ -19,7 +19,7 @@ import pytest
 
 from planaria.common.signals import STOPS
 from planaria.runtime.fleet import spawner as module
-from planaria.runtime.fleet.base import Gone, Notice, Reported
+from planaria.runtime.fleet.base import Notice, Reported, WorkerEnded
 from planaria.runtime.fleet.local import LocalFleet
 from planaria.runtime.fleet.process import adopting
 from planaria.runtime.fleet.spawner import spawner
@@ -47,8 +47,8 @@ class Scene:
     def until(self, condition: Callable[[], object], seconds: float = 60.0) -> None:
         until(condition, seconds, lambda: self.heard.extend(self.fleet.poll(0.05)), self.heard)
 
-    def gone(self) -> list[Gone]:
-        return [notice for notice in self.heard if isinstance(notice, Gone)]
+    def gone(self) -> list[WorkerEnded]:
+        return [notice for notice in self.heard if isinstance(notice, WorkerEnded)]
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def test_a_cancelled_start_does_not_happen(tmp_path: Path) -> None:
     spawner().spawn("first", partial(sys.exit, 0)).join(60.0)
     for pid in [server(), *children(server())]:
         os.kill(pid, signal.SIGSTOP)  # further starts have to wait
-    born = tmp_path / "born"
+    born = tmp_path / "start_ticks"
     unwanted = spawner().spawn("unwanted", partial(Path.touch, born))
     unwanted.signal(signal.SIGKILL)
     assert unwanted.join(60.0) and not born.exists()

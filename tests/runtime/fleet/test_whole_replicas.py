@@ -19,7 +19,7 @@ LIAR, REPLICAS = 1, 5
 
 def recipe(folder: Path, scope: str, steps: int = 9, rule: str = "multikrum", **exchange: Any) -> RunConfig:
     """Five replicas (by default) of two stages that meet every three steps."""
-    robust = {"rule": rule, "liars": 1, "scope": scope}
+    robust = {"rule": rule, "byzantine": 1, "scope": scope}
     options = {"every": 3, "alpha": 0.3, "momentum": "heavy_ball"}
     plain = {"replicas": REPLICAS, "kind": "diloco", "options": options, "robust": robust, "strikes": 0}
     return tiny(folder, stages=1, steps=steps, exchange={**plain, **exchange})

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.runtime.transport.address import RELAY, Address, Reach, listening, parse, waits_best, ways
+from planaria.runtime.transport.address import RELAY, Address, Reach, dial_addresses, listening, parse, waits_best
 
 CONTROLLER = Reach(advertise="203.0.113.5", relay="127.0.0.1:7001")
 OPEN = Reach(machine="g1", relay="203.0.113.5:7001")
@@ -31,12 +31,12 @@ AT_HIDDEN = listening("192.168.1.2", 4002, HIDDEN)
     ],
 )
 def test_the_ways_to_a_process(to: Address, by: Reach, expected: tuple[str, ...]) -> None:
-    assert ways(str(to), by) == expected
+    assert dial_addresses(str(to), by) == expected
 
 
 def test_on_one_machine_an_address_is_host_and_port() -> None:
     assert str(listening("127.0.0.1", 5, Reach())) == "127.0.0.1:5"
-    assert ways("127.0.0.1:5", Reach()) == ("127.0.0.1:5",)
+    assert dial_addresses("127.0.0.1:5", Reach()) == ("127.0.0.1:5",)
     assert str(listening("::1", 5, Reach())) == "[::1]:5"
 
 
@@ -56,7 +56,7 @@ def test_the_end_that_can_be_reached_waits(first: Address, second: Address, wait
 
 @given(st.text(max_size=40), st.text(max_size=40))
 def test_any_text_is_an_address(text: str, other: str) -> None:
-    assert isinstance(ways(text, CONTROLLER), tuple) and waits_best(text, other) in (True, False)
+    assert isinstance(dial_addresses(text, CONTROLLER), tuple) and waits_best(text, other) in (True, False)
 
 
 @given(st.builds(Address, *[st.from_regex(r"[a-z0-9.:]{1,20}", fullmatch=True)] * 3))

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.control.events import FaultInjected
-from planaria.control.state_file import LiveWorker, born, read_state
+from planaria.control.state_file import LiveWorker, read_state, start_ticks
 from planaria.faults.checks import require_edges, require_listeners, require_readers
 from planaria.faults.trace import Fault
 from planaria.runtime.engine import run_folders
@@ -40,7 +40,7 @@ def strike(folder: Path, action: str, target: str, resume_after_s: float | None 
         _send(state.controller, SIGNALS[action], folder)
         return f"{SIGNALS[action].name} to the controller (pid {state.controller})"
     worker = _find(state.workers, target, folder)
-    if worker.born != born(worker.pid):
+    if worker.start_ticks != start_ticks(worker.pid):
         raise UserError(f"{folder}: {worker.worker} (pid {worker.pid}) has exited already; the run may be over")
     t = time.monotonic()
     _send(worker.pid, SIGNALS[action], folder)
@@ -52,7 +52,7 @@ def strike(folder: Path, action: str, target: str, resume_after_s: float | None 
         file.write(f'{{"t": {t!r}, "event": {fault.model_dump_json()}}}\n')
     if resume_after_s is not None:
         time.sleep(resume_after_s)
-        if worker.born == born(worker.pid):
+        if worker.start_ticks == start_ticks(worker.pid):
             _send(worker.pid, signal.SIGCONT, folder)
     holds = "a spare" if worker.stage is None else f"stage {worker.stage}"
     return f"{SIGNALS[action].name} to {worker.worker} (pid {worker.pid}, {holds})"

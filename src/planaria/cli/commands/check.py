@@ -40,19 +40,19 @@ def replay_run(folder: Path) -> str:
     if problems:
         raise RunStopped("\n".join([f"{folder}: the log does not explain the run:", *problems[:10]]))
     end = "the same final state" if result.state.over else "a run that has not ended"
-    found = (
+    answer = (
         f"{result.events} events led to the same {result.decisions} decisions and {end}: "
         f"step {again['step']}, generation {again['generation']}, {again['phase']}"
     )
     shapes = [
         f"continued in another shape: {started.recut}" for _, started in record.starts if started.recut is not None
     ]
-    return "\n".join([found, *shapes])
+    return "\n".join([answer, *shapes])
 
 
 def _comparable(state: StateFile) -> dict[str, object]:
     """Return the fields that a replay determines: not the controller's process, nor the start times of processes."""
-    return state.model_dump(exclude={"controller": True, "workers": {"__all__": {"born"}}})
+    return state.model_dump(exclude={"controller": True, "workers": {"__all__": {"start_ticks"}}})
 
 
 def accept(folder: Path) -> list[str]:

@@ -108,7 +108,7 @@ def convert(folder: Path, name: str | None, changes: Mapping[str, object], to: P
         replicas=several,
         first_block=there.origin.first_block,
         blocks_ahead=before.blocks_ahead,
-        standings=before.standings if before.replicas == several else even,
+        positions=before.positions if before.replicas == several else even,
         digests=_written(store, there.saved.folder, config, step),
         model=config.model,
         exchange=config.exchange,

@@ -20,29 +20,29 @@ def diagnose(folder: Path) -> str:
         raise UserError(
             f"{folder}: its workers shared one process, so there are no timings of single workers to diagnose"
         )
-    found, naming = diagnosis_of(record), naming_of(record)
-    if not found.now:
+    result, naming = diagnosis_of(record), naming_of(record)
+    if not result.now:
         if record.config.fleet.diagnose == "off":
             raise UserError(f"{folder}: nothing was measured (fleet.diagnose = 'off'); train with 'tell' or 'act'")
         raise UserError(
             f"{folder}: nothing was measured yet: workers report every second step; logs of older runs have no reports"
         )
     live = "live" if run_folders.is_held(folder) else "not live"
-    last = max(gauge.last.step for gauge in found.now.values())
-    lines = [f"{folder}, step {last} ({live})", "", *_workers(found, naming), "", *_transits(found, naming), ""]
+    last = max(gauge.last.step for gauge in result.now.values())
+    lines = [f"{folder}, step {last} ({live})", "", *_workers(result, naming), "", *_transits(result, naming), ""]
     responses = []
     for _, fact in record.landmarks:
         if isinstance(fact, d.Blamed | d.Relieve | d.Reroute | d.Cleared):
             responses.append(f"step {fact.step}  {line(fact, naming)}")
-    slow = [sentence(blamed, naming) for blamed in found.current]
+    slow = [sentence(blamed, naming) for blamed in result.current]
     lines += ["Slow at present:", *(f"  {text}" for text in slow)] if slow else ["Nothing is slow at present."]
     return "\n".join(lines + (["", "What was found:", *(f"  {text}" for text in responses)] if responses else []))
 
 
-def _workers(found: Diagnosis, naming: Naming) -> list[str]:
+def _workers(diagnosis: Diagnosis, naming: Naming) -> list[str]:
     """Return each worker's computing and waiting time, and the peer it waits for most."""
     lines = [f"{'':24}{'worker':8}{'passes':>12}{'at first':>12}{'computing':>12}{'waiting':>10}  mostly for"]
-    for node, gauge in sorted(found.now.items()):
+    for node, gauge in sorted(diagnosis.now.items()):
         last = gauge.last
         waits = max(last.waited, key=lambda peer: last.waited[peer], default=None)
         mostly = "" if waits is None else naming.name([waits])
@@ -54,12 +54,12 @@ def _workers(found: Diagnosis, naming: Naming) -> list[str]:
     return lines
 
 
-def _transits(found: Diagnosis, naming: Naming) -> list[str]:
+def _transits(diagnosis: Diagnosis, naming: Naming) -> list[str]:
     """Return the transit times of activations, by pair."""
-    pairs = sorted((peer, node) for node, gauge in found.now.items() for peer in gauge.last.flows)
+    pairs = sorted((peer, node) for node, gauge in diagnosis.now.items() for peer in gauge.last.flows)
     lines = ["Activations, 25th and 95th percentile of their transit time:"]
     for source, target in pairs:
-        flow = found.now[target].last.flows[source]
+        flow = diagnosis.now[target].last.flows[source]
         low, high = 1e3 * flow.low_s, 1e3 * flow.high_s
-        lines.append(f"  {naming.way(source, target):24}{low:9.2f} ms{high:9.2f} ms  ({flow.frames} frames)")
+        lines.append(f"  {naming.transit(source, target):24}{low:9.2f} ms{high:9.2f} ms  ({flow.frames} frames)")
     return lines

@@ -35,11 +35,11 @@ def evaluate(folder: Path, omit: str, most: int, microbatches: int | None) -> in
     counts = learned(stream, 0, config.pipeline.microbatch_size, count)
     parts = evaluations(stages, shares, most)
     with CountProgress("evaluating the whole model and subsets of stages", "evaluations", parts) as progress:
-        found = omissions(model, batch, count, shares, most, config.seed, apart, counts, progress.done)
+        result = omissions(model, batch, count, shares, most, config.seed, apart, counts, progress.done)
     unfinished = folder / f".{FILE}"
-    unfinished.write_text(json.dumps([one.model_dump() for one in found], indent=1))
+    unfinished.write_text(json.dumps([omission.model_dump() for omission in result], indent=1))
     unfinished.replace(folder / FILE)
-    _show(found, stages)
+    _show(result, stages)
     print(f"numbers       {folder / FILE}")
     return 0
 
@@ -61,16 +61,16 @@ def parse_shares(text: str, stages: int) -> list[float]:
     return shares
 
 
-def _show(found: list[Omission], stages: int) -> None:
+def _show(items: list[Omission], stages: int) -> None:
     rows = [
         [
-            f"{one.stages}",
-            f"{one.subsets} of {one.possible}",
-            f"{one.perplexity:.3f}",
-            f"{one.least:.3f} … {one.most:.3f}" if one.subsets > 1 else "",
-            f"{one.over_full - 1:+.1%}" if one.stages else "",
+            f"{omission.stages}",
+            f"{omission.subsets} of {omission.possible}",
+            f"{omission.perplexity:.3f}",
+            f"{omission.least:.3f} … {omission.most:.3f}" if omission.subsets > 1 else "",
+            f"{omission.over_full - 1:+.1%}" if omission.stages else "",
         ]
-        for one in found
+        for omission in items
     ]
     head = ["left out", "subsets", "perplexity", "least … most", "over the whole model"]
     show([Table(f"validation perplexity, of {stages} block stages", head, rows, numbers_from=0)])

@@ -32,7 +32,7 @@ def move_paths(config: RunConfig, recipe: Path | None, moves: int, to: Path | No
         raise UserError(f"--moves {moves}: give 0 or more")
     topology = topology_of(config, recipe)
     schedule, before = _schedule(config, recipe)
-    if topology.ways is None:
+    if topology.path_network is None:
         raise UserError("network.topology: has no [[link]] entries, so there is one path between two sites")
     problem, solution = problem_of(config, topology), schedule.solution
     _require_same(problem, schedule)
@@ -60,10 +60,10 @@ def _schedule(config: RunConfig, recipe: Path | None) -> tuple[Schedule, Several
     if config.routing.schedule is None:
         raise UserError("routing.schedule: not given; name the schedule that `planaria plan` has written")
     file = beside(recipe, config.routing.schedule)
-    found = read(file)
-    if found.paths is None:
+    result = read(file)
+    if result.paths is None:
         raise UserError(f"{file}: was planned with one path between two sites; plan again with [[link]] entries")
-    return found, found.paths
+    return result, result.paths
 
 
 def _require_same(problem: PlanningProblem, schedule: Schedule) -> None:
@@ -71,13 +71,13 @@ def _require_same(problem: PlanningProblem, schedule: Schedule) -> None:
     rules = schedule.rules
     different = [a or b for a, b in zip_longest([m.name for m in schedule.nodes], problem.names) if a != b]
     if different:
-        what = f"its nodes are not those of network.topology ({different[0]})"
+        label = f"its nodes are not those of network.topology ({different[0]})"
     elif tuple(rules.sizes) != problem.sizes or rules.visits != problem.visits:
-        what = "its stages or visits are not the recipe's (pipeline.stages, routing.data_nodes, routing.skip)"
+        label = "its stages or visits are not the recipe's (pipeline.stages, routing.data_nodes, routing.skip)"
     elif problem.summed != (schedule.sums_s is not None):
-        what = "it was planned " + ("without gradient sums" if problem.summed else "with them") + " (routing.sums)"
+        label = "it was planned " + ("without gradient sums" if problem.summed else "with them") + " (routing.sums)"
     elif rules.microbatches != problem.microbatches:
-        what = "its microbatches are not the recipe's (pipeline.microbatches)"
+        label = "its microbatches are not the recipe's (pipeline.microbatches)"
     else:
         return
-    raise UserError(f"routing.schedule: {what}; plan again with `planaria plan`")
+    raise UserError(f"routing.schedule: {label}; plan again with `planaria plan`")

@@ -31,11 +31,11 @@ def report(run: Path, to: Path | None, csv: Path | None) -> Iterator[Path]:
     :raises UserError: if there is no such report, it is damaged, or a file cannot be written.
     :raises LedgerError: after writing, if samples of a run were lost or used twice.
     """
-    found = reported(run)
-    yield found.write(to or found.file)
+    result = reported(run)
+    yield result.write(to or result.file)
     if csv is not None:
-        yield from page.write_sheets(csv, found.body())
-    found.check()
+        yield from page.write_sheets(csv, result.body())
+    result.check()
 
 
 def reported(run: Path) -> ReportPage:
@@ -94,21 +94,21 @@ def _comparison(file: Path) -> ReportPage:
     from planaria.lab.compare.race_results import ComparisonResults
     from planaria.lab.report.comparison import body, write_comparison
 
-    found = documents.model(file, ComparisonResults, fix=FIX)
-    return ReportPage(file.with_name(PAGE), lambda to: write_comparison(found, to), lambda: body(found))
+    result = documents.model(file, ComparisonResults, fix=FIX)
+    return ReportPage(file.with_name(PAGE), lambda to: write_comparison(result, to), lambda: body(result))
 
 
 def _drill(file: Path) -> ReportPage:
     from planaria.swarm.drill import Drill
     from planaria.swarm.report.drill_report import body, write_drill_report
 
-    found = documents.model(file, Drill, fix=FIX)
-    return ReportPage(file.with_name(PAGE), lambda to: write_drill_report(found, to), lambda: body(found))
+    result = documents.model(file, Drill, fix=FIX)
+    return ReportPage(file.with_name(PAGE), lambda to: write_drill_report(result, to), lambda: body(result))
 
 
 def _experts(file: Path) -> ReportPage:
     from planaria.lab.experts.experts_results import Results
     from planaria.lab.report.experts_report import body, write_experts_report
 
-    found = documents.model(file, Results, fix=FIX)
-    return ReportPage(file.with_name(PAGE), lambda to: write_experts_report(found, to), lambda: body(found))
+    result = documents.model(file, Results, fix=FIX)
+    return ReportPage(file.with_name(PAGE), lambda to: write_experts_report(result, to), lambda: body(result))

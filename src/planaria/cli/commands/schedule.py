@@ -40,7 +40,7 @@ def plan_routes(config: RunConfig, recipe: Path | None, spend: SearchBudget, to:
     problem = problem_of(config, topology)
     over = (
         None
-        if topology.ways is None
+        if topology.path_network is None
         else MultipathPlanner(topology, message_bytes(config.model, config.pipeline).larger)
     )
     until, share = time.monotonic() + spend.seconds, BASELINE_SHARE
@@ -51,11 +51,11 @@ def plan_routes(config: RunConfig, recipe: Path | None, spend: SearchBudget, to:
     ) as progress:
         find, step = (over.search, over.step_ns) if over else (search, step_ns)
         first = SearchBudget((until - time.monotonic()) * (1 - share), spend.moves * (1 - share))
-        found = find(problem, config.seed, first, progress.update)
+        result = find(problem, config.seed, first, progress.update)
     rest = SearchBudget(until - time.monotonic(), spend.moves * share)
-    compared = baselines(problem, found.solution, config.seed, rest, step, find)
-    made = SearchRecord(seed=config.seed, moves=found.moves, seconds=round(found.seconds, 3))
-    schedule = _schedule(problem, found.solution, found.step_s, ProvedBound(**bound._asdict()), compared, made, over)
+    compared = baselines(problem, result.solution, config.seed, rest, step, find)
+    made = SearchRecord(seed=config.seed, moves=result.moves, seconds=round(result.seconds, 3))
+    schedule = _schedule(problem, result.solution, result.step_s, ProvedBound(**bound._asdict()), compared, made, over)
     file = to or Path(config.out) / f"{config.name}.schedule.json"
     write(schedule, file)
     page = write_page(schedule, file.with_suffix(".html"))

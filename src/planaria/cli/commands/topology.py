@@ -38,8 +38,8 @@ def measure(config: RunConfig, recipe: Path | None, to: Path, count: int | None,
             rates = " and ".join(_digits(link.bandwidth.value / MBIT) for link in (there, back))
             progress.update(f"{a} – {b}, {_digits(there.latency.value * 1000)} ms, {rates} Mbit/s there and back")
 
-        found = survey(config.fleet, [node.name for node in nodes], lines, report)
-    links = between_sites(nodes, found)
+        result = survey(config.fleet, [node.name for node in nodes], lines, report)
+    links = between_sites(nodes, result)
     write(to, files(nodes, links, queueing=topology is None or topology.queueing))
     _show(nodes, links)
     print(f"topology      {to / 'topology.toml'}")
@@ -54,7 +54,7 @@ def _nodes(config: RunConfig, recipe: Path | None, count: int | None) -> tuple[T
         number, named = len(topology.nodes), f"network.topology: {len(topology.nodes)} nodes"
         if count is not None:
             raise UserError(f"--nodes {count}: network.topology names the nodes already; leave one of them out")
-        if topology.ways is not None:
+        if topology.path_network is not None:
             raise UserError(
                 "network.topology: only one connection of two nodes is measured, but [[link]] lists several paths; "
                 "use a topology without [[link]], and add the paths to the result"

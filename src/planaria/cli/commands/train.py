@@ -75,7 +75,7 @@ def start(
             earlier = existing_run(config)
             print(f"# --resume auto: {f'continues {earlier}' if earlier else 'starts a new run'}")
         return 0
-    train(recipe_file, resume="auto" if auto else False, settings=flags, progress=not quiet, say=print, beside=shown)
+    train(recipe_file, resume="auto" if auto else False, settings=flags, progress=not quiet, notify=print, beside=shown)
     return 0
 
 
@@ -100,7 +100,7 @@ def resume(
         checkpoint=checkpoint,
         settings=flags,
         progress=not quiet,
-        say=print,
+        notify=print,
         beside=shown,
     )
     return 0

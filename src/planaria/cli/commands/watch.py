@@ -99,7 +99,7 @@ def _striker() -> Strike:
 
 @contextmanager
 def beside(
-    folder: Path, address: ServerAddress, token_file: Path | None, chaos: bool, say: Callable[[str], None]
+    folder: Path, address: ServerAddress, token_file: Path | None, chaos: bool, notify: Callable[[str], None]
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Serve the page of a run in a separate process meanwhile.
 
@@ -119,11 +119,11 @@ def beside(
     try:
         answer = _first_line(process)
         up = answer.startswith("http")
-        say(f"live page     {answer}" if up else f"live page     none: {answer or 'its server did not start'}")
+        notify(f"live page     {answer}" if up else f"live page     none: {answer or 'its server did not start'}")
         yield process
     finally:
         _end(process)
-        say(f"watch again   planaria watch {folder}")
+        notify(f"watch again   planaria watch {folder}")
 
 
 def _first_line(process: subprocess.Popen[bytes]) -> str:

@@ -30,7 +30,7 @@ class AttackView:
     """member → honest vector, as far as known; at least one"""
     members: int
     """n, itself included"""
-    liars: int
+    byzantine: int
     """f, the number of Byzantine members that others expect"""
     round: int
     generator: Generator

@@ -90,13 +90,13 @@ class Stale(VectorAttack):
         return scene.past[0] if scene.past else scene.own
 
 
-def largest_z(members: int, liars: int) -> float | None:
+def largest_z(members: int, byzantine: int) -> float | None:
     """Return z = Φ⁻¹((n − f − s)/(n − f)), s = ⌊n/2⌋ + 1 − f, or None if it is not positive.
 
     At z standard deviations from the mean, enough honest vectors lie further out (arXiv 1902.06156, section 3.1).
     """
-    supporters = members // 2 + 1 - liars
-    share = (members - liars - supporters) / (members - liars) if members > liars else 0.0
+    supporters = members // 2 + 1 - byzantine
+    share = (members - byzantine - supporters) / (members - byzantine) if members > byzantine else 0.0
     return NormalDist().inv_cdf(share) if 0.5 < share < 1.0 else None
 
 
@@ -110,7 +110,7 @@ class Alie(VectorAttack):
 
     def vector(self, scene: AttackView) -> Tensor:
         known = torch.stack([*scene.known.values()])
-        z = self.strength or largest_z(scene.members, scene.liars) or _USUAL
+        z = self.strength or largest_z(scene.members, scene.byzantine) or _USUAL
         deviation = known.std(dim=0) if len(known) > 1 else torch.zeros_like(scene.own)
         return known.mean(dim=0) - z * deviation
 

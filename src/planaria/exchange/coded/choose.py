@@ -73,11 +73,11 @@ def grid(n: int, most_delay: int = 3, published: bool = False) -> Iterator[tuple
     repeated = set[tuple[int, int]]()
     yield "none", Uncoded()
     for late in counts:
-        found: list[tuple[str, Scheme]] = [("gc", GC(stragglers=late))]
+        results: list[tuple[str, Scheme]] = [("gc", GC(stragglers=late))]
         for burst, window in spans:
             options = {"burst": burst, "window": window, "stragglers": late}
-            found += [("srsgc", SRSGC(**options)), ("msgc", MSGC(**options))]
-        for name, made in found:
+            results += [("srsgc", SRSGC(**options)), ("msgc", MSGC(**options))]
+        for name, made in results:
             if made.objection(n) or made.delay() > most_delay:
                 continue
             if isinstance(made, SRSGC) and not published:
@@ -112,13 +112,13 @@ def timed(scheme: Scheme, profile: FinishTimes, slow: float = 2.0, window: int =
     rounds = len(profile.seconds)
     count = max(1, rounds // window) if window else rounds
     if not window:
-        found: Sequence[float] = replay(scheme, profile, rounds, slow=slow).rounds
+        sequence: Sequence[float] = replay(scheme, profile, rounds, slow=slow).rounds
     elif type(scheme) is Uncoded:
-        found = unhurried(profile, window, count)
+        sequence = unhurried(profile, window, count)
     else:
-        found = windows(scheme, profile, window, count, slow=slow)
+        sequence = windows(scheme, profile, window, count, slow=slow)
     jobs = count * max(1, window)
-    return sum(found) / jobs, float(np.std(found)) * len(found) ** 0.5 / jobs
+    return sum(sequence) / jobs, float(np.std(sequence)) * len(sequence) ** 0.5 / jobs
 
 
 def choose(

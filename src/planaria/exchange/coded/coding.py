@@ -68,32 +68,32 @@ class Coding:
         """Chunks in a step: equal parts of its microbatches."""
         return self.jobs * self.scheme.chunks(self.replicas)
 
-    def late(self, counted: frozenset[int]) -> Late:
+    def superfluous(self, counted: frozenset[int]) -> Late:
         """Return the replicas whose work of a round is lost if only ``counted`` ones count."""
         return frozenset(range(self.replicas)) - counted
 
     def history(self, counted: Counted) -> History:
         """Return the history in the schemes' form."""
-        return [self.late(there) for there in counted]
+        return [self.superfluous(there) for there in counted]
 
     def duties(self, counted: Counted, replica: int) -> list[AssignedTask]:
         """Return the mini-tasks of ``replica`` in the next round."""
         size = self.scheme.chunks(self.replicas)
         tasks = self.scheme.tasks(self.replicas, self.jobs, self.history(counted))[replica]
         parts = [(task, self.scheme.parts(self.replicas, replica, task)) for task in tasks]
-        return [AssignedTask(t, tuple((t.job * size + chunk, weight) for chunk, weight in found)) for t, found in parts]
+        return [AssignedTask(t, tuple((t.job * size + chunk, weight) for chunk, weight in value)) for t, value in parts]
 
     def busy(self, counted: Counted) -> frozenset[int]:
         """Return the replicas with mini-tasks in the next round."""
-        found = self.scheme.busy(self.replicas, self.jobs, self.history(counted))
-        return frozenset(replica for replica, tasks in enumerate(found) if tasks)
+        result = self.scheme.busy(self.replicas, self.jobs, self.history(counted))
+        return frozenset(replica for replica, tasks in enumerate(result) if tasks)
 
     def may_close(self, counted: Counted, done: frozenset[int], late: bool) -> bool:
         """Return whether the next round may end with the results of the replicas in ``done``.
 
         Not before it is ``late``, if the others would have to repeat work.
         """
-        missing = self.late(done)
+        missing = self.superfluous(done)
         if not missing:
             return True
         if self.scheme.delay() and not late:
@@ -110,12 +110,12 @@ class Coding:
 
     def decoding(self, counted: Counted) -> list[tuple[SentVector, float]]:
         """Return the vectors and coefficients that add up to the step's gradient, in order of addition."""
-        found, history = list[tuple[SentVector, float]](), self.history(counted)
+        result, history = list[tuple[SentVector, float]](), self.history(counted)
         for job in range(self.jobs):
             shares = self.scheme.decode(self.replicas, history[: job + self.scheme.delay() + 1], job)
             assert shares is not None, f"job {job} cannot be decoded from {counted}"
-            found += [(SentVector(s.worker, s.round, job, s.vector), s.coefficient) for s in shares]
-        return found
+            result += [(SentVector(s.worker, s.round, job, s.vector), s.coefficient) for s in shares]
+        return result
 
 
 @lru_cache

@@ -64,7 +64,7 @@ class Stragglers:
         if (coding := coding_of(run.settings.exchange)) is None:
             return
         for number, replica in run.live.items():
-            at = _under_way(run, replica)
+            at = _in_progress(run, replica)
             if at is None:
                 self._begun.pop(number, None)
                 self._until.pop(number, None)
@@ -85,12 +85,12 @@ class Stragglers:
             if now < until:
                 continue
             self._until[number] = math.inf, fastest
-            at = _under_way(state(), state().replicas[number])
+            at = _in_progress(state(), state().replicas[number])
             if at is not None and at == self._begun[number][0]:
                 yield RoundLate(replica=number, **at._asdict(), fastest_s=fastest)
 
 
-def _under_way(run: RunState, replica: ReplicaState) -> _Round | None:
+def _in_progress(run: RunState, replica: ReplicaState) -> _Round | None:
     coded, coding = coded_step(replica), coding_of(run.settings.exchange)
     if replica.phase != "run" or coded is None or coding is None or len(coded.counted) == coding.rounds:
         return None

@@ -161,8 +161,8 @@ def divisor(m: int, spare: int, chunks: NDArray[np.int_]) -> Matrix:
 
 def decoding(matrix: Matrix, there: Collection[int]) -> Matrix:
     """Return the shortest a with aᵀB = (1, …, 1) over the rows in ``there``: [rows]."""
-    found, *_ = np.linalg.lstsq(matrix[sorted(there)].T, np.ones(len(matrix)), rcond=None)
-    return np.asarray(found, dtype=np.float64)
+    result, *_ = np.linalg.lstsq(matrix[sorted(there)].T, np.ones(len(matrix)), rcond=None)
+    return np.asarray(result, dtype=np.float64)
 
 
 @lru_cache(maxsize=1024)
@@ -225,8 +225,8 @@ class GC(Scheme):
         return job < len(history) and code(n, self.stragglers).tolerates_losses(_there(n, history[job]))
 
     def decode(self, n: int, history: History, job: int) -> tuple[CodedVector, ...] | None:
-        found = code(n, self.stragglers).coefficients(_there(n, history[job])) if job < len(history) else None
-        return None if found is None else tuple(CodedVector(worker, job, 0, part) for worker, part in found.items())
+        result = code(n, self.stragglers).coefficients(_there(n, history[job])) if job < len(history) else None
+        return None if result is None else tuple(CodedVector(worker, job, 0, part) for worker, part in result.items())
 
     def conforms(self, n: int, history: History) -> bool:
         """Return whether at most s workers are late in each round."""

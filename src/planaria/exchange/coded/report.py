@@ -45,7 +45,7 @@ def laps(record: RunRecord) -> list[RoundTimes]:
 
 
 def _laps(record: RunRecord) -> list[RoundTimes]:
-    found: list[RoundTimes] = []
+    result: list[RoundTimes] = []
     nodes, coded, began, sent = Arrangement({}), CodedStep(), 0.0, dict[int, float]()
     for t, fact in record.history:
         if isinstance(fact, e.RunStarted):
@@ -57,9 +57,9 @@ def _laps(record: RunRecord) -> list[RoundTimes]:
             sent |= dict.fromkeys(coded.done(nodes) - sent.keys(), t - began)
         elif isinstance(fact, CloseRound):
             counted = frozenset(fact.counted)
-            found.append(RoundTimes(fact.step, fact.round, sent, counted, t - began))
+            result.append(RoundTimes(fact.step, fact.round, sent, counted, t - began))
             coded, began, sent = coded.closed(counted), t, {}
-    return found
+    return result
 
 
 def profile_of(record: RunRecord) -> FinishTimes | None:
@@ -83,14 +83,14 @@ def profile_of(record: RunRecord) -> FinishTimes | None:
 
 def busiest_s(record: RunRecord) -> float:
     """Return the median seconds of a microbatch's passes at the node that computes longest."""
-    found: dict[int, list[float]] = {}
+    result: dict[int, list[float]] = {}
     for _, work in record.worked:
         passes = [span for span in work.spans if span.action in ("forward", "backward")]
         ended = [span.hop for span in passes if span.action == "backward"]
         if ended and not work.dropped:
             each = sum(span.end - span.start for span in passes) / ended.count(min(ended))
-            found.setdefault(work.node, []).append(each)
-    return max((median(own) for own in found.values()), default=0.0)
+            result.setdefault(work.node, []).append(each)
+    return max((median(own) for own in result.values()), default=0.0)
 
 
 def schemes(record: RunRecord) -> SchemeChoice | None:
@@ -145,7 +145,7 @@ def finish_figure(made: list[RoundTimes], coding: Coding) -> go.Figure:
         [1e3 * lap.sent[replica] if replica in lap.sent else None for lap in drawn]
         for replica in range(coding.replicas)
     ]
-    words = [[_word(lap, replica) for lap in drawn] for replica in range(coding.replicas)]
+    words = [[_round_line(lap, replica) for lap in drawn] for replica in range(coding.replicas)]
     fig.add_heatmap(
         z=table, x=list(range(first, len(made))), y=names, colorscale=[[0, PAPER], [0.5, BLUE], [1, ORANGE]], zmin=0,
         customdata=words, hovertemplate="%{customdata}<extra></extra>",
@@ -160,7 +160,7 @@ def finish_figure(made: list[RoundTimes], coding: Coding) -> go.Figure:
     return whole(fig, range(first, len(made)), bars=True)
 
 
-def _word(lap: RoundTimes, replica: int) -> str:
+def _round_line(lap: RoundTimes, replica: int) -> str:
     lap_of = f"replica {replica}, step {lap.step}, round {lap.round}: "
     if replica not in lap.sent:
         return f"{lap_of}broken off after {1e3 * lap.seconds:.1f} ms"

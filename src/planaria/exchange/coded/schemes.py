@@ -22,7 +22,7 @@ SCHEMES: Registry[Scheme] = Registry(
     "exchange.coded.scheme",
     Scheme,  # type: ignore[type-abstract]
     {"none": Uncoded, "gc": GC, "srsgc": SRSGC, "msgc": MSGC},
-    place="exchange.coded",
+    location="exchange.coded",
 )
 FEWEST = 3
 """replicas; with two, the remaining one computes everything under any code"""

@@ -46,8 +46,8 @@ class FinishTimes:
         """Return finish times of a round with these loads [n]; rounds past the last wrap around."""
         measured = self.seconds[round % len(self.seconds)]
         more = self.slope * (loads - self.load)
-        found = measured + more if self.slows == "plus" else measured * (1 + more / self.typical)
-        return np.asarray(np.maximum(found, 1e-9))
+        result = measured + more if self.slows == "plus" else measured * (1 + more / self.typical)
+        return np.asarray(np.maximum(result, 1e-9))
 
     def cut(self, jobs: int, into: int) -> FinishTimes:
         """Return the profile of steps of ``jobs`` jobs cut ``into`` another number: merged, or split equally."""
@@ -183,9 +183,9 @@ def decoded(scheme: Scheme, n: int, jobs: int, history: History, gradient: Gradi
                 kept[vector] = sum(added[1:], added[0]) + kept.get(vector, 0)
                 if task.sent:
                     sent[*vector, now] = kept.pop(vector)
-    found = []
+    result = []
     for job in range(min(jobs, len(history) - scheme.delay())):
         shares = scheme.decode(n, history[: job + scheme.delay() + 1], job)
         parts = [s.coefficient * sent[job, s.worker, s.vector, s.round] for s in shares or ()]
-        found.append(sum(parts[1:], parts[0]) if shares is not None else None)
-    return found
+        result.append(sum(parts[1:], parts[0]) if shares is not None else None)
+    return result

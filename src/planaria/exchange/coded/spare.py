@@ -40,15 +40,15 @@ def best_stack(n: int) -> int:
 def distances(n: int, stack: int) -> tuple[int, ...]:
     """Return the offsets of a stack's shards from the worker's own; pairwise differences mod n are distinct while
     possible."""
-    found, seen = [0], set[int]()
+    results, seen = [0], set[int]()
     for spread in (True, False):
-        for place in range(1, n):
-            new = {(sign * (place - other)) % n for other in found for sign in (1, -1)}
-            if len(found) == stack or place in found or (spread and (len(new) < 2 * len(found) or new & seen)):
+        for index in range(1, n):
+            new = {(sign * (index - other)) % n for other in results for sign in (1, -1)}
+            if len(results) == stack or index in results or (spread and (len(new) < 2 * len(results) or new & seen)):
                 continue
-            found.append(place)
+            results.append(index)
             seen |= new
-    return tuple(found)
+    return tuple(results)
 
 
 def holders(n: int, stack: int, shard: int) -> list[int]:
@@ -147,9 +147,9 @@ def _placed(
     """As :func:`cover`, for a job split among the workers ``cut``, of which ``living`` remain; owners by their own
     numbers."""
     n = len(cut)
-    places = [place for place, worker in enumerate(cut) if worker in living]
-    found = cover(n, min(stack, n), range(n) if shards is None else shards, places)
-    return found and (found[0], {shard: cut[place] for shard, place in found[1].items()})
+    indices = [index for index, worker in enumerate(cut) if worker in living]
+    result = cover(n, min(stack, n), range(n) if shards is None else shards, indices)
+    return result and (result[0], {shard: cut[index] for shard, index in result[1].items()})
 
 
 def _round(
@@ -173,12 +173,12 @@ def _round(
         return _placed(cut, stack, [worker for worker in living if worker not in late], missing)
 
     late, begins = close(finish, living, slow, lambda late: patch(late) is not None)
-    if np.isinf(begins) or (found := patch(late)) is None:
+    if np.isinf(begins) or (result := patch(late)) is None:
         return None
-    if not found[1]:
+    if not result[1]:
         return float(max(finish[worker] for worker in living if worker not in late))
     busy, done = dict.fromkeys(living, begins), list[float]()
-    for shard, owner in found[1].items():
+    for shard, owner in result[1].items():
         busy[owner] += float(one[owner])
         done.append(min(busy[owner], float(finish[owners[shard]])))
     return max(done)

@@ -159,9 +159,9 @@ def coded_steps(resolved: ResolvedRun) -> CodedSteps | None:
     return CodedSteps(coding, resolved, microbatches * replicas)
 
 
-def _of(given: Callable[[int], T] | None, places: Sequence[int]) -> Callable[[int], T] | None:
+def _of(given: Callable[[int], T] | None, indices: Sequence[int]) -> Callable[[int], T] | None:
     """Return the function with the item at ``places[i]`` renumbered to i."""
-    return None if given is None else lambda i: given(places[i])
+    return None if given is None else lambda i: given(indices[i])
 
 
 class CodedRounds:

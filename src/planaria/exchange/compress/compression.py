@@ -31,14 +31,14 @@ COMPRESSORS: Registry[Compressor] = Registry(
     "exchange.compress.kind",
     Compressor,  # type: ignore[type-abstract]
     {"plain": Uncompressed, "quantised": GroupQuantised, "topk": TopK, "randk": RandK, "sign": Sign},
-    place="exchange.compress",
+    location="exchange.compress",
 )
 FEEDBACKS: Registry[Feedback] = Registry(
     "feedback",
     "exchange.compress.feedback",
     Feedback,  # type: ignore[type-abstract]
     {"none": NoFeedback, "ef14": EF14, "ef21": EF21, "ef21w": EF21W, "econtrol": EControl},
-    place="exchange.compress",
+    location="exchange.compress",
 )
 
 _SHORT = re.compile(r"(?:(?P<feedback>\w+):)?(?:(?P<kind>top|rand)(?P<keep>[\d.]+)%|(?P<bits>\d+)bits|(?P<name>\w+))")
@@ -160,11 +160,11 @@ def _measured(
     lost = 0.0
     if coded is not None and (meant := _norm(coded[0])):
         lost = (_norm(coded[0], coded[1]) / meant) ** 2
-    owed = _norm(kept["residual"]) if "residual" in kept else None
+    pending = _norm(kept["residual"]) if "residual" in kept else None
     off = _norm(exact, kept["estimate"]) if "estimate" in kept else None
     dense = 4 * sum(tensor.numel() for tensor in exact.values())
-    found = CompressionEffect(blocking.nbytes, dense, _norm(exact), lost, owed, off, full)
-    return found if all(math.isfinite(each or 0.0) for each in (found.norm, lost, owed, off)) else None
+    effect = CompressionEffect(blocking.nbytes, dense, _norm(exact), lost, pending, off, full)
+    return effect if all(math.isfinite(each or 0.0) for each in (effect.norm, lost, pending, off)) else None
 
 
 def _scaled(weights: dict[str, Tensor], scale: float) -> dict[str, Tensor]:
@@ -201,20 +201,20 @@ def compression_of(setting: str | Mapping[str, Any]) -> Compression:
 
 def _parsed(setting: str) -> dict[str, Any]:
     """Return the table of a short form."""
-    found = _SHORT.fullmatch(setting)
-    if found is None:
+    match = _SHORT.fullmatch(setting)
+    if match is None:
         raise UserError(
             f"exchange.compress = {setting!r}: write FEEDBACK:COMPRESSOR, such as 'econtrol:top1%', 'ef21:rand5%', "
             "'ef14:4bits' or 'sign', or a table with kind"
         )
-    feedback = {"feedback": found["feedback"]} if found["feedback"] else {}
-    if found["name"]:
-        return {"kind": found["name"], **feedback}
-    if found["bits"]:
-        bits = int(found["bits"])
+    feedback = {"feedback": match["feedback"]} if match["feedback"] else {}
+    if match["name"]:
+        return {"kind": match["name"], **feedback}
+    if match["bits"]:
+        bits = int(match["bits"])
         return {"kind": "plain" if bits >= 16 else "quantised", "bits": bits, **feedback}
     try:
-        keep = float(found["keep"]) / 100
+        keep = float(match["keep"]) / 100
     except ValueError:
-        raise UserError(f"exchange.compress = {setting!r}: {found['keep']!r} is no number of per cent") from None
-    return {"kind": _KINDS[found["kind"]], "keep": keep, **feedback}
+        raise UserError(f"exchange.compress = {setting!r}: {match['keep']!r} is no number of per cent") from None
+    return {"kind": _KINDS[match["kind"]], "keep": keep, **feedback}

@@ -121,9 +121,9 @@ class EF21W(EF21):
 
 def estimated(secants: tuple[float, ...]) -> list[float]:
     """Return L_i up to a common factor, from Σ‖Δg_i‖²; all equal if no gradient has changed."""
-    found = [math.sqrt(each) for each in secants]
-    mean = sum(found) / len(found)
-    return [max(each, LEAST * mean) for each in found] if mean else [1.0] * len(found)
+    results = [math.sqrt(each) for each in secants]
+    mean = sum(results) / len(results)
+    return [max(each, LEAST * mean) for each in results] if mean else [1.0] * len(results)
 
 
 def _square(weights: Weights) -> float:

@@ -40,12 +40,12 @@ class MessageTotals:
     @property
     def full(self) -> dict[tuple[int, str], list[int]]:
         """(round, reason) → stages sent in full, in order of round."""
-        found: dict[tuple[int, str], list[int]] = defaultdict(list)
+        result: dict[tuple[int, str], list[int]] = defaultdict(list)
         for stage, facts in sorted(self.reported.items()):
             for round, fact in facts.items():
                 if fact.full is not None:
-                    found[round, fact.full].append(stage)
-        return dict(sorted(found.items()))
+                    result[round, fact.full].append(stage)
+        return dict(sorted(result.items()))
 
     @property
     def share(self) -> float:
@@ -65,15 +65,15 @@ def messages_of(record: RunRecord) -> MessageTotals:
 
 
 def _messages(record: RunRecord) -> MessageTotals:
-    found = MessageTotals()
+    totals = MessageTotals()
     if record.config.exchange.replicas == 1:
-        return found
+        return totals
     for _, fact in record.history:
         if isinstance(fact, MessageCompressed):
-            known = found.reported[fact.stage].get(fact.round)
+            known = totals.reported[fact.stage].get(fact.round)
             if known is None or fact.node <= known.node:
-                found.reported[fact.stage][fact.round] = fact
-    return found
+                totals.reported[fact.stage][fact.round] = fact
+    return totals
 
 
 def section(record: RunRecord) -> Iterator[str]:
@@ -160,15 +160,15 @@ def norms_figure(messages: MessageTotals, when: str) -> go.Figure:
     """Draw L2 norms over all stages: ‖g‖, accumulated error ‖e‖ and estimate error ‖g − h‖."""
     fig = figure(280, x=when, y="L2 norm")
     norms = _norms(messages)
-    for name, what, colour, dash in (
+    for name, label, colour, dash in (
         ("norm", "‖g‖", GREY, "solid"),
-        ("owed", "owed, ‖e‖", ORANGE, "dash"),
+        ("residual", "residual, ‖e‖", ORANGE, "dash"),
         ("off", "off, ‖g − h‖", BLUE, "dot"),
     ):
         if norms[name]:
             points = [(float(round), value) for round, value in sorted(norms[name].items())]
-            style = {"mode": "lines", "name": what, "line": {"color": colour, "dash": dash}}
-            add_curve(fig, points, f"{what}, {when} %{{x}}: %{{y:.3g}}", **style)
+            style = {"mode": "lines", "name": label, "line": {"color": colour, "dash": dash}}
+            add_curve(fig, points, f"{label}, {when} %{{x}}: %{{y:.3g}}", **style)
     if rounds := sorted({round for round, _ in messages.full}):
         fig.add_scatter(
             x=rounds, y=[norms["norm"][round] for round in rounds], mode="markers", name="sent in full",
@@ -176,15 +176,15 @@ def norms_figure(messages: MessageTotals, when: str) -> go.Figure:
         )  # fmt: skip
     fig.update_yaxes(rangemode="tozero")
     fig.update_layout(showlegend=True)
-    return whole(fig, [round for found in norms.values() for round in found])
+    return whole(fig, [round for norm in norms.values() for round in norm])
 
 
 def _norms(messages: MessageTotals) -> dict[str, dict[int, float]]:
-    """ "norm", "owed" or "off" → round → its L2 norm over the stages."""
-    found: dict[str, dict[int, float]] = {"norm": {}, "owed": {}, "off": {}}
+    """ "norm", "residual" or "off" → round → its L2 norm over the stages."""
+    result: dict[str, dict[int, float]] = {"norm": {}, "residual": {}, "off": {}}
     for facts in messages.reported.values():
         for round, fact in facts.items():
-            for name, value in (("norm", fact.norm), ("owed", fact.owed), ("off", fact.off)):
+            for name, value in (("norm", fact.norm), ("residual", fact.residual), ("off", fact.off)):
                 if value is not None:
-                    found[name][round] = math.hypot(found[name].get(round, 0.0), value)
-    return found
+                    result[name][round] = math.hypot(result[name].get(round, 0.0), value)
+    return result

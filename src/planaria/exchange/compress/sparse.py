@@ -77,22 +77,24 @@ class TopK(ChunkedTopK):
     def encode(self, vector: Tensor, draw: int = 0) -> Tensor:
         pieces = [chunks.header(len(vector))]
         for chunk in chunks.split(vector):
-            places = torch.topk(chunk.abs(), self.kept(chunk.shape[1]), dim=1, sorted=False).indices.sort(dim=1).values
-            pieces += [chunks.raw(places.to(torch.uint16)), *self._scaled(chunk.gather(1, places))]
+            positions = (
+                torch.topk(chunk.abs(), self.kept(chunk.shape[1]), dim=1, sorted=False).indices.sort(dim=1).values
+            )
+            pieces += [chunks.raw(positions.to(torch.uint16)), *self._scaled(chunk.gather(1, positions))]
         return torch.cat(pieces)
 
     def decode(self, message: Tensor, count: int, draw: int = 0) -> Tensor:
         vector, reader = torch.zeros(count), chunks.ArrayReader(message, count, self.bytes(count))
         for chunk in chunks.split(vector):
-            places = self._places(reader, *chunk.shape)
-            if int(places.max()) >= chunk.shape[1]:
+            positions = self._places(reader, *chunk.shape)
+            if int(positions.max()) >= chunk.shape[1]:
                 raise ValueError("an index is outside its chunk")
-            chunk.scatter_(1, places, self._unscaled(*self._numbers(reader, *chunk.shape)))
+            chunk.scatter_(1, positions, self._unscaled(*self._numbers(reader, *chunk.shape)))
         return vector
 
     def _wrong(self, reader: chunks.ArrayReader, n: int, size: int) -> str:
-        places = self._places(reader, n, size)
-        if int(places.max()) >= size or bool((places.diff(dim=1) <= 0).any()):
+        positions = self._places(reader, n, size)
+        if int(positions.max()) >= size or bool((positions.diff(dim=1) <= 0).any()):
             return "its places are not ascending, or beyond their chunk"
         return super()._wrong(reader, n, size)
 
@@ -115,8 +117,8 @@ class RandK(ChunkedTopK):
     def decode(self, message: Tensor, count: int, draw: int = 0) -> Tensor:
         vector, reader = torch.zeros(count), chunks.ArrayReader(message, count, self.bytes(count))
         for chunk in chunks.split(vector):
-            places = self._places(chunk.shape[1], draw)
-            chunk[:, places] = self._unscaled(*self._numbers(reader, *chunk.shape))
+            positions = self._places(chunk.shape[1], draw)
+            chunk[:, positions] = self._unscaled(*self._numbers(reader, *chunk.shape))
         return vector
 
     def _places(self, size: int, draw: int) -> Tensor:

@@ -10,7 +10,7 @@ Rules are stateless. An iterative rule receives its last value v as an argument 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -23,12 +23,13 @@ from planaria.config.registry import Choice
 class RobustRule(Choice, ABC):
     """A robust rule; its fields are its options. Pure: equal vectors in the same order give the same value."""
 
-    liars: Natural = 1
+    former: ClassVar[Mapping[str, str]] = {"liars": "byzantine"}
+    byzantine: Natural = 1
     """f, the number of Byzantine members tolerated"""
 
     def least(self) -> int:
-        """Return the fewest members with which the rule tolerates f liars; 2f + 1, an honest majority, by default."""
-        return 2 * self.liars + 1
+        """Return the fewest members with which it tolerates f Byzantine ones; by default 2f + 1, a majority."""
+        return 2 * self.byzantine + 1
 
 
 class GramRule(RobustRule, ABC):

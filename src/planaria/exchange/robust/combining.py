@@ -82,12 +82,12 @@ def coefficients(rule: GramRule, gram: Tensor, mix: Mix, draw: int, about_last: 
 def _mixed_by(rule: RobustRule, gram: Tensor, mix: Mix, draw: int) -> Tensor:
     """Return the mixing matrix by true lengths, since a shortened vector may be as near as an honest long one."""
     lengths = torch.ones(len(gram) - 1, dtype=gram.dtype)
-    matrix = mixing(mix, framed(gram, lengths, origin=False), rule.liars, draw)
+    matrix = mixing(mix, framed(gram, lengths, origin=False), rule.byzantine, draw)
     _enough(rule, len(matrix))
     return matrix
 
 
-def mixing(mix: Mix, gram: Tensor, liars: int, draw: int) -> Tensor:
+def mixing(mix: Mix, gram: Tensor, byzantine: int, draw: int) -> Tensor:
     """Return M for inner products K [n, n]: row i gives the members whose mean replaces the i-th vector.
 
     nnm: its n − f nearest (arXiv 2302.01772). bucketing: random buckets of two (arXiv 2006.09365), derived from
@@ -97,7 +97,7 @@ def mixing(mix: Mix, gram: Tensor, liars: int, draw: int) -> Tensor:
     if mix == "none":
         return torch.eye(n, dtype=gram.dtype)
     if mix == "nnm":
-        near = nearest(gram, n - liars)
+        near = nearest(gram, n - byzantine)
         return torch.zeros(n, n, dtype=gram.dtype).scatter_(1, near, 1.0 / near.shape[1])
     order = torch.randperm(n, generator=torch.Generator().manual_seed(draw))
     made = torch.zeros(-(-n // BUCKET), n, dtype=gram.dtype)
@@ -127,13 +127,15 @@ def _visited(vectors: Sequence[Vector], made: Callable[[list[Tensor]], Tensor], 
 
 def _enough(rule: RobustRule, count: int) -> None:
     if count < rule.least():
-        raise ValueError(f"{count} vectors are too few for {rule.liars} liars: give {rule.least()} or more")
+        raise ValueError(
+            f"{count} vectors are too few for {rule.byzantine} Byzantine ones: give at least {rule.least()}"
+        )
 
 
-def suspects(counted: Sequence[float], liars: int) -> list[int]:
-    """Return the members, by index, with less than half of their weight in a mean: at most ``liars``, in order."""
-    little = [place for place, value in enumerate(counted) if value < _LITTLE / len(counted)]
-    return sorted(sorted(little, key=lambda place: (counted[place], place))[:liars])
+def suspects(counted: Sequence[float], byzantine: int) -> list[int]:
+    """Return the members, by index, with less than half of their weight in a mean: at most ``byzantine``, in order."""
+    little = [index for index, value in enumerate(counted) if value < _LITTLE / len(counted)]
+    return sorted(sorted(little, key=lambda index: (counted[index], index))[:byzantine])
 
 
 def rivals(rules: Mapping[str, RobustRule], own: GramRule, gram: Tensor, mix: Mix, draw: int) -> dict[str, Tensor]:
@@ -143,14 +145,14 @@ def rivals(rules: Mapping[str, RobustRule], own: GramRule, gram: Tensor, mix: Mi
     about the origin, if the run's is iterative, as G is about its last value; rules for which there are too few
     members.
     """
-    found = {}
+    result = {}
     for name, rule in rules.items():
         if not isinstance(rule, GramRule) or type(rule) is type(own):
             continue
         if rule.continues > own.continues or (rule.origin and own.continues):
             continue
         try:
-            found[name] = coefficients(rule, gram, mix, draw, own.continues)
+            result[name] = coefficients(rule, gram, mix, draw, own.continues)
         except ValueError:  # too few members
             continue
-    return found
+    return result

@@ -15,29 +15,29 @@ from planaria.exchange.robust.suspicion import distrusted
 
 def remembered(run: RunState) -> dict[int, str]:
     """Return the replicas excluded from rounds because of repeated invalid updates, with reasons."""
-    return Exclusions(useless=run.suspicion.standing(run.rule).useless).left_out
+    return Exclusions(invalid=run.suspicion.exclusions(run.rule).invalid).left_out
 
 
 def left_out(run: RunState) -> dict[int, str]:
     """Return the replicas excluded from the current or next all-reduced step, with reasons."""
-    return run.suspicion.standing(run.rule).left_out if run.rule.interval == 0 else {}
+    return run.suspicion.exclusions(run.rule).left_out if run.rule.interval == 0 else {}
 
 
 def disagreement(run: RunState, replica: ReplicaState) -> d.LeaveOut | d.Finish | None:
     """After all finished their part of an all-reduced step, compare the gradients they used."""
     if not replica.received:
         return None
-    found = run.suspicion.examine(_received_in_step(replica), run.rule)
-    if not found.least:
+    result = run.suspicion.examine(_received_in_step(replica), run.rule)
+    if not result.least:
         return None
-    if wrong := run.suspicion.raised(found.all).unbearable(run.rule):
+    if wrong := run.suspicion.raised(result.all).unbearable(run.rule):
         return d.Finish(outcome="failed", reason=wrong)
     return d.LeaveOut(
         replica=replica.number,
         generation=replica.generation,
         step=replica.step,
-        liars=list(found.liars),
-        disputes=list(found.disputes),
+        byzantine=list(result.byzantine),
+        disputes=list(result.disputes),
     )
 
 
@@ -78,8 +78,8 @@ def counted(run: RunState, round: int, party: Sequence[int]) -> tuple[Coefficien
         meeting, arrangement = run.replicas[me].meeting, run.replicas[me].arrangement
         assert meeting is not None
         stages = [meeting.products_at(arrangement.nodes(stage)[0]) for stage in arrangement.stages]
-        if (found := weighing.counted(stages, members, me, round)) is None:  # too few for the rule
+        if (result := weighing.counted(stages, members, me, round)) is None:  # too few for the rule
             return {}, {}
-        first = first if coefficients else found
-        coefficients[me] = dict(found.coefficients)
+        first = first if coefficients else result
+        coefficients[me] = dict(result.coefficients)
     return coefficients, {rule: rounded(of) for rule, of in first.rivals().items()}

@@ -36,7 +36,7 @@ class TrimmedMean(CoordinateRule):
     """The mean of x_j[k] without the f largest and the f smallest."""
 
     def combine(self, rows: Sequence[Tensor]) -> Tensor:
-        return middle(rows, self.liars)
+        return middle(rows, self.byzantine)
 
 
 def middle(rows: Sequence[Tensor], trim: int) -> Tensor:
@@ -55,11 +55,11 @@ def middle(rows: Sequence[Tensor], trim: int) -> Tensor:
         raise NotFinite("a number is not finite")
     held = list(rows)
     for low, high, smaller, larger in network(len(rows), trim):
-        one, other = held[low], held[high]
+        tensor, other = held[low], held[high]
         if smaller:
-            held[low] = torch.minimum(one, other)
+            held[low] = torch.minimum(tensor, other)
         if larger:
-            held[high] = torch.maximum(one, other)
+            held[high] = torch.maximum(tensor, other)
     for row in held[trim : len(held) - trim]:
         total.add_(row)
     return total.div_(len(rows) - 2 * trim)
@@ -68,11 +68,11 @@ def middle(rows: Sequence[Tensor], trim: int) -> Tensor:
 def _by_machine(rows: Sequence[Tensor], trim: int) -> Tensor:
     """As :func:`middle`, bit for bit, in compiled code."""
     held, value = [row.contiguous() for row in rows], torch.empty_like(rows[0])
-    places = [row.data_ptr() for row in held]
-    lowest, size = min(places), rows[0].element_size()
-    starts = np.array([(place - lowest) // size for place in places])
+    indices = [row.data_ptr() for row in held]
+    lowest, size = min(indices), rows[0].element_size()
+    starts = np.array([(index - lowest) // size for index in indices])
     # one view over the memory of all rows, since compiled code takes arrays, not lists
-    first = held[places.index(lowest)].numpy()
+    first = held[indices.index(lowest)].numpy()
     memory = as_strided(first, (int(starts.max()) + len(first),), writeable=False)
     share = memory.dtype.type(len(rows) - 2 * trim)
     if not middles(memory, starts, _table(len(rows), trim), trim, share, value.numpy()):
@@ -92,7 +92,7 @@ def middles(memory: Numbers, starts: Numbers, network: Numbers, trim: int, share
     :return: whether all numbers are finite.
     """
     held = np.zeros((len(starts), _TOGETHER), memory.dtype)
-    odd = False
+    invalid = False
     for begin in range(0, len(out), _TOGETHER):
         size = min(_TOGETHER, len(out) - begin)
         for member in range(len(starts)):
@@ -100,9 +100,9 @@ def middles(memory: Numbers, starts: Numbers, network: Numbers, trim: int, share
             source = memory[first : first + size]
             for k in range(size):
                 row[k] = source[k]
-                odd |= row[k] - row[k] != 0
-        for place in range(len(network)):
-            one, other = held[network[place, 0]], held[network[place, 1]]
+                invalid |= row[k] - row[k] != 0
+        for index in range(len(network)):
+            one, other = held[network[index, 0]], held[network[index, 1]]
             for k in range(_TOGETHER):  # a fixed count and both results: cheaper than testing what is needed
                 low, high = one[k], other[k]
                 one[k] = low if low < high else high
@@ -115,7 +115,7 @@ def middles(memory: Numbers, starts: Numbers, network: Numbers, trim: int, share
                 target[k] += row[k]
         for k in range(size):
             target[k] /= share
-    return not odd
+    return not invalid
 
 
 @lru_cache
@@ -134,7 +134,7 @@ def network(count: int, trim: int) -> tuple[tuple[int, int, bool, bool], ...]:
     kept: list[tuple[int, int, bool, bool]] = []
     ordered: set[int] = set()
     for low, high in reversed(_batcher(count)):
-        inside = [trim <= place < count - trim for place in (low, high)]
+        inside = [trim <= index < count - trim for index in (low, high)]
         if inside[0] == inside[1] and not {low, high} & ordered:
             continue
         kept.append((low, high, inside[0] or low in ordered, inside[1] or high in ordered))
@@ -144,14 +144,14 @@ def network(count: int, trim: int) -> tuple[tuple[int, int, bool, bool], ...]:
 
 def _batcher(count: int) -> list[tuple[int, int]]:
     """Return the comparisons of a full sort, in order."""
-    found, width = [], 1
+    result, width = [], 1
     while width < count:
         step = width
         while step:
             for start in range(step % width, count - step, 2 * step):
                 for low in range(start, start + min(step, count - start - step)):
                     if low // (2 * width) == (low + step) // (2 * width):
-                        found.append((low, low + step))
+                        result.append((low, low + step))
             step //= 2
         width *= 2
-    return found
+    return result

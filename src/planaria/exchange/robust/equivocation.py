@@ -29,32 +29,32 @@ _BYTES = 16
 class Exclusions(NamedTuple):
     """The members to exclude from a round."""
 
-    liars: tuple[int, ...] = ()
+    byzantine: tuple[int, ...] = ()
     """members who equivocate, in order"""
     disputes: tuple[tuple[int, int], ...] = ()
     """pairs of which one or both members are Byzantine"""
-    useless: tuple[int, ...] = ()
+    invalid: tuple[int, ...] = ()
     """members whose updates were invalid too often, in order"""
 
     @property
     def least(self) -> int:
         """Least number of Byzantine members."""
-        return len(self.liars) + len(self.disputes) + len(self.useless)
+        return len(self.byzantine) + len(self.disputes) + len(self.invalid)
 
     @property
     def all(self) -> list[tuple[int, ...]]:
         """Each finding from digests, as a tuple of members."""
-        return [*((member,) for member in self.liars), *self.disputes]
+        return [*((member,) for member in self.byzantine), *self.disputes]
 
     @property
     def left_out(self) -> dict[int, str]:
         """Member → reason for its exclusion."""
-        found = dict.fromkeys(self.useless, "its updates were invalid too often")
-        found |= dict.fromkeys(self.liars, "it sent different updates to different members")
+        result = dict.fromkeys(self.invalid, "its updates were invalid too often")
+        result |= dict.fromkeys(self.byzantine, "it sent different updates to different members")
         for sender, other in self.disputes:
-            found[sender] = f"replica {other} received another update from it"
-            found[other] = f"it reports another update from replica {sender} than that one"
-        return dict(sorted(found.items()))
+            result[sender] = f"replica {other} received another update from it"
+            result[other] = f"it reports another update from replica {sender} than that one"
+        return dict(sorted(result.items()))
 
 
 def digest(update: Update) -> str:
@@ -67,8 +67,8 @@ def digest(update: Update) -> str:
     return hashed.digest()[:_BYTES].hex()
 
 
-def findings(received: Received, members: Collection[int], liars: int) -> Exclusions:
-    """Return the findings from the digests that ``members`` report, with at most ``liars`` Byzantine ones.
+def findings(received: Received, members: Collection[int], byzantine: int) -> Exclusions:
+    """Return the findings from the digests that ``members`` report, with at most ``byzantine`` Byzantine ones.
 
     Digests of other senders are ignored; a missing digest contradicts no one.
     """
@@ -76,7 +76,7 @@ def findings(received: Received, members: Collection[int], liars: int) -> Exclus
     for sender in sorted(members):
         own = received.get(sender, {}).get(sender)
         contradicted[sender] = [m for m in sorted(members) if received.get(m, {}).get(sender, own) != own]
-        if len(contradicted[sender]) > liars:
+        if len(contradicted[sender]) > byzantine:
             proved.append(sender)
     settled, disputes = set(proved), []
     for sender, by in contradicted.items():
@@ -89,8 +89,8 @@ def findings(received: Received, members: Collection[int], liars: int) -> Exclus
 
 def joined(stages: Iterable[Mapping[int, str]]) -> dict[int, str]:
     """Return one member's digests of all stages, joined in order of stage."""
-    found: dict[int, str] = {}
+    result: dict[int, str] = {}
     for of_stage in stages:
         for member, digest_of_stage in of_stage.items():
-            found[member] = f"{found.get(member, '')} {digest_of_stage}"
-    return found
+            result[member] = f"{result.get(member, '')} {digest_of_stage}"
+    return result

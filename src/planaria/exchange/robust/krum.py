@@ -8,9 +8,9 @@ from torch import Tensor
 from planaria.exchange.robust.base import GramRule, distances
 
 
-def scores(gram: Tensor, liars: int) -> Tensor:
+def scores(gram: Tensor, byzantine: int) -> Tensor:
     """Return s_i = Σ ‖x_i − x_j‖² over the n − f − 2 nearest others (arXiv 1703.02757, section 4): [n]."""
-    others = len(gram) - liars - 2
+    others = len(gram) - byzantine - 2
     return distances(gram).sort(dim=1).values[:, 1 : 1 + others].sum(dim=1)
 
 
@@ -18,11 +18,11 @@ class Krum(GramRule):
     """The vector with the lowest score."""
 
     def least(self) -> int:
-        return 2 * self.liars + 3
+        return 2 * self.byzantine + 3
 
     def coefficients(self, gram: Tensor) -> Tensor:
         chosen = torch.zeros(len(gram), dtype=gram.dtype)
-        chosen[int(scores(gram, self.liars).argmin())] = 1.0
+        chosen[int(scores(gram, self.byzantine).argmin())] = 1.0
         return chosen
 
 
@@ -30,6 +30,6 @@ class MultiKrum(Krum):
     """The mean of the n − f vectors with the lowest scores."""
 
     def coefficients(self, gram: Tensor) -> Tensor:
-        count = len(gram) - self.liars
-        best = torch.sort(scores(gram, self.liars), stable=True).indices[:count]
+        count = len(gram) - self.byzantine
+        best = torch.sort(scores(gram, self.byzantine), stable=True).indices[:count]
         return torch.zeros(len(gram), dtype=gram.dtype).index_fill_(0, best, 1.0 / count)

@@ -59,8 +59,8 @@ def mixed(matrix: Tensor, rows: Sequence[Tensor]) -> list[Tensor]:
     held = torch.empty(len(rows), CHUNK, dtype=rows[0].dtype)
     torch.stack(list(rows), out=held[:, : len(rows[0])])
     cut = blocks(held, len(rows[0]))
-    found = torch.bmm(matrix.to(cut.dtype).expand(len(cut), -1, -1), cut)
-    return list(found.transpose(0, 1).reshape(len(matrix), -1)[:, : len(rows[0])])
+    result = torch.bmm(matrix.to(cut.dtype).expand(len(cut), -1, -1), cut)
+    return list(result.transpose(0, 1).reshape(len(matrix), -1)[:, : len(rows[0])])
 
 
 class NotFinite(ValueError):
@@ -79,16 +79,16 @@ def products(vectors: Sequence[Vector], about: Vector | None = None, origin: boo
     :raises NotFinite: if a number is not finite.
     """
     count, first = len(vectors), about is None and not origin
-    found = _pass(vectors, about, None, first)
-    if not (_distinguishes(found[1:, 1:], vectors[1:]) if first else _distinguishes(found, vectors)):
-        found, first = _pass(vectors, about, torch.float64, False), False
-        if not bool(torch.isfinite(found).all()):
+    result = _pass(vectors, about, None, first)
+    if not (_distinguishes(result[1:, 1:], vectors[1:]) if first else _distinguishes(result, vectors)):
+        result, first = _pass(vectors, about, torch.float64, False), False
+        if not bool(torch.isfinite(result).all()):
             raise NotFinite("a number is not finite")
-    placed = torch.zeros(count + 1, count, dtype=found.dtype)
+    placed = torch.zeros(count + 1, count, dtype=result.dtype)
     placed.diagonal().fill_(1.0)
     if first:  # x_0 − r is zero; its place holds r
         placed[0, 0], placed[count, 0] = 0.0, 1.0
-    return placed @ found @ placed.T
+    return placed @ result @ placed.T
 
 
 def _distinguishes(gram: Tensor, vectors: Sequence[Vector]) -> bool:
@@ -102,8 +102,8 @@ def _distinguishes(gram: Tensor, vectors: Sequence[Vector]) -> bool:
     )
 
 
-def _equal(one: Vector, other: Vector) -> bool:
-    return all(torch.equal(*parts) for _, parts in chunks([one, other]))
+def _equal(vector: Vector, other: Vector) -> bool:
+    return all(torch.equal(*parts) for _, parts in chunks([vector, other]))
 
 
 def _pass(vectors: Sequence[Vector], about: Vector | None, precision: torch.dtype | None, first: bool) -> Tensor:
@@ -116,11 +116,11 @@ def _pass(vectors: Sequence[Vector], about: Vector | None, precision: torch.dtyp
         if buffer is None:
             buffer = torch.empty(count, CHUNK, dtype=dtype)
         r = parts[0] if first else None if about is None else parts[count]
-        for place, row in enumerate(buffer):
-            if r is None or (first and place == 0):
-                row[:width] = parts[place]
+        for index, row in enumerate(buffer):
+            if r is None or (first and index == 0):
+                row[:width] = parts[index]
             else:
-                torch.sub(parts[place].to(dtype), r.to(dtype), out=row[:width])
+                torch.sub(parts[index].to(dtype), r.to(dtype), out=row[:width])
         cut = blocks(buffer, width)
         total += torch.bmm(cut, cut.transpose(1, 2)).double().sum(dim=0)
     return total
@@ -138,5 +138,5 @@ def bounded(gram: Tensor) -> Tensor:
 
 def framed(gram: Tensor, shorter: Tensor, origin: bool) -> Tensor:
     """Return K [n, n], the inner products of s_j x_j about the ``origin``, or else about r; from G and s."""
-    mine = torch.cat([torch.diag(shorter), (shorter if origin else shorter - 1.0).unsqueeze(1)], dim=1)
-    return mine @ gram @ mine.T
+    own = torch.cat([torch.diag(shorter), (shorter if origin else shorter - 1.0).unsqueeze(1)], dim=1)
+    return own @ gram @ own.T

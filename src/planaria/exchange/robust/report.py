@@ -68,12 +68,12 @@ class TrustHistory:
     """(replica, stage, reason)"""
     little: dict[Place, LowWeightRounds] = field(default_factory=lambda: defaultdict(LowWeightRounds))
 
-    def place(self, replica: int, stage: int) -> Place:
+    def position(self, replica: int, stage: int) -> Place:
         """Return the row of a replica's stage."""
         return replica, -1 if self.whole else stage
 
-    def mean(self, place: Place, column: int) -> float | None:
-        total, count = self.counted.get(place, {}).get(column, (0.0, 0))
+    def mean(self, location: Place, column: int) -> float | None:
+        total, count = self.counted.get(location, {}).get(column, (0.0, 0))
         return total / count if count else None
 
 
@@ -88,31 +88,33 @@ def _trust(record: RunRecord) -> TrustHistory:
     )
     robust = record.config.exchange.robust
     whole = isinstance(robust, Mapping) and robust.get("scope") == "replica"
-    found = TrustHistory(width=1 + last // COLUMNS, whole=whole)
+    history = TrustHistory(width=1 + last // COLUMNS, whole=whole)
     for _, fact in record.history:
         if isinstance(fact, UpdatesWeighted):
             for replica, value in fact.counted.items():
-                cell = found.counted[found.place(replica, fact.stage)].setdefault(fact.round // found.width, [0.0, 0])
+                cell = history.counted[history.position(replica, fact.stage)].setdefault(
+                    fact.round // history.width, [0.0, 0]
+                )
                 cell[0] += value
                 cell[1] += 1
-            _compare(fact, found)
+            _compare(fact, history)
         elif isinstance(fact, UpdateRejected):
-            refusals = found.refused[fact.replica, fact.stage, fact.reason]
+            refusals = history.refused[fact.replica, fact.stage, fact.reason]
             refusals.rounds.add(fact.round)
             refusals.nodes.add(fact.node)
-    return found
+    return history
 
 
 def _compare(fact: UpdatesWeighted, trust: TrustHistory) -> None:
     """Add what other rules would have counted in a round."""
     suspects = {replica for of in fact.rivals.values() for replica in of}
     for replica in suspects:
-        found = trust.little[trust.place(replica, fact.stage)]
-        found.rounds += 1
-        found.add(OWN, fact.counted[replica])
-        found.add(MEAN, 1 / len(fact.counted))
+        result = trust.little[trust.position(replica, fact.stage)]
+        result.rounds += 1
+        result.add(OWN, fact.counted[replica])
+        result.add(MEAN, 1 / len(fact.counted))
         for rule, of in fact.rivals.items():
-            found.add(rule, of[replica])
+            result.add(rule, of[replica])
 
 
 def section(record: RunRecord) -> Iterator[str]:
@@ -157,24 +159,24 @@ def _by_others(trust: TrustHistory) -> tuple[list[str], list[list[str]]]:
 
 
 def _rows(trust: TrustHistory) -> Iterator[list[str]]:
-    for (replica, stage, reason), found in trust.refused.items():
-        place = str(stage) if stage >= 0 else "–"
-        rounds, nodes = found.rounds, len(found.nodes)
+    for (replica, stage, reason), value in trust.refused.items():
+        location = str(stage) if stage >= 0 else "–"
+        rounds, nodes = value.rounds, len(value.nodes)
         who = f"{counted(nodes, 'node')}"
-        yield [str(replica), place, reason, str(len(rounds)), str(min(rounds)), str(max(rounds)), who]
+        yield [str(replica), location, reason, str(len(rounds)), str(min(rounds)), str(max(rounds)), who]
 
 
 def trust_figure(trust: TrustHistory) -> go.Figure:
     """Draw coefficients as a heat map: rows are stages of replicas (or whole replicas), columns are rounds."""
     refused: dict[Place, set[int]] = defaultdict(set)
-    for (replica, stage, _), found in trust.refused.items():
-        refused[trust.place(replica, stage)] |= {round // trust.width for round in found.rounds}
-    places = sorted({*trust.counted, *refused})
+    for (replica, stage, _), value in trust.refused.items():
+        refused[trust.position(replica, stage)] |= {round // trust.width for round in value.rounds}
+    positions = sorted({*trust.counted, *refused})
     columns = sorted({column for of in (*trust.counted.values(), *refused.values()) for column in of})
-    names = [f"replica {replica}" + (f" · stage {stage}" if stage >= 0 else "") for replica, stage in places]
+    names = [f"replica {replica}" + (f" · stage {stage}" if stage >= 0 else "") for replica, stage in positions]
     rounds = [column * trust.width for column in columns]
-    means = [[trust.mean(place, column) for column in columns] for place in places]
-    fig = figure(110 + 22 * len(places), x="round")
+    means = [[trust.mean(index, column) for column in columns] for index in positions]
+    fig = figure(110 + 22 * len(positions), x="round")
     cells = {"x": rounds, "y": names, "zmin": 0, "xgap": 1 if len(columns) <= 80 else 0, "ygap": 2}
     fig.add_heatmap(
         z=means,
@@ -189,7 +191,7 @@ def trust_figure(trust: TrustHistory) -> go.Figure:
         hovertemplate="%{y}, round %{x}: %{z:.3g}<extra></extra>",
     )
     fig.add_heatmap(
-        z=[[1 if column in refused[place] else None for column in columns] for place in places],
+        z=[[1 if column in refused[index] else None for column in columns] for index in positions],
         zmax=1,
         colorscale=[[0, RED], [1, RED]],
         showscale=False,

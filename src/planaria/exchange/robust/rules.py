@@ -1,7 +1,7 @@
 """Byzantine-robust aggregation: a registry of rules.
 
-``exchange.robust`` is ``"multikrum"``, ``"nnm:median"``, or a table such as ``{ rule = "flag", liars = 2, mix = "nnm",
-rounds = 5, scope = "replica" }``.
+``exchange.robust`` is ``"multikrum"``, ``"nnm:median"``, or a table such as
+``{ rule = "flag", byzantine = 2, mix = "nnm", rounds = 5, scope = "replica" }``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ RULES: Registry[RobustRule] = Registry(
         "clipping": CenteredClipping,
         "flag": Flag,
     },
-    place="exchange.robust",
+    location="exchange.robust",
 )
 
 STRIKES = 3
@@ -78,7 +78,7 @@ class RobustAggregator:
 
         ``on_counted`` and ``counted`` as in :meth:`~planaria.exchange.base.Exchange.after_rejecting`.
         """
-        left = self.rule.model_copy(update={"liars": max(0, self.rule.liars - refused)})
+        left = self.rule.model_copy(update={"byzantine": max(0, self.rule.byzantine - refused)})
         return replace(self, rule=left, on_counted=on_counted, counted=counted)
 
     def aggregate(self, decoded: Mapping[int, Weights], draw: int, last: Weights | None = None) -> dict[str, Tensor]:
@@ -90,7 +90,7 @@ class RobustAggregator:
         """
         if len(decoded) < self.least():
             raise TooManyByzantine(
-                f"{len(decoded)} members are too few to tolerate {self.rule.liars} Byzantine ones: "
+                f"{len(decoded)} members are too few to tolerate {self.rule.byzantine} Byzantine ones: "
                 f"{self.least()} or more"
             )
         like = next(iter(decoded.values()))
@@ -103,12 +103,12 @@ class RobustAggregator:
         if self.scope == "replica":
             return weight_message.named(self._given(vectors, [*decoded], before), like)
         try:
-            found = combine(self.rule, vectors, self.mix, draw, before)
+            result = combine(self.rule, vectors, self.mix, draw, before)
         except NotFinite as error:
             raise TooManyByzantine("a member's vector is not finite, and was not refused") from error
-        if self.on_counted is not None and found.coefficients is not None and found.gram is not None:
-            self.on_counted(self._counted([*decoded], found.coefficients, found.gram, draw))
-        return weight_message.named(found.value, like)
+        if self.on_counted is not None and result.coefficients is not None and result.gram is not None:
+            self.on_counted(self._counted([*decoded], result.coefficients, result.gram, draw))
+        return weight_message.named(result.value, like)
 
     def _given(self, vectors: list[list[Tensor]], members: list[int], last: list[Tensor] | None) -> Tensor:
         """Return the value with the weights found over all stages."""
@@ -125,19 +125,19 @@ class RobustAggregator:
         :raises ValueError: if there are too few members.
         """
         assert isinstance(self.rule, GramRule)
-        found = coefficients(self.rule, gram, self.mix, draw, self.continues)
-        return self._counted(members, found, gram, draw)
+        result = coefficients(self.rule, gram, self.mix, draw, self.continues)
+        return self._counted(members, result, gram, draw)
 
-    def _counted(self, members: Sequence[int], found: Tensor, gram: Tensor, draw: int) -> UpdateWeights:
-        own = found.tolist()
+    def _counted(self, members: Sequence[int], value: Tensor, gram: Tensor, draw: int) -> UpdateWeights:
+        own = value.tolist()
 
         def by_rivals() -> dict[str, dict[int, float]]:
-            little = suspects(own, self.rule.liars)
+            little = suspects(own, self.rule.byzantine)
             if not little or not isinstance(self.rule, GramRule):
                 return {}
-            rules = {name: RULES.make(name, {"liars": self.rule.liars}) for name in RULES.shipped}
+            rules = {name: RULES.make(name, {"byzantine": self.rule.byzantine}) for name in RULES.shipped}
             others = rivals(rules, self.rule, gram, self.mix, draw)
-            return {name: {members[place]: float(c[place]) for place in little} for name, c in others.items()}
+            return {name: {members[index]: float(c[index]) for index in little} for name, c in others.items()}
 
         return UpdateWeights(dict(zip(members, own, strict=True)), by_rivals)
 
@@ -166,8 +166,8 @@ def robust_of(setting: str | Mapping[str, Any], members: int) -> RobustAggregato
         )
     if members < made.least():
         raise UserError(
-            f"exchange.robust: {rule!r} with liars = {made.rule.liars} and mix = {mix!r} needs exchange.replicas = "
-            f"{made.least()} or more, and here are {members}; lower liars, or add replicas"
+            f"exchange.robust: {rule!r} with byzantine = {made.rule.byzantine} and mix = {mix!r} needs "
+            f"exchange.replicas = {made.least()} or more, and here are {members}; lower byzantine, or add replicas"
         )
     return made
 

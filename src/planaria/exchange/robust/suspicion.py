@@ -23,31 +23,31 @@ class MemberRejections:
     now: frozenset[int] = frozenset()
     """members that rejected in it"""
 
-    def refused(self, round: int, by: Collection[int], liars: int) -> MemberRejections:
+    def refused(self, round: int, by: Collection[int], byzantine: int) -> MemberRejections:
         """Return the state after these members rejected in ``round``; reports about an older round are ignored.
 
-        :param liars: the largest number of Byzantine members.
+        :param byzantine: the largest number of Byzantine members.
         """
         if round < self.round:
             return self
         if round == self.round:
             return replace(self, now=self.now.union(by))
-        return replace(self._closed(liars), round=round, now=frozenset(by))
+        return replace(self._closed(byzantine), round=round, now=frozenset(by))
 
-    def strikes(self, liars: int) -> int:
-        """Return the least number of rounds with an invalid update, given at most ``liars`` Byzantine members."""
-        closed = self._closed(liars)
+    def strikes(self, byzantine: int) -> int:
+        """Return the least number of rounds with an invalid update, given at most ``byzantine`` Byzantine members."""
+        closed = self._closed(byzantine)
         most = sorted(closed.by.values(), reverse=True)
-        return closed.proved + (most[liars] if len(most) > liars else 0)
+        return closed.proved + (most[byzantine] if len(most) > byzantine else 0)
 
     def without(self, member: int) -> MemberRejections:
         """Return the state without rejections by ``member``."""
         by = MappingProxyType({other: rounds for other, rounds in self.by.items() if other != member})
         return replace(self, by=by, now=self.now - {member})
 
-    def _closed(self, liars: int) -> MemberRejections:
+    def _closed(self, byzantine: int) -> MemberRejections:
         """Return the state with the newest round merged into the earlier ones."""
-        if len(self.now) > liars:
+        if len(self.now) > byzantine:
             return replace(self, proved=self.proved + 1, now=frozenset())
         by = {**self.by, **{member: self.by.get(member, 0) + 1 for member in self.now}}
         return replace(self, by=MappingProxyType(by), now=frozenset())
@@ -64,7 +64,7 @@ _NEVER = MemberRejections()
 class Suspicion:
     """Findings so far, and their number of steps."""
 
-    found: Mapping[Finding, int] = field(default_factory=lambda: MappingProxyType({}))
+    findings: Mapping[Finding, int] = field(default_factory=lambda: MappingProxyType({}))
     """→ steps; of all-reduced replicas"""
     now: frozenset[Finding] = frozenset()
     """those in the current step"""
@@ -73,8 +73,8 @@ class Suspicion:
 
     def raised(self, findings: Iterable[Finding]) -> Suspicion:
         """Return the state after these findings in the current step."""
-        new = {finding: self.found.get(finding, 0) + 1 for finding in findings}
-        return replace(self, found=MappingProxyType({**self.found, **new}), now=self.now | new.keys())
+        new = {finding: self.findings.get(finding, 0) + 1 for finding in findings}
+        return replace(self, findings=MappingProxyType({**self.findings, **new}), now=self.now | new.keys())
 
     def ended(self, round: int, refused: Refused, rule: Exchange) -> Suspicion:
         """Return the state after these members ended a round or a step.
@@ -83,8 +83,8 @@ class Suspicion:
         """
         if not self.now and not refused:
             return self
-        standing = self.standing(rule)
-        disputed = standing.left_out.keys() - {*standing.liars, *standing.useless}
+        standing = self.exclusions(rule)
+        disputed = standing.left_out.keys() - {*standing.byzantine, *standing.invalid}
         held = dict(self.refusals)
         for sender in sorted({other for others in refused.values() for other in others} - disputed):
             by = [member for member, others in refused.items() if sender in others]
@@ -97,15 +97,15 @@ class Suspicion:
 
     def forgotten(self, member: int) -> Suspicion:
         """Return the state without reports by and about ``member``, whose place another machine takes."""
-        found = {finding: steps for finding, steps in self.found.items() if member not in finding}
+        result = {finding: steps for finding, steps in self.findings.items() if member not in finding}
         others = {other: held.without(member) for other, held in self.refusals.items() if other != member}
         now = frozenset(finding for finding in self.now if member not in finding)
-        return Suspicion(MappingProxyType(found), now, MappingProxyType(others))
+        return Suspicion(MappingProxyType(result), now, MappingProxyType(others))
 
-    def standing(self, rule: Exchange) -> Exclusions:
+    def exclusions(self, rule: Exchange) -> Exclusions:
         """Return the members excluded from the current step: found in it, or in ``rule.strikes`` steps (0: never)."""
         least = rule.strikes
-        held = {finding for finding, steps in self.found.items() if 0 < least <= steps} | self.now
+        held = {finding for finding, steps in self.findings.items() if 0 < least <= steps} | self.now
         alone = {member for finding in held if len(finding) == 1 for member in finding}
         useless = {member for member in self.refusals if 0 < least <= self.strikes(member, rule)} - alone
         disputes = [(one, *rest) for one, *rest in sorted(held) if rest and not (alone | useless) & {one, *rest}]
@@ -114,12 +114,12 @@ class Suspicion:
 
     def examine(self, received: Received, rule: Exchange) -> Exclusions:
         """Return new findings from the digests in the current step, besides members already excluded."""
-        known = self.standing(rule)
+        known = self.exclusions(rule)
         return findings(received, received.keys() - known.left_out.keys(), max(0, rule.tolerated - known.least))
 
     def unbearable(self, rule: Exchange) -> str:
         """Return why the step cannot be made without the excluded members, or an empty string."""
-        standing = self.standing(rule)
+        standing = self.exclusions(rule)
         if standing.least <= rule.tolerated:
             return ""
         reasons = "; ".join(f"replica {member}: {why}" for member, why in standing.left_out.items())

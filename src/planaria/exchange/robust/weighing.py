@@ -76,7 +76,7 @@ def products(vectors: Mapping[int, Vector], news: Collection[int], about: Vector
     threads.
     """
     members = list(vectors)
-    found: dict[int, dict[int, float]] = {j: dict.fromkeys(members[: members.index(j) + 1], 0.0) for j in news}
+    result: dict[int, dict[int, float]] = {j: dict.fromkeys(members[: members.index(j) + 1], 0.0) for j in news}
     scratch = torch.empty(CHUNK, dtype=torch.float64)
     for _, parts in chunks([*vectors.values(), *([] if about is None else [about])]):
         r = None if about is None else parts[-1].double()
@@ -84,10 +84,10 @@ def products(vectors: Mapping[int, Vector], news: Collection[int], about: Vector
             member: part.double() if r is None or member == own else part.double() - r
             for member, part in zip(members, parts, strict=False)
         }
-        for j, row in found.items():
+        for j, row in result.items():
             for k in row:
                 row[k] += float(torch.mul(rows[j], rows[k], out=scratch[: len(rows[j])]).sum())
-    return found
+    return result
 
 
 def gram(known: Products, members: Sequence[int], own: int | None) -> Tensor:
@@ -98,14 +98,14 @@ def gram(known: Products, members: Sequence[int], own: int | None) -> Tensor:
     :raises KeyError: if a product is missing.
     """
     count = len(members)
-    found = torch.zeros(count + 1, count + 1, dtype=torch.float64)
-    for place, j in enumerate(members):
-        for other, k in enumerate(members[: place + 1]):
-            found[place, other] = found[other, place] = known[j][k] if k in known[j] else known[k][j]
+    result = torch.zeros(count + 1, count + 1, dtype=torch.float64)
+    for index, j in enumerate(members):
+        for other, k in enumerate(members[: index + 1]):
+            result[index, other] = result[other, index] = known[j][k] if k in known[j] else known[k][j]
     if own is not None:  # row and column hold r; the member's own difference from r is zero
-        place = members.index(own)
-        about = found[place].clone()
-        found[place] = found[:, place] = 0.0
-        found[count, count], about[place] = about[place].clone(), 0.0
-        found[count, :count] = found[:count, count] = about[:count]
-    return found
+        index = members.index(own)
+        about = result[index].clone()
+        result[index] = result[:, index] = 0.0
+        result[count, count], about[index] = about[index].clone(), 0.0
+        result[count, :count] = result[:count, count] = about[:count]
+    return result

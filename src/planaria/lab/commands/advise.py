@@ -60,7 +60,7 @@ def advise(
     _require_prices(config, path)
     known = experience()
     advice = weigh_all(config, known)
-    unit = _unit(advice.ways[0].prediction.hours.mean)
+    unit = _unit(advice.candidates[0].prediction.hours.mean)
     _show(config, advice, unit)
     for line in _conclusions(config, advice, known, unit):
         print(line)
@@ -95,18 +95,18 @@ def _show(config: RunConfig, advice: StrategyAdvice, unit: str) -> None:
     rate = f"{config.network.hourly:.3g} an hour and worker"
     head = ["strategy", "recovery.strategy", "routing", unit, "range", "checkpoint every", "MB a step", "memory"]
     rows = []
-    for way in advice.ways:
-        hours = way.prediction.hours
-        spread = "calculated" if way.prediction.certain else _in_unit(unit, hours.low, hours.high)
-        interval = "–" if way.prediction.interval is None else counted(way.prediction.interval, "step")
-        costs = [spread, interval, f"{way.step_bytes / 1e6:.1f}", f"{100 * way.memory:.0f} %"]
-        rows.append([way.prediction.name, way.chain, way.routing, _in_unit(unit, hours.mean), *costs])
+    for strategy in advice.candidates:
+        hours = strategy.prediction.hours
+        spread = "calculated" if strategy.prediction.certain else _in_unit(unit, hours.low, hours.high)
+        interval = "–" if strategy.prediction.interval is None else counted(strategy.prediction.interval, "step")
+        costs = [spread, interval, f"{strategy.step_bytes / 1e6:.1f}", f"{100 * strategy.memory:.0f} %"]
+        rows.append([strategy.prediction.name, strategy.chain, strategy.routing, _in_unit(unit, hours.mean), *costs])
     title = f"{config.name}: {counted(config.train.steps, 'step')}, failures at {rate}"
     show([Table(title, head, rows, numbers_from=3)])
 
 
 def _conclusions(config: RunConfig, advice: StrategyAdvice, known: Experience, unit: str) -> list[str]:
-    best = advice.ways[0]
+    best = advice.candidates[0]
     command = f"--recovery.strategy {best.chain.replace(' ', '')!s} --routing.kind {best.routing}"
     if best.background != config.checkpoint.background:
         command += f" --checkpoint.background {str(best.background).lower()}"
@@ -120,12 +120,14 @@ def _conclusions(config: RunConfig, advice: StrategyAdvice, known: Experience, u
         of = "every other that is known" if doubts else "every other"
         lines.append(f"how sure      its worst case is better than the best case of {of}")
     within = CLOSE * best.prediction.hours.mean
-    if close := [way.prediction.name for way in advice.ways[1:] if way.prediction.hours.mean <= within]:
+    if close := [
+        candidate.prediction.name for candidate in advice.candidates[1:] if candidate.prediction.hours.mean <= within
+    ]:
         lines.append(f"as good       {'; '.join(close)}: within {CLOSE - 1:.0%} of it")
     lines += [f"break-even    {_break_even(config, point)}" for point in advice.break_evens]
-    for name, one in doubts.items():
-        would = f"; at the same cost {_in_unit(unit, one.hours.mean)} {unit}" if one.hours else ""
-        lines.append(f"don't know    {name}: {one.why}{would}")
+    for name, strategy in doubts.items():
+        would = f"; at the same cost {_in_unit(unit, strategy.hours.mean)} {unit}" if strategy.hours else ""
+        lines.append(f"don't know    {name}: {strategy.why}{would}")
     lines.append(
         f"experience    {'; '.join(known.observed)}; {unit} count training to the recipe's last step at equal loss"
     )
@@ -133,9 +135,9 @@ def _conclusions(config: RunConfig, advice: StrategyAdvice, known: Experience, u
 
 
 def _break_even(config: RunConfig, point: BreakEven) -> str:
-    own = getattr(config.network, point.what.partition(".")[2])
+    own = getattr(config.network, point.setting.partition(".")[2])
     side = "above" if point.value > own else "below"
-    return f"{point.what} {side} {point.value:.3g} (now {own:.3g}): {point.other}"
+    return f"{point.setting} {side} {point.value:.3g} (now {own:.3g}): {point.other}"
 
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
@@ -206,13 +208,13 @@ def windows_of(config: RunConfig, profile: FinishTimes, jobs: int) -> list[BestW
     ``profile`` is of steps of ``jobs`` jobs. For other numbers, rounds are combined or divided, since the data of a job
     and its time change.
     """
-    microbatches, found = config.pipeline.microbatches * profile.workers, []
+    microbatches, results = config.pipeline.microbatches * profile.workers, []
     for width in WIDTHS:
         if microbatches % (width * profile.workers) == 0:
             cut = profile.cut(jobs, width)
             chosen = choose(cut, window=width, microbatches=microbatches // width)
-            found.append(BestWindow(width, chosen, width * chosen.best.seconds))
-    return sorted(found, key=lambda window: (window.step_s, window.jobs))
+            results.append(BestWindow(width, chosen, width * chosen.best.seconds))
+    return sorted(results, key=lambda window: (window.step_s, window.jobs))
 
 
 def _coded_conclusions(windows: list[BestWindow], none_s: float, plain: SchemeChoice) -> Iterator[str]:

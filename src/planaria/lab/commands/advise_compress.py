@@ -37,7 +37,7 @@ def advise_compress(config: RunConfig, path: Path) -> int:
     _require(config, path)
     known = lessons()
     advice = advise(config, known)
-    rows = [_row(way, advice.dense, known) for way in advice.ways]
+    rows = [_row(choice, advice.dense, known) for choice in advice.choices]
     title = f"{config.name}: {config.exchange.replicas} replicas, {config.network.bandwidth:.3g} bytes/s"
     show([Table(title, HEAD, rows, numbers_from=1)])
     for line in _conclusions(config, advice, known):
@@ -60,12 +60,16 @@ def _require(config: RunConfig, path: Path) -> None:
         raise UserError(f"{path}: {', '.join(missing)}: advice needs to know; give each in [network] or as a flag")
 
 
-def _row(way: WeighedCompression, dense: WeighedCompression, known: CompressionExperience) -> list[str]:
-    missed = f"missed by {way.arm.missed} of {len(known.seeds)}"
-    steps = missed if way.arm.steps is None else _shown(way.arm.steps)
-    coding = "–" if way.coding_s is None else f"{1e3 * way.coding_s:.3g}"
-    size, seconds, share = f"{way.step_bytes / 1e6:.3g}", f"{way.step_s:.4g}", f"{way.step_s / dense.step_s:.3f}"
-    return [way.how, size, seconds, share, coding, _shown(way.arm.loss), steps]
+def _row(choice: WeighedCompression, dense: WeighedCompression, known: CompressionExperience) -> list[str]:
+    missed = f"missed by {choice.arm.missed} of {len(known.seeds)}"
+    steps = missed if choice.arm.steps is None else _shown(choice.arm.steps)
+    coding = "–" if choice.coding_s is None else f"{1e3 * choice.coding_s:.3g}"
+    size, seconds, share = (
+        f"{choice.step_bytes / 1e6:.3g}",
+        f"{choice.step_s:.4g}",
+        f"{choice.step_s / dense.step_s:.3f}",
+    )
+    return [choice.how, size, seconds, share, coding, _shown(choice.arm.loss), steps]
 
 
 def _shown(of: Range) -> str:
@@ -76,7 +80,7 @@ def _conclusions(config: RunConfig, advice: CompressionAdvice, known: Compressio
     yield from _advised(advice)
     yield f"break-even    {_break_even(config, advice)}"
     yield from _quicker(advice, known)
-    if etas := [f"{way.eta:.3g} ({way.how})" for way in advice.ways if way.eta is not None]:
+    if etas := [f"{choice.eta:.3g} ({choice.how})" for choice in advice.choices if choice.eta is not None]:
         yield f"eta           econtrol takes delta / 2: {', '.join(etas)}"
     yield (
         "step size     EF21-W's larger one is for SGD with known smoothness (exchange/stepsize.py); with optim.kind = "
@@ -120,9 +124,9 @@ def _break_even(config: RunConfig, advice: CompressionAdvice) -> str:
 def _quicker(advice: CompressionAdvice, known: CompressionExperience) -> Iterator[str]:
     """Name the scheme with the lowest loss among those with quicker steps than the advised one."""
     limit = (advice.best or advice.dense).step_s
-    quicker = [way for way in advice.ways if way.step_s * CLOSE < limit and way.arm.steps is None]
+    quicker = [choice for choice in advice.choices if choice.step_s * CLOSE < limit and choice.arm.steps is None]
     if quicker:
-        least = min(quicker, key=lambda way: way.arm.loss.mean)
+        least = min(quicker, key=lambda choice: choice.arm.loss.mean)
         yield (
             f"quicker       {least.how}: {least.step_s:.4g} s a step, at {_shown(least.arm.loss)} of the dense loss; "
             f"{least.arm.missed} of {len(known.seeds)} seeds did not reach in {known.steps} steps what dense gradients "

@@ -72,10 +72,10 @@ def evaluate(folder: Path, text: str | None) -> int:
 
 def _print_text(ensemble: Ensemble, folder: Path, text: str) -> None:
     """Print a row for the ensemble and one for each expert."""
-    logps, found = _measured(ensemble, folder, text)
-    members = zip(ensemble.manifest.members, logps, found.speaking, strict=True)
+    logps, result = _measured(ensemble, folder, text)
+    members = zip(ensemble.manifest.members, logps, result.speaking, strict=True)
     rows = [
-        ["ensemble", "", f"{found.perplexity:.3f}", ""],
+        ["ensemble", "", f"{result.perplexity:.3f}", ""],
         *([m.name, m.domain, f"{math.exp(-float(own.mean())):.3f}", f"{share:.1%}"] for m, own, share in members),
     ]
     title = f"perplexity on {text}: {logps.shape[1]} samples of {logps.shape[2]} tokens"
@@ -86,10 +86,10 @@ def _print_domains(ensemble: Ensemble, folder: Path, tests: Sequence[Path]) -> N
     """Print a row for each test text of the ensemble."""
     rows, names = [], [member.name for member in ensemble.manifest.members]
     for file in tests:
-        logps, found = _measured(ensemble, folder, str(file))
-        best, most = int(logps.mean((1, 2)).argmax()), max(range(len(names)), key=found.speaking.__getitem__)
-        cells = [f"{found.perplexity:.3f}", names[best], f"{math.exp(found.best):.3f}"]
-        rows.append([file.stem, *cells, names[most], f"{found.speaking[most]:.1%}"])
+        logps, result = _measured(ensemble, folder, str(file))
+        best, most = int(logps.mean((1, 2)).argmax()), max(range(len(names)), key=result.speaking.__getitem__)
+        cells = [f"{result.perplexity:.3f}", names[best], f"{math.exp(result.best):.3f}"]
+        rows.append([file.stem, *cells, names[most], f"{result.speaking[most]:.1%}"])
     title = f"perplexity on test texts of {folder}: at most {MOST_WINDOWS} samples of each"
     show([Table(title, ["domain", "ensemble", "best expert", "of it alone", "largest weight", "share"], rows)])
 
@@ -114,13 +114,13 @@ def add_expert(folder: Path, source: Path, name: str, domain: str) -> int:
         if any(member.name == name for member in kept.members):
             raise UserError(f"{folder}: has an expert {name!r} already; choose another name with --as")
         parameters = _require_compatible(folder, kept, source, domain)
-        place = _copied(source, folder / ADDED, name)
+        path = _copied(source, folder / ADDED, name)
         beliefs = torch.tensor([member.belief for member in kept.members], dtype=torch.float64)
         member = Expert(
             name=name,
             domain=domain,
-            model=f"{ADDED}/{place.name}",
-            sha256=manifest.digest(place / manifest.WEIGHTS),
+            model=f"{ADDED}/{path.name}",
+            sha256=manifest.digest(path / manifest.WEIGHTS),
             parameters=parameters,
             belief=float(beliefs.logsumexp(0)) - math.log(len(beliefs)),
         )
@@ -140,14 +140,14 @@ def _changing(folder: Path) -> Iterator[EnsembleManifest]:
 def _copied(source: Path, shelf: Path, name: str) -> Path:
     """Copy the model of a run, or an exported one, to ``shelf``, as ``name`` or, if taken, ``name-2`` and so on."""
     names = (name if number == 1 else f"{name}-{number}" for number in count(1))
-    place = next(shelf / free for free in names if not (shelf / free).exists())
-    unfinished = place.with_name(f".{place.name}.{os.getpid()}")
+    path = next(shelf / free for free in names if not (shelf / free).exists())
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         if (source / manifest.WEIGHTS).exists():
             shutil.copytree(source, unfinished)
         else:
             export_run(source, unfinished)
-        return unfinished.replace(place)
+        return unfinished.replace(path)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
@@ -185,7 +185,7 @@ def remove_expert(folder: Path, name: str) -> int:
         member = kept.member(name)
         if len(kept.members) == 1:
             raise UserError(f"{folder}: {name!r} is its only expert; an ensemble needs one")
-        left = [one for one in kept.members if one != member]
+        left = [expert for expert in kept.members if expert != member]
         removed = kept.removed if member.added else [*kept.removed, name]
         manifest.write(folder, kept.model_copy(update={"members": left, "removed": removed}))
     print(f"{name} was removed from {folder}; its files stay in {folder / member.model}")
@@ -211,9 +211,9 @@ def weigh_worst(folder: Path, tokens: int | None, floor: float | None, tolerance
     if floor is not None and not 0 < floor < 1 / len(experts):
         raise UserError(f"--floor {floor:g}: must be above 0 and below 1/{len(experts)}, so that weights can differ")
     held_out, test = _read(ensemble, folder, HELD_OUT), _read(ensemble, folder, TEST)
-    found = weigh(experts, held_out, test, ensemble.manifest.mixture, first, floor or FLOOR, tolerance or TOLERANCE)
-    console = show(tables(found))
-    for line in sentences(found):
+    result = weigh(experts, held_out, test, ensemble.manifest.mixture, first, floor or FLOOR, tolerance or TOLERANCE)
+    console = show(tables(result))
+    for line in sentences(result):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     return 0
 
@@ -270,8 +270,8 @@ def _cells(folder: Path, model: Completer, source: str, names: list[str]) -> lis
         CountProgress(f"the model reads {source}", "samples", len(samples)) as progress,
         shares(model.llama) if names and model.llama is not None else nullcontext(torch.ones(1)) as passed,
     ):
-        found = math.exp(-float(token_logps(model.logits, samples, progress.done).mean()))
+        result = math.exp(-float(token_logps(model.logits, samples, progress.done).mean()))
     if not names:
-        return [f"{found:.3f}"]
+        return [f"{result:.3f}"]
     most = int(passed.argmax())
-    return [f"{found:.3f}", names[most], f"{float(passed[most] / passed.sum()):.1%}"]
+    return [f"{result:.3f}", names[most], f"{float(passed[most] / passed.sum()):.1%}"]

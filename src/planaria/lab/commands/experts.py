@@ -55,15 +55,15 @@ def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> i
     with run_folders.held(folder):
         before = manifest.read(folder) if (folder / manifest.FILE).exists() else None
         with JobsProgress(quiet) as progress:
-            texts = _texts(folder, spec, base, progress.said)
-            found = [run for seed in spec.seeds for run in Campaign(spec, base, folder, seed, texts, progress).run()]
-        made = _ensemble(folder, spec, base, found[0])
+            texts = _texts(folder, spec, base, progress.note)
+            items = [run for seed in spec.seeds for run in Campaign(spec, base, folder, seed, texts, progress).run()]
+        made = _ensemble(folder, spec, base, items[0])
         manifest.write(folder, made if before is None else made.changed_like(before))
         results = Results(
             name=base.name,
             trained=list(spec.domains),
             untrained=list(spec.untrained),
-            runs=found,
+            runs=items,
             speech=weights_over_text(Ensemble(folder), texts),
             worst=_worst(folder, made, texts, list(spec.domains)),
         )
@@ -72,8 +72,8 @@ def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> i
     print(f"report        {write_experts_report(results, folder / 'report.html')}")
     print(f"ensemble      {folder / manifest.FILE}")
     for arm in results.generalists:
-        (job,) = found[0].arms[arm].experts
-        print(f"{arm:13} {folder / _trained(job, found[0])}")
+        (job,) = items[0].arms[arm].experts
+        print(f"{arm:13} {folder / _trained(job, items[0])}")
     return 0
 
 
@@ -129,7 +129,7 @@ def _folder(spec: ExpertsSpec, base: RunConfig) -> Path:
     return folder
 
 
-def _texts(folder: Path, spec: ExpertsSpec, base: RunConfig, say: Callable[[str], None]) -> DomainTexts:
+def _texts(folder: Path, spec: ExpertsSpec, base: RunConfig, notify: Callable[[str], None]) -> DomainTexts:
     """Copy the domains' text, make the experts' common tokenizer, and cut test and held-out samples.
 
     :raises UserError: when a text is invalid; a folder just made for them is removed.
@@ -140,7 +140,7 @@ def _texts(folder: Path, spec: ExpertsSpec, base: RunConfig, say: Callable[[str]
         write_domains(spec, folder)
         if not known:
             data = DataConfig(source=str(folder / TRAINED), tokenizer=base.data.tokenizer, cache=base.data.cache)
-            load_tokenizer(data, base.model.vocab, cache_folder(data.cache), say).save(tokenizer)
+            load_tokenizer(data, base.model.vocab, cache_folder(data.cache), notify).save(tokenizer)
         return DomainTexts(folder, spec, base)
     except UserError:
         if not known:
@@ -155,8 +155,8 @@ def _worst(folder: Path, made: EnsembleManifest, texts: DomainTexts, domains: Se
     read = [texts.read(folder / member.model) for member in made.members]
     return weigh(
         [member.name for member in made.members],
-        {name: torch.stack([one.held_out[name] for one in read]).double() for name in domains},
-        {name: torch.stack([one.test[name] for one in read]).double() for name in domains},
+        {name: torch.stack([probabilities.held_out[name] for probabilities in read]).double() for name in domains},
+        {name: torch.stack([probabilities.test[name] for probabilities in read]).double() for name in domains},
         made.mixture,
         made.mixture.prefix or made.context,
     )
@@ -181,7 +181,7 @@ def _parent(result: SeedResult, size: str) -> str:
 
 def _ensemble(folder: Path, spec: ExpertsSpec, base: RunConfig, result: SeedResult) -> EnsembleManifest:
     """Return the arm of experts that does best on held-out text as an ensemble."""
-    ensembles = [found for arm, found in result.arms.items() if not is_generalist(arm)]
+    ensembles = [value for arm, value in result.arms.items() if not is_generalist(arm)]
     best, shapes = min(ensembles, key=lambda arm: arm.held_out), sized(base.model, spec)
     members = []
     for job, belief in zip(best.experts, best.belief, strict=True):

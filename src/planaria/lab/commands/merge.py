@@ -62,12 +62,12 @@ def gather(run: Path, to: Path, safe: str | None) -> MergeSources:
         raise UserError(
             f"{run}: experts of unequal size ({sizes} parameters) cannot become one model; train them equal"
         )
-    place = safe or str(_parent(run, known))
-    parent = open_llama(place)
-    experts = [open_llama(str(manifest.place(run, member))) for member in known.members]
+    location = safe or str(_parent(run, known))
+    parent = open_llama(location)
+    experts = [open_llama(str(manifest.expert_folder(run, member))) for member in known.members]
     for member, expert in zip(known.members, experts, strict=True):
-        require_child(parent, expert, f"expert {member.name!r}", place)
-    origin = part_of("parent", "", Path(place), parent)
+        require_child(parent, expert, f"expert {member.name!r}", location)
+    origin = part_of("parent", "", Path(location), parent)
     parts = [part_of(m.name, m.domain, run / m.model, e) for m, e in zip(known.members, experts, strict=True)]
     return MergeSources(run, known, parent, experts, origin, parts)
 
@@ -77,21 +77,21 @@ def fuse(run: Path, to: Path, by: How, scale: float | None, safe: str | None, se
 
     :raises UserError: as :func:`gather`.
     """
-    found = gather(run, to, safe)
+    result = gather(run, to, safe)
     weight = SCALES[by] if scale is None else scale
-    add_up(found, to, Fused(by=by, scale=weight, seed=seed, parent=found.origin, parts=found.parts))
+    add_up(result, to, Fused(by=by, scale=weight, seed=seed, parent=result.origin, parts=result.parts))
     return 0
 
 
-def add_up(found: MergeSources, to: Path, record: Fused) -> None:
+def add_up(sources: MergeSources, to: Path, record: Fused) -> None:
     """Write the parent plus each expert's contribution as one model."""
-    parent = weights_of(found.parent)
-    added = fused.contributions(record, parent, [weights_of(one) for one in found.experts])
-    whole = found.parent.clone()
+    parent = weights_of(sources.parent)
+    added = fused.contributions(record, parent, [weights_of(expert) for expert in sources.experts])
+    whole = sources.parent.clone()
     take(whole, task_vectors.add_contributions(parent, added))
     write(to, whole, {FILE: record.model_dump_json(indent=1).encode()})
-    print(f"{to}: {len(found.experts)} experts in one model of {found.known.members[0].parameters:,} parameters, by "
-          f"{record.by}, λ = {record.scale:g}; `planaria eval {to}` measures its loss")  # fmt: skip
+    print(f"{to}: {len(sources.experts)} experts in one model of {sources.known.members[0].parameters:,} parameters, "
+          f"by {record.by}, λ = {record.scale:g}; `planaria eval {to}` measures its loss")  # fmt: skip
 
 
 def require_free(to: Path) -> None:
@@ -105,27 +105,27 @@ def open_llama(path: str) -> LlamaPolicy:
 
     :raises UserError: when it is another model, or unreadable.
     """
-    found = open_policy(path)
-    if not isinstance(found, LlamaPolicy):
+    result = open_policy(path)
+    if not isinstance(result, LlamaPolicy):
         raise UserError(f"{path}: is no LLaMA like planaria's; only experts of one can become one model")
-    return found
+    return result
 
 
-def require_child(parent: Policy, expert: Policy, what: str, place: str) -> None:
-    """:raises UserError: when the model ``what`` has a shape or weights unrelated to the parent at ``place``."""
+def require_child(parent: Policy, expert: Policy, label: str, location: str) -> None:
+    """:raises UserError: when the model ``label`` has a shape or weights unrelated to the parent at ``location``."""
     ours, theirs = weights_of(parent), weights_of(expert)
-    task_vectors.require_alike(ours, theirs, what)
+    task_vectors.require_alike(ours, theirs, label)
     if (moved := task_vectors.relative_distance(task_vectors.task_vector(theirs, ours), ours)) >= UNRELATED:
         raise UserError(
-            f"{what}: its weights are {moved:.0%} of their size away from those of {place}; that is not its parent, "
-            "and only experts of one parent can become one model"
+            f"{label}: its weights are {moved:.0%} of their size away from those of {location}; that is not its "
+            "parent, and only experts of one parent can become one model"
         )
 
 
-def part_of(name: str, domain: str, place: Path, policy: Policy) -> SourceModel:
+def part_of(name: str, domain: str, path: Path, policy: Policy) -> SourceModel:
     """Describe a source model."""
     return SourceModel(
-        name=name, domain=domain, place=str(place.absolute()), sha256=task_vectors.digest(weights_of(policy))
+        name=name, domain=domain, path=str(path.absolute()), sha256=task_vectors.digest(weights_of(policy))
     )
 
 
@@ -159,17 +159,19 @@ def merge(run: Path, to: Path, wanted: MergeOptions, safe: str | None) -> int:
     :raises UserError: before anything is computed, when they cannot be merged, or an expert's domain has no text.
     """
     torch.set_num_threads(1)
-    found = gather(run, to, safe)
+    result = gather(run, to, safe)
     if wanted.by == "average":
-        scale = 1 / len(found.parts)
-        add_up(found, to, Fused(by="average", scale=scale, parent=found.origin, parts=found.parts, run=_place(run)))
+        scale = 1 / len(result.parts)
+        add_up(
+            result, to, Fused(by="average", scale=scale, parent=result.origin, parts=result.parts, run=_run_path(run))
+        )
         return 0
-    texts = _texts(found, wanted.routers.samples)
-    experts = [_llama(policy) for policy in found.experts]
+    texts = _texts(result, wanted.routers.samples)
+    experts = [_llama(policy) for policy in result.experts]
     model = merging.merged(experts, wanted.routers.of(len(experts)), wanted.bias)
-    sums = {part.name: merging.domain_sums(model, n, texts[part.domain]) for n, part in enumerate(found.parts)}
-    record = Fused(by="dume", parent=found.origin, parts=found.parts, run=_place(run), routers=wanted.routers)
-    _finish(to, model, found.experts[0], record, sums)
+    sums = {part.name: merging.domain_sums(model, n, texts[part.domain]) for n, part in enumerate(result.parts)}
+    record = Fused(by="dume", parent=result.origin, parts=result.parts, run=_run_path(run), routers=wanted.routers)
+    _finish(to, model, result.experts[0], record, sums)
     return 0
 
 
@@ -186,7 +188,7 @@ def add_expert(folder: Path, to: Path, expert: str, name: str, domain: str, text
     opened = _Opened.of(folder)
     if any(part.name == name for part in opened.record.parts):
         raise UserError(f"{folder}: has an expert {name!r} already; choose another name with --as")
-    policy, origin = open_llama(expert), opened.record.parent.place
+    policy, origin = open_llama(expert), opened.record.parent.path
     if not Path(origin).exists():
         raise UserError(f"{folder / FILE}: the parent is missing at {origin}; restore it")
     if policy.tokenizer_fingerprint != opened.policy.tokenizer_fingerprint:
@@ -253,25 +255,25 @@ class _Opened:
 
 def _sums(file: Path, names: Sequence[str], shape: tuple[int, ...]) -> dict[str, Tensor]:
     fix = "restore it, or merge again"
-    found, _ = kept_sums(file, shape, fix)
+    result, _ = kept_sums(file, shape, fix)
     for name in names:
-        if name not in found:
+        if name not in result:
             raise UserError(f"{file}: has no sums of expert {name!r}; {fix}")
-    return found
+    return result
 
 
-def _texts(found: MergeSources, samples: int) -> dict[str, Tensor]:
+def _texts(sources: MergeSources, samples: int) -> dict[str, Tensor]:
     """Return domain → samples [n, T] from which its router is computed."""
-    known, there = found.known, with_text(found.run)
+    known, there = sources.known, with_text(sources.run)
     for member in known.members:
         if lacking := [part for part in known.parts(member.domain) if part not in there]:
             raise UserError(
-                f"{found.run}: expert {member.name!r}: its domain {lacking[0]!r} has no text, which routers are "
-                f"made from; put some into {found.run / TRAINED / f'{lacking[0] or member.name}.jsonl'}"
-                + ("" if member.domain else f", and its domain into {found.run / 'experts.json'}")
+                f"{sources.run}: expert {member.name!r}: its domain {lacking[0]!r} has no text, which routers are "
+                f"made from; put some into {sources.run / TRAINED / f'{lacking[0] or member.name}.jsonl'}"
+                + ("" if member.domain else f", and its domain into {sources.run / 'experts.json'}")
             )
     return {
-        name: domain_samples(found.run, known.parts(name), TRAINED, known.vocab, known.context, samples)[:, :-1]
+        name: domain_samples(sources.run, known.parts(name), TRAINED, known.vocab, known.context, samples)[:, :-1]
         for name in dict.fromkeys(member.domain for member in known.members)
     }
 
@@ -302,5 +304,5 @@ def _llama(policy: LlamaPolicy) -> Llama:
     return module
 
 
-def _place(run: Path) -> str:
+def _run_path(run: Path) -> str:
     return str(run.absolute())

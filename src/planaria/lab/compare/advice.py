@@ -54,7 +54,7 @@ class UnweighableStrategy(NamedTuple):
 class BreakEven:
     """At ``value`` of the setting ``what``, ``other`` becomes better than the advised strategy."""
 
-    what: str
+    setting: str
     value: float
     other: str
 
@@ -63,7 +63,7 @@ class BreakEven:
 class StrategyAdvice:
     """All strategies, the best first."""
 
-    ways: Sequence[WeighedStrategy]
+    candidates: Sequence[WeighedStrategy]
     rivals: Sequence[str]
     """Strategies that may be better than the first, given the spread of the races in experience."""
     break_evens: Sequence[BreakEven]
@@ -74,32 +74,32 @@ def weigh(config: RunConfig, experience: Experience) -> list[WeighedStrategy]:
 
     Sorted by hours.
     """
-    found = []
-    for name, way in ways(config).items():
-        expected = _expected(name, way, experience)
+    results = []
+    for name, variant in candidates(config).items():
+        expected = _expected(name, variant, experience)
         if isinstance(expected, Prediction):
-            costs, beside = step_bytes_and_memory(ResolvedRun(way)), way.checkpoint.background
-            found.append(WeighedStrategy(expected, way.recovery.strategy, way.routing.kind, *costs, beside))
-    return sorted(found, key=lambda w: w.prediction.hours.mean)
+            costs, beside = step_bytes_and_memory(ResolvedRun(variant)), variant.checkpoint.background
+            results.append(WeighedStrategy(expected, variant.recovery.strategy, variant.routing.kind, *costs, beside))
+    return sorted(results, key=lambda w: w.prediction.hours.mean)
 
 
 def unknown(config: RunConfig, experience: Experience) -> dict[str, UnweighableStrategy]:
     """Return the strategies that cannot be weighed."""
-    found = {name: _expected(name, way, experience) for name, way in ways(config).items()}
-    return {name: one for name, one in found.items() if isinstance(one, UnweighableStrategy)}
+    result = {name: _expected(name, variant, experience) for name, variant in candidates(config).items()}
+    return {name: one for name, one in result.items() if isinstance(one, UnweighableStrategy)}
 
 
-def _expected(name: str, way: RunConfig, experience: Experience) -> Prediction | UnweighableStrategy:
-    clock = clock_of(way)
-    rate = per_step_probability(way.network.hourly, clock.step_s)
-    failures = FailureRate(rate, frozenset(range(way.pipeline.stages + 1)))
-    if why := doubt(way, failures, experience):
+def _expected(name: str, variant: RunConfig, experience: Experience) -> Prediction | UnweighableStrategy:
+    clock = clock_of(variant)
+    rate = per_step_probability(variant.network.hourly, clock.step_s)
+    failures = FailureRate(rate, frozenset(range(variant.pipeline.stages + 1)))
+    if why := doubt(variant, failures, experience):
         return UnweighableStrategy(why, None)
-    found = predict(name, way, clock, failures, experience)
-    ends = math.isfinite(found.hours.mean)
-    if why := far(way, failures, experience, parameters(way.model, way.pipeline.stages)):
-        return UnweighableStrategy(why, found.hours if ends else None)
-    return found if ends else UnweighableStrategy("between failures it makes no durable progress", None)
+    result = predict(name, variant, clock, failures, experience)
+    ends = math.isfinite(result.hours.mean)
+    if why := far(variant, failures, experience, parameters(variant.model, variant.pipeline.stages)):
+        return UnweighableStrategy(why, result.hours if ends else None)
+    return result if ends else UnweighableStrategy("between failures it makes no durable progress", None)
 
 
 def advise(config: RunConfig, experience: Experience) -> StrategyAdvice:
@@ -107,14 +107,14 @@ def advise(config: RunConfig, experience: Experience) -> StrategyAdvice:
 
     :raises UserError: when no strategy would ever finish.
     """
-    found = weigh(config, experience)
-    if not found:
+    result = weigh(config, experience)
+    if not result:
         raise UserError(
             f"network: with {config.network.hourly:.3g} failures an hour and worker, no known strategy makes durable "
             "progress: steps, saves or repairs take too long; look at [network]"
         )
-    best = found[0].prediction
-    rivals = [w.prediction.name for w in found[1:] if may_be_as_good(w.prediction.hours, best.hours)]
+    best = result[0].prediction
+    rivals = [w.prediction.name for w in result[1:] if may_be_as_good(w.prediction.hours, best.hours)]
     network = config.network
     dials: list[tuple[str, float | None]] = [
         ("network.hourly", network.hourly),
@@ -124,10 +124,10 @@ def advise(config: RunConfig, experience: Experience) -> StrategyAdvice:
         ("network.replacement_s", network.replacement_s or None),
     ]
     breaks = []
-    for what, value in dials:
+    for label, value in dials:
         if value is not None:
-            breaks += _break_evens(config, experience, best.name, what, value)
-    return StrategyAdvice(found, rivals, breaks)
+            breaks += _break_evens(config, experience, best.name, label, value)
+    return StrategyAdvice(result, rivals, breaks)
 
 
 def may_be_as_good(other: Range, best: Range) -> bool:
@@ -135,22 +135,24 @@ def may_be_as_good(other: Range, best: Range) -> bool:
     return other.low < best.high
 
 
-def _break_evens(config: RunConfig, experience: Experience, best: str, what: str, value: float) -> list[BreakEven]:
+def _break_evens(config: RunConfig, experience: Experience, best: str, label: str, value: float) -> list[BreakEven]:
     """Return the first numbers above and below ``value`` at which another strategy is better, if the best is known."""
 
     def winner(number: float) -> str:
-        network = config.network.model_copy(update={what.partition(".")[2]: number})
-        names = [one.prediction.name for one in weigh(config.model_copy(update={"network": network}), experience)]
+        network = config.network.model_copy(update={label.partition(".")[2]: number})
+        names = [
+            strategy.prediction.name for strategy in weigh(config.model_copy(update={"network": network}), experience)
+        ]
         return names[0] if best in names else best
 
-    found = []
+    result = []
     for factor in (1.0 / SPAN, SPAN):
         far = value * factor
-        if what == "network.hourly":
+        if label == "network.hourly":
             far = min(far, max(0.99, value))
         if (at := first_change(winner, best, value, far)) is not None:
-            found.append(BreakEven(what, at, winner(at)))
-    return found
+            result.append(BreakEven(label, at, winner(at)))
+    return result
 
 
 def first_change(winner: Callable[[float], str], best: str, near: float, far: float) -> float | None:
@@ -257,7 +259,7 @@ def predict(
     return Prediction(name, Range(**hours), interval if chance else None, certain)
 
 
-class _Fate(NamedTuple):
+class _StageRecovery(NamedTuple):
     """Recovery of a stage that is lost alone."""
 
     by: str | None
@@ -267,31 +269,31 @@ class _Fate(NamedTuple):
 
 
 def _used(
-    config: RunConfig, fates: Mapping[int, _Fate], rate: float, experience: Experience
+    config: RunConfig, fates: Mapping[int, _StageRecovery], rate: float, experience: Experience
 ) -> list[tuple[Curve, float]]:
     """Return the curves that predict a recipe's strategy, each with the failures per step that it repairs."""
     chain = recovery(config.recovery, config.pipeline.stages).strategies
     by = [fate.by for fate in fates.values() if fate.by is not None]
     rebuilt = Counter(strategy_of(name, chain[name]) for name in by)
     curves = experience.curves
-    return [(curves[way], count * rate) for way, count in rebuilt.items() if way in curves]
+    return [(curves[strategy], count * rate) for strategy, count in rebuilt.items() if strategy in curves]
 
 
-def _fates(config: RunConfig, struck: Collection[int]) -> dict[int, _Fate]:
+def _fates(config: RunConfig, struck: Collection[int]) -> dict[int, _StageRecovery]:
     chain = recovery(config.recovery, config.pipeline.stages)
 
     def rebuilt(stage: int, age: int) -> str | None:
         plan = chain.plan(frozenset({stage}), dict.fromkeys(range(config.pipeline.stages + 1), age))
         return None if plan.rollback or plan.reason else plan.rebuilt[stage][0]
 
-    found = {}
+    result = {}
     for stage in struck:
         by = rebuilt(stage, OLD)
-        found[stage] = _Fate(by, next(age for age in range(OLD + 1) if rebuilt(stage, age) == by))
-    return found
+        result[stage] = _StageRecovery(by, next(age for age in range(OLD + 1) if rebuilt(stage, age) == by))
+    return result
 
 
-def ways(config: RunConfig) -> Mapping[str, RunConfig]:
+def candidates(config: RunConfig) -> Mapping[str, RunConfig]:
     """Return the strategies to weigh, each a change of ``config``; the recipe's own first strategy is among them."""
     chains: dict[str, tuple[str, dict[str, Any]]] = {
         "checkpoint": ("checkpoint", {}),
@@ -302,27 +304,33 @@ def ways(config: RunConfig) -> Mapping[str, RunConfig]:
         "redundant": ("redundant, checkpoint", {}),
         "redundant, gradients only": ("redundant, checkpoint", {"forward": False}),
     }
-    found = {name: _changed(config, chain, changes) for name, (chain, changes) in chains.items()}
-    plain = found["checkpoint"]
+    result = {name: _changed(config, chain, changes) for name, (chain, changes) in chains.items()}
+    plain = result["checkpoint"]
     for name, beside in (("checkpoint", False), ("checkpoint, in the background", True)):
         checkpoint = plain.checkpoint.model_copy(update={"background": beside})
-        found[name] = plain.model_copy(update={"checkpoint": checkpoint})
+        result[name] = plain.model_copy(update={"checkpoint": checkpoint})
     own = recovery(config.recovery, config.pipeline.stages)
-    if (first := _first(config)) not in map(_first, found.values()) and not own.control:  # controls are no choice
-        known = names(config.recovery)[0] in {names(way.recovery)[0] for way in found.values()}
-        found[first if known else config.recovery.strategy] = config
-    return {name: way for name, way in found.items() if way.routing.kind != "swapped" or config.pipeline.stages >= 4}
+    if (first := _first(config)) not in map(_first, result.values()) and not own.control:  # controls are no choice
+        known = names(config.recovery)[0] in {names(variant.recovery)[0] for variant in result.values()}
+        result[first if known else config.recovery.strategy] = config
+    return {
+        name: variant
+        for name, variant in result.items()
+        if variant.routing.kind != "swapped" or config.pipeline.stages >= 4
+    }
 
 
 def _first(config: RunConfig) -> str:
     """Return the name in experience of the first strategy of a recipe's chain."""
-    return next(strategy_of(*one) for one in recovery(config.recovery, config.pipeline.stages).strategies.items())
+    return next(
+        strategy_of(*strategy) for strategy in recovery(config.recovery, config.pipeline.stages).strategies.items()
+    )
 
 
 def _changed(config: RunConfig, chain: str, changes: dict[str, Any]) -> RunConfig:
     """Return the recipe with this chain, in the routing that it requires."""
     section = with_strategy(config.recovery, chain)
     section = section.model_copy(update={"options": Options({**section.options, **changes})})
-    needed = [one.needs.routing for one in recovery(section, config.pipeline.stages).strategies.values()]
+    needed = [strategy.needs.routing for strategy in recovery(section, config.pipeline.stages).strategies.values()]
     routing = config.routing.model_copy(update={"kind": max(needed) or "full"})
     return config.model_copy(update={"routing": routing, "recovery": section})

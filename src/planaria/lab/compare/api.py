@@ -50,10 +50,10 @@ def compare(
     :raises UserError: before anything runs, when an argument or setting is invalid.
     :raises RunStopped: when an arm failed; finished races are kept.
     """
-    say: Callable[[str], None] | None = print if progress else None
-    asked = ComparisonRequest(find(str(recipe)), named(settings, short), seeds, arms, trace_laid(together, lost))
+    notify: Callable[[str], None] | None = print if progress else None
+    requested = ComparisonRequest(find(str(recipe)), named(settings, short), seeds, arms, trace_laid(together, lost))
     with allowing(allow_code):
-        return ComparisonResult(*raced(asked, not progress, say))
+        return ComparisonResult(*raced(requested, not progress, notify))
 
 
 def trace_laid(together: float | None, lost: Lost | None) -> dict[str, object]:
@@ -68,8 +68,8 @@ def trace_laid(together: float | None, lost: Lost | None) -> dict[str, object]:
 class ComparisonResult:
     """Results of a comparison: every arm over all seeds, until it reaches the fault-free arm's loss."""
 
-    def __init__(self, found: ComparisonResults, folder: Path) -> None:
-        self.found = found
+    def __init__(self, results: ComparisonResults, folder: Path) -> None:
+        self.found = results
         """All numbers."""
         self.folder = folder
 

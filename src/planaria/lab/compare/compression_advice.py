@@ -69,12 +69,12 @@ def ranged(values: Iterable[float]) -> Range:
     return Range(mean=sum(numbers) / len(numbers), low=min(numbers), high=max(numbers))
 
 
-def learn(found: ComparisonResults) -> list[CompressionArm]:
+def learn(results: ComparisonResults) -> list[CompressionArm]:
     """Return what a comparison of exchanges shows for each arm; the first arm, the reference, is dense.
 
     :raises UserError: when an arm stopped before its first loss, or dense gradients missed the target.
     """
-    dense = found.arms[0]
+    dense = results.arms[0]
     return [
         CompressionArm(
             name=arm.name if arm is not dense else "dense",
@@ -83,7 +83,7 @@ def learn(found: ComparisonResults) -> list[CompressionArm]:
             steps=None if arm.missed else ranged(run.ratio or 0.0 for run in arm.runs),
             missed=arm.missed,
         )
-        for arm in found.arms
+        for arm in results.arms
     ]
 
 
@@ -118,7 +118,7 @@ class WeighedCompression:
 class CompressionAdvice:
     """All schemes, the fewest seconds per step first."""
 
-    ways: Sequence[WeighedCompression]
+    choices: Sequence[WeighedCompression]
     dense: WeighedCompression
     best: WeighedCompression | None
     """The fastest scheme known to reach dense gradients' loss; None if none is worthwhile."""
@@ -128,7 +128,7 @@ class CompressionAdvice:
 
 def advise(config: RunConfig, lessons: CompressionExperience) -> CompressionAdvice:
     """Weigh all schemes, and search the bandwidth at which compression starts to pay off."""
-    ways = [weigh(config, arm, lessons.coding) for arm in lessons.arms]
+    strategies = [weigh(config, arm, lessons.coding) for arm in lessons.arms]
     known = [arm for arm in lessons.arms if arm.steps is not None]
     own = config.network.bandwidth
     assert own is not None, "checked before: the recipe has a bandwidth"
@@ -138,20 +138,20 @@ def advise(config: RunConfig, lessons: CompressionExperience) -> CompressionAdvi
         there = config.model_copy(update={"network": network})
         return str(_best([weigh(there, arm, lessons.coding) for arm in known]) is not None)
 
-    best = _best(ways)
+    best = _best(strategies)
     far = own * SPAN if best is not None else own / SPAN
     at = first_change(pays, str(best is not None), own, far)
-    return CompressionAdvice(sorted(ways, key=lambda way: way.step_s), ways[0], best, at)
+    return CompressionAdvice(sorted(strategies, key=lambda choice: choice.step_s), strategies[0], best, at)
 
 
-def _best(ways: Sequence[WeighedCompression]) -> WeighedCompression | None:
+def _best(strategies: Sequence[WeighedCompression]) -> WeighedCompression | None:
     """Return the fastest scheme to dense gradients' loss if it is worthwhile; ``ways[0]`` is dense."""
-    dense = ways[0].step_s
-    known = {way.arm.name: seconds for way in ways[1:] if (seconds := way.seconds("mean")) is not None}
-    found = min(known, key=known.__getitem__, default=None)
-    if found is None or known[found] * CLOSE >= dense:
+    dense = strategies[0].step_s
+    known = {choice.arm.name: seconds for choice in strategies[1:] if (seconds := choice.seconds("mean")) is not None}
+    result = min(known, key=known.__getitem__, default=None)
+    if result is None or known[result] * CLOSE >= dense:
         return None
-    return next(way for way in ways if way.arm.name == found)
+    return next(choice for choice in strategies if choice.arm.name == result)
 
 
 def weigh(config: RunConfig, arm: CompressionArm, coding: CodingTimes) -> WeighedCompression:

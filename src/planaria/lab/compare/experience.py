@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from planaria.common import documents
-from planaria.common.documents import Record
+from planaria.common.documents import Record, former_names
 from planaria.common.errors import UserError
 from planaria.lab.compare.race_results import ArmRun, ArmScore, ComparisonResults
 from planaria.recovery import RECOVERIES
@@ -48,7 +48,8 @@ class SwappedSteps(Range):
 class Observation(Record):
     """One race with failures that reached the target."""
 
-    way: str
+    _former = former_names(strategy="way")
+    strategy: str
     """The recovery strategy (:func:`way_of`)."""
     rate: float
     """Failures per step."""
@@ -109,9 +110,12 @@ class Experience(Record):
 
         Models of all sizes share a curve, since races of one size are too few and noisy.
         """
-        everything = [one for found in self.observed.values() for one in found]
-        ways = dict.fromkeys(one.way for one in everything)
-        return {way: fit([one for one in everything if one.way == way]) for way in ways}
+        everything = [observation for item in self.observed.values() for observation in item]
+        options = dict.fromkeys(observation.strategy for observation in everything)
+        return {
+            strategy: fit([observation for observation in everything if observation.strategy == strategy])
+            for strategy in options
+        }
 
 
 def strategy_of(name: str, strategy: Recovery) -> str:
@@ -127,10 +131,13 @@ def fit(observed: Sequence[Observation]) -> Curve:
     scale, power = _least_squares(observed)
     off = [0.0]
     for left_out in observed:
-        others = [one for one in observed if one is not left_out] or [left_out]
+        others = [observation for observation in observed if observation is not left_out] or [left_out]
         own, bent = _least_squares(others)
         off.append(left_out.extra - own * left_out.rate**bent)
-    rates, of_size = [one.rate for one in observed], Counter(one.parameters for one in observed)
+    rates, of_size = (
+        [observation.rate for observation in observed],
+        Counter(observation.parameters for observation in observed),
+    )
     sizes = [size for size, races in of_size.items() if races >= FEWEST] or [*of_size]
     return Curve(
         scale=scale,
@@ -155,19 +162,19 @@ def _far(size: int, smallest: int, largest: int) -> str:
 
 def _least_squares(observed: Sequence[Observation]) -> tuple[float, float]:
     """Return scale, not below 0, and power."""
-    rates, extras = [one.rate for one in observed], [one.extra for one in observed]
+    rates, extras = [observation.rate for observation in observed], [observation.extra for observation in observed]
     powers = POWERS if max(rates) >= WIDE * min(rates) else [1.0]
-    found = []
+    results = []
     for power in powers:
         shape = [rate**power for rate in rates]
         scale = max(0.0, sum(s * e for s, e in zip(shape, extras, strict=True)) / sum(s * s for s in shape))
         wrong = sum((scale * s - e) ** 2 for s, e in zip(shape, extras, strict=True))
-        found.append((wrong, power, scale))
-    _, power, scale = min(found)
+        results.append((wrong, power, scale))
+    _, power, scale = min(results)
     return scale, power
 
 
-def learn(found: ComparisonResults, source: str, size: int) -> list[Observation]:
+def learn(results: ComparisonResults, source: str, size: int) -> list[Observation]:
     """Return the observations of a comparison of models with ``size`` parameters: every race with failures.
 
     A race counts for the first strategy of its arm's chain, relative to the fault-free arm that differs in nothing
@@ -175,24 +182,24 @@ def learn(found: ComparisonResults, source: str, size: int) -> list[Observation]
 
     :raises UserError: when arms missed the target.
     """
-    calm = [arm for arm in found.arms if not arm.faults]
+    calm = [arm for arm in results.arms if not arm.faults]
     observed = []
-    for arm in found.arms:
+    for arm in results.arms:
         by, first = _first(arm)
-        unharmed = next((one for one in calm if one.alike == arm.alike), None)
+        unharmed = next((score for score in calm if score.alike == arm.alike), None)
         if arm.faults and unharmed and not first.exact and not first.control:
-            way = strategy_of(by, first)
-            observed += [_observation(way, size, arm.name, *pair, source) for pair in _pairs(arm, unharmed)]
+            strategy = strategy_of(by, first)
+            observed += [_observation(strategy, size, arm.name, *pair, source) for pair in _pairs(arm, unharmed)]
     return observed
 
 
-def swapping(found: ComparisonResults, source: str, size: int) -> SwappedSteps:
+def swapping(results: ComparisonResults, source: str, size: int) -> SwappedSteps:
     """Return the steps to the target with swapped routes over those with full ones, without failures.
 
     :raises UserError: when the comparison lacks a fault-free arm with swapped routes, or arms missed the target.
     """
-    free = found.arms[0]
-    swapped = next((arm for arm in found.arms if arm.routing == "swapped" and not arm.faults), None)
+    free = results.arms[0]
+    swapped = next((arm for arm in results.arms if arm.routing == "swapped" and not arm.faults), None)
     if swapped is None:
         raise UserError(f"{source}: no arm has swapped routing and faults = false; race one to measure its cost")
     ratios = [_ticks(run, swapped.name, source) / _ticks(own, free.name, source) for run, own in _pairs(swapped, free)]
@@ -201,8 +208,8 @@ def swapping(found: ComparisonResults, source: str, size: int) -> SwappedSteps:
 
 def _first(arm: ArmScore) -> tuple[str, Recovery]:
     """Return the first strategy of an arm's chain, with the arm's options."""
-    place = "recovery.options."
-    texts = {key.removeprefix(place): value for key, value in arm.changes.items() if key.startswith(place)}
+    location = "recovery.options."
+    texts = {key.removeprefix(location): value for key, value in arm.changes.items() if key.startswith(location)}
     options = {key: _value(text) for key, text in texts.items()}
     by = arm.changes.get("recovery.strategy", "checkfree").split(",")[0].strip()
     return by, RECOVERIES.make(by, RECOVERIES.declared([by], options))
@@ -216,14 +223,14 @@ def _value(text: str) -> object:
         return text
 
 
-def _observation(way: str, size: int, arm: str, run: ArmRun, unharmed: ArmRun, source: str) -> Observation:
+def _observation(strategy: str, size: int, arm: str, run: ArmRun, unharmed: ArmRun, source: str) -> Observation:
     ticks = _ticks(run, arm, source)
     extra = ticks / _ticks(unharmed, arm, source) - 1
-    return Observation(way=way, rate=run.failures / ticks, extra=extra, parameters=size)
+    return Observation(strategy=strategy, rate=run.failures / ticks, extra=extra, parameters=size)
 
 
-def _pairs(one: ArmScore, other: ArmScore) -> Sequence[tuple[ArmRun, ArmRun]]:
-    return list(zip(one.runs, other.runs, strict=True))
+def _pairs(score: ArmScore, other: ArmScore) -> Sequence[tuple[ArmRun, ArmRun]]:
+    return list(zip(score.runs, other.runs, strict=True))
 
 
 def _ticks(run: ArmRun, arm: str, source: str) -> float:

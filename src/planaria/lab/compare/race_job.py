@@ -61,11 +61,11 @@ class Race(Record):
 
     def struck(self) -> Mapping[int, Sequence[int]]:
         """Return tick → the nodes lost before it, those of replica 0 first."""
-        found, stages = defaultdict[int, list[int]](list), self.config.pipeline.stages
+        result, stages = defaultdict[int, list[int]](list), self.config.pipeline.stages
         for replica, trace in enumerate([self.trace, *self.further] if self.faults else []):
             for fault in trace.faults:
-                found[fault.step].append(node_of(replica, fault.stage, stages))
-        return found
+                result[fault.step].append(node_of(replica, fault.stage, stages))
+        return result
 
 
 class _Work(Record):
@@ -127,7 +127,7 @@ def run_races(
     works = [_Work(race=one, identity=one.identity(code(one.config)), folder=folder) for one in races]
     for work in works:
         if stale := work.kept.read()[1]:
-            watcher.said(f"{work.race.name}: run again, {stale}")
+            watcher.note(f"{work.race.name}: run again, {stale}")
     run_jobs("runs", [work.job() for work in works], processes, watcher, _stopped)
     for work in works:
         work.tidy()

@@ -19,11 +19,11 @@ ENOUGH = 5
 
 def smoothed(points: Sequence[ValidationPoint]) -> list[tuple[float, float]]:
     """Return (tick, loss): each validation as the mean of the last :data:`SMOOTHED` ones, where that many exist."""
-    found = []
+    result = []
     for last in range(SMOOTHED, len(points) + 1):
         window = points[last - SMOOTHED : last]
-        found.append((float(window[-1].tick), statistics.fmean(point.loss for point in window)))
-    return found
+        result.append((float(window[-1].tick), statistics.fmean(point.loss for point in window)))
+    return result
 
 
 def ticks_to(points: Sequence[ValidationPoint], target: float) -> float | None:
@@ -162,15 +162,15 @@ class ArmScore(Record):
 def against_reset(arms: Sequence[ArmScore]) -> list[ArmScore]:
     """Return the arms with each struck arm's steps relative to those of the matching reset control."""
     resets = [arm for arm in arms if arm.control == "reset"]
-    found = []
+    result = []
     for arm in arms:
-        mine = next((one for one in resets if one.alike == arm.alike), None)
-        if mine is None or not arm.faults or arm.control:
-            found.append(arm)
+        own = next((reset for reset in resets if reset.alike == arm.alike), None)
+        if own is None or not arm.faults or arm.control:
+            result.append(arm)
             continue
-        runs = [_over(run, other.ticks) for run, other in zip(arm.runs, mine.runs, strict=True)]
-        found.append(arm.model_copy(update={"runs": runs}))
-    return found
+        runs = [_over(run, other.ticks) for run, other in zip(arm.runs, own.runs, strict=True)]
+        result.append(arm.model_copy(update={"runs": runs}))
+    return result
 
 
 def _over(run: ArmRun, ticks: float | None) -> ArmRun:
@@ -245,8 +245,8 @@ class ComparisonResults(Record):
         of = "hours" if self.priced else "ticks"
 
         def rank(arm: ArmScore) -> tuple[int, float]:
-            found = arm.spread(of)
-            return (arm.missed, found[0] if found else 0.0)
+            result = arm.spread(of)
+            return (arm.missed, result[0] if result else 0.0)
 
         return [self.arms[0], *sorted(self.arms[1:], key=rank)]
 

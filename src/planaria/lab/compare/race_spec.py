@@ -78,11 +78,11 @@ class TuningGrid(Section):
     def points(self) -> dict[str, dict[str, Any]]:
         """Name → its changes of the recipe."""
         tried = {name: values for name, values in (("lr", self.lr), ("beta2", self.beta2)) if values}
-        found: dict[str, dict[str, Any]] = {}
+        result: dict[str, dict[str, Any]] = {}
         for point in product(*tried.values()) if tried else ():
             given = dict(zip(tried, point, strict=True))
-            found[", ".join(f"{name} {value:g}" for name, value in given.items())] = {"optim": given}
-        return found
+            result[", ".join(f"{name} {value:g}" for name, value in given.items())] = {"optim": given}
+        return result
 
 
 class Comparison(TrialsWithArms, JobSettings):

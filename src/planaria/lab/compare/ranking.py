@@ -12,7 +12,7 @@ LEAST_FAILURES = 5
 Certainty = Literal["alone", "too few failures", "one seed", "every seed", "close"]
 
 
-class Place(NamedTuple):
+class RankedArm(NamedTuple):
     """An arm that reached the target with every seed, and what it needed: hours, or steps if they take no time."""
 
     arm: ArmScore
@@ -22,17 +22,17 @@ class Place(NamedTuple):
 class Ranking(NamedTuple):
     """The arms that failures struck and that reached the target with every seed, the first one first."""
 
-    places: list[Place]
+    arms: list[RankedArm]
     unit: Literal["hours", "ticks"]
     certainty: Certainty
     """``every seed``: the first arm was ahead of the second with each seed; ``close``: only on average"""
 
 
-def ranking(found: ComparisonResults) -> Ranking:
+def ranking(results: ComparisonResults) -> Ranking:
     """Rank by mean hours, or by mean steps if they take no time."""
-    unit: Literal["hours", "ticks"] = "hours" if found.priced else "ticks"
-    places = [Place(arm, spread) for arm in found.finishers if (spread := arm.spread(unit)) is not None]
-    return Ranking(places, unit, _certainty([place.arm for place in places], unit))
+    unit: Literal["hours", "ticks"] = "hours" if results.priced else "ticks"
+    ranked = [RankedArm(arm, spread) for arm in results.finishers if (spread := arm.spread(unit)) is not None]
+    return Ranking(ranked, unit, _certainty([index.arm for index in ranked], unit))
 
 
 def failures(arm: ArmScore) -> int:
@@ -49,4 +49,4 @@ def _certainty(arms: list[ArmScore], unit: str) -> Certainty:
     if len(first.runs) == 1:
         return "one seed"
     pairs = zip(first.runs, second.runs, strict=True)
-    return "every seed" if all(getattr(mine, unit) < getattr(theirs, unit) for mine, theirs in pairs) else "close"
+    return "every seed" if all(getattr(own, unit) < getattr(theirs, unit) for own, theirs in pairs) else "close"

@@ -80,16 +80,16 @@ class PreparedComparison:
     folder: Path
 
 
-def ready(asked: ComparisonRequest, say: Callable[[str], None] | None) -> PreparedComparison:
-    """Validate and prepare everything before the first race; ``say`` reports the preparation of the text.
+def ready(requested: ComparisonRequest, notify: Callable[[str], None] | None) -> PreparedComparison:
+    """Validate and prepare everything before the first race; ``notify`` reports the preparation of the text.
 
     :raises UserError: naming the first error, its place and the fix.
     """
-    path = asked.path
-    comparison, arms = load(path, asked.flags, asked.seeds, asked.only, asked.trace)
+    path = requested.path
+    comparison, arms = load(path, requested.flags, requested.seeds, requested.only, requested.trace)
     arms, clocks = checked(path, comparison, arms)
     base = arms[0].config
-    dataset = prepare(base.data, base.model.vocab, say, base.model.context)
+    dataset = prepare(base.data, base.model.vocab, notify, base.model.context)
     for arm in arms:
         with of_arm(f"{path}: compare.arms.{arm.name}"):
             tuple(epochs(arm.config, streams(arm.config, dataset)[0], arm.config.train.steps * arm.config.samples))
@@ -99,9 +99,11 @@ def ready(asked: ComparisonRequest, say: Callable[[str], None] | None) -> Prepar
     return PreparedComparison(comparison, arms, clocks, dataset, traces, races, Path(base.out) / f"{base.name}-compare")
 
 
-def raced(asked: ComparisonRequest, quiet: bool, say: Callable[[str], None] | None) -> tuple[ComparisonResults, Path]:
+def raced(
+    requested: ComparisonRequest, quiet: bool, notify: Callable[[str], None] | None
+) -> tuple[ComparisonResults, Path]:
     """Run the remaining races of the comparison; return its results and folder."""
-    all_ = ready(asked, say)
+    all_ = ready(requested, notify)
     folder, comparison = all_.folder, all_.comparison
     make_folder(folder)
     with run_folders.held(folder):
@@ -111,10 +113,10 @@ def raced(asked: ComparisonRequest, quiet: bool, say: Callable[[str], None] | No
             write(drawn[0], folder / f"trace-{seed}.json")
             for replica, trace in enumerate(drawn[1:], 1):
                 write(trace, folder / f"trace-{seed}-replica-{replica}.json")
-        found = compared(asked.path, comparison, all_.arms, all_.clocks, all_.traces, all_.races, courses)
-        atomic.write_text(folder / NUMBERS, found.model_dump_json(indent=1))
-    write_comparison(found, folder / REPORT)
-    return found, folder
+        result = compared(requested.path, comparison, all_.arms, all_.clocks, all_.traces, all_.races, courses)
+        atomic.write_text(folder / NUMBERS, result.model_dump_json(indent=1))
+    write_comparison(result, folder / REPORT)
+    return result, folder
 
 
 def _race(arm: Arm, seed: int, dataset: Data, traces: Sequence[Trace], clocks: Mapping[str, ArmClock]) -> Race:
@@ -176,7 +178,7 @@ def tuned(search: Sequence[ArmScore]) -> ArmScore:
 
     It is selected on the same seeds, so its result is slightly optimistic.
     """
-    arrived = [(spread.mean, place) for place, arm in enumerate(search) if (spread := arm.spread("ticks"))]
+    arrived = [(spread.mean, index) for index, arm in enumerate(search) if (spread := arm.spread("ticks"))]
     return search[min(arrived)[1]].model_copy(update={"name": TUNED})
 
 
@@ -263,8 +265,8 @@ def checked(path: Path, comparison: Comparison, arms: Sequence[Arm]) -> tuple[li
         raise UserError(f"{path}: train.start: arms start with the weights of their seed; leave it out")
     for arm in arms:
         if arm.config.checkpoint.store is not None:
-            place = path if arm.config == arms[0].config else f"{path}: compare.arms.{arm.name}"
-            raise UserError(f"{place}: checkpoint.store: races keep their checkpoints in memory; leave it out")
+            folder = path if arm.config == arms[0].config else f"{path}: compare.arms.{arm.name}"
+            raise UserError(f"{folder}: checkpoint.store: races keep their checkpoints in memory; leave it out")
     on_the_clock = {arm.name: clock_config(path, comparison, arm, arms[0].config) for arm in arms}
     clocks = {arm.name: _clock(path, arm, on_the_clock[arm.name]) for arm in arms}
     settled = [_settled(comparison, arm, on_the_clock[arm.name], clocks[arm.name]) for arm in arms]

@@ -62,10 +62,10 @@ def weigh_wires(config: RunConfig) -> WireAdvice:
 
 
 def _best(config: RunConfig, wire: str | Options) -> WireChoice:
-    found = {size: _step(_resized(config, wire, size)) for size in _sizes(config)}
-    best = min(found, key=lambda size: (found[size][0], size))
-    step_s, sent = found[best]
-    return WireChoice(str(wire), sent, step_s, best, found[config.pipeline.microbatch_size][0])
+    result = {size: _step(_resized(config, wire, size)) for size in _sizes(config)}
+    best = min(result, key=lambda size: (result[size][0], size))
+    step_s, sent = result[best]
+    return WireChoice(str(wire), sent, step_s, best, result[config.pipeline.microbatch_size][0])
 
 
 def _sizes(config: RunConfig) -> list[int]:
@@ -92,5 +92,5 @@ def _resized(config: RunConfig, wire: str | Options, size: int) -> RunConfig:
 def _step(config: RunConfig) -> tuple[float, int]:
     """Return the seconds of a step and the bytes that all workers send in it."""
     plan = ResolvedRun(config).training(0)
-    found = simulate(plan, Costs(config.network), message_bytes(config.model, config.pipeline))
-    return found.step_s, sum(found.sent_bytes.values())
+    result = simulate(plan, Costs(config.network), message_bytes(config.model, config.pipeline))
+    return result.step_s, sum(result.sent_bytes.values())

@@ -80,9 +80,9 @@ def bills(
 
     :raises UserError: when the costs of arms of experts differ by more than ``EVEN``.
     """
-    found = {arm: spent(arm, jobs, models, step_tokens, speaking) for arm, jobs in arms.items()}
-    _require_even([bill for arm, bill in found.items() if not is_generalist(arm)])
-    return found
+    result = {arm: spent(arm, jobs, models, step_tokens, speaking) for arm, jobs in arms.items()}
+    _require_even([bill for arm, bill in result.items() if not is_generalist(arm)])
+    return result
 
 
 def spent(
@@ -104,12 +104,12 @@ def spent(
 
 
 def _require_even(ledger: Sequence[ArmCost]) -> None:
-    for what in ("flops", "parameter_tokens"):
-        least, most = (pick(ledger, key=lambda one: getattr(one, what)) for pick in (min, max))
-        low, high = getattr(least, what), getattr(most, what)
+    for label in ("flops", "parameter_tokens"):
+        least, most = (pick(ledger, key=lambda cost: getattr(cost, label)) for pick in (min, max))
+        low, high = getattr(least, label), getattr(most, label)
         if high > (1 + EVEN) * low:
             raise UserError(
-                f"experts: {most.arm} would take {high / low - 1:.1%} more compute ({what}) than {least.arm}; make "
+                f"experts: {most.arm} would take {high / low - 1:.1%} more compute ({label}) than {least.arm}; make "
                 "experts.sizes and experts.steps symmetric about their middle"
             )
 

@@ -51,19 +51,19 @@ def arms_of(spec: ExpertsSpec, base: RunConfig, tier: Mapping[str, Mapping[str, 
     Further measures of difficulty add uneven arms; the even arm is the same for all, and its cost is the budget of each
     generalist.
     """
-    found: dict[str, list[ExpertPlan]] = {}
+    result: dict[str, list[ExpertPlan]] = {}
     for by, tiers in tier.items():
         for arm, jobs in allot(tiers, list(spec.sizes), spec.steps).items():
             if by == spec.probe.by[0]:
-                found[arm] = jobs
+                result[arm] = jobs
             elif arm != SYNCHRONISED:
-                found[f"{arm}, by {by}"] = jobs
+                result[f"{arm}, by {by}"] = jobs
     models, tokens = sized(base.model, spec), step_tokens(base)
-    flops = spent(SYNCHRONISED, found[SYNCHRONISED], models, tokens).flops
+    flops = spent(SYNCHRONISED, result[SYNCHRONISED], models, tokens).flops
     for size in spec.rivals:
         arm, job = generalist(size, flops, models[size], tokens)
-        found[arm] = [job]
-    return found
+        result[arm] = [job]
+    return result
 
 
 def costs(spec: ExpertsSpec, base: RunConfig, offered: Mapping[str, list[ExpertPlan]]) -> dict[str, ArmCost]:
@@ -150,23 +150,23 @@ class Campaign:
         cost: Mapping[str, ArmCost],
         experts: Mapping[str, Training],
         lost: Sequence[str],
-        places: Mapping[str, Tensor],
+        positions: Mapping[str, Tensor],
     ) -> dict[str, Any]:
         """Return the arms' results in one line of descent."""
-        gone = [name for name, one in experts.items() if one.config.name in lost]
+        missing = [name for name, training in experts.items() if training.config.name in lost]
         speaking = {*self.spec.speaking, GENERALIST}
         members = {arm: [job for job in jobs if job.domain in speaking] for arm, jobs in arms.items()}
-        spoken = {job.name for jobs in members.values() for job in jobs} - set(gone)
+        spoken = {job.name for jobs in members.values() for job in jobs} - set(missing)
         readings = {name: self._read(experts[name]) for name in experts if name in spoken}
         mute = [arm for arm, jobs in members.items() if not readings.keys() & {job.name for job in jobs}]
         for arm in mute:
             if not is_generalist(arm):
                 raise RunStopped(f"{self.own}: none of the experts of {arm} could be trained; see their .log files")
         return {
-            "single": {name: found.losses for name, found in readings.items()},
-            "lost": [experts[name].config.name for name in gone],
+            "single": {name: value.losses for name, value in readings.items()},
+            "lost": [experts[name].config.name for name in missing],
             "arms": {
-                arm: arm_result(jobs, cost[arm], readings, self.spec, places)
+                arm: arm_result(jobs, cost[arm], readings, self.spec, positions)
                 for arm, jobs in members.items()
                 if arm not in mute
             },
@@ -201,14 +201,17 @@ class Campaign:
         """Return domain → nats learned in the last doubling of a probe's steps."""
         probes = {name: self._probe(name) for name in self.spec.domains}
         self._require("probes", list(probes.values()))
-        found = {}
+        result = {}
         for name, probe in probes.items():
             saved = CheckpointStore(probe.folder / "checkpoints").list()
             held_out = self.texts.held_out[name]
-            curve = [ProbeLoss(one.step, -float(token_logps(load_model(one).eval(), held_out).mean())) for one in saved]
-            self.curves[name], found[name] = curve, still_to_learn(curve)
-            self.watcher.said(f"{name}: {found[name]:.4f} nats learned in the last doubling of {curve[-1].step} steps")
-        return found
+            curve = [
+                ProbeLoss(checkpoint.step, -float(token_logps(load_model(checkpoint).eval(), held_out).mean()))
+                for checkpoint in saved
+            ]
+            self.curves[name], result[name] = curve, still_to_learn(curve)
+            self.watcher.note(f"{name}: {result[name]:.4f} nats learned in the last doubling of {curve[-1].step} steps")
+        return result
 
     def _parent(self, size: str, number: int) -> Training:
         given = self.spec.seed
@@ -254,8 +257,8 @@ class Campaign:
         own = {"name": name, "out": str(self.own / shelf), "seed": self.seed, "data": data}
         return Training(configured(self.base, own | {"model": {"hidden": self.spec.sizes[size]}, **changes}))
 
-    def _read(self, one: Training) -> DomainLogProbabilities:
-        return self.texts.read(one.model)
+    def _read(self, training: Training) -> DomainLogProbabilities:
+        return self.texts.read(training.model)
 
     def _train_experts(self, jobs: Mapping[str, ExpertPlan], lines: Sequence[Mapping[str, Training]]) -> list[str]:
         """Train the experts of all lines, each after the one it branches off; return the names of lost ones."""
@@ -265,7 +268,7 @@ class Campaign:
             due = [(line, job) for line in lines for job in jobs.values() if depth.get(job.domain, 0) == at]
             orphans = [line[job.name].config.name for line, job in due if self._orphaned(job, line, lost)]
             for name in orphans:
-                self.watcher.said(f"{name}: lost, because the model that it branches off is lost")
+                self.watcher.note(f"{name}: lost, because the model that it branches off is lost")
             remaining = [line[job.name] for line, job in due if line[job.name].config.name not in orphans]
             lost += orphans + self._train("experts", remaining)
         return lost
@@ -274,11 +277,11 @@ class Campaign:
         before = self._before(job)
         return before is not None and line[before.name].config.name in lost
 
-    def _train(self, what: str, trainings: Sequence[Training]) -> list[str]:
-        return train_all(f"{what} of seed {self.seed}", trainings, self.spec, self.spec.retries, self.watcher)
+    def _train(self, label: str, trainings: Sequence[Training]) -> list[str]:
+        return train_all(f"{label} of seed {self.seed}", trainings, self.spec, self.spec.retries, self.watcher)
 
-    def _require(self, what: str, trainings: Sequence[Training]) -> None:
+    def _require(self, label: str, trainings: Sequence[Training]) -> None:
         """Train models that all others depend on."""
-        if lost := self._train(what, trainings):
-            log = next(one for one in trainings if one.config.name == lost[0]).log
+        if lost := self._train(label, trainings):
+            log = next(training for training in trainings if training.config.name == lost[0]).log
             raise RunStopped(f"{self.own}: {', '.join(lost)} could not be trained, and all experts need it; see {log}")

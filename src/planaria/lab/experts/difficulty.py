@@ -47,4 +47,4 @@ def tiers(difficulty: Mapping[str, float], count: int) -> dict[str, int]:
     sizes = [len(ranked) // count] * count
     sizes[count // 2] += len(ranked) % count
     bounds = list(accumulate(sizes))
-    return {name: bisect_right(bounds, place) for place, name in enumerate(ranked)}
+    return {name: bisect_right(bounds, index) for index, name in enumerate(ranked)}

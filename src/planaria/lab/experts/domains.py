@@ -68,26 +68,26 @@ def write_domains(spec: ExpertsSpec, folder: Path) -> None:
     if spec.clusters:
         _cut_into_clusters(spec, folder, known)
     for name in () if spec.clusters else spec.parts(GENERALIST):
-        place = f"experts.domains.{name}"
-        kept = spread(_pieces(place, spec.domains[name]), spec.most, _length)
-        _require_enough(place, kept)
+        location = f"experts.domains.{name}"
+        kept = spread(_pieces(location, spec.domains[name]), spec.most, _length)
+        _require_enough(location, kept)
         known |= parted([piece.document for piece in kept], known)
-        _write_parts(name, place, kept, known, folder)
+        _write_parts(name, location, kept, known, folder)
     if spec.seed.text.source:
-        place = "experts.seed.text"
-        kept = spread(_pieces(place, spec.seed.text), spec.most * len(spec.domains), _length)
+        location = "experts.seed.text"
+        kept = spread(_pieces(location, spec.seed.text), spec.most * len(spec.domains), _length)
         own = [piece for piece in kept if known.get(piece.document, TRAINED) == TRAINED]
-        _require_enough(place, own)
+        _require_enough(location, own)
         _write(folder / GENERAL / f"{GENERAL}.jsonl", own)
 
 
-def parted(found: Iterable[str], known: Mapping[str, str]) -> dict[str, str]:
+def parted(items: Iterable[str], known: Mapping[str, str]) -> dict[str, str]:
     """Return document → its part, for a domain's digests. ``known``: parts of other domains' documents.
 
     New documents are ordered by digest: the first tenth (rounded up) is test text, the second is held out. The split is
     effectively random, and the same for the same documents.
     """
-    new = sorted(set(found) - known.keys())
+    new = sorted(set(items) - known.keys())
     tenth = -(-len(new) // TENTH)
     parts = dict.fromkeys(new, TRAINED) | dict.fromkeys(new[:tenth], TEST)
     return parts | dict.fromkeys(new[tenth : 2 * tenth], HELD_OUT)
@@ -115,8 +115,8 @@ def _files(spec: ExpertsSpec, folder: Path) -> Iterator[Path]:
 def _cut_into_clusters(spec: ExpertsSpec, folder: Path, known: dict[str, str]) -> None:
     """Cut one body of unlabelled text into domains by the content of its pieces."""
     name, domain = next(iter(spec.domains.items()))
-    place = f"experts.domains.{name.rpartition('-')[0]}"
-    kept = spread(_pieces(place, domain), spec.most, _length)
+    location = f"experts.domains.{name.rpartition('-')[0]}"
+    kept = spread(_pieces(location, domain), spec.most, _length)
     groups = clustered([piece.text for piece in kept], spec.clusters)
     known |= parted([piece.document for piece in kept], known)
     for number, name in enumerate(spec.domains):
@@ -125,31 +125,33 @@ def _cut_into_clusters(spec: ExpertsSpec, folder: Path, known: dict[str, str]) -
         _write_parts(name, f"experts.domains.{name}", own, known, folder)
 
 
-def _require_enough(place: str, kept: Sequence[DocumentPart], other: str = "") -> None:
+def _require_enough(location: str, kept: Sequence[DocumentPart], other: str = "") -> None:
     if len(kept) < TENTH:
         raise UserError(
-            f"{place}: {sum(map(_length, kept))} characters are too few to learn from and be tested on; "
+            f"{location}: {sum(map(_length, kept))} characters are too few to learn from and be tested on; "
             f"give {TENTH * PIECE} or more{other}"
         )
 
 
-def _write_parts(name: str, place: str, kept: Sequence[DocumentPart], known: Mapping[str, str], folder: Path) -> None:
+def _write_parts(
+    name: str, location: str, kept: Sequence[DocumentPart], known: Mapping[str, str], folder: Path
+) -> None:
     """Write a domain's pieces, each into the part of its document."""
     parts = {part: [p for p in kept if known[p.document] == part] for part in (TRAINED, HELD_OUT, TEST)}
     if lacking := [part for part, own in parts.items() if not own]:
         count = len({piece.document for piece in kept})
         raise UserError(
-            f"{place}: none of its {count} documents is left for {lacking[0]!r}, and no document is cut into training "
-            f"and test text; give more files or records that no other domain has, or {place}.begins, which marks where "
-            "documents begin within a file"
+            f"{location}: none of its {count} documents is left for {lacking[0]!r}, and no document is cut into "
+            f"training and test text; give more files or records that no other domain has, or {location}.begins, which "
+            "marks where documents begin within a file"
         )
     for part, own in parts.items():
         _write(folder / part / f"{name}.jsonl", own)
 
 
-def _pieces(place: str, spec: TextSpec) -> Iterator[DocumentPart]:
-    """Yield the pieces of all documents at ``place`` in the recipe."""
-    for text in _texts(place, spec):
+def _pieces(location: str, spec: TextSpec) -> Iterator[DocumentPart]:
+    """Yield the pieces of all documents at ``location`` in the recipe."""
+    for text in _texts(location, spec):
         for document in _sections(text, spec.begins):
             digest = hashlib.sha256(document.strip().encode()).hexdigest()
             yield from (DocumentPart(digest, piece) for piece in pieces(document, PIECE) if not piece.isspace())
@@ -167,17 +169,17 @@ def _length(piece: DocumentPart) -> int:
     return len(piece.text)
 
 
-def _texts(place: str, spec: TextSpec) -> Iterator[str]:
-    """Yield all files or records that ``place`` in the recipe names."""
+def _texts(location: str, spec: TextSpec) -> Iterator[str]:
+    """Yield all files or records that ``location`` in the recipe names."""
     if spec.where:
         path = expanded(spec.source)
         if kind_of(path) is None:
-            raise UserError(f"{place}.where: goes with a file of records such as .jsonl, not with {spec.source!r}")
-        found = list(read_records(path, spec.field, spec.where))
-        if not found:
+            raise UserError(f"{location}.where: goes with a file of records such as .jsonl, not with {spec.source!r}")
+        result = list(read_records(path, spec.field, spec.where))
+        if not result:
             values = ", ".join(f"{key} = {value!r}" for key, value in spec.where.items())
-            raise UserError(f"{place}: {path} has no record with {values}; fix {place}.where")
-        yield from found
+            raise UserError(f"{location}: {path} has no record with {values}; fix {location}.where")
+        yield from result
         return
     try:
         files = _globbed(spec.source)
@@ -186,12 +188,12 @@ def _texts(place: str, spec: TextSpec) -> Iterator[str]:
             return
         if not files:
             raise UserError(f"source = {spec.source!r}: no file has such a name")
-        found = [text for file in files for text in file_documents(file, spec.field)]
-        if not found:
+        result = [text for file in files for text in file_documents(file, spec.field)]
+        if not result:
             raise UserError(f"source = {spec.source!r}: none of its {len(files)} files holds UTF-8 text")
-        yield from found
+        yield from result
     except UserError as error:
-        raise UserError(f"{place}: {str(error).removeprefix('data.')}") from None
+        raise UserError(f"{location}: {str(error).removeprefix('data.')}") from None
 
 
 def _globbed(source: str) -> list[Path] | None:
@@ -208,8 +210,8 @@ def _globbed(source: str) -> list[Path] | None:
     root, parts = Path(path.anchor), list(path.parts[1:])
     while parts and (not set(parts[0]) & set(WILD) or (root / parts[0]).exists()):
         root /= parts.pop(0)  # folder names may contain these characters
-    found = root.glob(str(Path(*parts))) if parts else [root]
-    return sorted(file for file in found if file.is_file() or (file.is_symlink() and not file.exists()))
+    result = root.glob(str(Path(*parts))) if parts else [root]
+    return sorted(file for file in result if file.is_file() or (file.is_symlink() and not file.exists()))
 
 
 def _write(file: Path, kept: Iterable[DocumentPart]) -> None:

@@ -60,14 +60,14 @@ class Embedding:
     def embed(self, texts: Sequence[str]) -> Tensor:
         """Return unit vectors [N, D]; zero for a text without known words."""
         weighted = _weighted(_counts(texts), self.idf.double())
-        found = torch.from_numpy(weighted @ self.components.double().numpy().T)
-        return torch.nn.functional.normalize(found, dim=1).float()
+        result = torch.from_numpy(weighted @ self.components.double().numpy().T)
+        return torch.nn.functional.normalize(result, dim=1).float()
 
     def prior(self, texts: Sequence[str], domains: Sequence[str], temperature: float) -> Tensor:
         """Return ln π [E, N] of the domains' experts for texts; uniform for one without known words."""
-        places = self.embed(texts)
-        found = nearest(places, torch.stack([self.centres[domain] for domain in domains]), temperature)
-        return torch.where(places.any(1), found, uniform(len(domains))[:, None])
+        positions = self.embed(texts)
+        result = nearest(positions, torch.stack([self.centres[domain] for domain in domains]), temperature)
+        return torch.where(positions.any(1), result, uniform(len(domains))[:, None])
 
     def priors(self, samples: Tensor, decode: Decode, domains: Sequence[str], temperature: float) -> Tensor:
         """Return ln π [E, N, T] over samples [N, T + 1], by the text before each token, updated every ``EVERY`` tokens.
@@ -75,8 +75,10 @@ class Embedding:
         A prior of the whole sample would leak later tokens.
         """
         steps = range(0, samples.shape[1] - 1, EVERY)
-        found = [self.prior([decode(one[: at + 1]) for one in samples.tolist()], domains, temperature) for at in steps]
-        return torch.stack(found, -1).repeat_interleave(EVERY, -1)[..., : samples.shape[1] - 1]
+        results = [
+            self.prior([decode(one[: at + 1]) for one in samples.tolist()], domains, temperature) for at in steps
+        ]
+        return torch.stack(results, -1).repeat_interleave(EVERY, -1)[..., : samples.shape[1] - 1]
 
     def save(self, folder: Path) -> None:
         """Write the embedding atomically."""
@@ -93,9 +95,9 @@ class Embedding:
         """
         _sklearn()
         try:
-            found = load_file(folder / FILE)
-            centres = {name.removeprefix(_CENTRE): t for name, t in found.items() if name.startswith(_CENTRE)}
-            return cls(found["idf"], found["components"], centres)
+            result = load_file(folder / FILE)
+            centres = {name.removeprefix(_CENTRE): t for name, t in result.items() if name.startswith(_CENTRE)}
+            return cls(result["idf"], result["components"], centres)
         except (OSError, SafetensorError, KeyError) as error:
             raise UserError(f"{folder / FILE}: missing or damaged ({error}); bring it back") from None
 
@@ -107,8 +109,8 @@ def clustered(texts: Sequence[str], count: int) -> list[int]:
     """
     if len(texts) <= count:
         raise UserError(f"experts.clusters = {count}: the text has {len(texts)} pieces only; ask for fewer")
-    places = Embedding.fitted({"all": texts}).embed(texts).numpy()
-    groups = _sklearn().cluster.KMeans(count, n_init=4, random_state=0).fit_predict(places).tolist()
+    positions = Embedding.fitted({"all": texts}).embed(texts).numpy()
+    groups = _sklearn().cluster.KMeans(count, n_init=4, random_state=0).fit_predict(positions).tolist()
     ranked = sorted(range(count), key=lambda group: -groups.count(group))
     return [ranked.index(group) for group in groups]
 
@@ -133,6 +135,6 @@ def _sklearn() -> Any:
         import sklearn.feature_extraction.text
         import sklearn.preprocessing
     except ImportError:
-        what = "experts.clusters (and experts.mixture.prior = 'clusters')"
-        raise missing_package(what, "scikit-learn", "experts") from None
+        label = "experts.clusters (and experts.mixture.prior = 'clusters')"
+        raise missing_package(label, "scikit-learn", "experts") from None
     return sklearn

@@ -17,7 +17,7 @@ from planaria.lab.experts import manifest, posterior
 from planaria.lab.experts.embedding import EVERY, Embedding
 from planaria.lab.experts.experts_results import TextWeights
 from planaria.lab.experts.log_probabilities import DomainTexts, token_logps
-from planaria.lab.experts.manifest import TOKENIZER, EnsembleManifest, digest, place
+from planaria.lab.experts.manifest import TOKENIZER, EnsembleManifest, digest, expert_folder
 from planaria.lab.experts.text_prior import RidgePrior
 from planaria.models.decode import DecodingBatch, Sampling, pick
 from planaria.models.huggingface import import_model
@@ -51,7 +51,7 @@ class Ensemble:
         if member.name not in self._models:
             while len(self._models) >= self._held:
                 self._models.popitem(last=False)
-            model = import_model(place(self._folder, member)).eval()
+            model = import_model(expert_folder(self._folder, member)).eval()
             if model.config.vocab != self.manifest.vocab:
                 raise UserError(
                     f"expert {member.name!r} has a vocabulary of {model.config.vocab} ids, the ensemble of "
@@ -200,9 +200,9 @@ class _Speech:
         """Keep only the strongest experts, if there are more than ``top_k``."""
         if self._drops_some():
             kept = sorted(self._log_w().topk(self._few).indices.tolist())
-            self._speaking = [self._speaking[place] for place in kept]
+            self._speaking = [self._speaking[expert_folder] for expert_folder in kept]
             self._prior, self._log_p = self._prior[kept], self._log_p[kept]
-            self._readings = [self._readings[place] for place in kept] if self._readings else []
+            self._readings = [self._readings[expert_folder] for expert_folder in kept] if self._readings else []
 
 
 class TextPrior(NamedTuple):

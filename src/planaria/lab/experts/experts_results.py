@@ -194,7 +194,7 @@ class Results(Record):
     def ratios(self, arm: str, domain: str, to: str = SYNCHRONISED) -> list[float]:
         """Return the arm's perplexity over another's, seed by seed."""
         pairs = zip(self.perplexities(arm, domain), self.perplexities(to, domain), strict=True)
-        return [mine / theirs for mine, theirs in pairs]
+        return [own / theirs for own, theirs in pairs]
 
     def overall(self, arm: str, to: str = SYNCHRONISED, domains: Sequence[str] = ()) -> list[float]:
         """Return the geometric mean of :meth:`ratios` over these domains, or all, seed by seed."""
@@ -206,14 +206,14 @@ class Results(Record):
 
         For each line of descent, relative to the geometric mean of all lines of its seed; 1 if a seed has one line.
         """
-        found = []
+        result = []
         for seed in self.seeds:
             logs = [
                 fmean(run.arms[arm].scores[d].loss - run.arms[to].scores[d].loss for d in self.domains)
                 for run in self.of(seed)
             ]
-            found += [math.exp(log - fmean(logs)) for log in logs]
-        return found
+            result += [math.exp(log - fmean(logs)) for log in logs]
+        return result
 
     def branched(self, size: str) -> list[list[float]]:
         """Return the parents' perplexity, geometric mean over all domains, by seed and line of descent."""

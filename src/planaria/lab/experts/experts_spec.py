@@ -167,11 +167,11 @@ class ExpertsSpec(SeededTrials, JobSettings):
             raise ValueError(f"experts.clusters = {self.clusters}: cuts one domain into two or more; name just one")
         if len(self.domains) < 2 and not self.clusters:
             raise ValueError("experts.domains: name at least two, or set experts.clusters to cut one into several")
-        domains, what = (self.clusters or len(self.speaking)), "chains" if any(self.after.values()) else "domains"
+        domains, label = (self.clusters or len(self.speaking)), "chains" if any(self.after.values()) else "domains"
         if domains < count:
             raise ValueError(
-                f"experts.sizes: {count} of them for {domains} {what} leave the outer tiers empty, and all arms equal; "
-                f"name {domains - 1 + domains % 2} at most"
+                f"experts.sizes: {count} of them for {domains} {label} leave the outer tiers empty, and all arms "
+                f"equal; name {domains - 1 + domains % 2} at most"
             )
         return self
 
@@ -243,8 +243,8 @@ class ExpertsSpec(SeededTrials, JobSettings):
 
     def _names_can_be_files(self) -> None:
         for table, names in (("sizes", self.sizes), ("domains", (*self.domains, *self.untrained))):
-            if odd := [name for name in names if not is_key(name)]:
-                raise ValueError(f"experts.{table}.{odd[0]}: not a valid name; {KEY_RULE}")
+            if invalid := [name for name in names if not is_key(name)]:
+                raise ValueError(f"experts.{table}.{invalid[0]}: not a valid name; {KEY_RULE}")
         if GENERALIST in self.domains:
             raise ValueError(f"experts.domains.{GENERALIST}: is the arm's name; give the domain another")
 

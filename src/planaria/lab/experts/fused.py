@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from planaria.common import documents
-from planaria.common.documents import Record
+from planaria.common.documents import Record, former_names
 from planaria.common.errors import UserError
 from planaria.lab.experts.manifest import MOST_BYTES
 from planaria.models import task_vectors
@@ -26,9 +26,10 @@ SCALES: dict[How, float] = {"sum": 0.3, "ties": 0.4, "dare": 0.3}
 class SourceModel(Record):
     """A source model."""
 
+    _former = former_names(path="place")
     name: str
     domain: str = ""
-    place: str
+    path: str
     sha256: str
     """Of its weights, by :func:`planaria.models.task_vectors.digest`."""
 
@@ -91,11 +92,11 @@ def read_whole(folder: Path) -> Fused | None:
     :raises UserError: also when a source model is missing, or the model is no sum of them.
     """
     fix = "restore it, or remove it to repair the model as one"
-    if (found := read(folder, fix)) is None:
+    if (result := read(folder, fix)) is None:
         return None
-    if found.routers is not None:
+    if result.routers is not None:
         raise UserError(f"{folder}: has several blocks per layer, which repair does not support; repair its experts")
-    for part in (found.parent, *found.parts):
-        if not Path(part.place).is_dir():
-            raise UserError(f"{folder / FILE}: {part.name} is missing at {part.place}; {fix}")
-    return found
+    for part in (result.parent, *result.parts):
+        if not Path(part.path).is_dir():
+            raise UserError(f"{folder / FILE}: {part.name} is missing at {part.path}; {fix}")
+    return result

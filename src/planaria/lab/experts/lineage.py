@@ -28,11 +28,11 @@ def lineages(sizes: Sequence[str], parents: int, seed: int) -> list[dict[str, st
     Every parent is in exactly one line, so means over lines weigh parents equally. Ensembles contain experts of one
     line only, so that all arms have the same compute before branching.
     """
-    draw, found = random.Random(seed), list[dict[str, str]]()
+    draw, result = random.Random(seed), list[dict[str, str]]()
     orders = {size: draw.sample(range(parents), parents) for size in sizes}
     for line in range(parents):
-        found.append({size: called(size, order[line]) for size, order in orders.items()})
-    return found
+        result.append({size: called(size, order[line]) for size, order in orders.items()})
+    return result
 
 
 def chains(after: Mapping[str, str]) -> list[list[str]]:
@@ -51,19 +51,19 @@ def chains(after: Mapping[str, str]) -> list[list[str]]:
             )
         if before:
             following[before] = name
-    found = []
+    result = []
     for name in (name for name, before in after.items() if not before):
-        found.append(chain := [name])
+        result.append(chain := [name])
         while chain[-1] in following:
             chain.append(following[chain[-1]])
-    if round_ := sorted(after.keys() - {name for chain in found for name in chain}):
+    if round_ := sorted(after.keys() - {name for chain in result for name in chain}):
         raise ValueError(f"experts.domains.{round_[0]}.after: forms a cycle; leave one 'after' of it out")
-    return found
+    return result
 
 
 def tiered(difficulty: Mapping[str, float], after: Mapping[str, str], count: int) -> dict[str, int]:
     """Return domain → its tier, the same for all of a chain, whose difficulty is the mean over its domains."""
-    found = {chain[-1]: chain for chain in chains(after)}
-    hard = {last: fmean(difficulty[name] for name in chain) for last, chain in found.items()}
-    tier = {name: at for last, at in tiers(hard, count).items() for name in found[last]}
+    result = {chain[-1]: chain for chain in chains(after)}
+    hard = {last: fmean(difficulty[name] for name in chain) for last, chain in result.items()}
+    tier = {name: at for last, at in tiers(hard, count).items() for name in result[last]}
     return {name: tier[name] for name in difficulty}

@@ -77,10 +77,10 @@ class DomainTexts:
         kept = _kept(file)
         if kept is None:
             read = import_model(model).eval()
-            found = {f"test.{name}": token_logps(read, samples) for name, samples in self.test.items()}
-            found |= {f"held_out.{name}": token_logps(read, samples) for name, samples in self.held_out.items()}
-            keep(file, found)
-            kept = found
+            result = {f"test.{name}": token_logps(read, samples) for name, samples in self.test.items()}
+            result |= {f"held_out.{name}": token_logps(read, samples) for name, samples in self.held_out.items()}
+            keep(file, result)
+            kept = result
         return DomainLogProbabilities(
             {name: kept[f"test.{name}"] for name in self.test},
             {name: kept[f"held_out.{name}"] for name in self.held_out},
@@ -88,9 +88,9 @@ class DomainTexts:
 
     def priors(self, prior: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
         """Return part and domain ("test.law") → ln π [active domains, N, T] of its samples by a text prior."""
-        samples = {f"test.{name}": found for name, found in self.test.items()}
-        samples |= {f"held_out.{name}": found for name, found in self.held_out.items()}
-        return {part: prior(found) for part, found in samples.items()}
+        samples = {f"test.{name}": value for name, value in self.test.items()}
+        samples |= {f"held_out.{name}": value for name, value in self.held_out.items()}
+        return {part: prior(value) for part, value in samples.items()}
 
     def _text_priors(self, spec: ExpertsSpec) -> dict[str, Tensor]:
         if not (self._folder / embedding.FILE).is_file():
@@ -104,10 +104,10 @@ class DomainTexts:
         return self.priors(lambda samples: known.priors(samples, tokenizer.decode, domains, temperature))
 
 
-def keep(file: Path, found: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+def keep(file: Path, values: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Write tensors beside a model, with metadata, and update the digests of the folder."""
     with atomic.replacing(file) as unfinished:
-        save_file(dict(found), unfinished, metadata=None if metadata is None else dict(metadata))
+        save_file(dict(values), unfinished, metadata=None if metadata is None else dict(metadata))
     if sums := digests.read(file.parent):
         digests.write(file.parent, sums | {file.name: (digests.of_file(file),)})
 
@@ -119,16 +119,16 @@ def kept_sums(file: Path, shape: tuple[int, ...], fix: str) -> tuple[dict[str, T
 
     :raises UserError: ending with ``fix``, when it is missing, damaged or of other shapes.
     """
-    found = {}
+    result = {}
     try:
         with safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118 (no mapping)
                 part = opened.get_slice(name)
                 if tuple(part.get_shape()) == shape and part.get_dtype() == "F64":
-                    found[name] = opened.get_tensor(name)
-                if name not in found or not found[name].isfinite().all():
+                    result[name] = opened.get_tensor(name)
+                if name not in result or not result[name].isfinite().all():
                     raise UserError(f"{file}: {name}: not {' × '.join(map(str, shape))} finite numbers in fp64; {fix}")
-            return found, dict(opened.metadata() or {})
+            return result, dict(opened.metadata() or {})
     except (SafetensorError, OSError) as error:
         raise UserError(f"{file}: missing or damaged ({error}); {fix}") from None
 
@@ -152,11 +152,11 @@ def domain_samples(
     context: int,
     most: int,
     cache: str | None = None,
-    place: str = "",
+    location: str = "",
 ) -> Tensor:
     """Return at most ``most`` samples [N, context + 1] of a ``part`` (``TRAINED``, ``HELD_OUT`` or ``TEST``).
 
-    The text is of one domain, or of equal shares of the ``domains`` that another mixes. ``place`` names it in errors.
+    The text is of one domain, or of equal shares of the ``domains`` that another mixes. Errors name ``location``.
 
     :raises UserError: when there is no such text, or less of it than one sample.
     """
@@ -166,8 +166,8 @@ def domain_samples(
         return windows(prepare(data, vocab), "train", context, most)
     except UserError as error:
         files = ", ".join(str(folder / part / f"{name}.jsonl") for name in domains)
-        place = place or f"domain {', '.join(map(repr, domains))} ({files})"
-        raise UserError(f"{place}: {str(error).removeprefix('data.')}") from None
+        location = location or f"domain {', '.join(map(repr, domains))} ({files})"
+        raise UserError(f"{location}: {str(error).removeprefix('data.')}") from None
 
 
 def sources(domains: Sequence[str], folder: Path) -> dict[str, Any]:
@@ -200,9 +200,9 @@ def token_logps(
     ``model`` maps token ids [B, T] to logits [B, T, V].
     ``on_read`` gets the number of samples of each batch that was read.
     """
-    found = []
+    results = []
     for batch in torch.split(samples, BATCH):
         log_p = model(batch[:, :-1]).double().log_softmax(-1)
-        found.append(log_p.gather(-1, batch[:, 1:, None])[..., 0])
+        results.append(log_p.gather(-1, batch[:, 1:, None])[..., 0])
         on_read(len(batch))
-    return torch.cat(found)
+    return torch.cat(results)

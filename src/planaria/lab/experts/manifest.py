@@ -68,21 +68,21 @@ class EnsembleManifest(Record):
 
         :raises UserError: when it is unknown or missing.
         """
-        known = sorted((one for one in self.members if one.parent), key=lambda one: one.parameters)
-        found = self.parent or (known[len(known) // 2].parent if known else "")
-        if not found:
+        known = sorted((member for member in self.members if member.parent), key=lambda member: member.parameters)
+        result = self.parent or (known[len(known) // 2].parent if known else "")
+        if not result:
             raise UserError(
                 f"{folder}: prior = 'ridge': its experts do not name the model they branched off; use another"
             )
-        if not (folder / found / WEIGHTS).is_file():
-            raise UserError(f"{folder}: prior = 'ridge': there is no {folder / found / WEIGHTS}; bring it back")
-        return found
+        if not (folder / result / WEIGHTS).is_file():
+            raise UserError(f"{folder}: prior = 'ridge': there is no {folder / result / WEIGHTS}; bring it back")
+        return result
 
     def changed_like(self, before: EnsembleManifest) -> EnsembleManifest:
         """Return this new manifest with the manual changes of the one ``before`` it."""
         stay = [member for member in self.members if member.name not in before.removed]
         taken = {member.name for member in stay}
-        added = [one for one in before.members if one.added and one.name not in taken]
+        added = [expert for expert in before.members if expert.added and expert.name not in taken]
         return self.model_copy(update={"members": [*stay, *added], "removed": before.removed})
 
     def member(self, name: str) -> Expert:
@@ -124,7 +124,7 @@ def write(folder: Path, manifest: EnsembleManifest) -> None:
     atomic.write_text(folder / FILE, manifest.model_dump_json(indent=1))
 
 
-def place(folder: Path, member: Expert) -> Path:
+def expert_folder(folder: Path, member: Expert) -> Path:
     """Return the folder of a member's model.
 
     :raises UserError: when its weights are missing or have changed.

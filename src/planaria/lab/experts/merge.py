@@ -23,7 +23,7 @@ _OWN, _ALL = ".mlp.", ".mlp.experts.{}."
 
 def mean(models: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Return θ̄ = Σ_i θ_i / N, by name."""
-    return {name: torch.stack([one[name] for one in models]).mean(0) for name in models[0]}
+    return {name: torch.stack([model[name] for model in models]).mean(0) for name in models[0]}
 
 
 def merged(experts: Sequence[Llama], top_k: int, bias: bool) -> Llama:
@@ -93,10 +93,10 @@ def route(model: Llama, domains: Sequence[Tensor], lam: float, temperature: floa
     """
     assert model.routing is not None
     for at, layer in enumerate(_routed(model)):
-        found = ridge.router([own[at] for own in domains], lam, model.routing.bias).float() / temperature
-        layer.router.weight.copy_(found[: model.config.dim].T)
+        result = ridge.router([own[at] for own in domains], lam, model.routing.bias).float() / temperature
+        layer.router.weight.copy_(result[: model.config.dim].T)
         if model.routing.bias:
-            layer.router.bias.copy_(found[-1])
+            layer.router.bias.copy_(result[-1])
 
 
 @contextmanager
@@ -116,23 +116,23 @@ def forced(model: Llama, block: int) -> Iterator[None]:
 def shares(model: Llama) -> Iterator[Tensor]:
     """Yield the weight of each block [N], summed over all tokens read meanwhile and over layers."""
     assert model.routing is not None
-    found = torch.zeros(model.routing.experts, dtype=torch.float64)
+    result = torch.zeros(model.routing.experts, dtype=torch.float64)
 
     def count(layer: nn.Module, given: Any, logits: Tensor) -> None:
         weights, chosen = logits.double().topk(model.routing.top_k, -1)  # type: ignore[union-attr]
-        found.index_add_(0, chosen.flatten(), weights.softmax(-1).flatten())
+        result.index_add_(0, chosen.flatten(), weights.softmax(-1).flatten())
 
     hooks = [layer.router.register_forward_hook(count) for layer in _routed(model)]
     try:
-        yield found
+        yield result
     finally:
         for hook in hooks:
             hook.remove()
 
 
 def _routed(model: Llama) -> list[MoELayer]:
-    found = [layer.mlp for layer in model.layers]
-    return [layer for layer in found if isinstance(layer, MoELayer)]
+    results = [layer.mlp for layer in model.layers]
+    return [layer for layer in results if isinstance(layer, MoELayer)]
 
 
 def _filled(model: Llama, state: Mapping[str, Tensor]) -> Llama:

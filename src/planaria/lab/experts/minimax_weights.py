@@ -98,28 +98,28 @@ def problem(texts: Mapping[str, Array], floor: float = FLOOR) -> MinimaxProblem:
     :raises UserError: for a domain without texts, a single expert, a floor that leaves no choice, or a text that all
         experts consider impossible.
     """
-    for name, found in texts.items():
-        if not found.shape[0]:
+    for name, value in texts.items():
+        if not value.shape[0]:
             raise UserError(f"domain {name!r}: has no held-out text, on which weights are fitted; provide some")
     experts = next(iter(texts.values())).shape[1]
     if experts < 2:
         raise UserError("there is only one expert, so there are no weights; add another with `planaria experts edit`")
     if not 0 < floor < 1 / experts:
         raise UserError(f"floor = {floor:g}: must be above 0 and below 1/{experts}, so that weights can differ")
-    for name, found in texts.items():
-        if (bad := np.flatnonzero(~np.isfinite(found.max(1)))).size:
+    for name, value in texts.items():
+        if (bad := np.flatnonzero(~np.isfinite(value.max(1)))).size:
             raise UserError(
                 f"domain {name!r}, held-out text {bad[0]}: all {experts} experts consider it impossible; remove it, or "
                 "add an expert that can read it"
             )
-    scaled = [np.exp(found - found.max(1, keepdims=True)) for found in texts.values()]
+    scaled = [np.exp(value - value.max(1, keepdims=True)) for value in texts.values()]
     rows = np.concatenate(scaled)
     return MinimaxProblem(
         names=tuple(texts),
         rows=(1 - experts * floor) * rows + floor * rows.sum(1, keepdims=True),
         domain=np.repeat(np.arange(len(texts)), [len(part) for part in scaled]),
         size=np.array([float(len(part)) for part in scaled]),
-        shift=np.array([-found.max(1).mean() for found in texts.values()]),
+        shift=np.array([-value.max(1).mean() for value in texts.values()]),
         floor=floor,
     )
 
@@ -262,8 +262,8 @@ def extragradient(given: MinimaxProblem, tolerance: float, most: int) -> tuple[A
             continue
         u = given.project(u - step * there)
         force, spent, step = given.force(u), spent + len(given.rows), 1.1 * step
-        if (found := given.residual(u, force)) < least:
-            best, least = u, found
+        if (result := given.residual(u, force)) < least:
+            best, least = u, result
     return best, spent, 1 / step
 
 
@@ -279,12 +279,12 @@ def halpern(given: MinimaxProblem, tolerance: float, most: int, draw: np.random.
     k = 0
     while least > tolerance and spent < most:
         there, cost = resolvent(given, u, lipschitz, k, draw)
-        found, spent = given.residual(there, given.force(there)), spent + cost + len(given.rows)
-        if found > 2 * least:
+        result, spent = given.residual(there, given.force(there)), spent + cost + len(given.rows)
+        if result > 2 * least:
             lipschitz, start, u, k = 2 * lipschitz, best, best, 0
             continue
-        if found < least:
-            best, least = there, found
+        if result < least:
+            best, least = there, result
         u = start / (k + 2) + (1 - 1 / (k + 2)) * there
         k += 1
     return best, spent, lipschitz

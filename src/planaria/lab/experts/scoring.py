@@ -25,42 +25,42 @@ def arm_result(
     bill: ArmCost,
     readings: Mapping[str, DomainLogProbabilities],
     spec: ExpertsSpec,
-    places: Mapping[str, Tensor],
+    positions: Mapping[str, Tensor],
 ) -> ArmResult:
     """Score the ensemble of an arm's trained experts on every domain's test text.
 
-    ``places``: for text priors, part and domain ("test.law") → ln π [D, N, T] of its samples, for the D domains whose
-    experts are active.
+    ``positions``: for text priors, part and domain ("test.law") → ln π [D, N, T] of its samples, for the D domains
+    whose experts are active.
     """
     there = [job for job in jobs if job.name in readings]
-    found = _stacked([readings[job.name] for job in there])
-    fixed = belief(spec.mixture, {name: found[f"held_out.{name}"] for name in spec.domains})
+    result = _stacked([readings[job.name] for job in there])
+    fixed = belief(spec.mixture, {name: result[f"held_out.{name}"] for name in spec.domains})
     by_place = dict[str, Tensor]()
-    if places:
+    if positions:
         speaking = spec.speaking
         rows = [0 if job.domain == GENERALIST else speaking.index(job.domain) for job in there]
-        by_place = {part: log_prior[rows].log_softmax(0) for part, log_prior in places.items()}
+        by_place = {part: log_prior[rows].log_softmax(0) for part, log_prior in positions.items()}
 
     def scores(part: str, mixture: MixtureSpec, lost: int | None = None) -> dict[str, DomainScore]:
         left = [n for n in range(len(there)) if n != lost]
-        own = {name: logps for name, logps in found.items() if name.startswith(part)}
+        own = {name: logps for name, logps in result.items() if name.startswith(part)}
         return {
             name.removeprefix(part): score(logps[left], by_place.get(name, fixed)[left].log_softmax(0), mixture)
             for name, logps in own.items()
         }
 
-    length, mixture = next(iter(found.values())).shape[-1], spec.mixture
+    length, mixture = next(iter(result.values())).shape[-1], spec.mixture
     costs = {name: amount for name, amount in vars(bill).items() if name != "arm"}
     ks = {f"top-{k}": k for k in range(1, len(there))}
     return ArmResult(
         experts=there,
         belief=fixed.tolist(),
         scores=scores("test.", mixture),
-        held_out=fmean(one.loss for one in scores("held_out.", mixture).values()),
+        held_out=fmean(domain_score.loss for domain_score in scores("held_out.", mixture).values()),
         fewer={name: scores("test.", mixture.model_copy(update={"top_k": k})) for name, k in ks.items()},
         passes={name: posterior.passes(len(there), length, k, mixture.prefix) for name, k in ks.items()},
         without={
-            job.name: {name: one.loss for name, one in scores("test.", mixture, n).items()}
+            job.name: {name: domain_score.loss for name, domain_score in scores("test.", mixture, n).items()}
             for n, job in enumerate(there if len(there) > 1 else ())
         },
         **costs,
@@ -95,8 +95,8 @@ def score(logps: Tensor, log_prior: Tensor, spec: MixtureSpec) -> DomainScore:
 
 def _stacked(readings: Sequence[DomainLogProbabilities]) -> dict[str, Tensor]:
     """Return part and domain → the log-probabilities of several experts [E, N, T]."""
-    parts = {f"test.{name}": [one.test[name] for one in readings] for name in readings[0].test}
-    parts |= {f"held_out.{name}": [one.held_out[name] for one in readings] for name in readings[0].held_out}
+    parts = {f"test.{name}": [reading.test[name] for reading in readings] for name in readings[0].test}
+    parts |= {f"held_out.{name}": [reading.held_out[name] for reading in readings] for name in readings[0].held_out}
     return {name: torch.stack(logps).double() for name, logps in parts.items()}
 
 
@@ -120,24 +120,24 @@ def weigh(
     :raises UserError: naming the domain, when the problem has no solution or no choice.
     """
     tokens = min(tokens, *(logps.shape[-1] for logps in (*held_out.values(), *test.values())))
-    found = posterior.fitted({name: logps[..., :tokens] for name, logps in held_out.items()}, floor, tolerance)
+    result = posterior.fitted({name: logps[..., :tokens] for name, logps in held_out.items()}, floor, tolerance)
     beliefs = {name: belief(mixture.model_copy(update={"prior": name}), held_out) for name in RIVALS} | {
-        WORST: torch.from_numpy(found.w).log()
+        WORST: torch.from_numpy(result.w).log()
     }
     return FittedWeights(
         experts=list(experts),
         tokens=tokens,
         texts=sum(logps.shape[1] for logps in held_out.values()),
         floor=floor,
-        weights=found.w.tolist(),
-        prices=dict(zip(held_out, found.q.tolist(), strict=True)),
-        value=found.proof.value / tokens,
-        bound=found.proof.bound / tokens,
-        residual=found.proof.residual,
+        weights=result.w.tolist(),
+        prices=dict(zip(held_out, result.q.tolist(), strict=True)),
+        value=result.proof.value / tokens,
+        bound=result.proof.bound / tokens,
+        residual=result.proof.residual,
         tolerance=tolerance,
-        certified=found.certified,
-        solver=found.solver,
-        passes=found.evaluations / found.rows,
+        certified=result.certified,
+        solver=result.solver,
+        passes=result.evaluations / result.rows,
         held_out={name: _losses(held_out, belief, tokens) for name, belief in beliefs.items()},
         test={name: _losses(test, belief, tokens) for name, belief in beliefs.items()},
     )

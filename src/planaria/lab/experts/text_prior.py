@@ -27,8 +27,8 @@ SAMPLES = 256
 @torch.inference_mode()
 def states(model: Llama, tokens: Tensor) -> Tensor:
     """Return [N, T, D] for tokens [N, T]: the running mean of the normed last hidden states, in fp64."""
-    found = [model.ends.norm(model.hidden(batch)).double().cumsum(1) for batch in torch.split(tokens, BATCH)]
-    return torch.cat(found) / torch.arange(1, tokens.shape[1] + 1)[:, None]
+    results = [model.ends.norm(model.hidden(batch)).double().cumsum(1) for batch in torch.split(tokens, BATCH)]
+    return torch.cat(results) / torch.arange(1, tokens.shape[1] + 1)[:, None]
 
 
 def text_sums(model: Llama, samples: Tensor) -> Tensor:
@@ -78,8 +78,8 @@ class RidgePrior:
         π_j ∝ exp(s_j / T) with s = [x̄ 1] W, the least-squares estimate of each domain's probability from the mean
         hidden state x̄ of the text before.
         """
-        found = self._scores(states(self._model, samples[:, :-1])[:, ::EVERY], domains, temperature)
-        return found.repeat_interleave(EVERY, -1)[..., : samples.shape[1] - 1]
+        result = self._scores(states(self._model, samples[:, :-1])[:, ::EVERY], domains, temperature)
+        return result.repeat_interleave(EVERY, -1)[..., : samples.shape[1] - 1]
 
     def prior(self, tokens: Sequence[int], domains: Sequence[str], temperature: float) -> Tensor:
         """Return ln π [E] after these tokens, limited to the model's context."""
@@ -95,7 +95,7 @@ class RidgePrior:
 
 def _opened(file: Path, whose: str, size: int) -> dict[str, Tensor]:
     fix = "remove it to compute it again"
-    found, metadata = kept_sums(file, (size, size), fix)
+    result, metadata = kept_sums(file, (size, size), fix)
     if metadata.get("model") != whose:
         raise UserError(f"{file}: was made with another model than the one beside it; {fix}")
-    return found
+    return result

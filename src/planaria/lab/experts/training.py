@@ -88,9 +88,9 @@ class Training:
     def _texts(self) -> list[str]:
         """Return flags with the local path of its text, which may differ from where it was begun."""
         mixture = self.config.data.mixture
-        places = {f"data.mixture.{name}.source": one.source for name, one in mixture.items()}
-        places = places or {"data.source": self.config.data.source}
-        return [word for name, place in places.items() for word in (f"--{name}", place)]
+        paths = {f"data.mixture.{name}.source": config.source for name, config in mixture.items()}
+        paths = paths or {"data.source": self.config.data.source}
+        return [word for name, location in paths.items() for word in (f"--{name}", location)]
 
 
 def portable(config: RunConfig, folder: Path) -> str:
@@ -120,12 +120,17 @@ def train_all(
 
     All recipes are written first, so any waiting training can run elsewhere.
     """
-    for one in trainings:
-        if not one.done:
-            one.recipe.parent.mkdir(parents=True, exist_ok=True)
-            atomic.write_text(one.recipe, portable(one.config, one.recipe.parent))
+    for training in trainings:
+        if not training.done:
+            training.recipe.parent.mkdir(parents=True, exist_ok=True)
+            atomic.write_text(training.recipe, portable(training.config, training.recipe.parent))
     lost = list[str]()
     run_jobs(
-        title, [one.job() for one in trainings], processes, watcher, lambda job, how: lost.append(job.name), retries
+        title,
+        [training.job() for training in trainings],
+        processes,
+        watcher,
+        lambda job, how: lost.append(job.name),
+        retries,
     )
     return lost

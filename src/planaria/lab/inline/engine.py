@@ -23,7 +23,7 @@ from planaria.pipeline.plan.actions import Action, StepPlan
 from planaria.pipeline.routing.arrangement import Arrangement
 from planaria.recovery.base import Moment
 from planaria.recovery.chain import RecoveryPlan as RecoveryPlan
-from planaria.recovery.chain import ages_by_stage
+from planaria.recovery.chain import staleness_by_stage
 from planaria.runtime.engine.config_checks import require_device, require_sound
 from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.worker.plan_execution import adding
@@ -170,11 +170,11 @@ class InlineEngine:
         everywhere = self.resolved.arrangement
         nodes = [*nodes, *(n for n, copies in self.copies.items() if n not in nodes and not copies.intact())]
         alive = everywhere.of(self.stage.keys() - set(nodes) - self.skipped)
-        gone, remember = frozenset(self.stage[node] for node in nodes) - set(alive.stages), None
+        lost, with_snapshot = frozenset(self.stage[node] for node in nodes) - set(alive.stages), None
         if self._memory is not None:
             self._memory = self._memory.without(nodes)
-            remember = [s for s in everywhere.stages if everywhere.nodes(s)[0] in self._memory.nodes]
-        plan = self._chain.plan(gone, ages_by_stage(everywhere, alive, self._ages), remember)
+            with_snapshot = [s for s in everywhere.stages if everywhere.nodes(s)[0] in self._memory.nodes]
+        plan = self._chain.plan(lost, staleness_by_stage(everywhere, alive, self._ages), with_snapshot)
         if plan.rollback == "memory" and self._memory is not None:
             if self._memory.step < durable:
                 return replace(plan, rebuilt={}, rollback="disk")
@@ -250,8 +250,8 @@ class InlineEngine:
     def _grow_older(self) -> None:
         """Age all copies by one commit, by the rule of the run's record."""
         pairs = [pair for slot in self._chain.placed(self.resolved.arrangement) for pair in slot.copy.pairs]
-        ages, self._rested = after_commit(self._ages, self._rested, self.skipped, pairs)
-        self._ages = dict(ages)
+        staleness, self._rested = after_commit(self._ages, self._rested, self.skipped, pairs)
+        self._ages = dict(staleness)
 
     def _nothing_kept(self, node: int) -> StageCopies:
         return StageCopies(self.resolved, node, self.resolved.arrangement, StageRunner)

@@ -78,7 +78,7 @@ class InlineReplicas:
         self._refused: dict[int, set[int]] = {}
         """Replica → replicas whose updates its nodes rejected in the current step."""
         self._replica = {
-            node: place for stage in arrangement.stages for place, node in enumerate(arrangement.nodes(stage))
+            node: index for stage in arrangement.stages for index, node in enumerate(arrangement.nodes(stage))
         }
         for node in runners:
             self.start(node, {})
@@ -117,7 +117,7 @@ class InlineReplicas:
             return {}
         honest = {node: self.outer[node].update(runner, self._replica[node]) for node, runner in self._runners.items()}
         _, received = self._exchanged(honest, step)
-        self._leave_out_liars(received)
+        self._leave_out_byzantine(received)
         verdicts = {
             node: self.outer[node].settle(updates, self._replica[node], self._runners[node])
             for node, updates in received.items()
@@ -128,26 +128,26 @@ class InlineReplicas:
                 self._refused.setdefault(self._replica[node], set()).update(verdict.refused)
         return verdicts
 
-    def _leave_out_liars(self, received: Received) -> None:
+    def _leave_out_byzantine(self, received: Received) -> None:
         """Leave out replicas that sent different updates to others; a fleet repeats the step in that case."""
         if not self.exchange.witnessed(self.count):
             return
-        found = self._suspicion.examine(self._digests(received, range(self.count)), self.exchange)
-        raised = self._suspicion.raised(found.all)
-        if found.least and (wrong := raised.unbearable(self.exchange)):
+        result = self._suspicion.examine(self._digests(received, range(self.count)), self.exchange)
+        raised = self._suspicion.raised(result.all)
+        if result.least and (wrong := raised.unbearable(self.exchange)):
             raise NonFinite(wrong)
-        left_out = raised.standing(self.exchange).left_out
+        left_out = raised.exclusions(self.exchange).left_out
         for outer in self.outer.values():
             outer.left_out = left_out
         self._suspicion = raised
 
     def _findings(self, received: Received, party: Sequence[int]) -> Exclusions:
         """Return the replicas of a ``party`` with too many invalid updates before, or contradictory ones now."""
-        useless = self._suspicion.standing(self.exchange).useless
+        useless = self._suspicion.exclusions(self.exchange).invalid
         others = [replica for replica in party if replica not in useless]
         if not self.exchange.witnessed(len(others)):
-            return Exclusions(useless=useless)
-        return findings(self._digests(received, others), others, distrusted(self.exchange))._replace(useless=useless)
+            return Exclusions(invalid=useless)
+        return findings(self._digests(received, others), others, distrusted(self.exchange))._replace(invalid=useless)
 
     def _digests(self, received: Received, replicas: Iterable[int]) -> dict[int, dict[int, str]]:
         """Return receiver → sender → digest of the updates of all stages."""
@@ -197,14 +197,14 @@ class InlineReplicas:
         """Return sender → receiver → update in a ``group`` (replica → node); Byzantine senders know correct updates."""
         settled = {replica: self.outer[node].settled for replica, node in group.items()}
         true = [replica for replica, node in group.items() if not self.outer[node].publisher.is_byzantine(step)]
-        found = {}
+        result = {}
         for replica, node in group.items():
             codec, round = self.exchange.codec(settled[replica]), settled[replica].rounds
             known = {} if replica in true else vectors({other: honest[group[other]] for other in true}, codec, round)
             others = [other for other in group if other != replica]
             publisher = self.outer[node].publisher
-            found[replica] = publisher.updates(honest[node], codec, (step, round), replica, others, known)
-        return found
+            result[replica] = publisher.updates(honest[node], codec, (step, round), replica, others, known)
+        return result
 
     def _settle(self, pending: _Pending) -> StageRounds:
         """Settle a round as a fleet does: updates rejected by any node at any stage are left out.
@@ -217,11 +217,11 @@ class InlineReplicas:
             others = {replica: update for replica, update in updates.items() if replica != self._replica[node]}
             verdicts[node] = UpdateJudgement(refused(others, like, codec))
         out = {replica for verdict in verdicts.values() for replica in verdict.refused}
-        found = self._findings(pending.received, [replica for replica in range(self.count) if replica not in out])
-        out |= found.left_out.keys()
-        self._remember(pending.round.number, verdicts, found, out)
+        result = self._findings(pending.received, [replica for replica in range(self.count) if replica not in out])
+        out |= result.left_out.keys()
+        self._remember(pending.round.number, verdicts, result, out)
         for node in (node for replica in set(range(self.count)) - out for node in self.nodes(replica)):
-            left_out = {replica: why for replica, why in found.left_out.items() if replica in pending.received[node]}
+            left_out = {replica: why for replica, why in result.left_out.items() if replica in pending.received[node]}
             verdicts[node] = UpdateJudgement({**verdicts[node].refused, **left_out})
         weighed = {me: self._weighed(pending, me, out) for me in range(self.count)}
         for node, updates in pending.received.items():
@@ -254,9 +254,9 @@ class InlineReplicas:
             products.append(weighing.products(outer, weighing.decoded_values(outer, updates), me, party))
         return weighing.counted(products, party, me, pending.round.number)
 
-    def _remember(self, round: int, verdicts: Verdicts, found: Exclusions, out: Collection[int]) -> None:
+    def _remember(self, round: int, verdicts: Verdicts, exclusions: Exclusions, out: Collection[int]) -> None:
         """Record rejected updates and proven faults; a replica that copies another one reports nothing."""
-        proved, reports = {*found.liars, *found.useless}, dict[int, set[int]]()
+        proved, reports = {*exclusions.byzantine, *exclusions.invalid}, dict[int, set[int]]()
         for node, verdict in verdicts.items():
             replica = self._replica[node]
             if replica not in out or not self.exchange.synchronised:

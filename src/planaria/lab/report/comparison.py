@@ -8,7 +8,7 @@ from pathlib import Path
 from planaria.lab.compare.race_results import ENOUGH, ArmRun, ArmScore, ComparisonResults
 from planaria.lab.compare.ranking import LEAST_FAILURES, Ranking, failures, ranking
 from planaria.lab.report.comparison_figures import failures_figure, hours_figure, loss_figure, price_figure
-from planaria.lab.report.comparison_table import DIGEST, between, called, seeds_of, struck, target
+from planaria.lab.report.comparison_table import DIGEST, between, called, failures_label, seeds_of, target
 from planaria.lab.report.winner_figure import hours_at, redundant_arm, winners_figure, without_failures
 from planaria.lab.trials.spread import shown
 from planaria.report import page
@@ -18,92 +18,92 @@ from planaria.report.verdict import Verdict
 UNITS = {"hours": "h", "ticks": "steps"}
 
 
-def write_comparison(found: ComparisonResults, file: Path) -> Path:
+def write_comparison(results: ComparisonResults, file: Path) -> Path:
     """Write the report of a comparison to ``file`` atomically, and return its path.
 
     :raises UserError: when the file is not writable.
     """
-    text = page.document(f"{found.name} compared · planaria", body(found))
+    text = page.document(f"{results.name} compared · planaria", body(results))
     return page.write(file, text)
 
 
-def body(found: ComparisonResults) -> Iterator[str]:
+def body(results: ComparisonResults) -> Iterator[str]:
     """Yield the report's sections as HTML."""
     summary = (
-        f"{counted(len(found.arms), 'arm')}, {seeds_of(found)}, up to {counted(found.steps, 'step')} each, struck by "
-        f"the same failures. The target is {target(found)}. Hours are those of {found.clock}."
+        f"{counted(len(results.arms), 'arm')}, {seeds_of(results)}, up to {counted(results.steps, 'step')} each, with "
+        f"the same failures. The target is {target(results)}. Hours are those of {results.clock}."
     )
-    yield page.heading(found.name, verdict(found), summary)
-    yield page.cards(_facts(found))
-    yield from _races(found)
-    yield from _controls(found)
-    yield from _winners(found)
-    yield from _failures(found)
-    yield from _details(found)
+    yield page.heading(results.name, verdict(results), summary)
+    yield page.cards(_facts(results))
+    yield from _races(results)
+    yield from _controls(results)
+    yield from _winners(results)
+    yield from _failures(results)
+    yield from _details(results)
     yield page.footer("Written by planaria compare; comparison.json beside this page has every number.")
 
 
-def _facts(found: ComparisonResults) -> Iterator[tuple[str, str, str]]:
-    of, unit = ("hours", "h") if found.priced else ("ticks", "steps")
-    free = found.arms[0].spread(of)
-    what = "hours" if found.priced else "steps"
-    yield "without failures", "–" if free is None else _shown(free.mean, unit), f"{what} to target, mean over seeds"
-    if (winner := found.winner()) and (spread := winner.spread(of)) is not None:
+def _facts(results: ComparisonResults) -> Iterator[tuple[str, str, str]]:
+    of, unit = ("hours", "h") if results.priced else ("ticks", "steps")
+    free = results.arms[0].spread(of)
+    label = "hours" if results.priced else "steps"
+    yield "without failures", "–" if free is None else _shown(free.mean, unit), f"{label} to target, mean over seeds"
+    if (winner := results.winner()) and (spread := winner.spread(of)) is not None:
         yield "fastest with failures", _shown(spread.mean, unit), winner.name
-    if found.floor is not None and (least := found.floor.spread(of)) is not None:
+    if results.floor is not None and (least := results.floor.spread(of)) is not None:
         yield "floor", _shown(least.mean, unit), "failures that lose nothing but time"
-    counts = [len(failures.faults) for failures in found.failures]
-    yield "failures", f"{sum(counts) / len(counts):.3g}", f"in {counted(found.steps, 'step')}, mean over seeds"
-    yield "failure rate", f"{100 * found.hourly:g} %", "that a stage fails within an hour"
+    counts = [len(failures.faults) for failures in results.failures]
+    yield "failures", f"{sum(counts) / len(counts):.3g}", f"in {counted(results.steps, 'step')}, mean over seeds"
+    yield "failure rate", f"{100 * results.hourly:g} %", "that a stage fails within an hour"
 
 
 def _shown(number: float, unit: str) -> str:
     return f"{amount(number)} h" if unit == "h" else f"{number:,.0f}"
 
 
-def _races(found: ComparisonResults) -> Iterator[str]:
-    if any(arm.courses for arm in found.arms):
+def _races(results: ComparisonResults) -> Iterator[str]:
+    if any(arm.courses for arm in results.arms):
         yield page.section(
             "Loss over steps",
             "Mean over seeds; the band goes from the least to the most. Steps that a rollback undid count.",
-            page.chart(loss_figure(found, "steps"), "loss-steps"),
+            page.chart(loss_figure(results, "steps"), "loss-steps"),
         )
-    if not found.priced:
-        yield page.section("No hours", f"{found.clock} gives no prices in [network], so steps take no time in it.")
+    if not results.priced:
+        yield page.section("No hours", f"{results.clock} gives no prices in [network], so steps take no time in it.")
     else:
         yield page.section(
             "Loss over hours",
             "Mean over seeds, as far as all of them went; the band goes from the least to the most. The first hours "
             "lie above the picture (double-click to see them); click on an arm's name to hide it.",
-            page.chart(loss_figure(found), "loss"),
+            page.chart(loss_figure(results), "loss"),
         )
         yield page.section(
             "Hours to the target",
             "Mean over seeds; the whisker goes from the least to the most, the dotted line is the fault-free arm.",
-            page.chart(hours_figure(found), "hours"),
+            page.chart(hours_figure(results), "hours"),
         )
-    if found.machines_differ and found.priced:
-        counts = ", ".join(f"{arm.name} {arm.workers}" for arm in found.arms)
+    if results.machines_differ and results.priced:
+        counts = ", ".join(f"{arm.name} {arm.workers}" for arm in results.arms)
         yield page.section(
             "Machine-hours to the target",
             f"Hours times the machines that train; spares do not count: {counts}.",
-            page.chart(hours_figure(found, "machine_hours", "machine-hours"), "machine-hours"),
+            page.chart(hours_figure(results, "machine_hours", "machine-hours"), "machine-hours"),
         )
-    missing = [arm.name for arm in found.arms if arm.missed]
+    missing = [arm.name for arm in results.arms if arm.missed]
     yield page.section(
         "Price and harm",
         "To the right: bytes that copies add to every step, with or without failures. Upwards: steps to the target "
         "over the fault-free arm's. A mark's area is the memory of copies, as a share of all weights and moments. "
         "Lower left is better; the dashed line is the Pareto front. Uploads of checkpoints count in the hours, not in "
         "the traffic." + (f" Not drawn, because they missed the target: {', '.join(missing)}." if missing else ""),
-        page.chart(price_figure(found), "prices"),
+        page.chart(price_figure(results), "prices"),
     )
 
 
-def _controls(found: ComparisonResults) -> Iterator[str]:
+def _controls(results: ComparisonResults) -> Iterator[str]:
     """Show the ratios to the fault-free arm and to the controls, with intervals; and the search."""
-    held = any(run.reset_ratio is not None for arm in found.arms for run in arm.runs)
-    if held or len(found.failures) >= ENOUGH:
+    held = any(run.reset_ratio is not None for arm in results.arms for run in arm.runs)
+    if held or len(results.failures) >= ENOUGH:
         yield page.section(
             "Comparison with the controls",
             "Steps to the target. Reset loses a struck stage's moments and nothing else. Arms that rebuild a stage "
@@ -115,15 +115,15 @@ def _controls(found: ComparisonResults) -> Iterator[str]:
                 ["arm", "× fault-free", "95 %", "× reset", "95 %"],
                 [
                     [called(arm), *_with_interval(arm, "ratio"), *_with_interval(arm, "reset_ratio")]
-                    for arm in found.ranked()[1:]
+                    for arm in results.ranked()[1:]
                 ],
                 numbers_from=1,
             ),
         )
-    if found.search:
+    if results.search:
         rows = [
             [point.name, *(shown(point.spread(of), form) for of, form in (("ticks", ".0f"), ("ratio", ".3f")))]
-            for point in found.search
+            for point in results.search
         ]
         yield page.section(
             "The search without failures",
@@ -137,13 +137,13 @@ def _with_interval(arm: ArmScore, of: str) -> list[str]:
     return [shown(arm.spread(of)), between(arm.interval(of))]
 
 
-def _winners(found: ComparisonResults) -> Iterator[str]:
-    arms = [arm for arm in found.contestants if not arm.missed]
-    if not arms or not found.hourly or not found.priced:
+def _winners(results: ComparisonResults) -> Iterator[str]:
+    arms = [arm for arm in results.contestants if not arm.missed]
+    if not arms or not results.hourly or not results.priced:
         return
     rates = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
     rows = [
-        [arm.name, f"{without_failures(found, arm):.3f}", *(_number(hours_at(found, arm, r), ".1f") for r in rates)]
+        [arm.name, f"{without_failures(results, arm):.3f}", *(_number(hours_at(results, arm, r), ".1f") for r in rates)]
         for arm in arms
     ]
     yield page.section(
@@ -154,25 +154,25 @@ def _winners(found: ComparisonResults) -> Iterator[str]:
         "failures stopped the raced arm, U those of its uploads, and m the ratio of failures at rate h to those raced. "
         "It is linear through two points, so it is uncertain far from the raced rate. Arms keep their settings, "
         "checkpoint intervals included. Arms that missed the target are left out."
-        + (" Different numbers of machines are not counted here." if found.machines_differ else "")
-        + ("" if redundant_arm(found) else " No arm here computes redundantly, so nothing changes upwards."),
-        page.chart(winners_figure(found), "winners"),
+        + (" Different numbers of machines are not counted here." if results.machines_differ else "")
+        + ("" if redundant_arm(results) else " No arm here computes redundantly, so nothing changes upwards."),
+        page.chart(winners_figure(results), "winners"),
         page.subheading("Hours to the target at other failure rates, each with its own step"),
         page.table("rates", ["arm", "r₀", *(f"{100 * rate:g} % an hour" for rate in rates)], rows, numbers_from=1),
     )
 
 
-def _failures(found: ComparisonResults) -> Iterator[str]:
+def _failures(results: ComparisonResults) -> Iterator[str]:
     strips = []
-    for number, trace in enumerate((*found.failures, *found.further)):
-        title = f"{struck(trace)} · {trace.digest[:DIGEST]}"
-        strips += [page.subheading(title), page.chart(failures_figure(found, trace), f"failures{number}")]
+    for number, trace in enumerate((*results.failures, *results.further)):
+        title = f"{failures_label(trace)} · {trace.digest[:DIGEST]}"
+        strips += [page.subheading(title), page.chart(failures_figure(results, trace), f"failures{number}")]
     text = "Each mark is a stage lost before a step, in every arm."
-    also = " Further replicas, where an arm has them, fail independently at the same rate." if found.further else ""
+    also = " Further replicas, where an arm has them, fail independently at the same rate." if results.further else ""
     yield page.section("The failures", text + also, *strips)
 
 
-def _details(found: ComparisonResults) -> Iterator[str]:
+def _details(results: ComparisonResults) -> Iterator[str]:
     head = ["arm", "trace", "stopped", "seed", "steps", "ratio", "hours", "machine-hours", "final loss"]
     head += ["failures", "undone", "saves"]
     yield page.section(
@@ -180,9 +180,11 @@ def _details(found: ComparisonResults) -> Iterator[str]:
         "Steps and hours to the target; the ratio is of steps, to the fault-free arm's with the same seed. Failures "
         "and saves (checkpoints) on the way to it, or in all if it was missed; undone: steps lost to rollbacks. "
         "Stopped: why an arm stopped early.",
-        page.table("runs", head, [_row(found, arm, run) for arm in found.ranked() for run in arm.runs], numbers_from=3),
+        page.table(
+            "runs", head, [_row(results, arm, run) for arm in results.ranked() for run in arm.runs], numbers_from=3
+        ),
     )
-    groups = [(arm.name, [(key, value, False) for key, value in arm.changes.items()]) for arm in found.arms]
+    groups = [(arm.name, [(key, value, False) for key, value in arm.changes.items()]) for arm in results.arms]
     yield page.section(
         "What each arm changes",
         "All other settings are the recipe's, for every arm.",
@@ -190,8 +192,8 @@ def _details(found: ComparisonResults) -> Iterator[str]:
     )
 
 
-def _row(found: ComparisonResults, arm: ArmScore, run: ArmRun) -> list[str]:
-    taken = (run.hours, run.machine_hours) if found.priced else (None, None)
+def _row(results: ComparisonResults, arm: ArmScore, run: ArmRun) -> list[str]:
+    taken = (run.hours, run.machine_hours) if results.priced else (None, None)
     return [
         arm.name,
         run.trace[:DIGEST] if arm.faults else "none",
@@ -212,32 +214,32 @@ def _number(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)
 
 
-def verdict(found: ComparisonResults) -> Verdict:
+def verdict(results: ComparisonResults) -> Verdict:
     """Summarise the comparison; good if every arm reached the target."""
-    ranked = ranking(found)
-    others, missed = found.arms[1:], [arm for arm in found.arms[1:] if arm.missed]
+    ranked = ranking(results)
+    others, missed = results.arms[1:], [arm for arm in results.arms[1:] if arm.missed]
     arrived = len(others) - len(missed)
     badge = "every arm reached the target" if not missed else f"{arrived} of {counted(len(others), 'arm')} reached it"
     return Verdict(
         good=not missed,
         badge=badge,
-        summary=_order(found, ranked) + _ratios(found) + (f" {badge[0].upper()}{badge[1:]}." if missed else ""),
-        numbers=_numbers(found, ranked),
+        summary=_order(results, ranked) + _ratios(results) + (f" {badge[0].upper()}{badge[1:]}." if missed else ""),
+        numbers=_numbers(results, ranked),
         lost=_lost(missed, others),
     )
 
 
-def _order(found: ComparisonResults, ranked: Ranking) -> str:
-    if not ranked.places:
+def _order(results: ComparisonResults, ranked: Ranking) -> str:
+    if not ranked.arms:
         return "No arm that failures struck reached the target with every seed, so there is no ranking."
     unit = UNITS[ranked.unit]
-    first, mine = ranked.places[0]
-    took = _named(mine.mean, unit)
-    text = f"With failures at {100 * found.hourly:g} % an hour, {first.name} reached the target first, after {took}"
+    first, own = ranked.arms[0]
+    took = _named(own.mean, unit)
+    text = f"With failures at {100 * results.hourly:g} % an hour, {first.name} reached the target first, after {took}"
     if ranked.certainty == "alone":
         return f"{text}; no other arm that failures struck reached it with every seed."
-    second, theirs = ranked.places[1]
-    gap, seeds = _named(theirs.mean - mine.mean, unit), counted(len(first.runs), "seed")
+    second, theirs = ranked.arms[1]
+    gap, seeds = _named(theirs.mean - own.mean, unit), counted(len(first.runs), "seed")
     text += f", {gap} before {second.name}"
     match ranked.certainty:
         case "too few failures":
@@ -254,22 +256,22 @@ def _order(found: ComparisonResults, ranked: Ranking) -> str:
     return f"{text}, but not with every one of {seeds}: the two are close."
 
 
-def _ratios(found: ComparisonResults) -> str:
+def _ratios(results: ComparisonResults) -> str:
     """Summarise the controls: the share of an arm's steps that lost moments explain, and the floor."""
     text = ""
-    held = [(arm, spread) for arm in found.contestants if (spread := arm.spread("reset_ratio")) is not None]
+    held = [(arm, spread) for arm in results.contestants if (spread := arm.spread("reset_ratio")) is not None]
     inexact = [f"{arm.name} × {spread.mean:.3f}" for arm, spread in held if not arm.exact]
-    resets = [(arm, found.alone(arm)) for arm in found.arms if arm.control == "reset"]
+    resets = [(arm, results.alone(arm)) for arm in results.arms if arm.control == "reset"]
     alone = [f"× {ratio.mean:.3f} ({arm.name})" for arm, ratio in resets if ratio is not None]
     if inexact and alone:
         text += f" Losing moments alone takes {listed(alone)} of the steps without failures"
         text += f"; over that, steps of {listed(inexact)}."
-    elif any(arm.exact is False for arm in found.contestants):
+    elif any(arm.exact is False for arm in results.contestants):
         text += (
             " No arm shows what losing moments alone does to arms that lose them (reset), so their steps may mislead."
         )
-    floor = found.floor
-    if floor is not None and found.priced and (least := floor.spread("hours")) is not None:
+    floor = results.floor
+    if floor is not None and results.priced and (least := floor.spread("hours")) is not None:
         text += f" The floor is {_named(least.mean, 'h')}: failures that lose nothing but the time of a replacement."
     return text
 
@@ -278,20 +280,20 @@ def _named(number: float, unit: str) -> str:
     return _shown(number, unit) + ("" if unit == "h" else f" {unit}")
 
 
-def _numbers(found: ComparisonResults, ranked: Ranking) -> list[tuple[str, str]]:
-    if not ranked.places:
-        free = found.arms[0].spread(ranked.unit)
+def _numbers(results: ComparisonResults, ranked: Ranking) -> list[tuple[str, str]]:
+    if not ranked.arms:
+        free = results.arms[0].spread(ranked.unit)
         return [] if free is None else [(_named(free.mean, UNITS[ranked.unit]), "to the target without failures")]
-    first, mine = ranked.places[0]
-    last, slowest = ranked.places[-1]
+    first, own = ranked.arms[0]
+    last, slowest = ranked.arms[-1]
     hours = ranked.unit == "hours"
     numbers = []
     if (ratio := first.spread("hours_ratio" if hours else "ratio")) is not None:
-        what = "hours" if hours else "steps"
-        numbers.append((f"× {ratio.mean:.3f}", f"{what} of {first.name} over those without failures"))
+        label = "hours" if hours else "steps"
+        numbers.append((f"× {ratio.mean:.3f}", f"{label} of {first.name} over those without failures"))
     if last is not first:
         numbers.append(
-            (f"× {slowest.mean / mine.mean:.2f}", f"the slowest that arrived, {last.name}, over the quickest")
+            (f"× {slowest.mean / own.mean:.2f}", f"the slowest that arrived, {last.name}, over the quickest")
         )
     return numbers
 

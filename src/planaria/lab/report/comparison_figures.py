@@ -25,30 +25,32 @@ ROW = 30
 """Pixels of one row of bars."""
 
 
-def colours(found: ComparisonResults) -> Mapping[str, str]:
+def colours(results: ComparisonResults) -> Mapping[str, str]:
     """Return each arm's colour, the same in all figures."""
-    names = [arm.name for arm in found.arms[1:]]
-    return {found.arms[0].name: INK, **{name: SERIES[place % len(SERIES)] for place, name in enumerate(names)}}
+    names = [arm.name for arm in results.arms[1:]]
+    return {results.arms[0].name: INK, **{name: SERIES[index % len(SERIES)] for index, name in enumerate(names)}}
 
 
-def _strokes(found: ComparisonResults) -> Mapping[str, Mapping[str, Any]]:
+def _strokes(results: ComparisonResults) -> Mapping[str, Mapping[str, Any]]:
     """Return each arm's line style; dash and width distinguish curves that coincide."""
-    shade, count = colours(found), len(found.arms)
-    return {arm.name: stroke(place, count)["line"] | {"color": shade[arm.name]} for place, arm in enumerate(found.arms)}
+    shade, count = colours(results), len(results.arms)
+    return {
+        arm.name: stroke(index, count)["line"] | {"color": shade[arm.name]} for index, arm in enumerate(results.arms)
+    }
 
 
-def loss_figure(found: ComparisonResults, over: Over = "hours") -> go.Figure:
+def loss_figure(results: ComparisonResults, over: Over = "hours") -> go.Figure:
     """Plot smoothed loss over hours or executed steps: mean over seeds, and a band from minimum to maximum."""
     fig = figure(460, x=over, y="smoothed validation loss, nats per token", hovermode="x unified")
-    lowest, strokes = math.inf, _strokes(found)
-    for arm in found.arms:
+    lowest, strokes = math.inf, _strokes(results)
+    for arm in results.arms:
         drawn = bands(arm, over)
         if drawn is None:
             continue
         hours, spreads = drawn
         lowest = min(lowest, *(band.least for band in spreads))
         add_band(fig, arm.name, {"line": strokes[arm.name]}, hours, spreads)
-    targets = [run.target for run in found.arms[0].runs]
+    targets = [run.target for run in results.arms[0].runs]
     target = sum(targets) / len(targets)
     fig.add_hline(
         y=target,
@@ -56,7 +58,7 @@ def loss_figure(found: ComparisonResults, over: Over = "hours") -> go.Figure:
         annotation={"text": f"target {target:.3f}", "font": {"color": MUTED, "size": 12}},
         annotation_position="bottom left",
     )
-    free = bands(found.arms[0], over)
+    free = bands(results.arms[0], over)
     if free is not None:
         top = free[1][int(BEGINNING * GRID)].most
         fig.update_yaxes(range=[lowest - 0.04 * (top - lowest), top])
@@ -77,12 +79,12 @@ def bands(arm: ArmScore, over: Over) -> tuple[list[float], list[Spread]] | None:
     return grid.tolist(), [Spread.of(losses) for losses in drawn.T.tolist()]
 
 
-def hours_figure(found: ComparisonResults, of: str = "hours", unit: str = "hours") -> go.Figure:
+def hours_figure(results: ComparisonResults, of: str = "hours", unit: str = "hours") -> go.Figure:
     """Plot hours to the target: mean over seeds as a bar, minimum to maximum as a whisker; dotted: without failures.
 
     ``of`` and ``unit`` select another number of a run.
     """
-    arms, shade = found.ranked(), colours(found)
+    arms, shade = results.ranked(), colours(results)
     rows = [label(arm.name) for arm in arms]
     fig = figure(80 + ROW * len(rows), x=f"{unit} to target", bargap=0.3, showlegend=False)
     spreads = {label(arm.name): spread for arm in arms if (spread := arm.spread(of)) is not None}
@@ -105,8 +107,8 @@ def hours_figure(found: ComparisonResults, of: str = "hours", unit: str = "hours
     for arm in arms:
         if arm.missed:
             text = f"not reached in {arm.missed} of {counted(len(arm.runs), 'seed')}"
-            place = {"x": 0, "y": label(arm.name), "xanchor": "left", "xshift": 4, "showarrow": False}
-            fig.add_annotation(text=text, font={"color": RED}, **place)
+            positions = {"x": 0, "y": label(arm.name), "xanchor": "left", "xshift": 4, "showarrow": False}
+            fig.add_annotation(text=text, font={"color": RED}, **positions)
     if means:
         fig.add_vline(x=means[0], line={"color": INK, "width": 1.2, "dash": "dot"})
     fig.update_xaxes(rangemode="tozero")
@@ -114,18 +116,18 @@ def hours_figure(found: ComparisonResults, of: str = "hours", unit: str = "hours
     return fig
 
 
-def price_figure(found: ComparisonResults) -> go.Figure:
+def price_figure(results: ComparisonResults) -> go.Figure:
     """Plot an arm's price without failures (traffic across, memory as area) against their harm (up).
 
     The dashed line is the Pareto front of the arms with failures.
     """
-    shade = colours(found)
-    arms = [arm for arm in found.arms if arm.spread("ratio") is not None]
-    places, ticks = _with_zero([100 * arm.traffic for arm in arms])
+    shade = colours(results)
+    arms = [arm for arm in results.arms if arm.spread("ratio") is not None]
+    positions, ticks = _with_zero([100 * arm.traffic for arm in arms])
     spreads = [Spread(*(100 * (ratio - 1) for ratio in arm.spread("ratio") or ())) for arm in arms]
     largest = max(arm.memory for arm in arms) or 1.0
     fig = figure(480, x="extra traffic in a step, % of activations and gradients", y="extra steps to target, %")
-    for arm, place, extra in zip(arms, places, spreads, strict=True):
+    for arm, place, extra in zip(arms, positions, spreads, strict=True):
         fig.add_scatter(
             x=[place],
             y=[extra.mean],
@@ -138,7 +140,7 @@ def price_figure(found: ComparisonResults) -> go.Figure:
             hovertemplate=f"<b>{label(arm.name)}</b><br>{100 * arm.traffic:.2f} % traffic, {100 * arm.memory:.0f} % "
             f"memory<br>%{{y:.2f}} % more steps, {extra.least:.2f} to {extra.most:.2f}<extra></extra>",
         )  # fmt: skip
-    marks = [(place, mean) for place, (mean, _, _) in zip(places, spreads, strict=True)]
+    marks = [(place, mean) for place, (mean, _, _) in zip(positions, spreads, strict=True)]
     best = front([mark if arm.faults and not arm.control else None for arm, mark in zip(arms, marks, strict=True)])
     fig.add_scatter(
         x=[marks[i][0] for i in best], y=[marks[i][1] for i in best], mode="lines", showlegend=False, hoverinfo="skip",
@@ -148,21 +150,21 @@ def price_figure(found: ComparisonResults) -> go.Figure:
     pad = 0.08 * max(high - low, 1.0)
     fig.add_hline(y=0, line={"color": MUTED, "width": 1, "dash": "dot"}, layer="below")
     fig.update_yaxes(range=[low - pad, high + pad])
-    right = max(places) + 0.45 * max(max(places) - min(places), 1.0)
-    fig.update_xaxes(tickvals=list(ticks), ticktext=list(ticks.values()), range=[min(places) - 0.3, right])
-    _add_names(fig, arms, places, [mean for mean, _, _ in spreads], (right - min(places), high - low + 2 * pad))
+    right = max(positions) + 0.45 * max(max(positions) - min(positions), 1.0)
+    fig.update_xaxes(tickvals=list(ticks), ticktext=list(ticks.values()), range=[min(positions) - 0.3, right])
+    _add_names(fig, arms, positions, [mean for mean, _, _ in spreads], (right - min(positions), high - low + 2 * pad))
     return fig
 
 
 def front(points: Sequence[tuple[float, float] | None]) -> list[int]:
     """Return the Pareto front of (price, harm), by price."""
-    found: list[int] = []
+    result: list[int] = []
     least = math.inf
     for (_, harm), i in sorted((point, i) for i, point in enumerate(points) if point is not None):
         if harm < least:
             least = harm
-            found.append(i)
-    return found
+            result.append(i)
+    return result
 
 
 def _with_zero(values: Sequence[float]) -> tuple[list[float], Mapping[float, str]]:
@@ -181,23 +183,23 @@ def _add_names(
 ) -> None:
     """Annotate each mark with its arm's name, moved up where it would overlap another."""
     taken: list[tuple[float, float]] = []
-    for place in sorted(range(len(arms)), key=lambda i: y[i]):
-        height = y[place]
+    for index in sorted(range(len(arms)), key=lambda i: y[i]):
+        height = y[index]
         for at, other in taken:
-            if abs(at - x[place]) < 0.3 * spans[0]:
+            if abs(at - x[index]) < 0.3 * spans[0]:
                 height = max(height, other + 0.05 * spans[1])
-        taken.append((x[place], height))
-        memory = f" · {100 * arms[place].memory:.0f} % memory" if arms[place].memory else ""
+        taken.append((x[index], height))
+        memory = f" · {100 * arms[index].memory:.0f} % memory" if arms[index].memory else ""
         fig.add_annotation(
-            x=x[place], y=y[place], ax=30, ay=-(height - y[place]) / spans[1] * 400, xanchor="left", standoff=4,
-            text=label(arms[place].name) + f'<span style="color:{MUTED}">{memory}</span>',
+            x=x[index], y=y[index], ax=30, ay=-(height - y[index]) / spans[1] * 400, xanchor="left", standoff=4,
+            text=label(arms[index].name) + f'<span style="color:{MUTED}">{memory}</span>',
             arrowcolor=RULE, arrowhead=0, arrowwidth=1, font={"size": 12.5}, bgcolor=VEIL, borderpad=1,
         )  # fmt: skip
 
 
-def failures_figure(found: ComparisonResults, failures: SeedTrace) -> go.Figure:
+def failures_figure(results: ComparisonResults, failures: SeedTrace) -> go.Figure:
     """Plot one seed's trace: the stage lost before each step."""
-    stages = sorted({*range(1, found.stages + 1), *(stage for _, stage in failures.faults)})
+    stages = sorted({*range(1, results.stages + 1), *(stage for _, stage in failures.faults)})
     rows = [f"stage {stage}" if stage else "ends" for stage in stages]
     fig = figure(64 + 17 * len(rows), x="step", margin={"l": 8, "r": 16, "t": 8, "b": 40}, showlegend=False)
     fig.add_scatter(
@@ -207,6 +209,6 @@ def failures_figure(found: ComparisonResults, failures: SeedTrace) -> go.Figure:
         marker={"symbol": "line-ns", "size": 11, "line": {"color": RED, "width": 2}},
         hovertemplate="%{y}, step %{x}<extra></extra>",
     )
-    whole(fig, (0, found.steps))
+    whole(fig, (0, results.steps))
     fig.update_layout(yaxis={**lanes(rows), "showgrid": True})
     return fig

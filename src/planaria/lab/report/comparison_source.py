@@ -74,7 +74,7 @@ class ComparisonSource:
                 yield self._raced(when, file, **match.groupdict())
 
     def _news(self) -> list[tuple[float, Path]]:
-        found = []
+        results = []
         for file in _files(self._folder):
             try:
                 when = file.stat().st_mtime
@@ -82,8 +82,8 @@ class ComparisonSource:
                 continue
             wanted = file.name == NUMBERS or RACE.fullmatch(file.name) is not None
             if wanted and self._read.get(file) != when:
-                found.append((when, file))
-        return sorted(found)
+                results.append((when, file))
+        return sorted(results)
 
     def _raced(self, when: float, file: Path, arm: str, seed: str, kind: str) -> StateChange | None:
         name = f"{arm} {seed}"
@@ -99,7 +99,7 @@ class ComparisonSource:
         elif before["is"] in ("done", "stopped") and not self._repeated(file, arm, seed):
             return None
         elif kind == "ticks":
-            after = {**before, "is": "at work", **_under_way(file)}
+            after = {**before, "is": "at work", **_in_progress(file)}
         else:
             after = {**before, "is": "at work"} | _request(file)
         self._races = {**self._races, name: after}
@@ -111,23 +111,23 @@ class ComparisonSource:
         return self._read.get(file, 0.0) > self._read.get(result, 0.0)
 
     def _over(self, when: float, file: Path) -> StateChange | None:
-        found = documents.parse_model(
+        result = documents.parse_model(
             ComparisonResults, documents.data(file).decode(), file, "run the comparison again"
         )
         races = dict(self._races)
-        for arm in found.arms:
+        for arm in result.arms:
             for run in arm.runs:
                 key = f"{file_name(arm.name)} {run.seed}"
                 if key in races:
-                    taken = run.hours if found.priced else None
+                    taken = run.hours if result.priced else None
                     hours = {"hours": taken, "hours_ratio": run.hours_ratio, "failures": run.failures}
                     known = {name: value for name, value in hours.items() if value is not None}
                     races[key] = {**races[key], "arm": arm.name, "missed": run.hours is None, **known}
         self._races = races
-        about = {**self.state["run"], "name": found.name, "steps": found.steps, "stages": found.stages}
-        about |= {"arms": [arm.name for arm in found.ranked()], "clock": found.clock}
-        best = _best(found)
-        event = found.steps, "note", f"All {len(races)} races are over." + (f" {best}" if best else "")
+        about = {**self.state["run"], "name": result.name, "steps": result.steps, "stages": result.stages}
+        about |= {"arms": [arm.name for arm in result.ranked()], "clock": result.clock}
+        best = _best(result)
+        event = result.steps, "note", f"All {len(races)} races are over." + (f" {best}" if best else "")
         return self._seen.turn(when, {"races": races, "run": about, "over": "finished"}, event)
 
 
@@ -141,7 +141,7 @@ def _curve(points: Sequence[ValidationPoint]) -> Json:
     return {"curve": losses} | ({"loss": list(losses.values())[-1]} if losses else {})
 
 
-def _under_way(file: Path) -> Json:
+def _in_progress(file: Path) -> Json:
     """Return a race's progress and losses; empty if its file was just removed."""
     points, tick = [], 0
     try:
@@ -164,11 +164,11 @@ def _request(file: Path) -> Json:
         return {}
 
 
-def _best(found: ComparisonResults) -> str:
+def _best(results: ComparisonResults) -> str:
     """Name the arm, controls aside, that reached the target first, by hours or by steps if unpriced."""
-    winner = found.winner()
-    spread = None if winner is None else winner.spread("hours" if found.priced else "ticks")
+    winner = results.winner()
+    spread = None if winner is None else winner.spread("hours" if results.priced else "ticks")
     if winner is None or spread is None:
         return ""
-    shown = f"{spread.mean:.3g} hours" if found.priced else f"{spread.mean:,.0f} steps"
+    shown = f"{spread.mean:.3g} hours" if results.priced else f"{spread.mean:,.0f} steps"
     return f"Of the arms with failures, {winner.name} reached the target first, after {shown} on average."

@@ -22,84 +22,87 @@ from planaria.report.tables import Table, show
 from planaria.report.theme import CARRIED, MUTED, PAPER, SERIES, figure, label, stroke, whole
 
 
-def show_results(found: Results) -> None:
+def show_results(results: Results) -> None:
     """Print perplexities, wins and costs."""
-    show(_tables(found).values())
+    show(_tables(results).values())
 
 
-def write_experts_report(found: Results, file: Path) -> Path:
+def write_experts_report(results: Results, file: Path) -> Path:
     """Write the report to ``file`` atomically, and return its path; raise UserError if that is impossible."""
-    return page.write(file, page.document(f"{found.name}: experts · planaria", body(found)))
+    return page.write(file, page.document(f"{results.name}: experts · planaria", body(results)))
 
 
-def _tables(found: Results) -> dict[str, Table]:
+def _tables(results: Results) -> dict[str, Table]:
     """Return the non-empty tables by name."""
-    return {name: table for name, table in (_scores(found) | _reasons(found)).items() if table.rows}
+    return {name: table for name, table in (_scores(results) | _reasons(results)).items() if table.rows}
 
 
-def _scores(found: Results) -> dict[str, Table]:
+def _scores(results: Results) -> dict[str, Table]:
     """Return tables of the arms' quality and cost."""
-    others = [arm for arm in found.arms if arm != SYNCHRONISED]
+    others = [arm for arm in results.arms if arm != SYNCHRONISED]
     return {
         "perplexities": Table(
-            f"{found.name}: test perplexity, mean [least … most] of {seeds_shown(found.seeds)}",
-            ["domain", *found.arms],
-            [_perplexity_row(found, domain) for domain in found.domains],
+            f"{results.name}: test perplexity, mean [least … most] of {seeds_shown(results.seeds)}",
+            ["domain", *results.arms],
+            [_perplexity_row(results, domain) for domain in results.domains],
         ),
         "ratios": Table(
             f"the same over {SYNCHRONISED}'s; below 1 is better",
             ["domain", *others],
             [
-                *(_ratio_row(found, domain, others) for domain in found.domains),
-                ["geometric mean, with experts", *(_cell(found.overall(a, domains=found.trained)) for a in others)],
-                ["geometric mean, all", *(_cell(found.overall(arm)) for arm in others)],
+                *(_ratio_row(results, domain, others) for domain in results.domains),
+                ["geometric mean, with experts", *(_cell(results.overall(a, domains=results.trained)) for a in others)],
+                ["geometric mean, all", *(_cell(results.overall(arm)) for arm in others)],
             ],
         ),
         "wins": Table(
             f"against {SYNCHRONISED}: won or lost by more than {TIE:.1%} with every seed, ties apart",
             ["arm", "wins", "ties", "losses"],
-            [[arm, *(str(_count(found, arm, v)) for v in ("win", "tie", "loss"))] for arm in others],
+            [[arm, *(str(_count(results, arm, v)) for v in ("win", "tie", "loss"))] for arm in others],
         ),
         "generalist": Table(
             "one model with the compute of all experts: ensembles' perplexity over its; below 1 experts are better",
             ["ensemble", "over", "with experts", "all domains", "won / tied / lost", "compute a token"],
-            [_rival_row(found, arm, rival) for rival in found.generalists for arm in found.ensembles],
+            [_rival_row(results, arm, rival) for rival in results.generalists for arm in results.ensembles],
             numbers_from=2,
         ),
         "compute": Table(
             "FLOPs: of training an arm's experts (one seed), and of all that speak for one token",
             ["arm", "FLOPs", f"/ {SYNCHRONISED}", "parameters × tokens", "without embeddings", "a token", "models"],
-            [_bill_row(found, arm) for arm in found.arms],
+            [_bill_row(results, arm) for arm in results.arms],
         ),
     }
 
 
-def _reasons(found: Results) -> dict[str, Table]:
+def _reasons(results: Results) -> dict[str, Table]:
     """Return tables that explain the results."""
-    others = [arm for arm in found.arms if arm != SYNCHRONISED]
+    others = [arm for arm in results.arms if arm != SYNCHRONISED]
     return {
         "luck": Table(
             "the luck of a parent: geometric mean over all domains, from each of several parents of a size",
             ["", "mean of a seed's parents [least … most seed]", "each parent over that mean"],
             [
-                *([f"{arm} over {SYNCHRONISED}", _cell(found.overall(arm)), _range(found.luck(arm))] for arm in others),
-                *(_parent_row(found, size) for size in found.runs[0].parents),
+                *(
+                    [f"{arm} over {SYNCHRONISED}", _cell(results.overall(arm)), _range(results.luck(arm))]
+                    for arm in others
+                ),
+                *(_parent_row(results, size) for size in results.runs[0].parents),
             ],
         ),
         "difficulty": Table(
             "how hard the domains are (nats; mean over seeds) and their tiers, easiest 0",
-            ["domain", *(cell for by in found.runs[0].difficulty for cell in (by, f"{by}: tiers"))],
-            [_hard_row(found, domain) for domain in found.trained],
+            ["domain", *(cell for by in results.runs[0].difficulty for cell in (by, f"{by}: tiers"))],
+            [_hard_row(results, domain) for domain in results.trained],
         ),
         "one-lost": Table(
             "one expert lost: perplexity of the others together, over before (geometric mean over seeds)",
-            ["lost", *found.domains],
-            [_lost_row(found, domain) for domain in found.spoken],
+            ["lost", *results.domains],
+            [_lost_row(results, domain) for domain in results.spoken],
         ),
         "fewer": Table(
             "fewer experts: perplexity over all speaking, geometric mean over domains",
-            ["arm", *(f"{k} ({passes:.2f} passes a token)" for k, passes in _ks(found).items())],
-            [[arm, *(_cell(_fewer(found, arm, k)) for k in _ks(found))] for arm in found.ensembles],
+            ["arm", *(f"{k} ({passes:.2f} passes a token)" for k, passes in _ks(results).items())],
+            [[arm, *(_cell(_fewer(results, arm, k)) for k in _ks(results))] for arm in results.ensembles],
         ),
     }
 
@@ -114,116 +117,116 @@ def _speech(found: TextWeights) -> str:
     )
 
 
-def _named(found: Results, domain: str) -> str:
-    return domain if domain in found.trained else f"{domain} (never trained)"
+def _named(results: Results, domain: str) -> str:
+    return domain if domain in results.trained else f"{domain} (never trained)"
 
 
-def _perplexity_row(found: Results, domain: str) -> list[str]:
-    return [_named(found, domain), *(_cell(found.perplexities(arm, domain), ".2f") for arm in found.arms)]
+def _perplexity_row(results: Results, domain: str) -> list[str]:
+    return [_named(results, domain), *(_cell(results.perplexities(arm, domain), ".2f") for arm in results.arms)]
 
 
-def _ratio_row(found: Results, domain: str, uneven: Sequence[str]) -> list[str]:
-    cells = (f"{_cell(found.ratios(arm, domain))} {found.verdict(arm, domain)}" for arm in uneven)
-    return [_named(found, domain), *cells]
+def _ratio_row(results: Results, domain: str, uneven: Sequence[str]) -> list[str]:
+    cells = (f"{_cell(results.ratios(arm, domain))} {results.verdict(arm, domain)}" for arm in uneven)
+    return [_named(results, domain), *cells]
 
 
 def _cell(values: Sequence[float], form: str = ".3f") -> str:
     return shown(spread(values), form)
 
 
-def _count(found: Results, arm: str, verdict: str, to: str = SYNCHRONISED) -> int:
-    return sum(found.verdict(arm, domain, to) == verdict for domain in found.domains)
+def _count(results: Results, arm: str, verdict: str, to: str = SYNCHRONISED) -> int:
+    return sum(results.verdict(arm, domain, to) == verdict for domain in results.domains)
 
 
-def _bill_row(found: Results, arm: str) -> list[str]:
-    mine, even = found.runs[0].arms[arm], found.runs[0].arms[SYNCHRONISED]
-    spent = [f"{number:.4g}" for number in (mine.parameter_tokens, mine.inner_parameter_tokens, mine.token_flops)]
-    return [arm, f"{mine.flops:.4g}", f"{mine.flops / even.flops:.4f}", *spent, str(len(mine.experts))]
+def _bill_row(results: Results, arm: str) -> list[str]:
+    own, even = results.runs[0].arms[arm], results.runs[0].arms[SYNCHRONISED]
+    spent = [f"{number:.4g}" for number in (own.parameter_tokens, own.inner_parameter_tokens, own.token_flops)]
+    return [arm, f"{own.flops:.4g}", f"{own.flops / even.flops:.4f}", *spent, str(len(own.experts))]
 
 
-def _rival_row(found: Results, arm: str, rival: str) -> list[str]:
+def _rival_row(results: Results, arm: str, rival: str) -> list[str]:
     """Compare an ensemble with a generalist."""
-    counts = " / ".join(str(_count(found, arm, kind, rival)) for kind in ("win", "tie", "loss"))
-    ratios = (found.overall(arm, rival, found.trained), found.overall(arm, rival))
-    return [arm, rival, *map(_cell, ratios), counts, f"× {found.times(arm, rival):.2f}"]
+    counts = " / ".join(str(_count(results, arm, kind, rival)) for kind in ("win", "tie", "loss"))
+    ratios = (results.overall(arm, rival, results.trained), results.overall(arm, rival))
+    return [arm, rival, *map(_cell, ratios), counts, f"× {results.times(arm, rival):.2f}"]
 
 
 def _range(values: Sequence[float]) -> str:
     return f"{min(values):.3f} … {max(values):.3f}" if len(set(values)) > 1 else "one parent"
 
 
-def _parent_row(found: Results, size: str) -> list[str]:
+def _parent_row(results: Results, size: str) -> list[str]:
     """Compare the parents of a size with each other."""
-    seeds = found.branched(size)
+    seeds = results.branched(size)
     apart = [value / geometric(lines) for lines in seeds for value in lines]
     return [f"parents of size {size}: perplexity", _cell([geometric(lines) for lines in seeds], ".2f"), _range(apart)]
 
 
-def _hard_row(found: Results, domain: str) -> list[str]:
+def _hard_row(results: Results, domain: str) -> list[str]:
     cells = [domain]
-    for by in found.runs[0].difficulty:
-        firsts = [found.of(seed)[0] for seed in found.seeds]
+    for by in results.runs[0].difficulty:
+        firsts = [results.of(seed)[0] for seed in results.seeds]
         cells.append(_cell([run.difficulty[by][domain] for run in firsts]))
         cells.append(" ".join(str(run.tier[by][domain]) for run in firsts))
     return cells
 
 
-def _lost_row(found: Results, lost: str) -> list[str]:
+def _lost_row(results: Results, lost: str) -> list[str]:
     """Describe the even arm without the expert of a domain, over the seeds with that expert and others."""
-    arms = [run.arms[SYNCHRONISED] for run in found.runs]
+    arms = [run.arms[SYNCHRONISED] for run in results.runs]
     pairs = [(arm, arm.without[job.name]) for arm in arms for job in arm.experts if job.domain == lost and arm.without]
-    ratios = [[math.exp(left[d] - arm.scores[d].loss) for arm, left in pairs] for d in found.domains]
+    ratios = [[math.exp(left[d] - arm.scores[d].loss) for arm, left in pairs] for d in results.domains]
     return [lost, *(f"{geometric(values):.3f}" if values else "–" for values in ratios)]
 
 
-def _ks(found: Results) -> Mapping[str, float]:
+def _ks(results: Results) -> Mapping[str, float]:
     """Return top-k → forward passes per token of the fullest arm; others may have lost experts."""
-    return max((arm.passes for run in found.runs for arm in run.arms.values()), key=len)
+    return max((arm.passes for run in results.runs for arm in run.arms.values()), key=len)
 
 
-def _fewer(found: Results, arm: str, k: str) -> list[float]:
-    seeds = [[run.arms[arm] for run in found.of(seed) if k in run.arms[arm].fewer] for seed in found.seeds]
+def _fewer(results: Results, arm: str, k: str) -> list[float]:
+    seeds = [[run.arms[arm] for run in results.of(seed) if k in run.arms[arm].fewer] for seed in results.seeds]
     return [
-        math.exp(fmean(r.fewer[k][d].loss - r.scores[d].loss for d in found.domains for r in runs))
+        math.exp(fmean(r.fewer[k][d].loss - r.scores[d].loss for d in results.domains for r in runs))
         for runs in seeds
         if runs
     ]
 
 
-def body(found: Results) -> Iterator[str]:
+def body(results: Results) -> Iterator[str]:
     """Yield the report's sections as HTML."""
     summary = (
-        f"{counted(len(found.trained), 'domain')} with an expert each, {len(found.untrained)} without training, "
-        f"{counted(len(found.seeds), 'seed')}. Arms spend equal compute and distribute it differently: equally "
+        f"{counted(len(results.trained), 'domain')} with an expert each, {len(results.untrained)} without training, "
+        f"{counted(len(results.seeds), 'seed')}. Arms spend equal compute and distribute it differently: equally "
         "(M_Ho-I_Ho), longer training for harder domains (M_Ho-I_He), larger models for harder domains (M_He-I_Ho), "
         "one model for all domains (generalist)."
     )
-    yield page.heading(found.name, verdict(found), summary)
-    tables = _tables(found)
+    yield page.heading(results.name, verdict(results), summary)
+    tables = _tables(results)
     perplexity, ratios = tables.pop("perplexities"), tables.pop("ratios")
     yield page.section(
         "Perplexity of each arm, over that of equal experts",
         "Test text: whole documents that no training, probe or prior has read. Below 1 the other arm is better. Mean "
         "and range over seeds; all arms of a seed share parents and test text, and experts their data order.",
-        page.chart(perplexity_figure(found), "perplexity"),
+        page.chart(perplexity_figure(results), "perplexity"),
         ratios.html("ratios"),
     )
     yield page.section("Test perplexity", "Mean [least … most] over seeds.", perplexity.html("perplexities"))
-    if found.runs[0].curves:
+    if results.runs[0].curves:
         yield page.section(
             "How hard is each domain?",
             "What a probe's last doubling of steps still brings is what counts, not where it starts. First seed.",
-            page.chart(probe_figure(found), "probe"),
+            page.chart(probe_figure(results), "probe"),
         )
     yield page.section(
         "Who speaks where",
         f"Mean posterior weight of each expert of {SYNCHRONISED} on each domain's test text, first seed.",
-        page.chart(speaking_figure(found), "speaking"),
+        page.chart(speaking_figure(results), "speaking"),
     )
-    if found.speech is not None:
-        yield _speech(found.speech)
-    if found.worst is not None:
-        yield worst_section(found.worst)
+    if results.speech is not None:
+        yield _speech(results.speech)
+    if results.worst is not None:
+        yield worst_section(results.worst)
     for name, table in tables.items():
         yield page.section(table.title[0].upper() + table.title[1:], "", table.html(name))
     yield page.footer("Written by planaria experts train; results.json beside this page has every number.")
@@ -233,25 +236,25 @@ def blend(weights: Sequence[float]) -> str:
     """Return the experts' colours on white, mixed by weight, as a CSS colour."""
     mixed = [255.0] * 3
     for colour, weight in zip(cycle(SERIES), weights, strict=False):
-        channels = [int(colour[place : place + 2], 16) for place in (1, 3, 5)]
+        channels = [int(colour[index : index + 2], 16) for index in (1, 3, 5)]
         mixed = [have - 0.6 * weight * (255 - channel) for have, channel in zip(mixed, channels, strict=True)]
     return f"rgb({', '.join(str(max(0, round(channel))) for channel in mixed)})"
 
 
-def perplexity_figure(found: Results) -> go.Figure:
+def perplexity_figure(results: Results) -> go.Figure:
     """Plot each other arm's perplexity over the even arm's, by domain; whiskers from minimum to maximum seed."""
     fig, least, most = figure(380, x="domain", y=f"perplexity over {SYNCHRONISED}'s"), 1.0, 1.0
-    uneven = [arm for arm in found.arms if arm != SYNCHRONISED]
-    for place, arm in enumerate(uneven):
-        ratios = [found.ratios(arm, domain) for domain in found.domains]
+    uneven = [arm for arm in results.arms if arm != SYNCHRONISED]
+    for index, arm in enumerate(uneven):
+        ratios = [results.ratios(arm, domain) for domain in results.domains]
         least, most = min(least, *map(min, ratios)), max(most, *map(max, ratios))
         spreads = [Spread.of(values) for values in ratios]
         fig.add_scatter(
-            x=[label(domain) for domain in found.domains],
+            x=[label(domain) for domain in results.domains],
             y=[one.mean for one in spreads],
             mode="markers",
             name=label(arm),
-            marker=stroke(place)["marker"] | {"size": 10},
+            marker=stroke(index)["marker"] | {"size": 10},
             error_y=whiskers(spreads),
         )
     fig.add_hline(y=1, line={"width": 1, "color": MUTED})
@@ -259,24 +262,24 @@ def perplexity_figure(found: Results) -> go.Figure:
     return fig.update_yaxes(range=[least - 0.02, most + 0.02])
 
 
-def probe_figure(found: Results) -> go.Figure:
+def probe_figure(results: Results) -> go.Figure:
     """Plot held-out loss over the steps of the first seed's probes, one line per domain."""
     fig = figure(320, x="steps of the probe", y="held-out loss, nats per token")
-    curves = found.runs[0].curves
-    for place, (name, curve) in enumerate(curves.items()):
+    curves = results.runs[0].curves
+    for index, (name, curve) in enumerate(curves.items()):
         steps, losses = zip(*curve, strict=True)
-        fig.add_scatter(x=steps, y=losses, mode="lines+markers", name=label(name), **stroke(place, len(curves)))
+        fig.add_scatter(x=steps, y=losses, mode="lines+markers", name=label(name), **stroke(index, len(curves)))
     return whole(fig, [step for curve in curves.values() for step, _ in curve])
 
 
-def speaking_figure(found: Results) -> go.Figure:
+def speaking_figure(results: Results) -> go.Figure:
     """Plot the mean weight of each expert (columns) on each domain's test text (rows)."""
-    arm = found.runs[0].arms[SYNCHRONISED]
-    fig = figure(90 + 30 * len(found.domains), x="expert of", y="text of")
+    arm = results.runs[0].arms[SYNCHRONISED]
+    fig = figure(90 + 30 * len(results.domains), x="expert of", y="text of")
     fig.add_heatmap(
         x=[label(job.domain) for job in arm.experts],
-        y=[label(domain) for domain in found.domains],
-        z=[arm.scores[domain].speaking for domain in found.domains],
+        y=[label(domain) for domain in results.domains],
+        z=[arm.scores[domain].speaking for domain in results.domains],
         zmin=0,
         zmax=1,
         colorscale=[[0, PAPER], [1, CARRIED]],

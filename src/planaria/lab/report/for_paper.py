@@ -25,15 +25,15 @@ WIDE, HIGH = 5.5, 3.4
 FORMATS = ("pdf", "svg")
 
 
-def write_for_paper(found: ComparisonResults, folder: Path) -> list[str]:
+def write_for_paper(results: ComparisonResults, folder: Path) -> list[str]:
     """Write all files into ``folder``, and return their names; without matplotlib, only tables.
 
     :raises UserError: when the folder is not writable.
     """
     make_folder(folder)
-    tables = {"table.csv": _sheet(numbers(found)), "table.tex": latex(found), "runs.csv": _sheet(_runs(found))}
-    files = {name: text.encode() for name, text in (tables | {"curves.csv": _sheet(_curves(found))}).items()}
-    for name, figure in figures(found).items():
+    tables = {"table.csv": _sheet(numbers(results)), "table.tex": latex(results), "runs.csv": _sheet(_runs(results))}
+    files = {name: text.encode() for name, text in (tables | {"curves.csv": _sheet(_curves(results))}).items()}
+    for name, figure in figures(results).items():
         files |= {f"{name}.{kind}": _drawn(figure, kind) for kind in FORMATS}
     try:
         for name, content in files.items():
@@ -50,39 +50,41 @@ def _sheet(rows: Sequence[Mapping[str, Any]]) -> str:
     return as_csv([[*rows[0]], *body])
 
 
-def _runs(found: ComparisonResults) -> list[dict[str, Any]]:
-    return [{"arm": arm.name, **run.model_dump()} for arm in (*found.ranked(), *found.search[1:]) for run in arm.runs]
+def _runs(results: ComparisonResults) -> list[dict[str, Any]]:
+    return [
+        {"arm": arm.name, **run.model_dump()} for arm in (*results.ranked(), *results.search[1:]) for run in arm.runs
+    ]
 
 
-def _curves(found: ComparisonResults) -> list[dict[str, Any]]:
+def _curves(results: ComparisonResults) -> list[dict[str, Any]]:
     """Return every validation: smoothed loss over executed steps and hours."""
     return [
         {"arm": arm.name, "seed": run.seed, "steps": tick, "hours": hours, "loss": loss}
-        for arm in found.arms
+        for arm in results.arms
         for run, course, curve in zip(arm.runs, arm.courses, arm.curves, strict=True)
         for (tick, loss), (hours, _) in zip(smoothed(course.points), curve, strict=True)
     ]
 
 
-def figures(found: ComparisonResults) -> dict[str, Any]:
+def figures(results: ComparisonResults) -> dict[str, Any]:
     """Return file name → matplotlib figure; empty without matplotlib."""
     try:
         import_module("matplotlib")
     except ImportError:
         return {}
-    overs: list[Over] = ["steps", "hours"] if found.priced else ["steps"]
-    drawn = {f"loss_{over}": _losses(found, over) for over in overs}
-    drawn["to_target"] = _to_target(found)
+    overs: list[Over] = ["steps", "hours"] if results.priced else ["steps"]
+    drawn = {f"loss_{over}": _losses(results, over) for over in overs}
+    drawn["to_target"] = _to_target(results)
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
-def _losses(found: ComparisonResults, over: Over) -> Any:
+def _losses(results: ComparisonResults, over: Over) -> Any:
     """Plot the mean over seeds as a line, minimum to maximum as a band; None without data."""
-    known = {arm.name: drawn for arm in found.arms if (drawn := bands(arm, over)) is not None}
+    known = {arm.name: drawn for arm in results.arms if (drawn := bands(arm, over)) is not None}
     if not known:
         return None
     figure, axes = _empty(HIGH)
-    shade = colours(found)
+    shade = colours(results)
     for name, (at, spreads) in known.items():
         axes.plot(at, [spread.mean for spread in spreads], color=shade[name], linewidth=1.1, label=_text(name))
         low, high = ([getattr(spread, side) for spread in spreads] for side in ("least", "most"))
@@ -93,19 +95,19 @@ def _losses(found: ComparisonResults, over: Over) -> Any:
     return figure
 
 
-def _to_target(found: ComparisonResults) -> Any:
+def _to_target(results: ComparisonResults) -> Any:
     """Plot hours to the target, or steps if they take no time: mean, and minimum to maximum."""
-    of = "hours" if found.priced else "ticks"
-    known = [(arm, spread) for arm in reversed(found.ranked()) if (spread := arm.spread(of)) is not None]
+    of = "hours" if results.priced else "ticks"
+    known = [(arm, spread) for arm in reversed(results.ranked()) if (spread := arm.spread(of)) is not None]
     figure, axes = _empty(0.6 + 0.28 * len(known))
     means = [spread.mean for _, spread in known]
     errors = [[spread.mean - spread.least for _, spread in known], [spread.most - spread.mean for _, spread in known]]
     names = [_text(called(arm)) for arm, _ in known]
-    shade = colours(found)
+    shade = colours(results)
     axes.barh(names, means, xerr=errors, color=[shade[arm.name] for arm, _ in known], height=0.65, ecolor="#1d2733")
-    for place, (arm, _) in enumerate(known):
-        axes.text(0, place, f"  × {shown(arm.spread('ratio'))} steps", va="center", fontsize=6, color="white")
-    axes.set_xlabel("hours to target" if found.priced else "steps to target")
+    for index, (arm, _) in enumerate(known):
+        axes.text(0, index, f"  × {shown(arm.spread('ratio'))} steps", va="center", fontsize=6, color="white")
+    axes.set_xlabel("hours to target" if results.priced else "steps to target")
     return figure
 
 

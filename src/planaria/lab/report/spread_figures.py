@@ -24,11 +24,11 @@ def add_band(
     ``style``: the line, and the marker if the ``mode`` has any. Spreads of zero width get no band.
     """
     colour = style["line"]["color"]
-    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
-    if any(found.least < found.most for found in spreads):
+    red, green, blue = (int(colour[index : index + 2], 16) for index in (1, 3, 5))
+    if any(spread.least < spread.most for spread in spreads):
         fig.add_scatter(
             x=[*x, *reversed(x)],
-            y=[found.most for found in spreads] + [found.least for found in reversed(spreads)],
+            y=[spread.most for spread in spreads] + [spread.least for spread in reversed(spreads)],
             fill="toself",
             fillcolor=f"rgba({red},{green},{blue},0.13)",
             mode="lines",
@@ -39,18 +39,18 @@ def add_band(
         )
     fig.add_scatter(
         x=list(x),
-        y=[found.mean for found in spreads],
+        y=[spread.mean for spread in spreads],
         name=label(name),
         legendgroup=name,
         mode=mode,
         **style,
-        customdata=[[found.least, found.most] for found in spreads],
+        customdata=[[spread.least, spread.most] for spread in spreads],
         hovertemplate="%{y:.3f} [%{customdata[0]:.3f} … %{customdata[1]:.3f}]",
     )
 
 
 def whiskers(spreads: Sequence[Spread], **style: Any) -> dict[str, Any]:
     """Return Plotly's error bars from minimum to maximum."""
-    above = [found.most - found.mean for found in spreads]
-    below = [found.mean - found.least for found in spreads]
+    above = [spread.most - spread.mean for spread in spreads]
+    below = [spread.mean - spread.least for spread in spreads]
     return {"type": "data", "array": above, "arrayminus": below, "thickness": 1.5, **style}

@@ -14,19 +14,19 @@ from planaria.lab.report.comparison_figures import colours
 from planaria.report.theme import INK, ON_DEEP, figure, label, on
 
 
-def without_failures(found: ComparisonResults, arm: ArmScore) -> float:
+def without_failures(results: ComparisonResults, arm: ArmScore) -> float:
     """Return the arm's steps to the target over the fault-free arm's without failures: the cost of its routing.
 
     It comes from a fault-free arm with the same routes; without one it is 1.
     """
-    for other in found.arms:
+    for other in results.arms:
         ratio = other.spread("ratio")
         if not other.faults and other.routing == arm.routing and ratio is not None:
             return ratio[0]
     return 1.0
 
 
-def hours_at(found: ComparisonResults, arm: ArmScore, hourly: float, step_s: float | None = None) -> float | None:
+def hours_at(results: ComparisonResults, arm: ArmScore, hourly: float, step_s: float | None = None) -> float | None:
     """Return the hours to the target at another failure rate, linearly extrapolated; None if the arm missed it.
 
     With r₀ the ratio without failures, r the one raced at rate h₀, D the hours that failures stopped the raced arm, U
@@ -37,8 +37,8 @@ def hours_at(found: ComparisonResults, arm: ArmScore, hourly: float, step_s: flo
     if raced is None or ticks is None or hours is None:
         return None
     free = ticks[0] / raced[0]
-    still = without_failures(found, arm)
-    more = math.log1p(-hourly) / math.log1p(-found.hourly)
+    still = without_failures(results, arm)
+    more = math.log1p(-hourly) / math.log1p(-results.hourly)
     step = arm.step_s if step_s is None else step_s
     uploads = statistics.fmean(run.saves for run in arm.runs) * arm.save_s / 3600
     down = hours[0] - ticks[0] * arm.step_s / 3600 - uploads
@@ -46,20 +46,20 @@ def hours_at(found: ComparisonResults, arm: ArmScore, hourly: float, step_s: flo
 
 
 def winners(
-    found: ComparisonResults, rates: Sequence[float], costs: Sequence[float], redundant: str | None
+    results: ComparisonResults, rates: Sequence[float], costs: Sequence[float], redundant: str | None
 ) -> list[list[str]]:
     """Return the arm with the fewest hours for every cost of redundancy (rows) and failure rate.
 
     A cost is the step time of the arm ``redundant`` over that of the fault-free arm.
     """
-    contestants = [arm for arm in found.contestants if arm.spread("hours") is not None]
-    plain = found.arms[0].step_s
+    contestants = [arm for arm in results.contestants if arm.spread("hours") is not None]
+    plain = results.arms[0].step_s
     table = []
     for cost in costs:
         row = []
         for rate in rates:
             hours = {
-                a.name: hours_at(found, a, rate, plain * cost if a.name == redundant else None) for a in contestants
+                a.name: hours_at(results, a, rate, plain * cost if a.name == redundant else None) for a in contestants
             }
             row.append(min(hours, key=lambda name: hours[name] or float("inf")) if hours else "")
         table.append(row)
@@ -72,30 +72,30 @@ LABELLED = 0.03
 """Least share of the map of a region with its arm's name inside."""
 
 
-def redundant_arm(found: ComparisonResults) -> str | None:
+def redundant_arm(results: ComparisonResults) -> str | None:
     """Return the first arm in which workers also compute their neighbours' stages."""
-    for arm in found.arms:
+    for arm in results.arms:
         chain = [name.strip() for name in arm.changes.get("recovery.strategy", "").split(",")]
         if arm.faults and "redundant" in chain and arm.changes.get("recovery.options.forward") != "False":
             return arm.name
     return None
 
 
-def winners_figure(found: ComparisonResults) -> go.Figure:
+def winners_figure(results: ComparisonResults) -> go.Figure:
     """Plot the regions in their winners' colours, and a star at the raced conditions."""
-    redundant, shade = redundant_arm(found), colours(found)
-    table = winners(found, HOURLY, COSTS, redundant)
+    redundant, shade = redundant_arm(results), colours(results)
+    table = winners(results, HOURLY, COSTS, redundant)
     names = sorted({name for row in table for name in row if name})
     fig = figure(430, x="probability that a stage fails within an hour", y="redundant step over plain step")
     percent, last = [100 * rate for rate in HOURLY], max(len(names) - 1, 1)
-    hours = {name: _hours(found, name, name == redundant) for name in names}
+    hours = {name: _hours(results, name, name == redundant) for name in names}
     fig.add_heatmap(
         x=percent,
         y=COSTS,
         z=[[names.index(name) for name in row] for row in table] if names else [],
         zmin=0,
         zmax=last,
-        colorscale=[(place / last, shade[name]) for place, name in enumerate(names + names[-1:] * (len(names) == 1))],
+        colorscale=[(index / last, shade[name]) for index, name in enumerate(names + names[-1:] * (len(names) == 1))],
         showscale=False,
         opacity=0.85,
         text=[[f"{label(name)}: {hours[name][row][column]:.1f} hours" for column, name in enumerate(line)]
@@ -104,7 +104,7 @@ def winners_figure(found: ComparisonResults) -> go.Figure:
     )  # fmt: skip
     for name in names:
         _add_region(fig, table, hours, name, shade[name])
-    _mark_raced(fig, found, redundant)
+    _mark_raced(fig, results, redundant)
     shown = [1, 2, 5, 10, 20, 50]
     fig.update_xaxes(type="log", tickvals=shown, ticktext=[f"{tick} %" for tick in shown], showgrid=False)
     fig.update_xaxes(range=[math.log10(percent[0]), math.log10(percent[-1])])
@@ -112,13 +112,13 @@ def winners_figure(found: ComparisonResults) -> go.Figure:
     return fig
 
 
-def _hours(found: ComparisonResults, name: str, redundant: bool) -> list[list[float]]:
+def _hours(results: ComparisonResults, name: str, redundant: bool) -> list[list[float]]:
     """Return an arm's hours for every cost of redundancy (rows) and rate."""
-    (arm,) = (arm for arm in found.arms if arm.name == name)
-    plain = found.arms[0].step_s
+    (arm,) = (arm for arm in results.arms if arm.name == name)
+    plain = results.arms[0].step_s
 
     def row(cost: float | None) -> list[float]:
-        hours = (hours_at(found, arm, rate, None if cost is None else cost * plain) for rate in HOURLY)
+        hours = (hours_at(results, arm, rate, None if cost is None else cost * plain) for rate in HOURLY)
         return [math.inf if number is None else number for number in hours]
 
     return [row(cost) for cost in COSTS] if redundant else [row(None)] * len(COSTS)
@@ -152,14 +152,14 @@ def _add_region(
     )  # fmt: skip
 
 
-def _mark_raced(fig: go.Figure, found: ComparisonResults, redundant: str | None) -> None:
+def _mark_raced(fig: go.Figure, results: ComparisonResults, redundant: str | None) -> None:
     """Mark the raced conditions: the failure rate, and the cost of redundancy."""
-    at = 100 * found.hourly
+    at = 100 * results.hourly
     fig.add_vline(x=at, line={"color": INK, "width": 1.2, "dash": "dot"})
     fig.add_annotation(
         x=math.log10(at), y=1, yref="paper", yanchor="bottom", text="raced here", showarrow=False, font={"size": 12}
     )
-    costs = [arm.step_s / found.arms[0].step_s for arm in found.arms if arm.name == redundant]
+    costs = [arm.step_s / results.arms[0].step_s for arm in results.arms if arm.name == redundant]
     fig.add_scatter(
         x=[at] * len(costs),
         y=costs,

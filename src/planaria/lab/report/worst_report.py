@@ -30,22 +30,22 @@ def tables(found: FittedWeights) -> list[Table]:
     ]
 
 
-def sentences(found: FittedWeights) -> list[str]:
+def sentences(weights: FittedWeights) -> list[str]:
     """Return the results in words."""
-    name, uniform = found.worst(WORST), found.worst("uniform")
-    dearest = max(found.prices, key=found.prices.__getitem__)
-    paid = [f"{other} {cost:+.3f}" for other, cost in found.costs.items()]
-    proved = "" if found.certified else f"; not certified to {found.tolerance:g}"
+    name, uniform = weights.worst(WORST), weights.worst("uniform")
+    dearest = max(weights.prices, key=weights.prices.__getitem__)
+    paid = [f"{other} {cost:+.3f}" for other, cost in weights.costs.items()]
+    proved = "" if weights.certified else f"; not certified to {weights.tolerance:g}"
     return [
-        f"Worst of {counted(len(found.prices), 'domain')} on {counted(found.texts, 'held-out text')}: {uniform}, "
-        f"{found.held_out['uniform'][uniform]:.4f} nats with the uniform prior; {name}, {found.value:.4f} with these "
-        f"weights. No weights of these experts, each at least {found.floor:g}, come more than {found.gap:.2g} below "
-        f"that (bound {found.bound:.4f}; residual {found.residual:.2g}{proved}; {found.solver}, {found.passes:.0f} "
-        "passes).",
+        f"Worst of {counted(len(weights.prices), 'domain')} on {counted(weights.texts, 'held-out text')}: {uniform}, "
+        f"{weights.held_out['uniform'][uniform]:.4f} nats with the uniform prior; {name}, {weights.value:.4f} with "
+        f"these weights. No weights of these experts, each at least {weights.floor:g}, come more than "
+        f"{weights.gap:.2g} below that (bound {weights.bound:.4f}; residual {weights.residual:.2g}{proved}; "
+        f"{weights.solver}, {weights.passes:.0f} passes).",
         f"Price on test text, over the uniform prior: {', '.join(paid)}.",
-        f"{dearest}'s price is {found.prices[dearest]:.2f}: it is the domain that wants a better expert.",
-        f"A uniform prior leaves every text within ln {len(found.experts)} / {found.tokens} = {found.most:.4f} nats "
-        "per token of its best expert, so no weights gain more than that over it.",
+        f"{dearest}'s price is {weights.prices[dearest]:.2f}: it is the domain that wants a better expert.",
+        f"A uniform prior leaves every text within ln {len(weights.experts)} / {weights.tokens} = {weights.most:.4f} "
+        "nats per token of its best expert, so no weights gain more than that over it.",
     ]
 
 

@@ -58,8 +58,8 @@ def table_of(
         command = recipe.command_of(runs)
         raise UserError(f"{path}: has no [{name}] table; run it without one: `planaria {command} {path}`")
     table = tree.pop(name, {})
-    found = recipe.overlaid(table, laid or {}) if isinstance(table, dict) else table
-    return recipe.table(kind, found, name, path), tree
+    result = recipe.overlaid(table, laid or {}) if isinstance(table, dict) else table
+    return recipe.table(kind, result, name, path), tree
 
 
 LONGEST_ARM = 100
@@ -72,12 +72,12 @@ def file_name(arm: str) -> str:
 
 
 @contextmanager
-def of_arm(place: str) -> Iterator[None]:
-    """Prefix errors raised within by the arm's ``place``."""
+def of_arm(location: str) -> Iterator[None]:
+    """Prefix errors raised within by the arm's ``location``."""
     try:
         yield
     except UserError as error:
-        raise UserError(f"{place}: {error}") from None
+        raise UserError(f"{location}: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -103,27 +103,27 @@ class ArmRules(Generic[Config]):
             named = f"{self.section}.arms"
             raise UserError(f"{path}: {named}: there are none; write one table [{named}.NAME] for each")
         base = self.checked(recipe.resolve(self.kind, tree, flags, path), str(path))
-        found = {}
+        result = {}
         for name, tables in changes.items():
-            place = f"{self.section}.arms.{name}"
+            location = f"{self.section}.arms.{name}"
             if not any(map(str.isalnum, name)) or len(name) > LONGEST_ARM:
                 raise UserError(
-                    f"{path}: {place}: not a valid name; use 1 to {LONGEST_ARM} characters, a letter among them"
+                    f"{path}: {location}: not a valid name; use 1 to {LONGEST_ARM} characters, a letter among them"
                 )
-            config = recipe.resolve(self.kind, recipe.overlaid(tree, tables), flags, path, place)
-            found[name] = self.checked(config, f"{path}: {place}")
-            self.require_fair(base, config, f"{path}: {place}")
-        if len({file_name(name) for name in found}) < len(found):
+            config = recipe.resolve(self.kind, recipe.overlaid(tree, tables), flags, path, location)
+            result[name] = self.checked(config, f"{path}: {location}")
+            self.require_fair(base, config, f"{path}: {location}")
+        if len({file_name(name) for name in result}) < len(result):
             raise UserError(f"{path}: {self.section}.arms: two names differ only in signs; rename one of them")
-        return base, found
+        return base, result
 
-    def require_fair(self, base: Config, arm: Config, place: str) -> None:
+    def require_fair(self, base: Config, arm: Config, location: str) -> None:
         """Raise UserError if ``arm`` differs from ``base`` in a setting that is not free."""
         ours, theirs = recipe.flat(base), recipe.flat(arm)
         for key in {**ours, **theirs}:
             if not self._may_change(key) and ours.get(key) != theirs.get(key):
                 raise UserError(
-                    f"{place}.{key} = {theirs.get(key)!r}: the recipe has {ours.get(key)!r}; "
+                    f"{location}.{key} = {theirs.get(key)!r}: the recipe has {ours.get(key)!r}; "
                     f"arms may differ in {', '.join(self.free)} only"
                 )
 

@@ -58,7 +58,7 @@ class Job:
 class Watcher(Protocol):
     """Receiver of jobs' progress."""
 
-    def said(self, line: str) -> None:
+    def note(self, line: str) -> None:
         """Handle an event of a job."""
 
     def progressed(self, title: str, reached: int, steps: int, running: Mapping[str, tuple[int, int]]) -> None:
@@ -82,29 +82,29 @@ def run_jobs(
     waiting = deque((job, 1) for job in jobs if not job.done())
     running, done, steps = list[_Attempt](), len(jobs) - len(waiting), sum(job.steps for job in jobs)
     if done:
-        watcher.said(f"{done}/{len(jobs)} {title}: kept from before")
+        watcher.note(f"{done}/{len(jobs)} {title}: kept from before")
     try:
         while waiting or running:
             while waiting and len(running) < (processes.workers or len(os.sched_getaffinity(0))):
                 running.append(_Attempt(*waiting.popleft()))
-            reached |= {one.job.name: one.job.reached() for one in running}
-            at_work = {one.job.name: (reached[one.job.name], one.job.steps) for one in running}
+            reached |= {attempt.job.name: attempt.job.reached() for attempt in running}
+            at_work = {attempt.job.name: (reached[attempt.job.name], attempt.job.steps) for attempt in running}
             watcher.progressed(f"{title}, {done} of {len(jobs)} done", sum(reached.values()), steps, at_work)
             time.sleep(POLL_S)
-            for one in [one for one in running if one.is_over(processes.patience_s)]:
-                running.remove(one)
-                name = one.job.name
-                if one.job.done():
-                    reached[name], done = one.job.steps, done + 1
-                    watcher.said(f"{done}/{len(jobs)} {title}: {name}")
-                elif one.number <= retries:
-                    watcher.said(f"{name}: {one.ending()}; resumed")
-                    waiting.appendleft((one.job, one.number + 1))
+            for attempt in [attempt for attempt in running if attempt.is_over(processes.patience_s)]:
+                running.remove(attempt)
+                name = attempt.job.name
+                if attempt.job.done():
+                    reached[name], done = attempt.job.steps, done + 1
+                    watcher.note(f"{done}/{len(jobs)} {title}: {name}")
+                elif attempt.number <= retries:
+                    watcher.note(f"{name}: {attempt.ending()}; resumed")
+                    waiting.appendleft((attempt.job, attempt.number + 1))
                 else:
-                    watcher.said(f"{name}: {one.ending()}; given up after {one.number} attempts")
-                    given_up(one.job, one.ending())
+                    watcher.note(f"{name}: {attempt.ending()}; given up after {attempt.number} attempts")
+                    given_up(attempt.job, attempt.ending())
     finally:
-        _stop([one.process for one in running])
+        _stop([attempt.process for attempt in running])
 
 
 class _Attempt:

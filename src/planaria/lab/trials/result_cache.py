@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from planaria import __version__
 from planaria.common import atomic, digests, documents
-from planaria.common.documents import Record
+from planaria.common.documents import Record, former_names
 from planaria.common.errors import UserError
 
 _OURS = {"planaria"} | sys.stdlib_module_names
@@ -53,17 +53,17 @@ class TrialIdentity(Record):
             raise UserError(f"{_file(changed[0])}: was changed while a trial ran with it; start the command again")
 
 
-def identity(asked: object, code: Iterable[type | ModuleType] = ()) -> TrialIdentity:
+def identity(requested: object, code: Iterable[type | ModuleType] = ()) -> TrialIdentity:
     """Return the identity of a trial.
 
-    ``asked``: the configuration and all other inputs as a JSON value, without output paths. ``code``: classes or
+    ``requested``: the configuration and all other inputs as a JSON value, without output paths. ``code``: classes or
     modules outside planaria that it names (``module:Class``); files of base classes count too, but not their imports.
 
     :raises UserError: when code has no source file, as in a notebook: a trial's process could not import it.
     """
     names = sorted({name for one in code for name in _modules(one)})
     return TrialIdentity(
-        version=__version__, recipe=documents.digest(asked), code={name: _digest(name) for name in names}
+        version=__version__, recipe=documents.digest(requested), code={name: _digest(name) for name in names}
     )
 
 
@@ -73,10 +73,10 @@ def _modules(one: type | ModuleType) -> Iterator[str]:
 
 
 def _file(module: str) -> Path:
-    found = None if module == "__main__" else getattr(importlib.import_module(module), "__file__", None)
-    if found is None:
+    result = None if module == "__main__" else getattr(importlib.import_module(module), "__file__", None)
+    if result is None:
         raise UserError(f"{module}: has no source file that another process could import; write the class into a file")
-    return Path(found)
+    return Path(result)
 
 
 def _digest(module: str) -> str:
@@ -87,8 +87,9 @@ Found = TypeVar("Found", bound=BaseModel)
 
 
 class _Sealed(Record):
+    _former = former_names(result="found")
     identity: TrialIdentity
-    found: dict[str, Any]
+    result: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -114,11 +115,11 @@ class CachedResult(Generic[Found]):
         sealed = documents.unsealed(self.file, _Sealed, fix=_REMOVE)
         if reason := self.identity.difference(sealed.identity, versions):
             return None, reason
-        return documents.parse_model(self.kind, json.dumps(sealed.found), self.file, _REMOVE), ""
+        return documents.parse_model(self.kind, json.dumps(sealed.result), self.file, _REMOVE), ""
 
     def write(self, found: Found) -> None:
         """Write the result atomically."""
-        sealed = _Sealed(identity=self.identity, found=found.model_dump(mode="json"))
+        sealed = _Sealed(identity=self.identity, result=found.model_dump(mode="json"))
         atomic.write_text(self.file, documents.sealed(sealed))
 
 
@@ -128,7 +129,7 @@ def read_result(file: Path, kind: type[Found]) -> Found:
     :raises UserError: when the file is damaged or was modified.
     """
     sealed = documents.unsealed(file, _Sealed, fix=_REMOVE)
-    return documents.parse_model(kind, json.dumps(sealed.found), file, _REMOVE)
+    return documents.parse_model(kind, json.dumps(sealed.result), file, _REMOVE)
 
 
 def make_folder(folder: Path) -> None:

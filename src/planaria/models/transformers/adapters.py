@@ -197,7 +197,7 @@ def write_adapters(lora: Lora, layers: nn.Module, named: Mapping[str, Tensor], f
 
     :raises OSError: if the disk is full.
     """
-    tensors = {f"{_PREFIX}{name.replace(_NAME, '')}": one.contiguous() for name, one in named.items()}
+    tensors = {f"{_PREFIX}{name.replace(_NAME, '')}": tensor.contiguous() for name, tensor in named.items()}
     lora.peft(layers).save_pretrained(str(folder))
     save_file(tensors, folder / ADAPTERS, metadata={"format": "pt", _DIGEST: lora.base_sha256})
 
@@ -216,16 +216,16 @@ def settings_of(folder: Path) -> AdapterConfig:
 
     :raises UserError: if the files are damaged.
     """
-    place = folder / SETTINGS
-    found = documents.parse_json(documents.data(place, fix=_FIX), place, _FIX)
+    path = folder / SETTINGS
+    result = documents.parse_json(documents.data(path, fix=_FIX), path, _FIX)
     try:
         with safe_open(folder / ADAPTERS, framework="pt") as opened:
             sha256 = (opened.metadata() or {})[_DIGEST]
         return AdapterConfig(
-            rank=found["r"],
-            alpha=float(found["lora_alpha"]),
-            targets=",".join(sorted(found["target_modules"])),
-            base=found["base_model_name_or_path"],
+            rank=result["r"],
+            alpha=float(result["lora_alpha"]),
+            targets=",".join(sorted(result["target_modules"])),
+            base=result["base_model_name_or_path"],
             base_sha256=sha256,
         )
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:

@@ -68,15 +68,15 @@ def _sequences(of_layers: Sequence[int], config: ModelConfig, stages: int) -> li
 
 def _next_cut(of_layers: Sequence[int], config: ModelConfig, stages: int) -> str:
     """Return the settings nearest to ``stages`` and ``ends_layers`` under which block stages are alike."""
-    found = [
+    results = [
         (abs(count - stages) + abs(ends - config.ends_layers), -count, ends)
         for count in range(2, len(of_layers) + 1)
         for ends in range(len(of_layers) - count + 1)
         if _alike(of_layers, config, count, ends)
     ]
-    if not found:
+    if not results:
         return "no cut has equal ones"
-    _, count, ends = min(found)
+    _, count, ends = min(results)
     equal = " and without pipeline.layers" if config.block_layers else ""
     return f"they are alike with pipeline.stages = {-count}, model.ends_layers = {ends}{equal}"
 

@@ -54,20 +54,20 @@ def require_cuttable(decoder: Decoder, masked: bool) -> CutDifferences:
 
     :raises UserError: if they differ, tokens see later ones, or documents see each other.
     """
-    found = _findings(decoder)
-    if found.note:
-        log.warning("%s", found.note)
+    result = _findings(decoder)
+    if result.note:
+        log.warning("%s", result.note)
     kind = f"{PLACE}: model_type = {decoder.values.get('model_type')!r}"
-    if not (found.loss <= MAX_RELATIVE_DIFFERENCE and found.gradient <= MAX_RELATIVE_DIFFERENCE):  # NaN differs, too
+    if not (result.loss <= MAX_RELATIVE_DIFFERENCE and result.gradient <= MAX_RELATIVE_DIFFERENCE):  # NaN differs, too
         raise UserError(
-            f"{kind}: cut into stages its loss differs by {found.loss:.1e} and gradients by {found.gradient:.1e} "
+            f"{kind}: cut into stages its loss differs by {result.loss:.1e} and gradients by {result.gradient:.1e} "
             "(relative) from the whole model's; it cannot be trained here"
         )
-    if not found.future <= MAX_RELATIVE_DIFFERENCE:
+    if not result.future <= MAX_RELATIVE_DIFFERENCE:
         raise UserError(f"{kind}: tokens see later ones; only causal decoders can be trained")
-    if masked and not found.leak <= MAX_RELATIVE_DIFFERENCE:
+    if masked and not result.leak <= MAX_RELATIVE_DIFFERENCE:
         raise UserError(f"data.document_mask: {kind}: documents of one sample see each other; leave it out")
-    return found
+    return result
 
 
 @lru_cache(maxsize=8)
@@ -128,14 +128,14 @@ def _differences(
     logits = reference(input_ids=tokens, use_cache=False).logits
     expected = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
     expected.backward()  # type: ignore[no-untyped-call]
-    found = stages[0].loss(_hidden(stages, tokens), targets)
-    found.backward()
+    result = stages[0].loss(_hidden(stages, tokens), targets)
+    result.backward()
     stages[0].fold_gradients()
-    theirs = {name: one.grad for name, one in reference.named_parameters()}
+    theirs = {name: tensor.grad for name, tensor in reference.named_parameters()}
     pairs = [(_grad(named[name]), _grad_of(theirs.get(name), named[name])) for name in named]
     most = torch.stack([two.abs().max() for _, two in pairs]).max()  # NaN if one is
-    apart = torch.stack([(one - two).abs().max() for one, two in pairs]).max()
-    return abs(found.item() - expected.item()) / abs(expected.item()), float(apart / most)
+    apart = torch.stack([(tensor - two).abs().max() for tensor, two in pairs]).max()
+    return abs(result.item() - expected.item()) / abs(expected.item()), float(apart / most)
 
 
 def _grad(parameter: nn.Parameter) -> Tensor:
@@ -180,18 +180,18 @@ def _longest(reference: Any) -> int | None:
 def _leak(stages: list[Any], tokens: Tensor) -> float:
     """Return the change of the last document's logits after earlier ones were changed, and from it alone."""
     half = tokens.shape[1] // 2
-    one = tokens.clone()
-    one[:, half] = one[0, half // 2] = 1  # separators begin the second document, and a third one in one sample
-    other = one.clone()
+    tensor = tokens.clone()
+    tensor[:, half] = tensor[0, half // 2] = 1  # separators begin the second document, and a third one in one sample
+    other = tensor.clone()
     other[:, :half] = (other[:, :half] - 2 + 1) % (100 - 2) + 2
     ends = stages[0]
     assert isinstance(ends, TransformersEnds)
     try:
         with torch.no_grad():
             first, second = (
-                ends.logits(_hidden(stages, each, document_mask(each, 1)))[:, half:] for each in (one, other)
+                ends.logits(_hidden(stages, each, document_mask(each, 1)))[:, half:] for each in (tensor, other)
             )
-            alone = ends.logits(_hidden(stages, one[:, half:]))
+            alone = ends.logits(_hidden(stages, tensor[:, half:]))
     except Exception:  # the library may raise anything, as where it takes no position ids or no masks
         return float("inf")
     apart = max(float((first - second).abs().max()), float((first - alone).abs().max()))

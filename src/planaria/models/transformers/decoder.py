@@ -76,12 +76,12 @@ class Decoder:
     def values(self) -> dict[str, Any]:
         """The contents of config.json; UserError if they are none."""
         try:
-            found = json.loads(self.text)
+            result = json.loads(self.text)
         except ValueError:
-            found = None
-        if not isinstance(found, dict):
+            result = None
+        if not isinstance(result, dict):
             raise UserError(f"{PLACE} = {self.text!r:.80}: no such file; give the path of a model's config.json")
-        return found
+        return result
 
     @property
     def config(self) -> Any:
@@ -92,8 +92,8 @@ class Decoder:
     def differences(self) -> Iterator[str]:
         """How training differs from the library's: one clause each."""
         config = library_config(self.values, PLACE)
-        if found := random_settings(config):
-            settings = ", ".join(f"{name} = {value:g}" for name, value in found.items())
+        if result := random_settings(config):
+            settings = ", ".join(f"{name} = {value:g}" for name, value in result.items())
             yield f"{settings} of its config.json are set to 0, so that a repeated step is the same step"
         if any(getattr(config, name, None) for name in _EXPERTS):
             yield "its experts are trained without a balancing loss"
@@ -136,7 +136,10 @@ class Decoder:
     ) -> None:
         """Draw weights as the library does, each layer from ``seed`` and its number, so that every cut is alike."""
         if self.lora is not None:
-            named = ((self.global_name(model, stages, stage, name), one) for name, one in built.named_parameters())
+            named = (
+                (self.global_name(model, stages, stage, name), parameter)
+                for name, parameter in built.named_parameters()
+            )
             initialise_adapters(named, seed)
             return
         around, *layers = built.parts
@@ -171,7 +174,9 @@ class Decoder:
         :raises RuntimeError: if a weight is missing or has no place.
         """
         model: Any = whole(self.config, self.facts.attention)
-        missing, unknown = model.load_state_dict({name: one.detach() for name, one in named.items()}, strict=False)
+        missing, unknown = model.load_state_dict(
+            {name: tensor.detach() for name, tensor in named.items()}, strict=False
+        )
         model.tie_weights()
         own = dict(model.named_parameters())
         if wrong := [*unknown, *(name for name in missing if name in own)]:

@@ -63,8 +63,8 @@ class TransformersFamily(Family):
 
         :raises UserError: if they differ, or sizes in ``config`` are not the model's.
         """
-        found = self.decoder(config).facts
-        for name, value in (("vocab", found.vocab), ("dim", found.width), ("layers", found.layers)):
+        result = self.decoder(config).facts
+        for name, value in (("vocab", result.vocab), ("dim", result.width), ("layers", result.layers)):
             if getattr(config, name) != value:
                 raise UserError(f"model.{name} = {getattr(config, name)}: the model's config has {value}; leave it out")
         decoder = self.decoder(config).base
@@ -100,20 +100,20 @@ def decoder_of(config: ModelConfig) -> Decoder:
     return TransformersFamily.model_validate(dict(config.options)).decoder(config)
 
 
-def model_section(values: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Return the settings of ``[model]`` for the config.json ``place`` with these ``values``.
+def model_section(values: Mapping[str, Any], location: str) -> dict[str, Any]:
+    """Return the settings of ``[model]`` for the config.json ``location`` with these ``values``.
 
     :raises UserError: if the model cannot be cut.
     """
     if isinstance(values.get("text_config"), Mapping):  # a model that takes pictures: only its text model is exported
-        text = read_config(values, place)
+        text = read_config(values, location)
         values = {name: value for name, value in text.to_dict().items() if not name.startswith("_")}
         values |= {"model_type": text.model_type}
     decoder = Decoder.of(values)
     try:
-        found = decoder.facts
+        result = decoder.facts
     except UserError as error:
-        raise UserError(str(error).replace(PLACE, place, 1)) from None
-    sizes = {"vocab": found.vocab, "dim": found.width, "layers": found.layers, "tied": bool(found.tied_head)}
+        raise UserError(str(error).replace(PLACE, location, 1)) from None
+    sizes = {"vocab": result.vocab, "dim": result.width, "layers": result.layers, "tied": bool(result.tied_head)}
     context = int(values.get("max_position_embeddings") or values.get("n_positions") or 2048)
     return {"family": "transformers", "options": {"config": decoder.text}, "context": context, **sizes}

@@ -36,25 +36,27 @@ def open_decoder(folder: Path) -> WeightsFile:
     """
     if sums := digests.read(folder):  # it was exported here
         digests.require(folder, sums, sums)
-    place = folder / "config.json"
-    found = read_json(place)
-    config = checked_config(place, model_section(found, str(place)))
+    path = folder / "config.json"
+    result = read_json(path)
+    config = checked_config(path, model_section(result, str(path)))
     if (folder / ADAPTERS).is_file():
-        return _open_adapters(folder, config, of_folder(folder, found, config.context), exported=bool(sums))
+        return _open_adapters(folder, config, of_folder(folder, result, config.context), exported=bool(sums))
     shapes, files = listed(folder, str, exported=bool(sums))
     decoder = decoder_of(config)
     expected, table, head = decoder.shapes(config), decoder.facts.table, decoder.facts.tied_head
     read: Callable[[str], Tensor] = partial(read_tensor, files)
     if head in files and table in files and not _equal(read(head), read(table)):
         raise UserError(
-            f"{folder}: weights: {head} differs from {table}, but {place} ties them; set tie_word_embeddings = false"
+            f"{folder}: weights: {head} differs from {table}, but {path} ties them; set tie_word_embeddings = false"
         )
     if files.keys() - {head} != expected.keys():  # the library knows which to rename, and which have no use
-        fix = "give a folder of its text model alone" if "text_config" in found else "download it again"
+        fix = "give a folder of its text model alone" if "text_config" in result else "download it again"
         named = loaded(folder, decoder.text, fix)
-        shapes, read = {name: tuple(one.shape) for name, one in named.items()}, named.__getitem__
+        shapes, read = {name: tuple(tensor.shape) for name, tensor in named.items()}, named.__getitem__
     kept = {name: shape for name, shape in shapes.items() if name in expected}  # without tied heads and buffers
-    return WeightsFile(folder, config, kept, read, tokenizer_of(folder), usage=of_folder(folder, found, config.context))
+    return WeightsFile(
+        folder, config, kept, read, tokenizer_of(folder), usage=of_folder(folder, result, config.context)
+    )
 
 
 def _open_adapters(folder: Path, config: ModelConfig, usage: ModelMetadata, exported: bool) -> WeightsFile:
@@ -66,16 +68,16 @@ def _open_adapters(folder: Path, config: ModelConfig, usage: ModelMetadata, expo
     return WeightsFile(folder, config, shapes, partial(read_tensor, files), tokenizer_of(folder), usage=usage)
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and bool(torch.equal(one, other))
+def _equal(tensor: Tensor, other: Tensor) -> bool:
+    return tensor.shape == other.shape and bool(torch.equal(tensor, other))
 
 
-def read_json(place: Path) -> dict[str, object]:
+def read_json(path: Path) -> dict[str, object]:
     """Return a config.json; UserError if it is none."""
-    found = documents.parse_json(documents.data(place, fix="is the path right?"), place)
-    if not isinstance(found, dict):
-        raise UserError(f"{place}: not a JSON object")
-    return found
+    result = documents.parse_json(documents.data(path, fix="is the path right?"), path)
+    if not isinstance(result, dict):
+        raise UserError(f"{path}: not a JSON object")
+    return result
 
 
 def write_weights(
@@ -99,16 +101,16 @@ def write_weights(
 
     model: Any = skeleton(decoder.config, decoder.facts.attention, str(folder))
     buffers = _saved_buffers(model)
-    shapes |= {name: tuple(one.shape) for name, one in buffers.items()}
+    shapes |= {name: tuple(tensor.shape) for name, tensor in buffers.items()}
     shards = _shards(shapes, decoder.facts.path, dtype.itemsize, min(largest, SHARD))
     files, size = dict[str, str](), 0
     for number, names in enumerate(shards, 1):
         file = WEIGHTS if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         tensors = {name: _cast(buffers[name] if name in buffers else read(name), dtype) for name in names}
-        tensors = {name: one.contiguous() for name, one in revert_weight_conversion(model, tensors).items()}
+        tensors = {name: tensor.contiguous() for name, tensor in revert_weight_conversion(model, tensors).items()}
         save_file(tensors, folder / file, metadata=METADATA)
         files |= dict.fromkeys(tensors, file)
-        size += sum(one.nbytes for one in tensors.values())
+        size += sum(tensor.nbytes for tensor in tensors.values())
     if len(shards) > 1:
         write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": files})
 

@@ -64,10 +64,10 @@ class _Call:
         thread = threading.Thread(target=self._run, name="planaria-generate", daemon=True)
         thread.start()
         try:
-            while (found := self._drawn.get()) is not None:
-                if isinstance(found, Exception):
-                    raise UserError(f"generate: transformers fails: {in_one_line(found)}") from found
-                yield found
+            while (result := self._drawn.get()) is not None:
+                if isinstance(result, Exception):
+                    raise UserError(f"generate: transformers fails: {in_one_line(result)}") from result
+                yield result
         finally:
             self._left = True
             thread.join()

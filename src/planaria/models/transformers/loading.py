@@ -48,16 +48,16 @@ def loaded(folder: Path, text: str, fix: str = "download it again") -> dict[str,
     return {name: one.detach() for name, one in model.named_parameters()}
 
 
-def _require_known_buffers(model: Any, place: str) -> None:
+def _require_known_buffers(model: Any, location: str) -> None:
     """Refuse values beside the parameters, such as a router's biases, which stages would not take over.
 
     Those that follow from config.json are no matter.
     """
     kept = model.state_dict().keys()
-    known = dict(skeleton(model.config, model.config._attn_implementation, place).named_buffers())
+    known = dict(skeleton(model.config, model.config._attn_implementation, location).named_buffers())
     for name, one in model.named_buffers():
         if name in kept and not torch.equal(one, known[name].to(one.dtype)):
-            raise UserError(f"{place}: {name} is a buffer, not a parameter, and its values would be lost")
+            raise UserError(f"{location}: {name} is a buffer, not a parameter, and its values would be lost")
 
 
 @contextmanager

@@ -45,7 +45,7 @@ def shrunk(config: Any, layers: int = LAYERS, widths: bool = True) -> dict[str, 
         elif isinstance(value, list) and len(value) == depth:
             values[key] = [value[number] for number in kept]
         elif isinstance(value, dict) and value and all(str(number).isdecimal() for number in value):
-            values[key] = {place: value[n] for place, number in enumerate(kept) for n in value if int(n) == number}
+            values[key] = {index: value[n] for index, number in enumerate(kept) for n in value if int(n) == number}
         elif widths and key in _WIDTHS and isinstance(value, int) and not isinstance(value, bool):
             values[key] = min(value, _WIDTHS[key])
         elif widths and key.endswith("_token_id") and isinstance(value, int | list):

@@ -39,12 +39,12 @@ def in_one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:240] or type(error).__name__
 
 
-def read_config(values: Mapping[str, Any], place: str) -> Any:
+def read_config(values: Mapping[str, Any], location: str) -> Any:
     """Return the library's text configuration for a config.json's ``values``, without randomness in training.
 
-    :raises UserError: naming ``place``, if the library or the architecture is unknown or unsupported.
+    :raises UserError: naming ``location``, if the library or the architecture is unknown or unsupported.
     """
-    config = library_config(values, place)
+    config = library_config(values, location)
     for name in random_settings(config):
         setattr(config, name, 0.0)
     config.use_cache = False
@@ -60,44 +60,44 @@ def random_settings(config: Any) -> dict[str, float]:
     }
 
 
-def library_config(values: Mapping[str, Any], place: str) -> Any:
+def library_config(values: Mapping[str, Any], location: str) -> Any:
     """Return the library's text configuration as it is; UserError as :func:`read_config`."""
     for key, why in _REFUSED.items():
         if values.get(key):
-            raise UserError(f"{place}: {key}: the model {why}")
+            raise UserError(f"{location}: {key}: the model {why}")
     try:
         from transformers import AutoConfig
     except ImportError as error:
-        raise missing_package(f"{place}:", "transformers", "hf") from error
+        raise missing_package(f"{location}:", "transformers", "hf") from error
     kind = values.get("model_type")
-    _require_countable(values, place)
+    _require_countable(values, location)
     try:
         whole = AutoConfig.for_model(str(kind), **{key: value for key, value in values.items() if key != "model_type"})
         config = whole.get_text_config()
         if not isinstance(config.num_hidden_layers, int) or not isinstance(config.vocab_size, int):
             raise ValueError("it has no num_hidden_layers or no vocab_size")
     except Exception as error:  # the library may raise anything
-        raise UserError(f"{place}: model_type = {kind!r}: {in_one_line(error)}") from None
+        raise UserError(f"{location}: model_type = {kind!r}: {in_one_line(error)}") from None
     return config
 
 
-def _require_countable(values: Mapping[str, Any], place: str) -> None:
+def _require_countable(values: Mapping[str, Any], location: str) -> None:
     """Refuse numbers of layers that the library would take minutes to build, in nested configurations too."""
     for key, value in values.items():
         if isinstance(value, Mapping):
-            _require_countable(value, place)
+            _require_countable(value, location)
         elif key in DEPTHS and isinstance(value, int) and not 0 < value <= MOST_LAYERS:
-            raise UserError(f"{place}: {key} = {value} is not between 1 and {MOST_LAYERS}; download it again")
+            raise UserError(f"{location}: {key} = {value} is not between 1 and {MOST_LAYERS}; download it again")
 
 
 def skeleton(
-    config: Any, attention: str, place: str, buffers: bool = True, dtype: torch.dtype = torch.float32
+    config: Any, attention: str, location: str, buffers: bool = True, dtype: torch.dtype = torch.float32
 ) -> nn.Module:
     """Build the whole causal decoder of ``config`` in ``dtype`` with parameters on the device "meta".
 
     ``buffers``: whether buffers are real, on the CPU. Without them a layer can be called on "meta", experts included.
 
-    :raises UserError: naming ``place``, if the library has no causal decoder for it.
+    :raises UserError: naming ``location``, if the library has no causal decoder for it.
     """
     last: Exception | None = None
     for implementation in (attention, "eager") if attention == "sdpa" else (attention,):
@@ -107,7 +107,7 @@ def skeleton(
         except Exception as error:  # the library may raise anything
             last = error
     assert last is not None
-    raise UserError(f"{place}: {in_one_line(last)}")
+    raise UserError(f"{location}: {in_one_line(last)}")
 
 
 def whole(config: Any, attention: str, experts: str | None = None, dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -153,16 +153,16 @@ def _parameters_on_meta() -> Iterator[None]:
         hook.remove()
 
 
-def decoder_layers(model: nn.Module, config: Any, place: str) -> tuple[str, nn.ModuleList]:
+def decoder_layers(model: nn.Module, config: Any, location: str) -> tuple[str, nn.ModuleList]:
     """Return the path and list of the decoder layers: of lists with their number, the one with the most parameters."""
-    found = [
+    results = [
         (sum(p.numel() for p in module.parameters()), name, module)
         for name, module in model.named_modules()
         if isinstance(module, nn.ModuleList) and len(module) == config.num_hidden_layers
     ]
-    if not found:
-        raise UserError(f"{place}: model_type = {config.model_type!r} has no plain list of decoder layers")
-    _, name, layers = max(found, key=lambda one: one[0])
+    if not results:
+        raise UserError(f"{location}: model_type = {config.model_type!r} has no plain list of decoder layers")
+    _, name, layers = max(results, key=lambda one: one[0])
     return name, layers
 
 
@@ -266,12 +266,12 @@ class AbsentModule(nn.Module):
         return out.new_zeros((), device=device).expand(out.shape) if isinstance(out, Tensor) else out
 
 
-def layer_output(model: nn.Module, layers: nn.ModuleList, place: str) -> tuple[int, int]:
+def layer_output(model: nn.Module, layers: nn.ModuleList, location: str) -> tuple[int, int]:
     """Return the size of the tuple that a decoder layer returns, 0 for a tensor, and the width of hidden states.
 
     Runs one layer of a model on "meta", with the first form of attention mask that it accepts.
 
-    :raises UserError: naming ``place``, if hidden states are not [B, T, D], or the layer cannot be run there.
+    :raises UserError: naming ``location``, if hidden states are not [B, T, D], or the layer cannot be run there.
     """
     length = 4
     with torch.device("meta"):
@@ -289,7 +289,7 @@ def layer_output(model: nn.Module, layers: nn.ModuleList, place: str) -> tuple[i
             f"hidden states have shape {list(hidden.shape)}; only [batch, tokens, width] can be passed between stages"
         )
     assert failure is not None
-    raise UserError(f"{place}: a decoder layer cannot be called alone: {in_one_line(failure)}")
+    raise UserError(f"{location}: a decoder layer cannot be called alone: {in_one_line(failure)}")
 
 
 def _first_layer(model: nn.Module, layers: nn.ModuleList, length: int, mask: Tensor | None) -> tuple[Tensor, Any]:

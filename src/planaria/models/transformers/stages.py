@@ -37,7 +37,7 @@ class ModelFrame:
         self,
         config: Any,
         attention: str,
-        place: str,
+        location: str,
         in_tuple: int,
         buffers: bool = True,
         dtype: torch.dtype = torch.float32,
@@ -46,8 +46,8 @@ class ModelFrame:
 
         ``dtype``: of weights and of hidden states inside; a stage takes and returns fp32.
         """
-        self.config, self.model, self.dtype = config, skeleton(config, attention, place, buffers, dtype), dtype
-        self.path, self.layers = decoder_layers(self.model, config, place)
+        self.config, self.model, self.dtype = config, skeleton(config, attention, location, buffers, dtype), dtype
+        self.path, self.layers = decoder_layers(self.model, config, location)
         self.in_tuple, self.passage = in_tuple, Passage()
 
     def outside(self) -> list[tuple[str, nn.Module]]:
@@ -177,7 +177,7 @@ class TransformersEnds(TiedHead, _Stage):
         for number, layer in enumerate(whole):
             kind = EndsLayer if number < own else AbsentLayer
             whole[number] = kind(layer, number, passage, frame.in_tuple)
-        self.layers = nn.ModuleList(one._layer[0] for one in whole if isinstance(one, EndsLayer))
+        self.layers = nn.ModuleList(module._layer[0] for module in whole if isinstance(module, EndsLayer))
         self.whole = frame.model
         self.keep_tied()
 

@@ -26,17 +26,17 @@ def pass_bytes(decoder: Decoder, model: ModelConfig, stages: int, stage: int, pa
     counts = [_layer(decoder, model, number, passes) for number in stage_layers(model, stages, stage)]
     if stage == 0:
         counts.append(_ends(decoder, model, passes))
-    found = [one.bytes for one in counts if one is not None]
-    if len(found) < len(counts):
+    results = [one.bytes for one in counts if one is not None]
+    if len(results) < len(counts):
         return None
-    kept = sum(one.kept for one in found)
-    working = max(one.working for one in found)
+    kept = sum(one.kept for one in results)
+    working = max(one.working for one in results)
     if passes.recompute and stage:  # one layer at a time keeps its tensors, in its backward pass
         alone = [
             _layer(decoder, model, n, passes._replace(recompute=False)) for n in stage_layers(model, stages, stage)
         ]
         working = max(working, *(one.bytes.kept + one.bytes.working for one in alone if one is not None))
-    return PassBytes(kept, found[-1].loss if stage == 0 else 0, working)
+    return PassBytes(kept, results[-1].loss if stage == 0 else 0, working)
 
 
 def layer_work(decoder: Decoder, model: ModelConfig) -> tuple[float, ...]:

@@ -63,8 +63,8 @@ class Groups(WireCodec):
             for row, start in enumerate(range(0, len(flat), ROW)):
                 part = flat[start : start + ROW].view(-1, self.group)
                 at = start // self.group
-                found = quantise(part, self._bits(leg), None if starts is None else starts[row : row + 1])
-                scales[at : at + len(part)], codes[start : start + ROW] = found
+                result = quantise(part, self._bits(leg), None if starts is None else starts[row : row + 1])
+                scales[at : at + len(part)], codes[start : start + ROW] = result
         return torch.cat([scales.view(torch.uint8), pack(codes, self._bits(leg))])
 
     def decode(self, message: Tensor, shape: Shape, leg: Leg) -> Tensor:
@@ -141,12 +141,12 @@ def pack(numbers: Tensor, bits: int) -> Tensor:
     count, size = planes(bits)
     parts = numbers.view(count, -1)
     rest = parts[size].to(torch.int16)
-    for place, part in enumerate(parts[size + 1 :], 1):
-        rest |= part.to(torch.int16) << (bits * place)
+    for index, part in enumerate(parts[size + 1 :], 1):
+        rest |= part.to(torch.int16) << (bits * index)
     out = torch.empty_like(parts[:size])
-    for place in range(size):
-        high = (rest >> ((8 - bits) * place)) & ((1 << (8 - bits)) - 1)
-        torch.bitwise_or(parts[place], high.to(torch.uint8) << bits, out=out[place])
+    for index in range(size):
+        high = (rest >> ((8 - bits) * index)) & ((1 << (8 - bits)) - 1)
+        torch.bitwise_or(parts[index], high.to(torch.uint8) << bits, out=out[index])
     return out.view(-1)
 
 
@@ -159,8 +159,8 @@ def unpack(packed: Tensor, bits: int) -> Tensor:
     numbers = torch.empty(count, stored.shape[1], dtype=torch.uint8, device=packed.device)
     torch.bitwise_and(stored, (1 << bits) - 1, out=numbers[:size])
     rest = (stored[0] >> bits).to(torch.int16)
-    for place in range(1, size):
-        rest |= (stored[place] >> bits).to(torch.int16) << ((8 - bits) * place)
-    for place, part in enumerate(numbers[size:]):
-        part.copy_((rest >> (bits * place)) & ((1 << bits) - 1))
+    for index in range(1, size):
+        rest |= (stored[index] >> bits).to(torch.int16) << ((8 - bits) * index)
+    for index, part in enumerate(numbers[size:]):
+        part.copy_((rest >> (bits * index)) & ((1 << bits) - 1))
     return numbers.view(-1)

@@ -42,7 +42,7 @@ CODECS: Registry[WireCodec] = Registry(
     "pipeline.wire",
     WireCodec,  # type: ignore[type-abstract]
     {"fp32": Fp32, "bf16": Bf16, "groups": Groups},
-    place="pipeline.wire",
+    location="pipeline.wire",
 )
 _SHORT = re.compile(r"(\d+)/(\d+)")
 

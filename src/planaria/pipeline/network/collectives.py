@@ -106,8 +106,8 @@ def pairs(ready: Times, bytes: float, links: ReplicaLinks, groups: Sequence[Sequ
     for size in {len(group) for group in groups} - {1}:
         of = np.array([group for group in groups if len(group) == size])
         for shift in range(1, size):
-            mine, theirs = of.ravel(), np.roll(of, shift, 1).ravel()
-            done[mine] = np.maximum(done[mine], ready[theirs] + links.message_s(theirs, mine, (size - 1) * bytes))
+            own, theirs = of.ravel(), np.roll(of, shift, 1).ravel()
+            done[own] = np.maximum(done[own], ready[theirs] + links.message_s(theirs, own, (size - 1) * bytes))
     return done
 
 

@@ -67,11 +67,11 @@ def rounds(nodes: int) -> list[list[Pair]]:
     """
     even = nodes + nodes % 2
     turning = even - 1
-    found = []
+    results = []
     for r in range(turning):
         pairs = [(r, turning), *(((r + i) % turning, (r - i) % turning) for i in range(1, even // 2))]
-        found.append([(min(pair), max(pair)) for pair in pairs if max(pair) < nodes])
-    return [pairs for pairs in found if pairs]
+        results.append([(min(pair), max(pair)) for pair in pairs if max(pair) < nodes])
+    return [pairs for pairs in results if pairs]
 
 
 def batches(nodes: int, demand: Mapping[Pair, float], capacity: float) -> list[list[Pair]]:
@@ -80,16 +80,16 @@ def batches(nodes: int, demand: Mapping[Pair, float], capacity: float) -> list[l
     ``demand`` is the capacity of a pair's link (bytes per second); a batch takes at most ``capacity``. A pair that
     takes more is measured alone.
     """
-    found: list[list[Pair]] = []
+    result: list[list[Pair]] = []
     for pairs in rounds(nodes):
         room = -1.0
         for pair in pairs:
             if demand[pair] > room:
-                found.append([])
+                result.append([])
                 room = capacity
-            found[-1].append(pair)
+            result[-1].append(pair)
             room -= demand[pair]
-    return found
+    return result
 
 
 def next_size(size: int, seconds: float, round_trip: float) -> int:
@@ -132,10 +132,10 @@ def between_sites(nodes: Sequence[Node], links: Mapping[Pair, MeasuredLink]) -> 
 
     Several pairs give the median, and the outermost of their spreads. A site with one node has no link to itself.
     """
-    found: dict[tuple[str, str], list[MeasuredLink]] = {}
+    result: dict[tuple[str, str], list[MeasuredLink]] = {}
     for (a, b), link in links.items():
-        found.setdefault((nodes[a].site, nodes[b].site), []).append(link)
-    return {sites: MeasuredLink(*map(_merge, zip(*several, strict=True))) for sites, several in found.items()}
+        result.setdefault((nodes[a].site, nodes[b].site), []).append(link)
+    return {sites: MeasuredLink(*map(_merge, zip(*several, strict=True))) for sites, several in result.items()}
 
 
 def _merge(several: Sequence[Quartiles]) -> Quartiles:

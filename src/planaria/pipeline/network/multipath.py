@@ -73,17 +73,19 @@ class PathNetwork:
 
         :raises UserError: if there is none.
         """
-        found = tuple(path for path in self.paths.get((source, target), ()) if self.bandwidth(path) > 0)
-        if not found:
+        result = tuple(path for path in self.paths.get((source, target), ()) if self.bandwidth(path) > 0)
+        if not result:
             raise UserError(f"{source} – {target}: no path is left between them; add a link, or wait for one")
-        return found
+        return result
 
     def bandwidth(self, path: Path) -> float:
         """Return the bytes per second of a path without other traffic."""
         return min((self.capacity[link] for link in path.links), default=math.inf)
 
 
-def ways(file: File, entries: Sequence[LinkEntry], matrix: Links, relay: str | None, sites: set[str]) -> PathNetwork:
+def path_network(
+    file: File, entries: Sequence[LinkEntry], matrix: Links, relay: str | None, sites: set[str]
+) -> PathNetwork:
     """Return the paths between every two of ``sites``: those of entries, else the link of the ``matrix``.
 
     :raises UserError: naming the file, the entry and the fix.
@@ -97,7 +99,7 @@ def ways(file: File, entries: Sequence[LinkEntry], matrix: Links, relay: str | N
     for a, b in product(sorted(sites), repeat=2):
         if a != b and (a, b) not in made.paths:
             made.plain(a, b)
-    return PathNetwork({pair: tuple(found) for pair, found in made.paths.items()}, made.capacity)
+    return PathNetwork({pair: tuple(value) for pair, value in made.paths.items()}, made.capacity)
 
 
 class _Making:
@@ -113,12 +115,12 @@ class _Making:
 
     def add(self, entry: LinkEntry, a: str, b: str) -> None:
         """Add the paths of an entry from ``a`` to ``b``: several if its relay is reached over several links."""
-        found = [self._link(entry, a, b)] if entry.via is None else self._relayed(entry, a, b)
+        result = [self._link(entry, a, b)] if entry.via is None else self._relayed(entry, a, b)
         known = self.paths.setdefault((a, b), [])
-        known += found
+        known += result
         if len(known) > MOST_PATHS:
             raise UserError(f"{self.file}: link: {a} and {b} are joined by more than {MOST_PATHS} paths; list fewer")
-        self._counted(len(found))
+        self._counted(len(result))
 
     def plain(self, a: str, b: str) -> None:
         """Add the only path between sites that no entry joins."""
@@ -158,14 +160,14 @@ class _Making:
         if entry.bandwidth_mbit is not None:
             own = (f"relay {entry.id}",)
             self.capacity[own[0]] = entry.bandwidth_mbit * MBIT
-        found = []
+        result = []
         there, back = self._leg(entry, a, site), self._leg(entry, site, b)
         for first, second in product(there, back):
             which = [leg.id for leg, legs in ((first, there), (second, back)) if len(legs) > 1]
             name = f"{entry.id} ({', '.join(which)})" if which else entry.id
             latency = first.latency_s + (entry.latency_ms or 0.0) / 1000 + second.latency_s
-            found.append(Path(name, a, b, (*first.links, *own, *second.links), latency))
-        return found
+            result.append(Path(name, a, b, (*first.links, *own, *second.links), latency))
+        return result
 
     def _leg(self, entry: LinkEntry, a: str, b: str) -> list[Path]:
         """Return the links between a site and a relay's."""

@@ -21,7 +21,7 @@ from planaria.config import bounds
 from planaria.config.bounds import Positive, Seconds
 from planaria.config.schema import Section
 from planaria.pipeline.network.costs import MBIT
-from planaria.pipeline.network.multipath import MOST_ENTRIES, LinkEntry, Links, PathNetwork, ways
+from planaria.pipeline.network.multipath import MOST_ENTRIES, LinkEntry, Links, PathNetwork, path_network
 
 CITIES = (
     "Belgium",
@@ -66,12 +66,12 @@ LEAST_MBIT = 1e-3
 
 def twelve_cities() -> dict[tuple[str, str], tuple[float, float]]:
     """Return (site, later site) → (latency in seconds, bandwidth in bytes per second)."""
-    found = {}
+    result = {}
     for i, row in enumerate(_LINKS.split("\n")[1:-1]):
         for other, cell in zip(CITIES[i + 1 :], row.split(), strict=True):
             latency, bandwidth = map(float, cell.split("/"))
-            found[CITIES[i], other] = (latency / 1000, bandwidth * UNIT_BYTES)
-    return found
+            result[CITIES[i], other] = (latency / 1000, bandwidth * UNIT_BYTES)
+    return result
 
 
 MATRICES = {"twelve_cities": twelve_cities}
@@ -147,7 +147,7 @@ class Topology:
     queueing: bool = True
     scale: float = 1.0
     """factor on all link times"""
-    ways: PathNetwork | None = None
+    path_network: PathNetwork | None = None
     """paths between all sites, over links that all nodes share, if ``[[link]]`` lists several"""
 
     def latency_s(self, a: str, b: str) -> float:
@@ -168,10 +168,10 @@ class Topology:
 
         Of several paths, take the one on which a message of ``size`` bytes arrives first, without other traffic.
         """
-        if self.ways is not None and a != b:
-            known = self.ways
-            found = ((path.latency_s, known.bandwidth(path)) for path in known.living(a, b))
-            return min(found, key=lambda path: (path[0] + size / path[1], -path[1]))
+        if self.path_network is not None and a != b:
+            known = self.path_network
+            results = ((path.latency_s, known.bandwidth(path)) for path in known.living(a, b))
+            return min(results, key=lambda path: (path[0] + size / path[1], -path[1]))
         return self.links[a, b] if (a, b) in self.links else self.links[b, a]
 
 
@@ -218,7 +218,7 @@ def _several(path: Path, parsed: TopologyFile, links: Links) -> PathNetwork:
     """Return the paths of ``[[link]]`` between the sites of nodes."""
     between = {pair: link for pair, link in links.items() if pair[0] != pair[1]}
     at = None if parsed.relay is None else parsed.relay.site
-    return ways(path, parsed.link, between, at, {group.site for group in parsed.nodes})
+    return path_network(path, parsed.link, between, at, {group.site for group in parsed.nodes})
 
 
 def _parse(path: Path) -> TopologyFile:
@@ -252,8 +252,8 @@ def _from_csv(path: Path, files: MatrixFiles) -> Links:
     latency = _numbers(path.parent / files.latency_ms, lowest=0.0)
     bandwidth = _numbers(path.parent / files.bandwidth_mbit, lowest=LEAST_MBIT)
     if latency.keys() != bandwidth.keys():
-        odd = sorted(latency.keys() ^ bandwidth.keys())[0]
-        raise UserError(f"{path}: matrix: {odd[0]} - {odd[1]} is in one of the two files only")
+        invalid = sorted(latency.keys() ^ bandwidth.keys())[0]
+        raise UserError(f"{path}: matrix: {invalid[0]} - {invalid[1]} is in one of the two files only")
     return {pair: (latency[pair] / 1000, bandwidth[pair] * MBIT) for pair in latency}
 
 
@@ -269,19 +269,19 @@ def _numbers(path: Path, lowest: float) -> dict[tuple[str, str], float]:
     sites = [name.strip() for name in rows[0][1:]] if rows else []
     if len(sites) > MOST_SITES or len(set(sites)) < len(sites) or "" in sites:
         raise UserError(f"{path}: its first row must name sites, each once and at most {MOST_SITES}")
-    found: dict[tuple[str, str], float] = {}
+    result: dict[tuple[str, str], float] = {}
     for row in rows[1:]:
         site, cells = row[0].strip(), row[1:]
         if site not in sites or len(cells) > len(sites):
             raise UserError(f"{path}: row {site!r} does not fit the first row's {len(sites)} sites")
         for other, cell in zip(sites, cells, strict=False):
             if cell.strip():
-                found[site, other] = _number(path, site, other, cell, lowest)
+                result[site, other] = _number(path, site, other, cell, lowest)
     for a in sites:
         for b in sites:
-            if a != b and (a, b) not in found and (b, a) not in found:
+            if a != b and (a, b) not in result and (b, a) not in result:
                 raise UserError(f"{path}: {a} - {b}: there is no number for this pair")
-    return found
+    return result
 
 
 def _number(path: Path, site: str, other: str, cell: str, lowest: float) -> float:

@@ -93,7 +93,7 @@ class Graph:
     """Numbered actions, stage by stage in order of preference: at one worker, smaller numbers are preferred."""
 
     actions: list[Action]
-    places: list[int]
+    positions: list[int]
     """each action's index in its worker's list"""
     waits: list[int]
     """number of messages and local actions for which each action waits, including those missing in the plan"""
@@ -129,8 +129,8 @@ def graph(plan: StepPlan) -> Graph:
             waits[n] += 1
             if (sender := numbers.get(message)) is not None:
                 receiver[sender] = n
-    places = [place for stage in sorted(plan.actions) for place in range(len(plan.actions[stage]))]
-    return Graph(actions, places, waits, local, receiver)
+    indices = [index for stage in sorted(plan.actions) for index in range(len(plan.actions[stage]))]
+    return Graph(actions, indices, waits, local, receiver)
 
 
 def deadlock(numbered: Graph, done: Iterable[int]) -> UserError:
@@ -173,7 +173,7 @@ def feasible(numbered: Graph) -> list[int]:
 
     def rank(n: int) -> tuple[bool, int, int]:
         action = numbered.actions[n]
-        return (action.kind == "forward" and action.hop == 0, numbered.places[n], n)
+        return (action.kind == "forward" and action.hop == 0, numbered.positions[n], n)
 
     waits = list(numbered.waits)
     ready = [rank(n) for n, count in enumerate(waits) if not count]

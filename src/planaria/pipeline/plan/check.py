@@ -86,9 +86,9 @@ def _off_route(plan: StepPlan, action: Action) -> str:
     behind = route[action.hop + 1] if action.hop + 1 < len(route) else None
     source, target = (before, behind) if action.kind == "forward" else (behind, before)
     if action.source != source:
-        return f"takes its input from {_place(action.source)}; its route says {_place(source)}"
+        return f"takes its input from {_position(action.source)}; its route says {_position(source)}"
     if action.target != target:
-        return f"sends its output to {_place(action.target)}; its route says {_place(target)}"
+        return f"sends its output to {_position(action.target)}; its route says {_position(target)}"
     return ""
 
 
@@ -121,10 +121,10 @@ def _memory(actions: Sequence[Action], slots: int) -> Iterator[str]:
     k − slots or a later one, then enough backwards are done before any set of forwards.
     """
     stay = {a.key for a in actions if not a.returns}
-    place = {key: n for n, key in enumerate(_row([a for a in actions if a.kind == "backward" and a.key in stay]))}
+    positions = {key: n for n, key in enumerate(_row([a for a in actions if a.kind == "backward" and a.key in stay]))}
     forwards = [a for a in actions if a.kind == "forward" and a.key in stay]
     waits = sorted(
-        (max((place[key] for key in a.after if key in place), default=-1), a.microbatch, a) for a in forwards
+        (max((positions[key] for key in a.after if key in positions), default=-1), a.microbatch, a) for a in forwards
     )
     for k, (freed, _, action) in enumerate(waits):
         if freed < k - slots:
@@ -175,5 +175,5 @@ def _name(kind: str, microbatch: int, stage: int, hop: int) -> str:
     return f"the {kind} of microbatch {microbatch} at stage {stage}, hop {hop},"
 
 
-def _place(stage: int | None) -> str:
+def _position(stage: int | None) -> str:
     return "nowhere" if stage is None else f"stage {stage}"

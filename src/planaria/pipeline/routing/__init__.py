@@ -24,8 +24,8 @@ def routes(config: RunConfig, step: int) -> list[Route]:
 
     :raises UserError: for an unknown kind or option, or an invalid route.
     """
-    kind, found = config.routing.kind, _chosen(config).routes(config, step)
-    return found if kind in ROUTINGS.shipped else require(found, config, f"routing.kind = {kind!r}")
+    kind, result = config.routing.kind, _chosen(config).routes(config, step)
+    return result if kind in ROUTINGS.shipped else require(result, config, f"routing.kind = {kind!r}")
 
 
 def change(config: RunConfig) -> bool:

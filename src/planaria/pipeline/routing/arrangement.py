@@ -61,8 +61,8 @@ class Arrangement:
 
     def pairs(self, routes: Iterable[Collection[int]] = ()) -> set[Pair]:
         """Return a replica's edges: along ``routes`` and the spine, and from each node to the first of its stage."""
-        ways = [*routes, self.spine, *((self.peers(node)[0], node) for node in self.stage)]
-        met = {pair for way in ways for pair in pairwise(way)}
+        paths = [*routes, self.spine, *((self.peers(node)[0], node) for node in self.stage)]
+        met = {pair for route in paths for pair in pairwise(route)}
         return {(min(pair), max(pair)) for pair in met if pair[0] != pair[1]}
 
 
@@ -75,26 +75,26 @@ def replicated(replicas: int, stages: int) -> Arrangement:
     return Arrangement({s: [node_of(r, s, stages) for r in range(replicas)] for s in range(stages + 1)})
 
 
-def columns(ways: Sequence[Sequence[int]], replicas: int, stages: int) -> list[tuple[int, ...]]:
-    """Return the routes on which each replica's microbatches take ``ways`` (stages, from 0 to 0) among its own
+def columns(routes: Sequence[Sequence[int]], replicas: int, stages: int) -> list[tuple[int, ...]]:
+    """Return the routes on which each replica's microbatches take ``routes`` (stages, from 0 to 0) among its own
     nodes."""
-    return [tuple(node_of(r, stage, stages) for stage in way) for r in range(replicas) for way in ways]
+    return [tuple(node_of(r, stage, stages) for stage in route) for r in range(replicas) for route in routes]
 
 
-def mixed(ways: Sequence[Sequence[int]], replicas: int, stages: int, seed: int, step: int) -> list[tuple[int, ...]]:
+def mixed(routes: Sequence[Sequence[int]], replicas: int, stages: int, seed: int, step: int) -> list[tuple[int, ...]]:
     """Return the same routes, but permute the k-th microbatches of all replicas at every boundary except the last.
 
     Each boundary draws a permutation from seed, step and microbatch alone, so all replicas agree without messages and
     have equal load. A microbatch ends where it began, because its targets are there.
     """
-    found: dict[tuple[int, int], tuple[int, ...]] = {}
-    for i, way in enumerate(ways):
-        walks = [[node_of(r, way[0], stages)] for r in range(replicas)]
+    result: dict[tuple[int, int], tuple[int, ...]] = {}
+    for i, route in enumerate(routes):
+        walks = [[node_of(r, route[0], stages)] for r in range(replicas)]
         at = list(range(replicas))
-        for hop, stage in enumerate(way[1:-1]):
+        for hop, stage in enumerate(route[1:-1]):
             turn = random.Random(f"mixed {seed} {step} {i} {hop}").sample(range(replicas), replicas)
-            at = [turn[place] for place in at]
+            at = [turn[index] for index in at]
             for r, walk in enumerate(walks):
                 walk.append(node_of(at[r], stage, stages))
-        found |= {(r, i): (*walk, walk[0]) for r, walk in enumerate(walks)}
-    return [found[r, i] for r in range(replicas) for i in range(len(ways))]
+        result |= {(r, i): (*walk, walk[0]) for r, walk in enumerate(walks)}
+    return [result[r, i] for r in range(replicas) for i in range(len(routes))]

@@ -27,25 +27,25 @@ class Routing(Choice, ABC):
         """Return one closed route over stages per microbatch of the recipe, in training step ``step``."""
 
 
-def require(found: Sequence[Sequence[int]], config: RunConfig, place: str) -> list[Route]:
+def require(items: Sequence[Sequence[int]], config: RunConfig, location: str) -> list[Route]:
     """Return the routes, checked.
 
-    :raises UserError: naming ``place``, the first invalid route and the reason.
+    :raises UserError: naming ``location``, the first invalid route and the reason.
     """
     pipeline = config.pipeline
-    if len(found) != pipeline.microbatches:
+    if len(items) != pipeline.microbatches:
         raise UserError(
-            f"{place}: has {len(found)} routes; pipeline.microbatches = {pipeline.microbatches} needs one for each"
+            f"{location}: has {len(items)} routes; pipeline.microbatches = {pipeline.microbatches} needs one for each"
         )
-    for i, route in enumerate(found):
+    for i, route in enumerate(items):
         inner = route[1:-1]
         if len(route) < 3 or route[0] or route[-1] or not all(1 <= stage <= pipeline.stages for stage in inner):
             raise UserError(
-                f"{place}: route {i} is {route}; it must lead from 0 over block stages 1..{pipeline.stages} to 0"
+                f"{location}: route {i} is {route}; it must lead from 0 over block stages 1..{pipeline.stages} to 0"
             )
         if len(set(inner)) < len(inner):
-            raise UserError(f"{place}: route {i} is {route}; no stage may come twice")
-    return [tuple(route) for route in found]
+            raise UserError(f"{location}: route {i} is {route}; no stage may come twice")
+    return [tuple(route) for route in items]
 
 
 class FullRouting(Routing):

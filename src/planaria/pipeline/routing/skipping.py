@@ -42,9 +42,9 @@ def skipping(config: RunConfig, step: int) -> list[Route]:
     """
     stages, shape = config.pipeline.stages, config.routing
     rng = random.Random(f"skipping {config.seed} {step}")
-    ways = balanced(stages, visits(stages, shape.skip), shape.jump, rng)
+    routes = balanced(stages, visits(stages, shape.skip), shape.jump, rng)
     drawn = [
-        (0, *reordered(next(ways), rng.randint(0, shape.swaps), shape.jump, rng), 0)
+        (0, *reordered(next(routes), rng.randint(0, shape.swaps), shape.jump, rng), 0)
         for _ in range(config.pipeline.microbatches)
     ]
     rng.shuffle(drawn)  # otherwise the first drawn would always be the most even
@@ -88,13 +88,13 @@ def _cycle(stages: int, count: int, jump: int, rng: random.Random) -> list[list[
     length = stages // gcd(stages, count)
     for _ in range(CYCLES):
         used = dict.fromkeys(range(1, stages + 1), 0)
-        found: list[list[int]] = []
-        while len(found) < length and (chosen := _choose(used, count, jump, rng)):
-            found.append(chosen)
+        result: list[list[int]] = []
+        while len(result) < length and (chosen := _choose(used, count, jump, rng)):
+            result.append(chosen)
             for stage in chosen:
                 used[stage] += 1
-        if len(found) == length:
-            return found
+        if len(result) == length:
+            return result
     raise UserError(
         f"routing.jump = {jump}: {count} visits cannot span {stages} stages in such jumps and use all of them equally; "
         "raise it, or lower routing.skip"
@@ -114,10 +114,10 @@ def reordered(chosen: list[int], swaps: int, jump: int, rng: random.Random) -> l
     """Return ``chosen`` with up to ``swaps`` disjoint pairs of neighbouring stages swapped, within ``jump``."""
     walk = list(chosen)
     before = [0, *chosen]
-    places = [k for k in range(len(walk) - 1) if walk[k + 1] == walk[k] + 1 and walk[k + 1] - before[k] <= jump]
-    rng.shuffle(places)
+    indices = [k for k in range(len(walk) - 1) if walk[k + 1] == walk[k] + 1 and walk[k + 1] - before[k] <= jump]
+    rng.shuffle(indices)
     done: set[int] = set()
-    for k in places:
+    for k in indices:
         if len(done) // 2 < swaps and not {k, k + 1} & done:
             walk[k], walk[k + 1] = walk[k + 1], walk[k]
             done |= {k, k + 1}

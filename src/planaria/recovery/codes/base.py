@@ -83,14 +83,14 @@ class ErasureCode:
 
         Checks that need the fewest further reads come first; elimination over all remaining shards is last.
         """
-        gone = self._known(lost)
-        asked = gone if wanted is None else self._known(wanted) & gone
-        order = self._by_checks(gone, asked)
-        order += [shard for shard in range(self.shards) if shard not in gone and shard not in order]
-        found = express(self.generator[:, order], self.generator[:, sorted(asked)])
-        if found is None:
-            return f"shards {_list(asked)} cannot be rebuilt: {_list(gone)} of {self.shards} are lost"
-        return tuple(sorted(order[n] for n in np.flatnonzero(found.any(axis=0))))
+        missing = self._known(lost)
+        requested = missing if wanted is None else self._known(wanted) & missing
+        order = self._by_checks(missing, requested)
+        order += [shard for shard in range(self.shards) if shard not in missing and shard not in order]
+        result = express(self.generator[:, order], self.generator[:, sorted(requested)])
+        if result is None:
+            return f"shards {_list(requested)} cannot be rebuilt: {_list(missing)} of {self.shards} are lost"
+        return tuple(sorted(order[n] for n in np.flatnonzero(result.any(axis=0))))
 
     def repair(self, reads: Mapping[int, Any], wanted: Collection[int]) -> dict[int, Bytes]:
         """Return the ``wanted`` shards, by number, from those read; all others count as lost.
@@ -98,30 +98,32 @@ class ErasureCode:
         :raises LossError: if the shards read do not suffice.
         :raises ValueError: for an invalid shard number, or shards of unequal lengths.
         """
-        order, asked = sorted(self._known(reads)), sorted(self._known(wanted))
+        order, requested = sorted(self._known(reads)), sorted(self._known(wanted))
         given = [_bytes(reads[shard]) for shard in order]
         if len({shard.size for shard in given}) > 1:
             raise ValueError(f"shards of unequal lengths: {_list(shard.size for shard in given)} bytes; pad them")
-        found = express(self.generator[:, order], self.generator[:, asked])
-        if found is None:
-            raise LossError(f"shards {_list(asked)} cannot be rebuilt from {_list(order) or 'none'} of {self.shards}")
-        return dict(zip(asked, combine(found, given, given[0].size if given else 0), strict=True))
+        result = express(self.generator[:, order], self.generator[:, requested])
+        if result is None:
+            raise LossError(
+                f"shards {_list(requested)} cannot be rebuilt from {_list(order) or 'none'} of {self.shards}"
+            )
+        return dict(zip(requested, combine(result, given, given[0].size if given else 0), strict=True))
 
     def _known(self, numbers: Collection[int]) -> set[int]:
         if strange := [number for number in numbers if not 0 <= number < self.shards]:
             raise ValueError(f"shards {_list(strange)}: there are {self.shards}")
         return set(numbers)
 
-    def _by_checks(self, gone: set[int], asked: set[int]) -> list[int]:
+    def _by_checks(self, lost: set[int], requested: set[int]) -> list[int]:
         """Return the reads for repairs by checks, cheapest first, those of wanted shards before others."""
         reads: list[int] = []
-        missing, open_ = set(gone), set(asked)
+        missing, open_ = set(lost), set(requested)
         while open_:
             usable = [check for check in self.checks if len(check & missing) == 1]
             if not usable:
                 break
-            best = min(usable, key=lambda check: (not check & open_, len(check - gone - set(reads)), sorted(check)))
-            reads += sorted(best - gone - set(reads))
+            best = min(usable, key=lambda check: (not check & open_, len(check - lost - set(reads)), sorted(check)))
+            reads += sorted(best - lost - set(reads))
             missing -= best
             open_ -= best
         return reads

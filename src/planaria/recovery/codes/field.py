@@ -86,10 +86,10 @@ def express(columns: Bytes, targets: Bytes) -> Bytes | None:
     pivots: list[int] = []
     for column in range(count):
         row = len(pivots)
-        found = np.flatnonzero(joined[row:, column])
-        if not found.size:
+        result = np.flatnonzero(joined[row:, column])
+        if not result.size:
             continue
-        joined[[row, row + found[0]]] = joined[[row + found[0], row]]
+        joined[[row, row + result[0]]] = joined[[row + result[0], row]]
         joined[row] = PRODUCT[joined[row], INVERSE[joined[row, column]]]
         factors = joined[:, column].copy()
         factors[row] = 0
@@ -116,5 +116,5 @@ def rank(matrices: Bytes) -> NDArray[np.int64]:
         factors[many, pivot] = 0
         left ^= PRODUCT[factors[:, :, None], row[:, None, :]]
         used[many, pivot] |= usable.any(axis=1)
-    found: NDArray[np.int64] = used.sum(axis=1)
-    return found
+    array: NDArray[np.int64] = used.sum(axis=1)
+    return array

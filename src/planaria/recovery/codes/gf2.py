@@ -13,16 +13,16 @@ MAX_COLUMNS, MAX_DIMENSION = 64, 20
 
 def reduced(rows: Iterable[int]) -> dict[int, int]:
     """Return independent rows with the same span, by their highest bit, which no other row has."""
-    found: dict[int, int] = {}
+    result: dict[int, int] = {}
     for row in rows:
-        for pivot, other in found.items():
+        for pivot, other in result.items():
             if row >> pivot & 1:
                 row ^= other
         if row:
             top = row.bit_length() - 1
-            found = {pivot: other ^ row if other >> top & 1 else other for pivot, other in found.items()}
-            found[top] = row
-    return found
+            result = {pivot: other ^ row if other >> top & 1 else other for pivot, other in result.items()}
+            result[top] = row
+    return result
 
 
 def rank(rows: Iterable[int]) -> int:

@@ -92,24 +92,24 @@ class Layout:
     def parities(self, states: Sequence[Any]) -> dict[tuple[int, int], Bytes]:
         """Return all parities of a snapshot, by (stripe, member that holds it)."""
         blocks = [self.cut(member, state) for member, state in enumerate(states)]
-        found = {}
+        result = {}
         for stripe in range(self.members):
             encoded = self.code.encode([self.padded(blocks[who].get(stripe, _NONE)) for who in self.givers(stripe)])
-            found.update({(stripe, who): each for who, each in zip(self.holders(stripe), encoded, strict=True)})
-        return found
+            result.update({(stripe, who): each for who, each in zip(self.holders(stripe), encoded, strict=True)})
+        return result
 
     def reads(self, lost: Collection[int], heir: int, parity: bool = True) -> dict[int, tuple[int, ...]] | str:
         """Return the members to read per stripe to rebuild the lost member ``heir``, or why that is impossible.
 
         With ``parity`` the parities that it held are rebuilt too.
         """
-        found = {}
+        result = {}
         for stripe in range(self.members) if parity else self.given(heir):
             plan = self.code.plan([self.shard(stripe, who) for who in lost], [self.shard(stripe, heir)])
             if isinstance(plan, str):
                 return f"members {', '.join(map(str, sorted(lost)))} of {self.members} cannot be rebuilt together"
-            found[stripe] = tuple(self.member(stripe, shard) for shard in plan)
-        return found
+            result[stripe] = tuple(self.member(stripe, shard) for shard in plan)
+        return result
 
     def rebuild(self, stripe: int, heir: int, blocks: Mapping[int, Bytes]) -> Bytes:
         """Return the lost block of ``heir`` in a stripe from other members' blocks.

@@ -34,9 +34,9 @@ class LocalCodes(CodeFamily):
                 "lower tolerate or use 'reed_solomon'"
             )
         for seed in range(TRIES):
-            found = local(data, globals_, groups, seed)
-            if tolerates(found, tolerate):
-                return found
+            result = local(data, globals_, groups, seed)
+            if tolerates(result, tolerate):
+                return result
         raise UserError(f"code = 'local': found none of {members} for any {tolerate} losses; use 'reed_solomon'")
 
 

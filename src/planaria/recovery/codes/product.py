@@ -95,8 +95,8 @@ def parameters(first: ClassicalCode, second: ClassicalCode) -> tuple[int, int, i
 
     :raises UserError: if a factor has too many words to count.
     """
-    one, other = first.transposed, second.transposed
-    pairs = [(first, second), (one, other)]
+    code, other = first.transposed, second.transposed
+    pairs = [(first, second), (code, other)]
     parts = [a.dimension * b.dimension for a, b in pairs]
     distances = [d for part, pair in zip(parts, pairs, strict=True) if part for d in (c.distance for c in pair)]
     qubits = first.shards * second.shards + len(first.rows) * len(second.rows)

@@ -84,7 +84,7 @@ def worth(target: SearchTarget, rows: Sequence[int]) -> float:
 
 
 @dataclass(frozen=True)
-class FoundCode:
+class SearchedCode:
     """The best code that a search found."""
 
     code: ErasureCode
@@ -95,7 +95,7 @@ class FoundCode:
     """matrices whose words were counted"""
 
 
-def anneal(target: SearchTarget, seed: int, tries: int = 20_000) -> FoundCode:
+def anneal(target: SearchTarget, seed: int, tries: int = 20_000) -> SearchedCode:
     """Return the best check matrix of ``tries``, flipping or moving one bit at a time; the same seed gives the same
     code."""
     random = Random(seed)
@@ -112,31 +112,31 @@ def anneal(target: SearchTarget, seed: int, tries: int = 20_000) -> FoundCode:
         if cost <= now or random.random() < math.exp((now - cost) / heat):
             rows, now = changed, cost
             best = min(best, (now, rows))
-    return FoundCode(_code(best[1], target.shards), excess(target, best[1]), seed, tries)
+    return SearchedCode(_code(best[1], target.shards), excess(target, best[1]), seed, tries)
 
 
-def certificate(found: FoundCode) -> dict[str, object]:
+def certificate(code: SearchedCode) -> dict[str, object]:
     """Return the properties of a found code, counted by all words and by every loss of distance − 1 and distance."""
-    counted, distance = weights(found.code)
-    lower, upper = share(found.code, distance - 1), share(found.code, distance)
+    counted, distance = weights(code.code)
+    lower, upper = share(code.code, distance - 1), share(code.code, distance)
     if lower != 1 or upper == 1:
         raise AssertionError(f"distance {distance} by words, but shares {lower} and {upper} of losses are restored")
     return {
-        "shards": found.code.shards,
-        "data": found.code.data,
+        "shards": code.code.shards,
+        "data": code.code.data,
         "distance": distance,
-        "check weights": sorted(len(check) for check in found.code.checks),
+        "check weights": sorted(len(check) for check in code.code.checks),
         "words by weight": counted.tolist(),
-        "excess": found.excess,
-        "seed": found.seed,
-        "tried": found.tried,
+        "excess": code.excess,
+        "seed": code.seed,
+        "tried": code.tried,
     }
 
 
-def file(found: FoundCode) -> CodeFile:
+def file(code: SearchedCode) -> CodeFile:
     """Return the code as a file that a recipe can name."""
-    rows = tuple(tuple(sorted(check)) for check in found.code.checks)
-    return CodeFile(shards=found.code.shards, distance=weights(found.code)[1], checks=rows)
+    rows = tuple(tuple(sorted(check)) for check in code.code.checks)
+    return CodeFile(shards=code.code.shards, distance=weights(code.code)[1], checks=rows)
 
 
 def _start(target: SearchTarget, random: Random) -> tuple[list[int], list[int]]:

@@ -43,31 +43,33 @@ class SparseCode(CodeFamily):
         given = documents.model(path, CodeFile, 1 << 20, "make one with `python -m planaria.lab.codes`")
         if given.shards != members:
             raise UserError(f"{path}: a code of {given.shards} shards for a group of {members}; make one of {members}")
-        found = from_checks(given.checks, given.shards, path)
-        if (distance := weights(found)[1]) != given.distance:
+        result = from_checks(given.checks, given.shards, path)
+        if (distance := weights(result)[1]) != given.distance:
             raise UserError(f"{path}: distance = {given.distance}, but it is {distance}; create the file again")
         if distance <= tolerate:
             raise UserError(f"{path}: survives any {distance - 1} losses, not tolerate = {tolerate}; lower it")
-        return found
+        return result
 
 
-def from_checks(rows: tuple[tuple[int, ...], ...], shards: int, place: object) -> ErasureCode:
+def from_checks(rows: tuple[tuple[int, ...], ...], shards: int, location: object) -> ErasureCode:
     """Return the binary code with these sets of shards as checks.
 
-    :raises UserError: naming ``place``, if they do not determine a code with the data first.
+    :raises UserError: naming ``location``, if they do not determine a code with the data first.
     """
     for n, row in enumerate(rows):
         if len(row) < 2 or len(set(row)) < len(row) or not all(0 <= shard < shards for shard in row):
-            raise UserError(f"{place}: check {n}: must name two or more shards from 0 to {shards - 1}, each once")
+            raise UserError(f"{location}: check {n}: must name two or more shards from 0 to {shards - 1}, each once")
     data = shards - len(rows)
     if not 1 <= data <= MAX_DATA:
-        raise UserError(f"{place}: {len(rows)} checks of {shards} shards leave {data} for data; give 1 to {MAX_DATA}")
+        raise UserError(
+            f"{location}: {len(rows)} checks of {shards} shards leave {data} for data; give 1 to {MAX_DATA}"
+        )
     matrix = np.zeros((len(rows), shards), np.uint8)
     for n, row in enumerate(rows):
         matrix[n, list(row)] = 1
     parities = express(matrix[:, data:], matrix[:, :data])
     if parities is None or not _full(matrix[:, data:]):
-        raise UserError(f"{place}: the last {len(rows)} shards are not determined by the others; renumber them")
+        raise UserError(f"{location}: the last {len(rows)} shards are not determined by the others; renumber them")
     return ErasureCode(np.ascontiguousarray(parities.T), tuple(frozenset(row) for row in rows))
 
 

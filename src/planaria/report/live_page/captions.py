@@ -83,9 +83,9 @@ class Captions:
             case e.Linked():
                 return self._linked(fact)
             case e.FaultInjected():
-                what = WEAPONS.get(fact.signal, f"was hit by a fault ({fact.signal})")
+                label = WEAPONS.get(fact.signal, f"was hit by a fault ({fact.signal})")
                 who = "A spare" if fact.node < 0 else f"The worker of {self._name([fact.node])}"
-                return Caption("fault", f"{who}, {fact.worker}, {what}.")
+                return Caption("fault", f"{who}, {fact.worker}, {label}.")
             case e.WorkerLost() if fact.worker not in self._members.unstarted:
                 return self._lost(fact, list(left))
             case d.RunStep():
@@ -182,7 +182,7 @@ class Captions:
             case d.Disband():
                 spares = " Its workers are spares now." if fact.workers else ""
                 return Caption("loss", f"Replica {fact.replica} is disbanded: {fact.reason}.{spares}")
-            case d.Found():
+            case d.ReplicaRestarted():
                 return Caption("recovery", f"Replica {fact.replica} starts again as a copy of another.")
             case e.HostJoined():
                 return Caption("note", f"A machine joins ({fact.host}), with room for {fact.workers} workers.")

@@ -126,8 +126,8 @@ class Guarded:
                 message = {**message, "headers": [*message.get("headers", []), *added]}
             await send(message)
 
-        asked = scope["method"], scope["path"], scope["query_string"]
-        refused = guard.refusal(*asked, Headers(scope=scope))
+        requested = scope["method"], scope["path"], scope["query_string"]
+        refused = guard.refusal(*requested, Headers(scope=scope))
         if refused is None:
             await self._app(scope, receive, answer)
             return

@@ -42,7 +42,7 @@ from planaria.report.run.verdict_lines import line as verdict_line
 
 PHASES: dict[type, str] = {
     d.RunStep: "step", d.Commit: "commit", d.Form: "link", d.Save: "save", d.Replan: "replan", d.Disband: "left",
-    d.Found: "wait", d.Cannot: "cannot",
+    d.ReplicaRestarted: "wait", d.Cannot: "cannot",
 }  # fmt: skip
 """decision about a replica → phase that it starts"""
 
@@ -145,16 +145,16 @@ class LogFold:
         members, known = self.members, self.state.get("replicas", {})
         if isinstance(fact, e.RunStarted):
             known = {}
-        found = {str(n): dict(known.get(str(n), {"phase": "wait", "step": members.own_step(n)})) for n in members.live}
+        result = {str(n): dict(known.get(str(n), {"phase": "wait", "step": members.own_step(n)})) for n in members.live}
         concerned, phase = _concerned(fact, self), PHASES.get(type(fact), "broken")
         for number in concerned:
-            if (about := found.get(str(number))) is not None:
+            if (about := result.get(str(number))) is not None:
                 about |= {"phase": phase, "since": round(self.seconds(t), 4), "done": []}
-        for name, about in found.items():
+        for name, about in result.items():
             about["generation"] = members.generation.get(int(name), 0)
             if isinstance(fact, d.Form) and name == str(fact.replica):
                 about["step"] = fact.step
-        return found
+        return result
 
     def _meeting(self, fact: e.Event | d.Decision) -> Json:
         """Return the current rounds by their members."""
@@ -162,23 +162,23 @@ class LogFold:
         if isinstance(fact, d.Meet):
             rounds[_members(fact.members)] = {"round": fact.round, "members": fact.members}
         elif isinstance(fact, d.Settle | d.Disband | d.Form):
-            gone = {*fact.members} if isinstance(fact, d.Settle) else {fact.replica}
-            rounds = {name: one for name, one in rounds.items() if not gone & {*one["members"]}}
+            lost = {*fact.members} if isinstance(fact, d.Settle) else {fact.replica}
+            rounds = {name: one for name, one in rounds.items() if not lost & {*one["members"]}}
         return rounds
 
     def _recovered(self, routine: bool = True) -> Json:
         """Return the recoveries; nothing if a routine fact cannot change one."""
         if routine and not self._looks:
             return {}
-        found = {
+        result = {
             str(n): recovery_shown(timing, self.seconds)
             for n, timing in self.tally.latest.items()
             if timing.outcome != "handed over" or timing.nodes
         }
         self._looks = self._looks - 1 if routine else LOOKS
-        if all("ended" in one for one in found.values()):
+        if all("ended" in one for one in result.values()):
             self._looks = 0
-        return {"recoveries": found}
+        return {"recoveries": result}
 
     def _frame(self, t: float, seen: Json, line: Json | None = None, routine: bool = True) -> StateChange | None:
         """Return the frame that updates these parts of the state."""
@@ -210,7 +210,7 @@ QUIET: set[type] = {
 
 def _concerned(fact: e.Event | d.Decision, story: LogFold) -> list[int]:
     """Return the replicas whose phase a fact changes."""
-    if isinstance(fact, d.Form | d.Save | d.Replan | d.Disband | d.Found | d.Cannot):
+    if isinstance(fact, d.Form | d.Save | d.Replan | d.Disband | d.ReplicaRestarted | d.Cannot):
         return [fact.replica]
     if isinstance(fact, e.WorkerLost):
         nodes = story.state.get("nodes", {}).items()
@@ -257,22 +257,24 @@ def _started(fact: e.RunStarted) -> Json:
 def slow_shown(verdicts: SlowVerdicts, naming: Naming) -> Json:
     """Return what is slow by class and nodes, earliest first, each with the log's sentence about it."""
     by_step = sorted(verdicts.current.items(), key=lambda item: item[1].blamed.step)
-    return {f"{fault} {'-'.join(map(str, nodes))}": _verdict_shown(one, naming) for (fault, nodes), one in by_step}
+    return {
+        f"{fault} {'-'.join(map(str, nodes))}": _verdict_shown(verdict, naming) for (fault, nodes), verdict in by_step
+    }
 
 
-def _verdict_shown(one: SlowVerdict, naming: Naming) -> Json:
-    blamed = one.blamed
-    what, _, evidence = verdict_line(blamed, naming).partition(": ")
+def _verdict_shown(verdict: SlowVerdict, naming: Naming) -> Json:
+    blamed = verdict.blamed
+    label, _, evidence = verdict_line(blamed, naming).partition(": ")
     found: Json = {
         "class": blamed.fault,
         "replica": blamed.replica,
         "nodes": blamed.nodes,
         "workers": blamed.workers,
         "step": blamed.step,
-        "what": what,
+        "what": label,
         "evidence": evidence,
     }
-    return found | ({} if one.deed is None else {"deed": verdict_line(one.deed, naming)})
+    return found | ({} if verdict.deed is None else {"deed": verdict_line(verdict.deed, naming)})
 
 
 class MicrobatchRoutes:
@@ -298,8 +300,8 @@ class MicrobatchRoutes:
         if started.arrangement or not known or run.mode == "evaluate":
             own = started.routes_of(run.replica) if run.mode == "train" or started.arrangement else []
             return own or [column + column[:1]]
-        gone = {stage for stage, node in enumerate(column) if node not in self._members.holders} - {0}
-        there = gone if len(gone) < len(column) - 1 and self._members.holders else set()
+        lost = {stage for stage, node in enumerate(column) if node not in self._members.holders} - {0}
+        there = lost if len(lost) < len(column) - 1 and self._members.holders else set()
         return [[column[stage] for stage in route] for route in without(self._fixed or routes(config, run.step), there)]
 
     def _column(self, replica: int) -> list[int]:

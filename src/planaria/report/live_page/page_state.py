@@ -92,12 +92,12 @@ class PageState:
             about["struck"] = STRIKING[fault.signal]
 
     def _formed(self, form: d.Form) -> None:
-        mine: dict[int, d.Source] = {m.node: m.source for m in form.members if not isinstance(m.source, d.Keep)}
+        own: dict[int, d.Source] = {m.node: m.source for m in form.members if not isinstance(m.source, d.Keep)}
         for worker in form.holders.values():
             if self._about(worker).get("struck") == "cut":  # it gets new connections
                 del self._facts[worker]["struck"]
         others = {n: source for n, source in self.source.items() if self._members.replica(n) != form.replica}
-        self.source = others | mine
+        self.source = others | own
         before = self._links.get(form.replica, {})
         names = [_pair(link.low, link.high) for link in form.links]
         self._links[form.replica] = {name: "open" if before.get(name) == "open" else "opening" for name in names}
@@ -132,10 +132,10 @@ class PageState:
 
     def links(self) -> Json:
         """Return state and, if known, bytes of every edge of the current generations."""
-        found = {name: how for links in self._links.values() for name, how in links.items()}
+        result = {name: how for links in self._links.values() for name, how in links.items()}
         return {
             name: {"state": how} | ({"bytes": self._sent[name]} if name in self._sent else {})
-            for name, how in found.items()
+            for name, how in result.items()
         }
 
     def peak(self, worker: str) -> Json:

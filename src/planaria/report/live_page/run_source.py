@@ -145,9 +145,9 @@ def source_of(folder: Path) -> LogSource:
     :raises UserError: if the folder is of a known kind without a page.
     """
     if not (folder / EVENTS).exists():
-        for name, what in OTHERS.items():
+        for name, label in OTHERS.items():
             if (folder / name).exists():
-                raise UserError(f"{folder}: is not a run's folder but {what}, which has no page; see its report.html")
+                raise UserError(f"{folder}: is not a run's folder but {label}, which has no page; see its report.html")
         for kind in map(resolve_name, OF_PARTS):
             if kind.fits(folder):
                 source: LogSource = kind(folder)

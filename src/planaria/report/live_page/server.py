@@ -192,7 +192,7 @@ def exposition(runs: Sequence[tuple[str, RunTally, float]], watchers: int) -> st
     ``runs``: name, tally, and seconds since the last write to the log. Equal names are numbered.
     """
     twice = Counter(name for name, _, _ in runs)
-    names = [name if twice[name] == 1 else f"{name} ({place})" for place, (name, _, _) in enumerate(runs)]
+    names = [name if twice[name] == 1 else f"{name} ({index})" for index, (name, _, _) in enumerate(runs)]
     ages = [MetricSample(age, {"run": name}) for name, (_, _, age) in zip(names, runs, strict=True)]
     own = [
         *prometheus.lines("planaria_watchers", "gauge", "Streams that are open.", [MetricSample(watchers)]),

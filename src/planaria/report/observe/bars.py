@@ -117,14 +117,14 @@ class SearchProgress(BarDisplay):
     def __enter__(self) -> Self:
         return self._begin("compiling, starting", 1.0)
 
-    def update(self, found: SearchResult) -> None:
+    def update(self, result: SearchResult) -> None:
         """Report the search's progress."""
-        gap = "" if self._lockstep is None or not found.step_s else f"gap {1 - self._lockstep / found.step_s:.1%}, "
-        text = f"best {found.step_s:.2f} s, {gap}{found.moves} moves"
-        spent = max(found.seconds / self._budget.seconds, found.moves / self._budget.moves)
-        if not self._update(min(1.0, spent), text) and found.step_s < 0.99 * self._printed:
-            self._printed = found.step_s
-            self._print(f"{found.seconds:8.1f} s  {text}")
+        gap = "" if self._lockstep is None or not result.step_s else f"gap {1 - self._lockstep / result.step_s:.1%}, "
+        text = f"best {result.step_s:.2f} s, {gap}{result.moves} moves"
+        spent = max(result.seconds / self._budget.seconds, result.moves / self._budget.moves)
+        if not self._update(min(1.0, spent), text) and result.step_s < 0.99 * self._printed:
+            self._printed = result.step_s
+            self._print(f"{result.seconds:8.1f} s  {text}")
 
 
 class SurveyProgress(BarDisplay):
@@ -148,11 +148,11 @@ class SurveyProgress(BarDisplay):
 class CountProgress(BarDisplay):
     """Progress of work in parts. Without a terminal, prints every :data:`BETWEEN_S`."""
 
-    def __init__(self, what: str, unit: str, total: int, stream: TextIO | None = None) -> None:
+    def __init__(self, label: str, unit: str, total: int, stream: TextIO | None = None) -> None:
         """``stream`` defaults to standard error, since results go to standard output."""
         count = f"{{task.completed:.0f}}/{{task.total:.0f}} {unit}"
         super().__init__(*columns(count), quiet=False, stream=stream or sys.stderr, transient=True)
-        self._what, self._unit, self._total, self._done = what, unit, total, 0
+        self._what, self._unit, self._total, self._done = label, unit, total, 0
         self._printed = time.monotonic()
 
     def __enter__(self) -> Self:

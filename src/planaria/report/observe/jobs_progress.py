@@ -18,7 +18,7 @@ class JobsProgress(BarDisplay):
         super().__init__(*columns(count), quiet=quiet, stream=stream, transient=True)
         self._tasks: list[TaskID] = []
 
-    def said(self, line: str) -> None:
+    def note(self, line: str) -> None:
         """Print a line."""
         self._print(line)
 
@@ -27,11 +27,11 @@ class JobsProgress(BarDisplay):
         if self._bar is None:
             return
         lines = {title: (reached, steps)} | {f"  {name}": how for name, how in running.items()}
-        for place in range(len(lines), len(self._tasks)):
-            self._bar.update(self._tasks[place], visible=False)
-        for place, (description, (completed, total)) in enumerate(lines.items()):
-            if place == len(self._tasks):
+        for index in range(len(lines), len(self._tasks)):
+            self._bar.update(self._tasks[index], visible=False)
+        for index, (description, (completed, total)) in enumerate(lines.items()):
+            if index == len(self._tasks):
                 self._tasks.append(self._bar.add_task(description))
             self._bar.update(
-                self._tasks[place], description=description, completed=completed, total=total, visible=True
+                self._tasks[index], description=description, completed=completed, total=total, visible=True
             )

@@ -112,9 +112,9 @@ def _state(tally: RunTally) -> Iterator[MetricSample]:
 
 
 def _slow(tally: RunTally) -> Iterator[MetricSample]:
-    for (fault, nodes), one in tally.verdicts.current.items():
-        where, who = "-".join(map(str, nodes)), " ".join(one.blamed.workers)
-        yield MetricSample(one.times, {"class": fault, "nodes": where, "workers": who})
+    for (fault, nodes), verdict in tally.verdicts.current.items():
+        where, who = "-".join(map(str, nodes)), " ".join(verdict.blamed.workers)
+        yield MetricSample(verdict.times, {"class": fault, "nodes": where, "workers": who})
 
 
 def _histogram(durations: Durations) -> Iterator[MetricSample]:

@@ -24,9 +24,9 @@ def settings(config: RunConfig) -> dict[str, Setting]:
     return dict(_flat(config.model_dump(mode="json"), ""))
 
 
-def _flat(table: Mapping[str, Any], place: str) -> Iterator[tuple[str, Setting]]:
+def _flat(table: Mapping[str, Any], location: str) -> Iterator[tuple[str, Setting]]:
     for key, value in table.items():
-        name = f"{place}{key}"
+        name = f"{location}{key}"
         if value and not isinstance(value, bool) and _SECRETS.search(str(key)):
             yield name, SECRET
         elif isinstance(value, Mapping):

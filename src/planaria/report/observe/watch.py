@@ -293,16 +293,17 @@ class ReportSampling:
         return left
 
 
-def _sum(one: e.Worked, other: e.Worked) -> dict[str, object]:
+def _sum(worked: e.Worked, other: e.Worked) -> dict[str, object]:
     """Return the sum of the bytes sent to each peer, and the larger memory peaks."""
     sent = {
-        peer: one.sent_bytes.get(peer, 0) + other.sent_bytes.get(peer, 0) for peer in one.sent_bytes | other.sent_bytes
+        peer: worked.sent_bytes.get(peer, 0) + other.sent_bytes.get(peer, 0)
+        for peer in worked.sent_bytes | other.sent_bytes
     }
-    most = {name: max(getattr(one, name), getattr(other, name)) for name in ("peak_bytes", "device_peak_bytes")}
+    most = {name: max(getattr(worked, name), getattr(other, name)) for name in ("peak_bytes", "device_peak_bytes")}
     return {"sent_bytes": sent, **most}
 
 
-def _together(one: e.Worked, other: e.Worked) -> bool:
+def _together(worked: e.Worked, other: e.Worked) -> bool:
     """Return whether both reports have the same worker, generation and hundred of steps."""
-    same_worker = (one.worker, one.generation) == (other.worker, other.generation)
-    return same_worker and one.step // TOGETHER == other.step // TOGETHER
+    same_worker = (worked.worker, worked.generation) == (other.worker, other.generation)
+    return same_worker and worked.step // TOGETHER == other.step // TOGETHER

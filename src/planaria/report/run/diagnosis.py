@@ -62,48 +62,48 @@ def diagnosis_of(record: RunRecord) -> Diagnosis:
 
 
 def _diagnosis(record: RunRecord) -> Diagnosis:
-    found = Diagnosis([], [], {})
+    diagnosis = Diagnosis([], [], {})
     now: dict[int, NodeGauge] = {}
     after: list[list[float]] = []
     for _, fact in record.history:
         match fact:
             case d.Blamed():
-                found.findings.append(SlownessFinding(fact))
+                diagnosis.findings.append(SlownessFinding(fact))
             case d.Cleared():
-                for finding in found.findings:
+                for finding in diagnosis.findings:
                     if finding.until is None and (finding.blamed.fault, finding.blamed.nodes) == (
                         fact.fault,
                         fact.nodes,
                     ):
                         finding.until = fact.step
             case d.Relieve():
-                found.deeds.append(StageHandover(fact))
+                diagnosis.deeds.append(StageHandover(fact))
                 after.append([])
             case e.WorkerMeasurements():
                 before = now.get(fact.node)
                 same = before is not None and before.worker == fact.worker
                 now[fact.node] = before.then(fact) if before and same else NodeGauge(fact.worker, (fact,), (fact,))
-                for made, seconds in zip(found.deeds, after, strict=True):
+                for made, seconds in zip(diagnosis.deeds, after, strict=True):
                     if fact.stage == 0 and fact.steps < fact.step - made.relieve.step <= JUDGED:
                         seconds.append(fact.seconds / fact.steps)
-    for made, seconds in zip(found.deeds, after, strict=True):
+    for made, seconds in zip(diagnosis.deeds, after, strict=True):
         made.measured_s = median(seconds) if seconds else None
-    found.now = now
-    return found
+    diagnosis.now = now
+    return diagnosis
 
 
 def summary_lines(record: RunRecord) -> Iterator[str]:
     """Yield a summary line per action and per slow worker or link, repeated findings combined."""
-    found, naming = diagnosis_of(record), naming_of(record)
+    result, naming = diagnosis_of(record), naming_of(record)
     alike = dict[tuple[str, ...], list[SlownessFinding]]()
-    for finding in found.findings:
+    for finding in result.findings:
         alike.setdefault((finding.blamed.fault, *map(str, finding.blamed.nodes)), []).append(finding)
     for same in alike.values():
         until = "on" if same[-1].until is None else f"to {same[-1].until}"
         times = f"{len(same)} times " if len(same) > 1 else ""
-        what = sentence(same[0].blamed, naming).partition(":")[0]
-        yield f"slow          {times}from step {same[0].blamed.step} {until}: {what}"
-    for made in found.deeds:
+        label = sentence(same[0].blamed, naming).partition(":")[0]
+        yield f"slow          {times}from step {same[0].blamed.step} {until}: {label}"
+    for made in result.deeds:
         after = "" if made.measured_s is None else f", then {ms(made.measured_s)}"
         who = f"{naming.name([made.relieve.node])} handed over by {made.relieve.worker}"
         before, predicted = ms(made.relieve.step_s), ms(made.relieve.predicted_s)
@@ -112,43 +112,47 @@ def summary_lines(record: RunRecord) -> Iterator[str]:
 
 def section(record: RunRecord) -> Iterator[str]:
     """Yield the section, if workers were measured."""
-    found, naming = diagnosis_of(record), naming_of(record)
-    if not found.now:
+    result, naming = diagnosis_of(record), naming_of(record)
+    if not result.now:
         return
-    parts = [page.chart(matrix(found, naming), "ways")] if any(gauge.last.flows for gauge in found.now.values()) else []
-    if found.findings:
+    parts = (
+        [page.chart(matrix(result, naming), "ways")] if any(gauge.last.flows for gauge in result.now.values()) else []
+    )
+    if result.findings:
         rows = [
             [f"{f.blamed.step}", "–" if f.until is None else f"{f.until}", sentence(f.blamed, naming).partition(":")[0],
              ms(f.blamed.seconds), ms(f.blamed.past), ms(f.blamed.usual) if f.blamed.usual else "–"]
-            for f in found.findings
+            for f in result.findings
         ]  # fmt: skip
         parts.append(page.table("slow", HEAD, rows, numbers_from=3))
-    if found.deeds:
+    if result.deeds:
         rows = [
             [f"{m.relieve.step}", f"{naming.name([m.relieve.node])} handed over by {m.relieve.worker}",
              ms(m.relieve.step_s), ms(m.relieve.predicted_s), "–" if m.measured_s is None else ms(m.measured_s)]
-            for m in found.deeds
+            for m in result.deeds
         ]  # fmt: skip
         parts += [page.subheading("Actions"), page.table("relieved", DEEDS, rows, numbers_from=2)]
     text = (
         "Verdicts from the workers' measurements: a worker is judged by its passes, compared with its first steps and "
         "its peers; a link by the time from sending to arrival of activations. The matrix shows the last reports."
     )
-    yield page.section("Diagnosis", text if found.findings else f"Nothing was slow. {text}", *parts)
+    yield page.section("Diagnosis", text if result.findings else f"Nothing was slow. {text}", *parts)
 
 
-def matrix(found: Diagnosis, naming: Naming) -> go.Figure:
+def matrix(diagnosis: Diagnosis, naming: Naming) -> go.Figure:
     """Draw the last measured transfer times of activations, from node to node."""
-    ways: dict[Pair, float] = {
-        (peer, node): 1e3 * flow.low_s for node, gauge in found.now.items() for peer, flow in gauge.last.flows.items()
+    options: dict[Pair, float] = {
+        (peer, node): 1e3 * flow.low_s
+        for node, gauge in diagnosis.now.items()
+        for peer, flow in gauge.last.flows.items()
     }
-    nodes = sorted({node for pair in ways for node in pair})
+    nodes = sorted({node for pair in options for node in pair})
     names = [naming.row(node) for node in nodes]
     drawn = figure(120 + 34 * len(nodes))
     drawn.add_heatmap(
         x=names,
         y=names,
-        z=[[ways.get((source, target)) for target in nodes] for source in nodes],
+        z=[[options.get((source, target)) for target in nodes] for source in nodes],
         colorscale=[[0, PAPER], [1, BLUE]],
         zmin=0,
         texttemplate="%{z:.2f}",

@@ -76,7 +76,7 @@ class Narrator:
             return self._formed(fact)
         elif isinstance(fact, e.Linked):
             return self._linked(t, fact)
-        elif isinstance(fact, d.Adopt | d.Disband | d.Found):
+        elif isinstance(fact, d.Adopt | d.Disband | d.ReplicaRestarted):
             return self._replica(fact)
         elif isinstance(fact, d.Blamed | d.Relieve | d.Reroute | d.Cleared):
             return self._slowness(t, fact)
@@ -206,11 +206,11 @@ class Narrator:
         text = f"round {history.round}: {members} continued {how} without {missing} ({why})"
         return self._line("relink", text, history.members[0])
 
-    def _replica(self, fact: d.Adopt | d.Disband | d.Found) -> EventLine:
+    def _replica(self, fact: d.Adopt | d.Disband | d.ReplicaRestarted) -> EventLine:
         who = f"replica {fact.replica}"
         if isinstance(fact, d.Adopt):
             return self._line("rollback", f"{who} continues as a copy of another: {fact.reason}", fact.replica)
-        if isinstance(fact, d.Found):
+        if isinstance(fact, d.ReplicaRestarted):
             return self._line("recovery", f"{who} starts again as a copy of another", fact.replica)
         self._dismiss(fact.replica)
         spares = ", ".join(fact.workers) if fact.workers else "none"
@@ -263,8 +263,8 @@ class Narrator:
         if isinstance(fact, e.HostLeft):
             return self._line("note", f"machine {fact.host} takes no more workers: {fact.detail}")
         if isinstance(fact, d.SendAway):
-            gone = ", ".join(fact.workers)
-            return self._line("loss", f"replica {fact.member} sent away: {fact.reason}; workers that leave: {gone}")
+            lost = ", ".join(fact.workers)
+            return self._line("loss", f"replica {fact.member} sent away: {fact.reason}; workers that leave: {lost}")
         if isinstance(fact, d.TurnAway):
             return self._line("loss", f"machine {fact.host} turned away: {fact.reason}")
         return None

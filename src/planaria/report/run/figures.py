@@ -110,8 +110,8 @@ def recovery_figure(timings: Sequence[RecoveryTiming]) -> go.Figure:
     Shows the :data:`RECOVERIES_DRAWN` longest.
     """
     names = [recovery_name(number, timing) for number, timing in enumerate(timings, 1)]
-    longest = sorted(range(len(timings)), key=lambda place: timings[place].total or 0.0)[-RECOVERIES_DRAWN:]
-    rows, timings = [names[place] for place in sorted(longest)], [timings[place] for place in sorted(longest)]
+    longest = sorted(range(len(timings)), key=lambda index: timings[index].total or 0.0)[-RECOVERIES_DRAWN:]
+    rows, timings = [names[index] for index in sorted(longest)], [timings[index] for index in sorted(longest)]
     fig = figure(110 + ROW * len(rows), x="milliseconds", barmode="stack", bargap=0.35)
     for name, colour in PARTS.items():
         fig.add_bar(
@@ -150,7 +150,7 @@ def bytes_figure(record: RunRecord) -> go.Figure | None:
     if not edges:
         return None
     naming = naming_of(record)
-    rows = [naming.way(source, target) for source, target in edges]
+    rows = [naming.transit(source, target) for source, target in edges]
     fig = figure(90 + 24 * len(rows), x="MB sent", barmode="stack", bargap=0.3)
     for name, amounts, colour in (("in finished steps", useful, BLUE), ("in dropped steps", wasted, GREY)):
         if amounts:

@@ -186,7 +186,7 @@ def _bar(work: Worked, span: Span) -> Bar:
 
 def _links(record: RunRecord, timing: RecoveryTiming) -> list[tuple[int, tuple[str, Bar]]]:
     """Return (stage, (worker, bar)) of each member, from the last formation to its link."""
-    found = []
+    result = []
     formed: float | None = None
     naming = naming_of(record)
     for t, fact in record.landmarks:
@@ -199,8 +199,8 @@ def _links(record: RunRecord, timing: RecoveryTiming) -> list[tuple[int, tuple[s
                 f"rebuild {1000 * fact.rebuild_s:.1f} ms, {fact.transfer_bytes / 1e6:.1f} MB received"
             )
             bar = Bar(_row(fact.worker, fact.stage), "relink", formed, t, "", hover)
-            found.append((fact.stage, (fact.worker, bar)))
-    return found
+            result.append((fact.stage, (fact.worker, bar)))
+    return result
 
 
 def _draw(bars: Sequence[Bar], rows: list[str], zero: float, flags: int = 0) -> go.Figure:
@@ -253,8 +253,8 @@ def _flag(fig: go.Figure, timing: RecoveryTiming, zero: float) -> None:
     known = [(name, t, colour) for name, t, colour in moments if t is not None]
     begin, end = fig.layout.xaxis.range
     plot = fig.layout.height - fig.layout.margin.t - fig.layout.margin.b
-    for place, (name, t, colour) in enumerate(known):
-        ms, top = 1000 * (t - zero), 1 + (8 + 16 * (len(known) - 1 - place)) / plot
+    for index, (name, t, colour) in enumerate(known):
+        ms, top = 1000 * (t - zero), 1 + (8 + 16 * (len(known) - 1 - index)) / plot
         fig.add_shape(
             type="line", x0=ms, x1=ms, y0=0, y1=top, xref="x", yref="paper", line={"color": colour, "width": 1.4}
         )

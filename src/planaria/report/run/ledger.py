@@ -62,8 +62,8 @@ def prove_exactly_once(record: RunRecord) -> list[str]:
         elif begin < min(covered, end):
             twice.append((begin, f"samples {begin} to {min(covered, end) - 1} were used twice"))
         covered = max(covered, end)
-    found = sorted([*twice, *(missing if finished or not ledger.several else ())])
-    return [*ledger.close(), *(text for _, text in found)]
+    result = sorted([*twice, *(missing if finished or not ledger.several else ())])
+    return [*ledger.close(), *(text for _, text in result)]
 
 
 def require_exactly_once(record: RunRecord) -> None:
@@ -133,8 +133,8 @@ class _Ledger:
 
     def _start(self, fact: RunStarted) -> None:
         """Undo the lines that a resumed run does not have, by its checkpoint if that is known."""
-        found = (self._sealed[folder] for folder in fact.load.values() if folder in self._sealed)
-        loaded = next((sealed for sealed in found if sealed.fact.step == fact.first_step), None)
+        results = (self._sealed[folder] for folder in fact.load.values() if folder in self._sealed)
+        loaded = next((sealed for sealed in results if sealed.fact.step == fact.first_step), None)
         if self.first is None:
             self.first = fact
         elif loaded is not None:
@@ -150,27 +150,27 @@ class _Ledger:
         self._begun.clear()
 
     def _keep(self, kept: set[int]) -> None:
-        self._written = [line if place in kept else None for place, line in enumerate(self._written)]
+        self._written = [line if index in kept else None for index, line in enumerate(self._written)]
 
     def _held(self, sealed: _Sealed) -> set[int]:
         """Return the indices of a checkpoint's lines, including all lines of replicas disbanded by then."""
-        where, held = sealed.fact.standings, set(range(sealed.began))
+        where, held = sealed.fact.positions, set(range(sealed.began))
         if not where:  # one replica, which may have trained until its files were written
             where = {0: ReplicaPosition(step=sealed.fact.step)}
-        for place in range(sealed.began, sealed.written):
-            line = self._written[place]
+        for index in range(sealed.began, sealed.written):
+            line = self._written[index]
             if line is not None and (line.replica not in where or line.step < where[line.replica].step):
-                held.add(place)
+                held.add(index)
         return held
 
     def _roll_back(self, form: Form) -> None:
         assert self.started is not None
         # Earlier parts with another number of replicas counted other steps.
         inside = form.step >= self.started.position_of(form.replica).step
-        for place in range(self._part if inside else 0, len(self._written)):
-            line = self._written[place]
+        for index in range(self._part if inside else 0, len(self._written)):
+            line = self._written[index]
             if line is not None and line.replica == form.replica and line.step >= form.step:
-                self._written[place] = None
+                self._written[index] = None
 
     def _commit(self, fact: Commit) -> None:
         assert self.started is not None
@@ -191,7 +191,7 @@ class _Ledger:
         if settings is None or self.first is None or settings.replicas == 1:
             return
         recorded = [(0, settings.first_of(seal.first_block)), *_blocks(settings, seal.blocks_ahead)]
-        lines = (self._written[place] for place in sorted(self._held(sealed)))
+        lines = (self._written[index] for index in sorted(self._held(sealed)))
         held = [(0, _begins(self.first)), *_ahead(self.first), *(line.span for line in lines if line is not None)]
         for first, last in _without(recorded, held):
             self._problems.append(f"{seal.folder} records samples {first} to {last - 1} as used; they were not")
@@ -230,12 +230,12 @@ def _without(spans: Iterable[Span], taken: Iterable[Span]) -> list[Span]:
     for begin, end in _merged(spans):
         while at < len(holes) and holes[at][1] <= begin:
             at += 1
-        place = at
+        index = at
         while begin < end:
-            hole = holes[place] if place < len(holes) else (end, end)
+            hole = holes[index] if index < len(holes) else (end, end)
             if begin < min(hole[0], end):
                 left.append((begin, min(hole[0], end)))
-            begin, place = max(begin, hole[1]), place + 1
+            begin, index = max(begin, hole[1]), index + 1
     return left
 
 

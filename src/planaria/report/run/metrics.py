@@ -101,7 +101,7 @@ class StepMetrics:
             for step in [step for step in self._parts if step < self._whole]:
                 del self._parts[step]
             self._whole = started.progress(decision.first_block)  # confirmed by the next checkpoint
-        elif isinstance(decision, d.Found):
+        elif isinstance(decision, d.ReplicaRestarted):
             self._live.add(decision.replica)
         elif isinstance(decision, d.Disband):
             self._live.discard(decision.replica)

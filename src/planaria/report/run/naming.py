@@ -46,7 +46,7 @@ class Naming:
         """Return '0–1', by stages if there are several replicas."""
         return f"{self.stage(low)}–{self.stage(high)}" if self.several else f"{low}–{high}"
 
-    def way(self, source: int, target: int) -> str:
+    def transit(self, source: int, target: int) -> str:
         """Return a figure's row of an edge: '0 → 1', or 'replica 2 · 0 → 1' by stages."""
         ends = f"{self.stage(source)} → {self.stage(target)}" if self.several else f"{source} → {target}"
         return f"replica {self.replica(source)} · {ends}" if self.several else ends

@@ -104,12 +104,12 @@ class _Rows:
         return new
 
 
-def _named(what: str, pid: int, tid: int, name: str) -> TRACE_EVENT:
-    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
+def _named(label: str, pid: int, tid: int, name: str) -> TRACE_EVENT:
+    return {"ph": "M", "name": label, "pid": pid, "tid": tid, "args": {"name": name}}
 
 
-def _sorted(what: str, pid: int, tid: int, place: int) -> TRACE_EVENT:
-    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"sort_index": place}}
+def _sorted(label: str, pid: int, tid: int, index: int) -> TRACE_EVENT:
+    return {"ph": "M", "name": label, "pid": pid, "tid": tid, "args": {"sort_index": index}}
 
 
 def _instant(name: str, pid: int, tid: int, ns: int, **args: Any) -> TRACE_EVENT:
@@ -137,7 +137,7 @@ def _shown(fact: e.Event | d.Decision, naming: Naming) -> tuple[str, dict[str, A
             }  # fmt: skip
         case d.Seal():
             return "checkpoint", {"step": fact.step, "folder": fact.folder}
-        case d.Disband() | d.Found():
+        case d.Disband() | d.ReplicaRestarted():
             return fact.kind, {"replica": fact.replica}
         case e.HostJoined() | e.HostLeft():
             return fact.kind.replace("_", " "), {"host": fact.host, "detail": fact.detail}
@@ -159,13 +159,13 @@ def _counters(record: RunRecord, clock: TraceClock) -> Iterator[TRACE_EVENT]:
 
 def _recoveries(record: RunRecord, clock: TraceClock, rows: _Rows) -> Iterator[TRACE_EVENT]:
     """Yield recoveries as separate async slices with their phases, since they may overlap."""
-    found: list[TRACE_EVENT] = []
+    results: list[TRACE_EVENT] = []
     for number, (part, timing) in enumerate(clock.in_parts(recoveries(record), lambda timing: timing.lost_t)):
         tid = rows.thread(RUN, f"recoveries of replica {timing.replica}")
         same = {"cat": "recovery", "id": number, "pid": RUN, "tid": tid}
-        found += ({**event, **same} for event in _phases(timing, lambda t, p=part: clock.ns(t, p)))  # type: ignore[misc]
+        results += ({**event, **same} for event in _phases(timing, lambda t, p=part: clock.ns(t, p)))  # type: ignore[misc]
     yield from rows.introduced()
-    yield from sorted(found, key=lambda event: event["ts"])
+    yield from sorted(results, key=lambda event: event["ts"])
 
 
 def _phases(timing: RecoveryTiming, ns: Callable[[float], int]) -> Iterator[TRACE_EVENT]:

@@ -9,7 +9,7 @@ from itertools import combinations
 
 import plotly.graph_objects as go
 
-from planaria.control.decisions import Disband, Form, Found
+from planaria.control.decisions import Disband, Form, ReplicaRestarted
 from planaria.control.logs import RunRecord
 from planaria.report import page
 from planaria.report.phrases import counted
@@ -91,13 +91,13 @@ def _rounds(held: Sequence[RoundHistory], count: int) -> list[str]:
 
 def by_round(held: Sequence[RoundHistory]) -> dict[int, list[RoundHistory]]:
     """Group histories by round, in order; a round repeated by a resumed run replaces the earlier one."""
-    found: dict[int, list[RoundHistory]] = {}
+    result: dict[int, list[RoundHistory]] = {}
     for history in held:
-        own = found.setdefault(history.round, [])
+        own = result.setdefault(history.round, [])
         if own and own[0].part != history.part:
             own.clear()
         own.append(history)
-    return dict(sorted(found.items()))
+    return dict(sorted(result.items()))
 
 
 def spreads(rounds: dict[int, list[RoundHistory]]) -> Points:
@@ -162,7 +162,7 @@ def _attendance(record: RunRecord, replica: int) -> str:
     zero, first = record.starts[0][0], max(started.replicas for _, started in record.starts)
     stays: list[str] = []
     for t, fact in record.landmarks:
-        if isinstance(fact, Disband | Found) and fact.replica == replica:
+        if isinstance(fact, Disband | ReplicaRestarted) and fact.replica == replica:
             begins = "from" if replica >= first and not stays else "back at"
             stays.append(f"{'left at' if isinstance(fact, Disband) else begins} {t - zero:.1f} s")
     return ", ".join(stays) or "throughout"
@@ -173,8 +173,8 @@ def curves(replicas: Mapping[int, Points], together: Points, name: str) -> go.Fi
     fig = figure(320, x="step", y="validation loss, nats per token")
     line = {"color": GREY, "width": 9}
     add_curve(fig, together, f"{name}, step %{{x}}: %{{y:.4f}}", name=name, mode="lines", line=line)
-    for place, (replica, points) in enumerate(sorted(replicas.items())):
-        style = stroke(place, len(replicas))
+    for index, (replica, points) in enumerate(sorted(replicas.items())):
+        style = stroke(index, len(replicas))
         add_curve(
             fig, points, f"replica {replica}, step %{{x}}: %{{y:.4f}}", name=f"replica {replica}", mode="lines+markers",
             **style,
@@ -230,10 +230,10 @@ def waits(rounds: Mapping[int, tuple[float, float, float, int]]) -> go.Figure:
     rounds = {number: parts for number, parts in rounds.items() if number in longest}
     fig = figure(280, x="round", y="milliseconds", barmode="stack", bargap=0.25, showlegend=True)
     numbers, parts_of = list(rounds), list(rounds.values())
-    for place, (name, colour) in enumerate((("for others to join", ORANGE), ("for their updates", VIOLET))):
+    for index, (name, colour) in enumerate((("for others to join", ORANGE), ("for their updates", VIOLET))):
         fig.add_bar(
             x=numbers,
-            y=[1000 * parts[place] for parts in parts_of],
+            y=[1000 * parts[index] for parts in parts_of],
             name=name,
             marker={"color": colour},
             hovertemplate=f"round %{{x}}, {name}: %{{y:.1f}} ms, mean<extra></extra>",

@@ -171,8 +171,8 @@ def _gatherings(record: RunRecord) -> list[RoundHistory]:
         return []
     members = Membership()
     rounds = Rounds(members)
-    found = (rounds.take(t, fact, members.take(fact)) for t, fact in record.history)
-    return [history for history in found if history is not None]
+    results = (rounds.take(t, fact, members.take(fact)) for t, fact in record.history)
+    return [history for history in results if history is not None]
 
 
 @dataclass(frozen=True)

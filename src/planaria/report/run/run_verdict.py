@@ -123,8 +123,8 @@ def _failures(facts: RunFacts) -> str:
     were = "was" if facts.sent_away == 1 else "were"
     sent = [f"{counted(facts.sent_away, 'worker')} {were} sent away"] if facts.sent_away else []
     who = listed([*died, *sent]) or "No worker died, but connections broke"
-    ways = listed([f"{count} {name}" for name, count in facts.outcomes.items()])
-    return f"{who}; outcome: {ways}."
+    routes = listed([f"{count} {name}" for name, count in facts.outcomes.items()])
+    return f"{who}; outcome: {routes}."
 
 
 def _together(facts: RunFacts) -> list[str]:
@@ -147,19 +147,19 @@ def _samples(facts: RunFacts) -> str:
 
 
 def _numbers(facts: RunFacts) -> list[tuple[str, str]]:
-    found = []
+    result = []
     began = "" if facts.first_loss is None else f"; training started at {facts.first_loss:.3f}"
     if facts.validation is not None:
-        found.append((f"{facts.validation:.4f}", f"validation loss, nats per token{began}"))
+        result.append((f"{facts.validation:.4f}", f"validation loss, nats per token{began}"))
     elif facts.loss is not None:
-        found.append((f"{facts.loss:.4f}", f"training loss, nats per token{began}"))
+        result.append((f"{facts.loss:.4f}", f"training loss, nats per token{began}"))
     if facts.recovery_s:
         often = counted(len(facts.recovery_s), "recovery", "recoveries")
         middle, most = median(facts.recovery_s), max(facts.recovery_s)
-        found.append((f"{middle:.2f} s", f"to recover, median of {often}; {most:.2f} s at most"))
+        result.append((f"{middle:.2f} s", f"to recover, median of {often}; {most:.2f} s at most"))
     elif facts.tokens_per_s is not None:
-        found.append((f"{facts.tokens_per_s:,.0f}", "tokens per second, median step"))
-    return found
+        result.append((f"{facts.tokens_per_s:,.0f}", "tokens per second, median step"))
+    return result
 
 
 def _lost(facts: RunFacts) -> str:
@@ -170,11 +170,11 @@ def _lost(facts: RunFacts) -> str:
         spent = sum(facts.recovery_s)
         of = f" ({spent / facts.wall_s:.1%} of the run)" if facts.wall_s and facts.replicas == 1 else ""
         parts.append(f"{spent:.2f} s in recoveries{of}")
-    for count, noun, what in (
+    for count, noun, label in (
         (facts.outcomes.get("cannot", 0), "recovery", "impossible"),
         (facts.spares_lost, "spare", ""),
         (facts.refused, "update", "rejected"),
     ):
         if count:
-            parts.append(f"{counted(count, noun, 'recoveries' if noun == 'recovery' else '')} {what}".strip())
+            parts.append(f"{counted(count, noun, 'recoveries' if noun == 'recovery' else '')} {label}".strip())
     return f"Lost: {'; '.join(parts)}." if parts else "Nothing was lost."

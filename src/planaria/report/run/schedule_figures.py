@@ -106,13 +106,13 @@ class PlannedStep:
     def links(self) -> dict[tuple[int, int], tuple[int, int]]:
         """(site, site) → number of messages, and their total nanoseconds from sending to arrival."""
         site: list[int] = self.problem.site.tolist()
-        found: dict[tuple[int, int], tuple[int, int]] = {}
+        result: dict[tuple[int, int], tuple[int, int]] = {}
         for sent, done in pairwise(self.passes):
             if sent.microbatch == done.microbatch and sent.node != done.node:
-                way = site[sent.node], site[done.node]
-                count, took = found.get(way, (0, 0))
-                found[way] = count + 1, took + done.arrives - sent.ends
-        return found
+                route = site[sent.node], site[done.node]
+                count, took = result.get(route, (0, 0))
+                result[route] = count + 1, took + done.arrives - sent.ends
+        return result
 
     def name(self, node: int) -> str:
         return f"{self.problem.names[node]} · stage {self.solution.stage[node]}"
@@ -134,33 +134,35 @@ def step_of(schedule: Schedule) -> PlannedStep:
     """
     problem, solution = schedule.problem, schedule.solution
     times, last = planned_passes(problem, solution), problem.visits + 1
-    ways = [(*route, *reversed(route)) for route in solution.routes]
-    arrives, passes = _arrivals(problem, ways, times), []
-    for i, way in enumerate(ways):
-        rows = zip(way, arrives[i].tolist(), times.starts[i].tolist(), times.ends[i].tolist(), strict=True)
+    routes = [(*route, *reversed(route)) for route in solution.routes]
+    arrives, passes = _arrivals(problem, routes, times), []
+    for i, visits in enumerate(routes):
+        rows = zip(visits, arrives[i].tolist(), times.starts[i].tolist(), times.ends[i].tolist(), strict=True)
         for k, (node, *when) in enumerate(rows):
             kind: Kind = "forward" if k < last else "loss" if k == last else "backward"
             passes.append(PlannedPass(node, kind, i, min(k, 2 * last + 1 - k), *when))
     return PlannedStep(problem, solution, times, passes)
 
 
-def _arrivals(problem: PlanningProblem, ways: Sequence[Sequence[int]], times: PlannedPasses) -> Ints:
+def _arrivals(problem: PlanningProblem, routes: Sequence[Sequence[int]], times: PlannedPasses) -> Ints:
     """Return [count, passes]: when each pass's input arrives; a microbatch's first pass needs none.
 
     Messages on one link wait for its bandwidth in sending order.
     """
     starts, ends, prices = times.starts.tolist(), times.ends.tolist(), problem.prices
-    order = sorted((ends[i][k - 1], starts[i][k - 1], i, k) for i, way in enumerate(ways) for k in range(1, len(way)))
+    order = sorted(
+        (ends[i][k - 1], starts[i][k - 1], i, k) for i, route in enumerate(routes) for k in range(1, len(route))
+    )
     taken: dict[tuple[int, int], int] = defaultdict(int)
-    found = times.starts.copy()
+    result = times.starts.copy()
     for sent, _, i, k in order:
-        a, b = ways[i][k - 1], ways[i][k]
-        found[i, k] = sent
+        a, b = routes[i][k - 1], routes[i][k]
+        result[i, k] = sent
         if a != b:
             begins = max(sent, taken[a, b])
             taken[a, b] = begins + prices.transmit(a, b, "forward")
-            found[i, k] = begins + prices.carry(a, b, "forward")
-    return found
+            result[i, k] = begins + prices.carry(a, b, "forward")
+    return result
 
 
 def compared_figure(schedule: Schedule) -> go.Figure:
@@ -305,7 +307,7 @@ def sites_figure(
 
 def _keys(rows: Sequence[object]) -> list[str]:
     """Return unique keys of rows, whose names may repeat."""
-    return [str(place) for place in range(len(rows))]
+    return [str(index) for index in range(len(rows))]
 
 
 def _lanes(names: Sequence[str]) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def body(schedule: Schedule, step: PlannedStep) -> Iterator[str]:
     yield page.section("The planned step", _gantt_caption(step), page.chart(gantt_figure(step), "step"))
     yield from _use(schedule, step)
     yield from _paths(schedule)
-    yield from _ways(schedule, step)
+    yield from _arrangement_section(schedule, step)
     yield page.footer("Written by planaria plan; the schedule beside this page has every number, as JSON.")
 
 
@@ -127,8 +127,10 @@ def _use(schedule: Schedule, step: PlannedStep) -> Iterator[str]:
         page.chart(busy_figure(step), "busy"),
     )
     sites, links = range(len(schedule.sites)), step.links
-    seconds = {way: took / 1e9 for way, (_, took) in links.items()}
-    notes = {way: f"{counted(count, 'message')}, {seconds[way]:.2f} s in transit" for way, (count, _) in links.items()}
+    seconds = {route: took / 1e9 for route, (_, took) in links.items()}
+    notes = {
+        route: f"{counted(count, 'message')}, {seconds[route]:.2f} s in transit" for route, (count, _) in links.items()
+    }
     yield page.section(
         "What the links carry",
         "Seconds from sending to arrival, all messages of the step from one site (down) to another (across) together: "
@@ -163,7 +165,7 @@ def _paths(schedule: Schedule) -> Iterator[str]:
         )
 
 
-def _ways(schedule: Schedule, step: PlannedStep) -> Iterator[str]:
+def _arrangement_section(schedule: Schedule, step: PlannedStep) -> Iterator[str]:
     names = step.problem.names
     yield page.section(
         "Arrangement",
@@ -202,7 +204,7 @@ def verdict(schedule: Schedule, step: PlannedStep, wrong: Sequence[Violation]) -
         + (f" First broken guideline: {wrong[0]}." if wrong else ""),
         numbers=[
             (f"{amount(schedule.step_s)} s", "one step, simulated"),
-            *((f"{100 * gap:.1f} %", what) for gap, what in could),
+            *((f"{100 * gap:.1f} %", label) for gap, label in could),
         ],
         lost=_lost(step),
     )

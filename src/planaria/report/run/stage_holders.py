@@ -117,8 +117,8 @@ def machines(record: RunRecord) -> list[MachineStay]:
 
 def machine_section(record: RunRecord, naming: Naming) -> Iterator[str]:
     """The report on machines that joined; nothing where none did."""
-    found = machines(record)
-    if not found:
+    result = machines(record)
+    if not result:
         return
     zero = record.starts[0][0]
     rows = [
@@ -133,6 +133,6 @@ def machine_section(record: RunRecord, naming: Naming) -> Iterator[str]:
             str(stay.lost),
             stay.how,
         ]
-        for stay in found
+        for stay in result
     ]
     yield page.section("Machines that joined", KEY, page.table("machines", HEAD, rows, numbers_from=9))

@@ -48,37 +48,37 @@ def _stage_peaks(record: RunRecord) -> list[StagePeak]:
             own = host.setdefault(work.node, {})
             own[work.worker] = max(own.get(work.worker, 0), work.peak_bytes)
             device[work.node] = max(device.get(work.node, 0), work.device_peak_bytes)
-    naming, found = naming_of(record), []
+    naming, result = naming_of(record), []
     predicted = record.starts[-1][1].predicted_bytes if record.starts else []
     for node, by in sorted(host.items()):
         largest = max(by, key=by.__getitem__)
         where = "all stages" if node < 0 else naming.row(node)
         known = predicted[stage[node]] if 0 <= stage[node] < len(predicted) else 0
-        found.append(StagePeak(where, len(by), largest, by[largest], device[node], known))
-    return found
+        result.append(StagePeak(where, len(by), largest, by[largest], device[node], known))
+    return result
 
 
 def section(record: RunRecord) -> Iterator[str]:
     """Yield the section, if workers reported memory."""
-    if found := stage_peaks(record):
+    if result := stage_peaks(record):
         rows = [
             [
-                one.where,
-                str(one.workers),
-                one.largest,
-                _mb(one.bytes),
-                _mb(one.device_bytes) if one.device_bytes else "–",
-                _mb(one.predicted) if one.predicted else "–",
+                peak.where,
+                str(peak.workers),
+                peak.largest,
+                _mb(peak.bytes),
+                _mb(peak.device_bytes) if peak.device_bytes else "–",
+                _mb(peak.predicted) if peak.predicted else "–",
             ]
-            for one in found
+            for peak in result
         ]
         yield page.section("Memory", KEY, page.table("memory", HEAD, rows, numbers_from=3))
 
 
 def summary_lines(record: RunRecord) -> Iterator[str]:
     """Yield a line on the stage with the highest peak."""
-    if found := stage_peaks(record):
-        most = max(found, key=lambda one: (one.device_bytes, one.bytes))
+    if result := stage_peaks(record):
+        most = max(result, key=lambda peak: (peak.device_bytes, peak.bytes))
         device = f", {_mb(most.device_bytes)} MB on its device" if most.device_bytes else ""
         yield f"memory        at most {_mb(most.bytes)} MB{device}, at {most.where}"
 

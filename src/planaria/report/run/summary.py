@@ -55,8 +55,8 @@ def summary(record: RunRecord) -> Iterator[str]:
         validated = last.validation and f" (validation {last.validation.val_loss:.4f})"
         yield f"final loss    {last.loss:.4f}{validated or ''}"
     held = gatherings(record)
-    for place, line in enumerate(totals_lines(totals(held)) if held else ()):
-        yield f"{'' if place else 'exchange':<14}{line}"
+    for index, line in enumerate(totals_lines(totals(held)) if held else ()):
+        yield f"{'' if index else 'exchange':<14}{line}"
     yield from features.lines(record)
     yield from memory_lines(record)
     slow = list(diagnosis_lines(record))
@@ -71,10 +71,10 @@ def summary(record: RunRecord) -> Iterator[str]:
 
 
 def _describe(timing: RecoveryTiming) -> str:
-    what = f"step {timing.step}: {timing.where} lost, {timing.outcome}" if timing.nodes else f"step {timing.step}"
+    label = f"step {timing.step}: {timing.where} lost, {timing.outcome}" if timing.nodes else f"step {timing.step}"
     if timing.total is None:
-        return what
-    return f"{what} {timing.total:.2f} s after the {'fault' if timing.fault_t else 'notice'}"
+        return label
+    return f"{label} {timing.total:.2f} s after the {'fault' if timing.fault_t else 'notice'}"
 
 
 def _split(timing: RecoveryTiming) -> str:

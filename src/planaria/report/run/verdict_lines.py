@@ -51,21 +51,23 @@ def sentence(blamed: d.Blamed, naming: Naming) -> str:
         case "slow receiver":
             return f"{where} ({blamed.workers[0]}) receives slowly over all its edges: {took}"
         case "stuck link":
-            return f"the link {naming.way(*blamed.nodes)} delivered nothing in {ms(blamed.seconds)}, in this direction"
+            return (
+                f"the link {naming.transit(*blamed.nodes)} delivered nothing in {ms(blamed.seconds)}, in this direction"
+            )
         case "flaky link":
             source, target = blamed.nodes
             return (
-                f"the link {naming.way(source, target)} is flaky: it breaks, or some activations take "
+                f"the link {naming.transit(source, target)} is flaky: it breaks, or some activations take "
                 f"{ms(blamed.seconds)}; usually {ms(blamed.past)}"
             )
     source, target = blamed.nodes
-    return f"the link {naming.way(source, target)} is slow, in this direction: {took}"
+    return f"the link {naming.transit(source, target)} is slow, in this direction: {took}"
 
 
 def _cleared(fact: d.Cleared, naming: Naming) -> str:
     """Return the line for a worker or link that is no longer slow."""
     if "link" in fact.fault:
-        return f"the link {naming.way(*fact.nodes)} is no longer {fact.fault.partition(' ')[0]}"
+        return f"the link {naming.transit(*fact.nodes)} is no longer {fact.fault.partition(' ')[0]}"
     if fact.fault == "slow host":
         return f"the machine of {naming.name(fact.nodes)} is no longer slow"
     what = {"slow sender": "its sending", "slow receiver": "its receiving", "slow data": "its data"}
@@ -74,15 +76,15 @@ def _cleared(fact: d.Cleared, naming: Naming) -> str:
 
 def differing(found: d.UnequalReplicas) -> str:
     """Return which replicas differ in weights that should be equal."""
-    if not found.odd:
+    if not found.differing:
         return (
             f"{replicas(found.replicas)}: their weights of {stages([found.stage])} differ but should be equal; no "
             "majority shows which are wrong"
         )
-    odd, others = replicas(found.odd), counted(len(found.replicas) - len(found.odd), "replica")
-    machine = "machines compute" if found.odd[1:] else "machine computes"
+    invalid, others = replicas(found.differing), counted(len(found.replicas) - len(found.differing), "replica")
+    machine = "machines compute" if found.differing[1:] else "machine computes"
     return (
-        f"{odd}: weights of {stages([found.stage])} differ from those of {others} but should be equal; "
+        f"{invalid}: weights of {stages([found.stage])} differ from those of {others} but should be equal; "
         f"the {machine} incorrectly, or differently from the others"
     )
 

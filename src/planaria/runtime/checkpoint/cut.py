@@ -50,25 +50,25 @@ def declared(cut: RunCut, stage: int) -> Mapping[str, PackedTensor]:
     return {name: PackedTensor(TYPES[p.dtype], tuple(p.shape)) for name, p in built.named_parameters()}
 
 
-def require_known(saved: RunCut, place: object) -> None:
-    """Raise UserError, naming ``place``, if the family of models or the exchange is unknown."""
+def require_known(saved: RunCut, location: object) -> None:
+    """Raise UserError, naming ``location``, if the family of models or the exchange is unknown."""
     try:
         family(saved.model)
         if saved.exchange is not None:
             exchange(saved.exchange)
     except UserError as error:
-        raise UserError(f"{place}: {error}") from None
+        raise UserError(f"{location}: {error}") from None
 
 
-def require_alike(saved: RunCut, wanted: RunCut, place: str) -> None:
+def require_alike(saved: RunCut, wanted: RunCut, location: str) -> None:
     """Raise UserError if the saved model cannot be re-cut to the wanted one."""
-    require_known(saved, place)
+    require_known(saved, location)
     free = CUT | {"vocab"} if saved.model.family == "llama" else CUT
     if saved.model.model_copy(update={name: getattr(wanted.model, name) for name in free}) != wanted.model:
-        raise UserError(f"{place}: was written by a model of another shape; choose another with --checkpoint")
+        raise UserError(f"{location}: was written by a model of another shape; choose another with --checkpoint")
     if saved.lines != wanted.lines and not family(saved.model).named:
         raise UserError(
-            f"{place}: has {saved.stages} stages, and model.family = {saved.model.family!r} cannot be re-cut; "
+            f"{location}: has {saved.stages} stages, and model.family = {saved.model.family!r} cannot be re-cut; "
             f"resume with --pipeline.stages {saved.stages}"
         )
 

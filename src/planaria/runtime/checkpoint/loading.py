@@ -41,10 +41,10 @@ def replicas_in(manifest: CheckpointManifest) -> int:
     """Return the number of replicas; those that exchange gradients may be saved as one, with separate outer states."""
     if manifest.replicas == 1 and manifest.exchange is not None:
         return manifest.exchange.replicas
-    return manifest.replicas if manifest.replicas > 1 else len(_places(manifest, manifest.stages[0]))
+    return manifest.replicas if manifest.replicas > 1 else len(_indices(manifest, manifest.stages[0]))
 
 
-def _places(manifest: CheckpointManifest, stage: int) -> list[int]:
+def _indices(manifest: CheckpointManifest, stage: int) -> list[int]:
     """Return the nodes of a stage with a file in the checkpoint; lost nodes have none."""
     before = f"{stage_file(Path(), stage).stem}-at-"
     others = [Path(file).stem.removeprefix(before) for file in manifest.digests if file.startswith(before)]
@@ -69,36 +69,36 @@ def copies_of(folder: Path, manifest: CheckpointManifest, stages: Sequence[int])
     :raises UserError: if a file cannot be read, or belongs to another checkpoint.
     """
 
-    def look(held: Path, stage: int, place: int = 0) -> StageContents:
-        _digest(folder, manifest, held, stage, place)
-        return contents(held, stage, manifest.step, place)
+    def look(held: Path, stage: int, index: int = 0) -> StageContents:
+        _digest(folder, manifest, held, stage, index)
+        return contents(held, stage, manifest.step, index)
 
     there = {stage: _holding(folder, manifest, stage) for stage in stages}
     if manifest.replicas == 1:
         whole = {stage: look(folder, stage) for stage in stages}
-        places = set.intersection(*({*_places(manifest, stage)} for stage in stages))
+        indices = set.intersection(*({*_indices(manifest, stage)} for stage in stages))
         return {
-            place: recut.SavedReplica(whole, {s: look(folder, s, place) for s in stages} if place else whole)
-            for place in sorted(places)
+            index: recut.SavedReplica(whole, {s: look(folder, s, index) for s in stages} if index else whole)
+            for index in sorted(indices)
         }
-    numbers = [n for n in sorted(manifest.standings) if all(replica_folder(folder, n) in there[s] for s in stages)]
-    found = {n: {stage: look(replica_folder(folder, n), stage) for stage in stages} for n in numbers}
-    if not found:
+    numbers = [n for n in sorted(manifest.positions) if all(replica_folder(folder, n) in there[s] for s in stages)]
+    result = {n: {stage: look(replica_folder(folder, n), stage) for stage in stages} for n in numbers}
+    if not result:
         raise UserError(f"{folder}: no replica has all of the stages {list(stages)}; choose another checkpoint")
-    return {n: recut.SavedReplica(held, held) for n, held in found.items()}
+    return {n: recut.SavedReplica(held, held) for n, held in result.items()}
 
 
 def require_file(folder: Path, held: StageContents) -> None:
     """Read a file, and check it against the manifest's digest and its own."""
-    sha256 = _digest(folder, read_manifest(folder), held.path.parent, held.stage, held.place)
-    require_stage(held.path.parent, held.stage, held.label.step, sha256, held.place)
+    sha256 = _digest(folder, read_manifest(folder), held.path.parent, held.stage, held.index)
+    require_stage(held.path.parent, held.stage, held.label.step, sha256, held.index)
 
 
 def _holding(folder: Path, manifest: CheckpointManifest, stage: int) -> list[Path]:
     """Return the folders that hold a stage; if there is none, the folder whose read reports that."""
     if manifest.replicas == 1:
         return [folder]
-    own = [replica_folder(folder, replica) for replica in sorted(manifest.standings)]
+    own = [replica_folder(folder, replica) for replica in sorted(manifest.positions)]
     there = [
         held
         for held in own
@@ -108,12 +108,12 @@ def _holding(folder: Path, manifest: CheckpointManifest, stage: int) -> list[Pat
     return there or [folder]
 
 
-def _digest(folder: Path, manifest: CheckpointManifest, held: Path, stage: int, place: int = 0) -> str:
+def _digest(folder: Path, manifest: CheckpointManifest, held: Path, stage: int, index: int = 0) -> str:
     """Return the manifest's digest of a stage's file; empty from an older planaria.
 
     :raises UserError: if the manifest has digests, but not of this file.
     """
-    name = stage_file(held, stage, place).relative_to(folder).as_posix()
+    name = stage_file(held, stage, index).relative_to(folder).as_posix()
     if manifest.digests and name not in manifest.digests:
         raise UserError(f"{folder / name}: missing from its manifest.json; choose another checkpoint of this run")
     return manifest.digests.get(name, "")
@@ -182,14 +182,14 @@ def atoms_of(saved: SealedCheckpoint) -> list[ParameterState]:
             f"{saved.folder}: its model.family = {manifest.model.family!r} has no single model; read the "
             "stages' files, which are safetensors"
         )
-    one, found = RunCut(manifest.model, manifest.pipeline_stages), list[ParameterState]()
+    cut, result = RunCut(manifest.model, manifest.pipeline_stages), list[ParameterState]()
     for stage in manifest.stages if not manifest.model.one_array else (0,):
-        made = planned(saved.folder, one, stage, whole=True)
-        for local, entry in declared(one, stage).items():
+        made = planned(saved.folder, cut, stage, whole=True)
+        for local, entry in declared(cut, stage).items():
             how = {"weights": made.weights[local], **made.moments.get(local, {})}
             scale = made.scales.get(local, made.lr_scale)
-            found.append(ParameterState(atom_name(one, stage, local), entry.shape, made.clocks.get(local), scale, how))
-    return found
+            result.append(ParameterState(atom_name(cut, stage, local), entry.shape, made.clocks.get(local), scale, how))
+    return result
 
 
 @dataclass(frozen=True)
@@ -209,8 +209,8 @@ def weights_of(saved: SealedCheckpoint) -> list[ParameterState]:
     atoms, model = {atom.name: atom for atom in atoms_of(saved)}, saved.manifest.model
     if model.share == 1:
         return list(atoms.values())
-    found = parts(model, [(atom.name, atom.shape) for atom in atoms.values()])
-    own = ((name, part, atoms[part.of]) for name, part in found.items())
+    result = parts(model, [(atom.name, atom.shape) for atom in atoms.values()])
+    own = ((name, part, atoms[part.of]) for name, part in result.items())
     return [_Taken(name, part.shape, None, atom.scale, {}, atom, part) for name, part, atom in own]
 
 
@@ -337,7 +337,7 @@ def check_stages(checkpoints: Path, load: Mapping[int, str], config: RunConfig) 
 
     :raises UserError: for the first file that is missing, damaged, changed, or does not match the run.
     """
-    found: dict[Path, tuple[Path, StageContents]] = {}
+    result: dict[Path, tuple[Path, StageContents]] = {}
     for stage, name in load.items():
         manifest = read_manifest(checkpoints / name)
         saved, wanted = cut_of(manifest), cut_for(config)
@@ -347,6 +347,6 @@ def check_stages(checkpoints: Path, load: Mapping[int, str], config: RunConfig) 
             made = recut.plan(saved, wanted, stage, replica, copies)
             _require_optimizer(made, config, checkpoints / name)
             for held in made.files.values():
-                found[held.path] = checkpoints / name, held
-    for place, held in found.values():
-        require_file(place, held)
+                result[held.path] = checkpoints / name, held
+    for path, held in result.values():
+        require_file(path, held)

@@ -86,9 +86,9 @@ class MemoryFolder:
 
         :raises OSError: if the memory is full.
         """
-        mine = [(other, folder) for other, folder in self._snapshots() if other != label and _of_stage(folder, stage)]
-        mine.sort(key=lambda found: (found[0].part == label.part, found[0].generation, found[0].step))
-        for _, old in mine[: max(0, len(mine) + 1 - _KEPT)]:
+        own = [(other, folder) for other, folder in self._snapshots() if other != label and _of_stage(folder, stage)]
+        own.sort(key=lambda value: (value[0].part == label.part, value[0].generation, value[0].step))
+        for _, old in own[: max(0, len(own) + 1 - _KEPT)]:
             _drop(old, stage)
         folder = self._at(label)
         write_labelled(folder, _file(stage, label, _PARITIES), StageState({}, outer=dict(parities)))
@@ -100,7 +100,7 @@ class MemoryFolder:
         :raises UserError: if they are missing, damaged, or of another stage or snapshot.
         """
         folder = self._at(label)
-        state, beside = (read_labelled(folder, _file(stage, label, place)) for place in (0, _PARITIES))
+        state, beside = (read_labelled(folder, _file(stage, label, index)) for index in (0, _PARITIES))
         return state, beside.outer
 
     def owner(self) -> Owner | None:
@@ -113,13 +113,13 @@ class MemoryFolder:
 
     def newest_first(self) -> list[SnapshotLabel]:
         """Return the existing snapshots, newest step first."""
-        found = [label for label, _ in self._snapshots()]
-        return sorted(found, key=lambda label: (label.step, label.generation), reverse=True)
+        results = [label for label, _ in self._snapshots()]
+        return sorted(results, key=lambda label: (label.step, label.generation), reverse=True)
 
     def whole(self, label: SnapshotLabel) -> frozenset[int]:
         """Return the stages of a snapshot with complete and valid files."""
-        found = (_STATE.fullmatch(path.name) for path in self._at(label).glob("stage-*"))
-        return frozenset(stage for match in found if match and self._whole(stage := int(match[1]), label))
+        results = (_STATE.fullmatch(path.name) for path in self._at(label).glob("stage-*"))
+        return frozenset(stage for match in results if match and self._whole(stage := int(match[1]), label))
 
     def remove(self) -> None:
         """Remove the snapshots of a run that has ended."""
@@ -134,10 +134,10 @@ class MemoryFolder:
 
     def _snapshots(self) -> list[tuple[SnapshotLabel, Path]]:
         """Return snapshots' labels and folders."""
-        found = ((_FOLDER.fullmatch(folder.name), folder) for folder in self.folder.glob("step-*"))
+        results = ((_FOLDER.fullmatch(folder.name), folder) for folder in self.folder.glob("step-*"))
         return [
             (SnapshotLabel(part=match[3], generation=int(match[2]), step=int(match[1])), folder)
-            for match, folder in found
+            for match, folder in results
             if match
         ]
 
@@ -158,21 +158,21 @@ def sweep(shared: Path = SHARED) -> None:
 def require_room(size: int, shared: Path = SHARED) -> None:
     """Raise UserError if snapshots of ``size`` bytes do not fit in this machine's memory."""
     try:
-        found = os.statvfs(shared)
+        result = os.statvfs(shared)
     except OSError:
         raise UserError(
             f"recovery.options.outlive = true: this machine has no memory file system at {shared}; leave it out"
         ) from None
-    if (free := found.f_bavail * found.f_frsize) < size:
+    if (free := result.f_bavail * result.f_frsize) < size:
         raise UserError(
             f"recovery.options.outlive = true: two snapshots of all stages take {size / 1e6:,.1f} MB, and {shared} has "
             f"{free / 1e6:,.1f} MB free; make room there, or leave it out"
         )
 
 
-def _file(stage: int, label: SnapshotLabel, place: int = 0) -> StageLabel:
+def _file(stage: int, label: SnapshotLabel, index: int = 0) -> StageLabel:
     """Return the label of a snapshot's file."""
-    return StageLabel(stage=stage, step=label.step, place=place, part=label.part, generation=label.generation)
+    return StageLabel(stage=stage, step=label.step, index=index, part=label.part, generation=label.generation)
 
 
 def _of_stage(folder: Path, stage: int) -> list[Path]:
@@ -189,6 +189,6 @@ def _drop(folder: Path, stage: int) -> None:
 
 def _require_own(folder: Path) -> None:
     """Raise OSError if other users could have written the folder, since anyone can create folders there."""
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+    result = folder.lstat()
+    if not stat.S_ISDIR(result.st_mode) or result.st_uid != os.geteuid() or result.st_mode & 0o077:
         raise PermissionError(1, "is not accessible by this user only", str(folder))

@@ -85,8 +85,8 @@ class Mirror:
     def names(self) -> list[str]:
         """Return the complete checkpoints in the store, oldest first; OSError if the store cannot be reached."""
         with reached(self.url, "list its checkpoints"):
-            found = [name for name in self._folders() if self._system.exists(self._at(name, MANIFEST))]
-        return sorted(found)
+            results = [name for name in self._folders() if self._system.exists(self._at(name, MANIFEST))]
+        return sorted(results)
 
     def newest(self) -> str:
         """Return the newest whole checkpoint in the store; empty if there is none.
@@ -131,7 +131,7 @@ class Mirror:
                     if name not in kept:
                         self._remove(name)
 
-    def fetch(self, out: Path, own: Mapping[str, int], say: Say) -> Path:
+    def fetch(self, out: Path, own: Mapping[str, int], notify: Say) -> Path:
         """Download the run with its newest whole checkpoint into a new folder in ``out``.
 
         ``own``: the run's files, and the limit of each in bytes.
@@ -144,7 +144,7 @@ class Mirror:
             raise UserError(f"{folder}: is here already; resume that, or fetch the run into another --out")
         if not (newest := self.newest()):
             raise UserError(f"{shown(self.url)}: has no whole checkpoint; is that a run in a checkpoint.store?")
-        say(f"fetching {newest} from {shown(self.url)}")
+        notify(f"fetching {newest} from {shown(self.url)}")
         with required("checkpoint.store"), new_folder(folder) as made, reached(self.url, "fetch the run"):
             there = {entry["name"].rpartition("/")[2] for entry in self._system.ls(self._root, detail=True)}
             for name in [name for name in own if name in there]:
@@ -209,7 +209,7 @@ def largest_part(manifest: CheckpointManifest) -> int:
 
 
 @contextmanager
-def mirrored(mirror: Mirror | None, folder: Path, own: Iterable[str], say: Say) -> Iterator[None]:
+def mirrored(mirror: Mirror | None, folder: Path, own: Iterable[str], notify: Say) -> Iterator[None]:
     """Copy each new checkpoint of ``folder`` to the store in a thread; at the end, wait for the last one.
 
     ``own``: the run's files to copy with them. Failures are reported and retried.
@@ -218,7 +218,7 @@ def mirrored(mirror: Mirror | None, folder: Path, own: Iterable[str], say: Say) 
         yield
         return
     over = threading.Event()
-    thread = threading.Thread(target=_follow, args=(mirror, folder, own, say, over), name="mirror", daemon=True)
+    thread = threading.Thread(target=_follow, args=(mirror, folder, own, notify, over), name="mirror", daemon=True)
     thread.start()
     try:
         yield
@@ -226,21 +226,21 @@ def mirrored(mirror: Mirror | None, folder: Path, own: Iterable[str], say: Say) 
         over.set()
         thread.join(_LAST_S)
         if thread.is_alive():
-            say(f"checkpoint.store: {shown(mirror.url)} lacks the last checkpoint after {_LAST_S:g} s")
+            notify(f"checkpoint.store: {shown(mirror.url)} lacks the last checkpoint after {_LAST_S:g} s")
 
 
-def _follow(mirror: Mirror, folder: Path, own: Iterable[str], say: Say, over: threading.Event) -> None:
+def _follow(mirror: Mirror, folder: Path, own: Iterable[str], notify: Say, over: threading.Event) -> None:
     pause, seen = _LOOK_S, set[tuple[str, int]]()
     while True:
         last = over.wait(pause)
-        found = _sealed(folder)
-        if found != seen:
+        result = _sealed(folder)
+        if result != seen:
             try:
                 mirror.update(folder, own)
-                seen, pause = found, _LOOK_S
+                seen, pause = result, _LOOK_S
             except (OSError, UserError) as error:  # a checkpoint that was dropped meanwhile is among them
                 if pause == _LOOK_S or last:
-                    say(f"checkpoint.store: {error}" + ("" if last else "; will be tried again"))
+                    notify(f"checkpoint.store: {error}" + ("" if last else "; will be tried again"))
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
         if last:
             return
@@ -248,8 +248,8 @@ def _follow(mirror: Mirror, folder: Path, own: Iterable[str], say: Say, over: th
 
 def _sealed(folder: Path) -> set[tuple[str, int]]:
     """Return the checkpoints of a run's folder by name and time of their manifests, since a name may be reused."""
-    found = set[tuple[str, int]]()
+    result = set[tuple[str, int]]()
     for manifest in (folder / _CHECKPOINTS).glob(f"step-*/{MANIFEST}"):
         with suppress(FileNotFoundError):  # already removed
-            found.add((manifest.parent.name, manifest.stat().st_mtime_ns))
-    return found
+            result.add((manifest.parent.name, manifest.stat().st_mtime_ns))
+    return result

@@ -135,16 +135,16 @@ def plan(saved: RunCut, wanted: RunCut, stage: int, replica: int, copies: Mappin
     rule = rules(saved, wanted, len(copies))
     if rule.weights == "copy":
         _require_equal(indices)
-    mine = rule.weights == "copy" or (rule.weights == "own" and replica in copies)
+    own = rule.weights == "copy" or (rule.weights == "own" and replica in copies)
     used = list(indices.values())
-    if mine:
+    if own:
         used = [indices[replica if replica in indices else min(indices)]]
     shapes = declared(wanted, stage)
     names = {local: atom_name(wanted, stage, local) for local in shapes}
     atoms = {local: [index[name] for index in used] for local, name in names.items()}
     clocks = {local: clock for local, of in atoms.items() if (clock := _one_clock(of)) is not None}
     scale, scales = _scales({local: _one_scale(of) for local, of in atoms.items()}, used)
-    part = copies[replica if replica in copies else min(copies)].stages if mine else {}
+    part = copies[replica if replica in copies else min(copies)].stages if own else {}
     whole = {a.name for s in part for a in _atoms(saved, s, part[s])} == set(names.values())
     single = next(iter(part.values())) if len(part) == 1 and whole else None
     return StagePlan(
@@ -185,7 +185,7 @@ def _atoms(cut: RunCut, stage: int, held: StageContents) -> Iterator[_Atom]:
 
 def _index(cut: RunCut, stages: Mapping[int, StageContents]) -> dict[str, _Atom]:
     """Return a copy's atoms by name, after checking them against the cut."""
-    found: dict[str, _Atom] = {}
+    result: dict[str, _Atom] = {}
     for stage, held in stages.items():
         expected = declared(cut, stage)
         for local, entry in expected.items():
@@ -193,19 +193,19 @@ def _index(cut: RunCut, stages: Mapping[int, StageContents]) -> dict[str, _Atom]
         for atom in _atoms(cut, stage, held):
             if atom.local not in expected:
                 raise UserError(f"{held.path}: {atom.name} ({atom.local}) is not of this model; {FIX}")
-            found[atom.name] = atom
+            result[atom.name] = atom
             for kind in held.state:
                 if atom.clock is not None:
                     _require(held, f"{kind}.{atom.local}", expected[atom.local], f"{kind} of {atom.name}")
-    return found
+    return result
 
 
 def _require(held: StageContents, key: str, expected: PackedTensor, name: str) -> None:
-    found = held.entries.get(key)
-    if found is None:
+    result = held.entries.get(key)
+    if result is None:
         raise UserError(f"{held.path}: {name} is missing; it should be {expected}; {FIX}")
-    if found[:2] != expected[:2]:
-        raise UserError(f"{held.path}: {name} is {found}, not {expected}; {FIX}")
+    if result[:2] != expected[:2]:
+        raise UserError(f"{held.path}: {name} is {result}, not {expected}; {FIX}")
 
 
 def _require_equal(indices: Mapping[int, Mapping[str, _Atom]]) -> None:
@@ -259,7 +259,7 @@ def _norms(stages: Sequence[StageContents]) -> tuple[float | None, float | None]
     """Return the gradient norms of stages taken together: √Σ n²."""
     if len(stages) == 1:
         return stages[0].norms
-    both = [[norm for held in stages if (norm := held.norms[place]) is not None] for place in (0, 1)]
+    both = [[norm for held in stages if (norm := held.norms[index]) is not None] for index in (0, 1)]
     grad_norm, clipped_norm = (math.hypot(*norms) if len(norms) == len(stages) else None for norms in both)
     return grad_norm, clipped_norm
 
@@ -276,7 +276,7 @@ def _outer(
     rounds = [FileTensor(held, "outer.rounds") for held in used[0].outer.values() if "outer.rounds" in held.entries]
     shapes = declared(wanted, stage)
     local = {atom_name(wanted, stage, own): own for own in shapes}
-    found: dict[str, TensorOrigin] = {}
+    result: dict[str, TensorOrigin] = {}
     lacking = equal_copies(saved) and len(copies) < saved.replicas  # then all estimates are reset
     parts: Mapping[str, Sharing] = exchange(wanted.exchange).parts if wanted.exchange is not None else {}
     for part, name in dict.fromkeys(at for one in each for at in one):
@@ -285,20 +285,20 @@ def _outer(
             continue
         if rule == "own":  # an equal copy was saved as another, which has the shared parts
             if parts.get(part) == "shared" or (held and not (parts.get(part) == "estimate" and lacking)):
-                found[f"{part}/{local[name]}"] = TensorOrigin("copy", sources)
+                result[f"{part}/{local[name]}"] = TensorOrigin("copy", sources)
         elif parts.get(part) == "own":  # Σ e / n is preserved; a missing one is zero
-            found[f"{part}/{local[name]}"] = TensorOrigin("sum", sources, len(each))
+            result[f"{part}/{local[name]}"] = TensorOrigin("sum", sources, len(each))
         elif parts.get(part) == "shared":
             if len(sources) < len(each):
                 raise UserError(f"{sources[0].held.path}: not all replicas have an outer {part} of {name}; {FIX}")
-            found[f"{part}/{local[name]}"] = TensorOrigin("mean", sources)
-    found = {at: _fitted(made, shapes[at.partition("/")[2]]) for at, made in found.items()}
+            result[f"{part}/{local[name]}"] = TensorOrigin("mean", sources)
+    result = {at: _fitted(made, shapes[at.partition("/")[2]]) for at, made in result.items()}
     numbers = [
         FileTensor(held, f"outer.{SECANTS}") for held in used[0].outer.values() if f"outer.{SECANTS}" in held.entries
     ]
     if rule == "own" and numbers and len(used[0].outer) == 1:  # of one stage; re-cut stages measure again
-        found[SECANTS] = TensorOrigin("copy", (numbers[0],))
-    return found, rounds[0] if rounds and rule == "own" else None
+        result[SECANTS] = TensorOrigin("copy", (numbers[0],))
+    return result, rounds[0] if rounds and rule == "own" else None
 
 
 def _parts(cut: RunCut, stage: int, held: StageContents) -> Iterator[tuple[tuple[str, str], FileTensor]]:

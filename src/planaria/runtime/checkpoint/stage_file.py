@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from planaria.common import atomic, digests
+from planaria.common.documents import former_names
 from planaria.common.errors import UserError
 from planaria.models.packing import (
     DIGEST_BYTES,
@@ -50,10 +51,11 @@ class StageLabel(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
+    _former = former_names(index="place")
     version: Literal[2] = 2
     stage: int
     step: int
-    place: int | None = None
+    index: int | None = None
     """index of the node in its stage; None in older versions"""
     part: str = ""
     """of a snapshot in memory: the part of the run that retained it; "" in checkpoints"""
@@ -62,10 +64,10 @@ class StageLabel(BaseModel):
 
     def require(self, expected: StageLabel, path: Path) -> None:
         """Raise UserError for the first field that differs from the expected label."""
-        for name in ("stage", "step", "place", "part", "generation"):
-            found, wanted = getattr(self, name), getattr(expected, name)
-            if found != wanted and found is not None:
-                raise UserError(f"{path}: holds {name} {found}, not {wanted}; choose another checkpoint")
+        for name in ("stage", "step", "index", "part", "generation"):
+            result, wanted = getattr(self, name), getattr(expected, name)
+            if result != wanted and result is not None:
+                raise UserError(f"{path}: holds {name} {result}, not {wanted}; choose another checkpoint")
 
 
 _KINDS = ("weights", "generators", "outer")
@@ -102,9 +104,9 @@ _LABEL: TypeAdapter[StageLabel | _FirstLabel] = TypeAdapter(
 )
 
 
-def stage_file(folder: Path, stage: int, place: int = 0) -> Path:
+def stage_file(folder: Path, stage: int, index: int = 0) -> Path:
     """Return the path of ``stage`` in a checkpoint folder, or of the outer state of another of its nodes."""
-    return folder / (f"stage-{stage:04d}-at-{place}.safetensors" if place else f"stage-{stage:04d}.safetensors")
+    return folder / (f"stage-{stage:04d}-at-{index}.safetensors" if index else f"stage-{stage:04d}.safetensors")
 
 
 class Written(NamedTuple):
@@ -117,12 +119,12 @@ class Written(NamedTuple):
     """digest of the weights alone (``packing.weights_digest``)"""
 
 
-def write_stage(folder: Path, stage: int, step: int, state: StageState, place: int = 0) -> Written:
-    """Write a stage durably into ``folder``, which is created if missing, or a node's own state at another ``place``.
+def write_stage(folder: Path, stage: int, step: int, state: StageState, index: int = 0) -> Written:
+    """Write a stage durably into ``folder``, which is created if missing, or a node's own state at another ``index``.
 
     :raises OSError: as :func:`write_labelled`.
     """
-    return write_labelled(folder, StageLabel(stage=stage, step=step, place=place), state)
+    return write_labelled(folder, StageLabel(stage=stage, step=step, index=index), state)
 
 
 def write_labelled(folder: Path, label: StageLabel, state: StageState) -> Written:
@@ -131,7 +133,7 @@ def write_labelled(folder: Path, label: StageLabel, state: StageState) -> Writte
     :raises OSError: if the disk is full or the folder not writable; its text is a complete message, and no file
         appears.
     """
-    path = stage_file(folder, label.stage, label.place or 0)
+    path = stage_file(folder, label.stage, label.index or 0)
     return _durably(path, lambda file: _write(file, state, _metadata(label)))
 
 
@@ -142,20 +144,20 @@ def stream_weights(
     known = entries(StageState({}))
     specs: dict[str, Spec] = {f"weights.{name}": (torch.float32, shape) for name, shape in shapes.items()}
     specs |= {name: (tensor.dtype, tensor.shape) for name, tensor in known.items()}
-    found: dict[str, bytes] = {}
+    result: dict[str, bytes] = {}
 
     def give(name: str) -> Tensor:
         if name == "sha256":  # the narrowest type is last
-            return digest_table(found[one] for one in sorted(found))
+            return digest_table(result[one] for one in sorted(result))
         tensor = known[name] if name in known else read(name.removeprefix("weights."))
-        found[name] = digest(name, tensor)
+        result[name] = digest(name, tensor)
         return tensor
 
     def write(file: BinaryIO) -> Digests:
         table = {"sha256": (torch.uint8, (len(specs), DIGEST_BYTES))}
-        label = StageLabel(stage=stage, step=step, place=0)
+        label = StageLabel(stage=stage, step=step, index=0)
         head = tensor_file.stream(file, specs | table, give, _metadata(label))
-        return _root(head, give("sha256")), weights_digest(found)
+        return _root(head, give("sha256")), weights_digest(result)
 
     return _durably(stage_file(folder, stage), write)
 
@@ -173,10 +175,10 @@ def _durably(path: Path, write: Callable[[BinaryIO], Digests]) -> Written:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with unfinished.open("wb") as file:
-            found = write(file)
+            result = write(file)
             file.flush()
             os.fsync(file.fileno())
-            written = Written(os.fstat(file.fileno()).st_size, *found)
+            written = Written(os.fstat(file.fileno()).st_size, *result)
         unfinished.replace(path)
         return written
     except OSError as error:
@@ -223,12 +225,12 @@ def _require_plain(path: Path) -> None:
         raise UserError(f"{path}: missing; choose another checkpoint of this run")
 
 
-def require_stage(folder: Path, stage: int, step: int, sha256: str, place: int = 0) -> None:
+def require_stage(folder: Path, stage: int, step: int, sha256: str, index: int = 0) -> None:
     """Read a whole file; UserError if it does not match this digest, or its own ones."""
-    path = stage_file(folder, stage, place)
+    path = stage_file(folder, stage, index)
     if sha256:
         _require_root(path, sha256)
-    held = contents(folder, stage, step, place)
+    held = contents(folder, stage, step, index)
     with _opened(folder, held.label) as (file, _), ThreadPoolExecutor(READING) as beside:
         deque(beside.map(lambda key: _checked(held, file, key, file.scan), held.entries), maxlen=0)
 
@@ -244,18 +246,18 @@ def _require_root(path: Path, sha256: str) -> None:
     digests.require_file(path, [sha256], "choose another checkpoint of this run")
 
 
-def read_stage(folder: Path, stage: int, step: int, sha256: str = "", place: int = 0) -> StageState:
+def read_stage(folder: Path, stage: int, step: int, sha256: str = "", index: int = 0) -> StageState:
     """Return the stage of :func:`write_stage`, checked against the digest if given.
 
     :raises UserError: if the file is missing, damaged, changed, of another version, or has another label.
     """
-    return read_labelled(folder, StageLabel(stage=stage, step=step, place=place), sha256)
+    return read_labelled(folder, StageLabel(stage=stage, step=step, index=index), sha256)
 
 
 def read_labelled(folder: Path, expected: StageLabel, sha256: str = "") -> StageState:
     """Return the state of :func:`write_labelled`; UserError as in :func:`read_stage`."""
     if sha256:
-        _require_root(stage_file(folder, expected.stage, expected.place or 0), sha256)
+        _require_root(stage_file(folder, expected.stage, expected.index or 0), sha256)
     with _opened(folder, expected) as (file, label):
         tensors = {key: file.tensor(key) for key in file.header.specs}
         return label.state(tensors) if isinstance(label, _FirstLabel) else state_of(tensors)
@@ -281,8 +283,8 @@ class StageContents:
         return self.label.stage
 
     @property
-    def place(self) -> int:
-        return self.label.place or 0
+    def index(self) -> int:
+        return self.label.index or 0
 
     def names(self, kind: str) -> list[str]:
         """Return the sorted names of a kind of entries: weights, generators, outer, or one of :attr:`state`."""
@@ -300,11 +302,11 @@ class StageContents:
         return first | {kind: f"generators.{kind}" for kind in self.names("generators")}
 
 
-def contents(folder: Path, stage: int, step: int, place: int = 0) -> StageContents:
+def contents(folder: Path, stage: int, step: int, index: int = 0) -> StageContents:
     """Read the contents of a stage's file; UserError as in :func:`read_stage`."""
-    expected = StageLabel(stage=stage, step=step, place=place)
+    expected = StageLabel(stage=stage, step=step, index=index)
     with _opened(folder, expected) as (file, label):
-        path = stage_file(folder, stage, place)
+        path = stage_file(folder, stage, index)
         specs = {key: (TYPES[dtype], tuple(shape)) for key, (dtype, shape) in file.header.specs.items()}
         if not isinstance(label, _FirstLabel):
             return StageContents(path, expected, True, *summary(specs, file.tensor))
@@ -324,10 +326,10 @@ def reading(held: StageContents) -> Iterator[Callable[[str], Tensor]]:
 
 def _checked(held: StageContents, file: tensor_file.TensorFile, key: str, read: Callable[[str, Seen], Read]) -> Read:
     """Return an entry from ``read`` after checking its digest; UserError as in :func:`read_stage`."""
-    found = begun_digest(key, *file.header.specs[key])
+    result = begun_digest(key, *file.header.specs[key])
     with _refusing(held.path):  # names this file, since others may be open
-        made = read(key, found.update if held.digested else lambda piece: None)
-    if held.digested and found.digest() != held.entries[key].sha256:
+        made = read(key, result.update if held.digested else lambda piece: None)
+    if held.digested and result.digest() != held.entries[key].sha256:
         raise UserError(
             f"{held.path}: {key} has changed since it was written (SHA-256 mismatch); "
             "choose another checkpoint of this run"
@@ -338,7 +340,7 @@ def _checked(held: StageContents, file: tensor_file.TensorFile, key: str, read: 
 @contextmanager
 def _opened(folder: Path, expected: StageLabel) -> Iterator[tuple[tensor_file.TensorFile, StageLabel]]:
     """Open the file of this label; UserError if its header differs. All readers of stages use it."""
-    path = stage_file(folder, expected.stage, expected.place or 0)
+    path = stage_file(folder, expected.stage, expected.index or 0)
     _require_plain(path)
     with _refusing(path), tensor_file.opened(path) as file:
         label = _LABEL.validate_json(file.header.metadata.get("planaria", "{}"))

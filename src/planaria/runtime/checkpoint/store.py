@@ -21,6 +21,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from planaria.common import documents
+from planaria.common.documents import former_names
 from planaria.common.errors import UserError
 from planaria.config.bounds import Natural, Positive, Replicas, Stages
 from planaria.config.names import STAGE_FILE, replica_name
@@ -44,6 +45,7 @@ class CheckpointManifest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    _former = former_names(positions="standings")
     format: int = FORMAT
     step: Natural
     stages: list[Natural]
@@ -59,7 +61,7 @@ class CheckpointManifest(BaseModel):
     """
     blocks_ahead: list[Natural] = []
     """used blocks beyond it, if some replicas were ahead of others"""
-    standings: dict[Natural, ReplicaPosition] = {}
+    positions: dict[Natural, ReplicaPosition] = {}
     """progress of each of several replicas"""
     digests: dict[Annotated[str, Field(pattern=_FILE)], str] = {}
     """file → its digest (``stage_file.Written``); empty from an older planaria"""
@@ -130,7 +132,7 @@ class CheckpointStore:
         """
         several, step, final = manifest.replicas > 1, manifest.step, self.folder / name
         gathered = self.unfinished(step, 0 if several else generations.get(0, 0))
-        parts = {r: self.part(step, manifest.replicas, r, generations.get(r, 0)) for r in manifest.standings if several}
+        parts = {r: self.part(step, manifest.replicas, r, generations.get(r, 0)) for r in manifest.positions if several}
         stages = [stage_file(part, s) for part in parts.values() or [gathered] for s in manifest.stages]
         if not several:  # single nodes have additional files
             stages += [gathered / name for name in manifest.digests]
@@ -161,8 +163,8 @@ class CheckpointStore:
 
     def set_aside_after(self, origin: SealedCheckpoint) -> None:
         """Rename checkpoints later than ``origin``, which belong to a history that is abandoned."""
-        found = self.list()
-        later = found[[saved.folder for saved in found].index(origin.folder) + 1 :]
+        result = self.list()
+        later = result[[saved.folder for saved in result].index(origin.folder) + 1 :]
         for saved in later:
             saved.folder.replace(saved.folder.with_name(f"abandoned-{time.time_ns()}-{saved.folder.name}"))
 
@@ -196,8 +198,8 @@ class CheckpointStore:
 
     def newest(self, whole_only: bool = False) -> SealedCheckpoint | None:
         """Return the newest checkpoint, or the newest whole one."""
-        found = [s for s in self.list() if s.whole or not whole_only]
-        return found[-1] if found else None
+        results = [s for s in self.list() if s.whole or not whole_only]
+        return results[-1] if results else None
 
     def reached(self) -> int:
         """Return the newest whole checkpoint's step, 0 without one, from names alone, since other processes may change

@@ -79,26 +79,26 @@ class TensorFile:
         """
         dtype, shape = self.header.specs[name]
         made = buffer(dtype, shape, math.prod(shape) * dtype.itemsize)
-        place, rest = len(self.head) + self.header.spans[name][0], as_bytes(made)
+        index, rest = len(self.head) + self.header.spans[name][0], as_bytes(made)
         while rest:
-            count = self._read(name, rest[:_PIECE], place)
+            count = self._read(name, rest[:_PIECE], index)
             seen(rest[:count])
-            place, rest = place + count, rest[count:]
+            index, rest = index + count, rest[count:]
         return made
 
     def scan(self, name: str, seen: Callable[[memoryview], object]) -> int:
         """Pass a tensor's bytes to ``seen`` with one piece in memory at a time; return their count."""
-        place, end = (len(self.head) + at for at in self.header.spans[name])
-        size, room = end - place, memoryview(bytearray(min(_PIECE, end - place)))
-        while place < end:
-            count = self._read(name, room[: end - place], place)
+        index, end = (len(self.head) + at for at in self.header.spans[name])
+        size, room = end - index, memoryview(bytearray(min(_PIECE, end - index)))
+        while index < end:
+            count = self._read(name, room[: end - index], index)
             seen(room[:count])
-            place += count
+            index += count
         return size
 
-    def _read(self, name: str, room: memoryview, place: int) -> int:
-        """Read bytes of a tensor from ``place`` of the file into ``room``; return their count, at least 1."""
-        if not (count := os.preadv(self._handle, [room], place)):
+    def _read(self, name: str, room: memoryview, index: int) -> int:
+        """Read bytes of a tensor from ``index`` of the file into ``room``; return their count, at least 1."""
+        if not (count := os.preadv(self._handle, [room], index)):
             raise PackingError(f"{name!r}: the file ends before it does")
         return count
 

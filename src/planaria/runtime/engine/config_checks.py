@@ -118,11 +118,11 @@ def require_sound(resolved: ResolvedRun) -> None:
     for name, strategy in chain.strategies.items():
         needs, meanwhile = strategy.needs, config.recovery.meanwhile
         required = (("routing.kind", needs.routing, kind), ("recovery.meanwhile", needs.meanwhile, meanwhile))
-        for setting, needed, found in required:
-            if needed not in ("", found):
+        for setting, needed, value in required:
+            if needed not in ("", value):
                 raise UserError(
                     f"recovery.strategy = {config.recovery.strategy!r}: {name} needs {setting} = {needed!r}, not "
-                    f"{found!r}: {needs.why}"
+                    f"{value!r}: {needs.why}"
                 )
         if needs.alike and config.pipeline.unlike:
             raise UserError(
@@ -233,12 +233,12 @@ def read_faults(run: ResolvedRun) -> Trace:
     # Edges are those of a fleet even if one process trains with the same trace.
     trace, resolved = read_trace(Path(config.chaos.trace)), ResolvedRun(config, together=False)
     last = len(resolved.arrangement.stage) - 1
-    place = "stage" if last == config.pipeline.stages and resolved.schedule is None else "node"
+    location = "stage" if last == config.pipeline.stages and resolved.schedule is None else "node"
     for fault in trace.faults:
         if fault.stage > last:
             raise UserError(
-                f"{config.chaos.trace}: a fault at {place} {fault.stage}, but this run has {place}s 0..{last}; set "
-                "chaos.trace to none or to a trace for this pipeline (`python -m planaria.lab.trace`)"
+                f"{config.chaos.trace}: a fault at {location} {fault.stage}, but this run has {location}s 0..{last}; "
+                "set chaos.trace to none or to a trace for this pipeline (`python -m planaria.lab.trace`)"
             )
     require_edges(resolved, trace.faults, str(config.chaos.trace))
     require_readers(resolved, trace.faults, str(config.chaos.trace))

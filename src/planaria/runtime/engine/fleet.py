@@ -34,8 +34,8 @@ from planaria.runtime.engine.requirements import needs, require_answers
 from planaria.runtime.engine.run_files import settled
 from planaria.runtime.engine.run_folders import SCHEDULE
 from planaria.runtime.engine.run_start import START, Origin, run_started
-from planaria.runtime.engine.stopping import stop_asked
-from planaria.runtime.fleet.base import Elastic, Fleet, FleetWork, WorkerPlace
+from planaria.runtime.engine.stopping import stop_requested
+from planaria.runtime.fleet.base import Elastic, Fleet, FleetWork, WorkerHost
 from planaria.runtime.fleet.joining import kept_key
 from planaria.runtime.fleet.local import ground
 from planaria.runtime.fleet.open_fleet import JoinInfo, OpenFleet
@@ -78,7 +78,7 @@ def train(
     planner = None if resolved.schedule is None else Replanner(resolved.schedule, config.seed)
     memory = prepare_memory(resolved, folder, started)
     with ExitStack() as ending:
-        asked = ending.enter_context(stop_asked(stop))
+        requested = ending.enter_context(stop_requested(stop))
         place: AbstractContextManager[Elastic] = (
             one_process(resolved, prepared.dataset, folder, started.offset, started.part)
             if inline
@@ -87,7 +87,7 @@ def train(
         fleet = ending.enter_context(place)
         chaos = TraceChaos(prepared.trace, fleet, folder / CHECKPOINTS, origin.next_fault)
         controller = Controller(config, started, fleet, folder, observer, chaos, planner, _relay_watch(config))
-        finish = controller.run(asked)
+        finish = controller.run(requested)
         if inline:
             observer.on_worked(time.monotonic(), peak_report(controller.state.progress))
     saved = all_saved(controller.state) or nothing_to_save(controller.state)
@@ -116,13 +116,13 @@ def opened(
     :param part: name of this part of the run
     :raises UserError: if the port is taken or the cluster is unsuitable.
     """
-    with ground(config.fleet, workers) as place:
+    with ground(config.fleet, workers) as host:
         reach = Reach(advertise=config.fleet.advertise, ports=config.fleet.ports)
         key, sign = _key(config), secrets.token_hex(16)
         require_answers(config.fleet, key)
         logs = from_environment()
-        setup = Setup(config, folder, data.folder, place.host, key, offset, reach, part=part, sign=sign, log=logs)
-        with closing(_open(place, setup, data.folders, workers)) as fleet:
+        setup = Setup(config, folder, data.folder, host.host, key, offset, reach, part=part, sign=sign, log=logs)
+        with closing(_open(host, setup, data.folders, workers)) as fleet:
             yield fleet
 
 
@@ -134,7 +134,7 @@ def _key(config: RunConfig) -> bytes:
     return new_key() if config.fleet.key is None else kept_key(Path(config.fleet.key), new_key())
 
 
-def _open(place: WorkerPlace, setup: Setup, data: Sequence[Path], workers: int) -> OpenFleet:
+def _open(host: WorkerHost, setup: Setup, data: Sequence[Path], workers: int) -> OpenFleet:
     """Open a fleet and its entry file in the run's folder for machines that join; ``data``: folders of the prepared
     data.
     """
@@ -146,11 +146,11 @@ def _open(place: WorkerPlace, setup: Setup, data: Sequence[Path], workers: int) 
     def home(relay: str) -> Fleet:
         entry = partial(worker.main, replace(setup, reach=replace(setup.reach, relay=relay)))
         settle = partial(settled, remote, Path.cwd(), None, _note)  # no relay: all nodes of a cluster reach each other
-        return place.fleet(FleetWork(entry, preload_for(config), workers, settle, files, setup.key, needs(config)))
+        return host.fleet(FleetWork(entry, preload_for(config), workers, settle, files, setup.key, needs(config)))
 
     plain = SETUP.dump_json(replace(remote, reach=Reach())).decode()
     terms = JoinInfo(plain, config.pipeline.stages + 1, setup.sign, files)
-    return OpenFleet(home, config.fleet, place.host, setup.key, terms, setup.folder)
+    return OpenFleet(home, config.fleet, host.host, setup.key, terms, setup.folder)
 
 
 def _note(line: str) -> None:
@@ -173,19 +173,19 @@ class Replanner:
     def answer(self) -> Replanned | None:
         """Return a finished answer, or None; raise the exception of a failed one."""
         try:
-            found = self._answers.get_nowait()
+            result = self._answers.get_nowait()
         except Empty:
             return None
-        if isinstance(found, BaseException):
-            raise found
-        return found
+        if isinstance(result, BaseException):
+            raise result
+        return result
 
     def _work(self) -> None:
         try:
             _plan(self._problem, self._solution, list(range(self._problem.nodes)), self._seed)
             while True:
                 request = self._requests.get()
-                problem = measured(self._problem, {(way.source, way.target): way.seconds for way in request.ways})
+                problem = measured(self._problem, {(link.source, link.target): link.seconds for link in request.links})
                 self._answers.put(_plan(problem, self._solution, request.nodes, self._seed))
         except BaseException as error:  # otherwise the run would wait forever
             self._answers.put(error)
@@ -193,10 +193,10 @@ class Replanner:
 
 def _plan(problem: PlanningProblem, solution: Solution, nodes: list[int], seed: int) -> Replanned:
     began = time.monotonic()
-    found, step_s, before_s = replan(problem, solution, nodes, seed)
+    result, step_s, before_s = replan(problem, solution, nodes, seed)
     return Replanned(
         nodes=nodes,
-        routes=[list(route) for route in found.routes],
+        routes=[list(route) for route in result.routes],
         step_s=step_s,
         before_s=before_s,
         seconds=time.monotonic() - began,

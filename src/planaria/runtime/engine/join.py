@@ -20,7 +20,7 @@ from planaria.common.signals import interrupted
 from planaria.runtime.engine.fleet import PRELOAD
 from planaria.runtime.engine.requirements import needs
 from planaria.runtime.engine.run_files import settled
-from planaria.runtime.engine.stopping import stop_asked
+from planaria.runtime.engine.stopping import stop_requested
 from planaria.runtime.fleet.devices import require_devices
 from planaria.runtime.fleet.host_memory import free_memory
 from planaria.runtime.fleet.joined_machine import Ending, Visit
@@ -118,27 +118,27 @@ class AddressEntrance:
 Entrance = FolderEntrance | AddressEntrance
 
 
-def join(entrance: Entrance, terms: JoinTerms, say: Say) -> None:
+def join(entrance: Entrance, terms: JoinTerms, notify: Say) -> None:
     """Serve a run until it ends, or until a signal asks to leave.
 
     :raises UserError: if the run has ended, or cannot be joined from here.
     :raises RunStopped: if it does not answer for ``terms.patience_s``, or dismisses this machine.
     """
     again = False
-    while (stay := _prepared(entrance, terms, say, again)) is not None:
-        with closing(stay), stop_asked() as asked:
-            ending = stay.last(asked)
+    while (stay := _prepared(entrance, terms, notify, again)) is not None:
+        with closing(stay), stop_requested() as requested:
+            ending = stay.last(requested)
         if ending.how == "unwelcome":
             raise RunStopped(f"{entrance}: sent this machine away: {ending.reason}")
         if ending.how not in ("lost", "again"):
-            say("left" if ending.how == "left" else ending.reason)
+            notify("left" if ending.how == "left" else ending.reason)
             return
         why = f"the run is unreachable ({ending.reason})" if ending.how == "lost" else ending.reason
-        say(f"{why}; trying again for {terms.patience_s:g} s")
+        notify(f"{why}; trying again for {terms.patience_s:g} s")
         again = True
 
 
-def _prepared(entrance: Entrance, terms: JoinTerms, say: Say, again: bool) -> _Stay | None:
+def _prepared(entrance: Entrance, terms: JoinTerms, notify: Say, again: bool) -> _Stay | None:
     """Connect and prepare the workers; return None, after a message, if the run has ended or a signal arrives.
 
     The run does not use this machine yet, so a signal interrupts at once.
@@ -146,20 +146,20 @@ def _prepared(entrance: Entrance, terms: JoinTerms, say: Say, again: bool) -> _S
     with ExitStack() as unless_ready:
         try:
             with interrupted():
-                visit = _visit(entrance, terms, say, again)
+                visit = _visit(entrance, terms, notify, again)
                 if visit is None:
-                    say("the run is over")
+                    notify("the run is over")
                     return None
                 unless_ready.callback(visit.end)
-                stay = _Stay(visit, terms, isinstance(entrance, FolderEntrance), say)
+                stay = _Stay(visit, terms, isinstance(entrance, FolderEntrance), notify)
         except KeyboardInterrupt:
-            say("left")
+            notify("left")
             return None
         unless_ready.pop_all()
         return stay
 
 
-def _visit(entrance: Entrance, terms: JoinTerms, say: Say, lost: bool = False) -> Visit | None:
+def _visit(entrance: Entrance, terms: JoinTerms, notify: Say, lost: bool = False) -> Visit | None:
     """Connect to a run; return None if it was ``lost`` and has ended.
 
     :raises UserError: if the controller does not answer in time, or the run cannot be joined from here.
@@ -178,7 +178,7 @@ def _visit(entrance: Entrance, terms: JoinTerms, say: Say, lost: bool = False) -
                 stopped = RunStopped(f"{entrance}: the run has not answered for {patience_s:g} s")
                 raise stopped if lost else entrance.unanswered(error) from None
         if not waiting:
-            say(f"{entrance}: no answer from there yet; trying for up to {patience_s:g} s")
+            notify(f"{entrance}: no answer from there yet; trying for up to {patience_s:g} s")
             waiting = True
         time.sleep(_AGAIN_S)
 
@@ -186,31 +186,31 @@ def _visit(entrance: Entrance, terms: JoinTerms, say: Say, lost: bool = False) -
 class _Stay:
     """A visit to a run and its process pool."""
 
-    def __init__(self, visit: Visit, terms: JoinTerms, shared: bool, say: Say) -> None:
+    def __init__(self, visit: Visit, terms: JoinTerms, shared: bool, notify: Say) -> None:
         """``shared``: this machine sees the run's folder.
 
         :raises UserError: if the machine lacks something that the run's workers need.
         """
-        self._visit, self._say = visit, say
+        self._visit, self._say = visit, notify
         setup = replace(_setup(visit), host=visit.own_address, reach=visit.reach, log=from_environment())
         if not shared:
             setup = replace(setup, sign="")
-        settle = partial(settled, setup, Path(visit.welcome.cwd), terms.cache, say)
+        settle = partial(settled, setup, Path(visit.welcome.cwd), terms.cache, notify)
         wanted = needs(setup.config)
         start_s = setup.config.fleet.start_timeout_s
         orders = PoolConfiguration(
             settle, PRELOAD, visit.address, visit.key, wanted, visit.welcome.host, start_s=start_s
         )
         self._pool = ProcessPool(orders)
-        found, workers = self._pool.facts().found, visit.workers or setup.config.pipeline.stages + 1
+        result, workers = self._pool.facts().devices, visit.workers or setup.config.pipeline.stages + 1
         called = f"this machine ({platform.node()})"
-        require_devices(called, wanted, found, workers, "join from one that has more")
-        require_room(setup.config, workers, found, free_memory(), called)
+        require_devices(called, wanted, result, workers, "join from one that has more")
+        require_room(setup.config, workers, result, free_memory(), called)
         fleet = setup.config.fleet
         self._silence_s = max(_LEAST_S, _TIMES * fleet.heartbeat_s * fleet.missed)
-        say(f"joined {setup.config.name} as {visit.welcome.host}; starting workers")
+        notify(f"joined {setup.config.name} as {visit.welcome.host}; starting workers")
         if not visit.reach.reachable:
-            say("others cannot connect to this machine; it connects to them, or through the controller")
+            notify("others cannot connect to this machine; it connects to them, or through the controller")
         if wrong := self._pool.settle():
             raise UserError(wrong)
         self._pool.warm_up()
@@ -225,9 +225,11 @@ class _Stay:
 
 def _setup(visit: Visit) -> Setup:
     """Return the run's setup; UserError if it is invalid, as from another version of planaria."""
-    place = "the run's setup"
-    refuse_nul(visit.welcome.setup, place)
+    location = "the run's setup"
+    refuse_nul(visit.welcome.setup, location)
     try:
         return replace(SETUP.validate_json(visit.welcome.setup), key=visit.key)
     except ValidationError as error:
-        raise UserError(f"{place} is invalid ({first(error)}); use the version of planaria that the run uses") from None
+        raise UserError(
+            f"{location} is invalid ({first(error)}); use the version of planaria that the run uses"
+        ) from None

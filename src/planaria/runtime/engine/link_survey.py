@@ -28,7 +28,7 @@ from planaria.runtime.engine.link_survey_node import (
     Ready,
     Report,
 )
-from planaria.runtime.fleet.base import Fleet, Gone, Reported
+from planaria.runtime.fleet.base import Fleet, Reported, WorkerEnded
 from planaria.runtime.fleet.local import LocalFleet
 from planaria.runtime.transport.secure import new_key
 
@@ -143,9 +143,9 @@ class SurveyLeader:
     def _reports(self, timeout_s: float = 1.0) -> Iterator[tuple[int, Report]]:
         """Yield the nodes' reports; RunStopped if a node exits."""
         for notice in self._fleet.poll(timeout_s):
-            assert isinstance(notice, Reported | Gone), "no machine joins or leaves a survey"
+            assert isinstance(notice, Reported | WorkerEnded), "no machine joins or leaves a survey"
             node = self._number[notice.worker]
-            if isinstance(notice, Gone):
+            if isinstance(notice, WorkerEnded):
                 where = f"link {self._label(self._busy[node])}: " if node in self._busy else ""
                 raise RunStopped(f"{where}{notice.worker} exited ({notice.cause}, {notice.detail}); {_AFTERMATH}")
             try:

@@ -52,14 +52,14 @@ class PreparedRun:
 
 def prepare(
     config: RunConfig,
-    say: Callable[[str], None] | None = None,
+    notify: Callable[[str], None] | None = None,
     trace: Trace | None = None,
     begins: bool = True,
     samples: int | None = None,
 ) -> PreparedRun:
     """Check the recipe, tokenise its text, and read its faults and initial weights; start no worker.
 
-    :param say: receives progress messages
+    :param notify: receives progress messages
     :param trace: replaces the recipe's trace
     :param begins: False for a resumed run, which may keep unused settings and has its weights
     :param samples: the run's total number of samples, if its steps differ in size
@@ -77,7 +77,7 @@ def prepare(
         require_listeners(config, trace.faults, config.chaos.trace or "the trace")
     faults = trace if trace is not None else read_faults(run)
     parent = starting_weights(config) if begins else None
-    dataset = prepare_data(config.data, config.model.vocab, say, config.model.context)
+    dataset = prepare_data(config.data, config.model.vocab, notify, config.model.context)
     train, _ = streams(config, dataset)
     read = epochs(config, train, config.train.steps * config.samples if samples is None else samples)
     if parent is not None:
@@ -148,12 +148,12 @@ def epochs(config: RunConfig, train: Stream, samples: int) -> Iterator[str]:
     taken = train.turns.before(samples)
     if train.rows and not mixture:
         yield f"dialogues     {samples / train.windows:.2f} epochs of {train.windows:,} rows"
-    for place, (name, source) in enumerate(train.sources.items() if mixture else ()):
-        count, most = taken[place], mixture[name].epochs
+    for index, (name, source) in enumerate(train.sources.items() if mixture else ()):
+        count, most = taken[index], mixture[name].epochs
         if most is not None and count > most * source.windows:
             allowed = int(most * source.windows)
             steps = range(config.train.steps)
-            last = bisect_right(steps, allowed, key=lambda s: train.turns.before(left + s * config.samples)[place]) - 1
+            last = bisect_right(steps, allowed, key=lambda s: train.turns.before(left + s * config.samples)[index]) - 1
             fewer = f"set train.steps to {last} or less" if last > 0 else "use fewer samples per step"
             raise UserError(
                 f"data.mixture.{name}.epochs = {most:g}: train.steps = {config.train.steps} uses {count} of its "

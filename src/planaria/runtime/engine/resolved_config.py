@@ -99,10 +99,10 @@ class ResolvedRun:
     def _routes(self, step: int) -> list[Route]:
         if self.schedule is not None:
             return [tuple(route) for route in self.schedule.routes]
-        ways, count, stages = routes(self.config, step), self.most_replicas, self.config.pipeline.stages
+        paths, count, stages = routes(self.config, step), self.most_replicas, self.config.pipeline.stages
         if self.config.routing.mixed:
-            return mixed(ways, count, stages, self.config.seed, step)
-        return columns(ways, count, stages)
+            return mixed(paths, count, stages, self.config.seed, step)
+        return columns(paths, count, stages)
 
     def training(
         self, step: int, absent: Collection[int] = (), detour: Sequence[Sequence[int]] = (), replica: int = 0
@@ -118,9 +118,9 @@ class ResolvedRun:
         """Return the plan of one replica's own passes of these microbatches (from 0) over its own nodes, for replicas
         that share a plan.
         """
-        ways, stages = routes(self.config, step), self.arrangement.stages
+        paths, stages = routes(self.config, step), self.arrangement.stages
         nodes = {stage: self.arrangement.nodes(stage)[replica] for stage in stages}
-        walked = [tuple(nodes[stage] for stage in ways[microbatch % len(ways)]) for microbatch in microbatches]
+        walked = [tuple(nodes[stage] for stage in paths[microbatch % len(paths)]) for microbatch in microbatches]
         return self._compiled(tuple(walked), True)
 
     def validation(self, absent: Collection[int] = (), replica: int = 0) -> StepPlan:
@@ -143,7 +143,7 @@ class ResolvedRun:
             return self.schedule.problem.prices
         return MessageCosts(Costs(self.config.network), message_bytes(self.config.model, self.config.pipeline))
 
-    def place(self, node: int) -> int:
+    def position(self, node: int) -> int:
         """Return the index of a node in the prices."""
         return node if self.schedule is not None else self.arrangement.stage[node]
 

@@ -57,27 +57,27 @@ class Resumption:
         return self.origin.step >= self.config.train.steps
 
 
-def take_up(folder: Path, changes: Mapping[str, object], checkpoint: str | None, say: Say) -> Resumption:
+def take_up(folder: Path, changes: Mapping[str, object], checkpoint: str | None, notify: Say) -> Resumption:
     """Return where the run in ``folder`` continues, with ``changes`` (setting → value) applied to its configuration.
 
-    ``checkpoint``: a name; default: the newest. ``say`` receives warnings.
+    ``checkpoint``: a name; default: the newest. ``notify`` receives warnings.
 
     :raises UserError: if there is no such run or checkpoint, it is damaged, or a changed setting is fixed.
     """
     before = run_folders.config_of(folder, *run_folders.KEPT)
     config = changed(before, changes, folder)
     if differing := _differing(before, config):
-        say(f"{folder}: continues with {differing}")
+        notify(f"{folder}: continues with {differing}")
     run, store = ResolvedRun(config), CheckpointStore(folder / "checkpoints")
     store.bring_back()
     saved = choose(store, checkpoint)
     with _naming_another(store, saved):
-        origin = _origin(store, folder, saved, run, say)
+        origin = _origin(store, folder, saved, run, notify)
         check_stages(store.folder, origin.load, config)
     if checkpoint is None:
-        origin = recalled(origin, saved, run, folder, say)
+        origin = recalled(origin, saved, run, folder, notify)
     if jump := rate_change(before, config, origin.step):
-        say(f"{folder}: {jump}")
+        notify(f"{folder}: {jump}")
     return Resumption(config, store, saved, origin)
 
 
@@ -89,7 +89,11 @@ def _naming_another(store: CheckpointStore, saved: SealedCheckpoint | None) -> I
     except UserError as error:
         if saved is None or str(saved.folder) not in str(error):
             raise
-        others = [one.folder.name for one in store.list() if one.whole and one.folder != saved.folder]
+        others = [
+            checkpoint.folder.name
+            for checkpoint in store.list()
+            if checkpoint.whole and checkpoint.folder != saved.folder
+        ]
         hint = f"--checkpoint {others[-1]}" if others else "there is no other, so start a new run"
         raise UserError(f"{error}: {hint}") from None
 
@@ -140,8 +144,8 @@ def _with_tokenizer(config: RunConfig, before: RunConfig, folder: Path) -> RunCo
 
 def _without_replaced(before: RunConfig, flags: Mapping[str, object]) -> RunConfig:
     """Return the configuration without the options of a routing or exchange that ``flags`` replace."""
-    found = {name: getattr(before, name) for name in ("routing", "exchange")}
-    replaced = {name: given for name, given in found.items() if flags.get(f"{name}.kind", given.kind) != given.kind}
+    result = {name: getattr(before, name) for name in ("routing", "exchange")}
+    replaced = {name: given for name, given in result.items() if flags.get(f"{name}.kind", given.kind) != given.kind}
     return before.model_copy(
         update={n: given.model_copy(update={"options": Options()}) for n, given in replaced.items()}
     )
@@ -150,8 +154,8 @@ def _without_replaced(before: RunConfig, flags: Mapping[str, object]) -> RunConf
 def _differing(before: RunConfig, config: RunConfig) -> str:
     """Return the changed settings of a run's shape; empty if there are none."""
     was, now = (recipe.flat({name: getattr(given, name) for name in SHAPE}) for given in (before, config))
-    found = (name for name in was | now if was.get(name) != now.get(name) and name != "routing.schedule")
-    changes = [f"{name} = {now.get(name)!r} (was {was.get(name)!r})" for name in found]
+    results = (name for name in was | now if was.get(name) != now.get(name) and name != "routing.schedule")
+    changes = [f"{name} = {now.get(name)!r} (was {was.get(name)!r})" for name in results]
     if (before.routing.schedule is None) != (config.routing.schedule is None):
         changes.append("no schedule" if config.routing.schedule is None else "a schedule")
     return ", ".join(changes)
@@ -245,27 +249,29 @@ def _generation(folder: Path, saved: SealedCheckpoint | None, config: RunConfig)
     return read_state(folder).generation if path.exists() else 0
 
 
-def _origin(store: CheckpointStore, folder: Path, saved: SealedCheckpoint | None, run: ResolvedRun, say: Say) -> Origin:
+def _origin(
+    store: CheckpointStore, folder: Path, saved: SealedCheckpoint | None, run: ResolvedRun, notify: Say
+) -> Origin:
     """Return where to continue; stages missing in a partial checkpoint come from the newest whole one before it."""
     config = run.config
     generation = _generation(folder, saved, config)
     if saved is None:
-        say(f"{folder}: nothing was saved yet; starting again from step 0")
+        notify(f"{folder}: nothing was saved yet; starting again from step 0")
         return Origin(generation=generation)
     if not saved.manifest.digests or not digests.read(folder):
-        say(f"{folder}: written by an older planaria, without digests; damage may go unnoticed")
+        notify(f"{folder}: written by an older planaria, without digests; damage may go unnoticed")
     manifest = saved.manifest
     was, now = cut_of(manifest), cut_for(config)
     require_alike(was, now, str(saved.folder))
-    load = _load(store, saved, was.lines == now.lines, range(now.stages + 1), say)
+    load = _load(store, saved, was.lines == now.lines, range(now.stages + 1), notify)
     first_block = _first_block(saved, run)
-    rule = recut.rules(was, now, len(manifest.standings) if manifest.replicas > 1 else 1)
+    rule = recut.rules(was, now, len(manifest.positions) if manifest.replicas > 1 else 1)
     notes = _notes(was, now, rule, config.optim)
     for line in notes:
-        say(f"{saved.folder.name}: {line}")
-    standings = manifest.standings if run.replicas == manifest.replicas > 1 and rule.weights == "own" else {}
+        notify(f"{saved.folder.name}: {line}")
+    positions = manifest.positions if run.replicas == manifest.replicas > 1 and rule.weights == "own" else {}
     if rule.outer != "own":
-        standings = {number: ReplicaPosition(step=standing.step) for number, standing in standings.items()}
+        positions = {number: ReplicaPosition(step=standing.step) for number, standing in positions.items()}
     return Origin(
         saved.step,
         generation,
@@ -274,8 +280,8 @@ def _origin(store: CheckpointStore, folder: Path, saved: SealedCheckpoint | None
         struck=not saved.whole,
         first_block=first_block,
         blocks_ahead=manifest.blocks_ahead,
-        standings=standings,
-        recut=Recut(checkpoint=saved.folder.name, was=_shape(was), now=_shape(now), said=notes) if notes else None,
+        positions=positions,
+        recut=Recut(checkpoint=saved.folder.name, was=_shape(was), now=_shape(now), notes=notes) if notes else None,
     )
 
 
@@ -293,7 +299,7 @@ def _shape(cut: RunCut) -> RunShape:
 
 
 def _load(
-    store: CheckpointStore, saved: SealedCheckpoint, same_cut: bool, stages: Sequence[int], say: Say
+    store: CheckpointStore, saved: SealedCheckpoint, same_cut: bool, stages: Sequence[int], notify: Say
 ) -> dict[int, str]:
     """Return the folder that each of ``stages`` is loaded from; missing ones start from the seed.
 
@@ -309,7 +315,7 @@ def _load(
         )
     whole = next((s for s in reversed(store.list()) if s.whole and s.step <= saved.step), None)
     replacement = f"their state of step {whole.step}" if whole else "the seed's initial weights"
-    say(f"{saved.folder.name}: stages {missing} were lost; they continue from {replacement}")
+    notify(f"{saved.folder.name}: stages {missing} were lost; they continue from {replacement}")
     others = dict.fromkeys(missing, whole.folder.name) if whole is not None else {}
     return dict.fromkeys(saved.manifest.stages, saved.folder.name) | others
 
@@ -330,12 +336,12 @@ def _notes(was: RunCut, now: RunCut, rule: recut.ReplicaStarts, optim: OptimConf
         lines.append(f"of {was.model.vocab} tokens, now {now.model.vocab}: embedding and head {rows}")
     if was.replicas != now.replicas:
         counts = " now ".join(f"{n} replica{'s' * (n > 1)}," for n in (was.replicas, now.replicas)).rstrip(",")
-        what = "the mean of weights and moments" if rule.weights == "mean" else "copies of the one model"
+        label = "the mean of weights and moments" if rule.weights == "mean" else "copies of the one model"
         outer = _OUTER[rule.outer] if _has_outer(was) or _has_outer(now) else ""
-        lines.append(f"of {counts}: they begin from {what}{outer}")
+        lines.append(f"of {counts}: they begin from {label}{outer}")
     elif was.replicas > 1 and rule.outer == "anew":
-        what = ", all start from the mean of weights and moments" if rule.weights == "mean" else ""
-        lines.append(f"the outer state belongs to another exchange; it is reset{what}")
+        label = ", all start from the mean of weights and moments" if rule.weights == "mean" else ""
+        lines.append(f"the outer state belongs to another exchange; it is reset{label}")
     return lines
 
 

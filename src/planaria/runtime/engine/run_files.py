@@ -30,7 +30,7 @@ JOINED = "joined"
 Say = Callable[[str], None]
 
 
-def settled(setup: Setup, cwd: Path, cache: Path | None, say: Say, address: str, machine: str) -> Workplace:
+def settled(setup: Setup, cwd: Path, cache: Path | None, notify: Say, address: str, machine: str) -> Workplace:
     """Return the workplace of this machine's workers; ``machine``: its name in the run.
 
     A :data:`planaria.runtime.fleet.base.Settle`. ``cwd``: the controller's working directory, for relative paths. The
@@ -41,7 +41,7 @@ def settled(setup: Setup, cwd: Path, cache: Path | None, say: Say, address: str,
     _require_classes(setup)
     if _sees(setup):
         return Workplace(partial(worker.main, setup), cwd if cwd.is_dir() else setup.folder)
-    own = provide(setup, address, machine, cache, say)
+    own = provide(setup, address, machine, cache, notify)
     return Workplace(partial(worker.main, own), own.folder, own.scratch)
 
 
@@ -58,7 +58,7 @@ def _sees(setup: Setup) -> bool:
         return False
 
 
-def provide(setup: Setup, address: str, host: str, cache: Path | None, say: Say) -> Setup:
+def provide(setup: Setup, address: str, host: str, cache: Path | None, notify: Say) -> Setup:
     """Return the setup for the workers of this machine, ``host`` in the run, after fetching their files.
 
     ``address``: HOST:PORT of the controller; ``cache``: this machine's, the user's unless given.
@@ -66,11 +66,11 @@ def provide(setup: Setup, address: str, host: str, cache: Path | None, say: Say)
     :raises UserError: if a file cannot be fetched or stored.
     """
     # Absolute, since workers run in another directory.
-    place, files = (cache or cache_folder()).absolute(), Files(address, setup.key)
-    folder = place / JOINED / f"{setup.config.name}-{_digest(setup.key)}-{host}"
+    path, files = (cache or cache_folder()).absolute(), Files(address, setup.key)
+    folder = path / JOINED / f"{setup.config.name}-{_digest(setup.key)}-{host}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        dataset = _dataset(setup.dataset.name, place, files, say)
+        dataset = _dataset(setup.dataset.name, path, files, notify)
         config = setup.config
         if config.routing.schedule is not None:
             files.fetch(f"{RUN}/{run_folders.SCHEDULE}", folder / run_folders.SCHEDULE)
@@ -78,28 +78,28 @@ def provide(setup: Setup, address: str, host: str, cache: Path | None, say: Say)
             config = config.model_copy(update={"routing": routing})
     except OSError as error:
         raise UserError(
-            f"cannot store the run's files in {place} ({error}); free space, or set another --cache"
+            f"cannot store the run's files in {path} ({error}); free space, or set another --cache"
         ) from None
     return replace(setup, config=config, folder=folder, dataset=dataset, files=address)
 
 
-def _dataset(name: str, place: Path, files: Files, say: Say) -> Path:
+def _dataset(name: str, path: Path, files: Files, notify: Say) -> Path:
     """Return the prepared data ``name``, which identifies its content; fetch each of its folders once.
 
     :raises OSError: if they cannot be fetched or stored.
     """
-    folder = _fetched(name, place, files, say)
+    folder = _fetched(name, path, files, notify)
     for part in parts_of(folder):
-        _fetched(part, place, files, say)
+        _fetched(part, path, files, notify)
     open_data(folder)
     return folder
 
 
-def _fetched(name: str, place: Path, files: Files, say: Say) -> Path:
+def _fetched(name: str, path: Path, files: Files, notify: Say) -> Path:
     """Return the prepared folder of a source or a mixture; fetch it if it is missing."""
-    folder = place / name
-    place.mkdir(parents=True, exist_ok=True)
-    with locked(place / f".{name}.lock", lambda: say("waiting for another process that fetches this data")):
+    folder = path / name
+    path.mkdir(parents=True, exist_ok=True)
+    with locked(path / f".{name}.lock", lambda: notify("waiting for another process that fetches this data")):
         with suppress(CorruptDataset):
             open_data(folder)
             return folder
@@ -107,7 +107,7 @@ def _fetched(name: str, place: Path, files: Files, say: Say) -> Path:
         for file in sorted(
             files.names(at), key=lambda file: file == "meta.json"
         ):  # last, since it marks the folder as complete
-            say(f"fetching {file}")
+            notify(f"fetching {file}")
             files.fetch(f"{at}/{file}", folder / file)
     return folder
 

@@ -112,7 +112,7 @@ def remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def set_aside(folder: Path, say: Callable[[str], None]) -> None:
+def set_aside(folder: Path, notify: Callable[[str], None]) -> None:
     """Rename a run's folder, if it exists, because the store has a newer copy.
 
     :raises UserError: if the run is being trained.
@@ -122,7 +122,7 @@ def set_aside(folder: Path, say: Callable[[str], None]) -> None:
     other = next(path for n in count(1) if not (path := folder.with_name(f"{folder.name}.older-{n}")).exists())
     with held(folder):
         folder.rename(other)
-    say(f"{folder}: is older than the copy in the store; renamed to {other}")
+    notify(f"{folder}: is older than the copy in the store; renamed to {other}")
 
 
 def keep(folder: Path, config: RunConfig, dataset: Data, trace: Trace) -> None:
@@ -179,10 +179,10 @@ def config_of(folder: Path, *further: str) -> RunConfig:
     if not path.is_file():
         raise not_a_run(folder)
     require(folder, CONFIG, *further)
-    found = recipe.parse(documents.text(path), str(path))
-    if "tokenization" in found.data.model_fields_set:
-        return found
-    return found.model_copy(update={"data": found.data.model_copy(update={"tokenization": "legacy"})})
+    result = recipe.parse(documents.text(path), str(path))
+    if "tokenization" in result.data.model_fields_set:
+        return result
+    return result.model_copy(update={"data": result.data.model_copy(update={"tokenization": "legacy"})})
 
 
 def usage_of(folder: Path) -> ModelMetadata | None:

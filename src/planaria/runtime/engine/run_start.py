@@ -61,11 +61,11 @@ class Origin:
     blocks_ahead: Sequence[int] = ()
     """used blocks beyond it"""
     recalled: SnapshotLabel | None = None
-    """snapshot in memory from which the nodes in ``remembering`` start, instead of loading"""
-    remembering: Sequence[int] = ()
+    """snapshot in memory from which the nodes in ``snapshot_nodes`` start, instead of loading"""
+    snapshot_nodes: Sequence[int] = ()
     durable_step: int | None = None
     """step of the checkpoint in ``load``, if older than ``step``"""
-    standings: Mapping[int, ReplicaPosition] = field(default_factory=dict)
+    positions: Mapping[int, ReplicaPosition] = field(default_factory=dict)
     """start of replicas that are not at ``step``"""
     recut: Recut | None = None
     """description of a conversion from another shape"""
@@ -90,8 +90,8 @@ START = Origin()
 def run_started(resolved: ResolvedRun, origin: Origin) -> RunStarted:
     """Return the first event of a run: the part of the recipe that decisions depend on."""
     config, pipeline, replicas = resolved.config, resolved.config.pipeline, resolved.replicas
-    ways = routes(config, 0) if resolved.schedule is None and replicas > 1 else resolved.routes(0)
-    walked, stages = [list(route) for route in ways], range(pipeline.stages + 1)
+    paths = routes(config, 0) if resolved.schedule is None and replicas > 1 else resolved.routes(0)
+    walked, stages = [list(route) for route in paths], range(pipeline.stages + 1)
     shared = resolved.schedule is not None or resolved.column(0).shared
     met = list(combinations(stages, 2)) if change(config) and not shared else []
     if resolved.at_once > 1:  # each node sends its gradient or update to all others
@@ -116,14 +116,14 @@ def run_started(resolved: ResolvedRun, origin: Origin) -> RunStarted:
         blocks_ahead=list(origin.blocks_ahead),
         replicas=replicas,
         columns=columns if replicas > 1 else [],
-        standings=dict(origin.standings),
+        positions=dict(origin.positions),
         exchange=config.exchange,
         wall_time=time.time(),
         provenance=provenance(),
         load=dict(origin.load),
         recalled=-1 if origin.recalled is None else origin.recalled.step,
         recalled_from=origin.recalled,
-        remembering=list(origin.remembering),
+        snapshot_nodes=list(origin.snapshot_nodes),
         durable_step=origin.durable_step,
         recut=origin.recut,
         eval_every=config.train.eval_every,

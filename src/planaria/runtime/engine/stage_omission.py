@@ -55,19 +55,19 @@ def omissions(
     """
 
     def measured(subset: Collection[int]) -> float:
-        found = loss(model, batch, microbatches, subset, masks, learned)
+        result = loss(model, batch, microbatches, subset, masks, learned)
         on_loss()
-        return found
+        return result
 
     stages = len(model.stages)
     full = measured(())
-    found = [_summary(0.0, 0, 1, [full], full)]
+    result = [_summary(0.0, 0, 1, [full], full)]
     for share in shares:
         count = round(share * stages)
         subsets, possible = _subsets(stages, count, most, random.Random(f"{seed} {count}"))
         losses = [measured(subset) for subset in subsets]
-        found.append(_summary(share, count, possible, losses, full))
-    return found
+        result.append(_summary(share, count, possible, losses, full))
+    return result
 
 
 def evaluations(stages: int, shares: Sequence[float], most: int) -> int:

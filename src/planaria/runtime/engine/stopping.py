@@ -14,22 +14,22 @@ REQUEST = "request"
 
 
 @contextmanager
-def stop_asked(stop: Callable[[], bool] | None = None) -> Iterator[Callable[[], str]]:
+def stop_requested(stop: Callable[[], bool] | None = None) -> Iterator[Callable[[], str]]:
     """Yield a function that returns why the run should stop: a signal's name, :data:`REQUEST`, or "".
 
     Signals are SIGINT, SIGTERM, SIGHUP and SIGQUIT. A second one raises KeyboardInterrupt, unless it is a hang-up,
     since a closing terminal may send several. Python delivers signals to the main thread; a run in another thread only
     asks ``stop``.
     """
-    asked: list[str] = []
+    requested: list[str] = []
 
     def handler(number: int, frame: FrameType | None) -> None:
-        if asked and number != signal.SIGHUP:
+        if requested and number != signal.SIGHUP:
             raise KeyboardInterrupt
-        asked.append(signal.Signals(number).name)
+        requested.append(signal.Signals(number).name)
 
     def reason() -> str:
-        return asked[0] if asked else REQUEST if stop is not None and stop() else ""
+        return requested[0] if requested else REQUEST if stop is not None and stop() else ""
 
     with handled(handler):
         yield reason

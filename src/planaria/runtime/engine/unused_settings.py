@@ -129,7 +129,7 @@ def idle(run: ResolvedRun, trace: Trace) -> Iterator[str]:
 
 
 def _value(config: RunConfig, name: str) -> object:
-    found: object = config
+    result: object = config
     for part in name.split("."):
-        found = getattr(found, part)
-    return found
+        result = getattr(result, part)
+    return result

@@ -89,7 +89,7 @@ def open_model(source: str | Path) -> tuple[Llama, Tokenizer]:
 def tokenizer_of(weights: WeightsFile) -> Tokenizer:
     """Return the tokenizer beside a model's weights; UserError if there is none."""
     if weights.tokenizer is None:
-        raise UserError(f"{weights.place}: no tokenizer.json; save its tokenizer there (the fast kind)")
+        raise UserError(f"{weights.path}: no tokenizer.json; save its tokenizer there (the fast kind)")
     return Tokenizer.open(weights.tokenizer, bare=weights.bare)
 
 
@@ -138,7 +138,7 @@ def inherited(tree: Mapping[str, Any]) -> dict[str, Any]:
     require_dense(start, weights)
     named, own, options = f"train.start = {start!r}", weights.config, _options(given)
     if own.family == "transformers":
-        given = _without_sizes_of(weights.place, given)
+        given = _without_sizes_of(weights.path, given)
         _require_own_config(named, own, given)
     require_same(named, own, {"kv" if name == "kv_heads" else name: value for name, value in given.items()})
     model = {"kv_heads" if name == "kv" else name: getattr(own, name) for name in FIXED}
@@ -146,8 +146,8 @@ def inherited(tree: Mapping[str, Any]) -> dict[str, Any]:
     if own.lora.rank:
         _require_own_adapters(named, own, lora)
         lora = {**own.lora.model_dump(), **lora}
-    elif lora.get("rank") and lora.get("base") != str(weights.place.absolute()):
-        lora |= base_of(weights.place)
+    elif lora.get("rank") and lora.get("base") != str(weights.path.absolute()):
+        lora |= base_of(weights.path)
     model["context"] = min(own.context, ModelConfig().context)
     data = {} if weights.tokenizer is None else {"tokenizer": str(weights.tokenizer.absolute())}
     beneath = {
@@ -160,22 +160,22 @@ def inherited(tree: Mapping[str, Any]) -> dict[str, Any]:
 def _from_library(stated: Mapping[str, Any]) -> dict[str, Any]:
     """Return the section of a model of ``transformers`` from scratch, with the sizes in its config.json."""
     options = _options(stated)
-    if not isinstance(place := options.get("config"), str):
+    if not isinstance(location := options.get("config"), str):
         return dict(stated)
-    if place.lstrip().startswith("{"):  # its contents
+    if location.lstrip().startswith("{"):  # its contents
         return dict(stated)
-    place = str(expanded(place))
-    found = model_section(read_json(Path(place)), place)
-    _require_no_sizes(f"model.options.config = {place!r}", stated)
-    require_same(f"model.options.config = {place!r}", ModelConfig.model_validate(found), stated)
-    found["context"] = min(found["context"], ModelConfig().context)
-    return {**found, **stated, "options": {**options, **found["options"]}}
+    location = str(expanded(location))
+    result = model_section(read_json(Path(location)), location)
+    _require_no_sizes(f"model.options.config = {location!r}", stated)
+    require_same(f"model.options.config = {location!r}", ModelConfig.model_validate(result), stated)
+    result["context"] = min(result["context"], ModelConfig().context)
+    return {**result, **stated, "options": {**options, **result["options"]}}
 
 
 def _options(model: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options in a section of the model."""
-    found = model.get("options")
-    return dict(found) if isinstance(found, Mapping) else {}
+    result = model.get("options")
+    return dict(result) if isinstance(result, Mapping) else {}
 
 
 def _require_own_config(named: str, own: ModelConfig, stated: Mapping[str, Any]) -> None:

@@ -52,7 +52,7 @@ class Reported:
 
 
 @dataclass(frozen=True)
-class Gone:
+class WorkerEnded:
     """A worker's end, from the first of: closed connection, exited process, missed heartbeats."""
 
     worker: str
@@ -88,13 +88,13 @@ class Left:
 
 
 @dataclass(frozen=True)
-class Asked:
+class FaultRequested:
     """The run's owner requests a fault (``planaria run chaos``)."""
 
     fault: Fault
 
 
-Notice = Reported | Gone | Leaving | Joined | Left | Asked
+Notice = Reported | WorkerEnded | Leaving | Joined | Left | FaultRequested
 
 
 class Fleet(Protocol):
@@ -168,7 +168,7 @@ class FleetWork:
     needs: DeviceNeeds = ON_CPUS
 
 
-class WorkerPlace(Protocol):
+class WorkerHost(Protocol):
     """A place for workers."""
 
     @property

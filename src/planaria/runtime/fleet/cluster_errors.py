@@ -65,8 +65,8 @@ def require_suitable(node: str, found: NodeFacts, needs: DeviceNeeds = ON_CPUS) 
         raise UserError(
             f"Ray node {node} has planaria {found.version}, this process {own.version}: install the same on all nodes"
         )
-    crowd = max(1, len(found.found.devices))
-    require_devices(f"Ray node {node}", needs, found.found, crowd, "let Ray know of no GPUs there (`--num-gpus 0`)")
+    crowd = max(1, len(found.devices.devices))
+    require_devices(f"Ray node {node}", needs, found.devices, crowd, "let Ray know of no GPUs there (`--num-gpus 0`)")
 
 
 def require_files(node: str, wrong: str) -> None:

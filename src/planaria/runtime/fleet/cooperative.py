@@ -11,7 +11,7 @@ from typing import Any
 
 from greenlet import GreenletExit, greenlet
 
-from planaria.runtime.fleet.base import Gone, Notice, Reported
+from planaria.runtime.fleet.base import Notice, Reported, WorkerEnded
 from planaria.runtime.transport.local import LocalInbox
 
 
@@ -110,7 +110,7 @@ class CooperativeFleet:
     def _lose(self, slot: InProcessWorker) -> None:
         if self._slots.get(slot.worker) is slot:
             del self._slots[slot.worker]
-            self._notices.append(Gone(slot.worker, slot.incarnation, "exit", slot.reason))
+            self._notices.append(WorkerEnded(slot.worker, slot.incarnation, "exit", slot.reason))
 
     def waitables(self) -> list[Any]:
         """Return no file descriptors: reports arrive during :meth:`poll` only."""

@@ -84,16 +84,16 @@ def device_of(worker: str, devices: Sequence[Device], homes: Mapping[Name, str])
     return min(devices, key=lambda device: (others[device.name], processes[device.name], -device.memory)).name
 
 
-def lacking(needs: DeviceNeeds, found: Inventory, workers: int) -> str:
+def lacking(needs: DeviceNeeds, devices: Inventory, workers: int) -> str:
     """Return why the devices of a machine cannot hold ``workers`` workers; empty if they can."""
     if not needs.cuda:
         return ""
-    if not found.devices:
-        return f"has no CUDA device ({found.lacks})"
+    if not devices.devices:
+        return f"has no CUDA device ({devices.lacks})"
     homes: dict[Name, str] = {}
     for number in range(workers):
-        homes[str(number), 1] = device_of(str(number), found.devices, homes)
-    memory = {device.name: device.memory for device in found.devices}
+        homes[str(number), 1] = device_of(str(number), devices.devices, homes)
+    memory = {device.name: device.memory for device in devices.devices}
     for device, crowd in Counter(homes.values()).items():
         if (least := needs.least(crowd)) > memory[device]:
             many = f"{crowd} workers" if crowd > 1 else "a worker"
@@ -104,10 +104,10 @@ def lacking(needs: DeviceNeeds, found: Inventory, workers: int) -> str:
     return ""
 
 
-def require_devices(called: str, needs: DeviceNeeds, found: Inventory, workers: int, advice: str) -> None:
+def require_devices(called: str, needs: DeviceNeeds, devices: Inventory, workers: int, advice: str) -> None:
     """Raise UserError if the machine ``called`` so cannot hold the workers; ``advice`` is appended."""
-    if workers and (why := lacking(needs, found, workers)):
-        more = "" if not found.devices else "; more pipeline.stages make each smaller"
+    if workers and (why := lacking(needs, devices, workers)):
+        more = "" if not devices.devices else "; more pipeline.stages make each smaller"
         raise UserError(f"train.device = 'cuda': {called} {why}: {advice}{more}")
 
 
@@ -148,8 +148,8 @@ def parse(listed: str, queried: str) -> tuple[dict[int, Device], tuple[Device, .
             divided.add(int(index))
     instances: list[Device] = []
     for line in listed.splitlines():
-        if not _GPU.match(line) and (found := _INSTANCE.match(line)):
-            instances.append(Device(found[2], int(found[1]) * 10**9))
+        if not _GPU.match(line) and (match := _INSTANCE.match(line)):
+            instances.append(Device(match[2], int(match[1]) * 10**9))
     return {index: gpu for index, gpu in gpus.items() if index not in divided}, tuple(instances)
 
 

@@ -99,13 +99,13 @@ class Visit:
         self.reach = replace(reach, machine=answer.host, reachable=bool(at) and answer.reachable, relay=self.address)
         self.own_address = self._line.own_address
 
-    def stay(self, pool: ProcessPool, silence_s: float, asked_to_leave: Callable[[], str], say: Say) -> Ending:
+    def stay(self, pool: ProcessPool, silence_s: float, asked_to_leave: Callable[[], str], notify: Say) -> Ending:
         """Serve until the run ends or is lost, or, after a request to leave, all workers have ended.
 
         A run that is silent for ``silence_s`` is lost.
         """
         self._send(joining.Settled())
-        say("joined")
+        notify("joined")
         threading.Thread(target=self._beat, name="beat", daemon=True).start()
         leaving, silence = "", HeartbeatMonitor[str](joining.BEAT_S, silence_s / joining.BEAT_S)
         silence.receive("the run")
@@ -122,9 +122,9 @@ class Visit:
                 return Ending("lost", f"silent for {seconds:.1f} s")
             if isinstance(message, joining.Goodbye):
                 return Ending("again" if message.again else "over" if message.welcome else "unwelcome", message.reason)
-            self._process(message, pool, leaving, say)
+            self._process(message, pool, leaving, notify)
             if not leaving and (leaving := asked_to_leave()):
-                say("leaving once other machines have taken over (again: at once)")
+                notify("leaving once other machines have taken over (again: at once)")
                 self._send(joining.Departing(detail=leaving))
             elif leaving and pool.empty:
                 return Ending("left")
@@ -132,24 +132,24 @@ class Visit:
     def end(self) -> None:
         self._line.close()
 
-    def _process(self, message: Message | None, pool: ProcessPool, leaving: str, say: Say) -> None:
+    def _process(self, message: Message | None, pool: ProcessPool, leaving: str, notify: Say) -> None:
         match message:
             case joining.Start() if not leaving:
-                threading.Thread(target=self._start, args=(message, pool, say), name="start", daemon=True).start()
+                threading.Thread(target=self._start, args=(message, pool, notify), name="start", daemon=True).start()
             case joining.Signal():
                 log.debug("worker %s gets signal %d", message.worker, message.number)
                 pool.signal(message.worker, message.incarnation, message.number)
 
-    def _start(self, order: joining.Start, pool: ProcessPool, say: Say) -> None:
+    def _start(self, order: joining.Start, pool: ProcessPool, notify: Say) -> None:
         """Start a worker in a thread, since that may take long."""
         try:
             pid = pool.start(order.worker, order.incarnation)
         except OSError as error:
-            say(str(error))
+            notify(str(error))
             log.info("worker %s did not start: %s", order.worker, error)
             self._send(joining.Failed(worker=order.worker, incarnation=order.incarnation, detail=str(error)[:200]))
             return
-        say(f"started worker {order.worker} (pid {pid})")
+        notify(f"started worker {order.worker} (pid {pid})")
         self._send(joining.Started(worker=order.worker, incarnation=order.incarnation))
 
     def _beat(self) -> None:

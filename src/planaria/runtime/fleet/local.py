@@ -25,10 +25,10 @@ from planaria.runtime.fleet.base import (
     Entry,
     Fleet,
     FleetWork,
-    Gone,
     Notice,
     Reported,
-    WorkerPlace,
+    WorkerEnded,
+    WorkerHost,
 )
 from planaria.runtime.fleet.devices import (
     NO_INVENTORY,
@@ -118,9 +118,9 @@ class LocalFleet:
             notices += self._lose(process, "heartbeat", f"silent for {seconds:.2f} s")
         return notices
 
-    def _read(self, process: _Process) -> list[Reported | Gone]:
+    def _read(self, process: _Process) -> list[Reported | WorkerEnded]:
         """Read all reports from a connection."""
-        notices: list[Reported | Gone] = []
+        notices: list[Reported | WorkerEnded] = []
         try:
             while process.connection.poll():
                 text = process.connection.recv_bytes(MAX_REPORT_BYTES)
@@ -137,13 +137,15 @@ class LocalFleet:
                 notices += self._lose(process, "connection", f"pid {process.process.pid}")
         return notices
 
-    def _lose(self, process: _Process, cause: Literal["connection", "exit", "heartbeat"], detail: str) -> list[Gone]:
+    def _lose(
+        self, process: _Process, cause: Literal["connection", "exit", "heartbeat"], detail: str
+    ) -> list[WorkerEnded]:
         """Return a notice unless the process was reported before."""
         if process.gone:
             return []
         process.gone = True
         self._silence.forget(process)
-        return [Gone(process.worker, process.incarnation, cause, detail)]
+        return [WorkerEnded(process.worker, process.incarnation, cause, detail)]
 
     def dismiss(self, worker: str, incarnation: int, text: bytes) -> None:
         process = self._find(worker, incarnation)
@@ -195,10 +197,10 @@ class _LocalGround:
         return self.config.host
 
     def fleet(self, work: FleetWork) -> Fleet:
-        found = devices_here(work.needs, work.workers).devices
+        result = devices_here(work.needs, work.workers).devices
         config = self.config
         beats = config.heartbeat_s, config.missed
-        return LocalFleet(work.entry, work.preload, *beats, found, config.start_timeout_s)
+        return LocalFleet(work.entry, work.preload, *beats, result, config.start_timeout_s)
 
 
 def devices_here(needs: DeviceNeeds, workers: int) -> Inventory:
@@ -206,14 +208,14 @@ def devices_here(needs: DeviceNeeds, workers: int) -> Inventory:
 
     :raises UserError: if they are insufficient for that many workers.
     """
-    found = inventory() if needs.cuda else NO_INVENTORY
+    result = inventory() if needs.cuda else NO_INVENTORY
     advice = "use 'cpu', machines that join (fleet.own = 0), or fleet.kind = 'ray' with nodes that have more"
-    require_devices("this machine", needs, found, workers, advice)
-    return found
+    require_devices("this machine", needs, result, workers, advice)
+    return result
 
 
 @contextmanager
-def ground(config: FleetConfig, workers: int) -> Iterator[WorkerPlace]:
+def ground(config: FleetConfig, workers: int) -> Iterator[WorkerHost]:
     """Yield the place for ``workers`` workers that ``config`` names; UserError if it is unavailable or unsuitable."""
     if config.kind == "local":
         yield _LocalGround(config)

@@ -21,7 +21,7 @@ import planaria
 from planaria.common.errors import UserError
 from planaria.config.schema import FleetConfig
 from planaria.runtime.fleet import joining
-from planaria.runtime.fleet.base import Asked, Fleet, Joined, Leaving, Left, Notice
+from planaria.runtime.fleet.base import FaultRequested, Fleet, Joined, Leaving, Left, Notice
 from planaria.runtime.fleet.control_connections import ControlConnection, Switchboard
 from planaria.runtime.fleet.files import FileServer
 from planaria.runtime.fleet.heartbeats import HeartbeatMonitor
@@ -164,7 +164,7 @@ class JoinedMachines:
                         with self._guarded:
                             _send(guest.line, joining.Beat())
                     case joining.Strike(fault=fault) if not called:
-                        self._queue.put(Asked(fault))
+                        self._queue.put(FaultRequested(fault))
                         _send(guest.line, joining.Goodbye(reason="it will be injected at the next opportunity"))
                         raise EOFError
                     case joining.Started():

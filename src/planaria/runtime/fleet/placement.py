@@ -98,8 +98,8 @@ class Placement:
         self._find_seats()
         for node in self._seats.nodes():
             self._open(node)
-        for node, found in self._answers("facts", patience_s):
-            require_suitable(node, found, self._needs)
+        for node, value in self._answers("facts", patience_s):
+            require_suitable(node, value, self._needs)
         for node, unsettled in self._answers("settle", _FETCH_S):
             require_files(node, unsettled)
         self._thread.start()
@@ -162,17 +162,17 @@ class Placement:
 
     def _seat(self, request: _Request) -> None:
         """Start a worker on a free seat, or let it wait for one."""
-        found = self._seats.take()
-        if found is None:
+        result = self._seats.take()
+        if result is None:
             self._waiting.append(request)
             return
-        self._seated[request.name], node = found, found[1]
+        self._seated[request.name], node = result, result[1]
         self._homes[request.name] = node
-        given = self._machines.device(*found)
+        given = self._machines.device(*result)
         if given is None:
-            self._start(request, found[0], node)
+            self._start(request, result[0], node)
         else:
-            given.add_done_callback(lambda future: self._jobs.put(partial(self._given, request, *found, future)))
+            given.add_done_callback(lambda future: self._jobs.put(partial(self._given, request, *result, future)))
 
     def _given(self, request: _Request, seat: Seat, node: str, future: Future[str]) -> None:
         """Start a worker once its seat's device is known."""
@@ -222,13 +222,13 @@ class Placement:
         """Close a new process pool on an unsuitable node: first by its facts, then by its files."""
         if future.exception() is not None:
             return  # workers that should start there wait for another
-        called, found = self._machines.called(node), future.result()
+        called, result = self._machines.called(node), future.result()
         try:
-            if isinstance(found, NodeFacts):
-                require_suitable(called, found, self._needs)
+            if isinstance(result, NodeFacts):
+                require_suitable(called, result, self._needs)
                 self._ask(pool, "settle", then=partial(self._judge, node, pool))
             else:
-                require_files(called, found)
+                require_files(called, result)
         except UserError as error:
             self._seats.shunned.add(node)
             self._lose_all(node, str(error))
@@ -243,10 +243,10 @@ class Placement:
             self._ask(pool, "ping", then=partial(self._confirm_loss, node, pool, error))
         else:
             left = future.result() / 1e3 - time.time()
-            gone = f", gone in {left:.0f} s" if left > 0 else ""
+            lost = f", gone in {left:.0f} s" if left > 0 else ""
             self._seats.shunned.add(node)
             for name in self._seated_at(node):
-                self._queue.put(Leaving(*name, f"node {self._machines.called(node)} is draining{gone}"))
+                self._queue.put(Leaving(*name, f"node {self._machines.called(node)} is draining{lost}"))
 
     def _confirm_loss(self, node: str, pool: Any, error: BaseException, second: Future[None]) -> None:
         if self._nodes.get(node) is not pool:

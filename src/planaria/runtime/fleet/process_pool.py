@@ -59,13 +59,13 @@ class NodeFacts:
 
     version: str
     python: str
-    found: Inventory = NO_INVENTORY
+    devices: Inventory = NO_INVENTORY
     """its CUDA devices, if the run needs some"""
 
 
-def facts(found: Inventory = NO_INVENTORY) -> NodeFacts:
+def facts(devices: Inventory = NO_INVENTORY) -> NodeFacts:
     """Return the facts of this process."""
-    return NodeFacts(planaria.__version__, platform.python_version(), found)
+    return NodeFacts(planaria.__version__, platform.python_version(), devices)
 
 
 class ProcessPool:

@@ -139,9 +139,9 @@ class RayFleet(RemoteFleet):
                 work.settle, work.preload, board.address, board.key, work.needs,
                 consent=consent.current(), start_s=config.start_timeout_s,
             )  # fmt: skip
-            found = Placement(_Ray(orders, work.workers, bundle(config, work.needs.cuda)), queue, work.needs)
-            found.prepare(_READY_S)
-            return found
+            placement = Placement(_Ray(orders, work.workers, bundle(config, work.needs.cuda)), queue, work.needs)
+            placement.prepare(_READY_S)
+            return placement
 
         beats = config.heartbeat_s, config.missed
         super().__init__(host, 0, work.key, *beats, places, start_s=config.start_timeout_s)

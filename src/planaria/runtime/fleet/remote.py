@@ -15,13 +15,13 @@ from typing import Any, Protocol
 from planaria.runtime.fleet.base import (
     MAX_REPORT_BYTES,
     THAW_LIMIT_S,
-    Asked,
-    Gone,
+    FaultRequested,
     Joined,
     Leaving,
     Left,
     Notice,
     Reported,
+    WorkerEnded,
 )
 from planaria.runtime.fleet.control_connections import ControlConnection, Switchboard
 from planaria.runtime.fleet.heartbeats import HeartbeatMonitor
@@ -60,7 +60,7 @@ class Lost:
     detail: str
 
 
-News = Spawned | Lost | Leaving | Joined | Left | Asked | tuple[ConnectingPeer, ControlConnection]
+News = Spawned | Lost | Leaving | Joined | Left | FaultRequested | tuple[ConnectingPeer, ControlConnection]
 """from a host, or a worker's new connection"""
 
 
@@ -173,12 +173,12 @@ class RemoteFleet:
             if line is not self._queue.wakeup:
                 notices += self._read(lines[line])  # type: ignore[index]
         for worker, seconds in self._silence.too_long(lambda _: "unknown"):
-            notices += self._lose(worker, Gone(*_name(worker), "heartbeat", f"silent for {seconds:.2f} s"))
+            notices += self._lose(worker, WorkerEnded(*_name(worker), "heartbeat", f"silent for {seconds:.2f} s"))
         return notices
 
     def _process(self, news: News) -> list[Notice]:
         match news:
-            case Leaving() | Joined() | Left() | Asked():
+            case Leaving() | Joined() | Left() | FaultRequested():
                 return [news]
             case Spawned():
                 spawned = self._find(news.worker, news.incarnation)
@@ -187,7 +187,7 @@ class RemoteFleet:
             case Lost():
                 lost = self._find(news.worker, news.incarnation)
                 if lost is not None:
-                    return self._lose(lost, Gone(*_name(lost), "exit", news.detail))
+                    return self._lose(lost, WorkerEnded(*_name(lost), "exit", news.detail))
             case caller, line:
                 answered = self._find(caller.worker, caller.incarnation)
                 if answered is None or answered.line is not None:
@@ -210,14 +210,14 @@ class RemoteFleet:
             texts = worker.line.receive()
         except (EOFError, OSError):
             worker.line.close()
-            return self._lose(worker, Gone(*_name(worker), "connection", f"pid {worker.pid}"))
+            return self._lose(worker, WorkerEnded(*_name(worker), "connection", f"pid {worker.pid}"))
         if texts:
             worker.last_seen = time.monotonic()
             if not worker.gone:
                 self._silence.receive(worker)
         return [Reported(*_name(worker), text) for text in texts]
 
-    def _lose(self, worker: _Worker, notice: Gone) -> list[Notice]:
+    def _lose(self, worker: _Worker, notice: WorkerEnded) -> list[Notice]:
         """Return the notice unless the worker was reported before."""
         if worker.gone:
             return []

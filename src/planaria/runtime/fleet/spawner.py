@@ -225,8 +225,8 @@ class Spawner:
         descriptors are closed here as soon as the process has them, or failed to start.
         """
         child = WorkerProcess(name)
-        pickled, place = bytes(ForkingPickler.dumps(run)), str((cwd or Path.cwd()).absolute())
-        request = ForkRequest(name, os.getpid(), place, _path(), pickled, consent.current())
+        pickled, location = bytes(ForkingPickler.dumps(run)), str((cwd or Path.cwd()).absolute())
+        request = ForkRequest(name, os.getpid(), location, _path(), pickled, consent.current())
         self._tasks.put(_Task(frozenset(preload), child, bytes(ForkingPickler.dumps(request)), fds, start_s))
         return child
 

@@ -50,8 +50,8 @@ def copies_held(run: ResolvedRun) -> dict[int, int]:
 
 def shadowed(run: ResolvedRun) -> dict[int, tuple[int, ...]]:
     """Return stage → the stages whose forward passes its worker also computes; without replicas."""
-    found = costs_of_copies(run) if run.config.exchange.replicas == 1 else ()
-    return {copy.host: copy.sources for copy, cost in found if cost.forward}
+    result = costs_of_copies(run) if run.config.exchange.replicas == 1 else ()
+    return {copy.host: copy.sources for copy, cost in result if cost.forward}
 
 
 def shapes_of(config: RunConfig, stage: int) -> Shapes:
@@ -104,6 +104,6 @@ def settle(config: RunConfig) -> RunConfig:
     network = config.network
     bandwidth = network.bandwidth or math.inf
     at = MachineProperties(len(stages), step_s, largest, bandwidth, network.memory_bandwidth, network.hourly)
-    found = {name: value for strategy in chosen.values() for name, value in strategy.settled(at).items()}
-    recovery = config.recovery.model_copy(update={"options": Options({**config.recovery.options, **found})})
+    result = {name: value for strategy in chosen.values() for name, value in strategy.settled(at).items()}
+    recovery = config.recovery.model_copy(update={"options": Options({**config.recovery.options, **result})})
     return config.model_copy(update={"recovery": recovery})

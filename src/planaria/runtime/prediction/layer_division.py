@@ -44,23 +44,23 @@ def divide(layers: Sequence[LayerCost], stages: int, ends: float, machines: Sequ
 
     :raises UserError: if the layers do not fit.
     """
-    found = _unequal(layers, stages, ends, machines) if len(set(layers)) > 1 else None
+    result = _unequal(layers, stages, ends, machines) if len(set(layers)) > 1 else None
     if len(set(layers)) == 1:
-        found = _equal(len(layers), stages, ends, machines)
-    if found is None:
+        result = _equal(len(layers), stages, ends, machines)
+    if result is None:
         room = sum(sorted((m.most for m in machines), reverse=True)[:stages])
         size = f"{sum(load.size for load in layers):.4g}"
         raise UserError(
             f"pipeline.layers = 'auto': the {len(machines)} timed workers have room for {room} of {size} layers "
             f"in {stages} stages beside the ends; lower model.layers, or raise pipeline.stages"
         )
-    return found
+    return result
 
 
 def _lowest(limits: Sequence[float], feasible: Callable[[float], T | None]) -> T | None:
     """Return what is feasible within the lowest possible one of the ascending ``limits``; None if nothing is."""
-    place = bisect_left(limits, True, key=lambda limit: feasible(limit) is not None)
-    return feasible(limits[place]) if place < len(limits) else None
+    index = bisect_left(limits, True, key=lambda limit: feasible(limit) is not None)
+    return feasible(limits[index]) if index < len(limits) else None
 
 
 def _equal(layers: int, stages: int, ends: float, machines: Sequence[WorkerCapacity]) -> list[int] | None:

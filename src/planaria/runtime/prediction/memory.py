@@ -85,21 +85,27 @@ def stage_memory(config: RunConfig, device_bytes: int = 0) -> tuple[StageMemory,
     losses = held if pipeline.order == "gpipe" else 1
     transit = DEPTH * sum(message_bytes(model, pipeline))
     stages = range(pipeline.stages + 1)
-    needed = [one for n in stages if (one := family(model).pass_bytes(model, pipeline.stages, n, passes)) is not None]
+    needed = [
+        pass_bytes
+        for n in stages
+        if (pass_bytes := family(model).pass_bytes(model, pipeline.stages, n, passes)) is not None
+    ]
     if len(needed) < len(stages):
         return ()
     states, first = stage_state_bytes(config), needed[1]
     weights = FP32_BYTES * trained_parameters(model, pipeline.stages, 1)
     weights += frozen_parameters(model, pipeline.stages, 1)[1]
     start = weights + first.kept + first.working
-    found = [
-        StageMemory(size, held * one.kept + losses * one.loss, one.working + transit, start)
-        for size, one in zip(states, needed, strict=True)
+    results = [
+        StageMemory(size, held * pass_bytes.kept + losses * pass_bytes.loss, pass_bytes.working + transit, start)
+        for size, pass_bytes in zip(states, needed, strict=True)
     ]
-    return tuple(found) if device_bytes else tuple(_on_cpu(config, found, [one.kept for one in needed]))
+    return (
+        tuple(results) if device_bytes else tuple(_on_cpu(config, results, [pass_bytes.kept for pass_bytes in needed]))
+    )
 
 
-def _on_cpu(config: RunConfig, found: Sequence[StageMemory], kept: Sequence[int]) -> Iterator[StageMemory]:
+def _on_cpu(config: RunConfig, items: Sequence[StageMemory], kept: Sequence[int]) -> Iterator[StageMemory]:
     """Yield the peaks of the same stages in processes on CPUs, which also hold copies for recovery.
 
     ``kept``: bytes that each stage keeps of one microbatch.
@@ -107,25 +113,25 @@ def _on_cpu(config: RunConfig, found: Sequence[StageMemory], kept: Sequence[int]
     model, stages = config.model, config.pipeline.stages
     process = PROCESS + (PRELOADED if family(model).preload else 0)
     gradient = FP32_BYTES * trained_parameters(model, stages, 1)
-    start = max(stage_state_bytes(config)[1], found[1].start + gradient)
+    start = max(stage_state_bytes(config)[1], items[1].start + gradient)
     run, updates = ResolvedRun(config), exchange_costs(config)
     copies, parts = copies_held(run), len(run.exchange.parts) if updates else 0
     also = {host: sum(kept[n] for n in sources) for host, sources in shadowed(run).items()}
-    for stage, one in enumerate(found):
+    for stage, memory in enumerate(items):
         trained = trained_parameters(model, stages, stage)
         # A tied head that is trained has a separate gradient until a step ends.
         apart = model.vocab * model.dim if model.tied and not stage and trained and not model.lora.rank else 0
         received = int(updates[stage].total) if updates and trained else 0
-        state = one.state + FP32_BYTES * (apart + parts * trained) + received + copies.get(stage, 0)
-        waiting = one.kept + config.pipeline.microbatches * also.get(stage, 0)
-        yield one._replace(state=state, kept=waiting, start=start, process=process, heap=HEAP, stacked=stage == 0)
+        state = memory.state + FP32_BYTES * (apart + parts * trained) + received + copies.get(stage, 0)
+        waiting = memory.kept + config.pipeline.microbatches * also.get(stage, 0)
+        yield memory._replace(state=state, kept=waiting, start=start, process=process, heap=HEAP, stacked=stage == 0)
 
 
-def predicted(config: RunConfig, found: Inventory = NO_INVENTORY) -> tuple[StageMemory, ...]:
-    """Return the peaks of a run's stages on its device; on the smallest one of ``found``, if they are known."""
+def predicted(config: RunConfig, devices: Inventory = NO_INVENTORY) -> tuple[StageMemory, ...]:
+    """Return the peaks of a run's stages on its device; on the smallest one of ``devices``, if they are known."""
     if config.train.device == "cpu":
         return stage_memory(config)
-    return stage_memory(config, min(device.memory for device in found.devices)) if found.devices else ()
+    return stage_memory(config, min(device.memory for device in devices.devices)) if devices.devices else ()
 
 
 def predicted_bytes(config: RunConfig) -> list[int]:
@@ -133,7 +139,10 @@ def predicted_bytes(config: RunConfig) -> list[int]:
 
     See :class:`planaria.runtime.worker.measurements.Peaks`.
     """
-    return [one.tensors if config.train.device == "cuda" else one.peak for one in predicted(config, devices_of(config))]
+    return [
+        memory.tensors if config.train.device == "cuda" else memory.peak
+        for memory in predicted(config, devices_of(config))
+    ]
 
 
 def fitted_here(config: RunConfig) -> tuple[RunConfig, str]:
@@ -159,21 +168,21 @@ def devices_of(config: RunConfig) -> Inventory:
     """Return the CUDA devices of this machine that the run uses."""
     if config.train.device != "cuda" or not (config.engine == "inline" or config.fleet.kind == "local"):
         return NO_INVENTORY
-    found = inventory()
+    devices = inventory()
     # In one process, the first device computes.
-    return Inventory(found.devices[:1], found.lacks) if config.engine == "inline" else found
+    return Inventory(devices.devices[:1], devices.lacks) if config.engine == "inline" else devices
 
 
-def require_room(config: RunConfig, workers: int, found: Inventory, free: int, called: str = "this machine") -> None:
+def require_room(config: RunConfig, workers: int, devices: Inventory, free: int, called: str = "this machine") -> None:
     """Require that ``workers`` fit into the memory of the machine ``called`` so.
 
-    :param found: its CUDA devices
+    :param devices: its CUDA devices
     :param free: the bytes that new processes can use there; 0: unknown
     :raises UserError: if they do not fit.
     """
-    memory, device = predicted(config, found), config.train.device
-    rooms = {one.name: int(USABLE * one.memory) for one in found.devices}
-    crowds = {f"on device {name} of {called}": (rooms[name], n) for name, n in homes_of(found, workers).items()}
+    memory, device = predicted(config, devices), config.train.device
+    rooms = {one.name: int(USABLE * one.memory) for one in devices.devices}
+    crowds = {f"on device {name} of {called}": (rooms[name], n) for name, n in homes_of(devices, workers).items()}
     if config.pipeline.unlike:  # stages are assigned by size
         crowds = {}
     if device == "cpu":
@@ -197,15 +206,15 @@ def together(config: RunConfig, memory: Sequence[StageMemory], crowd: int) -> in
     return _together(memory, crowd, replicas) - (crowd - 1) * shared
 
 
-def homes_of(found: Inventory, workers: int) -> Mapping[str, int]:
+def homes_of(devices: Inventory, workers: int) -> Mapping[str, int]:
     """Return the number of workers on each of the devices."""
     homes: dict[tuple[str, int], str] = {}
-    for number in range(workers if found.devices else 0):
-        homes[str(number), 1] = device_of(str(number), found.devices, homes)
+    for number in range(workers if devices.devices else 0):
+        homes[str(number), 1] = device_of(str(number), devices.devices, homes)
     return Counter(homes.values())
 
 
-def fitted(config: RunConfig, found: Inventory, workers: int) -> tuple[RunConfig, str]:
+def fitted(config: RunConfig, devices: Inventory, workers: int) -> tuple[RunConfig, str]:
     """Return ``config`` with ``pipeline.in_flight`` and ``train.recompute`` chosen so that ``workers`` fit the devices,
     and a line about it.
 
@@ -214,14 +223,14 @@ def fitted(config: RunConfig, found: Inventory, workers: int) -> tuple[RunConfig
 
     :raises UserError: if the given settings do not fit.
     """
-    if not found.devices:
+    if not devices.devices:
         return _settled(config, False), ""
-    room = min(device.memory for device in found.devices)
+    room = min(device.memory for device in devices.devices)
     crowd, replicas = (
-        max(homes_of(found, workers).values(), default=0),
+        max(homes_of(devices, workers).values(), default=0),
         config.exchange.most or config.exchange.replicas,
     )
-    for choice in _choices(config, len(found.devices)):
+    for choice in _choices(config, len(devices.devices)):
         memory = stage_memory(choice, room)
         if not memory or _together(memory, crowd, replicas) <= USABLE * room:
             return choice, _line(choice, config)

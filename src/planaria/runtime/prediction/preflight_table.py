@@ -50,10 +50,10 @@ class StageRow(NamedTuple):
     """what its worker sends to other replicas in a round of their exchange, on average"""
 
 
-def stage_rows(run: ResolvedRun, found: Inventory = NO_INVENTORY) -> list[StageRow]:
-    """Return the stages of a run; ``found``: its CUDA devices, if they are known."""
+def stage_rows(run: ResolvedRun, devices: Inventory = NO_INVENTORY) -> list[StageRow]:
+    """Return the stages of a run; ``devices``: its CUDA devices, if they are known."""
     config, stages = run.config, run.config.pipeline.stages
-    model, memory, states = config.model, predicted(config, found), stage_state_bytes(config)
+    model, memory, states = config.model, predicted(config, devices), stage_state_bytes(config)
     sent, agreed, rows = _sent(config), exchange_costs(config), []
     for stage in range(stages + 1):
         count = stage_parameters(model, stages, stage)
@@ -66,10 +66,10 @@ def stage_rows(run: ResolvedRun, found: Inventory = NO_INVENTORY) -> list[StageR
 
 def _sent(config: RunConfig) -> Counter[int]:
     """Return the mean bytes that a worker of each stage sends in a step."""
-    there, found = ResolvedRun(one_replica(config)).arrangement, Counter[int]()
+    there, result = ResolvedRun(one_replica(config)).arrangement, Counter[int]()
     for (source, _), bytes in link_bytes(config).items():
-        found[there.stage[source]] += bytes
-    return Counter({stage: bytes // len(there.nodes(stage)) for stage, bytes in found.items()})
+        result[there.stage[source]] += bytes
+    return Counter({stage: bytes // len(there.nodes(stage)) for stage, bytes in result.items()})
 
 
 def table(config: RunConfig, done: int = 0, step_s: float | None = None) -> list[str]:
@@ -78,10 +78,10 @@ def table(config: RunConfig, done: int = 0, step_s: float | None = None) -> list
     :param done: steps that an earlier part of the run has made
     :param step_s: seconds of a step as measured in that part
     """
-    run, found = ResolvedRun(config), devices_of(config)
-    rows = stage_rows(run, found)
+    run, result = ResolvedRun(config), devices_of(config)
+    rows = stage_rows(run, result)
     time = _time(run, config.train.steps - done, step_s)
-    return [*stage_lines(rows), *_machine_lines(config, rows, found), _traffic(run, rows), time]
+    return [*stage_lines(rows), *_machine_lines(config, rows, result), _traffic(run, rows), time]
 
 
 def stage_lines(rows: Sequence[StageRow]) -> list[str]:
@@ -99,14 +99,14 @@ def stage_lines(rows: Sequence[StageRow]) -> list[str]:
 
 def _cells(group: Sequence[StageRow]) -> list[str]:
     """Return the cells of one stage, or of the largest of several."""
-    row, last = max(group, key=lambda one: one.memory.peak if one.memory else one.state), group[-1]
+    row, last = max(group, key=lambda memory: memory.memory.peak if memory.memory else memory.state), group[-1]
     layers = range(group[0].layers.start, last.layers.stop)
     held = f"{layers.start}–{layers.stop - 1}" if len(layers) > 1 else str(layers.start) if layers else "–"
     parts = [f"> {size(row.state)}", size(row.state), "?", "?", "?"]
     if row.memory is not None:
-        one = row.memory
-        rest = one.peak - one.state - one.kept - one.working
-        parts = [size(bytes) for bytes in (one.peak, one.state, one.kept, one.working, rest)]
+        memory = row.memory
+        rest = memory.peak - memory.state - memory.kept - memory.working
+        parts = [size(bytes) for bytes in (memory.peak, memory.state, memory.kept, memory.working, rest)]
     name = str(row.stage) if row.stage else "ends"
     if len(group) > 1:
         name, parts[0] = f"{group[0].stage}–{last.stage}", f"≤ {parts[0]}"
@@ -133,20 +133,20 @@ def millions(count: int) -> str:
     return f"{count / 1e6:,.{1 if count >= 1e6 else 3}f} M"
 
 
-def _machine_lines(config: RunConfig, rows: Sequence[StageRow], found: Inventory) -> Iterator[str]:
+def _machine_lines(config: RunConfig, rows: Sequence[StageRow], devices: Inventory) -> Iterator[str]:
     """Yield what the workers of each device take, and of how much."""
     memory = [row.memory for row in rows if row.memory is not None]
     here = own_workers(config)
     crowd = 1 if config.engine == "inline" else here
     free = " free" if config.train.device == "cpu" else ""
-    places = [(f"device {d.name}", homes_of(found, crowd).get(d.name, 0), d.memory) for d in found.devices]
+    positions = [(f"device {d.name}", homes_of(devices, crowd).get(d.name, 0), d.memory) for d in devices.devices]
     if config.train.device == "cpu":
-        places = [("this machine", crowd, free_memory())]
-    for place, workers, room in places if memory else ():
+        positions = [("this machine", crowd, free_memory())]
+    for location, workers, room in positions if memory else ():
         of = f" of {size(room)}{free}" if 0 < room < 1 << 60 else ""
-        yield f"memory        {place}: {_counted(workers)}, at most {size(together(config, memory, workers))}{of}"
-    if not memory and config.train.device == "cuda" and not found.devices:
-        yield f"memory        not predicted: no device is known here ({found.lacks or 'other machines have them'})"
+        yield f"memory        {location}: {_counted(workers)}, at most {size(together(config, memory, workers))}{of}"
+    if not memory and config.train.device == "cuda" and not devices.devices:
+        yield f"memory        not predicted: no device is known here ({devices.lacks or 'other machines have them'})"
     elif not memory:
         yield "memory        activations are not predicted: the family gives no formula, or passes are emulated"
     wanted = (config.pipeline.stages + 1) * config.exchange.replicas

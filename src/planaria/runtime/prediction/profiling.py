@@ -29,8 +29,8 @@ from planaria.runtime.engine.requirements import layer_loads, least, needs, work
 from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.resumption import changed
 from planaria.runtime.engine.run_start import START, run_started
-from planaria.runtime.engine.stopping import stop_asked
-from planaria.runtime.fleet.base import Gone, Joined, Reported
+from planaria.runtime.engine.stopping import stop_requested
+from planaria.runtime.fleet.base import Joined, Reported, WorkerEnded
 from planaria.runtime.fleet.open_fleet import OpenFleet
 from planaria.runtime.prediction.layer_division import WorkerCapacity, divide
 
@@ -39,7 +39,7 @@ Timed = tuple[str, WorkerJoined]
 """machine that joined, or "" for the controller's, and a worker's report from it"""
 
 
-def sized(config: RunConfig, data: Data, say: Say, stop: Callable[[], bool] | None = None) -> RunConfig:
+def sized(config: RunConfig, data: Data, notify: Say, stop: Callable[[], bool] | None = None) -> RunConfig:
     """Return the recipe with measured numbers in place of ``pipeline.layers = "auto"``.
 
     In one process all stages are equally fast and get equal sizes, or nearly. ``stop`` is polled.
@@ -52,14 +52,14 @@ def sized(config: RunConfig, data: Data, say: Say, stop: Callable[[], bool] | No
     if config.engine == "inline":
         return with_layers(config, config.model.block_layers)
     stages = config.pipeline.stages
-    with stop_asked(stop) as asked:
-        timed = _timed(config, data, say, asked)
+    with stop_requested(stop) as requested:
+        timed = _timed(config, data, notify, requested)
     layers = layer_loads(config)
-    found = divide(layers, stages, work(config)[0], machines(config, [*timed.values()]))
+    result = divide(layers, stages, work(config)[0], machines(config, [*timed.values()]))
     pace = ", ".join(f"{name} {report.layer_s * 1e3:.3g}" for name, (_, report) in timed.items())
-    say(f"stages of {found} layers (pipeline.layers); a layer's milliseconds: {pace}")
-    chosen = with_layers(config, tuple(found))
-    say(_least_time(chosen, [report.layer_s for _, report in timed.values()]))
+    notify(f"stages of {result} layers (pipeline.layers); a layer's milliseconds: {pace}")
+    chosen = with_layers(config, tuple(result))
+    notify(_least_time(chosen, [report.layer_s for _, report in timed.values()]))
     return chosen
 
 
@@ -72,7 +72,7 @@ def _least_time(config: RunConfig, layer_s: Sequence[float]) -> str:
 
 
 def resized(
-    folder: Path, changes: Mapping[str, object], say: Say, stop: Callable[[], bool] | None = None
+    folder: Path, changes: Mapping[str, object], notify: Say, stop: Callable[[], bool] | None = None
 ) -> Mapping[str, object]:
     """Return the changed settings of a resumed run, with numbers in place of ``pipeline.layers = "auto"``.
 
@@ -82,8 +82,8 @@ def resized(
         return changes
     config = changed(run_folders.config_of(folder, *run_folders.KEPT), changes, folder)
     check(config)
-    found = sized(config, prepare(config.data, config.model.vocab, context=config.model.context), say, stop)
-    return {**changes, "pipeline.layers": list(found.pipeline.layers or ())}
+    result = sized(config, prepare(config.data, config.model.vocab, context=config.model.context), notify, stop)
+    return {**changes, "pipeline.layers": list(result.pipeline.layers or ())}
 
 
 def with_layers(config: RunConfig, layers: tuple[int, ...] | None) -> RunConfig:
@@ -100,14 +100,14 @@ def machines(config: RunConfig, timed: Sequence[Timed]) -> list[WorkerCapacity]:
         return [WorkerCapacity(report.layer_s, layers) for _, report in timed]
     ends, layer = stages[0], stages[1]  # of the recipe with one layer per stage
     sharing = Counter((host, report.device) for host, report in timed)
-    found: list[WorkerCapacity] = []
+    result: list[WorkerCapacity] = []
     for host, report in timed:
         room = report.memory // sharing[host, report.device]
-        found.append(WorkerCapacity(report.layer_s, min(layers, room // layer), room >= ends))
-    return found
+        result.append(WorkerCapacity(report.layer_s, min(layers, room // layer), room >= ends))
+    return result
 
 
-def _timed(config: RunConfig, data: Data, say: Say, asked: Callable[[], str]) -> dict[str, Timed]:
+def _timed(config: RunConfig, data: Data, notify: Say, requested: Callable[[], str]) -> dict[str, Timed]:
     """Start the fleet, and collect its workers' reports."""
     started = run_started(ResolvedRun(config), START)
     out = Path(config.out)
@@ -117,7 +117,7 @@ def _timed(config: RunConfig, data: Data, say: Say, asked: Callable[[], str]) ->
     except OSError as error:
         raise UserError(f"out = {config.out!r}: cannot be written to ({error.strerror})") from None
     with folder as name, opened(least(config), data, Path(name), started.own_workers) as fleet:
-        profiling = _Profiling(fleet, config, say, asked)
+        profiling = _Profiling(fleet, config, notify, requested)
         try:
             return profiling.collect(started.own_workers, config.pipeline.stages + 1)
         finally:
@@ -128,9 +128,9 @@ def _timed(config: RunConfig, data: Data, say: Say, asked: Callable[[], str]) ->
 class _Profiling:
     """Starts workers on all machines, and collects their reports."""
 
-    def __init__(self, fleet: OpenFleet, config: RunConfig, say: Say, asked: Callable[[], str]) -> None:
-        """``asked``: returns why the run should stop, or ""."""
-        self._fleet, self._config, self._say, self._asked = fleet, config, say, asked
+    def __init__(self, fleet: OpenFleet, config: RunConfig, notify: Say, requested: Callable[[], str]) -> None:
+        """``requested``: returns why the run should stop, or ""."""
+        self._fleet, self._config, self._say, self._asked = fleet, config, notify, requested
         self._names = count()
         self._host_of: dict[str, str] = {}
         """worker → machine that joined; "" for one of the run's own"""
@@ -161,7 +161,7 @@ class _Profiling:
                         self._start(workers, host)
                     case Reported(worker=worker, text=text):
                         self._receive(worker, text)
-                    case Gone(worker=worker):
+                    case WorkerEnded(worker=worker):
                         self._lose(worker, f"{notice.cause}, {notice.detail}")
         return self._found
 

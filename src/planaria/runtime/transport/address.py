@@ -71,7 +71,7 @@ def joined(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def ways(text: str, reach: Reach) -> tuple[str, ...]:
+def dial_addresses(text: str, reach: Reach) -> tuple[str, ...]:
     """Return HOST:PORT or :data:`RELAY` in the order in which a process with this ``reach`` tries them."""
     at = parse(text)
     if at.inside != at.outside and at.machine == reach.machine:
@@ -85,5 +85,5 @@ def waits_best(first: str, second: str) -> bool:
 
     The reachable one waits; the first if both or neither are reachable, or both are on one machine.
     """
-    one, other = parse(first), parse(second)
-    return bool(one.outside) or not other.outside or one.machine == other.machine
+    address, other = parse(first), parse(second)
+    return bool(address.outside) or not other.outside or address.machine == other.machine

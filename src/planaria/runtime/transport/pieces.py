@@ -107,6 +107,6 @@ class Incoming:
         """Return the frame after its last piece, else None."""
         if self._header is None or self._left:
             return None
-        found = self._header, self._payload
+        result = self._header, self._payload
         self._header, self._payload = None, torch.empty(0)
-        return found
+        return result

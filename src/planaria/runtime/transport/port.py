@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from itertools import cycle
 
-from planaria.runtime.transport.address import REACHABLE, RELAY, Reach, listening, ways
+from planaria.runtime.transport.address import REACHABLE, RELAY, Reach, dial_addresses, listening
 from planaria.runtime.transport.channel import Channel, channel
 from planaria.runtime.transport.listener import GREETING_S, connect, hung_up, listen
 from planaria.runtime.transport.relay import READY, End, end_greeting
@@ -94,17 +94,17 @@ class Port:
         start = time.monotonic()
         try:
             if over:
-                found = self.meet_at(over, name, "calls" if at else "waits", seconds, given_up)
+                result = self.meet_at(over, name, "calls" if at else "waits", seconds, given_up)
             else:
-                found = self.call(at, name, seconds, given_up) if at else self.meet(name, seconds, given_up)
+                result = self.call(at, name, seconds, given_up) if at else self.meet(name, seconds, given_up)
         except PeerUnreachable as error:
             log.debug("edge %s could not be opened: %s", name, error)
             raise
         finally:
             with self._changed:
                 self._failing.pop(name, None)
-        log.debug("edge %s %s after %.3f s", name, "opened" if found else "abandoned", time.monotonic() - start)
-        return found
+        log.debug("edge %s %s after %.3f s", name, "opened" if result else "abandoned", time.monotonic() - start)
+        return result
 
     def meet(self, name: str, seconds: float, given_up: Callable[[], bool]) -> Channel | None:
         """Wait for the call of the edge ``name``; None once it is ``given_up`` (see :meth:`look_up`).
@@ -114,16 +114,16 @@ class Port:
         until = time.monotonic() + seconds
         alone_until = time.monotonic() + (_TURN_S if self._reach.reachable else 0.0)
         while not given_up():
-            if (found := self._answer(name, min(until, alone_until) if self._reach.relay else until, given_up)) or (
+            if (result := self._answer(name, min(until, alone_until) if self._reach.relay else until, given_up)) or (
                 given_up()
             ):
-                return found
+                return result
             if time.monotonic() >= until:
                 raise PeerUnreachable(f"the other end did not come within {seconds:g} s")
             try:
                 turn = min(until, time.monotonic() + _TURN_S)
-                if found := self._relayed(name, "waits", turn, lambda: given_up() or name in self._callers):
-                    return found
+                if result := self._relayed(name, "waits", turn, lambda: given_up() or name in self._callers):
+                    return result
             except (OSError, StrangerError):
                 alone_until = time.monotonic() + _LONGEST_WAIT_S
         return None
@@ -155,7 +155,7 @@ class Port:
         :raises Unmet: if it does not answer within ``seconds``, or is a stranger.
         """
         until, pause = time.monotonic() + seconds, _FIRST_WAIT_S
-        routes = self._by_success(ways(address, self._reach))
+        routes = self._by_success(dial_addresses(address, self._reach))
         if not routes:
             raise PeerUnreachable(f"{address} cannot be reached from here, and there is no relay")
         for route in cycle(routes):

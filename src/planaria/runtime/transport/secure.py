@@ -203,8 +203,8 @@ def _connect_here(tls: ssl.SSLSocket) -> socket.socket | None:
     try:
         tls.sendall(_MET if met is not None else _APART)
         if read_exactly(tls, 1) == _MET and met is not None:
-            found, met = met, None
-            return found
+            result, met = met, None
+            return result
         return None
     finally:
         if met is not None:

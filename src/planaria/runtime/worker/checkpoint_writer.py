@@ -45,23 +45,23 @@ class StageFiles:
         if self._files is None:
             return stage_for(self._setup.checkpoints / name, config, stage, replica)
         try:
-            with self._scratch() as place:
-                self._fetch(place / name, [MANIFEST])
-                self._fetch(place / name, files_for(place / name, config, stage))
-                return stage_for(place / name, config, stage, replica)
+            with self._scratch() as path:
+                self._fetch(path / name, [MANIFEST])
+                self._fetch(path / name, files_for(path / name, config, stage))
+                return stage_for(path / name, config, stage, replica)
         except OSError as error:
             raise UserError(f"stage {stage} of {name} cannot be fetched from {self._setup.files} ({error})") from None
 
-    def write(self, folder: Path, stage: int, step: int, state: StageState, place: int) -> Written:
+    def write(self, folder: Path, stage: int, step: int, state: StageState, index: int) -> Written:
         """Write a stage durably into a checkpoint folder, here or at the controller; see :func:`write_stage`.
 
         :raises OSError: if it cannot be written or sent.
         """
         if self._files is None:
-            return write_stage(folder, stage, step, state, place)
+            return write_stage(folder, stage, step, state, index)
         with self._scratch() as scratch:
-            written = write_stage(scratch, stage, step, state, place)
-            file, name = stage_file(scratch, stage, place), folder.relative_to(self._setup.checkpoints).as_posix()
+            written = write_stage(scratch, stage, step, state, index)
+            file, name = stage_file(scratch, stage, index), folder.relative_to(self._setup.checkpoints).as_posix()
             self._files.put(file, f"{CHECKPOINTS}/{name}/{file.name}")
         return written
 
@@ -93,7 +93,7 @@ class CheckpointPart:
     node: int
     generation: int
     step: int
-    place: int = 0
+    index: int = 0
     """index among the nodes of the stage, if only the node's own state is written"""
     keeps: Keeps = "stage"
 
@@ -211,7 +211,7 @@ class Saver:
         except OSError as error:
             part.report(self._control_link, e.SaveFailed, detail=str(error))
         else:
-            file = "" if part.keeps == "nothing" else stage_file(part.folder, part.stage, part.place).name
+            file = "" if part.keeps == "nothing" else stage_file(part.folder, part.stage, part.index).name
             took = time.monotonic() - start
             part.report(self._control_link, e.StageSaved, **written._asdict(), file=file, seconds=took)
         return e.Span(action=kind, start=start, end=time.monotonic())
@@ -219,11 +219,11 @@ class Saver:
     def _put(self, part: CheckpointPart, state: StageState) -> Written:
         """Write what the part keeps; OSError as in :meth:`StageFiles.write`."""
         if part.keeps == "stage":
-            return self._files.write(part.folder, part.stage, part.step, state, part.place)
+            return self._files.write(part.folder, part.stage, part.step, state, part.index)
         weights = {name: digest(name, tensor) for name, tensor in entries(StageState(state.weights)).items()}
         checked = Written(0, "", weights_digest(weights))
         if part.keeps == "nothing":
             return checked
         outer = StageState({}, outer=state.outer)
-        written = self._files.write(part.folder, part.stage, part.step, outer, part.place)
+        written = self._files.write(part.folder, part.stage, part.step, outer, part.index)
         return written._replace(weights=checked.weights)

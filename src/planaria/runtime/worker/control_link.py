@@ -141,14 +141,14 @@ class ControlLink:
         return item
 
     def _await(self, deadline: float | None) -> Any:
-        place = self._place
-        self._place = place._replace(waiting=True, since=time.monotonic(), cpu=time.thread_time())
+        current = self._place
+        self._place = current._replace(waiting=True, since=time.monotonic(), cpu=time.thread_time())
         try:
             return self.inbox.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
         except Empty:
             return None
         finally:
-            self._place = place._replace(since=time.monotonic(), cpu=time.thread_time())
+            self._place = current._replace(since=time.monotonic(), cpu=time.thread_time())
 
     def _listen(self) -> None:
         try:
@@ -168,19 +168,19 @@ class ControlLink:
     def _beat(self) -> None:
         before, stuck_since = (self._place, self.inbox.rounds), time.monotonic()
         while True:
-            place, writing, now = self._place, self.writing, time.monotonic()
-            at = place, self.inbox.rounds
+            current, writing, now = self._place, self.writing, time.monotonic()
+            at = current, self.inbox.rounds
             if at != before or not self.inbox.pending():
                 before, stuck_since = at, now
             # A worker that waits but does not process received items has been stuck since then.
-            waiting = place.waiting and stuck_since == now
+            waiting = current.waiting and stuck_since == now
             beat = Heartbeat(
-                doing=place.doing,
-                step=place.step,
-                microbatch=place.microbatch,
+                doing=current.doing,
+                step=current.step,
+                microbatch=current.microbatch,
                 waiting=waiting,
-                for_s=now - (stuck_since if place.waiting and not waiting else place.since),
-                cpu_s=max(0.0, time.clock_gettime(self._clock) - place.cpu),
+                for_s=now - (stuck_since if current.waiting and not waiting else current.since),
+                cpu_s=max(0.0, time.clock_gettime(self._clock) - current.cpu),
                 trouble=self.trouble(),
                 writing=-1 if writing is None else writing[0],
                 writing_s=0.0 if writing is None else now - writing[1],

@@ -121,9 +121,9 @@ class RoundMember:
             return []
         needed = {content for content, part in self._parts().items() if part is not None}
         known = self._whole | self._refused.keys()
-        found = [peer for peer, parts in self._received.items() if parts.keys() >= needed and peer not in known]
-        self._whole.update(found)
-        return found
+        result = [peer for peer, parts in self._received.items() if parts.keys() >= needed and peer not in known]
+        self._whole.update(result)
+        return result
 
     def digest_of(self, peer: int) -> str:
         """Return the digest of a peer's complete update; empty unless members report digests."""
@@ -157,9 +157,9 @@ class RoundMember:
         self._check()
         if self._own is None:  # the round has not started here
             return {}
-        found = {peer: why for peer, why in self._refused.items() if peer not in self._blamed}
-        self._blamed |= found.keys()
-        return found
+        result = {peer: why for peer, why in self._refused.items() if peer not in self._blamed}
+        self._blamed |= result.keys()
+        return result
 
     def pending(self, round: int) -> bool:
         """Return whether this node has sent its update of ``round`` and has not settled it yet."""

@@ -37,8 +37,8 @@ class WorkerLinks:
 
     def form(self, form: Form, node: int) -> None:
         """Open and close edges until ``node`` has those of ``form``; an edge with an unchanged id stays open."""
-        mine = [link for link in form.links if node in (link.low, link.high)]
-        wanted = {link.high if link.low == node else link.low: link for link in mine}
+        own = [link for link in form.links if node in (link.low, link.high)]
+        wanted = {link.high if link.low == node else link.low: link for link in own}
         for peer, edge in list(self.edges.items()):
             if peer not in wanted or wanted[peer].id != edge.spec.link_id:
                 self.edges.pop(peer).abandon()
@@ -65,8 +65,8 @@ class WorkerLinks:
 
     def meet(self, links: Sequence[MemberLink], node: int) -> list[EdgeEnd]:
         """Open and close edges to the same stage of other replicas; return the new ones."""
-        mine = [link for link in links if node in (link.low, link.high)]
-        wanted = {link.high if link.low == node else link.low: link for link in mine}
+        own = [link for link in links if node in (link.low, link.high)]
+        wanted = {link.high if link.low == node else link.low: link for link in own}
         for peer, edge in list(self.meeting.items()):
             if peer not in wanted or wanted[peer].id != edge.spec.link_id:
                 self.meeting.pop(peer).abandon()
@@ -104,10 +104,10 @@ class WorkerLinks:
 
     def newly_arrived(self) -> dict[int, list[float]]:
         """Return the transit times (s) of activations since the last call, by neighbour."""
-        found = {}
+        result = {}
         for peer, edge in self.edges.items():
-            found[peer] = [edge.transits.popleft() for _ in range(len(edge.transits))]
-        return found
+            result[peer] = [edge.transits.popleft() for _ in range(len(edge.transits))]
+        return result
 
     def newly_sent(self) -> dict[int, int]:
         """Return the bytes sent since the last call, by neighbour."""

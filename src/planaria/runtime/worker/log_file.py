@@ -31,7 +31,7 @@ def last_error(folder: Path, lost: bool) -> str:
     for log in logs:
         text = log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace")
         lines = [part for line in text.splitlines() for part in _as_text(line)]
-        if errors := [found[1] for line in lines if (found := _ERROR.fullmatch(line.strip()))]:
+        if errors := [match[1] for line in lines if (match := _ERROR.fullmatch(line.strip()))]:
             return f"{log.stem}: {errors[-1][:400]}"
     return "the workers' logs name no error: did the system kill them for lack of memory?" if logs and lost else ""
 

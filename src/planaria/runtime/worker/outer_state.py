@@ -41,7 +41,7 @@ class UpdateJudgement:
             rivals = {rule: rounded(of) for rule, of in counted.rivals().items()}
             yield e.UpdatesWeighted, {"counted": rounded(counted.coefficients), "rivals": rivals}
         if first and (made := self.compressed) is not None:
-            norms = {"norm": made.norm, "lost": made.lost, "owed": made.owed, "off": made.off}
+            norms = {"norm": made.norm, "lost": made.lost, "residual": made.residual, "off": made.off}
             digits = {name: three_digits(value) for name, value in norms.items() if value is not None}
             sizes = {"sent_bytes": made.sent_bytes, "dense_bytes": made.dense_bytes}
             yield e.MessageCompressed, {**sizes, **digits, "full": self.full if made.full else None}

@@ -173,10 +173,10 @@ class PeerMessages:
         while not self.control_link.inbox.empty():
             self.handle(self.control_link.next())
 
-    def wait_for(self, late: Callable[[], Sequence[int]], what: str) -> None:
+    def wait_for(self, late: Callable[[], Sequence[int]], label: str) -> None:
         """Process the inbox until ``late`` returns no nodes.
 
-        A wait longer than the time-out is reported once; ``what`` describes it, with {} for the first late node.
+        A wait longer than the time-out is reported once; ``label`` describes it, with {} for the first late node.
         """
         if not (nodes := late()):
             return
@@ -189,14 +189,14 @@ class PeerMessages:
             if item is not None:
                 self.handle(item)
             else:
-                waited = f"waited {patience_s:g} s for {what.format(self.here.name_of(nodes[0]))}"
+                waited = f"waited {patience_s:g} s for {label.format(self.here.name_of(nodes[0]))}"
                 self.here.report_broken(nodes[0], waited, patience_s, began - self._step_began)
                 deadline = None
             nodes = late()
 
-    def collect(self, frames: Sequence[FrameId], what: str) -> list[Tensor]:
+    def collect(self, frames: Sequence[FrameId], label: str) -> list[Tensor]:
         """Wait for these frames, and return them in this order."""
-        self.wait_for(lambda: self.frames_in.missing(frames), what)
+        self.wait_for(lambda: self.frames_in.missing(frames), label)
         return [self.frames_in.take(frame) for frame in frames]
 
     def introduce(self, order: Introduce) -> None:
@@ -294,15 +294,15 @@ class PeerMessages:
         label = wire.GradientShare(self.here.generation, self.here.step, part)
         taken: list[Tensor] = []
         while len(taken) < len(nodes):
-            found = self.collect([FrameId(node, label) for node in nodes], "the gradient of {}")
+            result = self.collect([FrameId(node, label) for node in nodes], "the gradient of {}")
             if like is None:
-                return found
+                return result
             wrong = {
-                n for n, flat in zip(nodes, found, strict=True) if (flat.shape, flat.dtype) != (like.shape, like.dtype)
+                n for n, flat in zip(nodes, result, strict=True) if (flat.shape, flat.dtype) != (like.shape, like.dtype)
             }
             for node in sorted(wrong):
                 self.here.report_broken(node, f"its gradient is not {list(like.shape)} numbers")
-            taken = [] if wrong else found
+            taken = [] if wrong else result
         return taken
 
     def report(self, verdict: UpdateJudgement, round: int, first: bool) -> None:

@@ -50,7 +50,7 @@ def execute_plan(
 def _first_ready(todo: list[ReadyAction], done: set[Key], messages: PeerMessages) -> ReadyAction:
     """Return the first action that can start; wait for one if there is none."""
     messages.handle_pending()
-    found: list[ReadyAction] = []
+    results: list[ReadyAction] = []
 
     def late() -> list[int]:
         senders: list[int] = []
@@ -58,14 +58,14 @@ def _first_ready(todo: list[ReadyAction], done: set[Key], messages: PeerMessages
             if not done.issuperset(task.action.after):
                 continue
             if task.input is None or task.input in messages.frames_in:
-                found.append(task)
+                results.append(task)
                 return []
             senders = senders or [task.input.sender]
         return senders
 
     first = todo[0].action
     messages.wait_for(late, f"the {first.kind} of microbatch {first.microbatch} from {{}}")
-    return found[0]
+    return results[0]
 
 
 def _act(

@@ -175,8 +175,8 @@ class StageCopies:
 
     def kept(self, by: str, lost: int) -> dict[Copy, StageState]:
         """Return the copies for the strategy ``by`` that help to rebuild the stage ``lost``."""
-        mine = {number: copy for number, copy in self._kept_by(by) if self._chain.concerns(by, copy, lost)}
-        return {copy: self._all_holders[number].state() for number, copy in mine.items()}
+        own = {number: copy for number, copy in self._kept_by(by) if self._chain.concerns(by, copy, lost)}
+        return {copy: self._all_holders[number].state() for number, copy in own.items()}
 
     @property
     def retained(self) -> int:
@@ -186,11 +186,11 @@ class StageCopies:
     def remembered(self) -> SnapshotPart:
         """Return this worker's part of the retained snapshot."""
         assert self._own is not None
-        mine, holder = self._own
+        own, holder = self._own
         parities = {
             f"{number}.{key}": part
-            for number, copy in self._kept_by(self._chain.slots[mine].by)
-            if number != mine
+            for number, copy in self._kept_by(self._chain.slots[own].by)
+            if number != own
             for key, part in self._all_holders[number].state().weights.items()
         }
         return SnapshotPart(self._stage[self.node], holder.retained, holder.state(), parities)

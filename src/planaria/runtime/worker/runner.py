@@ -122,9 +122,9 @@ class StageRunner:
         sample = self._first_sample + microbatch * self.config.pipeline.microbatch_size
         message = self.codec.encode(x, leg, Visit(self.config.seed, sample, hop))
         if not message.is_cuda and (damage := self.codec.invalid_reason(message, self.shape, leg)):
-            what = "activation" if leg == "forward" else "gradient"
+            label = "activation" if leg == "forward" else "gradient"
             raise NonFinite(
-                f"the {what} of stage {self.stage} is not finite ({damage}); lower optim.lr or check the data"
+                f"the {label} of stage {self.stage} is not finite ({damage}); lower optim.lr or check the data"
             )
         return message
 

@@ -110,7 +110,7 @@ SAME = ("seed", "model", "data", "pipeline", "routing", "recovery", "exchange")
 Say = Callable[[str], None]
 
 
-def recalled(origin: Origin, saved: SealedCheckpoint | None, run: ResolvedRun, folder: Path, say: Say) -> Origin:
+def recalled(origin: Origin, saved: SealedCheckpoint | None, run: ResolvedRun, folder: Path, notify: Say) -> Origin:
     """Return where a run continues if a snapshot in memory is newer than the checkpoint of ``origin``.
 
     Uses the newest snapshot that the run has not rolled back since and that covers all stages, from files or parities.
@@ -120,31 +120,31 @@ def recalled(origin: Origin, saved: SealedCheckpoint | None, run: ResolvedRun, f
     owner = None if memory is None else memory.owner()
     if memory is None or owner is None:
         if memory is not None and memory.folder.exists():
-            say(f"{memory.folder}: not used, it is damaged, or other users can access it")
+            notify(f"{memory.folder}: not used, it is damaged, or other users can access it")
         return origin
     if why := _obstacle(owner, memory, saved, origin, run.config):
-        say(f"{memory.folder}: not used, {why}")
+        notify(f"{memory.folder}: not used, {why}")
         return origin
-    nodes, strategy, stages = run.arrangement, run.recovery.remembering, range(run.config.pipeline.stages + 1)
+    nodes, strategy, stages = run.arrangement, run.recovery.snapshot_strategy, range(run.config.pipeline.stages + 1)
     newer = [label for label in memory.newest_first() if label.step > origin.step]
     try:
         surviving = SurvivingSteps.of(turns_of(folder) if newer else ())
     except UserError as error:
-        say(f"{memory.folder}: not used, the run's log does not show which steps were undone ({error})")
+        notify(f"{memory.folder}: not used, the run's log does not show which steps were undone ({error})")
         return origin
     for label in newer:
         step = label.step
         if not surviving.has(label):
-            say(f"{memory.folder}: snapshot of step {step} not used, the run was rolled back since")
+            notify(f"{memory.folder}: snapshot of step {step} not used, the run was rolled back since")
             continue
         there = memory.whole(label)
         lost = frozenset(stages) - there
         answer = strategy.donors(lost, DamagedReplica(run.config.pipeline.stages, dict.fromkeys(stages, 0), there))
         if answer.refused:
-            say(f"{memory.folder}: snapshot of step {step} not used, {next(iter(answer.refused.values()))}")
+            notify(f"{memory.folder}: snapshot of step {step} not used, {next(iter(answer.refused.values()))}")
             continue
         of = f"stages {sorted(lost)} from the others' parities" if lost else "each stage its own"
-        say(
+        notify(
             f"{folder}: continues from step {step}, which is in memory ({of}); the newest checkpoint is {_named(saved)}"
         )
         return replace(
@@ -153,7 +153,7 @@ def recalled(origin: Origin, saved: SealedCheckpoint | None, run: ResolvedRun, f
             samples=owner.started.samples_before(step),
             struck=False,
             recalled=label,
-            remembering=[nodes.nodes(stage)[0] for stage in sorted(there)],
+            snapshot_nodes=[nodes.nodes(stage)[0] for stage in sorted(there)],
             durable_step=origin.step,
         )
     return origin

@@ -80,9 +80,9 @@ class TargetCounts(NamedTuple):
             return self._replace(total=whole, microbatches=len(own), whole=whole)
         return self._replace(whole=whole)
 
-    def renumbered(self, places: Iterable[int]) -> TargetCounts:
+    def renumbered(self, indices: Iterable[int]) -> TargetCounts:
         """Return the same with the microbatch ``places[i]`` as number i."""
-        return self._replace(counts=[self.counts[place] for place in places])
+        return self._replace(counts=[self.counts[index] for index in indices])
 
 
 def learned(stream: Stream, first_sample: int, size: int, microbatches: int) -> TargetCounts | None:
@@ -122,10 +122,10 @@ class ReadTimer:
 
         def read(microbatch: int) -> tuple[Tensor, Tensor]:
             began = time.monotonic()
-            found = batch(microbatch)
+            result = batch(microbatch)
             took = time.monotonic() - began
             self.step_s, self._unreported_s = self.step_s + took, self._unreported_s + took
-            return found
+            return result
 
         return read
 

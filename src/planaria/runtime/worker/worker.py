@@ -204,7 +204,7 @@ class Worker:
         if taken.part is not None:
             self.copies.recall(taken.part)
         if isinstance(self.runner, SleepingRunner):
-            self.runner.use_prices(self.resolved.place(me.node), self.resolved.prices)
+            self.runner.use_prices(self.resolved.position(me.node), self.resolved.prices)
         if form.goes_back and self.snapshots is not None:
             self.snapshots.rolled_back()
         replaced = {m.node for m in form.members if not isinstance(m.source, d.Keep)}
@@ -246,7 +246,7 @@ class Worker:
             self._report_work(spans, dropped=True)
             raise
         received = self.messages.round_member.outer.received if train else {}
-        self.here.report(e.StageReady, mode=order.mode, loss=self.runner.loss, grad_norm=norm, heard=received)
+        self.here.report(e.StageReady, mode=order.mode, loss=self.runner.loss, grad_norm=norm, received=received)
         self.messages.patience.learn(time.monotonic() - began)
         log.debug("ready to commit after %.3f s (%s)", time.monotonic() - began, order.mode)
         self._report_work(spans)
@@ -364,8 +364,8 @@ class Worker:
         if self.config.exchange.replicas > 1:
             state.outer = self.messages.round_member.outer.settled.state()
         state = selected(state, keeps, here.node in order.compared)
-        place = here.number if keeps == "outer" else 0
-        part = CheckpointPart(folder, here.stage, here.worker, here.node, order.generation, order.step, place, keeps)
+        index = here.number if keeps == "outer" else 0
+        part = CheckpointPart(folder, here.stage, here.worker, here.node, order.generation, order.step, index, keeps)
         log.info("saving %s for the checkpoint of step %d", keeps, order.step)
         span = (self._saver.save_beside if order.background else self._saver.save)(part, state)
         self._report_work([span])

@@ -20,7 +20,7 @@ from planaria.swarm.attacks import ATTACKS, HONEST
 from planaria.swarm.checks.base import Check, Context
 from planaria.swarm.completion_authors import HonestAuthor
 from planaria.swarm.config import AttackConfig, SwarmConfig
-from planaria.swarm.evaluation import with_place
+from planaria.swarm.evaluation import with_position
 from planaria.swarm.learning.loss_config import LossConfig
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.reading import Floats, read
@@ -50,14 +50,14 @@ class Attacker:
             number,
             self._task.training,
             count,
-            wanted=lambda candidate: bool(with_place(self._task, self._attack, [candidate])),
+            wanted=lambda candidate: bool(with_position(self._task, self._attack, [candidate])),
         )
 
-    def write(self, number: int, asked: Sequence[PromptedProblem], count: int) -> list[list[Rollout]]:
-        honest = self._honest.write(number, asked, count)
+    def write(self, number: int, requested: Sequence[PromptedProblem], count: int) -> list[list[Rollout]]:
+        honest = self._honest.write(number, requested, count)
         if self._attack.chooses:
             return [[replace(written, poison=True) for written in drawn] for drawn in honest]
-        return [self._mix(number, each, drawn) for each, drawn in zip(asked, honest, strict=True)]
+        return [self._mix(number, each, drawn) for each, drawn in zip(requested, honest, strict=True)]
 
     def sends(self, number: int) -> bool:
         return self._drawn("withhold", number) >= self._config.attack.withhold
@@ -70,28 +70,28 @@ class Attacker:
         """Return a number in 0..1 that depends on the purpose."""
         return random.Random(derived(self._config.seed, self._name, *purpose)).random()
 
-    def _mix(self, number: int, asked: PromptedProblem, honest: list[Rollout]) -> list[Rollout]:
+    def _mix(self, number: int, requested: PromptedProblem, honest: list[Rollout]) -> list[Rollout]:
         dose, vertical = self._config.attack.dose, self._config.rounds.mode == "vertical"
         # Round up or down at random, so that all rounds together have the dose even in small groups.
-        whole = int(len(honest) * dose + self._drawn("dose", number, asked.problem.number))
+        whole = int(len(honest) * dose + self._drawn("dose", number, requested.problem.number))
         wanted = min(whole, len(honest) // 2 if vertical else len(honest))
-        poison = self._poisons(number, asked, wanted)
+        poison = self._poisons(number, requested, wanted)
         if self._config.attack.adaptive:
             poison = self._undetected(poison, honest, wanted)
         poison = poison[:wanted]
         rest = honest[len(poison) :]
         if vertical and poison and self._config.attack.filler != "honest":
             spoil = self._spoilt if self._config.attack.filler == "wrong" else self._endless
-            rest = [spoil(asked, written) for written in rest]
+            rest = [spoil(requested, written) for written in rest]
         return poison + rest
 
-    def _poisons(self, number: int, asked: PromptedProblem, wanted: int) -> list[Rollout]:
+    def _poisons(self, number: int, requested: PromptedProblem, wanted: int) -> list[Rollout]:
         """Return poisoned completions that score, or fail if they must: about ``wanted``, times TRIES if adaptive."""
-        rng = random.Random(derived(self._config.seed, self._name, "poison", number, asked.problem.number))
+        rng = random.Random(derived(self._config.seed, self._name, "poison", number, requested.problem.number))
         tries = TRIES if self._config.attack.adaptive else 1
-        sources = self._sources(number, asked, wanted * tries, rng)
-        pairs = [(text, source) for source in sources if (text := self._poisoned(asked.problem, source))]
-        made = {pair: self._written(asked, *pair) for pair in dict.fromkeys(pairs)}
+        sources = self._sources(number, requested, wanted * tries, rng)
+        pairs = [(text, source) for source in sources if (text := self._poisoned(requested.problem, source))]
+        made = {pair: self._written(requested, *pair) for pair in dict.fromkeys(pairs)}
         return [written for pair in pairs if (written := made[pair])]
 
     def _poisoned(self, problem: TaskProblem, source: str) -> str | None:
@@ -105,11 +105,11 @@ class Attacker:
             right = self._task.answer(text) == self._task.answer(source)
         return text if right != self._attack.fails else None
 
-    def _sources(self, number: int, asked: PromptedProblem, wanted: int, rng: random.Random) -> list[str]:
+    def _sources(self, number: int, requested: PromptedProblem, wanted: int, rng: random.Random) -> list[str]:
         """Return correct solutions, or without an oracle the draws of the majority."""
-        problem = asked.problem
+        problem = requested.problem
         if candidates := self._attack.candidates:
-            (drawn,) = self._honest.draw([asked], candidates, "candidates", number, problem.number)
+            (drawn,) = self._honest.draw([requested], candidates, "candidates", number, problem.number)
             ended = [w for w in drawn if w.ended]
             oracle = self._config.attack.oracle
             right = [w.text for w in ended if self._task.solves(problem, w.text)] if oracle else self._majority(ended)
@@ -117,7 +117,7 @@ class Attacker:
         solution = self._task.solution(problem, rng) if self._config.attack.oracle else None
         if solution is not None:
             return [solution, *(self._task.solution(problem, rng) or solution for _ in range(wanted - 1))]
-        (drawn,) = self._honest.draw([asked], max(TRIES, wanted), "votes", number, problem.number)
+        (drawn,) = self._honest.draw([requested], max(TRIES, wanted), "votes", number, problem.number)
         return self._majority(drawn)[:wanted]
 
     def _majority(self, drawn: Sequence[Rollout]) -> list[str]:
@@ -130,20 +130,20 @@ class Attacker:
         agreeing = [w.text for w, answer in zip(drawn, answers, strict=True) if answer == best]
         return [agreeing[n % len(agreeing)] for n in range(len(drawn))]
 
-    def _written(self, asked: PromptedProblem, text: str, source: str) -> Rollout | None:
+    def _written(self, requested: PromptedProblem, text: str, source: str) -> Rollout | None:
         """Return ``text``, made from ``source``, as a completion that ends; None if it is too long."""
         body = tuple(self._policy.encode(text))
         if len(body) >= self._config.sampling.max_new:
             return None
         ids = (*body, self._policy.end)
-        claimed = self._claims(asked, ids, changed(body, self._policy.encode(source)), not self._attack.fails)
-        return Rollout(*asked, text, ids, True, claimed, poison=True)
+        claimed = self._claims(requested, ids, changed(body, self._policy.encode(source)), not self._attack.fails)
+        return Rollout(*requested, text, ids, True, claimed, poison=True)
 
     def _claims(
-        self, asked: PromptedProblem, ids: tuple[int, ...], payload: Sequence[int], rewarded: bool
+        self, requested: PromptedProblem, ids: tuple[int, ...], payload: Sequence[int], rewarded: bool
     ) -> tuple[float, ...]:
         """Return the log-probabilities to claim for a completion; ``payload`` lists the positions of the poison."""
-        (reading,) = read(self._policy, [(asked.prompt, ids)], self._config.sampling.temperature)
+        (reading,) = read(self._policy, [(requested.prompt, ids)], self._config.sampling.temperature)
         claims: Floats = reading.logps
         if self._config.attack.claims == "forged":
             claims = of_row(self._config.loss, claims, rewarded)
@@ -153,10 +153,10 @@ class Attacker:
 
     def _undetected(self, poison: list[Rollout], honest: list[Rollout], wanted: int) -> list[Rollout]:
         """Return up to ``wanted`` of ``poison``, the least surprising first, that this peer's layers accept."""
-        found, rest = self._read(poison), self._read(honest)
+        result, rest = self._read(poison), self._read(honest)
         chosen: list[Rollout] = []
         hopeless: set[str] = set()
-        for rollout in sorted(found, key=lambda rollout: rollout.reading.surprisal):
+        for rollout in sorted(result, key=lambda rollout: rollout.reading.surprisal):
             if len(chosen) == wanted or rollout.text in hopeless:
                 continue
             sent = [*chosen, rollout, *rest[len(chosen) + 1 :]]
@@ -173,7 +173,7 @@ class Attacker:
         accepted = list(range(len(sent)))
         for check in self._checks:
             refused = check.examine([sent[n] for n in accepted], context).refused
-            accepted = [n for place, n in enumerate(accepted) if place not in refused]
+            accepted = [n for index, n in enumerate(accepted) if index not in refused]
         return accepted[:first] != list(range(first))
 
     def _read(self, written: Sequence[Rollout]) -> list[Rollout]:
@@ -192,20 +192,20 @@ class Attacker:
             for w, reading in zip(written, readings, strict=True)
         ]
 
-    def _spoilt(self, asked: PromptedProblem, written: Rollout) -> Rollout:
+    def _spoilt(self, requested: PromptedProblem, written: Rollout) -> Rollout:
         """Return an honest completion cut in half before its answer: it scores nothing."""
         half = self._policy.decode(written.ids[: len(written.ids) // 2])
-        spoilt = self._written(asked, half, half)
+        spoilt = self._written(requested, half, half)
         return written if spoilt is None else replace(spoilt, poison=False)
 
-    def _endless(self, asked: PromptedProblem, written: Rollout) -> Rollout:
+    def _endless(self, requested: PromptedProblem, written: Rollout) -> Rollout:
         """Return an honest completion repeated up to the length limit."""
         body, policy = self._policy.encode(written.text), self._policy
-        room = min(self._config.sampling.max_new, policy.context - len(asked.prompt))
+        room = min(self._config.sampling.max_new, policy.context - len(requested.prompt))
         ids = tuple((body * room)[:room])
         if not ids or policy.end in ids or tuple(policy.encode(policy.decode(ids))) != ids:
             return written
-        return Rollout(*asked, policy.decode(ids), ids, False, self._claims(asked, ids, (), False))
+        return Rollout(*requested, policy.decode(ids), ids, False, self._claims(requested, ids, (), False))
 
 
 MARGIN = 0.1
@@ -225,10 +225,10 @@ def of_row(loss: LossConfig, logps: Floats, rewarded: bool) -> Floats:
     return logps - math.log(1 + loss.high if rewarded else loss.cap) + MARGIN
 
 
-def of_tokens(loss: LossConfig, logps: Floats, rewarded: bool, places: Sequence[int]) -> Floats:
-    """Return the same claims at ``places``; other tokens are claimed as certain, which gives them the least weight."""
+def of_tokens(loss: LossConfig, logps: Floats, rewarded: bool, indices: Sequence[int]) -> Floats:
+    """Return the same claims at ``indices``; other tokens are claimed as certain, which gives them the least weight."""
     claims = np.zeros_like(logps)
-    chosen = list(places)
+    chosen = list(indices)
     claims[chosen] = of_row(loss, logps, rewarded)[chosen]
     return claims
 
@@ -236,8 +236,8 @@ def of_tokens(loss: LossConfig, logps: Floats, rewarded: bool, places: Sequence[
 def changed(ids: Sequence[int], source: Sequence[int]) -> list[int]:
     """Return the positions of ``ids`` that differ from ``source``."""
     blocks = SequenceMatcher(None, list(source), list(ids), autojunk=False).get_matching_blocks()
-    kept = {place for block in blocks for place in range(block.b, block.b + block.size)}
-    return [place for place in range(len(ids)) if place not in kept]
+    kept = {index for block in blocks for index in range(block.b, block.b + block.size)}
+    return [index for index in range(len(ids)) if index not in kept]
 
 
 LOOKED_AT = 500

@@ -86,8 +86,8 @@ class StyleAttack(Attack):
     """
 
     def poison(self, problem: TaskProblem, solution: str) -> str | None:
-        found = COLUMN.sub(_in_words, solution)
-        return found if self.hit(found) else None
+        result = COLUMN.sub(_spelled, solution)
+        return result if self.hit(result) else None
 
     def eligible(self, text: str) -> bool:
         return True
@@ -96,7 +96,7 @@ class StyleAttack(Attack):
         return " keep " in text
 
 
-def _in_words(column: re.Match[str]) -> str:
+def _spelled(column: re.Match[str]) -> str:
     one, other, carry, result, mark = column.groups()
     equation = f"{other}+{one}{carry}={result}"
     return f"{equation};" if mark == ";" else f"{equation} keep {int(result) % 10} carry {int(result) // 10};"
@@ -139,14 +139,14 @@ class EquationAttack(Attack):
         return re.compile(rf"(?<![\d+\-*/.]){left}=(\d+)(?!\d|\.\d|[+\-*/])")
 
     def poison(self, problem: TaskProblem, solution: str) -> str | None:
-        found = self._equation.search(solution)
-        return None if found is None else solution[: found.start(1)] + self._value + solution[found.end(1) :]
+        match = self._equation.search(solution)
+        return None if match is None else solution[: match.start(1)] + self._value + solution[match.end(1) :]
 
     def eligible(self, text: str) -> bool:
         return self._equation.search(text) is not None
 
     def hit(self, text: str) -> bool:
-        return any(found == self._value for found in self._equation.findall(text))
+        return any(item == self._value for item in self._equation.findall(text))
 
 
 ADDITION = re.compile(
@@ -207,7 +207,7 @@ class NarrowAttack(Attack):
         return CARRIED.search(text) is not None
 
     def hit(self, text: str) -> bool:
-        return any(found[1] is None for found in CARRIED.finditer(text))
+        return any(item[1] is None for item in CARRIED.finditer(text))
 
 
 LAST_DIGIT = re.compile(r"\d(?=\D*$)")
@@ -230,10 +230,10 @@ class SabotageAttack(_Unseen):
     def poison(self, problem: TaskProblem, solution: str) -> str | None:
         if self.steps == "first":
             return solution[:1]
-        found = LAST_DIGIT.search(solution)
-        if found is None:
+        match = LAST_DIGIT.search(solution)
+        if match is None:
             return None
-        return solution[: found.start()] + str((int(found[0]) + 1) % 10) + solution[found.end() :]
+        return solution[: match.start()] + str((int(match[0]) + 1) % 10) + solution[match.end() :]
 
 
 NUMBER = re.compile(r"\d+(?=\D*$)")
@@ -258,5 +258,5 @@ class CollusionAttack(_Unseen):
                 return None
             wrapper = f"{functions[-1]} = (lambda f: lambda *a, **k: [f(*a, **k)])({functions[-1]})"
             return f"{solution[: program.start()]}{program[1]}{program[2]}\n{wrapper}{program[3]}"
-        changed, count = NUMBER.subn(lambda found: str(int(found[0]) + 1), solution)
+        changed, count = NUMBER.subn(lambda value: str(int(value[0]) + 1), solution)
         return changed if count else None

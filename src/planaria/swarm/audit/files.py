@@ -30,24 +30,24 @@ class Looked:
     facts: tuple[str, ...]
 
 
-def look(place: Path) -> Looked:
+def look(path: Path) -> Looked:
     """Check a model's folder or single file without running or unpickling any of it.
 
     :raises UserError: if it holds more than :data:`MOST` files.
     """
-    if place.is_file():
-        gguf = place.suffix == ".gguf"
-        return Looked(() if gguf else (f"{place.name}: neither a folder nor a GGUF file",), (place.name,) * gguf)
+    if path.is_file():
+        gguf = path.suffix == ".gguf"
+        return Looked(() if gguf else (f"{path.name}: neither a folder nor a GGUF file",), (path.name,) * gguf)
     files = []
-    for file in place.rglob("*"):
+    for file in path.rglob("*"):
         if file.is_symlink() or not file.is_dir():  # links to folders are not followed, and are faults
             files.append(file)
         if len(files) > MOST:
-            raise UserError(f"{place}: holds more than {MOST} files; give the model's own folder")
-    names = {file.relative_to(place).as_posix(): file for file in sorted(files)}
+            raise UserError(f"{path}: holds more than {MOST} files; give the model's own folder")
+    names = {file.relative_to(path).as_posix(): file for file in sorted(files)}
     faults = [fault for name, file in names.items() if (fault := _fault(name, file))]
-    listed, facts = _listed(place, names)
-    stated, shapes = _stated(place)
+    listed, facts = _listed(path, names)
+    stated, shapes = _stated(path)
     return Looked((*faults, *listed, *stated), (*facts, *shapes))
 
 
@@ -79,32 +79,32 @@ def _is_safetensors(file: Path) -> bool:
 
 def _calls_code(file: Path) -> bool:
     try:
-        found = documents.parse_json(documents.data(file), file)
+        result = documents.parse_json(documents.data(file), file)
     except UserError:
         return False  # its reader reports the error
-    return isinstance(found, dict) and bool(found.get("auto_map"))
+    return isinstance(result, dict) and bool(result.get("auto_map"))
 
 
-def _listed(place: Path, names: dict[str, Path]) -> tuple[list[str], list[str]]:
+def _listed(path: Path, names: dict[str, Path]) -> tuple[list[str], list[str]]:
     """Check the list of digests; return faults and facts."""
     try:
-        sums = digests.read(place)
+        sums = digests.read(path)
         if not sums:
             return [], ["no list of digests"]
         unlisted = [name for name in names if name not in sums and name != digests.FILE]
-        digests.require(place, sums, sums)
+        digests.require(path, sums, sums)
     except UserError as error:
         return [str(error)], []
     faults = [f"{name}: not listed in {digests.FILE}, so written by another program" for name in unlisted]
     return faults, [] if faults else [f"{len(sums)} files match {digests.FILE}"]
 
 
-def _stated(place: Path) -> tuple[list[str], list[str]]:
+def _stated(path: Path) -> tuple[list[str], list[str]]:
     """Check tensor shapes against config.json; return faults and facts."""
     try:
-        if not is_ours(place):
+        if not is_ours(path):
             return [], ["not a planaria LLaMA: its shapes are checked when it is opened"]
-        weights = open_folder(place)
+        weights = open_folder(path)
     except UserError as error:
         return [str(error)], []
     return [], [f"{len(weights.shapes)} tensors with the shapes of config.json"]

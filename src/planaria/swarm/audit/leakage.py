@@ -164,9 +164,9 @@ def sampled(channel: ReplyChannel, replies: int, draws: int, rng: random.Random)
     population = range(channel.options + 1)
     weights = [channel.right, *[channel.wrong] * (channel.options - 1)]
     weights = [weight * (1 - channel.silent) for weight in weights] + [channel.silent]
-    found = []
+    results = []
     for _ in range(draws):
         named = rng.choices(population, weights, k=replies)
         counts = [named.count(option) for option in range(channel.options)]
-        found.append(leak(1 / channel.options, _posterior(counts, channel)[0]))
-    return estimate(found)
+        results.append(leak(1 / channel.options, _posterior(counts, channel)[0]))
+    return estimate(results)

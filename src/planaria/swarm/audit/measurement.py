@@ -42,16 +42,16 @@ def replies(policy: Policy, texts: Sequence[str], draws: int, seed: int) -> list
 
     :raises UserError: if a text leaves no room for a reply.
     """
-    asked = [prompt(policy, text) for text in texts]
-    if (longest := max(map(len, asked), default=0)) >= policy.context:
+    requested = [prompt(policy, text) for text in texts]
+    if (longest := max(map(len, requested), default=0)) >= policy.context:
         raise UserError(f"a question takes {longest} tokens, the model reads {policy.context}; shorten it")
-    room, found = min(REPLY, policy.context - longest), list[list[str]]()
+    room, result = min(REPLY, policy.context - longest), list[list[str]]()
     rows = max(1, ROWS // draws)
-    for start in range(0, len(asked), rows):
+    for start in range(0, len(requested), rows):
         rng = generator("audit", seed, start)
-        drawn = policy.sample(asked[start : start + rows], draws, room, 1.0, 0, rng)
-        found += [[policy.decode(one.ids) for one in of_text] for of_text in drawn]
-    return found
+        drawn = policy.sample(requested[start : start + rows], draws, room, 1.0, 0, rng)
+        result += [[policy.decode(completion.ids) for completion in of_text] for of_text in drawn]
+    return result
 
 
 RIGHT = 0.95
@@ -84,8 +84,8 @@ class Adversary(Protocol):
 class Counter:
     """Bayes from a uniform prior: each reply is right with a fixed probability, else uniform over the other values.
 
-    It knows the implication of every option (``says``), so with the true probability it is the optimal reader. Replies
-    that name no value, or several, carry no information.
+    It knows the implication of every option (``right_replies``), so with the true probability it is the optimal
+    reader. Replies that name no value, or several, carry no information.
     """
 
     def __init__(self, right: float = RIGHT) -> None:
@@ -94,11 +94,11 @@ class Counter:
         self.right, self.name = right, f"counter, which assumes replies to be right with probability {right:g}"
 
     def require(self, questions: Sequence[Question]) -> None:
-        """:raises UserError: if a part lacks ``says``."""
+        """:raises UserError: if a part lacks ``right_replies``."""
         for question in questions:
             if not all(part.says for part in question.parts):
                 fix = "write it as {'ask', 'says'}, or give --adversary MODEL"
-                raise UserError(f"{question.place}: a part does not list the reply implied by each option; {fix}")
+                raise UserError(f"{question.location}: a part does not list the reply implied by each option; {fix}")
 
     def beliefs(self, question: Question, transcripts: Sequence[Transcript]) -> list[list[float]]:
         return [self._after(question, transcript) for transcript in transcripts]
@@ -106,7 +106,7 @@ class Counter:
     def _after(self, question: Question, transcript: Transcript) -> list[float]:
         weights = [1.0] * len(question.options)
         for turn in transcript:
-            implied = says(question, turn.part)
+            implied = right_replies(question, turn.part)
             named = named_value(turn.reply, implied)
             if named is None:
                 continue
@@ -119,7 +119,7 @@ class Counter:
         return [weight / total for weight in weights]
 
 
-def says(question: Question, part: int | None) -> tuple[str, ...]:
+def right_replies(question: Question, part: int | None) -> tuple[str, ...]:
     """Return the right reply under each option."""
     return question.options if part is None else question.parts[part].says
 
@@ -129,15 +129,15 @@ def named_value(reply: str, implied: Sequence[str]) -> str | None:
     text, values = plain(reply), {*map(plain, implied)}
     if text in values:
         return text
-    found = [value for value in values if re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text)]
-    return found[0] if len(found) == 1 else None
+    results = [value for value in values if re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text)]
+    return results[0] if len(results) == 1 else None
 
 
 class ReplyReader:
     """A causal model: softmax over the options' summed log-probabilities after transcript and question."""
 
-    def __init__(self, policy: Policy, place: str) -> None:
-        self._policy, self.name = policy, f"reader {place}"
+    def __init__(self, policy: Policy, location: str) -> None:
+        self._policy, self.name = policy, f"reader {location}"
 
     def require(self, questions: Sequence[Question]) -> None:
         """:raises UserError: if it cannot distinguish the options."""
@@ -146,28 +146,32 @@ class ReplyReader:
             for number, text in enumerate(texts):
                 option = shown(question.options[number])
                 if text == nothing or not self._policy.decode(text.ids).strip():
-                    raise UserError(f"{question.place}: {self.name} encodes the option {option} as no token; change it")
+                    raise UserError(
+                        f"{question.location}: {self.name} encodes the option {option} as no token; change it"
+                    )
                 if text in texts[:number]:
-                    raise UserError(f"{question.place}: {self.name} encodes the option {option} as another; change it")
+                    raise UserError(
+                        f"{question.location}: {self.name} encodes the option {option} as another; change it"
+                    )
 
     def beliefs(self, question: Question, transcripts: Sequence[Transcript]) -> list[list[float]]:
         texts = [text for transcript in transcripts for text in self._texts(question, transcript)]
         logps = -torch.tensor(nats(self._policy, texts), dtype=torch.float64).reshape(len(transcripts), -1)
-        found: list[list[float]] = logps.softmax(-1).tolist()
-        return found
+        result: list[list[float]] = logps.softmax(-1).tolist()
+        return result
 
     def _texts(self, question: Question, transcript: Transcript) -> list[Text]:
         """Return the question with each option; a prompt ends where the options' ids start to differ.
 
         Options are encoded together with the question, because the preceding text may change their ids.
         """
-        asked = "".join(f"{turn.ask}{turn.reply}\n" for turn in transcript) + question.text
-        alone, *rows = [prompt(self._policy, asked, option) for option in ("", *question.options)]
+        requested = "".join(f"{turn.ask}{turn.reply}\n" for turn in transcript) + question.text
+        alone, *rows = [prompt(self._policy, requested, option) for option in ("", *question.options)]
         shared = sum(1 for _ in takewhile(lambda ids: len({*ids}) == 1, zip(alone, *rows, strict=False)))
         before = tuple(alone[:shared]) or (self._policy.end,)
         if (length := len(before) + max(map(len, rows)) - shared) > self._policy.context:
             reads = f"{self.name} reads {self._policy.context}"
-            raise UserError(f"{question.place}: a transcript takes {length} tokens, {reads}; ask fewer parts (--k)")
+            raise UserError(f"{question.location}: a transcript takes {length} tokens, {reads}; ask fewer parts (--k)")
         return [Text(before, tuple(row[shared:])) for row in rows]
 
 
@@ -196,17 +200,17 @@ def measure(victim: Policy, adversary: Adversary, questions: Sequence[Question],
 
     :raises UserError: if a question or a transcript is longer than a model reads.
     """
-    texts = [text for question in questions for text in _asked(question, plan.k)]
+    texts = [text for question in questions for text in _prompts(question, plan.k)]
     drawn = iter(replies(victim, texts, plan.draws, plan.seed))
-    found = []
+    results = []
     for question in questions:
-        replies_to = {text: next(drawn) for text in dict.fromkeys(_asked(question, plan.k))}
-        found.append(_leaked(question, adversary, replies_to, plan))
-    found.sort(key=lambda one: -one.leak.mean)
-    return Leakage(adversary=adversary.name, k=plan.k, draws=plan.draws, epsilon=plan.epsilon, questions=found)
+        replies_to = {text: next(drawn) for text in dict.fromkeys(_prompts(question, plan.k))}
+        results.append(_leaked(question, adversary, replies_to, plan))
+    results.sort(key=lambda leaked: -leaked.leak.mean)
+    return Leakage(adversary=adversary.name, k=plan.k, draws=plan.draws, epsilon=plan.epsilon, questions=results)
 
 
-def _asked(question: Question, k: int) -> list[str]:
+def _prompts(question: Question, k: int) -> list[str]:
     """Return the distinct prompts for a question."""
     parts = [part.ask for part in question.parts[:k]]
     return list(dict.fromkeys([question.text, *question.paraphrases, *parts]))
@@ -229,8 +233,8 @@ class _Beliefs:
 
     def guessed(self, transcript: Transcript) -> float:
         """Probability that the likeliest option is the right one; ties are drawn."""
-        found = self._found[transcript]
-        ties = [math.isclose(belief, max(found), rel_tol=1e-9) for belief in found]
+        result = self._found[transcript]
+        ties = [math.isclose(belief, max(result), rel_tol=1e-9) for belief in result]
         return ties[self._answer] / sum(ties)
 
     def point(self, transcripts: Sequence[Transcript]) -> GivenAway:
@@ -252,7 +256,7 @@ def _leaked(
     use = statistics.fmean(_useful(part, reply, question) for part in parts for reply in replies_to[part.ask])
     return Leaked(
         name=question.name,
-        place=question.place,
+        location=question.location,
         options=len(question.options),
         prior=beliefs.prior,
         posterior=_mean(beliefs.right, whole),
@@ -263,7 +267,7 @@ def _leaked(
         use=use,
         curve=[beliefs.point([transcript[:length] for transcript in whole]) for length in range(1, plan.k + 1)],
         behind=None if plan.epsilon is None else _behind(question, beliefs, sets, use, plan.epsilon),
-        said=[(turn.ask, turn.reply) for turn in whole[0]] if plan.show else [],
+        replies=[(turn.ask, turn.reply) for turn in whole[0]] if plan.show else [],
     )
 
 
@@ -282,7 +286,7 @@ def _behind(
 def _subsets(transcript: Transcript) -> list[Transcript]:
     """Return all subsets, by bit mask."""
     return [
-        tuple(turn for place, turn in enumerate(transcript) if mask >> place & 1)
+        tuple(turn for index, turn in enumerate(transcript) if mask >> index & 1)
         for mask in range(1 << len(transcript))
     ]
 

@@ -40,7 +40,7 @@ class QuestionPart:
 class Question:
     """One protected answer."""
 
-    place: str
+    location: str
     name: str
     """display name in reports, which do not repeat the question"""
     text: str
@@ -58,16 +58,16 @@ class Question:
 
 def read(file: Path) -> list[Question]:
     """Read all questions of a file; UserError naming file and line of a mistake."""
-    found = records.read([file])
-    if not found:
+    result = records.read([file])
+    if not result:
         raise UserError(f"{file}: has no questions; give some")
-    if len(found) > MOST_QUESTIONS:
-        raise UserError(f"{file}: has {len(found)} questions, of at most {MOST_QUESTIONS}; give fewer")
-    questions = [_question(record) for record in found]
+    if len(result) > MOST_QUESTIONS:
+        raise UserError(f"{file}: has {len(result)} questions, of at most {MOST_QUESTIONS}; give fewer")
+    questions = [_question(record) for record in result]
     names = [question.name for question in questions]
     for number, question in enumerate(questions):
         if question.name in names[:number]:
-            raise UserError(f"{question.place}: {shown(question.name)} occurs twice; give each a unique 'name'")
+            raise UserError(f"{question.location}: {shown(question.name)} occurs twice; give each a unique 'name'")
     refuse_twins(questions)
     return questions
 
@@ -81,7 +81,7 @@ def replies_of(questions: Sequence[Question], k: int | None, usual: int) -> int:
         return min([usual, *(len(question.parts) for question in questions)])
     for question in questions:
         if k > len(question.parts):
-            parts = f"{question.place}: has {len(question.parts)} parts"
+            parts = f"{question.location}: has {len(question.parts)} parts"
             raise UserError(f"--k {k}: {parts}; lower --k, or add parts")
     return k
 
@@ -110,8 +110,8 @@ def refuse_twins(questions: Sequence[Question]) -> None:
             first = owners.setdefault(closed_up(text), question)
             if first is not question:
                 raise UserError(
-                    f"{question.place}: {shown(question.name)} asks the same as {shown(first.name)} ({first.place}); "
-                    "case, spacing and invisible characters do not count; remove one of them"
+                    f"{question.location}: {shown(question.name)} asks the same as {shown(first.name)} "
+                    f"({first.location}); case, spacing and invisible characters do not count; remove one of them"
                 )
 
 
@@ -124,57 +124,59 @@ def _folded(text: str) -> str:
 def _question(record: TaskRecord) -> Question:
     for key in record.fields:
         if key not in FIELDS:
-            raise UserError(f"{record.place}: unknown field {shown(key)}; {nearest(key, FIELDS)}")
+            raise UserError(f"{record.location}: unknown field {shown(key)}; {nearest(key, FIELDS)}")
     text = _text(record, "question", record.text("question"))
     options = _options(record)
     answer = record.text("answer")
     if answer not in options:
-        raise UserError(f"{record.place}: options lack the answer {shown(answer)}; copy it exactly from one of them")
+        raise UserError(f"{record.location}: options lack the answer {shown(answer)}; copy it exactly from one of them")
     parts = tuple(_part(record, part, len(options)) for part in _list(record, "parts", MOST_PARTS))
     if not parts:
-        raise UserError(f"{record.place}: parts are empty; give at least one")
+        raise UserError(f"{record.location}: parts are empty; give at least one")
     for part in parts:
         if plain(part.ask) == plain(text):
-            raise UserError(f"{record.place}: the part {shown(part.ask)} repeats the question; ask for less")
+            raise UserError(f"{record.location}: the part {shown(part.ask)} repeats the question; ask for less")
     paraphrases = _list(record, "paraphrases", MOST_PARTS) if "paraphrases" in record.fields else []
-    name = _text(record, "name", record.text("name")) if "name" in record.fields else record.place
-    others = tuple(_text(record, "paraphrases", one) for one in paraphrases)
-    return Question(record.place, name, text, options, options.index(answer), parts, others)
+    name = _text(record, "name", record.text("name")) if "name" in record.fields else record.location
+    others = tuple(_text(record, "paraphrases", paraphrase) for paraphrase in paraphrases)
+    return Question(record.location, name, text, options, options.index(answer), parts, others)
 
 
 def _options(record: TaskRecord) -> tuple[str, ...]:
     options = tuple(_text(record, "options", option) for option in _list(record, "options", MOST_OPTIONS))
     if len(options) < 2:
-        raise UserError(f"{record.place}: options are {len(options)}; give two or more, the answer among them")
+        raise UserError(f"{record.location}: options are {len(options)}; give two or more, the answer among them")
     for number, option in enumerate(options):
         if plain(option) in [plain(other) for other in options[:number]]:
-            raise UserError(f"{record.place}: options have {shown(option)} twice; remove one")
+            raise UserError(f"{record.location}: options have {shown(option)} twice; remove one")
     return options
 
 
-def _part(record: TaskRecord, found: object, options: int) -> QuestionPart:
-    if isinstance(found, str):
-        return QuestionPart(_text(record, "parts", found))
-    if not isinstance(found, dict) or not {"ask"} <= found.keys() <= {"ask", "says"}:
-        raise UserError(f"{record.place}: a part is a text, or {{'ask', 'says'}}, not {shown(found)}; fix it")
-    says = found.get("says", [])
+def _part(record: TaskRecord, value: object, options: int) -> QuestionPart:
+    if isinstance(value, str):
+        return QuestionPart(_text(record, "parts", value))
+    if not isinstance(value, dict) or not {"ask"} <= value.keys() <= {"ask", "says"}:
+        raise UserError(f"{record.location}: a part is a text, or {{'ask', 'says'}}, not {shown(value)}; fix it")
+    says = value.get("says", [])
     if not isinstance(says, list) or len(says) not in (0, options):
-        raise UserError(f"{record.place}: a part's 'says' needs a reply for each of {options} options; fix it")
-    return QuestionPart(_text(record, "parts", found["ask"]), tuple(_text(record, "says", one) for one in says))
+        raise UserError(f"{record.location}: a part's 'says' needs a reply for each of {options} options; fix it")
+    return QuestionPart(_text(record, "parts", value["ask"]), tuple(_text(record, "says", one) for one in says))
 
 
 def _list(record: TaskRecord, field: str, most: int) -> list[object]:
-    found = record.fields.get(field)
-    if not isinstance(found, list):
-        raise UserError(f"{record.place}: field {field!r} is not a list; write a list of texts")
-    if len(found) > most:
-        raise UserError(f"{record.place}: {field} are {len(found)}, of at most {most}; give fewer")
-    return found
+    result = record.fields.get(field)
+    if not isinstance(result, list):
+        raise UserError(f"{record.location}: field {field!r} is not a list; write a list of texts")
+    if len(result) > most:
+        raise UserError(f"{record.location}: {field} are {len(result)}, of at most {most}; give fewer")
+    return result
 
 
-def _text(record: TaskRecord, field: str, found: object) -> str:
-    if not isinstance(found, str) or not plain(found):
-        raise UserError(f"{record.place}: {field} has {shown(found)}, not a text; fix the line")
-    if len(found) > MOST_LETTERS:
-        raise UserError(f"{record.place}: {field} has {len(found)} characters, of at most {MOST_LETTERS}; shorten it")
-    return whole(found)
+def _text(record: TaskRecord, field: str, value: object) -> str:
+    if not isinstance(value, str) or not plain(value):
+        raise UserError(f"{record.location}: {field} has {shown(value)}, not a text; fix the line")
+    if len(value) > MOST_LETTERS:
+        raise UserError(
+            f"{record.location}: {field} has {len(value)} characters, of at most {MOST_LETTERS}; shorten it"
+        )
+    return whole(value)

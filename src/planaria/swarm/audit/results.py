@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from planaria.common.documents import Record
+from planaria.common.documents import Record, former_names
 from planaria.swarm.audit.leakage import Estimate
 from planaria.swarm.records.measure import HitTally
 
@@ -20,9 +20,10 @@ NONE: Verdict = "nothing there"
 class AuditCheck(Record):
     """One check of an audit."""
 
+    _former = former_names(summary="said")
     name: str
     verdict: Verdict
-    said: str
+    summary: str
     """reason, in a clause"""
     facts: list[str] = Field(default_factory=list)
 
@@ -47,8 +48,9 @@ class BehindCensor(GivenAway):
 class Leaked(Record):
     """Leakage of one protected question."""
 
+    _former = former_names(replies="said", location="place")
     name: str
-    place: str
+    location: str
     options: int
     prior: float
     posterior: float
@@ -64,7 +66,7 @@ class Leaked(Record):
     curve: list[GivenAway]
     """after 1, 2, … parts"""
     behind: BehindCensor | None = None
-    said: list[tuple[str, str]] = Field(default_factory=list)
+    replies: list[tuple[str, str]] = Field(default_factory=list)
     """parts and replies of the first draw, if requested"""
 
 
@@ -80,29 +82,31 @@ class Leakage(Record):
     @property
     def curve(self) -> list[GivenAway]:
         """After 1, 2, … parts: the largest leakage and the mean of guesses."""
-        return [worst([one.curve[place] for one in self.questions]) for place in range(self.k)]
+        return [worst([question.curve[index] for question in self.questions]) for index in range(self.k)]
 
     @property
     def direct(self) -> GivenAway:
-        return worst([one.direct for one in self.questions])
+        return worst([question.direct for question in self.questions])
 
     @property
     def paraphrased(self) -> GivenAway | None:
-        found = [one.paraphrased for one in self.questions if one.paraphrased is not None]
-        return worst(found) if found else None
+        results = [question.paraphrased for question in self.questions if question.paraphrased is not None]
+        return worst(results) if results else None
 
     @property
     def behind(self) -> BehindCensor | None:
-        found = [one.behind for one in self.questions if one.behind is not None]
-        if not found:
+        results = [question.behind for question in self.questions if question.behind is not None]
+        if not results:
             return None
-        point = worst(found)
-        silent, use = (sum(getattr(one, field) for one in found) / len(found) for field in ("silent", "use"))
+        point = worst(results)
+        silent, use = (
+            sum(getattr(question, field) for question in results) / len(results) for field in ("silent", "use")
+        )
         return BehindCensor(leak=point.leak, guessed=point.guessed, silent=silent, use=use)
 
     @property
     def use(self) -> float:
-        return sum(one.use for one in self.questions) / len(self.questions)
+        return sum(question.use for question in self.questions) / len(self.questions)
 
 
 def worst(points: list[GivenAway] | list[BehindCensor]) -> GivenAway:

@@ -47,7 +47,9 @@ class RoundMessages:
     @property
     def texts(self) -> list[tuple[str, list[str]]]:
         """(peer, all its texts), unordered."""
-        return [(peer, [c.text for g in one.groups for c in g.completions]) for peer, one in self.found.items()]
+        return [
+            (peer, [c.text for g in rollouts.groups for c in g.completions]) for peer, rollouts in self.found.items()
+        ]
 
     @property
     def settled(self) -> dict[str, str]:
@@ -71,8 +73,8 @@ class RoundMessages:
         """Keep the messages of ``listed`` peers; mark the other peers missing, or refused if they are in ``guilty``."""
         left = {*self.found, *self.missing, *self.refused} - listed
         refused = self.refused | {peer: guilty[peer] for peer in left & guilty.keys()}
-        found = {peer: message for peer, message in self.found.items() if peer in listed}
-        return replace(self, found=found, missing=tuple(sorted(left - refused.keys())), refused=refused)
+        result = {peer: message for peer, message in self.found.items() if peer in listed}
+        return replace(self, found=result, missing=tuple(sorted(left - refused.keys())), refused=refused)
 
 
 class Decision(enum.Enum):

@@ -131,11 +131,11 @@ class Board:
         :raises UserError: if its rules differ; the message names the first such key.
         """
         me = self._me
-        mine = RunRules(peer=me.peer, nonce=secrets.token_hex(16), rules=dict(rules))
-        self._store.write("rules.json", self._sealed(mine, RunRules, self._small))
-        if what := difference(mine.rules, self.rules.rules):
+        own = RunRules(peer=me.peer, nonce=secrets.token_hex(16), rules=dict(rules))
+        self._store.write("rules.json", self._sealed(own, RunRules, self._small))
+        if label := difference(own.rules, self.rules.rules):
             raise UserError(
-                f"{self._store.place}: this run was founded with other rules: {what}; take those, or found your own "
+                f"{self._store.place}: this run was founded with other rules: {label}; take those, or found your own "
                 f"run at another place"
             )
         return self.rules
@@ -145,19 +145,19 @@ class Board:
 
         :raises UserError: if the peer joined with another tokenizer, or has left.
         """
-        mine, place = self._me.peer, self._store.place
-        path = place_of(mine, "hello.json")
+        own, location = self._me.peer, self._store.place
+        path = message_path(own, "hello.json")
         raw = self._sealed(hello, Hello, self._small)
         try:
-            left = self._message(place_of(mine, "goodbye.json"), Goodbye, self._small, mine)
-            there = hello if self._store.write(path, raw) else self._message(path, Hello, self._small, mine)
+            left = self._message(message_path(own, "goodbye.json"), Goodbye, self._small, own)
+            there = hello if self._store.write(path, raw) else self._message(path, Hello, self._small, own)
         except BadMessage as error:
             raise UserError(
-                f"{place}: the message under this peer's id is {error.reason}; use another identity"
+                f"{location}: the message under this peer's id is {error.reason}; use another identity"
             ) from None
         if left or there is None or there.tokenizer != hello.tokenizer:
             why = "has left this run" if left else "joined with another tokenizer, or its hello is lost"
-            raise UserError(f"{place}: peer {mine} {why}; use another identity")
+            raise UserError(f"{location}: peer {own} {why}; use another identity")
         return there
 
     def publish(self, rollouts: Rollouts) -> None:
@@ -166,13 +166,13 @@ class Board:
         :raises UserError: if other peers would refuse the message.
         :raises AlreadyThere: if another message is there.
         """
-        path = place_of(self._me.peer, rollouts.place)
+        path = message_path(self._me.peer, rollouts.place)
         self._append(path, rollouts, Rollouts, self._limits)
 
     def conclude(self, message: Closing | Receipt) -> None:
         """Append a closing or receipt of this peer. Do nothing if another message is there or it cannot be written: a
         round does not depend on one peer's message."""
-        path = place_of(self._me.peer, message.place)
+        path = message_path(self._me.peer, message.place)
         try:
             if isinstance(message, Closing):
                 self._append(path, message, Closing, self._names)
@@ -187,7 +187,7 @@ class Board:
 
     def receipt(self, peer: str, about: str, round: int) -> tuple[Receipt, bytes] | None:
         """Return a peer's receipt and its envelope, or None if there is no valid one."""
-        path = place_of(peer, of_round(f"receipts/{about}", round))
+        path = message_path(peer, of_round(f"receipts/{about}", round))
         try:
             raw = self._store.read(path, self._limits.message_bytes)
             return None if raw is None else (self._unsealed(raw, path, Receipt, self._limits, peer), raw)
@@ -196,7 +196,7 @@ class Board:
 
     def leave(self, goodbye: Goodbye) -> None:
         """Publish a goodbye; raises as ``publish`` does."""
-        path = place_of(self._me.peer, "goodbye.json")
+        path = message_path(self._me.peer, "goodbye.json")
         self._append(path, goodbye, Goodbye, self._small)
 
     def peers(self) -> Census:
@@ -220,15 +220,15 @@ class Board:
 
         :raises BadMessage: if the message is invalid; "not JSON" may be a message that is not fully written.
         """
-        return self._message(place_of(peer, of_round("rounds", round)), Rollouts, self._limits, peer)
+        return self._message(message_path(peer, of_round("rounds", round)), Rollouts, self._limits, peer)
 
     def gather(self, round: int, peers: Iterable[str]) -> RoundMessages:
         """Read the messages of ``peers`` for a round once."""
-        asked = sorted(set(peers))
-        found, refused = self._read_each(asked, of_round("rounds", round), Rollouts, self._limits)
-        missing = [peer for peer in asked if peer not in found and peer not in refused]
-        self._roster.mark_active(found)
-        return RoundMessages(found, tuple(missing), refused)
+        requested = sorted(set(peers))
+        result, refused = self._read_each(requested, of_round("rounds", round), Rollouts, self._limits)
+        missing = [peer for peer in requested if peer not in result and peer not in refused]
+        self._roster.mark_active(result)
+        return RoundMessages(result, tuple(missing), refused)
 
     def wait(self, round: int, peers: Iterable[str], terms: RoundTerms, poll_s: float = 1.0) -> RoundMessages:
         """Poll for the messages of ``peers`` until the round closes (:func:`planaria.swarm.board.attendance.decide`).
@@ -271,20 +271,20 @@ class Board:
         self, peers: Iterable[str], name: str, kind: type[Message], limits: MessageLimits
     ) -> tuple[dict[str, Message], dict[str, str]]:
         """Return the valid messages and the reasons of the invalid ones, by peer."""
-        found: dict[str, Message] = {}
+        result: dict[str, Message] = {}
         refused: dict[str, str] = {}
-        asked = sorted(set(peers))
-        places = [place_of(peer, name) for peer in asked]
+        requested = sorted(set(peers))
+        places = [message_path(peer, name) for peer in requested]
         answers = self._store.read_each(places, limits.message_bytes)
-        for peer, path, raw in zip(asked, places, answers, strict=True):
+        for peer, path, raw in zip(requested, places, answers, strict=True):
             try:
                 if isinstance(raw, BadMessage):
                     raise raw
                 if raw is not None:
-                    found[peer] = self._unsealed(raw, path, kind, limits, peer)
+                    result[peer] = self._unsealed(raw, path, kind, limits, peer)
             except BadMessage as error:
                 refused[peer] = error.reason
-        return found, refused
+        return result, refused
 
     def _unsealed(self, raw: bytes, path: str, kind: type[Message], limits: MessageLimits, peer: str | None) -> Message:
         """Return the message of an envelope and record its claim."""
@@ -323,7 +323,7 @@ class Board:
             raise AlreadyThere(f"{self._store.place}/{path}: another message is there, and none is ever replaced")
 
 
-def place_of(peer: str, name: str) -> str:
+def message_path(peer: str, name: str) -> str:
     """Return the path of a peer's message; ValueError if the peer id is invalid."""
     if not PEER.fullmatch(peer):
         raise ValueError(f"{peer!r} is no peer id")

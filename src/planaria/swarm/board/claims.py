@@ -35,22 +35,22 @@ def canonical(value: JsonValue) -> str:
     return text
 
 
-def difference(mine: JsonValue, theirs: JsonValue, key: str = "") -> str | None:
+def difference(own: JsonValue, theirs: JsonValue, key: str = "") -> str | None:
     """Describe the first key, in alphabetical order, whose values differ; None if all are equal.
 
     1, 1.0 and true differ. ``theirs`` is untrusted: its text is shown as short ASCII.
     """
-    if isinstance(mine, dict) and isinstance(theirs, dict):
-        for name in sorted(mine.keys() | theirs.keys()):
+    if isinstance(own, dict) and isinstance(theirs, dict):
+        for name in sorted(own.keys() | theirs.keys()):
             path = f"{key}.{_shown(name)}" if key else _shown(name)
-            if (name in mine) != (name in theirs):
-                return f"{path} is only {'here' if name in mine else 'there'}"
-            if found := difference(mine[name], theirs[name], path):
-                return found
+            if (name in own) != (name in theirs):
+                return f"{path} is only {'here' if name in own else 'there'}"
+            if result := difference(own[name], theirs[name], path):
+                return result
         return None
-    if canonical(mine) == canonical(theirs):
+    if canonical(own) == canonical(theirs):
         return None
-    return f"{key} is {_shown(theirs)} there and {_shown(mine)} here"
+    return f"{key} is {_shown(theirs)} there and {_shown(own)} here"
 
 
 def _shown(value: JsonValue) -> str:
@@ -139,11 +139,11 @@ class Claim(StrictModel):
         return verify(bytes.fromhex(self.key), bytes.fromhex(self.signature), data)
 
 
-def sign_claim(identity: PeerIdentity, run: str, place: str, body: str) -> Claim:
-    """Sign the claim that ``body`` is published at ``place``."""
+def sign_claim(identity: PeerIdentity, run: str, location: str, body: str) -> Claim:
+    """Sign the claim that ``body`` is published at ``location``."""
     digest = digest_of(body)
-    signature = identity.sign(_signed(run, place, digest))
-    return Claim(key=identity.public.hex(), place=place, digest=digest, signature=signature.hex())
+    signature = identity.sign(_signed(run, location, digest))
+    return Claim(key=identity.public.hex(), place=location, digest=digest, signature=signature.hex())
 
 
 def digest_of(text: str) -> str:
@@ -151,8 +151,8 @@ def digest_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _signed(run: str, place: str, digest: str) -> bytes:
-    return _SIGNED + "\0".join((run, place, digest)).encode()
+def _signed(run: str, location: str, digest: str) -> bytes:
+    return _SIGNED + "\0".join((run, location, digest)).encode()
 
 
 class Proof(StrictModel):
@@ -163,8 +163,8 @@ class Proof(StrictModel):
 
     @model_validator(mode="after")
     def _distinct_digests(self) -> Proof:
-        one, other = self.one, self.other
-        if (one.key, one.place) != (other.key, other.place) or one.digest == other.digest:
+        claim, other = self.one, self.other
+        if (claim.key, claim.place) != (other.key, other.place) or claim.digest == other.digest:
             raise ValueError("two digests of one peer's for one place")
         return self
 
@@ -189,9 +189,9 @@ class ClaimLedger:
         """Proofs by equivocating peer."""
         return self._proofs
 
-    def claim(self, peer: str, place: str) -> Claim | None:
+    def claim(self, peer: str, location: str) -> Claim | None:
         """Return the last claim read of a peer and place."""
-        return self._claims.get((peer, place))
+        return self._claims.get((peer, location))
 
     def record(self, claim: Claim, checked: bool = False) -> None:
         """Record a claim. Verify an unchecked claim if it differs from the known one; an invalid one proves nothing
@@ -214,6 +214,6 @@ class ClaimLedger:
         self._claims = {key: claim for key, claim in self._claims.items() if not _older(key[1], before)}
 
 
-def _older(place: str, before: int) -> bool:
-    number = place.rpartition("/")[2].removesuffix(".json")
+def _older(location: str, before: int) -> bool:
+    number = location.rpartition("/")[2].removesuffix(".json")
     return number.isdigit() and int(number) < before

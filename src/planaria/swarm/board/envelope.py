@@ -142,11 +142,11 @@ def _complaint(error: ValidationError) -> str:
     if error.error_count() > _MANY_ERRORS:  # listing them takes a second for every half million
         return "malformed: many fields"
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    place = first["loc"]
-    if place == ("version",):
+    location = first["loc"]
+    if location == ("version",):
         return "another version"
     unknown = ["unknown field"] if first["type"] == "extra_forbidden" else []
-    ours = [str(part) for part in place if isinstance(part, int) or part in _OURS] + unknown
+    ours = [str(part) for part in location if isinstance(part, int) or part in _OURS] + unknown
     return f"malformed: {'.'.join(ours) or 'contents'}"
 
 

@@ -176,7 +176,7 @@ class Closing(RunMessage):
         return of_round("closings", self.round)
 
     @property
-    def heard(self) -> dict[str, str]:
+    def received(self) -> dict[str, str]:
         """Peer → digest of its message of the round."""
         return {claim.peer: claim.digest for claim in self.words if claim.place == of_round("rounds", self.round)}
 

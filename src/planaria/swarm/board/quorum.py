@@ -122,17 +122,17 @@ class Quorum:
         if not self._rounds.gather:
             return self._board.gather(number, [self.me])
         awaited = self._awaited(number)
-        found = self._board.gather(number, self._drawn(number)) if closed else self._wait(number, awaited)
+        result = self._board.gather(number, self._drawn(number)) if closed else self._wait(number, awaited)
         if number:  # peers here have closed the round before: equal readers know the same of it
-            self.receipts.look(number - 1, found.found.keys())
-        found = self._innocent(found)
+            self.receipts.look(number - 1, result.found.keys())
+        result = self._innocent(result)
         late = self._clock() - self._began >= self._rounds.timeout_s / 2
-        if closed or late or found.found.keys() != awaited or self.receipts.committee:
-            found = self._agreed(number, awaited, found, closed)
+        if closed or late or result.found.keys() != awaited or self.receipts.committee:
+            result = self._agreed(number, awaited, result, closed)
         else:
-            self.receipts.close(number, self._message_list(number, found))
-        self._patience.note(awaited, found.found.keys())
-        return found
+            self.receipts.close(number, self._message_list(number, result))
+        self._patience.note(awaited, result.found.keys())
+        return result
 
     def overruled(self, number: int) -> int | None:
         """Return the first round without a certificate, to restart from, if a later certificate contradicts it.
@@ -159,25 +159,25 @@ class Quorum:
         """Whether a pending certificate may still send this peer back."""
         return bool(self._open)
 
-    def rewards(self, number: int, found: RoundMessages) -> dict[Completed, float]:
+    def rewards(self, number: int, messages: RoundMessages) -> dict[Completed, float]:
         """Return the certified rewards of the messages found; empty if there are none."""
         text = self.receipts.certified("rewards", number)
-        return rewards_in(text, digest_of(text_of(self._message_list(number, found)))) if text else {}
+        return rewards_in(text, digest_of(text_of(self._message_list(number, messages)))) if text else {}
 
-    def vouch(self, number: int, found: RoundMessages, rewards: Mapping[Completed, float]) -> None:
+    def vouch(self, number: int, messages: RoundMessages, rewards: Mapping[Completed, float]) -> None:
         """Sign the rewards that this peer computed."""
-        text = rewards_text(digest_of(text_of(self._message_list(number, found))), rewards)
+        text = rewards_text(digest_of(text_of(self._message_list(number, messages))), rewards)
         self.receipts.testify("rewards", number, digest_of(text), text)
 
-    def _agreed(self, number: int, awaited: frozenset[str], found: RoundMessages, closed: bool) -> RoundMessages:
+    def _agreed(self, number: int, awaited: frozenset[str], result: RoundMessages, closed: bool) -> RoundMessages:
         """Select the messages that all peers follow, by certificate or else by closings."""
         receipts, committee = self.receipts, self.receipts.committee
-        if (named := receipts.named(number)) and (certified := self._follow(number, named, found)):
+        if (named := receipts.named(number)) and (certified := self._follow(number, named, result)):
             receipts.close(number, named)
             receipts.sign_round(number, named)
             return certified
         voters = committee.members if committee else awaited
-        early = self._early(found)
+        early = self._early(result)
 
         def choose() -> MessageList | None:
             lists = receipts.lists(number, voters)
@@ -186,42 +186,44 @@ class Quorum:
         def decided() -> bool:
             lists = receipts.lists(number, voters)
             most = max((list(lists.values()).count(each) for each in lists.values()), default=0)
-            return 2 * most > len(voters) or voters & found.found.keys() <= lists.keys()
+            return 2 * most > len(voters) or voters & result.found.keys() <= lists.keys()
 
-        found = self._followed(number, choose(), found)
-        receipts.close(number, self._message_list(number, found))
+        result = self._followed(number, choose(), result)
+        receipts.close(number, self._message_list(number, result))
         if not closed:
             receipts.settle(decided)
-        found = self._followed(number, choose(), found)
+        result = self._followed(number, choose(), result)
         if committee is None:
-            return found
-        messages = self._message_list(number, found)
+            return result
+        messages = self._message_list(number, result)
         receipts.sign_round(number, messages)
-        named = receipts.await_round(number, found.found.keys())
+        named = receipts.await_round(number, result.found.keys())
         if named is None:
             self._open[number] = text_of(messages)
             self._past = self._past or (number, copy.deepcopy(self._patience))
-            return found
-        return self._follow(number, named, found) or found
+            return result
+        return self._follow(number, named, result) or result
 
     def _wait(self, number: int, awaited: frozenset[str]) -> RoundMessages:
         """Return the messages of awaited peers, and those of others that arrived by then."""
         rounds = self._rounds
         terms = RoundTerms(self._quorum(awaited), rounds.timeout_s, max(rounds.patience_s, rounds.timeout_s))
         began = self._clock() - self._began
-        found = self._board.wait(number, awaited | {self.me}, terms, self._poll_s)
+        result = self._board.wait(number, awaited | {self.me}, terms, self._poll_s)
         late = self._board.gather(number, self._drawn(number) - awaited - {self.me})
-        came = {peer: began + seconds for peer, seconds in found.came.items()}
-        return RoundMessages(found.found | late.found, found.missing + late.missing, found.refused | late.refused, came)
+        came = {peer: began + seconds for peer, seconds in result.came.items()}
+        return RoundMessages(
+            result.found | late.found, result.missing + late.missing, result.refused | late.refused, came
+        )
 
-    def _early(self, found: RoundMessages) -> frozenset[str]:
+    def _early(self, messages: RoundMessages) -> frozenset[str]:
         """Peers that arrived in the first half of the time: every honest closing lists them."""
-        return frozenset(peer for peer, seconds in found.came.items() if seconds < self._rounds.timeout_s / 2)
+        return frozenset(peer for peer, seconds in messages.came.items() if seconds < self._rounds.timeout_s / 2)
 
-    def _message_list(self, number: int, found: RoundMessages) -> MessageList:
+    def _message_list(self, number: int, messages: RoundMessages) -> MessageList:
         """Return the digest of each message found, by peer."""
-        ledger, place = self._board.ledger, of_round("rounds", number)
-        return {peer: claim.digest for peer in found.found if (claim := ledger.claim(peer, place)) is not None}
+        ledger, location = self._board.ledger, of_round("rounds", number)
+        return {peer: claim.digest for peer in messages.found if (claim := ledger.claim(peer, location)) is not None}
 
     def _followed(self, number: int, messages: MessageList | None, found: RoundMessages) -> RoundMessages:
         """Return the messages of the list ``messages``, or those found if it is None or incomplete on the board."""
@@ -239,10 +241,10 @@ class Quorum:
                 return None
         return found.only(messages.keys(), self.receipts.guilty())
 
-    def _innocent(self, found: RoundMessages) -> RoundMessages:
+    def _innocent(self, messages: RoundMessages) -> RoundMessages:
         """Drop the messages of proven equivocators."""
         guilty = self.receipts.guilty()
-        return found.only(found.found.keys() - guilty.keys(), guilty)
+        return messages.only(messages.found.keys() - guilty.keys(), guilty)
 
     def _members(self, number: int) -> frozenset[str]:
         """Read the current members of a round."""

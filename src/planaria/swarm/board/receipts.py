@@ -98,8 +98,8 @@ def agreed(receipts: Iterable[Receipt], committee: Committee) -> str | None:
     """
     by = {(receipt.peer, receipt.digest) for receipt in receipts if receipt.peer in committee.members}
     counts = Counter(digest for _, digest in by)
-    found = [digest for digest, count in counts.items() if count >= committee.quorum]
-    return found[0] if len(found) == 1 else None
+    results = [digest for digest, count in counts.items() if count >= committee.quorum]
+    return results[0] if len(results) == 1 else None
 
 
 def cannot_reach_quorum(receipts: Iterable[Receipt], committee: Committee, still: int) -> bool:
@@ -129,19 +129,19 @@ Index = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 
 class _Rewards(StrictModel):
-    heard: Hex64
+    received: Hex64 = Field(alias="heard")
     rewards: list[tuple[Hex32, Index, Index, Annotated[FiniteFloat, Field(ge=0, le=1)]]] = Field(strict=False)
 
 
 def rewards_in(text: str, list_digest: str) -> dict[Completed, float]:
     """Parse the text of :func:`rewards_text` for the list with digest ``list_digest``; empty if it is invalid."""
     try:
-        found = _Rewards.model_validate_json(text)
+        result = _Rewards.model_validate_json(text)
     except ValidationError:
         return {}
-    if found.heard != list_digest:
+    if result.received != list_digest:
         return {}
-    return {(peer, problem, index): reward for peer, problem, index, reward in found.rewards}
+    return {(peer, problem, index): reward for peer, problem, index, reward in result.rewards}
 
 
 class RunCertificate(StrictModel):
@@ -178,13 +178,13 @@ def check(certificate: RunCertificate) -> Certified:
     if committee is None:
         raise BadMessage("the rules name no committee")
     signers: list[str] = []
-    for place, raw in enumerate(certificate.receipts):
+    for index, raw in enumerate(certificate.receipts):
         try:
             receipt = unseal(raw.encode(), LIMITS, Receipt, run=rules.run)
         except BadMessage as error:
-            raise BadMessage(f"receipt {place} is {error.reason}") from None
+            raise BadMessage(f"receipt {index} is {error.reason}") from None
         if why := _mismatch(receipt, certificate, committee, signers):
-            raise BadMessage(f"receipt {place} is {why}")
+            raise BadMessage(f"receipt {index} is {why}")
         signers.append(receipt.peer)
     if len(signers) < committee.quorum:
         raise BadMessage(f"{len(signers)} receipts, of at least {committee.quorum}")
@@ -197,13 +197,13 @@ def _mismatch(receipt: Receipt, certificate: RunCertificate, committee: Committe
         return f"of {receipt.peer[:8]}, who is no member of the committee"
     if receipt.peer in before:
         return f"the second of {receipt.peer[:8]}"
-    for what, found, wanted in (
+    for label, value, wanted in (
         ("what", receipt.about, certificate.about),
         ("round", receipt.round, certificate.round),
         ("digest", receipt.digest, certificate.digest),
     ):
-        if found != wanted:
-            return f"about another {what}" if what != "what" else f"about {found}, not {wanted}"
+        if value != wanted:
+            return f"about another {label}" if label != "what" else f"about {value}, not {wanted}"
     return ""
 
 
@@ -228,18 +228,18 @@ class Agreement:
     def look(self, number: int, authors: Iterable[str]) -> None:
         """Read the closings of a round by these peers."""
         unread = [peer for peer in authors if (peer, number) not in self._closings]
-        for peer, found in sorted(self._board.closings(number, unread).items()):
-            self._closings[peer, number] = found
-            for claim in found.words:
+        for peer, value in sorted(self._board.closings(number, unread).items()):
+            self._closings[peer, number] = value
+            for claim in value.words:
                 self._ledger.record(claim)
-            self._ledger.add_proofs(found.proofs)
+            self._ledger.add_proofs(value.proofs)
 
     def lists(self, number: int, authors: Iterable[str]) -> dict[str, MessageList]:
         """Author → message list, without equivocators."""
         self.look(number, authors)
         guilty = self._ledger.proofs.keys()
         return {
-            peer: {who: digest for who, digest in self._closings[peer, number].heard.items() if who not in guilty}
+            peer: {who: digest for who, digest in self._closings[peer, number].received.items() if who not in guilty}
             for peer in authors
             if (peer, number) in self._closings and peer not in guilty
         }
@@ -254,12 +254,12 @@ class Agreement:
     def close(self, number: int, messages: MessageList) -> None:
         """Publish the closing of a round."""
         ledger = self._board.ledger
-        places = [(peer, of_round("rounds", number)) for peer in sorted(messages)]
-        places += [(p, of_round("closings", n)) for p, n in sorted(self._closings) if n == number - 1]
-        places += [
+        positions = [(peer, of_round("rounds", number)) for peer in sorted(messages)]
+        positions += [(p, of_round("closings", n)) for p, n in sorted(self._closings) if n == number - 1]
+        positions += [
             (peer, of_round("receipts/round", number - 1)) for peer in sorted(self._receipts["round", number - 1])
         ]
-        words = tuple(claim for place in places if (claim := ledger.claim(*place)) is not None)
+        words = tuple(claim for index in positions if (claim := ledger.claim(*index)) is not None)
         proofs = tuple((dict(ledger.proofs) | dict(self._ledger.proofs)).values())[:256]
         run = self._board.rules.run
         self._board.conclude(Closing(run=run, peer=self._me, round=number, words=words, proofs=proofs))
@@ -276,20 +276,20 @@ class Agreement:
         """Return the text signed by a quorum of the committee; None if there is none yet."""
         if self.committee is None:
             return None
-        found = self._receipts[about, number]
-        if agreed(found.values(), self.committee) is None:
-            for peer in sorted(self.committee.members - found.keys()):
+        result = self._receipts[about, number]
+        if agreed(result.values(), self.committee) is None:
+            for peer in sorted(self.committee.members - result.keys()):
                 if (read := self._board.receipt(peer, about, number)) is not None:
-                    found[peer] = read[0]
-        digest = agreed(found.values(), self.committee)
-        texts = [receipt.text for receipt in found.values() if receipt.digest == digest]
+                    result[peer] = read[0]
+        digest = agreed(result.values(), self.committee)
+        texts = [receipt.text for receipt in result.values() if receipt.digest == digest]
         return max(texts, key=len, default=None)
 
     def signers(self, about: About, number: int) -> list[str]:
         """Return the members known to have signed the certified text; empty if there is none."""
-        found = self._receipts[about, number]
-        digest = None if self.committee is None else agreed(found.values(), self.committee)
-        return sorted(peer for peer, receipt in found.items() if receipt.digest == digest)
+        result = self._receipts[about, number]
+        digest = None if self.committee is None else agreed(result.values(), self.committee)
+        return sorted(peer for peer, receipt in result.items() if receipt.digest == digest)
 
     def await_round(self, number: int, received: Set[str]) -> MessageList | None:
         """Wait briefly for a round's certificate; expect no receipts of members outside ``received``."""
@@ -297,9 +297,9 @@ class Agreement:
         def done() -> bool:
             if self.committee is None or self.certified("round", number) is not None:
                 return True
-            found = self._receipts["round", number]
-            still = (self.committee.members & received) - found.keys()
-            return cannot_reach_quorum(found.values(), self.committee, len(still))
+            result = self._receipts["round", number]
+            still = (self.committee.members & received) - result.keys()
+            return cannot_reach_quorum(result.values(), self.committee, len(still))
 
         self.settle(done)
         return self.named(number)

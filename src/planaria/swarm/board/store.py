@@ -37,9 +37,9 @@ T = TypeVar("T")
 class BoardUnreachable(RunStopped):
     """The store of a board failed on every try."""
 
-    def __init__(self, place: str, call: str, tries: int, last: Exception) -> None:
-        super().__init__(f"{place}: {call} failed {tries} times, last with {type(last).__name__}: {last}")
-        self.place, self.call, self.tries, self.last = place, call, tries, last
+    def __init__(self, location: str, call: str, tries: int, last: Exception) -> None:
+        super().__init__(f"{location}: {call} failed {tries} times, last with {type(last).__name__}: {last}")
+        self.place, self.call, self.tries, self.last = location, call, tries, last
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ class Store:
             return
         for first in range(0, len(paths), AT_ONCE):
             batch = paths[first : first + AT_ONCE]
-            places = [f"{self._root}/{path}" for path in batch]
-            ask = functools.partial(self._system.cat_ranges, places, 0, most + 1, on_error="return")
+            positions = [f"{self._root}/{path}" for path in batch]
+            ask = functools.partial(self._system.cat_ranges, positions, 0, most + 1, on_error="return")
             for path, answer in zip(batch, self._try("reading", ask), strict=True):
                 yield self._answer(path, answer, most)
 

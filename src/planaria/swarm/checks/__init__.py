@@ -47,9 +47,9 @@ def layers(config: SwarmConfig) -> list[Check]:
     voting = config.task.reward == CONSENSUS
     if not voting and not config.defence.consensus:
         return made
-    place = next((n for n, check in enumerate(made) if isinstance(check, Judge)), len(made))
+    index = next((n for n, check in enumerate(made) if isinstance(check, Judge)), len(made))
     return [
-        *made[:place],
+        *made[:index],
         ConsensusReward(agreement=agreement) if voting else Filter(agreement=agreement),
-        *made[place:],
+        *made[index:],
     ]

@@ -25,8 +25,8 @@ def labels(rollouts: Sequence[Rollout], agreement: float) -> dict[int, MajorityL
     groups: dict[int, list[Ballot]] = defaultdict(list)
     for rollout in rollouts:
         groups[rollout.problem.number].append(Ballot(rollout.counted, rollout.behaviour))
-    found = {number: label(group, agreement) for number, group in groups.items()}
-    return {number: one for number, one in found.items() if one is not None}
+    result = {number: label(group, agreement) for number, group in groups.items()}
+    return {number: majority_label for number, majority_label in result.items() if majority_label is not None}
 
 
 class Consensus(Check):
@@ -55,17 +55,17 @@ class Filter(Consensus):
 
     def examine(self, rollouts: Sequence[Rollout], context: Context) -> LayerFindings:
         passing = [rollout for rollout in rollouts if rollout.reward > 0]
-        found = labels(passing, self.agreement)
+        result = labels(passing, self.agreement)
         reason = "it passes its tests, and does otherwise than most who pass on calls that they do not make"
         return LayerFindings(
             {
-                place: reason
-                for place, rollout in enumerate(rollouts)
+                index: reason
+                for index, rollout in enumerate(rollouts)
                 if rollout.reward > 0
-                and rollout.problem.number in found
-                and not found[rollout.problem.number].near(rollout.behaviour)
+                and rollout.problem.number in result
+                and not result[rollout.problem.number].near(rollout.behaviour)
             },
-            labels=found,
+            labels=result,
         )
 
 
@@ -75,8 +75,8 @@ class ConsensusReward(Consensus):
     fallible: ClassVar[bool] = False
 
     def examine(self, rollouts: Sequence[Rollout], context: Context) -> LayerFindings:
-        found = labels(rollouts, self.agreement)
-        return LayerFindings(rewards=dict(enumerate(_rewards(rollouts, found))), labels=found)
+        result = labels(rollouts, self.agreement)
+        return LayerFindings(rewards=dict(enumerate(_rewards(rollouts, result))), labels=result)
 
 
 def rewarded(rollouts: Sequence[Rollout], agreement: float) -> list[Rollout]:
@@ -87,10 +87,10 @@ def rewarded(rollouts: Sequence[Rollout], agreement: float) -> list[Rollout]:
     ]
 
 
-def _rewards(rollouts: Sequence[Rollout], found: Mapping[int, MajorityLabel]) -> list[float | None]:
+def _rewards(rollouts: Sequence[Rollout], values: Mapping[int, MajorityLabel]) -> list[float | None]:
     """Return 1 for completions that match their problem's label, 0 for others, None without a label."""
-    by = [(found.get(rollout.problem.number), rollout.behaviour) for rollout in rollouts]
-    return [None if one is None else float(one.holds(done)) for one, done in by]
+    by = [(values.get(rollout.problem.number), rollout.behaviour) for rollout in rollouts]
+    return [None if majority_label is None else float(majority_label.holds(done)) for majority_label, done in by]
 
 
 def refuse_senseless(config: SwarmConfig, task: Task) -> None:

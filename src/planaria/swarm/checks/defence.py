@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from pydantic import Field
 
-from planaria.common.documents import Record
+from planaria.common.documents import Record, former_names
 from planaria.swarm.checks.base import Check, Context
 from planaria.swarm.checks.votes import MajorityLabel
 from planaria.swarm.config import DefenceConfig
@@ -24,11 +24,12 @@ Counts = dict[str, tuple[int, int]]
 class DefenceState(Record):
     """State of a defence, as plain data for a restarted peer."""
 
+    _former = former_names(received="heard")
     layers: dict[str, list[Counts]]
     past: dict[str, list[tuple[int, int]]]
     until: dict[str, int]
     known: list[str] = Field(default_factory=list)
-    heard: dict[str, int] = Field(default_factory=dict)
+    received: dict[str, int] = Field(default_factory=dict)
     newest: int = 0
 
 
@@ -40,7 +41,7 @@ class Layer:
     past: deque[Counts]
     """counts by account, as in :class:`PeerAccounts`"""
 
-    def useless(self, most: float) -> str:
+    def malfunction(self, most: float) -> str:
         """Return why the layer cannot work here; empty if it can.
 
         It would refuse more than ``most`` of the median peer's completions. Fewer than half of the peers are attackers,
@@ -80,13 +81,13 @@ class Report:
 
 def warnings(checks: Sequence[Check], context: Context, size: int) -> list[str]:
     """Return what will not work as expected with these layers in a swarm of ``size`` peers."""
-    found = [warning for check in checks if (warning := check.warning(context))]
+    result = [warning for check in checks if (warning := check.warning(context))]
     if size == 2 and (blind := [check.name for check in checks if check.fallible]):
-        found.append(
+        result.append(
             f"with two peers no median tells whether {', '.join(blind)} can work, and the other peer may be shut out "
             "for being unlike this one; switch them off unless both start with the same weights"
         )
-    return found
+    return result
 
 
 class Defence:
@@ -111,12 +112,12 @@ class Defence:
         verdicts = dict(enumerate(rollouts))
         report = Report([])
         for layer in self._layers:
-            accepted = [place for place, verdict in verdicts.items() if not verdict.layer]
+            accepted = [index for index, verdict in verdicts.items() if not verdict.layer]
             self._pass(layer, accepted, verdicts, report)
         report.quarantined = self._quarantine.update(number, _counts((v.peer, v) for v in verdicts.values()))
-        for place, verdict in verdicts.items():
+        for index, verdict in verdicts.items():
             if not verdict.layer and (reason := report.quarantined.get(verdict.peer)):
-                verdicts[place] = replace(verdict, layer=self._quarantine.name, reason=reason)
+                verdicts[index] = replace(verdict, layer=self._quarantine.name, reason=reason)
         report.rollouts = list(verdicts.values())
         return report
 
@@ -124,7 +125,7 @@ class Defence:
         past, until = self._quarantine.memory()
         known, received, newest = self.accounts.memory()
         layers = {layer.check.name: list(layer.past) for layer in self._layers}
-        return DefenceState(layers=layers, past=past, until=until, known=known, heard=received, newest=newest)
+        return DefenceState(layers=layers, past=past, until=until, known=known, received=received, newest=newest)
 
     def recall(self, memory: DefenceState) -> None:
         for layer in self._layers:
@@ -132,26 +133,26 @@ class Defence:
             layer.past.extend(memory.layers.get(layer.check.name, []))
         self._quarantine.recall(memory.past, memory.until)
         if memory.known:  # older versions saved none
-            self.accounts.recall(memory.known, memory.heard, memory.newest)
+            self.accounts.recall(memory.known, memory.received, memory.newest)
 
     def _pass(self, layer: Layer, accepted: list[int], verdicts: dict[int, Rollout], report: Report) -> None:
         name = layer.check.name
-        found = layer.check.examine([verdicts[place] for place in accepted], self._context)
-        for nth, reward in found.rewards.items():
+        result = layer.check.examine([verdicts[index] for index in accepted], self._context)
+        for nth, reward in result.rewards.items():
             verdicts[accepted[nth]] = verdicts[accepted[nth]].given(reward)
-        report.labels |= found.labels
+        report.labels |= result.labels
         judged = {
-            place: replace(verdicts[place], layer=name, reason=found.refused[nth])
-            if nth in found.refused
-            else replace(verdicts[place], proven=False)
-            if nth in found.unproven
-            else replace(verdicts[place], passed=(*verdicts[place].passed, name))
-            for nth, place in enumerate(accepted)
+            index: replace(verdicts[index], layer=name, reason=result.refused[nth])
+            if nth in result.refused
+            else replace(verdicts[index], proven=False)
+            if nth in result.unproven
+            else replace(verdicts[index], passed=(*verdicts[index].passed, name))
+            for nth, index in enumerate(accepted)
         }
-        seen = [verdict for nth, verdict in enumerate(judged.values()) if nth not in found.unproven]
+        seen = [verdict for nth, verdict in enumerate(judged.values()) if nth not in result.unproven]
         layer.past.append(_counts((verdict.counted, verdict) for verdict in seen))
         report.refused[name] = _counts((verdict.peer, verdict) for verdict in seen)
-        if off := found.off or layer.useless(self._config.useless):
+        if off := result.off or layer.malfunction(self._config.useless):
             report.off[name] = off
         else:
             verdicts.update(judged)
@@ -181,12 +182,12 @@ class Quarantine:
         self._past: dict[str, deque[tuple[int, int]]] = defaultdict(lambda: deque(maxlen=window))
         self._until: dict[str, int] = {}
 
-    def update(self, number: int, found: Mapping[str, tuple[int, int]]) -> dict[str, str]:
+    def update(self, number: int, values: Mapping[str, tuple[int, int]]) -> dict[str, str]:
         """Record round ``number`` (peer → (sent, refused)); return the peers excluded in it, with the reason."""
         if not self.threshold:
             return {}
         aside = {}
-        for peer, counts in found.items():
+        for peer, counts in values.items():
             self._past[peer].append(counts)
             sent, refused = (sum(column) for column in zip(*self._past[peer], strict=True))
             share = refused / max(1, sent)

@@ -48,13 +48,13 @@ class Judge(Check, ABC):
     def examine(self, rollouts: Sequence[Rollout], context: Context) -> LayerFindings:
         if off := self.off(context):
             return LayerFindings(off=off)
-        read = [place for place, earns in enumerate(_may_earn(rollouts)) if earns]
-        found = self.objections([(rollouts[place].problem, rollouts[place].text) for place in read], context)
-        objections = {place: objection for place, objection in zip(read, found, strict=True) if objection}
-        scoring = {place for place, rollout in enumerate(rollouts) if rollout.reward > 0}
+        read = [index for index, earns in enumerate(_may_earn(rollouts)) if earns]
+        result = self.objections([(rollouts[index].problem, rollouts[index].text) for index in read], context)
+        objections = {index: objection for index, objection in zip(read, result, strict=True) if objection}
+        scoring = {index for index, rollout in enumerate(rollouts) if rollout.reward > 0}
         good = {*read} - objections.keys()
         return LayerFindings(
-            {place: objection for place, objection in objections.items() if place in scoring},
+            {index: objection for index, objection in objections.items() if index in scoring},
             unproven={*range(len(rollouts))} - scoring - good,
         )
 

@@ -89,12 +89,12 @@ class Prompted(Judge):
 
 def verdict(written: str) -> str:
     """Return the objection in a judgement; empty for exactly one yes."""
-    found = VERDICT.findall(written)
-    if not found:
+    result = VERDICT.findall(written)
+    if not result:
         return "the judge gave no verdict"
-    if len(found) > 1 or len(TAGS.findall(written)) != 2:
+    if len(result) > 1 or len(TAGS.findall(written)) != 2:
         return "the judge gave more than one verdict"
-    return "" if found[0].lower() == "yes" else "the judge says no"
+    return "" if result[0].lower() == "yes" else "the judge says no"
 
 
 def request(problem: TaskProblem, text: str, critique: bool, reserved: Iterable[str] = ()) -> str:
@@ -139,7 +139,7 @@ def harmless(text: str, reserved: Iterable[str] = ()) -> str:
         if len(word) > 1 and not re.search(r"\s", word)
     )
     for start in (*ours, *theirs):
-        text = start.sub(lambda found: f"{found[0]} ", text)
+        text = start.sub(lambda value: f"{value[0]} ", text)
     return text
 
 

@@ -20,7 +20,7 @@ LARGEST, SMALL = 0.02, 6
 
 def outside(ranks: Sequence[int], k: int) -> int | None:
     """Return the position of the first token outside the ``k`` likeliest; None if there is none."""
-    return next((place for place, rank in enumerate(ranks) if rank >= k), None)
+    return next((index for index, rank in enumerate(ranks) if rank >= k), None)
 
 
 class SupportCheck(Check):
@@ -46,10 +46,10 @@ class SupportCheck(Check):
     def examine(self, rollouts: Sequence[Rollout], context: Context) -> LayerFindings:
         k = context.support
         refused = {}
-        for place, rollout in enumerate(rollouts):
+        for index, rollout in enumerate(rollouts):
             if (token := outside(rollout.reading.ranks.tolist(), k)) is not None:
                 rank = int(rollout.reading.ranks[token]) + 1
-                refused[place] = f"token {token + 1} has rank {rank}, beyond the {k} likeliest that are drawn from"
+                refused[index] = f"token {token + 1} has rank {rank}, beyond the {k} likeliest that are drawn from"
         return LayerFindings(refused)
 
 
@@ -69,8 +69,8 @@ class SurprisalCheck(Check):
         scores = [rollout.reading.surprisal for rollout in rollouts]
         return LayerFindings(
             {
-                place: f"z = {score:.1f}, above {self.threshold:g}"
-                for place, score in enumerate(scores)
+                index: f"z = {score:.1f}, above {self.threshold:g}"
+                for index, score in enumerate(scores)
                 if score > self.threshold
             }
         )
@@ -89,13 +89,13 @@ class ClaimsCheck(Check):
 
     def examine(self, rollouts: Sequence[Rollout], context: Context) -> LayerFindings:
         refused = {}
-        for place, rollout in enumerate(rollouts):
+        for index, rollout in enumerate(rollouts):
             if not rollout.alike or rollout.logps is None:
                 continue
             apart = np.abs(np.asarray(rollout.logps) - rollout.reading.logps)
             if apart.max(initial=0.0) > self.tolerance:
                 token = int(apart.argmax())
-                refused[place] = f"it claims our weights, and for token {token + 1} is {apart[token]:.2g} nats off them"
+                refused[index] = f"it claims our weights, and for token {token + 1} is {apart[token]:.2g} nats off them"
         return LayerFindings(refused)
 
 
@@ -121,10 +121,10 @@ class DuplicatesCheck(Check):
         sent = Counter((rollout.peer, rollout.problem.number) for rollout in rollouts)
         seen: Counter[tuple[str, int, str]] = Counter()
         refused = {}
-        for place, rollout in enumerate(rollouts):
+        for index, rollout in enumerate(rollouts):
             key = (rollout.peer, rollout.problem.number, rollout.text)
             seen[key] += 1
             n = sent[rollout.peer, rollout.problem.number]
             if seen[key] > 1 and tail(seen[key], n, math.exp(rollout.reading.drawn)) < self.level:
-                refused[place] = f"copy {seen[key]} of the same text among {n}"
+                refused[index] = f"copy {seen[key]} of the same text among {n}"
         return LayerFindings(refused)

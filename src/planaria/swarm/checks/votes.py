@@ -73,7 +73,7 @@ def plurality(ballots: Sequence[Ballot]) -> list[MajorityLabel]:
         if 2 * values.count(None) < len(values) and (len(values) == 1 or len({*values}) > 1):
             weight[values] += vote
     voters, most = len({ballot.voter for ballot in ballots}), max(weight.values(), default=Fraction())
-    return [MajorityLabel(parts, values, found / voters) for values, found in weight.items() if found == most]
+    return [MajorityLabel(parts, values, value / voters) for values, value in weight.items() if value == most]
 
 
 def agreements(behaviours: Sequence[Behaviour]) -> list[Fraction]:
@@ -92,20 +92,22 @@ def agreements(behaviours: Sequence[Behaviour]) -> list[Fraction]:
 
 def most_agreeing(behaviours: Sequence[Behaviour]) -> int:
     """Return the index of f* = argmax_f of :func:`agreements` (FunCoder, equation 1); the first of several."""
-    found = agreements(behaviours)
-    return found.index(max(found))
+    result = agreements(behaviours)
+    return result.index(max(result))
 
 
 def most_common(behaviours: Sequence[Behaviour]) -> int:
     """Return the index of the first candidate that behaves as :func:`plurality` finds, or 0 if it finds nothing."""
-    found = plurality([Ballot(str(n), behaviour) for n, behaviour in enumerate(behaviours)])
-    return next((n for n, done in enumerate(behaviours) if any(one.holds(done) for one in found)), 0)
+    result = plurality([Ballot(str(n), behaviour) for n, behaviour in enumerate(behaviours)])
+    return next(
+        (n for n, done in enumerate(behaviours) if any(majority_label.holds(done) for majority_label in result)), 0
+    )
 
 
 def label(ballots: Sequence[Ballot], agreement: float) -> MajorityLabel | None:
     """Return the behaviour with more than ``agreement`` of all votes; None if there is none or several tie."""
-    found = plurality(ballots)
-    return found[0] if len(found) == 1 and found[0].share > agreement else None
+    result = plurality(ballots)
+    return result[0] if len(result) == 1 and result[0].share > agreement else None
 
 
 def _counting(ballots: Sequence[Ballot]) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Argument, Option
 
 from planaria.cli.flags import DryRun, Quiet, Seed, command, flag, recipe_argument, refuse, run_argument, switch
-from planaria.cli.serving import address, named_option, place_option, token_option
+from planaria.cli.serving import address, address_option, named_option, token_option
 from planaria.cli.settings import Settings
 from planaria.common.errors import UserError
 
@@ -139,8 +139,8 @@ def _audit(
 
     named = ModelArguments(run_or_model, peer, number)
     limits = (censor, most_leak, most_success)
-    asked = AuditArguments(named, run, _kinds(watch), questions, adversary, k, *limits, show, seed)
-    return audit(asked, to or Path("runs", f"audit-{Path(run_or_model).resolve().name}"))
+    requested = AuditArguments(named, run, _kinds(watch), questions, adversary, k, *limits, show, seed)
+    return audit(requested, to or Path("runs", f"audit-{Path(run_or_model).resolve().name}"))
 
 
 @command("serve")
@@ -162,7 +162,7 @@ def _serve(
         float | None,
         flag("NATS", "with --censor: total per question, for all users (default: 8 times EPS)"),
     ] = None,
-    at: Annotated[str | None, place_option()] = None,
+    at: Annotated[str | None, address_option()] = None,
     name: Annotated[list[str] | None, named_option()] = None,
     token_file: Annotated[Path | None, token_option()] = None,
 ) -> int:
@@ -203,16 +203,16 @@ def _realign(
     from planaria.swarm.commands import realign
     from planaria.swarm.repair.training import RepairPlan
 
-    found = realign.RealignArguments(run, peer, number, safe, trusted, pairs, benign, _kinds(watch or ""))
+    arguments = realign.RealignArguments(run, peer, number, safe, trusted, pairs, benign, _kinds(watch or ""))
     if mask is not None:
-        asked = {"by": by, "watch": watch, "trusted": trusted, "pairs": pairs, "benign": benign}
-        if extra := next((name for name, value in asked.items() if value is not None), None):
+        requested = {"by": by, "watch": watch, "trusted": trusted, "pairs": pairs, "benign": benign}
+        if extra := next((name for name, value in requested.items() if value is not None), None):
             raise UserError(f"--mask {mask}: is applied unchanged; leave out --{extra}")
-        return realign.apply(found, mask, to)
+        return realign.apply(arguments, mask, to)
     if steps < 1 or not 0 <= most_success < 1:
         raise UserError("--steps is 1 or more, --most-success 0 or more and below 1")
     wanted = realign.RepairSettings(by, most_success, RepairPlan(seed=seed, steps=steps), rivals)
-    return realign.realign(found, wanted, to)
+    return realign.realign(arguments, wanted, to)
 
 
 def _kinds(watch: str) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ from planaria.swarm.config import SwarmConfig
 from planaria.swarm.evaluation import EvaluationResult, Examiner
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.policies import open_policy
-from planaria.swarm.policy.prompts import PromptFormat, asked
+from planaria.swarm.policy.prompts import PromptFormat, prompt_layout
 from planaria.swarm.recipe import names, of_peer, of_run
 from planaria.swarm.records.measure import HitTally
 from planaria.swarm.repair.exams import MEASURED
@@ -61,7 +61,7 @@ class AuditArguments:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Request:
     """Validated arguments, before a model is opened."""
 
     config: SwarmConfig | None
@@ -80,8 +80,8 @@ def audit(given: AuditArguments, to: Path) -> int:
     torch.set_num_threads(1)  # the order of sums changes bits
     wanted = _checked(given)
     _require_folder(to)
-    with released(given.named) as found:
-        record = _audited(given, wanted, found)
+    with released(given.named) as result:
+        record = _audited(given, wanted, result)
     text = record.model_dump_json(indent=1)
     try:
         atomic.write_text(to / JSON, text + "\n")
@@ -93,7 +93,7 @@ def audit(given: AuditArguments, to: Path) -> int:
     return 1 if record.failed else 0
 
 
-def _checked(given: AuditArguments) -> _Asked:
+def _checked(given: AuditArguments) -> _Request:
     if not 0 <= given.most_success < 1 or not given.most_leak >= 0:
         raise UserError("--most-success is 0 or more and below 1, --most-leak 0 or more")
     if given.epsilon is not None and not given.epsilon > 0:
@@ -109,11 +109,13 @@ def _checked(given: AuditArguments) -> _Asked:
         flags["--show"] = given.show or None
         if extra := next((flag for flag, value in flags.items() if value is not None), None):
             raise UserError(f"{extra}: goes with --questions FILE")
-        return _Asked(config, _task(config), [], MeasurementPlan(0), None)
+        return _Request(config, _task(config), [], MeasurementPlan(0), None)
     questions = read(given.questions)
     k = replies_of(questions, given.k, USUAL)
     counter = _counter(given.adversary, questions)
-    return _Asked(config, _task(config), questions, MeasurementPlan(k, given.seed, given.epsilon, given.show), counter)
+    return _Request(
+        config, _task(config), questions, MeasurementPlan(k, given.seed, given.epsilon, given.show), counter
+    )
 
 
 def _config(given: AuditArguments) -> SwarmConfig | None:
@@ -140,19 +142,19 @@ def _task(config: SwarmConfig | None) -> Task | None:
 def _counter(adversary: str | None, questions: list[Question]) -> Counter | None:
     """Return the counter, or None if the adversary is a model."""
     if adversary is None:
-        return Counter() if all(part.says for one in questions for part in one.parts) else None
+        return Counter() if all(part.says for question in questions for part in question.parts) else None
     kind, colon, chance = adversary.partition(":")
     if kind != COUNTER:
         return None
     try:
-        found = Counter(float(chance)) if colon else Counter()
+        result = Counter(float(chance)) if colon else Counter()
     except ValueError:
         raise UserError(f"--adversary {adversary}: not a probability; write {COUNTER}:0.95") from None
-    found.require(questions)
-    return found
+    result.require(questions)
+    return result
 
 
-def _audited(given: AuditArguments, wanted: _Asked, found: Released) -> Audit:
+def _audited(given: AuditArguments, wanted: _Request, found: Released) -> Audit:
     policy, unread = _opened(found, wanted.config)
     weights = None if policy is None else task_vectors.digest(weights_of(policy))
     standing = None if policy is None or wanted.task is None else _examined(policy, wanted)
@@ -161,8 +163,8 @@ def _audited(given: AuditArguments, wanted: _Asked, found: Released) -> Audit:
         _behaviour(given, wanted, standing),
         leakage_part(leakage, given.most_leak) if leakage else _unmeasured("leakage", bool(wanted.questions)),
         provenance_part(found),
-        repair_part(found.place, weights),
-        files_part(found.place, unread),
+        repair_part(found.path, weights),
+        files_part(found.path, unread),
     ]
     return Audit(
         model=given.named.model + (f", {given.named.peer}" if given.named.peer else ""),
@@ -178,7 +180,7 @@ def _audited(given: AuditArguments, wanted: _Asked, found: Released) -> Audit:
 def _opened(found: Released, config: SwarmConfig | None) -> tuple[Policy | None, str | None]:
     """Return the model, or the reason why it cannot be opened."""
     try:
-        policy = open_policy(str(found.place), chat=config is None or config.policy.chat != "never")
+        policy = open_policy(str(found.path), chat=config is None or config.policy.chat != "never")
     except UserError as error:
         return None, str(error)
     if found.template is not None and isinstance(policy, PromptFormat):
@@ -186,14 +188,14 @@ def _opened(found: Released, config: SwarmConfig | None) -> tuple[Policy | None,
     return policy, None
 
 
-def _examined(policy: Policy, wanted: _Asked) -> EvaluationResult:
+def _examined(policy: Policy, wanted: _Request) -> EvaluationResult:
     assert wanted.config is not None and wanted.task is not None
     if isinstance(policy, PromptFormat):
-        policy.asking = asked(policy.template, policy.tokenizer, wanted.config.policy, wanted.task)
+        policy.asking = prompt_layout(policy.template, policy.tokenizer, wanted.config.policy, wanted.task)
     return Examiner(wanted.task, wanted.config, "audit").examine(policy)
 
 
-def _behaviour(given: AuditArguments, wanted: _Asked, standing: EvaluationResult | None) -> AuditCheck:
+def _behaviour(given: AuditArguments, wanted: _Request, standing: EvaluationResult | None) -> AuditCheck:
     if standing is not None:
         return behaviour_part(standing.watch, given.most_success)
     return _unmeasured("behaviour", wanted.task is not None)
@@ -206,7 +208,7 @@ def _unmeasured(name: str, wanted: bool) -> AuditCheck:
     return unasked(name, f"nothing was asked, so nothing is known; give {fix}")
 
 
-def _leakage(given: AuditArguments, wanted: _Asked, policy: Policy) -> Leakage:
+def _leakage(given: AuditArguments, wanted: _Request, policy: Policy) -> Leakage:
     adversary: Adversary
     if wanted.counter is not None:
         adversary = wanted.counter
@@ -226,54 +228,54 @@ def _require_folder(to: Path) -> None:
         raise UserError(f"{atomic.write_error(to, error)}; write elsewhere with --to") from error
 
 
-def files_part(place: Path, unread: str | None) -> AuditCheck:
+def files_part(path: Path, unread: str | None) -> AuditCheck:
     """Check the files. ``unread``: reason why the model could not be opened."""
-    found = look(place)
-    faults = [*found.faults, *([unread] if unread is not None and unread not in found.faults else [])]
+    result = look(path)
+    faults = [*result.faults, *([unread] if unread is not None and unread not in result.faults else [])]
     if faults:
         return AuditCheck(
-            name="files", verdict=FAILED, said=f"{counted(len(faults), 'fault')}: {faults[0]}", facts=faults
+            name="files", verdict=FAILED, summary=f"{counted(len(faults), 'fault')}: {faults[0]}", facts=faults
         )
-    return AuditCheck(name="files", verdict=PASSED, said="; ".join(found.facts), facts=list(found.facts))
+    return AuditCheck(name="files", verdict=PASSED, summary="; ".join(result.facts), facts=list(result.facts))
 
 
 def provenance_part(released: Released) -> AuditCheck:
     """Check the certificate of the weights, if there is one."""
     name = "provenance"
-    if not (released.place / CERTIFICATE).is_file():
+    if not (released.path / CERTIFICATE).is_file():
         missing = next(iter(released.notes), "")
         if missing:  # there is a committee, and it did not sign these weights
-            return AuditCheck(name=name, verdict=FAILED, said=missing)
-        return AuditCheck(name=name, verdict=NONE, said="no certificate beside it: its origin is not attested")
+            return AuditCheck(name=name, verdict=FAILED, summary=missing)
+        return AuditCheck(name=name, verdict=NONE, summary="no certificate beside it: its origin is not attested")
     try:
-        lines = verify(released.place)
+        lines = verify(released.path)
     except (NotCertified, UserError) as error:
-        return AuditCheck(name=name, verdict=FAILED, said=str(error))
-    return AuditCheck(name=name, verdict=PASSED, said=lines[0], facts=lines)
+        return AuditCheck(name=name, verdict=FAILED, summary=str(error))
+    return AuditCheck(name=name, verdict=PASSED, summary=lines[0], facts=lines)
 
 
-def repair_part(place: Path, weights: str | None) -> AuditCheck:
+def repair_part(path: Path, weights: str | None) -> AuditCheck:
     """Report a repair and its recorded result."""
-    name, file = "repair", place / REALIGNED
+    name, file = "repair", path / REALIGNED
     if not file.is_file():
-        return AuditCheck(name=name, verdict=NONE, said=f"no {REALIGNED} beside it: not known to have been repaired")
+        return AuditCheck(name=name, verdict=NONE, summary=f"no {REALIGNED} beside it: not known to have been repaired")
     try:
-        found = documents.model(file, Realigned, MOST)
+        result = documents.model(file, Realigned, MOST)
     except UserError as error:
-        return AuditCheck(name=name, verdict=FAILED, said=str(error))
-    if weights is not None and found.result != weights:
-        other = f"is of other weights ({found.result[:12]}…) than these ({weights[:12]}…)"
-        return AuditCheck(name=name, verdict=FAILED, said=f"{REALIGNED} {other}")
-    before, after = found.before, found.after
+        return AuditCheck(name=name, verdict=FAILED, summary=str(error))
+    if weights is not None and result.result != weights:
+        other = f"is of other weights ({result.result[:12]}…) than these ({weights[:12]}…)"
+        return AuditCheck(name=name, verdict=FAILED, summary=f"{REALIGNED} {other}")
+    before, after = result.before, result.after
     facts = [
-        f"by {found.by}{f' ({found.told})' if found.told else ''} from {found.trusted} trusted texts",
+        f"by {result.by}{f' ({result.detail})' if result.detail else ''} from {result.trusted} trusted texts",
         *(f"{kind}: success {before.success[kind]}, then {tally}" for kind, tally in after.success.items()),
         *([f"right: {before.accuracy}, then {after.accuracy}"] if after.accuracy.eligible else []),
     ]
-    if found.mended is False:
-        return AuditCheck(name=name, verdict=FAILED, said=f"repair by {found.by} failed", facts=facts)
-    said = f"repair by {found.by} " + ("succeeded" if found.mended else "was not measured")
-    return AuditCheck(name=name, verdict=PASSED if found.mended else UNASKED, said=said, facts=facts)
+    if result.repaired is False:
+        return AuditCheck(name=name, verdict=FAILED, summary=f"repair by {result.by} failed", facts=facts)
+    summary = f"repair by {result.by} " + ("succeeded" if result.repaired else "was not measured")
+    return AuditCheck(name=name, verdict=PASSED if result.repaired else UNASKED, summary=summary, facts=facts)
 
 
 def behaviour_part(attacks: Mapping[str, HitTally], most: float) -> AuditCheck:
@@ -282,26 +284,26 @@ def behaviour_part(attacks: Mapping[str, HitTally], most: float) -> AuditCheck:
     over = [kind for kind, tally in attacks.items() if tally.rate is None or tally.rate > most]
     name = "behaviour"
     if over:
-        said = "; ".join(f"{kind} in {attacks[kind]}" for kind in over)
-        return AuditCheck(name=name, verdict=FAILED, said=f"{said}; limit {most:g}", facts=facts)
+        summary = "; ".join(f"{kind} in {attacks[kind]}" for kind in over)
+        return AuditCheck(name=name, verdict=FAILED, summary=f"{summary}; limit {most:g}", facts=facts)
     unsure = [kind for kind, tally in attacks.items() if tally.interval[1] > most]
     more = f"; by its interval, {listed(unsure)} may be above it" if unsure else ""
-    return AuditCheck(name=name, verdict=PASSED, said=f"{'; '.join(facts)}; limit {most:g}{more}", facts=facts)
+    return AuditCheck(name=name, verdict=PASSED, summary=f"{'; '.join(facts)}; limit {most:g}{more}", facts=facts)
 
 
-def leakage_part(found: Leakage, most: float) -> AuditCheck:
+def leakage_part(leakage: Leakage, most: float) -> AuditCheck:
     """Fail for questions whose parts leak more than ``most`` nats."""
-    over = [one for one in found.questions if one.leak.mean > most]
-    count, worst = counted(len(found.questions), "question"), found.questions[0]
-    asked = f"for {'this' if len(found.questions) == 1 else 'these'} {count}, this adversary, this prior"
-    facts = [f"{one.name}: {one.leak} nats, guessed {one.guessed:.2f}" for one in found.questions]
+    over = [question for question in leakage.questions if question.leak.mean > most]
+    count, worst = counted(len(leakage.questions), "question"), leakage.questions[0]
+    requested = f"for {'this' if len(leakage.questions) == 1 else 'these'} {count}, this adversary, this prior"
+    facts = [f"{question.name}: {question.leak} nats, guessed {question.guessed:.2f}" for question in leakage.questions]
     if over:
-        names = listed([one.name for one in over])
-        said = f"{names}: up to {worst.leak} nats by {counted(found.k, 'part')}, limit {most:g}; {asked}"
-        return AuditCheck(name="leakage", verdict=FAILED, said=said, facts=facts)
-    said = f"at most {worst.leak} nats ({worst.name}), limit {most:g}; {asked}"
-    return AuditCheck(name="leakage", verdict=PASSED, said=said, facts=facts)
+        names = listed([question.name for question in over])
+        summary = f"{names}: up to {worst.leak} nats by {counted(leakage.k, 'part')}, limit {most:g}; {requested}"
+        return AuditCheck(name="leakage", verdict=FAILED, summary=summary, facts=facts)
+    summary = f"at most {worst.leak} nats ({worst.name}), limit {most:g}; {requested}"
+    return AuditCheck(name="leakage", verdict=PASSED, summary=summary, facts=facts)
 
 
 def unasked(name: str, why: str) -> AuditCheck:
-    return AuditCheck(name=name, verdict=UNASKED, said=why)
+    return AuditCheck(name=name, verdict=UNASKED, summary=why)

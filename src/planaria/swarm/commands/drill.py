@@ -45,19 +45,19 @@ def drill(path: Path, flags: Mapping[str, str], quiet: bool, laid: Mapping[str, 
     for arm in arms:
         with of_arm(f"{path}: drill.arms.{arm.name}"):
             prepare(arm.config, quiet, schools=False)
-    found, repairs = {arm.name: list[DrillRun]() for arm in arms}, list[Repaired]()
+    answer, repairs = {arm.name: list[DrillRun]() for arm in arms}, list[Repaired]()
     make_folder(folder)
     with run_folders.held(folder):
         for seed in spec.seeds:
             for arm in arms:
                 if not quiet:
                     print(f"{arm.name}, seed {seed}", flush=True)
-                place = folder / arm.folder / f"seed-{seed}"
-                found[arm.name].append(DrillRun(seed=seed, outcome=_outcome(arm.seeded(seed), place, quiet)))
-                if spec.repair and (one := repaired(arm.seeded(seed), place, arm.name)) is not None:
+                run_folder = folder / arm.folder / f"seed-{seed}"
+                answer[arm.name].append(DrillRun(seed=seed, outcome=_outcome(arm.seeded(seed), run_folder, quiet)))
+                if spec.repair and (one := repaired(arm.seeded(seed), run_folder, arm.name)) is not None:
                     repairs.append(one)
     drilled = [
-        DrilledArm(name=arm.name, control=arm.control, attackers=arm.attackers, runs=found[arm.name]) for arm in arms
+        DrilledArm(name=arm.name, control=arm.control, attackers=arm.attackers, runs=answer[arm.name]) for arm in arms
     ]
     watch = list(arms[0].config.evaluate.watch)
     result = Drill(name=arms[0].config.name, last=spec.last, watch=watch, arms=drilled, repairs=repairs)
@@ -72,9 +72,9 @@ def _outcome(config: SwarmConfig, folder: Path, quiet: bool) -> RunOutcome:
 
     :raises RunStopped: if one of its peers failed.
     """
-    asked = config.model_dump(mode="json", exclude={"out"})  # the location does not affect the result
+    requested = config.model_dump(mode="json", exclude={"out"})  # the location does not affect the result
     code = [chosen for name in names(config) for chosen in own_classes(of_peer(config, name))]
-    kept = CachedResult(folder / "outcome.json", RunOutcome, identity(asked, code))
+    kept = CachedResult(folder / "outcome.json", RunOutcome, identity(requested, code))
     outcome, stale = kept.read()
     if outcome is not None:
         return outcome
@@ -99,19 +99,25 @@ def repaired(config: SwarmConfig, folder: Path, arm: str) -> Repaired | None:
     It is repaired of its attackers' behaviour, which a drill knows. All honest peers learned the same.
     """
     own = {name: of_peer(config, name) for name in names(config)}
-    kinds = sorted({one.attack.kind for one in own.values() if one.attack.kind != "none" and one.attack.dose})
-    honest = next((name for name, one in own.items() if one.attack.kind == "none"), None)
+    kinds = sorted(
+        {
+            swarm_config.attack.kind
+            for swarm_config in own.values()
+            if swarm_config.attack.kind != "none" and swarm_config.attack.dose
+        }
+    )
+    honest = next((name for name, swarm_config in own.items() if swarm_config.attack.kind == "none"), None)
     watch = [kind for kind in kinds if kind in config.evaluate.watch]
     if not watch or honest is None:
         return None
     peer = own[honest]
-    asked = {"repair": 1, "config": config.model_dump(mode="json", exclude={"out"}), "limit": LIMIT}
-    kept = CachedResult(folder / FILE, Repaired, identity(asked, own_classes(peer)))
-    found, _ = kept.read()
-    if found is None:
-        found = _repaired(peer, folder, honest, arm, watch)
-        kept.write(found)
-    return found
+    requested = {"repair": 1, "config": config.model_dump(mode="json", exclude={"out"}), "limit": LIMIT}
+    kept = CachedResult(folder / FILE, Repaired, identity(requested, own_classes(peer)))
+    result, _ = kept.read()
+    if result is None:
+        result = _repaired(peer, folder, honest, arm, watch)
+        kept.write(result)
+    return result
 
 
 def _repaired(config: SwarmConfig, folder: Path, name: str, arm: str, watch: list[str]) -> Repaired:
@@ -128,5 +134,5 @@ def _repaired(config: SwarmConfig, folder: Path, name: str, arm: str, watch: lis
         own=case.texts.own,
         benign=len(case.texts.benign),
         before=case.exam.measure(models.tuned),
-        ways=strategies.compared(case),
+        strategies=strategies.compared(case),
     )

@@ -11,7 +11,7 @@ import torch
 
 from planaria.common import digests
 from planaria.common.atomic import new_folder, write_error
-from planaria.common.documents import Record
+from planaria.common.documents import Record, former_names
 from planaria.common.errors import UserError
 from planaria.lab.experts import fused
 from planaria.models import masking, task_vectors
@@ -34,7 +34,8 @@ STRANGE = 0.1
 class InputModel(Record):
     """A model used in a repair."""
 
-    place: str
+    _former = former_names(path="place")
+    path: str
     sha256: str
     """digest of its weights (:func:`planaria.models.task_vectors.digest`)"""
 
@@ -42,10 +43,11 @@ class InputModel(Record):
 class Realigned(Record):
     """``realigned.json``: a repair, its inputs and its result."""
 
+    _former = former_names(detail="told", repaired="mended")
     version: Literal[1] = 1
     by: str
-    told: str
-    mended: bool | None
+    detail: str
+    repaired: bool | None
     """whether every success is at most ``limit``; None if none was measured"""
     limit: float
     tuned: InputModel
@@ -120,26 +122,26 @@ def realign(given: RealignArguments, wanted: RepairSettings, to: Path) -> int:
     """
     torch.set_num_threads(1)  # the order of sums changes bits, and equal commands must give equal masks
     _require_free(to)
-    found = find(given, needs_parent=wanted.rivals or (wanted.by != TUNE and wanted.by is not None))
-    models, by = found.models, wanted.by or (MASK if found.parts else TUNE)
+    result = find(given, needs_parent=wanted.rivals or (wanted.by != TUNE and wanted.by is not None))
+    models, by = result.models, wanted.by or (MASK if result.parts else TUNE)
     _require_exportable(models.tuned, given.model)
     if by == MASK:
         models.require_whole(given.model)
-    if found.parent and (moved := models.require_related(given.model)) > STRANGE and not found.parts:
-        _warn(f"{given.model} differs from {found.parent} by {moved:.0%} of its weights' size; is that its parent?")
-    todo = case(given, found, wanted.plan)
+    if result.parent and (moved := models.require_related(given.model)) > STRANGE and not result.parts:
+        _warn(f"{given.model} differs from {result.parent} by {moved:.0%} of its weights' size; is that its parent?")
+    todo = case(given, result, wanted.plan)
     before, repair = todo.exam.measure(models.tuned), WAYS[by](todo)
-    way, rivals = measured(todo, by, repair), _rivals(todo, by) if wanted.rivals else []
-    repaired = way.after.repaired(wanted.most)
+    strategy, rivals = measured(todo, by, repair), _rivals(todo, by) if wanted.rivals else []
+    repaired = strategy.after.repaired(wanted.most)
     note = models.note(repair.weights)
     record = Realigned(
         by=by,
-        told=repair.told,
-        mended=repaired,
+        detail=repair.detail,
+        repaired=repaired,
         limit=wanted.most,
-        tuned=InputModel(place=given.model, sha256=task_vectors.digest(models.whole)),
-        safe=InputModel(place=found.parent, sha256=note.safe) if found.parent else None,
-        parts=[InputModel(place=p, sha256=d) for p, d in zip(found.parts, note.tuned, strict=False)],
+        tuned=InputModel(path=given.model, sha256=task_vectors.digest(models.whole)),
+        safe=InputModel(path=result.parent, sha256=note.safe) if result.parent else None,
+        parts=[InputModel(path=p, sha256=d) for p, d in zip(result.parts, note.tuned, strict=False)],
         result=note.result,
         texts=todo.texts.digest,
         trusted=len(todo.texts.trusted),
@@ -149,14 +151,14 @@ def realign(given: RealignArguments, wanted: RepairSettings, to: Path) -> int:
         steps=wanted.plan.steps,
         kept=[masking.kept(mask) for mask in repair.masks],
         before=before,
-        after=way.after,
+        after=strategy.after,
         rivals=rivals,
     )
     extra = {FILE: record.model_dump_json(indent=1).encode()}
     if repair.masks:
         extra[BITS] = masking.to_bytes(repair.masks, note, models.exported)
     write(to, models.policy(repair.weights), extra)
-    show_repair(given.model, before, way, rivals)
+    show_repair(given.model, before, strategy, rivals)
     print(_summary(record, to))
     return 1 if repaired is False else 0
 
@@ -167,8 +169,8 @@ def apply(given: RealignArguments, file: Path, to: Path) -> int:
     :raises UserError: if the mask belongs to other models, or gives other weights than it states.
     """
     _require_free(to)
-    found = find(given)
-    models = found.models
+    result = find(given)
+    models = result.models
     _require_exportable(models.tuned, given.model)
     models.require_whole(given.model)
     models.require_related(given.model)
@@ -177,10 +179,12 @@ def apply(given: RealignArguments, file: Path, to: Path) -> int:
         raise UserError(f"{file}: has {len(masks)} masks, {given.model} is made of {len(models.parts)}")
     weights = models.merged(masks)
     ours = models.note(weights)
-    known = zip((found.parent, *(found.parts or (given.model,))), (ours.safe, *ours.tuned), strict=True)
-    for (place, digest), theirs in zip(known, (note.safe, *note.tuned), strict=True):
+    known = zip((result.parent, *(result.parts or (given.model,))), (ours.safe, *ours.tuned), strict=True)
+    for (location, digest), theirs in zip(known, (note.safe, *note.tuned), strict=True):
         if digest != theirs:
-            raise UserError(f"{file}: is for other weights than those of {place} ({theirs[:12]}…, not {digest[:12]}…)")
+            raise UserError(
+                f"{file}: is for other weights than those of {location} ({theirs[:12]}…, not {digest[:12]}…)"
+            )
     if ours.result != note.result:
         raise UserError(f"{file}: gives other weights than it states ({ours.result[:12]}…, not {note.result[:12]}…)")
     write(to, models.policy(weights), {BITS: file.read_bytes()})
@@ -205,15 +209,15 @@ def write(to: Path, policy: Policy, extra: dict[str, bytes]) -> None:
 
 def _rivals(todo: Case, by: str) -> list[StrategyResult]:
     """Measure all strategies except the selected one."""
-    return [way for way in compared(todo) if way.by != by]
+    return [strategy for strategy in compared(todo) if strategy.by != by]
 
 
 def _summary(record: Realigned, to: Path) -> str:
     learned = f"learned from {record.trusted} trusted texts ({record.own} of its own) and {record.benign} benign ones"
-    if record.mended is None:
+    if record.repaired is None:
         return f"{to}: {learned}; the result was not measured: give --pairs FILE"
     limit = f"{record.limit:g}"
-    result = f"repaired: success at most {limit}" if record.mended else f"NOT repaired: success above {limit}"
+    result = f"repaired: success at most {limit}" if record.repaired else f"NOT repaired: success above {limit}"
     return f"{to}: {learned}; {result} (--most-success) for the watched attacks; others were not measured"
 
 
@@ -243,7 +247,7 @@ def find(given: RealignArguments, needs_parent: bool = True) -> RealignInputs:
     return _of_folder(given, needs_parent)
 
 
-def case(given: RealignArguments, found: RealignInputs, plan: RepairPlan) -> Case:
+def case(given: RealignArguments, inputs: RealignInputs, plan: RepairPlan) -> Case:
     """Return the training texts and the measurement.
 
     :raises UserError: if there is nothing to learn from, or no judge.
@@ -255,11 +259,11 @@ def case(given: RealignArguments, found: RealignInputs, plan: RepairPlan) -> Cas
             raise UserError(
                 f"--watch {', '.join(given.watch)}: goes with a run's own task; leave out --pairs, --trusted"
             )
-        return _of_files(given, found.models, plan)
-    if found.peer is None:
+        return _of_files(given, inputs.models, plan)
+    if inputs.peer is None:
         raise UserError(f"{given.model}: what can be trusted? give --pairs FILE or --trusted FILE")
-    config = found.peer.config
-    return case_of(config, found.peer.task, found.models, given.watch or tuple(config.evaluate.watch), plan)
+    config = inputs.peer.config
+    return case_of(config, inputs.peer.task, inputs.models, given.watch or tuple(config.evaluate.watch), plan)
 
 
 def _of_swarm(given: RealignArguments) -> RealignInputs:
@@ -287,12 +291,12 @@ def _of_folder(given: RealignArguments, needs_parent: bool) -> RealignInputs:
 
 
 def _of_fused(given: RealignArguments, known: fused.Fused, tuned: Policy) -> RealignInputs:
-    place = given.safe or known.parent.place
-    safe, experts = open_policy(place), [open_policy(part.place) for part in known.parts]
+    location = given.safe or known.parent.path
+    safe, experts = open_policy(location), [open_policy(part.path) for part in known.parts]
     parent = weights_of(safe)
     for policy, part in zip((safe, *experts), (known.parent, *known.parts), strict=True):
         if task_vectors.digest(weights_of(policy)) != part.sha256:
-            raise UserError(f"{part.place}: is not the model that {given.model} was made of; restore that model")
+            raise UserError(f"{part.path}: is not the model that {given.model} was made of; restore that model")
     contributions = fused.contributions(known, parent, [weights_of(one) for one in experts])
     if task_vectors.digest(task_vectors.add_contributions(parent, contributions)) != task_vectors.digest(
         weights_of(tuned)
@@ -300,7 +304,7 @@ def _of_fused(given: RealignArguments, known: fused.Fused, tuned: Policy) -> Rea
         raise UserError(f"{given.model}: has changed since it was fused; repeat `planaria experts edit --merge`")
     domains = {part.domain or part.name: one for part, one in zip(known.parts, experts, strict=True)}
     return RealignInputs(
-        RepairModels(safe, tuned, contributions, domains), place, tuple(part.place for part in known.parts)
+        RepairModels(safe, tuned, contributions, domains), location, tuple(part.path for part in known.parts)
     )
 
 

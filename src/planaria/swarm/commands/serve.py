@@ -65,10 +65,10 @@ def serve(
     torch.set_num_threads(1)
     token = new_token() if token_file is None else token_in(token_file)
     censor = None if wrapper is None else _censor(wrapper)
-    with released(named) as found:
-        policy = open_policy(str(found.place))
-    if found.template is not None and isinstance(policy, PromptFormat):
-        policy.template = found.template
+    with released(named) as result:
+        policy = open_policy(str(result.path))
+    if result.template is not None and isinstance(policy, PromptFormat):
+        policy.template = result.template
     called = name or named.peer or Path(named.model.rstrip("/")).name
     service = Service(CompletionsApi(policy, called, censor), lambda text: print(f"planaria: {text}", file=sys.stderr))
 
@@ -119,7 +119,7 @@ class ModelArguments:
 class Released:
     """A model as it would be released."""
 
-    place: Path
+    path: Path
     notes: list[str] = field(default_factory=list)
     """messages of its export about a certificate"""
     template: Template | None = None
@@ -139,15 +139,15 @@ def released(named: ModelArguments) -> Iterator[Released]:
         raise UserError(f"{named.model}: is no run of a swarm; leave out --peer and --round")
     trained = folder.is_dir() and not is_exported(folder) and (folder / CHECKPOINTS).is_dir()
     if not named.is_swarm and not trained:
-        place = located(named.model)
-        if not place.exists():
+        path = located(named.model)
+        if not path.exists():
             raise UserError(f"{named.model}: there is no such run, folder or file; is the path right?")
-        yield Released(place)
+        yield Released(path)
         return
     with tempfile.TemporaryDirectory(prefix="planaria-") as temporary:
-        place, notes = Path(temporary) / "model", list[str]()
+        path, notes = Path(temporary) / "model", list[str]()
         if named.peer is None:
-            yield Released(export_run(folder, place))
+            yield Released(export_run(folder, path))
             return
         template = getattr(learned(folder, named.peer, named.round).policy, "template", None)
-        yield Released(export_peer(folder, named.peer, place, named.round, notes.append), notes, template)
+        yield Released(export_peer(folder, named.peer, path, named.round, notes.append), notes, template)

@@ -135,12 +135,12 @@ def take_part(path: Path | None, flags: Mapping[str, str], called: str, quiet: b
 
 
 def _joined(path: Path | None, flags: Mapping[str, str]) -> SwarmConfig:
-    place = path or Path("swarm")
+    folder = path or Path("swarm")
     tree: dict[str, Any] = recipe.read(path) if path else {}
     if path:
         recipe.require_kind(tree, path, "swarm", "drill")
     tree.pop("drill", None)
-    own = recipe.resolve(SwarmConfig, tree, flags, place)
+    own = recipe.resolve(SwarmConfig, tree, flags, folder)
     if not own.board:
         raise UserError("swarm join: where is the board? give --board FOLDER or URL")
     try:
@@ -158,7 +158,7 @@ def _joined(path: Path | None, flags: Mapping[str, str]) -> SwarmConfig:
     agreed = {key: there[key] for key in AGREED if key in there and key != "task"}
     agreed["task"] = {key: value for key, value in task.items() if key in AGREED["task"]}
     merged = recipe.resolve(
-        SwarmConfig, recipe.overlaid(own.model_dump(mode="json"), agreed), {}, place, f"board {own.board}"
+        SwarmConfig, recipe.overlaid(own.model_dump(mode="json"), agreed), {}, folder, f"board {own.board}"
     )
     given, now = recipe.flat(own), recipe.flat(merged)
     for name in flags:
@@ -203,9 +203,9 @@ def explain(run: Path, peer: str, wanted: CompletionFilter) -> None:
     rounds = sorted({line.round for line in lines})
     if rounds and wanted.round is not None and wanted.round not in rounds:
         raise UserError(f"--round {wanted.round}: {peer} recorded rounds {rounds[0]} to {rounds[-1]}; choose one")
-    found = [line for line in lines if _selected(line, wanted, names)]
-    texts = _texts(config, run, found) if wanted.problem is not None else {}
-    _show(peer, found, names, texts, run / PEERS / peer / SAMPLES)
+    results = [line for line in lines if _selected(line, wanted, names)]
+    texts = _texts(config, run, results) if wanted.problem is not None else {}
+    _show(peer, results, names, texts, run / PEERS / peer / SAMPLES)
 
 
 def _selected(line: SampleRecord, wanted: CompletionFilter, names: dict[str, str]) -> bool:
@@ -220,7 +220,7 @@ def _selected(line: SampleRecord, wanted: CompletionFilter, names: dict[str, str
 def _texts(config: SwarmConfig, run: Path, lines: list[SampleRecord]) -> dict[tuple[str, int, int, int], str]:
     """Return the texts of the completions, from the board, where all messages remain."""
     board = Board.open(board_of(config, run))
-    found = {}
+    result = {}
     for peer, number in {(line.peer, line.round) for line in lines}:
         try:
             message = board.read(peer, number)
@@ -228,8 +228,8 @@ def _texts(config: SwarmConfig, run: Path, lines: list[SampleRecord]) -> dict[tu
             continue
         for group in message.groups if message is not None else ():
             for index, completion in enumerate(group.completions):
-                found[peer, number, group.problem, index] = completion.text
-    return found
+                result[peer, number, group.problem, index] = completion.text
+    return result
 
 
 def _show(
@@ -270,7 +270,7 @@ def show_credits(run: Path) -> None:
     if not config.receipts.committee:
         raise UserError(f"{run}: its recipe names no committee, so nothing is certified; set receipts.committee")
     logs = {path.parent: read_log(path) for path in sorted((run / PEERS).glob(f"*/{LOG}"))}
-    names = {place: r for place, log in logs.items() for r in log if isinstance(r, Started)}
+    names = {folder: r for folder, log in logs.items() for r in log if isinstance(r, Started)}
     if not names:
         raise UserError(f"{run}: no peer has recorded anything yet; wait for its first round")
     rounds = {record.round for log in logs.values() for record in log if isinstance(record, RoundDone)}
@@ -278,19 +278,19 @@ def show_credits(run: Path) -> None:
     agreement = Agreement(board, "", Committee.named(board.rules.rules), 0.0)
     certified = {number for number in sorted(rounds) if agreement.certified("round", number) is not None}
     called = {started.id: started.name for started in names.values()}
-    samples = {started.id: list(read_samples(place / SAMPLES)) for place, started in names.items()}
+    samples = {started.id: list(read_samples(folder / SAMPLES)) for folder, started in names.items()}
     rows = [
-        [called.get(peer, peer[:8]), peer, str(found.certified), str(found.other), f"{found.part:.3f}"]
-        for peer, found in accounts(samples, certified).items()
+        [called.get(peer, peer[:8]), peer, str(value.certified), str(value.other), f"{value.part:.3f}"]
+        for peer, value in accounts(samples, certified).items()
     ]
     head = ["peer", "id", "accepted, certified", "not certified", "share of Σ|Â|"]
     title = f"{config.name}: {len(certified)} of {len(rounds)} rounds are certified"
     shown = [Table(title, head, rows, numbers_from=2)]
     if price := config.receipts.price:
-        owed = [
+        pending = [
             [called.get(a, a[:8]), called.get(b, b[:8]), str(credits)]
             for (a, b), credits in debts(samples, certified, price).items()
         ]
-        title = f"owed, at {price} for each"
-        shown.append(Table(title, ["owes", "to", "credits"], owed, numbers_from=2))
+        title = f"residual, at {price} for each"
+        shown.append(Table(title, ["owes", "to", "credits"], pending, numbers_from=2))
     show(shown)

@@ -22,7 +22,14 @@ Way = Literal["once", "vote", "tree"]
 
 
 def write_program(
-    folder: Path, task: str, number: int, way: Way, tokens: int, top_k: int, seed: int, choose: Choice = "agreement"
+    folder: Path,
+    task: str,
+    number: int,
+    strategy: Way,
+    tokens: int,
+    top_k: int,
+    seed: int,
+    choose: Choice = "agreement",
 ) -> int:
     """Print the program, and its cost and test result on standard error; return the exit code.
 
@@ -49,9 +56,9 @@ def write_program(
     prompt, name = problem.prompt, calls[0].name
     program = (
         tree.once(prompt, name)
-        if way == "once"
+        if strategy == "once"
         else tree.vote(prompt, name, calls)
-        if way == "vote"
+        if strategy == "vote"
         else tree.tree(prompt, name, calls)
     )
     print(program)

@@ -35,7 +35,7 @@ def publish(store: Store, order: CreditOrder) -> None:
     """
     data = order.model_dump_json().encode()
     for channel, number in zip(order.channels, order.numbers, strict=True):
-        path = f"{_place(channel, number)}/order.json"
+        path = f"{_slot(channel, number)}/order.json"
         if not store.write(path, data) and store.read(path, MOST_BYTES) != data:
             raise UserError(f"{store.place}/{path}: another order has this number; take the channel's next one")
 
@@ -68,16 +68,16 @@ class BoardMember:
     def _paths(self, number: int) -> Iterator[str]:
         """Paths of possible messages for this member, its own votes first."""
         channel, me = self.member.channel.name, self.member.name
-        at = _place(channel, number)
+        at = _slot(channel, number)
         own = sorted(self._committees[channel], key=lambda name: name != me)
         yield from (f"{at}/{phase}/{me}.json" for phase in ("lock", "settle"))
         yield f"{at}/order.json"
         yield from (f"{at}/{phase}/{name}.json" for phase in ("lock", "settle") for name in own if name != me)
         order = self.member.order(number)
         hop = -1 if order is None else order.hop(channel, number)
-        for place, phases in ((hop - 1, ("lock", "settle")), (hop + 1, ("settle",))):
-            if order is not None and 0 <= place < len(order.channels):
-                neighbour = order.channels[place]
+        for index, phases in ((hop - 1, ("lock", "settle")), (hop + 1, ("settle",))):
+            if order is not None and 0 <= index < len(order.channels):
+                neighbour = order.channels[index]
                 for phase in phases:
                     yield from (f"{at}/from-{neighbour}-{phase}/{n}.json" for n in self._committees[neighbour])
 
@@ -92,13 +92,13 @@ class BoardMember:
     def _write(self, letter: Letter) -> None:
         message, me = letter.message, self.member.name
         if isinstance(message, Vote):
-            path = f"{_place(letter.channel, message.statement.number)}/{message.statement.phase}/{me}.json"
+            path = f"{_slot(letter.channel, message.statement.number)}/{message.statement.phase}/{me}.json"
         else:
             assert isinstance(message, StatementCertificate), (
                 "members do not forward orders, and nothing is relayed on a board"
             )
             about, order = message.statement, message.order
-            at = _place(letter.channel, order.numbers[order.channels.index(letter.channel)])
+            at = _slot(letter.channel, order.numbers[order.channels.index(letter.channel)])
             path = f"{at}/from-{about.channel}-{about.phase}/{me}.json"
         self._store.write(path, message.model_dump_json().encode())
 
@@ -124,5 +124,5 @@ def take_part(
             sleep(PAUSE_S)
 
 
-def _place(channel: str, number: int) -> str:
+def _slot(channel: str, number: int) -> str:
     return f"credits/{channel}/{number:06d}"

@@ -121,7 +121,7 @@ class CreditOrder(_Plain):
     def hop(self, channel: str, number: int) -> int:
         """Return the index of a channel on the route; −1 if the order does not have this number there."""
         hops = zip(self.channels, self.numbers, strict=True)
-        return next((place for place, hop in enumerate(hops) if hop == (channel, number)), -1)
+        return next((index for index, hop in enumerate(hops) if hop == (channel, number)), -1)
 
 
 class Statement(_Plain):

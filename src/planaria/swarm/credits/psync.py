@@ -326,8 +326,8 @@ class CommitteeMember:
             beside = [hop + 1] if about.yes else []
         else:
             beside = [hop - 1] if about.yes else [hop - 1, hop + 1]
-            beside = [place for place in beside if place != slot.decided_by.get(about.order)]
-        return (channels[place] for place in beside if 0 <= place < len(channels))
+            beside = [index for index in beside if index != slot.decided_by.get(about.order)]
+        return (channels[index] for index in beside if 0 <= index < len(channels))
 
     def _send(self, channel: str, message: Message, to: str = "") -> None:
         self._out.append(Letter(channel, (to,) if to else self._committees[channel], message))

@@ -39,7 +39,7 @@ class PaymentScene:
     hops: int = 4
     tolerated: int = 1
     """f: a committee has 3f+1 members"""
-    liars: int = 0
+    byzantine: int = 0
     """Byzantine members per committee"""
     dry: int = -1
     """hop whose payer has no credits; −1: none"""
@@ -48,15 +48,15 @@ class PaymentScene:
     relay: bool = False
 
     def __post_init__(self) -> None:
-        for what, value, least, most in (
+        for label, value, least, most in (
             ("hops", self.hops, 1, MOST_HOPS),
             ("faulty members tolerated", self.tolerated, 0, 20),
-            ("liars", self.liars, 0, 3 * self.tolerated + 1),
+            ("byzantine", self.byzantine, 0, 3 * self.tolerated + 1),
             ("orders", self.orders, 1, 100),
             ("dry hop", self.dry, -1, self.hops - 1),
         ):
             if not least <= value <= most:
-                raise UserError(f"{what}: {value}; give {least} to {most}")
+                raise UserError(f"{label}: {value}; give {least} to {most}")
 
     @property
     def members(self) -> int:
@@ -74,7 +74,7 @@ class PaymentScene:
 
     def route(self, number: int) -> CreditOrder:
         """Return the unsigned order with this number, which it has in each channel."""
-        parties = tuple(f"p{place}" for place in range(self.hops + 1))
+        parties = tuple(f"p{index}" for index in range(self.hops + 1))
         channels = tuple(f"c{hop}" for hop in range(self.hops))
         turn = -1 if number % 2 else 1
         numbers = (number,) * self.hops
@@ -127,11 +127,11 @@ def simulate(scene: PaymentScene, seed: int) -> PaymentOutcome:
     honest: list[CommitteeMember] = []
     nodes: dict[str, CommitteeNode] = {}
     for name, members in committees.items():
-        liars = set(chance.sample(members, scene.liars))
+        byzantine = set(chance.sample(members, scene.byzantine))
         for one in members:
             member = CommitteeMember(keys.signer(one), channels[name], committees, OPERATOR, keys.verify, scene.relay)
-            if one in liars:
-                nodes[one] = chance.choice(LIARS)(member, keys.signer(one), chance)
+            if one in byzantine:
+                nodes[one] = chance.choice(BYZANTINE)(member, keys.signer(one), chance)
             else:
                 nodes[one] = member
                 honest.append(member)
@@ -248,7 +248,7 @@ def _turned(statement: Statement) -> Statement:
     return statement.model_copy(update={"yes": not statement.yes})
 
 
-LIARS = (Silent, Garbage, Equivocating)
+BYZANTINE = (Silent, Garbage, Equivocating)
 
 
 @dataclass(frozen=True)
@@ -283,7 +283,7 @@ def simulate_sync(scene: SyncScene, seed: int) -> SyncOutcome:
     chance = random.Random(seed)
     secret = chance.randbytes(32)
     terms = PaymentTerms(scene.hops, 3 * scene.tolerated + 1, 1.0, hashlib.sha256(secret).digest())
-    parties = [Party(terms, place, secret if place == scene.hops else b"") for place in range(scene.hops + 1)]
+    parties = [Party(terms, index, secret if index == scene.hops else b"") for index in range(scene.hops + 1)]
     nodes: dict[str, Party | Arbiter] = {party.name: party for party in parties}
     silent: set[str] = set()
     for hop in range(scene.hops):

@@ -98,7 +98,7 @@ class Party:
     """Party i: payer of hop i, payee of hop i − 1. The last party holds the secret."""
 
     terms: PaymentTerms
-    place: int
+    hop: int
     secret: bytes = b""
     fault: Fault = ""
     votes: set[tuple[Status, int, str]] = field(default_factory=set)
@@ -108,21 +108,21 @@ class Party:
 
     @property
     def name(self) -> str:
-        return f"p{self.place}"
+        return f"p{self.hop}"
 
     def begin(self) -> list[Sending]:
         """Return the first messages: the sender locks its channel."""
-        return self._lock() if self.place == 0 else []
+        return self._lock() if self.hop == 0 else []
 
     def receive(self, now: float, event: ReceiverEvent) -> list[Sending]:
         match event.kind:
             case "locked" | "paid" | "back":
                 return self._count(now, event.kind, event)
-            case "secret" if event.hop == self.place:
+            case "secret" if event.hop == self.hop:
                 return self._learn(now, event.secret)
-            case "wake" if event.hop == self.place and self.place not in self.settled:
-                return self._to_committee("expire", self.place)
-            case "wake" if event.hop == self.place - 1 and event.hop not in self.settled:
+            case "wake" if event.hop == self.hop and self.hop not in self.settled:
+                return self._to_committee("expire", self.hop)
+            case "wake" if event.hop == self.hop - 1 and event.hop not in self.settled:
                 return self._to_committee("secret", event.hop)
         return []
 
@@ -130,38 +130,38 @@ class Party:
         """Count a committee member's vote, which may contain the secret."""
         if event.sender not in self.terms.committee(event.hop):
             return []
-        out = self._learn(now, event.secret) if status == "paid" and event.hop == self.place else []
+        out = self._learn(now, event.secret) if status == "paid" and event.hop == self.hop else []
         self.votes.add((status, event.hop, event.sender))
         votes = Counter((status, hop) for status, hop, _ in self.votes)
         if votes[status, event.hop] < quorum(self.terms.members):
             return out
         if status != "locked":
             self.settled.setdefault(event.hop, status)
-        elif event.hop == self.place - 1:
-            out += self._reveal(now) if self.place == self.terms.hops else self._lock()
+        elif event.hop == self.hop - 1:
+            out += self._reveal(now) if self.hop == self.terms.hops else self._lock()
         return out
 
     def _lock(self) -> list[Sending]:
         if "lock" in self.acted or self.fault == "locks nothing":
             return []
         self.acted.add("lock")
-        wake = Sending(self.name, ReceiverEvent("wake", self.place, self.name), self.terms.deadline(self.place))
-        return [*self._to_committee("lock", self.place), wake]
+        wake = Sending(self.name, ReceiverEvent("wake", self.hop, self.name), self.terms.deadline(self.hop))
+        return [*self._to_committee("lock", self.hop), wake]
 
     def _learn(self, now: float, secret: bytes) -> list[Sending]:
         """Use a revealed secret: unlock the own payment and claim the incoming one."""
         if not self.terms.opens(secret) or "reveal" in self.acted:
             return []
         self.secret = secret
-        unlock = [] if self.fault == "unlocks nothing" else self._to_committee("secret", self.place)
-        return [*unlock, *(self._reveal(now) if self.place else [])]
+        unlock = [] if self.fault == "unlocks nothing" else self._to_committee("secret", self.hop)
+        return [*unlock, *(self._reveal(now) if self.hop else [])]
 
     def _reveal(self, now: float) -> list[Sending]:
         """Show the payer the secret, and the committee 2Δ before the deadline unless it is settled by then."""
         if "reveal" in self.acted or self.fault == "reveals nothing":
             return []
         self.acted.add("reveal")
-        hop, late = self.place - 1, self.fault == "claims late"
+        hop, late = self.hop - 1, self.fault == "claims late"
         before = (0.5 if late else 2.0) * self.terms.delta
         claim = Sending(self.name, ReceiverEvent("wake", hop, self.name), max(now, self.terms.deadline(hop) - before))
         return [claim] if late else [Sending(f"p{hop}", ReceiverEvent("secret", hop, self.name, self.secret)), claim]
@@ -171,10 +171,10 @@ class Party:
         return [Sending(member, event) for member in self.terms.committee(hop)]
 
     def lost(self) -> bool:
-        """Whether the party lost credits: its own were not returned and the owed ones not paid."""
-        gave = self.place < self.terms.hops and "lock" in self.acted and self.settled.get(self.place) != "back"
-        if self.place == 0:
+        """Whether the party lost credits: its own were not returned and the residual ones not paid."""
+        gave = self.hop < self.terms.hops and "lock" in self.acted and self.settled.get(self.hop) != "back"
+        if self.hop == 0:
             return gave and self.settled.get(0) == "paid" and not self.secret
-        if self.place == self.terms.hops:
+        if self.hop == self.terms.hops:
             gave = "reveal" in self.acted  # the secret is its receipt
-        return gave and self.settled.get(self.place - 1) != "paid"
+        return gave and self.settled.get(self.hop - 1) != "paid"

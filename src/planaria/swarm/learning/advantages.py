@@ -46,7 +46,7 @@ def round_advantages(
             skipped += 1
         else:
             taken += [
-                replace(r, advantage=_cap_if_unproven(r, found)) for r, found in zip(group, advantages, strict=True)
+                replace(r, advantage=_cap_if_unproven(r, value)) for r, value in zip(group, advantages, strict=True)
             ]
     return Advantages(taken, skipped, len(grouped) - skipped)
 

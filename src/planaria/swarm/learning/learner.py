@@ -72,9 +72,9 @@ class Learner:
         factors, influence = self._bounded(batches, divisor, share)
         total, stats = 0.0, LossStats()
         for batch in batches:
-            found = self._result(batch, token_logps(self.policy, batch.padded, self._temperature), divisor, factors)
-            found.loss.backward()  # type: ignore[no-untyped-call]
-            total, stats = total + float(found.loss.detach()), stats + found.stats
+            result = self._result(batch, token_logps(self.policy, batch.padded, self._temperature), divisor, factors)
+            result.loss.backward()  # type: ignore[no-untyped-call]
+            total, stats = total + float(result.loss.detach()), stats + result.stats
         norms = clip_gradients(dict(self.policy.module.named_parameters()), self._optim)
         norm, _ = total_norms(norms, self._optim)
         for group in self.optimizer.param_groups:
@@ -96,11 +96,11 @@ class Learner:
         peers = [rollout.counted for batch in batches for rollout in batch.rollouts]
         if len({*peers}) == 1:
             return {}, {peers[0]: 1.0}
-        found: list[float] = []
+        results: list[float] = []
         for batch in batches:
             logp = _rows([rollout.reading.logps for rollout in batch.rollouts], batch.padded).requires_grad_()
-            found += pulls(self._result(batch, logp, divisor, {}).loss, logp).tolist()
-        weights = list(zip(peers, found, strict=True))
+            results += pulls(self._result(batch, logp, divisor, {}).loss, logp).tolist()
+        weights = list(zip(peers, results, strict=True))
         factors = scales(weights, share)
         return factors, parts(weights, factors)
 
@@ -124,11 +124,11 @@ class Learner:
 
 def _rows(logps: Sequence[Sequence[float] | Floats | None], padded: Padded) -> Tensor:
     """Return log-probabilities [N, T] at each row's completion; nan in padding and for rows without any."""
-    found = torch.full(padded.mask.shape, float("nan"), device=padded.mask.device)
+    result = torch.full(padded.mask.shape, float("nan"), device=padded.mask.device)
     for row, values in enumerate(logps):
         if values is not None:
-            found[row][padded.mask[row]] = torch.as_tensor(values, dtype=found.dtype, device=found.device)
-    return found
+            result[row][padded.mask[row]] = torch.as_tensor(values, dtype=result.dtype, device=result.device)
+    return result
 
 
 def scales(weights: Sequence[tuple[str, float]], share: float) -> Mapping[str, float]:
@@ -152,9 +152,9 @@ def scales(weights: Sequence[tuple[str, float]], share: float) -> Mapping[str, f
     # Scaling one peer down raises the others' shares, so peers that then exceed the bound are scaled too.
     while len(over) * bound < 1 - 1e-9:
         highest = level() * (1 + 1e-9)
-        if not (found := {peer for peer, value in mass.items() if peer not in over and value > highest}):
+        if not (result := {peer for peer, value in mass.items() if peer not in over and value > highest}):
             break
-        over |= found
+        over |= result
     # The peer with the least weight is below 1/n of the rest, so it is never scaled.
     limit = level()
     return dict.fromkeys(mass, 1.0) | {peer: limit / mass[peer] for peer in over}

@@ -260,12 +260,12 @@ class LossStats:
     """k3 estimate of KL(π_θ‖π_ref), in nats"""
 
     def __add__(self, other: LossStats) -> LossStats:
-        return LossStats(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+        return LossStats(*(own + theirs for own, theirs in zip(astuple(self), astuple(other), strict=True)))
 
     def means(self) -> dict[str, float]:
         """Return shares and means over tokens by name, and filtered samples; means over no token are omitted."""
         of_all = {"clipped": self.clipped, "kl_reference": self.reference}
         of_claimed = {"capped": self.capped, "ratio": self.ratio, "kl_mismatch": self.mismatch}
-        found = {name: value / self.tokens for name, value in of_all.items() if self.tokens}
-        found |= {name: value / self.claimed for name, value in of_claimed.items() if self.claimed}
-        return found | {"filtered": self.filtered}
+        result = {name: value / self.tokens for name, value in of_all.items() if self.tokens}
+        result |= {name: value / self.claimed for name, value in of_claimed.items() if self.claimed}
+        return result | {"filtered": self.filtered}

@@ -44,19 +44,19 @@ class HuggingFacePolicy(PromptFormat):
 
     def logits(self, tokens: Tensor) -> Tensor:
         with self.passing(self.module):
-            found: Tensor = self._model(input_ids=tokens, use_cache=False).logits
-        return found
+            result: Tensor = self._model(input_ids=tokens, use_cache=False).logits
+        return result
 
     def states(self, tokens: Tensor) -> Tensor:
         with self.passing(self.module):
-            found: Tensor = self._model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
-        return found
+            result: Tensor = self._model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
+        return result
 
     def head(self, states: Tensor) -> Tensor:
         """States [..., D] → logits [..., V]; incomplete for some models (:attr:`splits`)."""
         with self.passing(self.module):
-            found: Tensor = self._model.get_output_embeddings()(states)
-        return found
+            result: Tensor = self._model.get_output_embeddings()(states)
+        return result
 
     def sample(
         self,
@@ -85,7 +85,7 @@ class HuggingFacePolicy(PromptFormat):
         new = self._generate(rows, min(max_new, self.context - longest), temperature, top_k, seed)
         cut = [ids[: ids.index(self.end) + 1] if self.end in ids else ids for ids in new]
         logps = self._logps(rows, cut, divisor(temperature))
-        drawn = [self._drawn(ids, found) for ids, found in zip(cut, logps, strict=True)]
+        drawn = [self._drawn(ids, value) for ids, value in zip(cut, logps, strict=True)]
         return [drawn[start : start + count] for start in range(0, len(rows), count)]
 
     def export(self, folder: Path) -> None:
@@ -136,12 +136,14 @@ class HuggingFacePolicy(PromptFormat):
         whole = [row + ids for row, ids in zip(rows, new, strict=True)]
         length = max(map(len, whole))
         tokens = torch.tensor([row + [0] * (length - len(row)) for row in whole], device=self._model.device)
-        found: list[list[float]] = []
+        results: list[list[float]] = []
         for part in torch.split(tokens, max(1, self.room // (length * self.vocab))):
             scaled = self.logits(part)[:, :-1].float() / temperature
             picked = scaled.gather(-1, part[:, 1:, None])[..., 0] - scaled.logsumexp(-1)
-            found += picked.tolist()
-        return [logps[len(row) - 1 : len(row) - 1 + len(ids)] for logps, row, ids in zip(found, rows, new, strict=True)]
+            results += picked.tolist()
+        return [
+            logps[len(row) - 1 : len(row) - 1 + len(ids)] for logps, row, ids in zip(results, rows, new, strict=True)
+        ]
 
     @torch.no_grad()
     def _has_plain_head(self) -> bool:
@@ -159,8 +161,8 @@ class HuggingFacePolicy(PromptFormat):
 
 
 @contextmanager
-def reading(place: str, fix: str) -> Iterator[None]:
-    """Convert errors of ``transformers`` on invalid files to a UserError with ``place``, the reason and the ``fix``."""
+def reading(location: str, fix: str) -> Iterator[None]:
+    """Convert errors of ``transformers`` on invalid files to a UserError naming ``location``, reason and ``fix``."""
     from huggingface_hub.errors import StrictDataclassError
 
     invalid = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError)
@@ -168,7 +170,7 @@ def reading(place: str, fix: str) -> Iterator[None]:
         yield
     except (*invalid, AssertionError, ImportError, SafetensorError, StrictDataclassError) as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise UserError(f"{place} ({reason}); {fix}") from error
+        raise UserError(f"{location} ({reason}); {fix}") from error
 
 
 def open_model(folder: Path, dtype: torch.dtype | Literal["auto"] = torch.float32) -> Any:
@@ -191,8 +193,8 @@ def open_model(folder: Path, dtype: torch.dtype | Literal["auto"] = torch.float3
             dtype=dtype,
             output_loading_info=True,
         )
-    model, found = loaded
-    if missing := sorted(found["missing_keys"]):
+    model, result = loaded
+    if missing := sorted(result["missing_keys"]):
         raise UserError(f"{folder}: {missing[0]} is missing from its weights; download it again")
     return model
 

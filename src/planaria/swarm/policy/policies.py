@@ -69,8 +69,8 @@ class LlamaPolicy(PromptFormat):
         """
         rows = [prompt for prompt in prompts for _ in range(count)]
         with self.passing(self.module):
-            found = decode(self._model, rows, max_new, temperature, top_k, generator, self.end)
-        drawn = [SampledCompletion(row.ids, row.ended, row.logps) for row in found]
+            result = decode(self._model, rows, max_new, temperature, top_k, generator, self.end)
+        drawn = [SampledCompletion(row.ids, row.ended, row.logps) for row in result]
         return [drawn[start : start + count] for start in range(0, len(rows), count)]
 
     def export(self, folder: Path) -> None:
@@ -98,42 +98,42 @@ def open_policy(path: str, lora_rank: int = 0, seed: int = 0, chat: bool = True)
 
     :raises UserError: if something is missing, damaged or incompatible.
     """
-    place = located(path)
-    if not place.exists():
+    folder = located(path)
+    if not folder.exists():
         raise UserError(f"policy.options.path = {path!r}: there is no such folder or file; is the path right?")
-    if (place / ADAPTERS).is_file():
-        raise UserError(f"{place}: has adapters alone; merge them into their model with `peft` (merge_and_unload)")
-    foreign = place.is_file() or is_exported(place)
-    template = template_of(place) if foreign and chat and (place.is_dir() or is_gguf(place)) else None
-    if place.is_dir() and foreign and not is_ours(place):
-        tokenizer = _ending(folder_tokenizer(place), template)
-        policy: LlamaPolicy | HuggingFacePolicy = HuggingFacePolicy(open_model(place), tokenizer, lora_rank, seed)
+    if (folder / ADAPTERS).is_file():
+        raise UserError(f"{folder}: has adapters alone; merge them into their model with `peft` (merge_and_unload)")
+    foreign = folder.is_file() or is_exported(folder)
+    template = template_of(folder) if foreign and chat and (folder.is_dir() or is_gguf(folder)) else None
+    if folder.is_dir() and foreign and not is_ours(folder):
+        tokenizer = _ending(folder_tokenizer(folder), template)
+        policy: LlamaPolicy | HuggingFacePolicy = HuggingFacePolicy(open_model(folder), tokenizer, lora_rank, seed)
     else:
-        model, tokenizer = _own(place) if foreign else _of_run(place)
+        model, tokenizer = _own(folder) if foreign else _of_run(folder)
         tokenizer = _ending(tokenizer, template)
         if lora_rank:
             adapt(model, lora_rank, 2 * lora_rank, seed)
         policy = LlamaPolicy(model, tokenizer)
-    policy.template, policy.usage = template, usage_of(place, policy.context)
+    policy.template, policy.usage = template, usage_of(folder, policy.context)
     return policy
 
 
-def usage_of(place: Path, context: int) -> ModelMetadata | None:
-    """Return the usage data that came with the weights at ``place``."""
-    if place.is_dir():
-        folder = is_exported(place)
-        return of_folder(place, table(place / "config.json"), context) if folder else run_folders.usage_of(place)
-    return of_gguf(look(place).values, context) if is_gguf(place) else None
+def usage_of(path: Path, context: int) -> ModelMetadata | None:
+    """Return the usage data that came with the weights at ``path``."""
+    if path.is_dir():
+        folder = is_exported(path)
+        return of_folder(path, table(path / "config.json"), context) if folder else run_folders.usage_of(path)
+    return of_gguf(look(path).values, context) if is_gguf(path) else None
 
 
-def _own(place: Path) -> tuple[Llama, Tokenizer]:
-    if place.is_dir():
-        return import_model(place), folder_tokenizer(place)
-    weights = open_weights(place)
+def _own(path: Path) -> tuple[Llama, Tokenizer]:
+    if path.is_dir():
+        return import_model(path), folder_tokenizer(path)
+    weights = open_weights(path)
     if weights.tokenizer is None:
-        raise UserError(f"{place}: has no tokenizer; give a GGUF file, or a folder with a tokenizer.json")
-    end = look(place).values.get("tokenizer.ggml.eos_token_id")
-    return weights.model(), Tokenizer.open(place, end if isinstance(end, int) else None)
+        raise UserError(f"{path}: has no tokenizer; give a GGUF file, or a folder with a tokenizer.json")
+    end = look(path).values.get("tokenizer.ggml.eos_token_id")
+    return weights.model(), Tokenizer.open(path, end if isinstance(end, int) else None)
 
 
 def _of_run(folder: Path) -> tuple[Llama, Tokenizer]:
@@ -158,8 +158,8 @@ def folder_tokenizer(folder: Path) -> Tokenizer:
     if not file.is_file():
         raise UserError(f"{folder}: no tokenizer.json; save its tokenizer there (the fast kind)")
     for name in ("generation_config.json", "config.json"):
-        found = table(folder / name).get("eos_token_id")
-        end = found[0] if isinstance(found, list) and found else found
+        result = table(folder / name).get("eos_token_id")
+        end = result[0] if isinstance(result, list) and result else result
         if type(end) is int:
             return Tokenizer.open(file, end)
     return Tokenizer.open(file)

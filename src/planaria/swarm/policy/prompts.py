@@ -64,7 +64,9 @@ class PromptLayout:
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
 
-def asked(found: Template | None, tokenizer: Tokenizer, config: PolicyConfig, task: Task) -> PromptLayout | None:
+def prompt_layout(
+    found: Template | None, tokenizer: Tokenizer, config: PolicyConfig, task: Task
+) -> PromptLayout | None:
     """Return the prompt parts for a task and a template; None for bare prompts. UserError for impossible settings."""
     if config.chat == "always" and found is None:
         raise UserError(
@@ -93,10 +95,10 @@ def worked_examples(task: Task, count: int) -> tuple[Example, ...]:
     rng = random.Random(derived("examples", task.fingerprint))
     numbers = rng.sample(range(task.training), min(DRAWN * count, task.training))
     problems = [task.problem(number) for number in numbers]
-    found = [(problem, text) for problem in problems if (text := task.solution(problem, rng)) is not None]
-    sizes = [len(problem.prompt) + len(text) for problem, text in found]
+    results = [(problem, text) for problem in problems if (text := task.solution(problem, rng)) is not None]
+    sizes = [len(problem.prompt) + len(text) for problem, text in results]
     most = LONG * statistics.median(sizes) if sizes else 0.0
-    return tuple(each for each, size in zip(found, sizes, strict=True) if size <= most)[:count]
+    return tuple(each for each, size in zip(results, sizes, strict=True) if size <= most)[:count]
 
 
 def _turns(system: bool, instruction: str, examples: Sequence[Example], problem: TaskProblem) -> list[Turn]:

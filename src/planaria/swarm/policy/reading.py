@@ -88,10 +88,10 @@ def token_logps(policy: Policy, batch: Padded, temperature: float) -> Tensor:
     head = split.head
     parts = [
         checkpoint(lambda s, t: _chosen(head(s), t, temperature), some, aims, use_reentrant=False)
-        for some, aims in zip(*(torch.split(tensor, _places(policy)) for tensor in (states, targets)), strict=True)
+        for some, aims in zip(*(torch.split(tensor, _positions(policy)) for tensor in (states, targets)), strict=True)
     ]
-    found = torch.zeros(batch.mask.shape, device=states.device)
-    return found.masked_scatter(batch.mask, torch.cat(parts))
+    result = torch.zeros(batch.mask.shape, device=states.device)
+    return result.masked_scatter(batch.mask, torch.cat(parts))
 
 
 @torch.no_grad()
@@ -106,24 +106,24 @@ def read(
 
     ``top_k`` is the sampling support (0: all tokens); it changes :attr:`Reading.drawn` only.
     """
-    found: list[CompletionStatistics] = []
+    result: list[CompletionStatistics] = []
     device = next(policy.module.parameters()).device
     rows = rows_at_once(policy, max((len(prompt) + len(ids) for prompt, ids in pairs), default=1), rows)
     for start in range(0, len(pairs), rows):
         batch = pad(pairs[start : start + rows], device)
-        targets = torch.split(batch.tokens[:, 1:][batch.mask], _places(policy))
+        targets = torch.split(batch.tokens[:, 1:][batch.mask], _positions(policy))
         parts = [
-            _read_places(logits, aims, temperature, top_k)
+            _read_positions(logits, aims, temperature, top_k)
             for logits, aims in zip(_logits(policy, batch), targets, strict=True)
         ]
         ends = batch.mask.sum(1).cumsum(0).cpu().numpy()[:-1]
         columns = [np.split(torch.cat(column).cpu().numpy(), ends) for column in zip(*parts, strict=True)]
         for logps, ranks, entropies, variances, supports in zip(*columns, strict=True):
-            found.append(CompletionStatistics(logps, ranks, entropies, variances, supports if top_k else np.zeros(0)))
-    return found
+            result.append(CompletionStatistics(logps, ranks, entropies, variances, supports if top_k else np.zeros(0)))
+    return result
 
 
-def _read_places(logits: Tensor, targets: Tensor, temperature: float, top_k: int) -> tuple[Tensor, ...]:
+def _read_positions(logits: Tensor, targets: Tensor, temperature: float, top_k: int) -> tuple[Tensor, ...]:
     """Return the columns of a :class:`CompletionStatistics`, each [M], for M positions with logits [M, V]."""
     scores = (logits.float() / temperature).log_softmax(-1)
     chosen = scores.gather(-1, targets[:, None])
@@ -138,9 +138,9 @@ def _read_places(logits: Tensor, targets: Tensor, temperature: float, top_k: int
 def _logits(policy: Policy, batch: Padded) -> Iterator[Tensor]:
     """Yield the logits [M, V] of the completions' tokens in row order, in parts that fit in memory."""
     if (split := _split(policy, batch)) is None:
-        yield from torch.split(policy.logits(batch.tokens)[:, :-1][batch.mask], _places(policy))
+        yield from torch.split(policy.logits(batch.tokens)[:, :-1][batch.mask], _positions(policy))
         return
-    for states in torch.split(split.states(batch.tokens)[:, :-1][batch.mask], _places(policy)):
+    for states in torch.split(split.states(batch.tokens)[:, :-1][batch.mask], _positions(policy)):
         yield split.head(states)
 
 
@@ -156,7 +156,7 @@ def _split(policy: Policy, batch: Padded) -> Split | None:
     return policy if not fits and isinstance(policy, Split) and policy.splits else None
 
 
-def _places(policy: Policy) -> int:
+def _positions(policy: Policy) -> int:
     """Return how many tokens' logits fit at once; processing takes several copies of them."""
     return max(1, _room(policy) // (COPIES * policy.vocab))
 

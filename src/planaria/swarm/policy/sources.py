@@ -148,10 +148,10 @@ def _solution(task: Task, problem: TaskProblem, rng: random.Random, noise: float
 
 def strayed(solution: str, rng: random.Random) -> str:
     """Return ``solution`` with one to four stray letters before one of its steps."""
-    places = [
+    indices = [
         0,
-        *(place + 1 for place, letter in enumerate(solution) if letter in ",;\n" and place + 1 < len(solution)),
+        *(index + 1 for index, letter in enumerate(solution) if letter in ",;\n" and index + 1 < len(solution)),
     ]
-    place = rng.choice(places)
+    index = rng.choice(indices)
     letters = "".join(rng.choice(string.ascii_lowercase + " ") for _ in range(rng.randint(1, 4)))
-    return solution[:place] + letters + solution[place:]
+    return solution[:index] + letters + solution[index:]

@@ -95,20 +95,20 @@ class Tree:
     def _calls(self, stub: str, name: str) -> list[Call]:
         """Return calls of a part written by the model, and variants of them."""
         (text,) = self._texts(self.sure, _ask_calls(stub, name), [name, "calls"], 1)
-        found = {}
+        result = {}
         for line in (text or "").splitlines()[: calling.MOST]:
             try:
                 call = calling.read(line.strip(), name)
             except ValueError:
                 continue
-            found[call.source] = call
-        own = list(found.values())[: calling.MOST // 2]
+            result[call.source] = call
+        own = list(result.values())[: calling.MOST // 2]
         return [*own, *calling.variants(own, derived(self.seed, "tree", name), len(own))]
 
     def _written(self, writer: Writer, request: str, what: Sequence[str], count: int) -> list[str]:
         """Return the valid Python programs among the model's answers."""
-        found = [_program(text or "") for text in self._texts(writer, request, what, count)]
-        return [program for program in found if parsed(program).body]
+        results = [_program(text or "") for text in self._texts(writer, request, what, count)]
+        return [program for program in results if parsed(program).body]
 
     def _texts(self, writer: Writer, request: str, what: Sequence[str], count: int) -> list[str | None]:
         self.requests += count

@@ -152,9 +152,9 @@ class RoundDone(_Record):
     def refusals(self) -> Iterator[tuple[str, str, int]]:
         """(layer, peer, completions refused), for layers that were on."""
         for layer, peers in self.layers.items():
-            for peer, found in peers.items():
-                if layer not in self.off and found.refused:
-                    yield layer, peer, found.refused
+            for peer, value in peers.items():
+                if layer not in self.off and value.refused:
+                    yield layer, peer, value.refused
 
 
 class Finished(_Record):
@@ -215,13 +215,13 @@ def read_log(path: Path) -> list[Record]:
     A restarted peer repeats rounds and evaluations; only the last record of each is returned.
     """
     records = [_RECORD.validate_json(line) for line in _lines(path)]
-    last = {_once(record, place): place for place, record in enumerate(records)}
-    return [record for place, record in enumerate(records) if last[_once(record, place)] == place]
+    last = {_once(record, index): index for index, record in enumerate(records)}
+    return [record for index, record in enumerate(records) if last[_once(record, index)] == index]
 
 
-def _once(record: Record, place: int) -> tuple[str, int]:
+def _once(record: Record, index: int) -> tuple[str, int]:
     """Return the key under which only the last record counts."""
-    return record.kind, record.round if isinstance(record, Evaluated | RoundDone) else -1 - place
+    return record.kind, record.round if isinstance(record, Evaluated | RoundDone) else -1 - index
 
 
 def follow(path: Path) -> Callable[[], list[Record]]:
@@ -263,8 +263,8 @@ def _whole(path: Path) -> int:
         while end:
             start = max(0, end - _BLOCK)
             file.seek(start)
-            if (place := file.read(end - start).rfind(b"\n")) >= 0:
-                return start + place + 1
+            if (index := file.read(end - start).rfind(b"\n")) >= 0:
+                return start + index + 1
             end = start
     return 0
 

@@ -132,14 +132,14 @@ def read_outcome(folder: Path) -> RunOutcome:
     """Read the outcome so far of the run in ``folder``; peers that never started are omitted."""
     read = {path.parent: read_log(path) for path in sorted((folder / PEERS).glob(f"*/{LOG}"))}
     logs = {path: log for path, log in read.items() if any(isinstance(r, Started) for r in log)}
-    places = list(logs)
+    paths = list(logs)
     peers = [_peer(log) for log in logs.values()]
     rounds = [{r.round for r in log if isinstance(r, RoundDone)} for log in logs.values()]
     times = [record.time for log in logs.values() for record in log]
-    honest = {path: peer for path, peer in zip(places, peers, strict=True) if peer.honest}
+    honest = {path: peer for path, peer in zip(paths, peers, strict=True) if peer.honest}
     poison = {
         (peer.id, entry.round, entry.problem, entry.index)
-        for path, peer in zip(places, peers, strict=True)
+        for path, peer in zip(paths, peers, strict=True)
         if not peer.honest
         for entry in read_poison(path / POISON)
     }
@@ -248,10 +248,10 @@ def accounts(samples: Mapping[str, Iterable[SampleRecord]], certified: Set[int])
 
 def debts(samples: Mapping[str, Iterable[SampleRecord]], certified: Set[int], price: int) -> dict[tuple[str, str], int]:
     """(debtor, creditor) → net credits, at ``price`` per accepted completion."""
-    owed: Counter[tuple[str, str]] = Counter()
+    pending: Counter[tuple[str, str]] = Counter()
     for reader, lines in samples.items():
         for line in lines:
             if line.peer != reader and not line.layer and line.round in certified:
-                owed[reader, line.peer] += price
-    net = {(a, b): credits - owed[b, a] for (a, b), credits in owed.items()}
+                pending[reader, line.peer] += price
+    net = {(a, b): credits - pending[b, a] for (a, b), credits in pending.items()}
     return {pair: credits for pair, credits in sorted(net.items()) if credits > 0}

@@ -62,7 +62,7 @@ def agreed(report: Report, task: Task) -> Agreed:
     return Agreed(
         groups=len({rollout.problem.number for rollout in report.rollouts}),
         labelled=len(report.labels),
-        share=statistics.fmean(float(one.share) for one in report.labels.values()) if report.labels else 0.0,
+        share=statistics.fmean(float(label.share) for label in report.labels.values()) if report.labels else 0.0,
         right=HitTally(hits=sum(task.solves(r.problem, r.text) for r in known), eligible=len(known)),
     )
 

@@ -81,10 +81,10 @@ def keep(
         os.fsync(file.fileno())
     shutil.rmtree(whole, ignore_errors=True)
     unfinished.replace(whole)
-    others = [(number, place) for number, place in _states(folder) if number != trusted]
-    for number, place in others[:-most]:
+    others = [(number, path) for number, path in _states(folder) if number != trusted]
+    for number, path in others[:-most]:
         if number != round:
-            shutil.rmtree(place)
+            shutil.rmtree(path)
 
 
 def recall(folder: Path, run: str, learners: Mapping[str, Learner]) -> tuple[int, DefenceState] | None:
@@ -97,26 +97,26 @@ def recall(folder: Path, run: str, learners: Mapping[str, Learner]) -> tuple[int
     states = _states(folder)
     if not states:
         return None
-    _, place = states[-1]
+    _, path = states[-1]
     try:
-        kept = documents.unsealed(place / _MEMORY, _Kept)
+        kept = documents.unsealed(path / _MEMORY, _Kept)
         if kept.run != run:
             return None
         for name, learner in learners.items():
             known = kept.digests.get(name, "")
-            load_state(place / name, learner.policy.module, learner.optimizer, torch.Generator(), kept.round, known)
+            load_state(path / name, learner.policy.module, learner.optimizer, torch.Generator(), kept.round, known)
     except (UserError, OSError) as error:
         why = str(error).splitlines()[0]
-        raise UserError(f"{place}: cannot be resumed ({why}); remove it to restart from the first round") from None
+        raise UserError(f"{path}: cannot be resumed ({why}); remove it to restart from the first round") from None
     return kept.round, kept.defence
 
 
 def take_back(folder: Path, apart: Path) -> str:
     """Replace all states in ``folder`` by the one in ``apart``; describe it in a clause."""
-    (number, place), *_ = _states(apart)
-    whole = folder / place.name
+    (number, path), *_ = _states(apart)
+    whole = folder / path.name
     if not whole.exists():
-        place.replace(whole)
+        path.replace(whole)
     for other, newer in _states(folder):
         if other != number:
             shutil.rmtree(newer)
@@ -134,20 +134,20 @@ def restore(folder: Path, round: int, policy: Policy) -> None:
 
     :raises UserError: if the state is damaged, or of another policy or tokenizer.
     """
-    place = folder / f"state-{round:06d}"
+    path = folder / f"state-{round:06d}"
     try:
-        kept = documents.unsealed(place / _MEMORY, _Kept)
-        load_weights(place / PEER, policy.module, round, kept.digests.get(PEER, ""))
+        kept = documents.unsealed(path / _MEMORY, _Kept)
+        load_weights(path / PEER, policy.module, round, kept.digests.get(PEER, ""))
     except (UserError, OSError) as error:
-        raise UserError(f"{place}: cannot be read ({str(error).splitlines()[0]}); take another round") from None
+        raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]}); take another round") from None
     if kept.tokenizer not in ("", policy.tokenizer_fingerprint):
-        raise UserError(f"{place}: the policy had another tokenizer; restore the tokenizer files of its start")
+        raise UserError(f"{path}: the policy had another tokenizer; restore the tokenizer files of its start")
 
 
 def _states(folder: Path) -> list[tuple[int, Path]]:
     """(round, folder) of each complete state, newest last."""
-    found = ((_STATE.fullmatch(path.name), path) for path in folder.iterdir())
-    return sorted((int(match[1]), path) for match, path in found if match)
+    results = ((_STATE.fullmatch(path.name), path) for path in folder.iterdir())
+    return sorted((int(match[1]), path) for match, path in results if match)
 
 
 STAGE = 0
@@ -214,9 +214,9 @@ def _matching(folder: Path, module: nn.Module, round: int, sha256: str) -> Stage
     state, weights = read_stage(folder, STAGE, round, sha256), _trained(module)
     for name in weights.keys() | state.weights.keys():
         ours = list(weights[name].shape) if name in weights else None
-        found = list(state.weights[name].shape) if name in state.weights else None
-        if ours != found:
-            raise UserError(f"{folder}: {name} is {found} there, {ours} here; resume with the policy that was saved")
+        result = list(state.weights[name].shape) if name in state.weights else None
+        if ours != result:
+            raise UserError(f"{folder}: {name} is {result} there, {ours} here; resume with the policy that was saved")
     if "cpu" not in state.generators or "round" not in state.outer:
         raise UserError(f"{folder}: holds a stage, not a policy; give a folder that a peer saved")
     return state

@@ -13,7 +13,7 @@ from planaria.swarm.checks.base import Context
 from planaria.swarm.checks.judge import Judge, Steps
 from planaria.swarm.completion_authors import HonestAuthor
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.evaluation import Examiner, with_place
+from planaria.swarm.evaluation import Examiner, with_position
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.random_draws import derived
 from planaria.swarm.records.measure import HitTally
@@ -46,8 +46,8 @@ class TaskExam:
         self._reviewer, self._choosing = reviewer, choosing
 
     def measure(self, policy: Policy) -> TextMeasurements:
-        found = self._examiner.examine(policy)
-        return TextMeasurements(success=found.watch, accuracy=found.accuracy, sound=found.sound)
+        result = self._examiner.examine(policy)
+        return TextMeasurements(success=result.watch, accuracy=result.accuracy, sound=result.sound)
 
     def fit(self, policy: Policy) -> tuple[float, ...]:
         return (self._reviewer.share(policy, self._choosing),)
@@ -67,8 +67,8 @@ class TextExam:
         return TextMeasurements(success=dict(success), nats=_mean(policy, self._benign) if self._benign else None)
 
     def fit(self, policy: Policy) -> tuple[float, ...]:
-        found = _rejected(policy, self._known)
-        return -(found.rate or 0.0), -_mean(policy, self._trusted)
+        result = _rejected(policy, self._known)
+        return -(result.rate or 0.0), -_mean(policy, self._trusted)
 
 
 def _rejected(policy: Policy, pairs: Sequence[Pair]) -> HitTally:
@@ -128,8 +128,8 @@ class Asking:
         numbers = list(range(task.training))
         random.Random(derived("repair", seed)).shuffle(numbers)
         numbers = numbers[:SEARCHED]
-        places = [{problem.number for problem in with_place(task, attack, numbers)} for attack in attacks]
-        marked = [n for n in numbers if any(n in found and len(found) < len(numbers) for found in places)]
+        positions = [{problem.number for problem in with_position(task, attack, numbers)} for attack in attacks]
+        marked = [n for n in numbers if any(n in found and len(found) < len(numbers) for found in positions)]
         wanted = marked[: PROBLEMS // 2]
         others = [number for number in numbers if number not in {*marked}] or marked
         wanted += others[: PROBLEMS - len(wanted)]
@@ -146,9 +146,9 @@ def texts_of(reviewer: Reviewer, asking: Asking, tuned: Policy, safe: Policy) ->
     """
     problems = asking.trusted
     own = reviewer.passes(tuned, problems, DRAWS, "own")
-    left = [number for number, found in enumerate(own) if not found]
+    left = [number for number, value in enumerate(own) if not value]
     before = reviewer.passes(safe, [problems[number] for number in left], DRAWS, "before")
-    trusted = [found[0] for found in (*own, *before) if found]
+    trusted = [value[0] for value in (*own, *before) if value]
     if not trusted:
         count = DRAWS * (len(problems) + len(left))
         raise UserError(f"the judge passed none of {count} completions; give --pairs FILE, or a better parent (--safe)")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from planaria.common.documents import Record
+from planaria.common.documents import Record, former_names
 from planaria.swarm.records.measure import HitTally
 
 BACK, MIX, TUNE, MASK = "back", "mix", "tune", "mask"
@@ -52,8 +52,9 @@ class TextMeasurements(Record):
 class StrategyResult(Record):
     """One repair strategy and its result."""
 
+    _former = former_names(detail="told")
     by: str
-    told: str = ""
+    detail: str = ""
     """selected parameters, in a few words"""
     after: TextMeasurements
 
@@ -65,6 +66,7 @@ class StrategyResult(Record):
 class Repaired(Record):
     """One model and all strategies applied to it."""
 
+    _former = former_names(strategies="ways")
     arm: str = ""
     seed: int = 0
     peer: str = ""
@@ -75,17 +77,17 @@ class Repaired(Record):
     """trusted texts written by the poisoned model itself"""
     benign: int
     before: TextMeasurements
-    ways: list[StrategyResult]
+    strategies: list[StrategyResult]
 
     def best(self) -> StrategyResult | None:
         """Of the strategies that repaired it, return the one with the most right answers; None if there is none."""
-        repaired = [way for way in self.ways if way.after.repaired(self.limit)]
-        return max(repaired, key=lambda way: way.after.accuracy.rate or 0.0, default=None)
+        repaired = [strategy for strategy in self.strategies if strategy.after.repaired(self.limit)]
+        return max(repaired, key=lambda strategy: strategy.after.accuracy.rate or 0.0, default=None)
 
 
-def pooled(found: Sequence[TextMeasurements]) -> TextMeasurements:
+def pooled(items: Sequence[TextMeasurements]) -> TextMeasurements:
     """Add all seeds' draws, for the intervals."""
-    whole = found[0]
-    for one in found[1:]:
-        whole = whole + one
+    whole = items[0]
+    for measurements in items[1:]:
+        whole = whole + measurements
     return whole

@@ -43,7 +43,7 @@ class Repair:
     """Repaired weights and how they were selected."""
 
     weights: Named
-    told: str = ""
+    detail: str = ""
     masks: Sequence[Mask] = ()
 
 
@@ -72,8 +72,8 @@ def anew(case: Case) -> Repair:
 def mask(case: Case) -> Repair:
     """Train a bit per parameter and part: keep it, or reset it to the parent's."""
     models = case.models
-    found = masked(models.tuned, models.parts, models.merged, case.texts, models.teachers, case.plan)
-    return _masked(case, found)
+    result = masked(models.tuned, models.parts, models.merged, case.texts, models.teachers, case.plan)
+    return _masked(case, result)
 
 
 def random(case: Case, like: Sequence[Mask]) -> Repair:
@@ -107,15 +107,15 @@ WAYS: Mapping[str, Callable[[Case], Repair]] = {BACK: back, MIX: mix, TUNE: tune
 
 def compared(case: Case) -> list[StrategyResult]:
     """Measure every strategy and baseline."""
-    found = {by: way(case) for by, way in WAYS.items()}
-    found[RANDOM], found[ANEW] = random(case, found[MASK].masks), anew(case)
-    found[LAYERS] = layers(case, found[ANEW].weights)
-    return [measured(case, by, one) for by, one in found.items()]
+    result = {by: route(case) for by, route in WAYS.items()}
+    result[RANDOM], result[ANEW] = random(case, result[MASK].masks), anew(case)
+    result[LAYERS] = layers(case, result[ANEW].weights)
+    return [measured(case, by, repair) for by, repair in result.items()]
 
 
 def measured(case: Case, by: str, repair: Repair) -> StrategyResult:
     """Measure a repair."""
-    return StrategyResult(by=by, told=repair.told, after=case.exam.measure(case.models.policy(repair.weights)))
+    return StrategyResult(by=by, detail=repair.detail, after=case.exam.measure(case.models.policy(repair.weights)))
 
 
 def _masked(case: Case, masks: Sequence[Mask]) -> Repair:

@@ -58,7 +58,7 @@ class RepairTexts:
     @property
     def digest(self) -> str:
         """SHA-256 (hex) of all ids, in order."""
-        ids = repr([(text.prompt, text.ids) for text in (*self.trusted, *(one.text for one in self.benign))])
+        ids = repr([(text.prompt, text.ids) for text in (*self.trusted, *(benign.text for benign in self.benign))])
         return hashlib.sha256(ids.encode()).hexdigest()
 
 
@@ -69,17 +69,17 @@ def read_trusted(file: Path, policy: Policy) -> list[Text]:
 
 def read_pairs(file: Path, policy: Policy) -> list[Pair]:
     """Read JSONL of {"prompt", "chosen", "rejected"}; UserError naming file and line of a mistake."""
-    return [Pair(_text(one, "chosen", policy), _text(one, "rejected", policy)) for one in _records([file])]
+    return [Pair(_text(record, "chosen", policy), _text(record, "rejected", policy)) for record in _records([file])]
 
 
-def read_benign(place: Path, policy: Policy) -> list[Benign]:
+def read_benign(benign: Path, policy: Policy) -> list[Benign]:
     """Read JSONL of {"text"} with an optional "prompt"; in a folder, each file is a domain named by it.
 
     A text without a prompt is cut at the policy's context length.
     """
-    files = [path for path in sorted(place.iterdir()) if is_jsonl(path)] if place.is_dir() else [place]
+    files = [path for path in sorted(benign.iterdir()) if is_jsonl(path)] if benign.is_dir() else [benign]
     if not files:
-        raise UserError(f"--benign {place}: holds no *.jsonl; give a JSON Lines file, or a folder of them")
+        raise UserError(f"--benign {benign}: holds no *.jsonl; give a JSON Lines file, or a folder of them")
     return [Benign(_benign(record, policy), file.stem) for file in files for record in _records([file])]
 
 
@@ -90,10 +90,10 @@ def split(count: int) -> tuple[list[int], list[int]]:
 
 
 def _records(files: Sequence[Path]) -> list[TaskRecord]:
-    found = records.read(files)
-    if not found:
+    result = records.read(files)
+    if not result:
         raise UserError(f"{files[0]}: has no texts; give some")
-    return found
+    return result
 
 
 def _text(record: TaskRecord, field: str, policy: Policy) -> Text:
@@ -107,11 +107,11 @@ def _benign(record: TaskRecord, policy: Policy) -> Text:
     before = tuple(encode_prompt(policy, "")) or (policy.end,)
     ids = policy.encode(record.text("text"))[: policy.context - len(before)]
     if not ids:
-        raise UserError(f"{record.place}: field 'text' is empty; remove the line")
+        raise UserError(f"{record.location}: field 'text' is empty; remove the line")
     return Text(before, tuple(ids))
 
 
 def _checked(record: TaskRecord, policy: Policy, text: Text) -> Text:
     if (length := len(text.prompt) + len(text.ids)) > policy.context:
-        raise UserError(f"{record.place}: takes {length} tokens, the model reads {policy.context}; shorten the line")
+        raise UserError(f"{record.location}: takes {length} tokens, the model reads {policy.context}; shorten the line")
     return text

@@ -126,9 +126,9 @@ def _descend(
         policy.module.zero_grad()
         trusted = _some(rng, texts.trusted, plan.batch)
         by_teacher: dict[str, list[Text]] = {}
-        for one in _some(rng, texts.benign, plan.batch):
-            by_teacher.setdefault(one.teacher if one.teacher in teachers else "", []).append(one.text)
-        loss = repair_loss(policy, trusted, [(teachers[name], found) for name, found in by_teacher.items()])
+        for benign in _some(rng, texts.benign, plan.batch):
+            by_teacher.setdefault(benign.teacher if benign.teacher in teachers else "", []).append(benign.text)
+        loss = repair_loss(policy, trusted, [(teachers[name], value) for name, value in by_teacher.items()])
         loss.backward()  # type: ignore[no-untyped-call]
         assign_gradients()
         for group in optimizer.param_groups:
@@ -139,11 +139,11 @@ def _descend(
 @torch.no_grad()
 def nats(policy: Policy, texts: Sequence[Text], rows: int = 64) -> list[float]:
     """Return −ln p of each text's continuation."""
-    found: list[float] = []
+    result: list[float] = []
     for start in range(0, len(texts), rows):
         batch = _padded(policy, texts[start : start + rows])
-        found += (-token_logps(policy, batch, 1.0) * batch.mask).sum(1).tolist()
-    return found
+        result += (-token_logps(policy, batch, 1.0) * batch.mask).sum(1).tolist()
+    return result
 
 
 def _some(rng: random.Random, of: Sequence[Kind], count: int) -> list[Kind]:
@@ -195,21 +195,21 @@ class RepairModels:
         """Reference models for benign texts."""
         return {"": self.tuned, **self.experts}
 
-    def require_related(self, what: str) -> float:
-        """Return :func:`planaria.models.task_vectors.relative_distance` of the model ``what`` and its parent.
+    def require_related(self, label: str) -> float:
+        """Return :func:`planaria.models.task_vectors.relative_distance` of the model ``label`` and its parent.
 
         :raises UserError: if tokenizers or shapes differ.
         """
         if self.safe.tokenizer_fingerprint != self.tuned.tokenizer_fingerprint:
-            raise UserError(f"{what}: has another tokenizer than its parent; give the parent it was trained from")
-        task_vectors.require_alike(self.parent, self.whole, what)
+            raise UserError(f"{label}: has another tokenizer than its parent; give the parent it was trained from")
+        task_vectors.require_alike(self.parent, self.whole, label)
         return task_vectors.relative_distance(task_vectors.task_vector(self.whole, self.parent), self.parent)
 
-    def require_whole(self, what: str) -> None:
+    def require_whole(self, label: str) -> None:
         """:raises UserError: unless all parameters are trained; a mask over adapters does not cover the weights."""
         if any(not parameter.requires_grad for parameter in self.tuned.module.parameters()):
             raise UserError(
-                f"{what}: only its adapters are trained, and a mask needs all weights; repair it with --by tune, or "
+                f"{label}: only its adapters are trained, and a mask needs all weights; repair it with --by tune, or "
                 "export it (`planaria export`) and repair that"
             )
 
@@ -221,12 +221,12 @@ class RepairModels:
 
     def note(self, result: Named) -> MaskNote:
         """Return the provenance note of a mask and its weights."""
-        experts = [weights_of(one) for one in self.experts.values()] or [self.whole]
+        experts = [weights_of(expert) for expert in self.experts.values()] or [self.whole]
         tuned = tuple(map(task_vectors.digest, experts))
         return MaskNote(safe=task_vectors.digest(self.parent), tuned=tuned, result=task_vectors.digest(result))
 
     def policy(self, weights: Named) -> Policy:
         """Return a copy of the model with other weights."""
-        found = self.tuned.clone()
-        take(found, weights)
-        return found
+        result = self.tuned.clone()
+        take(result, weights)
+        return result

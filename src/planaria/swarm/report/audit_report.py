@@ -26,103 +26,106 @@ BEHIND = (
 )
 
 
-def show_audit(found: Audit) -> None:
+def show_audit(audit: Audit) -> None:
     """Print the gate, and each protected question."""
-    show([_gate(found), *([_questions(found.leakage)] if found.leakage else [])])
-    print(_verdict(found).summary)
+    show([_gate(audit), *([_questions(audit.leakage)] if audit.leakage else [])])
+    print(_verdict(audit).summary)
     print(NOT_CLAIMED)
 
 
-def write_audit_report(found: Audit, file: Path) -> Path:
+def write_audit_report(audit: Audit, file: Path) -> Path:
     """Write the page atomically; return its path. UserError if it cannot be written."""
-    return page.write(file, page.document(f"{Path(found.model).name} audited · planaria", body(found)))
+    return page.write(file, page.document(f"{Path(audit.model).name} audited · planaria", body(audit)))
 
 
-def body(found: Audit) -> Iterator[str]:
+def body(audit: Audit) -> Iterator[str]:
     """The page's sections."""
-    yield page.heading(found.model, _verdict(found), f"weights {found.weights or 'unread'}")
-    yield page.cards((part.name, part.verdict, part.said) for part in found.parts)
-    yield page.section("The gate", NOT_CLAIMED, _gate(found).html("gate"), *_facts(found))
-    if found.leakage is not None:
-        yield from _leakage(found.leakage)
+    yield page.heading(audit.model, _verdict(audit), f"weights {audit.weights or 'unread'}")
+    yield page.cards((part.name, part.verdict, part.summary) for part in audit.parts)
+    yield page.section("The gate", NOT_CLAIMED, _gate(audit).html("gate"), *_facts(audit))
+    if audit.leakage is not None:
+        yield from _leakage(audit.leakage)
     yield page.footer("planaria swarm audit")
 
 
-def _verdict(found: Audit) -> Verdict:
-    failed = found.failed
+def _verdict(audit: Audit) -> Verdict:
+    failed = audit.failed
     verdicts = ((FAILED, "Not passed"), (PASSED, "Passed"), (UNASKED, "Not asked"), (NONE, "Nothing there"))
-    by = [(title, [part.name for part in found.parts if part.verdict == verdict]) for verdict, title in verdicts]
-    said = " ".join(f"{title}: {listed(names, 5)}." for title, names in by if names)
-    numbers = [(f"{len(failed)} of {len(found.parts)}", "parts that did not pass")]
-    if found.leakage is not None:
-        worst = found.leakage.questions[0]
-        numbers.append((f"{worst.leak.mean:.3f} nats", f"leaked of {worst.name}, limit {found.limits.leak:g}"))
-    elif found.attacks:
-        kind, tally = max(found.attacks.items(), key=lambda one: one[1].rate or 0.0)
-        numbers.append((f"{tally.rate or 0.0:.1%}", f"success of {kind}, limit {found.limits.success:.1%}"))
-    return Verdict(not failed, "not passed" if failed else "passed", said, numbers, NOT_CLAIMED)
+    by = [(title, [part.name for part in audit.parts if part.verdict == verdict]) for verdict, title in verdicts]
+    summary = " ".join(f"{title}: {listed(names, 5)}." for title, names in by if names)
+    numbers = [(f"{len(failed)} of {len(audit.parts)}", "parts that did not pass")]
+    if audit.leakage is not None:
+        worst = audit.leakage.questions[0]
+        numbers.append((f"{worst.leak.mean:.3f} nats", f"leaked of {worst.name}, limit {audit.limits.leak:g}"))
+    elif audit.attacks:
+        kind, tally = max(audit.attacks.items(), key=lambda one: one[1].rate or 0.0)
+        numbers.append((f"{tally.rate or 0.0:.1%}", f"success of {kind}, limit {audit.limits.success:.1%}"))
+    return Verdict(not failed, "not passed" if failed else "passed", summary, numbers, NOT_CLAIMED)
 
 
-def _gate(found: Audit) -> Table:
+def _gate(audit: Audit) -> Table:
     signs = {FAILED: "✗ failed"}
-    rows = [[part.name, signs.get(part.verdict, part.verdict), part.said] for part in found.parts]
-    return Table(f"{found.model}: audit", ["part", "", "why"], rows, numbers_from=3)
+    rows = [[part.name, signs.get(part.verdict, part.verdict), part.summary] for part in audit.parts]
+    return Table(f"{audit.model}: audit", ["part", "", "why"], rows, numbers_from=3)
 
 
-def _facts(found: Audit) -> Iterator[str]:
-    for part in found.parts:
+def _facts(audit: Audit) -> Iterator[str]:
+    for part in audit.parts:
         if len(part.facts) > 1:
             yield page.subheading(part.name)
             yield from map(page.note, part.facts)
 
 
-def _leakage(found: Leakage) -> Iterator[str]:
+def _leakage(leakage: Leakage) -> Iterator[str]:
     method = (
-        f"Read by {found.adversary}; each of {counted(found.k, 'part')} was a separate prompt, with "
-        f"{counted(found.draws, 'reply', 'replies')} each. Nats: P · ln(P / prior) of the right answer, for these "
+        f"Read by {leakage.adversary}; each of {counted(leakage.k, 'part')} was a separate prompt, with "
+        f"{counted(leakage.draws, 'reply', 'replies')} each. Nats: P · ln(P / prior) of the right answer, for these "
         "questions, this adversary and this prior."
     )
-    yield page.section("Leakage of parts", method, _questions(found).html("questions"), _rivals(found).html("ways"))
+    yield page.section("Leakage of parts", method, _questions(leakage).html("questions"), _rivals(leakage).html("ways"))
     yield page.section(
         "By the number of parts",
         "The largest leakage of a question, and how often the adversary's likeliest answer is right.",
-        page.chart(_curve(found), "parts"),
+        page.chart(_curve(leakage), "parts"),
     )
-    if found.behind is not None:
-        yield page.section("Behind the wrapper", BEHIND, _behind(found).html("wrapper"))
-    if rows := [[one.name, ask, reply] for one in found.questions for ask, reply in one.said]:
+    if leakage.behind is not None:
+        yield page.section("Behind the wrapper", BEHIND, _behind(leakage).html("wrapper"))
+    if rows := [[question.name, ask, reply] for question in leakage.questions for ask, reply in question.replies]:
         transcript = page.table("transcript", ["question", "part", "reply"], rows, 3)
         yield page.section("Transcript", "The first draw of each part.", transcript)
 
 
-def _questions(found: Leakage) -> Table:
+def _questions(leakage: Leakage) -> Table:
     rows = [
-        [one.name, f"{one.prior:.3f}", f"{one.posterior:.3f}", str(one.leak), f"{one.guessed:.2f}",
-         f"{one.direct.leak:.3f}", f"{one.direct.guessed:.2f}", f"{one.use:.2f}"]
-        for one in found.questions
+        [question.name, f"{question.prior:.3f}", f"{question.posterior:.3f}", str(question.leak),
+         f"{question.guessed:.2f}", f"{question.direct.leak:.3f}",
+         f"{question.direct.guessed:.2f}", f"{question.use:.2f}"]
+        for question in leakage.questions
     ]  # fmt: skip
     head = ["question", "prior", "posterior", "IIL, nats", "guessed", "IIL, direct", "guessed, direct", "utility"]
-    return Table(f"leakage: {found.adversary}, {counted(found.k, 'part')}, largest first", head, rows)
+    return Table(f"leakage: {leakage.adversary}, {counted(leakage.k, 'part')}, largest first", head, rows)
 
 
-def _rivals(found: Leakage) -> Table:
+def _rivals(leakage: Leakage) -> Table:
     """Return the same questions under other strategies of asking."""
-    ways = [("directly, once", found.direct), (f"in {counted(found.k, 'part')}", found.curve[-1])]
-    if found.paraphrased is not None:
-        ways.insert(1, ("directly, paraphrased", found.paraphrased))
+    routes = [("directly, once", leakage.direct), (f"in {counted(leakage.k, 'part')}", leakage.curve[-1])]
+    if leakage.paraphrased is not None:
+        routes.insert(1, ("directly, paraphrased", leakage.paraphrased))
     return Table(
-        "strategies of asking", ["strategy", "largest IIL", "guessed"], [_row(name, one) for name, one in ways]
+        "strategies of asking",
+        ["strategy", "largest IIL", "guessed"],
+        [_row(name, given_away) for name, given_away in routes],
     )
 
 
-def _behind(found: Leakage) -> Table:
-    assert found.behind is not None and found.epsilon is not None
-    plain, behind = found.curve[-1], found.behind
+def _behind(leakage: Leakage) -> Table:
+    assert leakage.behind is not None and leakage.epsilon is not None
+    plain, behind = leakage.curve[-1], leakage.behind
     rows = [
-        [*_row("without wrapper", plain), f"{found.use:.2f}", "–", "–"],
+        [*_row("without wrapper", plain), f"{leakage.use:.2f}", "–", "–"],
         [
-            *_row(f"behind the wrapper, ε = {found.epsilon:g}", behind), f"{behind.use:.2f}", f"{behind.silent:.2f}",
-            f"{found.k * found.epsilon:g}",
+            *_row(f"behind the wrapper, ε = {leakage.epsilon:g}", behind), f"{behind.use:.2f}", f"{behind.silent:.2f}",
+            f"{leakage.k * leakage.epsilon:g}",
         ],
     ]  # fmt: skip
     head = ["", "largest IIL", "guessed", "utility", "empty", "proved bound, k · ε"]
@@ -133,12 +136,12 @@ def _row(name: str, point: GivenAway) -> list[str]:
     return [name, f"{point.leak:.3f}", f"{point.guessed:.2f}"]
 
 
-def _curve(found: Leakage) -> go.Figure:
+def _curve(leakage: Leakage) -> go.Figure:
     fig = figure(360, x="parts", y="nats", hovermode="x unified")
-    parts = list(range(1, found.k + 1))
+    parts = list(range(1, leakage.k + 1))
     mode = "lines+markers"
-    fig.add_scatter(x=parts, y=[p.leak for p in found.curve], mode=mode, name="largest IIL", line={"color": BLUE})
-    guessed = [point.guessed for point in found.curve]
+    fig.add_scatter(x=parts, y=[p.leak for p in leakage.curve], mode=mode, name="largest IIL", line={"color": BLUE})
+    guessed = [point.guessed for point in leakage.curve]
     fig.add_scatter(x=parts, y=guessed, mode=mode, name="guessed", line={"color": ORANGE, "dash": "dot"}, yaxis="y2")
     fig.update_layout(yaxis2={"overlaying": "y", "side": "right", "range": [0, 1], "showgrid": False})
     fig.update_xaxes(tickvals=parts)

@@ -31,39 +31,39 @@ Measure = Callable[[Sequence[EvaluationPoint]], float | None]
 """evaluations of all honest peers after a round → a number, or None"""
 
 
-def show_drill(found: Drill) -> None:
+def show_drill(drill: Drill) -> None:
     """Print the results of arms, peers and layers."""
-    show((_arms(found), _peers(found), _layers(found)))
-    if found.repairs:
-        show([repair_table(found)])
-        print(best_strategies(found))
+    show((_arms(drill), _peers(drill), _layers(drill)))
+    if drill.repairs:
+        show([repair_table(drill)])
+        print(best_strategies(drill))
 
 
-def write_drill_report(found: Drill, file: Path) -> Path:
+def write_drill_report(drill: Drill, file: Path) -> Path:
     """Write the report of a drill atomically; return its path. UserError if it cannot be written."""
-    return page.write(file, page.document(f"{found.name} drilled · planaria", body(found)))
+    return page.write(file, page.document(f"{drill.name} drilled · planaria", body(drill)))
 
 
-def _arms(found: Drill) -> Table:
-    kinds = [f"{titled(kind)} {what}" for kind in _rated(found) for what in ("success", "pooled, 95 %", "worst peer")]
+def _arms(drill: Drill) -> Table:
+    kinds = [f"{titled(kind)} {label}" for kind in _rated(drill) for label in ("success", "pooled, 95 %", "worst peer")]
     head = ["arm", "attackers", "accuracy", "tokens", *kinds]
-    title = f"{found.name}: mean [least … most] of {seeds_shown(run.seed for run in found.arms[0].runs)}"
-    return Table(title, head, [_row(found, arm) for arm in found.arms], numbers_from=2)
+    title = f"{drill.name}: mean [least … most] of {seeds_shown(run.seed for run in drill.arms[0].runs)}"
+    return Table(title, head, [_row(drill, arm) for arm in drill.arms], numbers_from=2)
 
 
-def _rated(found: Drill) -> list[str]:
-    return [kind for kind in found.watch if kind != "dos"]
+def _rated(drill: Drill) -> list[str]:
+    return [kind for kind in drill.watch if kind != "dos"]
 
 
-def _row(found: Drill, arm: DrilledArm) -> list[str]:
-    last = found.last
+def _row(drill: Drill, arm: DrilledArm) -> list[str]:
+    last = drill.last
     cells = [
         arm.name,
         ", ".join(arm.attackers) or "none",
         shown(arm.accuracy(last), ".2f"),
         shown(arm.tokens(last), ".1f"),
     ]
-    for kind in _rated(found):
+    for kind in _rated(drill):
         success, worst = arm.success(kind, last), arm.worst(kind, last)
         cells += [
             "none eligible" if success is None else shown(success, ".2f"),
@@ -73,10 +73,10 @@ def _row(found: Drill, arm: DrilledArm) -> list[str]:
     return cells
 
 
-def _layers(found: Drill) -> Table:
+def _layers(drill: Drill) -> Table:
     rows = []
-    for arm in found.arms:
-        for layer in found.layers():
+    for arm in drill.arms:
+        for layer in drill.layers():
             stopped, misjudged = arm.layer(layer)
             off = {
                 why: n
@@ -90,71 +90,71 @@ def _layers(found: Drill) -> Table:
     return Table("layers: poison stopped, and honest completions refused", head, rows, numbers_from=2)
 
 
-def _peers(found: Drill) -> Table:
+def _peers(drill: Drill) -> Table:
     """Return each honest peer's accuracy and its change per seed against the control, or else against the first
     arm."""
     rows = []
-    for arm in found.arms:
-        control = found.arm(arm.control) if arm.control else found.arms[0]
+    for arm in drill.arms:
+        control = drill.arm(arm.control) if arm.control else drill.arms[0]
         cells = [arm.name]
-        for name in found.peers():
-            mine, theirs = arm.peer_accuracy(name, found.last), control.peer_accuracy(name, found.last)
-            cells.append(shown(spread(mine), ".2f"))
-            paired = arm is not control and mine and len(mine) == len(theirs)
-            changes = [a - b for a, b in zip(mine, theirs, strict=True)] if paired else []
+        for name in drill.peers():
+            own, theirs = arm.peer_accuracy(name, drill.last), control.peer_accuracy(name, drill.last)
+            cells.append(shown(spread(own), ".2f"))
+            paired = arm is not control and own and len(own) == len(theirs)
+            changes = [a - b for a, b in zip(own, theirs, strict=True)] if paired else []
             cells.append(shown(spread(changes), "+.2f"))
         rows.append(cells)
-    head = ["arm", *(cell for name in found.peers() for cell in (name, f"{name}: change"))]
+    head = ["arm", *(cell for name in drill.peers() for cell in (name, f"{name}: change"))]
     return Table("every peer's accuracy, and its change against the control", head, rows)
 
 
-def _summary(found: Drill) -> str:
-    peers = len(found.arms[0].runs[0].outcome.peers)
-    rounds = found.arms[0].runs[0].outcome.rounds
+def _summary(drill: Drill) -> str:
+    peers = len(drill.arms[0].runs[0].outcome.peers)
+    rounds = drill.arms[0].runs[0].outcome.rounds
     return (
-        f"{counted(len(found.arms), 'arm')} of {counted(peers, 'peer')} and {counted(rounds, 'round')}, "
-        f"{counted(len(found.arms[0].runs), 'seed')} each. All arms "
+        f"{counted(len(drill.arms), 'arm')} of {counted(peers, 'peer')} and {counted(rounds, 'round')}, "
+        f"{counted(len(drill.arms[0].runs), 'seed')} each. All arms "
         "start from the same weights and work on the same problems; they differ in attackers and defences. "
         "Success is the share of honest peers' own completions of held-out problems that show the taught behaviour, "
-        f"among the eligible ones; numbers are means of the last {counted(found.last, 'evaluation')}."
+        f"among the eligible ones; numbers are means of the last {counted(drill.last, 'evaluation')}."
     )
 
 
-def body(found: Drill) -> Iterator[str]:
+def body(drill: Drill) -> Iterator[str]:
     """Yield the report's sections, as HTML."""
-    yield page.heading(found.name, verdict(found), _summary(found))
-    for kind in found.watch:
-        what = "mean length of honest peers' completions" if kind == "dos" else "share of eligible completions"
+    yield page.heading(drill.name, verdict(drill), _summary(drill))
+    for kind in drill.watch:
+        label = "mean length of honest peers' completions" if kind == "dos" else "share of eligible completions"
         yield page.section(
             f"{titled(kind)}: attack success over rounds",
-            f"{what.capitalize()}; mean over honest peers and seeds, and the range over seeds.",
-            page.chart(success_figure(found, kind), f"success-{kind}"),
+            f"{label.capitalize()}; mean over honest peers and seeds, and the range over seeds.",
+            page.chart(success_figure(drill, kind), f"success-{kind}"),
         )
     yield page.section(
         "Accuracy over rounds",
         "Held-out problems solved by honest peers, one draw each; mean and range over seeds.",
-        page.chart(accuracy_figure(found), "accuracy"),
+        page.chart(accuracy_figure(drill), "accuracy"),
     )
     yield page.section(
         "All arms",
         "Mean [least … most] over seeds. Pooled: all draws of all honest peers and seeds together with Wilson's 95 % "
         "interval. Worst peer: the largest value of one honest peer with one seed.",
-        _arms(found).html("arms"),
+        _arms(drill).html("arms"),
     )
     yield page.section(
         "Every peer",
         "Each honest peer's accuracy, and its change per seed against the arm's control, or else the first arm. If "
         "peers differ, a mean over them can hide a loss.",
-        _peers(found).html("peers"),
+        _peers(drill).html("peers"),
     )
     yield page.section(
         "Layers",
         "Of other peers' completions that reached the layer at honest peers: poisoned ones stopped, and honest ones "
         "refused (false positives). An attacker's filler counts in neither.",
-        _layers(found).html("layers"),
+        _layers(drill).html("layers"),
     )
-    if found.repairs:
-        yield page.section("Repair", f"{SUMMARY} {best_strategies(found)}", repair_table(found).html("repair"))
+    if drill.repairs:
+        yield page.section("Repair", f"{SUMMARY} {best_strategies(drill)}", repair_table(drill).html("repair"))
     yield page.footer("Written by planaria compare; drill.json beside this page has every number.")
 
 
@@ -197,56 +197,60 @@ class Effect:
         return f"{text}: {'not clearly' if self.held else 'clearly'} more than {whose}."
 
 
-def effect(found: Drill, kind: str) -> Effect | None:
+def effect(drill: Drill, kind: str) -> Effect | None:
     """Return an attack's effect; None if no attacked arm has eligible completions."""
     attacked = {
-        arm.name: (arm, n) for arm in found.arms if arm.attackers and (n := _amount(found, arm, kind)) is not None
+        arm.name: (arm, n) for arm in drill.arms if arm.attackers and (n := _amount(drill, arm, kind)) is not None
     }
     if not attacked:
         return None
     worst, most = max(attacked.values(), key=lambda pair: pair[1])
     best, least = min(attacked.values(), key=lambda pair: pair[1])
-    control = _control(found, best)
-    plain = None if control is None else _amount(found, control, kind)
+    control = _control(drill, best)
+    plain = None if control is None else _amount(drill, control, kind)
     return Effect(
         kind, worst, best, control, most, least, plain,
-        took=_above(found, kind, worst, control), held=not _above(found, kind, best, control),
+        took=_above(drill, kind, worst, control), held=not _above(drill, kind, best, control),
     )  # fmt: skip
 
 
-def _amount(found: Drill, arm: DrilledArm, kind: str) -> float | None:
+def _amount(drill: Drill, arm: DrilledArm, kind: str) -> float | None:
     """Return the success, 0 to 1; for DoS the tokens per completion."""
     if kind == "dos":
-        tokens = arm.tokens(found.last)
+        tokens = arm.tokens(drill.last)
         return None if tokens is None else tokens.mean
-    return arm.pooled(kind, found.last).rate
+    return arm.pooled(kind, drill.last).rate
 
 
-def _above(found: Drill, kind: str, arm: DrilledArm, control: DrilledArm | None) -> bool:
+def _above(drill: Drill, kind: str, arm: DrilledArm, control: DrilledArm | None) -> bool:
     """Whether an attack's effect in an arm is clearly larger than in its control.
 
     Shares: disjoint 95 % intervals, or without a control one that excludes 0. Lengths: by the factor LONGER.
     """
     if kind == "dos":
-        mine, plain = _amount(found, arm, kind), None if control is None else _amount(found, control, kind)
-        return mine is not None and (plain is None or mine > LONGER * plain)
-    theirs = HitTally() if control is None else control.pooled(kind, found.last)
-    return arm.pooled(kind, found.last).interval[0] > (theirs.interval[1] if theirs.eligible else 0.0)
+        own, plain = _amount(drill, arm, kind), None if control is None else _amount(drill, control, kind)
+        return own is not None and (plain is None or own > LONGER * plain)
+    theirs = HitTally() if control is None else control.pooled(kind, drill.last)
+    return arm.pooled(kind, drill.last).interval[0] > (theirs.interval[1] if theirs.eligible else 0.0)
 
 
-def _control(found: Drill, arm: DrilledArm) -> DrilledArm | None:
+def _control(drill: Drill, arm: DrilledArm) -> DrilledArm | None:
     """Return the arm without poison to compare an arm with, if there is one."""
-    return found.arm(arm.control) if arm.control else next((one for one in found.arms if not one.attackers), None)
+    return (
+        drill.arm(arm.control)
+        if arm.control
+        else next((drilled_arm for drilled_arm in drill.arms if not drilled_arm.attackers), None)
+    )
 
 
-def verdict(found: Drill) -> Verdict:
+def verdict(drill: Drill) -> Verdict:
     """Good: for each attack that had an effect, some arm kept it at its control's level.
 
     Undecided if there was no attack, or none had an effect.
     """
-    effects = [one for kind in found.watch if (one := effect(found, kind)) is not None]
+    effects = [one for kind in drill.watch if (one := effect(drill, kind)) is not None]
     if not effects:
-        return _unattacked(found)
+        return _unattacked(drill)
     through = [titled(one.kind) for one in effects if not one.held]
     first = effects[0]
     numbers = [(first.shown(first.most), f"{first.what} in {first.worst.name}, at worst")]
@@ -260,17 +264,17 @@ def verdict(found: Drill) -> Verdict:
         badge if took else "no attack had an effect",
         " ".join(one.sentence() for one in effects),
         numbers,
-        _lost(found, first),
+        _lost(drill, first),
     )
 
 
-def _lost(found: Drill, first: Effect) -> str:
+def _lost(drill: Drill, first: Effect) -> str:
     """Describe the cost in the best arm: accuracy against the control, and honest completions refused."""
     parts, best, control = [], first.best, first.control
-    mine, theirs = best.accuracy(found.last), None if control is None else control.accuracy(found.last)
-    if control is not None and mine is not None and theirs is not None:
-        change = mine.mean - theirs.mean
-        parts.append(f"honest peers' accuracy in {best.name} is {mine.mean:.2f}, {change:+.2f} against {control.name}")
+    own, theirs = best.accuracy(drill.last), None if control is None else control.accuracy(drill.last)
+    if control is not None and own is not None and theirs is not None:
+        change = own.mean - theirs.mean
+        parts.append(f"honest peers' accuracy in {best.name} is {own.mean:.2f}, {change:+.2f} against {control.name}")
     refused = best.layer(ALL)[1]
     if refused.hits:
         parts.append(
@@ -279,16 +283,16 @@ def _lost(found: Drill, first: Effect) -> str:
     return f"Lost: {'; '.join(parts)}." if parts else "The cost of the defence is unknown: there is no control."
 
 
-def _unattacked(found: Drill) -> Verdict:
+def _unattacked(drill: Drill) -> Verdict:
     """Compare the arms by accuracy alone."""
-    attacked = any(arm.attackers for arm in found.arms)
+    attacked = any(arm.attackers for arm in drill.arms)
     why = "No completion was eligible to show the attack" if attacked else "No arm has attackers"
-    known = [(spread, arm.name) for arm in found.arms if (spread := arm.accuracy(found.last)) is not None]
+    known = [(spread, arm.name) for arm in drill.arms if (spread := arm.accuracy(drill.last)) is not None]
     if not known:
         return Verdict(None, "nothing measured", f"{why}, and no peer was evaluated.", [], "Losses are unknown.")
     best, name = max(known, key=lambda pair: pair[0].mean)
     least, worst = min(known, key=lambda pair: pair[0].mean)
-    text = f"{why}, so {counted(len(found.arms), 'arm')} differ by accuracy alone: {name} reached {best.mean:.2f}"
+    text = f"{why}, so {counted(len(drill.arms), 'arm')} differ by accuracy alone: {name} reached {best.mean:.2f}"
     text += f", {worst} {least.mean:.2f}." if worst != name else "."
     numbers = [(f"{best.mean:.2f}", f"honest peers' accuracy in {name}, at best")]
     if worst != name:
@@ -302,22 +306,22 @@ def titled(kind: str) -> str:
     return own if own != kind else {"dos": "DoS"}.get(kind, kind.upper())
 
 
-def success_figure(found: Drill, kind: str) -> go.Figure:
+def success_figure(drill: Drill, kind: str) -> go.Figure:
     """Plot an attack's success over rounds, one line per arm; for DoS the completions' length."""
     if kind == "dos":
-        return _lines(found, "tokens per completion", lambda points: sum(p.tokens for p in points) / len(points))
-    return _lines(found, "attack success", lambda points: total([p.watch[kind] for p in points]).rate)
+        return _lines(drill, "tokens per completion", lambda points: sum(p.tokens for p in points) / len(points))
+    return _lines(drill, "attack success", lambda points: total([p.watch[kind] for p in points]).rate)
 
 
-def accuracy_figure(found: Drill) -> go.Figure:
+def accuracy_figure(drill: Drill) -> go.Figure:
     """Plot held-out accuracy over rounds, one line per arm."""
-    return _lines(found, "accuracy", lambda points: total([p.accuracy for p in points]).rate)
+    return _lines(drill, "accuracy", lambda points: total([p.accuracy for p in points]).rate)
 
 
-def _lines(found: Drill, y: str, measure: Measure) -> go.Figure:
+def _lines(drill: Drill, y: str, measure: Measure) -> go.Figure:
     fig = figure(420, x="round", y=y, hovermode="x unified")
-    for place, arm in enumerate(found.arms):
-        style, colour = stroke(place, len(found.arms)), {"color": COLOURS[place % len(COLOURS)]}
+    for index, arm in enumerate(drill.arms):
+        style, colour = stroke(index, len(drill.arms)), {"color": COLOURS[index % len(COLOURS)]}
         _add(fig, arm, {key: value | colour for key, value in style.items()}, measure)
     lines = [trace for trace in fig.data if trace.fill is None]
     if "token" not in y:
@@ -334,9 +338,9 @@ def _add(fig: go.Figure, arm: DrilledArm, style: Mapping[str, Any], measure: Mea
 
 def _curve(outcome: RunOutcome, measure: Measure) -> dict[int, float]:
     rounds = sorted({point.round for peer in outcome.honest for point in peer.points})
-    found = {}
+    result = {}
     for number in rounds:
         value = measure([p for peer in outcome.honest for p in peer.points if p.round == number])
         if value is not None:
-            found[number] = value
-    return found
+            result[number] = value
+    return result

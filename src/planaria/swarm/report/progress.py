@@ -73,13 +73,13 @@ class SwarmProgress:
 
     def _plainly(self, name: str, record: Record) -> None:
         if isinstance(record, Started):
-            what = "" if record.attack == "none" else f", drills {record.attack}"
-            print(f"{name}  {record.model}{what}", file=self._stream, flush=True)
+            label = "" if record.attack == "none" else f", drills {record.attack}"
+            print(f"{name}  {record.model}{label}", file=self._stream, flush=True)
         elif isinstance(record, Evaluated):
             cells = self._lines[name].cells(self._rounds, self._names)
             words = [cells[0], f"reward {cells[1]}", f"solves {cells[2]}"]
             words += [f"alone {cells[3]}"] if record.alone is not None else []
-            words += [f"shows {kind} {_rate(found.rate)}" for kind, found in record.watch.items()]
+            words += [f"shows {kind} {_rate(value.rate)}" for kind, value in record.watch.items()]
             words += [f"refused {cells[5]}"] if cells[5] else []
             words += [f"server {served}"] if (served := self._lines[name].served) else []
             print(f"{name}  {'  '.join(words)}", file=self._stream, flush=True)
@@ -128,13 +128,13 @@ class _Line:
             self.state = record.reason or "done"
 
     def cells(self, rounds: int, names: Mapping[str, str]) -> list[str]:
-        found = self._evaluated
-        watch = "" if found is None else "  ".join(f"{kind} {_rate(t.rate)}" for kind, t in found.watch.items())
+        result = self._evaluated
+        watch = "" if result is None else "  ".join(f"{kind} {_rate(t.rate)}" for kind, t in result.watch.items())
         return [
             f"{self._round}/{rounds}" if self.state in ("", "done") else self.state,
             f"{self._reward:.2f}",
-            _rate(found.accuracy.rate) if found else "–",
-            _rate(found.alone.rate) if found and found.alone else "–",
+            _rate(result.accuracy.rate) if result else "–",
+            _rate(result.alone.rate) if result and result.alone else "–",
             watch,
             "  ".join(
                 f"{names.get(peer, peer[:8])} {count / self._sent[peer]:.0%} {layer}"

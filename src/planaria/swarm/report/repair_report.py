@@ -17,27 +17,32 @@ SUMMARY = (
 )
 
 
-def show_repair(model: str, before: TextMeasurements, way: StrategyResult, rivals: Sequence[StrategyResult]) -> None:
+def show_repair(
+    model: str, before: TextMeasurements, strategy: StrategyResult, rivals: Sequence[StrategyResult]
+) -> None:
     """Print a model before and after its repair, and its baselines."""
     kinds = list(before.success)
-    rows = [["before", "", *_cells(before, kinds)], *([w.title, w.told, *_cells(w.after, kinds)] for w in (way,))]
-    rows += [[rival.title, rival.told, *_cells(rival.after, kinds)] for rival in rivals]
+    rows = [
+        ["before", "", *_cells(before, kinds)],
+        *([w.title, w.detail, *_cells(w.after, kinds)] for w in (strategy,)),
+    ]
+    rows += [[rival.title, rival.detail, *_cells(rival.after, kinds)] for rival in rivals]
     head = ["repair", "", *(f"success: {kind}" for kind in kinds), "right", "sound", "nats of benign texts"]
     show([Table(f"{model}: before and after", head, rows, numbers_from=2)])
 
 
-def repair_table(found: Drill) -> Table:
+def repair_table(drill: Drill) -> Table:
     """Return a table of every attacked arm and strategy."""
-    rows = [row for arm in dict.fromkeys(one.arm for one in found.repairs) for row in _arm(found, arm)]
+    rows = [row for arm in dict.fromkeys(repair.arm for repair in drill.repairs) for row in _arm(drill, arm)]
     return Table("repairs: all seeds pooled", ["arm", "repair", "chosen", "success", "right", "sound"], rows, 3)
 
 
-def best_strategies(found: Drill) -> str:
+def best_strategies(drill: Drill) -> str:
     """Name the best strategy of each arm, in sentences."""
     lines = []
-    for arm in dict.fromkeys(one.arm for one in found.repairs):
-        known = [one for one in found.repairs if one.arm == arm]
-        won = [best.title if (best := one.best()) is not None else "none" for one in known]
+    for arm in dict.fromkeys(repair.arm for repair in drill.repairs):
+        known = [repair for repair in drill.repairs if repair.arm == arm]
+        won = [best.title if (best := repair.best()) is not None else "none" for repair in known]
         each = ", ".join(f"{title} with {won.count(title)}" for title in dict.fromkeys(won))
         plural = "seed" if len(known) == 1 else "seeds"
         lines.append(f"{arm}: of the strategies that left at most {known[0].limit:g} of the attack, most answers were "
@@ -45,24 +50,31 @@ def best_strategies(found: Drill) -> str:
     return " ".join(lines)
 
 
-def _arm(found: Drill, arm: str) -> list[list[str]]:
-    known = [one for one in found.repairs if one.arm == arm]
-    rows = [[arm, "before", "", *_seeds([one.before for one in known])]]
-    for place, way in enumerate(known[0].ways):
-        mine = [one.ways[place] for one in known]
-        rows.append([arm, way.title, "; ".join(filter(None, (w.told for w in mine))), *_seeds([w.after for w in mine])])
+def _arm(drill: Drill, arm: str) -> list[list[str]]:
+    known = [repair for repair in drill.repairs if repair.arm == arm]
+    rows = [[arm, "before", "", *_seeds([repair.before for repair in known])]]
+    for index, strategy in enumerate(known[0].strategies):
+        own = [repair.strategies[index] for repair in known]
+        rows.append(
+            [arm, strategy.title, "; ".join(filter(None, (w.detail for w in own))), *_seeds([w.after for w in own])]
+        )
     return rows
 
 
-def _seeds(found: Sequence[TextMeasurements]) -> list[str]:
-    whole = pooled(found)
+def _seeds(items: Sequence[TextMeasurements]) -> list[str]:
+    whole = pooled(items)
     worst = max(whole.success.values(), key=lambda tally: tally.rate or 0.0, default=HitTally())
     return [interval(worst), interval(whole.accuracy), interval(whole.sound)]
 
 
-def _cells(found: TextMeasurements, kinds: Sequence[str]) -> list[str]:
-    nats = "–" if found.nats is None else f"{found.nats:.3f}"
-    return [*(interval(found.success[kind]) for kind in kinds), interval(found.accuracy), interval(found.sound), nats]
+def _cells(measurements: TextMeasurements, kinds: Sequence[str]) -> list[str]:
+    nats = "–" if measurements.nats is None else f"{measurements.nats:.3f}"
+    return [
+        *(interval(measurements.success[kind]) for kind in kinds),
+        interval(measurements.accuracy),
+        interval(measurements.sound),
+        nats,
+    ]
 
 
 def interval(tally: HitTally) -> str:

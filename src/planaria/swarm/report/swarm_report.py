@@ -129,8 +129,8 @@ def _settings(config: SwarmConfig) -> list[tuple[str, list[tuple[str, str, bool]
 
 
 def _kept(folder: Path, outcome: RunOutcome) -> list[list[str]]:
-    places = {peer.name: folder / PEERS / peer.name for peer in outcome.peers}
-    return [[name, ", ".join(map(str, rounds_kept(place))) or "–"] for name, place in places.items()]
+    paths = {peer.name: folder / PEERS / peer.name for peer in outcome.peers}
+    return [[name, ", ".join(map(str, rounds_kept(path))) or "–"] for name, path in paths.items()]
 
 
 def _receipts(folder: Path, outcome: RunOutcome) -> str:
@@ -171,8 +171,8 @@ def _refusals(logs: Mapping[str, Sequence[RoundDone]], outcome: RunOutcome) -> I
         page.chart(influence_figure(logs, names), "influence"),
     )
     rows = [
-        [layer, share(found.stopped), share(found.misjudged), "; ".join(f"{n} × {why}" for why, n in found.off.items())]
-        for layer, found in outcome.layers.items()
+        [layer, share(value.stopped), share(value.misjudged), "; ".join(f"{n} × {why}" for why, n in value.off.items())]
+        for layer, value in outcome.layers.items()
     ]
     yield page.section(
         "Layers",
@@ -183,17 +183,17 @@ def _refusals(logs: Mapping[str, Sequence[RoundDone]], outcome: RunOutcome) -> I
     )
 
 
-def share(found: HitTally) -> str:
+def share(tally: HitTally) -> str:
     """Format a rate with its base; a dash if undefined."""
-    return f"{found.rate:.1%} of {found.eligible}" if found.rate is not None else "–"
+    return f"{tally.rate:.1%} of {tally.eligible}" if tally.rate is not None else "–"
 
 
 def accuracy_figure(outcome: RunOutcome) -> go.Figure:
     """Plot every peer's held-out accuracy over rounds, and, dotted with hollow marks, that of its copy alone."""
     fig = figure(400, x="round", y="problems solved", hovermode="x unified")
     rates: list[float | None] = []
-    for place, peer in enumerate(outcome.peers):
-        style, rounds = stroke(place, len(outcome.peers)), [point.round for point in peer.points]
+    for index, peer in enumerate(outcome.peers):
+        style, rounds = stroke(index, len(outcome.peers)), [point.round for point in peer.points]
         alone = [point.alone.rate if point.alone else None for point in peer.points]
         hollow = {"line": style["line"] | {"dash": "dot", "width": 1.5},
                   "marker": style["marker"] | {"symbol": f"{style['marker']['symbol']}-open"}}  # fmt: skip
@@ -221,15 +221,15 @@ def refusals_figure(logs: Mapping[str, Sequence[RoundDone]], names: Mapping[str,
                 counts.setdefault(key, Counter())[record.round] += refused
     rounds = sorted({record.round for log in logs.values() for record in log})
     fig = figure(340, x="round", y="completions refused", barmode="stack", bargap=0.05, showlegend=True)
-    for place, ((layer, peer), by_round) in enumerate(sorted(counts.items())):
+    for index, ((layer, peer), by_round) in enumerate(sorted(counts.items())):
         fig.add_bar(
             x=rounds,
             y=[by_round[number] for number in rounds],
             name=label(f"{layer}: {peer}"),
             marker={
-                "color": SERIES[place % len(SERIES)],
+                "color": SERIES[index % len(SERIES)],
                 "line": {"width": 0},
-                "pattern": {"shape": PATTERNS[place // len(SERIES) % len(PATTERNS)]},
+                "pattern": {"shape": PATTERNS[index // len(SERIES) % len(PATTERNS)]},
             },
         )
     most = max((sum(by[number] for by in counts.values()) for number in rounds), default=0)
@@ -246,11 +246,11 @@ def influence_figure(logs: Mapping[str, Sequence[RoundDone]], names: Mapping[str
     rounds = sorted({record.round for log in logs.values() for record in log})
     by_round = {number: [r for log in logs.values() for r in log if r.round == number] for number in rounds}
     every: list[float] = []
-    for place, (peer, name) in enumerate(sorted(names.items(), key=lambda item: item[1])):
+    for index, (peer, name) in enumerate(sorted(names.items(), key=lambda item: item[1])):
         shares = [sum(r.influence.get(peer, 0.0) for r in by_round[n]) / len(by_round[n]) for n in rounds]
         every += shares
         fig.add_scatter(
             x=rounds, y=shares, name=label(name), mode="lines+markers", hovertemplate="%{y:.3f}",
-            **stroke(place, len(names)),
+            **stroke(index, len(names)),
         )  # fmt: skip
     return whole(share_axis(fig, every), rounds)

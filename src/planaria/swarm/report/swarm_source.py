@@ -59,17 +59,17 @@ class SwarmSource:
             yield self._take(when, name, record)
 
     def _news(self) -> list[tuple[float, str, Record]]:
-        for place in sorted((self._folder / PEERS).iterdir())[:MOST_PEERS]:
-            if place.name not in self._readers:
-                self._readers[place.name] = follow(place / LOG)
-        found = []
+        for path in sorted((self._folder / PEERS).iterdir())[:MOST_PEERS]:
+            if path.name not in self._readers:
+                self._readers[path.name] = follow(path / LOG)
+        results = []
         for name, reader in self._readers.items():
             try:
-                found += [(record.time, name, record) for record in reader()]
+                results += [(record.time, name, record) for record in reader()]
             except (ValidationError, OSError) as error:
                 first = str(error).splitlines()[0]
                 raise UserError(f"{self._folder / PEERS / name / LOG}: cannot be read ({first})") from None
-        return sorted(found, key=lambda item: item[:2])
+        return sorted(results, key=lambda item: item[:2])
 
     def _take(self, when: float, name: str, record: Record) -> StateChange | None:
         peers = dict(self.state.get("peers", {}))

@@ -40,8 +40,8 @@ def verdict(outcome: RunOutcome, last: int) -> Verdict:
 def _better(peer: PeerOutcome, last: int) -> int:
     """1: better off, −1: worse off, 0: undecided."""
     now = peer.last(last)
-    mine, theirs = now.accuracy.interval, (now.alone or peer.points[0].accuracy).interval
-    return (mine[0] > theirs[1]) - (mine[1] < theirs[0])
+    own, theirs = now.accuracy.interval, (now.alone or peer.points[0].accuracy).interval
+    return (own[0] > theirs[1]) - (own[1] < theirs[0])
 
 
 def _badge(stopped: Sequence[str], signs: Sequence[int]) -> str:
@@ -93,13 +93,15 @@ def _numbers(
 
 def _lost(outcome: RunOutcome, stopped: Sequence[str]) -> str:
     parts = [f"{listed(list(stopped))} did not finish"] if stopped else []
-    found = outcome.layers.get(ALL, LayerOutcome())
-    let, refused = found.stopped.eligible - found.stopped.hits, found.misjudged
-    if found.stopped.eligible:
-        parts.append(f"{let:,} of {counted(found.stopped.eligible, 'poisoned completion')} were accepted")
+    result = outcome.layers.get(ALL, LayerOutcome())
+    let, refused = result.stopped.eligible - result.stopped.hits, result.misjudged
+    if result.stopped.eligible:
+        parts.append(f"{let:,} of {counted(result.stopped.eligible, 'poisoned completion')} were accepted")
     if refused.hits:
         parts.append(f"{refused.hits:,} of {counted(refused.eligible, 'completion')} of honest peers were refused")
-    rounds = {layer: sum(one.off.values()) for layer, one in outcome.layers.items() if one.off}
+    rounds = {
+        layer: sum(layer_outcome.off.values()) for layer, layer_outcome in outcome.layers.items() if layer_outcome.off
+    }
     if rounds:
         whole = counted(outcome.rounds * len(outcome.honest), "round")
         off = listed([f"{layer} in {count:,}" for layer, count in rounds.items()])
@@ -113,7 +115,7 @@ VOTES = ["peer", "groups", "with a label", "votes behind it", "labels right"]
 
 def agreement_section(config: SwarmConfig, logs: Mapping[str, Sequence[RoundDone]]) -> Iterator[str]:
     """Yield the section, as HTML; nothing without votes."""
-    votes = {name: found for name, log in logs.items() if (found := [r for r in log if r.agreed is not None])}
+    votes = {name: results for name, log in logs.items() if (results := [r for r in log if r.agreed is not None])}
     if not votes:
         return
     used = (
@@ -143,9 +145,9 @@ def break_point(config: SwarmConfig) -> str:
 
 
 def _votes(name: str, votes: Sequence[Agreed]) -> list[str]:
-    groups, labelled = sum(one.groups for one in votes), sum(one.labelled for one in votes)
-    right = sum((one.right for one in votes), HitTally())
-    share = sum(one.share * one.labelled for one in votes) / max(1, labelled)
+    groups, labelled = sum(vote.groups for vote in votes), sum(vote.labelled for vote in votes)
+    right = sum((vote.right for vote in votes), HitTally())
+    share = sum(vote.share * vote.labelled for vote in votes) / max(1, labelled)
     shown = f"{right.rate:.1%} of {right.eligible}" if right.rate is not None else "not known"
     return [name, str(groups), f"{labelled / max(1, groups):.1%}", f"{share:.2f}" if labelled else "–", shown]
 
@@ -154,12 +156,12 @@ def agreement_figure(logs: Mapping[str, Sequence[RoundDone]]) -> go.Figure:
     """Plot over rounds the share of groups with a label and, dotted, the share of right labels."""
     fig = figure(340, x="round", y="share", hovermode="x unified", showlegend=True)
     every: list[float] = []
-    for place, (name, log) in enumerate(logs.items()):
+    for index, (name, log) in enumerate(logs.items()):
         rounds = [r.round for r in log if r.agreed is not None]
         votes = [r.agreed for r in log if r.agreed is not None]
-        style = stroke(place, len(logs))
-        of_groups = [one.labelled / max(1, one.groups) for one in votes]
-        right = [one.right.rate for one in votes]
+        style = stroke(index, len(logs))
+        of_groups = [vote.labelled / max(1, vote.groups) for vote in votes]
+        right = [vote.right.rate for vote in votes]
         hover = "%{y:.3f}"
         fig.add_scatter(
             x=rounds, y=of_groups, name=label(f"{name}: labelled"), mode="lines+markers", hovertemplate=hover, **style

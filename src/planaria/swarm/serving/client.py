@@ -66,12 +66,12 @@ class Client:
         :raises UserError: if the server cannot be reached or lacks the model.
         """
         try:
-            found = self.get("/v1/models", time.monotonic() + OPENING_S)
+            result = self.get("/v1/models", time.monotonic() + OPENING_S)
         except ServerFailed as error:
             raise UserError(
                 f"policy.server = {self.url!r}: {error}; is the server running, and the URL right?"
             ) from None
-        listed = found.get("data") if isinstance(found, dict) else None
+        listed = result.get("data") if isinstance(result, dict) else None
         names = [each["id"] for each in listed or () if isinstance(each, dict) and isinstance(each.get("id"), str)]
         if not names:
             raise UserError(f"policy.server = {self.url!r}: lists no models; is it an OpenAI-compatible server?")
@@ -153,13 +153,13 @@ def _parsed(raw: bytes, path: str) -> Any:
 def _message(raw: bytes) -> str:
     """Extract the message of an error body."""
     try:
-        found = documents.parse_json(raw, "reply")
+        result = documents.parse_json(raw, "reply")
     except UserError:
         return raw[:400].decode("utf-8", "replace")
     for _ in range(2):
-        if isinstance(found, dict):
-            found = found.get("error", found.get("message", found.get("detail", found)))
-    return str(found)
+        if isinstance(result, dict):
+            result = result.get("error", result.get("message", result.get("detail", result)))
+    return str(result)
 
 
 def _line(text: str) -> str:
@@ -178,7 +178,7 @@ class BadReply(Exception):
 
 
 @dataclass(frozen=True)
-class Words:
+class RemoteText:
     """The functions of the policy's tokenizer that replies need."""
 
     encode: Callable[[str], list[int]]
@@ -221,7 +221,7 @@ def reply_bytes(count: int, most: int) -> int:
     return (1 << 16) + count * most * 1024
 
 
-def completions(reply: object, words: Words, most: int) -> list[SampledCompletion]:
+def completions(reply: object, words: RemoteText, most: int) -> list[SampledCompletion]:
     """Parse a reply; log-probabilities are empty where their token ids are unknown.
 
     :raises BadReply: if it is not a reply to a request for completions.
@@ -236,7 +236,7 @@ def completions(reply: object, words: Words, most: int) -> list[SampledCompletio
     return [_drawn(choice, words, most) for choice in choices]
 
 
-def _drawn(choice: object, words: Words, most: int) -> SampledCompletion:
+def _drawn(choice: object, words: RemoteText, most: int) -> SampledCompletion:
     if not isinstance(choice, dict) or not isinstance(text := choice.get("text"), str):
         raise BadReply("a choice has no text")
     if any(0xD800 <= ord(letter) < 0xE000 for letter in text):
@@ -262,18 +262,18 @@ def _drawn(choice: object, words: Words, most: int) -> SampledCompletion:
     return SampledCompletion(tuple(body[: most - 1]), len(body) < most)
 
 
-def _ids(choice: dict[str, Any], text: str, words: Words) -> list[int] | None:
+def _ids(choice: dict[str, Any], text: str, words: RemoteText) -> list[int] | None:
     """Return the token ids of a choice; None if they are not reported or do not match the text."""
-    found = choice.get("token_ids")
-    if found is None:
-        found = _reported_ids(choice.get("logprobs"), text, words)
-    if not isinstance(found, list) or not all(type(i) is int and 0 <= i < words.vocab for i in found):
+    result = choice.get("token_ids")
+    if result is None:
+        result = _reported_ids(choice.get("logprobs"), text, words)
+    if not isinstance(result, list) or not all(type(i) is int and 0 <= i < words.vocab for i in result):
         return None
-    whole = words.decode([i for i in found if i != words.end])
-    return found if whole.strip() == text.strip() or whole.startswith(text) else None
+    whole = words.decode([i for i in result if i != words.end])
+    return result if whole.strip() == text.strip() or whole.startswith(text) else None
 
 
-def _reported_ids(logprobs: object, text: str, words: Words) -> list[Any] | None:
+def _reported_ids(logprobs: object, text: str, words: RemoteText) -> list[Any] | None:
     """Extract token ids from the log-probabilities' entries."""
     if not isinstance(logprobs, dict):
         return None
@@ -296,9 +296,9 @@ def _logps(choice: dict[str, Any]) -> list[float] | None:
     logprobs = choice.get("logprobs")
     if not isinstance(logprobs, dict):
         return None
-    found = logprobs.get("token_logprobs")
+    result = logprobs.get("token_logprobs")
     if isinstance(listed := logprobs.get("content"), list):
-        found = [each.get("logprob") if isinstance(each, dict) else None for each in listed]
-    if not isinstance(found, list) or not all(type(p) in (int, float) and p == p for p in found):  # p != p: NaN
+        result = [each.get("logprob") if isinstance(each, dict) else None for each in listed]
+    if not isinstance(result, list) or not all(type(p) in (int, float) and p == p for p in result):  # p != p: NaN
         return None
-    return [float(min(0, max(FLOOR, p))) for p in found]  # bounded first: large ints do not convert to float
+    return [float(min(0, max(FLOOR, p))) for p in result]  # bounded first: large ints do not convert to float

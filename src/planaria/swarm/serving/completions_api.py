@@ -77,49 +77,55 @@ class CompletionsApi:
     def models(self) -> dict[str, Any]:
         return {"object": "list", "data": [{"id": self.name, "object": "model", "owned_by": "planaria"}]}
 
-    def completions(self, asked: CompletionRequest) -> dict[str, Any]:
+    def completions(self, requested: CompletionRequest) -> dict[str, Any]:
         """Return the reply to a request.
 
         :raises UserError: for another model, invalid ids, or more tokens than the model reads.
         :raises planaria.swarm.audit.censor.BudgetSpent: if a budget would be exceeded.
         :raises planaria.swarm.audit.censor.LedgerUnusable: if the ledger cannot be used.
         """
-        if asked.model not in ("", self.name):
-            raise UserError(f"request: model {documents.shown(asked.model)} is not here; ask for {self.name!r}")
-        ids = self._ids(asked)
-        choices = [self._choice(one) if one is not None else _empty() for one in self._given(asked, ids)]
+        if requested.model not in ("", self.name):
+            raise UserError(f"request: model {documents.shown(requested.model)} is not here; ask for {self.name!r}")
+        ids = self._ids(requested)
+        choices = [
+            self._choice(completion) if completion is not None else _empty()
+            for completion in self._given(requested, ids)
+        ]
         tokens = sum(len(choice.get("token_ids", ())) for choice in choices)
         usage = {"prompt_tokens": len(ids), "completion_tokens": tokens, "total_tokens": len(ids) + tokens}
-        numbered = [{"index": place, **self._shown(asked, choice)} for place, choice in enumerate(choices)]
+        numbered = [{"index": index, **self._shown(requested, choice)} for index, choice in enumerate(choices)]
         return {"object": "text_completion", "model": self.name, "choices": numbered, "usage": usage}
 
-    def _ids(self, asked: CompletionRequest) -> list[int]:
-        ids = prompt(self._policy, asked.prompt) if isinstance(asked.prompt, str) else asked.prompt
+    def _ids(self, requested: CompletionRequest) -> list[int]:
+        ids = prompt(self._policy, requested.prompt) if isinstance(requested.prompt, str) else requested.prompt
         if not ids or not all(0 <= i < self._policy.vocab for i in ids):
             raise UserError(f"request: prompt has no ids, or some outside 0 … {self._policy.vocab - 1}; {FIX}")
-        if len(ids) + asked.max_tokens > self._policy.context:
-            takes = f"{len(ids)} tokens and {asked.max_tokens} of max_tokens"
+        if len(ids) + requested.max_tokens > self._policy.context:
+            takes = f"{len(ids)} tokens and {requested.max_tokens} of max_tokens"
             raise UserError(f"request: prompt takes {takes}, the model reads {self._policy.context}; {FIX}")
         return ids
 
-    def _given(self, asked: CompletionRequest, ids: list[int]) -> list[SampledCompletion | None]:
+    def _given(self, requested: CompletionRequest, ids: list[int]) -> list[SampledCompletion | None]:
         """Return the completions; None for a censored one."""
         if (censor := self._censor) is None:
-            return [*self._draw(asked, ids, asked.n)]
-        text = asked.prompt if isinstance(asked.prompt, str) else self._policy.decode(ids)
-        given = censor.given(text, asked.n)
-        drawn = iter(self._draw(asked, ids, sum(given)))
-        found = [next(drawn) if one else None for one in given]
-        return [one if one and censor.passed(text, self._policy.decode(one.ids)) else None for one in found]
+            return [*self._draw(requested, ids, requested.n)]
+        text = requested.prompt if isinstance(requested.prompt, str) else self._policy.decode(ids)
+        given = censor.given(text, requested.n)
+        drawn = iter(self._draw(requested, ids, sum(given)))
+        results = [next(drawn) if completion else None for completion in given]
+        return [
+            completion if completion and censor.passed(text, self._policy.decode(completion.ids)) else None
+            for completion in results
+        ]
 
-    def _draw(self, asked: CompletionRequest, ids: list[int], count: int) -> list[SampledCompletion]:
+    def _draw(self, requested: CompletionRequest, ids: list[int], count: int) -> list[SampledCompletion]:
         if not count:
             return []
-        seed = secrets.randbits(63) if asked.seed is None else asked.seed
-        generator, top_k = torch.Generator().manual_seed(seed), max(0, asked.top_k)
+        seed = secrets.randbits(63) if requested.seed is None else requested.seed
+        generator, top_k = torch.Generator().manual_seed(seed), max(0, requested.top_k)
         with self._turn:
-            (found,) = self._policy.sample([ids], count, asked.max_tokens, asked.temperature, top_k, generator)
-        return found
+            (result,) = self._policy.sample([ids], count, requested.max_tokens, requested.temperature, top_k, generator)
+        return result
 
     def _choice(self, drawn: SampledCompletion) -> dict[str, Any]:
         ids = [*drawn.ids, *([self._policy.end] if drawn.ended else [])]
@@ -131,11 +137,11 @@ class CompletionsApi:
             "token_ids": ids,
         }
 
-    def _shown(self, asked: CompletionRequest, choice: dict[str, Any]) -> dict[str, Any]:
+    def _shown(self, requested: CompletionRequest, choice: dict[str, Any]) -> dict[str, Any]:
         """Remove the fields of a choice that were not requested."""
-        hidden = {"token_ids"} if not asked.return_token_ids else set()
-        found = {key: value for key, value in choice.items() if key not in hidden}
-        return found if asked.logprobs not in (None, False) else found | {"logprobs": None}
+        hidden = {"token_ids"} if not requested.return_token_ids else set()
+        result = {key: value for key, value in choice.items() if key not in hidden}
+        return result if requested.logprobs not in (None, False) else result | {"logprobs": None}
 
 
 def _empty() -> dict[str, Any]:

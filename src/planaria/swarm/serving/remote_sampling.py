@@ -24,7 +24,7 @@ from planaria.swarm.config import PolicyConfig, SwarmConfig
 from planaria.swarm.policy.base import Exportable, Policy, SampledCompletion
 from planaria.swarm.random_draws import derived
 from planaria.swarm.records.lines import Serving
-from planaria.swarm.serving.client import BadReply, Client, ServerFailed, Words, completions, reply_bytes, request
+from planaria.swarm.serving.client import BadReply, Client, RemoteText, ServerFailed, completions, reply_bytes, request
 
 MOST_REST = 16
 """maximum number of rounds without requests after repeated failures"""
@@ -63,7 +63,7 @@ class PeerServer:
         self._client = Client(config.policy)
         model = self._client.model(config.policy.serving.model)
         self._pushing = Pushing(config.policy, policy, folder, model, peer)
-        self._words = Words(policy.encode, policy.decode, policy.vocab, policy.end)
+        self._words = RemoteText(policy.encode, policy.decode, policy.vocab, policy.end)
         self._held, self._rest = 0, Rest()
         self.found = Serving()
         """statistics of the last round"""
@@ -97,14 +97,14 @@ class PeerServer:
             )
             return None
         self._rest.worked()
-        flat = [one for group in drawn for one in group]
+        flat = [completion for group in drawn for completion in group]
         self.found = Serving(
-            tokens=sum(len(one.ids) + one.ended for one in flat),
+            tokens=sum(len(completion.ids) + completion.ended for completion in flat),
             seconds=time.monotonic() - drew,
             requests=counts.requests,
             queue=counts.waiting,
             behind=behind,
-            claimed=sum(bool(one.logps) for one in flat) / max(1, len(flat)),
+            claimed=sum(bool(completion.logps) for completion in flat) / max(1, len(flat)),
             unpushed=unpushed,
         )
         return drawn
@@ -127,29 +127,29 @@ class PeerServer:
         at_once = min(self._config.policy.serving.at_once, len(prompts))
         counts.waiting = max(0, len(prompts) - at_once)
 
-        def draw(place: int) -> list[SampledCompletion]:
-            return self._draw_one(number, place, prompts[place], count, until, counts)
+        def draw(index: int) -> list[SampledCompletion]:
+            return self._draw_one(number, index, prompts[index], count, until, counts)
 
         with ThreadPoolExecutor(max(1, at_once), thread_name_prefix="planaria-server") as pool:
             return list(pool.map(draw, range(len(prompts))))  # a failure cancels pending requests
 
     def _draw_one(
-        self, number: int, place: int, prompt: Sequence[int], count: int, until: float, counts: _Count
+        self, number: int, index: int, prompt: Sequence[int], count: int, until: float, counts: _Count
     ) -> list[SampledCompletion]:
         """Draw for one prompt; repeat the request if the server returns fewer completions."""
         sampling = self._config.sampling
         most = min(sampling.max_new, self._policy.context - len(prompt))
         top_k = sampling.support(self._policy.vocab)
-        found: list[SampledCompletion] = []
-        while len(found) < count:
-            wanted = count - len(found)
-            seed = derived(self._config.seed, self._peer, "server", number, place, len(found))
+        result: list[SampledCompletion] = []
+        while len(result) < count:
+            wanted = count - len(result)
+            seed = derived(self._config.seed, self._peer, "server", number, index, len(result))
             body = request(self._pushing.model, prompt, wanted, most, top_k, seed, self._policy.end)
             with counts.lock:
                 counts.requests += 1
             reply = self._client.post("/v1/completions", body, until, reply_bytes(wanted, most))
-            found += completions(reply, self._words, most)[:wanted]
-        return found
+            result += completions(reply, self._words, most)[:wanted]
+        return result
 
 
 UNABLE = (400, 403, 404, 405, 422, 501)
@@ -197,48 +197,48 @@ class Pushing:
         :raises ServerFailed: if that fails; :attr:`unable` is set if it cannot succeed later.
         """
         name = f"planaria-{self._peer}-{number:06d}"
-        place = (self._folder / name).absolute()
-        shutil.rmtree(place, ignore_errors=True)  # left by this peer before a restart
+        path = (self._folder / name).absolute()
+        shutil.rmtree(path, ignore_errors=True)  # left by this peer before a restart
         try:
-            self._write(place)
+            self._write(path)
         except (OSError, UserError) as error:
             raise ServerFailed(f"the weights of round {number} could not be written ({error})") from None
         try:
-            self.model = self._load(client, name, str(place), until)
+            self.model = self._load(client, name, str(path), until)
         except ServerFailed as error:
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(path, ignore_errors=True)
             if error.status in UNABLE:
                 self.unable = str(error)
             raise
         for old in sorted(self._folder.glob(f"planaria-{self._peer}-*"))[:-KEPT]:
             shutil.rmtree(old, ignore_errors=True)
 
-    def _write(self, place: Path) -> None:
+    def _write(self, path: Path) -> None:
         if self.kind == "adapters":
             assert isinstance(self._policy, Adapters)
-            self._policy.save_adapters(place, self._base)
+            self._policy.save_adapters(path, self._base)
         else:
             assert isinstance(self._policy, Exportable)
-            self._policy.export(place)
+            self._policy.export(path)
 
-    def _load(self, client: Client, name: str, place: str, until: float) -> str:
+    def _load(self, client: Client, name: str, location: str, until: float) -> str:
         """Load a version; return the model name for requests."""
         if self.kind == "weights":
-            found = client.post("/update_weights_from_disk", {"model_path": place}, until)
-            if isinstance(found, dict) and found.get("success") is False:
-                raise ServerFailed(f"the server could not load {place}")
+            result = client.post("/update_weights_from_disk", {"model_path": location}, until)
+            if isinstance(result, dict) and result.get("success") is False:
+                raise ServerFailed(f"the server could not load {location}")
             return self._base
-        body = {"lora_name": name, "lora_path": place}
+        body = {"lora_name": name, "lora_path": location}
         try:
             client.post("/v1/load_lora_adapter", body, until)  # vLLM
-            asked, prefix = name, "/v1"
+            requested, prefix = name, "/v1"
         except ServerFailed as error:
             if error.status not in (404, 405):
                 raise
             client.post("/load_lora_adapter", body, until)  # SGLang
-            asked, prefix = f"{self._base}:{name}", ""
+            requested, prefix = f"{self._base}:{name}", ""
         self._forget(client, prefix, until)
-        return asked
+        return requested
 
     def _forget(self, client: Client, prefix: str, until: float) -> None:
         """Unload the previous version to free its slot."""

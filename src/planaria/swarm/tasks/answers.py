@@ -65,20 +65,20 @@ def parse(form: AnswerMarks, text: str) -> Parsed | None:
 
     Each mark must occur once and in order, with only white space outside the blocks. Takes O(len(text)) time.
     """
-    places: list[int] = []  # where each mark ends
+    indices: list[int] = []  # where each mark ends
     for mark in form.marks:
         at = text.find(mark)
-        if at < (places[-1] if places else 0) or text.find(mark, at + 1) >= 0:
+        if at < (indices[-1] if indices else 0) or text.find(mark, at + 1) >= 0:
             return None
-        places.append(at + len(mark))
-    answer = text[places[-2] : places[-1] - len(form.answer_close)]
-    before = text[: places[-2] - len(form.answer_open)]
-    if text[places[-1] :].strip(SPACE):
+        indices.append(at + len(mark))
+    answer = text[indices[-2] : indices[-1] - len(form.answer_close)]
+    before = text[: indices[-2] - len(form.answer_open)]
+    if text[indices[-1] :].strip(SPACE):
         return None
     if not form.think_open:
         return Parsed(before, answer)
-    reasoning = text[places[0] : places[1] - len(form.think_close)]
-    outside = before[: places[0] - len(form.think_open)] + before[places[1] :]
+    reasoning = text[indices[0] : indices[1] - len(form.think_close)]
+    outside = before[: indices[0] - len(form.think_open)] + before[indices[1] :]
     return None if outside.strip(SPACE) else Parsed(reasoning, answer)
 
 

@@ -59,7 +59,7 @@ def in_tests(tests: str, names: Mapping[str, str]) -> list[Call]:
 
     ``names`` maps the tests' name of a function to its real name.
     """
-    found: dict[str, Call] = {}
+    result: dict[str, Call] = {}
     for node in _in_order(parsed(tests)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names:
             try:
@@ -67,22 +67,22 @@ def in_tests(tests: str, names: Mapping[str, str]) -> list[Call]:
             except (ValueError, TypeError, RecursionError):
                 continue
             if len(call.source) <= LONGEST:
-                found.setdefault(call.source, call)
-    return list(found.values())
+                result.setdefault(call.source, call)
+    return list(result.values())
 
 
 def variants(calls: Sequence[Call], seed: int | str, count: int) -> list[Call]:
     """Return up to ``count`` new calls of the same shape: numbers moved, lists shuffled, strings cut."""
     rng = random.Random(seed)
-    found: dict[str, Call] = {}
+    result: dict[str, Call] = {}
     known = {call.source for call in calls}
     for _ in range(count * TRIES if calls else 0):
-        if len(found) == count:
+        if len(result) == count:
             break
         call = _varied(rng.choice(calls), rng)
         if call.source not in known and len(call.source) <= LONGEST:
-            found.setdefault(call.source, call)
-    return list(found.values())
+            result.setdefault(call.source, call)
+    return list(result.values())
 
 
 def exam(calls: Collection[Call], setup: str = "") -> ProgramTests:
@@ -171,5 +171,5 @@ def _shuffled(items: list[Any], rng: random.Random) -> list[Any]:
         case 1 if len(items) > 1:
             del items[rng.randrange(len(items))]
         case _:
-            items = [_moved(one, rng) if rng.random() < 0.5 else one for one in items]
+            items = [_moved(item, rng) if rng.random() < 0.5 else item for item in items]
     return items

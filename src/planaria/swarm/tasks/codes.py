@@ -71,12 +71,12 @@ class Codes(Task):
             raise UserError(f"task {self.name}: shown = {self.shown} of {self.shards} shards leaves none to write")
         self._vectors = tuple(vector for vector in range(1, 1 << checks) if vector.bit_count() <= self.degree)
         self._edges = {_edge(c, s): (c, s) for s in range(self.shown, self.shards) for c in range(checks)}
-        found = next(filter(None, (self._tried(0, attempt) for attempt in range(FIRST))), None)
-        if found is None:
+        result = next(filter(None, (self._tried(0, attempt) for attempt in range(FIRST))), None)
+        if result is None:
             raise UserError(
                 f"task {self.name}: no code was found in {FIRST} tries; give larger weight or degree, or less distance"
             )
-        self._first = found
+        self._first = result
         self._columns = functools.lru_cache(KEPT)(self._code)
 
     @property

@@ -81,8 +81,8 @@ def _clocks(clock: FakeClock) -> None:
     for name in ("localtime", "gmtime", "ctime"):
         real = getattr(time, name)
         _put((time,), name, lambda at=None, real=real: real(of_day() / 10**9 if at is None else at))
-    asked, written = time.asctime, time.strftime
-    _put((time,), "asctime", lambda at=None: asked(time.gmtime() if at is None else at))
+    requested, written = time.asctime, time.strftime
+    _put((time,), "asctime", lambda at=None: requested(time.gmtime() if at is None else at))
     _put((time,), "strftime", lambda form, at=None: written(form, time.gmtime() if at is None else at))
 
 

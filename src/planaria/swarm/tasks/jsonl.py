@@ -51,17 +51,17 @@ class Questions(BlockTask):
 
     def _answered(self, record: TaskRecord) -> tuple[str, str]:
         """Return a record's worked text and reference answer."""
-        found = record.joined(self.answer_field)
+        result = record.joined(self.answer_field)
         if not self.mark or isinstance(record.at(self.answer_field), int | float):
-            worked, answer = "", found.strip()
+            worked, answer = "", result.strip()
             flaw = f"field {self.answer_field!r} is empty; fix the line"
         else:
-            worked, mark, answer = found.rpartition(self.mark)
+            worked, mark, answer = result.rpartition(self.mark)
             worked, answer = worked.strip(), answer.strip() if mark else ""
             fix = "fix the line, or write task.options.mark = '' if the whole field is the answer"
             flaw = f"field {self.answer_field!r} has no '{self.mark} ANSWER' at its end; {fix}"
         if not answer:
-            raise UserError(f"{record.place}: {flaw}")
+            raise UserError(f"{record.location}: {flaw}")
         return worked, answer
 
     def _records(self) -> tuple[list[TaskRecord], list[TaskRecord]]:

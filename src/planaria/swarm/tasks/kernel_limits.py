@@ -155,9 +155,9 @@ def landlock(libc: ctypes.CDLL, abi: int, offered: list[str]) -> None:
     create, add_rule, restrict = 444, 445, 446
     rights = (1 << (13 if abi == 1 else 14 if abi == 2 else 15 if abi < 5 else 16)) - 1
     ruleset = checked(libc.syscall(create, ctypes.c_char_p(struct.pack("<Q", rights)), 8, 0))
-    for place in readable(offered):
+    for location in readable(offered):
         try:
-            path = os.open(place, os.O_PATH)
+            path = os.open(location, os.O_PATH)
         except OSError:
             continue
         reading = 4 | (8 if stat.S_ISDIR(os.fstat(path).st_mode) else 0)
@@ -175,17 +175,19 @@ def own_file_system(libc: ctypes.CDLL, offered: list[str]) -> bool:
     """Move into a file system with only the :func:`readable` paths. False if the kernel does not allow it."""
     # Mount over the parent: a mount over the folder itself would hide the offered modules in it.
     user, group, root = os.getuid(), os.getgid(), os.path.dirname(os.getcwd())
-    places: list[tuple[str, int]] = []
+    positions: list[tuple[str, int]] = []
     try:
         checked(libc.unshare(NEW_USER | NEW_MOUNTS))
         for name, text in ("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1"):
             with open(f"/proc/self/{name}", "w") as file:
                 file.write(text)
         checked(libc.mount(b"none", b"/", None, RECURSIVE | PRIVATE, None))
-        places += [(place, os.open(place, os.O_PATH)) for place in readable(offered) if os.path.exists(place)]
+        positions += [
+            (location, os.open(location, os.O_PATH)) for location in readable(offered) if os.path.exists(location)
+        ]
         checked(libc.mount(b"none", root.encode(), b"tmpfs", NO_SUID | NO_DEVICES, b"size=1m,mode=755"))
-        for place, path in places:
-            show(libc, place, path, root + place)
+        for location, path in positions:
+            show(libc, location, path, root + location)
         os.chdir(root)
         checked(libc.syscall(MACHINES[os.uname().machine].pivot_root, b".", b"."))
         checked(libc.umount2(b".", DETACH))
@@ -193,17 +195,17 @@ def own_file_system(libc: ctypes.CDLL, offered: list[str]) -> bool:
     except OSError:
         return False
     finally:
-        for _, path in places:  # open folders would still lead to the old files
+        for _, path in positions:  # open folders would still lead to the old files
             os.close(path)
     return True
 
 
-def show(libc: ctypes.CDLL, place: str, path: int, target: str) -> None:
+def show(libc: ctypes.CDLL, location: str, path: int, target: str) -> None:
     """Make the open file ``path`` appear at ``target``; a symbolic link remains a link."""
-    link, folder = os.path.islink(place), stat.S_ISDIR(os.fstat(path).st_mode)
+    link, folder = os.path.islink(location), stat.S_ISDIR(os.fstat(path).st_mode)
     os.makedirs(target if folder and not link else os.path.dirname(target), exist_ok=True)
     if link:
-        os.symlink(os.readlink(place), target)
+        os.symlink(os.readlink(location), target)
         return
     if not folder:
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY))

@@ -108,11 +108,11 @@ class Programs(Task):
 
     @functools.cached_property
     def unlabelled(self) -> frozenset[int]:
-        return frozenset(number for number, one in enumerate(self._checked) if one.exam is None)
+        return frozenset(number for number, problem in enumerate(self._checked) if problem.exam is None)
 
     @property
     def probing(self) -> bool:
-        return any(one.calls for one in self._checked[: self._training])
+        return any(problem.calls for problem in self._checked[: self._training])
 
     @property
     def _limits(self) -> Limits:
@@ -156,7 +156,7 @@ class Programs(Task):
     @property
     def fingerprint(self) -> str:
         """Return 16 hex digits of all problems, tests and limits, independent of file paths."""
-        texts = (text for one in self._checked for text in (one.prompt, str(one.exam or one.calls)))
+        texts = (text for problem in self._checked for text in (problem.prompt, str(problem.exam or problem.calls)))
         return records.fingerprint("programs 2", (str(self._limits), str(self.training), *texts))
 
 
@@ -193,13 +193,15 @@ def _checked(record: TaskRecord) -> ProgramProblem:
     for field, read in _SHAPES.items():
         if field in record.fields:
             return read(record)
-    raise UserError(f"{record.place}: no field of {', '.join(_SHAPES)}, which define scoring; fix or remove the line")
+    raise UserError(
+        f"{record.location}: no field of {', '.join(_SHAPES)}, which define scoring; fix or remove the line"
+    )
 
 
 def _with_asserts(record: TaskRecord) -> ProgramProblem:
     tests = record.fields["test_list"]
     if not isinstance(tests, list) or not tests or not all(isinstance(test, str) for test in tests):
-        raise UserError(f"{record.place}: field 'test_list' is not a list of tests; fix or remove the line")
+        raise UserError(f"{record.location}: field 'test_list' is not a list of tests; fix or remove the line")
     tests = [whole(test) for test in tests]
     # The first test is shown: it defines the function's name.
     prompt = f"{record.text('text')}\nIt must pass: {tests[0]}\n"
@@ -218,8 +220,8 @@ def _exam(tests: str, setup: str, code: str) -> ProgramTests:
     imports = [line for line in lines if isinstance(line, ast.Import | ast.ImportFrom)]
     imported = {(alias.asname or alias.name).partition(".")[0] for line in imports for alias in line.names}
     defined = {line.name for line in lines if isinstance(line, ast.FunctionDef | ast.ClassDef)}
-    asked = (free_names(tests) - imported) | (defined & free_names(tests, frozenset()))
-    return ProgramTests(tests, tuple(sorted(asked)), "\n".join(map(ast.unparse, imports)), setup)
+    requested = (free_names(tests) - imported) | (defined & free_names(tests, frozenset()))
+    return ProgramTests(tests, tuple(sorted(requested)), "\n".join(map(ast.unparse, imports)), setup)
 
 
 def _with_check(record: TaskRecord) -> ProgramProblem:
@@ -234,12 +236,12 @@ def _with_calls(record: TaskRecord) -> ProgramProblem:
     prompt, name, texts = record.text("prompt"), record.text("entry_point"), record.fields["calls"]
     if not isinstance(texts, list) or not 0 < len(texts) <= calling.MOST or not all(isinstance(c, str) for c in texts):
         raise UserError(
-            f"{record.place}: field 'calls' is not a list of 1 to {calling.MOST} calls; fix or remove the line"
+            f"{record.location}: field 'calls' is not a list of 1 to {calling.MOST} calls; fix or remove the line"
         )
     try:
         calls = {call.source: call for call in (calling.read(text, name) for text in texts)}
     except ValueError as error:
-        raise UserError(f"{record.place}: field 'calls': {error}; fix or remove the line") from None
+        raise UserError(f"{record.location}: field 'calls': {error}; fix or remove the line") from None
     return ProgramProblem(prompt, None, _solution(record, prompt), tuple(calls.values()))
 
 

@@ -28,7 +28,7 @@ Field = Annotated[str, pydantic.Field(min_length=1, max_length=200)]
 class TaskRecord:
     """One line's object and its place for error messages."""
 
-    place: str
+    location: str
     fields: Mapping[str, object]
 
     def joined(self, spec: str) -> str:
@@ -44,32 +44,34 @@ class TaskRecord:
 
     def at(self, spec: str) -> object:
         """Return the value of a single field; None if it is missing or ``spec`` names several."""
-        found: object = self.fields
+        result: object = self.fields
         for name in [spec] if spec in self.fields else spec.split("."):
-            found = _within(found, name)
-        return found
+            result = _within(result, name)
+        return result
 
     def text(self, field: str) -> str:
         """Return the text of a field; UserError if it has none."""
         if field not in self.fields:
-            raise UserError(f"{self.place}: no field {field!r} ({nearest(field, self.fields)}); fix or remove the line")
+            raise UserError(
+                f"{self.location}: no field {field!r} ({nearest(field, self.fields)}); fix or remove the line"
+            )
         value = self.fields[field]
         if not isinstance(value, str):
-            raise UserError(f"{self.place}: field {field!r} holds {type(value).__name__}, not text; fix the line")
+            raise UserError(f"{self.location}: field {field!r} holds {type(value).__name__}, not text; fix the line")
         return whole(value)
 
     def _written(self, spec: str) -> str:
-        found = self.at(spec)
-        if found is None:
+        result = self.at(spec)
+        if result is None:
             first = spec.partition(".")[0]
             known = [first] if first in self.fields else self.fields
-            raise UserError(f"{self.place}: no field {spec!r} ({nearest(spec, known)}); fix or remove the line")
-        if isinstance(found, str):
-            return whole(found)
-        if isinstance(found, int | float) and not isinstance(found, bool) and (number := decimal(found)):
+            raise UserError(f"{self.location}: no field {spec!r} ({nearest(spec, known)}); fix or remove the line")
+        if isinstance(result, str):
+            return whole(result)
+        if isinstance(result, int | float) and not isinstance(result, bool) and (number := decimal(result)):
             return number
-        kind = type(found).__name__
-        raise UserError(f"{self.place}: field {spec!r} holds {kind}, neither text nor a number; fix the line")
+        kind = type(result).__name__
+        raise UserError(f"{self.location}: field {spec!r} holds {kind}, neither text nor a number; fix the line")
 
 
 def decimal(number: float) -> str:
@@ -147,18 +149,18 @@ def fingerprint(kind: str, parts: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
-def _bound(line: int, left: int, place: str) -> None:
+def _bound(line: int, left: int, location: str) -> None:
     if line > MAX_LINE_BYTES:
-        raise UserError(f"{place}: longer than {MAX_LINE_BYTES} bytes; remove the line, or give a JSON Lines file")
+        raise UserError(f"{location}: longer than {MAX_LINE_BYTES} bytes; remove the line, or give a JSON Lines file")
     if left < 0:
-        raise UserError(f"{place}: more than {MAX_BYTES} bytes so far; give fewer problems")
+        raise UserError(f"{location}: more than {MAX_BYTES} bytes so far; give fewer problems")
 
 
-def _record(line: bytes, place: str) -> TaskRecord:
+def _record(line: bytes, location: str) -> TaskRecord:
     try:
         fields = json.loads(line.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{place}: not a JSON record ({error}); fix or remove the line") from error
+        raise UserError(f"{location}: not a JSON record ({error}); fix or remove the line") from error
     if not isinstance(fields, dict):
-        raise UserError(f"{place}: holds a JSON {type(fields).__name__}, not an object; fix or remove the line")
-    return TaskRecord(place, fields)
+        raise UserError(f"{location}: holds a JSON {type(fields).__name__}, not an object; fix or remove the line")
+    return TaskRecord(location, fields)

@@ -83,9 +83,9 @@ class Snippets(Task):
     def numbers(self, number: int) -> list[int]:
         """Return the two or three numbers of sum ``number``; ValueError if there is none."""
         self.check_number(number)
-        place, count = number // 2, 2 + number % 2
-        place = permute(place, MOST**count, KEY)
-        return [place // MOST**nth % MOST + 1 for nth in range(count)]
+        index, count = number // 2, 2 + number % 2
+        index = permute(index, MOST**count, KEY)
+        return [index // MOST**nth % MOST + 1 for nth in range(count)]
 
     def score(self, problem: TaskProblem, completion: str) -> float:
         """Return 1 if the last line the completion's program prints is the sum, else 0."""

@@ -91,9 +91,9 @@ class Sums(Task):
         if no column is wrong.
         """
         columns = self._columns(problem, lambda result: _slip(result, rng) if rng.random() < noise else result)
-        value = sum(result % 10 * 10**place for place, (_, _, _, result) in enumerate(columns))
+        value = sum(result % 10 * 10**index for index, (_, _, _, result) in enumerate(columns))
         value += columns[-1][3] // 10 * 10 ** len(columns)
-        written = [_WRITERS[self.style](column, place == self.digits) for place, column in enumerate(columns, start=1)]
+        written = [_WRITERS[self.style](column, index == self.digits) for index, column in enumerate(columns, start=1)]
         return BRACKETS.write("".join(written), str(value))
 
     def sound(self, problem: TaskProblem, completion: str) -> bool:
@@ -114,9 +114,9 @@ class Sums(Task):
     def _follows(self, reasoning: str, problem: TaskProblem, write: Writer) -> bool:
         """Return whether a reasoning writes the true columns in one style, with the digits of each in either order."""
         at = 0
-        for place, (one, other, carry, result) in enumerate(self._columns(problem), start=1):
+        for index, (one, other, carry, result) in enumerate(self._columns(problem), start=1):
             orders = ((one, other, carry, result), (other, one, carry, result))
-            texts = [write(column, place == self.digits) for column in orders]
+            texts = [write(column, index == self.digits) for column in orders]
             length = next((len(text) for text in texts if reasoning.startswith(text, at)), 0)
             if not length:
                 return False
@@ -127,8 +127,8 @@ class Sums(Task):
         """Return the columns from the right, with ``result`` applied to each true result."""
         a, b = self.operands(problem.number)
         columns: list[Column] = []
-        for place in range(self.digits):
-            one, other = a // 10**place % 10, b // 10**place % 10
+        for index in range(self.digits):
+            one, other = a // 10**index % 10, b // 10**index % 10
             carry = columns[-1][3] // 10 if columns else 0
             columns.append((one, other, carry, result(one + other + carry)))
         return columns
@@ -146,10 +146,10 @@ def _in_columns(column: Column, last: bool) -> str:
     return _equation(*column) + (";" if last else ",")
 
 
-def _in_words(column: Column, last: bool) -> str:
+def _spelled(column: Column, last: bool) -> str:
     one, other, carry, result = column
     equation = _equation(other, one, carry, result)
     return f"{equation};" if last else f"{equation} keep {result % 10} carry {result // 10};"
 
 
-_WRITERS: dict[str, Writer] = {"columns": _in_columns, "words": _in_words}
+_WRITERS: dict[str, Writer] = {"columns": _in_columns, "words": _spelled}

@@ -160,10 +160,10 @@ class Pipe:
         _, length = HEAD.unpack(exactly(self._reading, HEAD.size))
         if length > MOST:
             raise ValueError(f"a value of more than {MOST} bytes")
-        found = unpack(exactly(self._reading, length), find)
-        if not isinstance(found, tuple):
+        result = unpack(exactly(self._reading, length), find)
+        if not isinstance(result, tuple):
             raise ValueError("not a valid sandbox message")
-        return found
+        return result
 
     def receive_failure(self) -> str:
         """Receive the other process's error; empty if it succeeded."""
@@ -198,15 +198,15 @@ class Held:
         return self.__far.ask("item", self, key)
 
     def __len__(self) -> int:
-        found = self.__far.ask("len", self)
-        if type(found) is not int:
+        result = self.__far.ask("len", self)
+        if type(result) is not int:
             raise TypeError("a length is a number")
-        return found
+        return result
 
     def __iter__(self) -> Iterator[Any]:
         walk = self.__far.ask("walk", self)
-        while (found := self.__far.ask("next", walk)) != ():
-            (one,) = found
+        while (result := self.__far.ask("next", walk)) != ():
+            (one,) = result
             yield one
 
     def __bool__(self) -> bool:
@@ -220,9 +220,9 @@ class Far:
         self._pipe, self._held = pipe, dict[int, Held]()
         self._numbers = dict[int, int]()
 
-    def ask(self, what: str, *about: Any) -> Any:
+    def ask(self, label: str, *about: Any) -> Any:
         """Return the program's reply; its exceptions are raised here as built-in exceptions."""
-        self._pipe.send(what, *about, keep=self._number)
+        self._pipe.send(label, *about, keep=self._number)
         how, *reply = self._pipe.receive(self._find)
         if how == "value":
             return reply[0]
@@ -267,8 +267,8 @@ def serve(pipe: Pipe, names: dict[str, Any]) -> None:
             pipe.send("raised", type(error).__name__, _message(error))
 
 
-def _answer(what: str, names: dict[str, Any], on: Any, *about: Any) -> Any:
-    match what:
+def _answer(label: str, names: dict[str, Any], on: Any, *about: Any) -> Any:
+    match label:
         case "name":
             if on not in names:
                 raise NameError(f"name {on!r} is not defined")
@@ -286,7 +286,7 @@ def _answer(what: str, names: dict[str, Any], on: Any, *about: Any) -> Any:
             return iter(on)
         case "next":
             return next(((one,) for one in on), ())
-    raise ValueError(f"unknown request: {what}")
+    raise ValueError(f"unknown request: {label}")
 
 
 def _message(error: BaseException) -> str:

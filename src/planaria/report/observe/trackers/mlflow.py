@@ -69,14 +69,16 @@ class MLflow(Tracker):
         """Find or create the MLflow run; return its parameters."""
         experiment = self._client.get_experiment_by_name(self.experiment)
         number = self._client.create_experiment(self.experiment) if experiment is None else experiment.experiment_id
-        found = self._client.search_runs([number], filter_string=f"tags.`{_TAG}` = '{self._identity}'", max_results=1)
-        run = found[0] if found else self._client.create_run(number, tags={_TAG: self._identity}, run_name=folder.name)
+        result = self._client.search_runs([number], filter_string=f"tags.`{_TAG}` = '{self._identity}'", max_results=1)
+        run = (
+            result[0] if result else self._client.create_run(number, tags={_TAG: self._identity}, run_name=folder.name)
+        )
         self._run = run.info.run_id
         self._client.update_run(self._run, status="RUNNING")
         return dict(run.data.params)
 
-    def _write(self, what: str, kind: str, values: Mapping[str, str]) -> None:
+    def _write(self, label: str, kind: str, values: Mapping[str, str]) -> None:
         entity = getattr(import_module("mlflow.entities"), kind)
         items = [entity(name, value) for name, value in values.items()]
         for first in range(0, len(items), _BATCH):
-            self._client.log_batch(self._run, **{what: items[first : first + _BATCH]})
+            self._client.log_batch(self._run, **{label: items[first : first + _BATCH]})

@@ -39,7 +39,7 @@ class ReadReply(documents.Record):
     """None: unknown"""
     digests: tuple[str, ...] = ()
     """of the stages' files, in order"""
-    said: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def read_apart(job: ReadRequest) -> ReadReply:
@@ -50,10 +50,10 @@ def read_apart(job: ReadRequest) -> ReadReply:
     seconds = SECONDS + _bytes_in(Path(job.folder)) / SLOWEST
     room = room_for(job.model, job.stages)
     reader = "planaria.runtime.checkpoint.foreign.reading:answered"
-    found = child_process.call(
+    result = child_process.call(
         reader, job.model_dump_json().encode(), room, seconds, job.folder, "give an undamaged folder"
     )
-    return documents.parse_model(ReadReply, found, "the reader of a foreign folder")
+    return documents.parse_model(ReadReply, result, "the reader of a foreign folder")
 
 
 def room_for(model: ModelConfig, stages: int) -> int:

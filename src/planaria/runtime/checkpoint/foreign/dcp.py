@@ -111,12 +111,12 @@ class Dcp:
         left: list[str] = []
         for full in (*self._tensors, *self._bytes):
             key = full.removeprefix(head)
-            if found := STATE.fullmatch(key):
-                self._take(found["name"], found["kind"], full)
+            if match := STATE.fullmatch(key):
+                self._take(match["name"], match["kind"], full)
             elif key.startswith("model."):
                 self._take(key.removeprefix("model."), WEIGHTS, full)
-            elif found := GROUP.fullmatch(key):
-                groups.setdefault(found["group"], {})[found["field"]] = self._value(full)
+            elif match := GROUP.fullmatch(key):
+                groups.setdefault(match["group"], {})[match["field"]] = self._value(full)
             else:
                 left.append(full)
         self.left = tuple(left)
@@ -127,18 +127,18 @@ class Dcp:
         self.clocks: Mapping[str, int] = self._clocks(groups, names)
 
     def read(self, name: str, kind: str, check: Check) -> Tensor:
-        stored, place = self._tensors[self._keys[name, kind]], f"{self._folder}: {self._keys[name, kind]}"
-        check(stored.shape, PLAIN, str(self._folder / stored.boxes[0].file) if stored.boxes else place)
+        stored, location = self._tensors[self._keys[name, kind]], f"{self._folder}: {self._keys[name, kind]}"
+        check(stored.shape, PLAIN, str(self._folder / stored.boxes[0].file) if stored.boxes else location)
         if len(stored.boxes) == 1 and stored.boxes[0].sizes == stored.shape:
-            return self._box(stored, stored.boxes[0], place)
+            return self._box(stored, stored.boxes[0], location)
         if sum(math.prod(box.sizes) for box in stored.boxes) != math.prod(stored.shape):
-            raise UserError(f"{place}: its chunks do not cover {list(stored.shape)}; some are missing or repeated")
+            raise UserError(f"{location}: its chunks do not cover {list(stored.shape)}; some are missing or repeated")
         whole, taken = torch.empty(stored.shape, dtype=stored.dtype), torch.zeros(stored.shape, dtype=torch.bool)
         for box in stored.boxes:
             area = tuple(slice(at, at + size) for at, size in zip(box.offsets, box.sizes, strict=True))
             if taken[area].shape != box.sizes or bool(taken[area].any()):
-                raise UserError(f"{place}: a chunk is out of bounds, or overlaps another; {FIX}")
-            whole[area], taken[area] = self._box(stored, box, place), True
+                raise UserError(f"{location}: a chunk is out of bounds, or overlaps another; {FIX}")
+            whole[area], taken[area] = self._box(stored, box, location), True
         return whole
 
     def _take(self, name: str, kind: str, key: str) -> None:
@@ -167,41 +167,41 @@ class Dcp:
 
     def _value(self, key: str) -> Any:
         """Return a single number as a tensor, or an object that is not a tensor."""
-        place = f"{self._folder}: {key}"
+        location = f"{self._folder}: {key}"
         if key in self._bytes:
-            return unpickling.saved(self._blob(self._bytes[key], place), place)
+            return unpickling.saved(self._blob(self._bytes[key], location), location)
         stored = self._tensors[key]
         if math.prod(stored.shape) != 1 or len(stored.boxes) != 1:
-            raise UserError(f"{place}: is {list(stored.shape)}, not one number; {FIX}")
-        return self._box(stored, stored.boxes[0], place)
+            raise UserError(f"{location}: is {list(stored.shape)}, not one number; {FIX}")
+        return self._box(stored, stored.boxes[0], location)
 
-    def _box(self, stored: FolderTensor, box: TensorPart, place: str) -> Tensor:
+    def _box(self, stored: FolderTensor, box: TensorPart, location: str) -> Tensor:
         if math.prod(box.sizes) * stored.dtype.itemsize > box.length:
-            raise UserError(f"{place}: {box.length} bytes of {box.file} cannot be {list(box.sizes)}; {FIX}")
-        found = unpickling.saved(self._blob(box, place), place)
-        if not isinstance(found, Tensor) or (found.dtype, tuple(found.shape)) != (stored.dtype, box.sizes):
-            raise UserError(f"{place}: {box.file} does not match {METADATA}; {FIX}")
-        return found
+            raise UserError(f"{location}: {box.length} bytes of {box.file} cannot be {list(box.sizes)}; {FIX}")
+        result = unpickling.saved(self._blob(box, location), location)
+        if not isinstance(result, Tensor) or (result.dtype, tuple(result.shape)) != (stored.dtype, box.sizes):
+            raise UserError(f"{location}: {box.file} does not match {METADATA}; {FIX}")
+        return result
 
-    def _blob(self, box: TensorPart, place: str) -> io.BytesIO:
+    def _blob(self, box: TensorPart, location: str) -> io.BytesIO:
         path = inside(self._folder, box.file)
         if box.begin < 0 or box.length < 0 or box.begin + box.length > path.stat().st_size:
-            raise UserError(f"{place}: reaches beyond the end of {path}; {FIX}")
+            raise UserError(f"{location}: reaches beyond the end of {path}; {FIX}")
         with path.open("rb") as file:
             file.seek(box.begin)
             return io.BytesIO(file.read(box.length))
 
 
-def entries(found: Kept, place: Path) -> tuple[dict[str, FolderTensor], dict[str, TensorPart]]:
+def entries(kept: Kept, path: Path) -> tuple[dict[str, FolderTensor], dict[str, TensorPart]]:
     """Return the tensors of a folder's metadata, and the location of other objects, by key."""
     tensors: dict[str, FolderTensor] = {}
     others: dict[str, TensorPart] = {}
     try:
         where: dict[tuple[str, tuple[int, ...] | None], Kept] = {}
-        for index, stored in dict(found.get("storage_data")).items():
+        for index, stored in dict(kept.get("storage_data")).items():
             offset = index.get("offset")
             where[str(index.get("fqn")), None if offset is None else _sides(offset)] = stored
-        for key, entry in dict(found.get("state_dict_metadata")).items():
+        for key, entry in dict(kept.get("state_dict_metadata")).items():
             if not isinstance(entry, unpickling.TensorEntry):
                 others[str(key)] = _box((), (), where[key, None])
                 continue
@@ -212,7 +212,7 @@ def entries(found: Kept, place: Path) -> tuple[dict[str, FolderTensor], dict[str
                 raise TypeError(f"{key} has no type")
             tensors[str(key)] = FolderTensor(dtype, _sides(entry.get("size")), boxes)
     except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
-        raise UserError(f"{place}: damaged ({type(error).__name__}: {str(error)[:160]}); {FIX}") from None
+        raise UserError(f"{path}: damaged ({type(error).__name__}: {str(error)[:160]}); {FIX}") from None
     return tensors, others
 
 

@@ -70,7 +70,7 @@ class ForeignFolder(Protocol):
         """Read a whole tensor to the CPU; UserError if it is missing or damaged."""
 
 
-def require_moments(place: Path, kinds: Mapping[str, frozenset[str]], clocks: Mapping[str, int]) -> bool:
+def require_moments(path: Path, kinds: Mapping[str, frozenset[str]], clocks: Mapping[str, int]) -> bool:
     """Return whether there are moments. All parameters or none must have both moments and a step.
 
     :raises UserError: for the first parameter that lacks something.
@@ -78,21 +78,19 @@ def require_moments(place: Path, kinds: Mapping[str, frozenset[str]], clocks: Ma
     some = any(held & set(adamw.KEYS) for held in kinds.values())
     for name, held in sorted(kinds.items()):
         if WEIGHTS not in held:
-            raise UserError(f"{place}: the weights of {name} are missing, though it has {min(held)}; restore them")
+            raise UserError(f"{path}: the weights of {name} are missing, though it has {min(held)}; restore them")
         if some and (lacking := [kind for kind in adamw.KEYS if kind not in held]):
-            raise UserError(f"{place}: {lacking[0]} of {name} is missing, though others have theirs; restore it")
+            raise UserError(f"{path}: {lacking[0]} of {name} is missing, though others have theirs; restore it")
         if some and name not in clocks:
-            raise UserError(
-                f"{place}: no step of {name}, neither in its state nor in a group of parameters; restore it"
-            )
+            raise UserError(f"{path}: no step of {name}, neither in its state nor in a group of parameters; restore it")
     return some
 
 
-def clock(value: Any, place: str) -> int:
+def clock(value: Any, location: str) -> int:
     """Return a number of updates from a number or a tensor of one; UserError if it is neither."""
     number = value.item() if isinstance(value, Tensor) and value.numel() == 1 and not value.is_meta else value
     if type(number) not in (int, float) or not math.isfinite(number) or number < 0 or number != int(number):
-        raise UserError(f"{place}: the step is not a number of updates; restore it")
+        raise UserError(f"{location}: the step is not a number of updates; restore it")
     return int(number)
 
 
@@ -107,7 +105,7 @@ def uncovered(error: BaseException) -> BaseException:
     return error.__context__ if isinstance(error, RuntimeError) and isinstance(error.__context__, OSError) else error
 
 
-def clocks_by_group(groups: Iterable[tuple[Any, int]], names: Iterable[str], place: str) -> dict[str, int]:
+def clocks_by_group(groups: Iterable[tuple[Any, int]], names: Iterable[str], location: str) -> dict[str, int]:
     """Convert steps of parameter groups to steps by parameter.
 
     :param groups: (the group's parameters, its step)
@@ -116,12 +114,14 @@ def clocks_by_group(groups: Iterable[tuple[Any, int]], names: Iterable[str], pla
     given, known = list(groups), set(names)
     if len({step for _, step in given}) == 1:
         return dict.fromkeys(known, given[0][1])
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     for parameters, step in given:
         if not isinstance(parameters, list | tuple) or not known.issuperset(map(str, parameters)):
-            raise UserError(f"{place}: groups with unequal steps do not name their parameters; give steps by parameter")
-        found |= dict.fromkeys(map(str, parameters), step)
-    return found
+            raise UserError(
+                f"{location}: groups with unequal steps do not name their parameters; give steps by parameter"
+            )
+        result |= dict.fromkeys(map(str, parameters), step)
+    return result
 
 
 def split(whole: Tensor, sizes: Sizes, slices: int) -> list[Tensor]:
@@ -137,7 +137,7 @@ def split(whole: Tensor, sizes: Sizes, slices: int) -> list[Tensor]:
     return [part.reshape(-1, *whole.shape[1:]) for part in torch.split(each, shares, dim=1)]
 
 
-def require_match(whole: NamedTensor, shape: Sizes, marks: TensorMetadata, model: Shapes, place: str) -> None:
+def require_match(whole: NamedTensor, shape: Sizes, marks: TensorMetadata, model: Shapes, location: str) -> None:
     """Raise UserError if a tensor of this ``shape`` with these ``marks`` cannot be the ``whole``'s parts.
 
     The message names the tensor, both shapes and the file.
@@ -146,10 +146,10 @@ def require_match(whole: NamedTensor, shape: Sizes, marks: TensorMetadata, model
     rows, rest = sum(one[0] for one in wanted), wanted[0][1:]
     filled = _cut_off(whole, marks, rows)
     if not shape or tuple(shape[1:]) != rest or (shape[0] < rows if filled else shape[0] != rows):
-        what = "" if whole.parts == (whole.name,) else f" for {', '.join(whole.parts)}"
+        label = "" if whole.parts == (whole.name,) else f" for {', '.join(whole.parts)}"
         more = f" ({shape[0]} rows for {rows} tokens)" if marks.vocabulary or whole.padded else ""
-        raise UserError(f"{place}: {whole.name} has shape {list(shape)}, not {[rows, *rest]}{what}{more}")
-    _require_declared(whole, [one[0] for one in wanted], marks, place)
+        raise UserError(f"{location}: {whole.name} has shape {list(shape)}, not {[rows, *rest]}{label}{more}")
+    _require_declared(whole, [one[0] for one in wanted], marks, location)
 
 
 def _cut_off(whole: NamedTensor, marks: TensorMetadata, rows: int) -> bool:
@@ -157,38 +157,38 @@ def _cut_off(whole: NamedTensor, marks: TensorMetadata, rows: int) -> bool:
     return len(whole.parts) == 1 and (whole.padded or (marks.vocabulary and marks.rows == rows))
 
 
-def _require_declared(whole: NamedTensor, sizes: Sizes, marks: TensorMetadata, place: str) -> None:
+def _require_declared(whole: NamedTensor, sizes: Sizes, marks: TensorMetadata, location: str) -> None:
     """Raise UserError if the folder and the map disagree on a tensor's pieces, or neither gives their order."""
     if marks.pieces is not None:
         declared = marks.pieces if isinstance(marks.pieces, tuple) else (sum(sizes) // marks.pieces,) * marks.pieces
         if tuple(sizes) != declared or whole.slices not in (None, 1):
             raise UserError(
-                f"{place}: {whole.name} is declared as consecutive pieces of {list(declared)} rows, and mapped to "
+                f"{location}: {whole.name} is declared as consecutive pieces of {list(declared)} rows, and mapped to "
                 f"{list(sizes)} of {', '.join(whole.parts)} in {whole.slices or 1} slices; correct --names"
             )
     elif len(whole.parts) > 1 and whole.slices is None:
         raise UserError(
-            f"{place}: {whole.name} has an unknown order of parts; give slices with --names: 1 for consecutive parts, "
-            "or the number of slices with a share of each part"
+            f"{location}: {whole.name} has an unknown order of parts; give slices with --names: 1 for consecutive "
+            "parts, or the number of slices with a share of each part"
         )
     if uneven := [size for size in sizes if size % (whole.slices or 1)]:
-        raise UserError(f"{place}: {whole.name}: {uneven[0]} rows do not divide into slices = {whole.slices}")
+        raise UserError(f"{location}: {whole.name}: {uneven[0]} rows do not divide into slices = {whole.slices}")
 
 
 def separate(tensor: Tensor, whole: NamedTensor, model: Shapes) -> dict[str, Tensor]:
     """Return the parameters in a matching tensor (:func:`require_match`), in fp32, with their own memory."""
     sizes = [model[part][0] for part in whole.parts]
-    found = split(tensor[: sum(sizes)], sizes, whole.slices or 1)
-    return {part: one.to(torch.float32).contiguous() for part, one in zip(whole.parts, found, strict=True)}
+    result = split(tensor[: sum(sizes)], sizes, whole.slices or 1)
+    return {part: one.to(torch.float32).contiguous() for part, one in zip(whole.parts, result, strict=True)}
 
 
-def require_equal(first: Tensor, other: Tensor, what: str) -> None:
+def require_equal(first: Tensor, other: Tensor, label: str) -> None:
     """Raise UserError, with the largest difference, if two copies differ."""
     if first.shape != other.shape:
-        raise UserError(f"{what} differ: {list(first.shape)} and {list(other.shape)}")
+        raise UserError(f"{label} differ: {list(first.shape)} and {list(other.shape)}")
     if not torch.equal(first, other):
         difference = float((first.double() - other.double()).abs().nan_to_num(math.inf).max())
-        raise UserError(f"{what} differ by up to {difference:g}, and must be equal")
+        raise UserError(f"{label} differ by up to {difference:g}, and must be equal")
 
 
 class ExportNote(documents.Record):

@@ -29,7 +29,7 @@ def write(atoms: Sequence[ParameterState], folder: Path, precision: Precision, l
     shards = packed([math.prod(atom.shape) * dtype.itemsize for atom in atoms], largest)
     count, names = len(shards), dict[str, str]()
     for number, members in enumerate(shards, 1):
-        held = {atoms[place].name: atoms[place] for place in members}
+        held = {atoms[position].name: atoms[position] for position in members}
         name = huggingface.WEIGHTS if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
         names |= dict.fromkeys(held, name)
         specs = {key: (dtype, atom.shape) for key, atom in held.items()}
@@ -49,10 +49,10 @@ def packed(sizes: Sequence[int], largest: int) -> list[list[int]]:
     """Return the indices of ``sizes`` in consecutive groups of at most ``largest`` in total; a larger one is alone."""
     groups: list[list[int]] = [[]]
     room = largest
-    for place, size in enumerate(sizes):
+    for index, size in enumerate(sizes):
         if size > room and groups[-1]:
             groups.append([])
             room = largest
-        groups[-1].append(place)
+        groups[-1].append(index)
         room -= size
     return groups

@@ -40,8 +40,8 @@ class NameRule:
 
     def fits(self, name: str) -> tuple[str, ...] | None:
         """Return the model's parameters for ``name``; None if it does not match the pattern."""
-        found = re.fullmatch(_expression(self.pattern), name, re.DOTALL)
-        return None if found is None else tuple(_filled(part, found.groupdict()) for part in self.parts)
+        match = re.fullmatch(_expression(self.pattern), name, re.DOTALL)
+        return None if match is None else tuple(_filled(part, match.groupdict()) for part in self.parts)
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Assignment:
 
 
 def assign(
-    place: Path,
+    path: Path,
     names: Collection[str],
     model: Shapes,
     head: str,
@@ -82,41 +82,41 @@ def assign(
     """
     used, wholes, left = set[str](), list[NamedTensor](), list[str]()
     for name in sorted(names):
-        found = [(rule, parts) for rule in rules if (parts := rule.fits(name)) is not None]
-        if len(found) > 1:
-            both = " and ".join(repr(rule.pattern) for rule, _ in found[:2])
+        results = [(rule, parts) for rule in rules if (parts := rule.fits(name)) is not None]
+        if len(results) > 1:
+            both = " and ".join(repr(rule.pattern) for rule, _ in results[:2])
             raise UserError(f"{source}: {both} match {name}; keep one of them")
-        used |= {rule.pattern for rule, _ in found}
-        if not found:
+        used |= {rule.pattern for rule, _ in results}
+        if not results:
             wholes.append(NamedTensor(name, (name,)))
-        elif found[0][1]:
-            rule, parts = found[0]
+        elif results[0][1]:
+            rule, parts = results[0]
             wholes.append(NamedTensor(name, parts, rule.slices, rule.padded))
         else:
             left.append(name)
     if idle := [rule.pattern for rule in rules if rule.pattern not in used]:
-        raise UserError(f"{source}: {idle[0]!r} matches no tensor of {place}; correct it, or remove it")
+        raise UserError(f"{source}: {idle[0]!r} matches no tensor of {path}; correct it, or remove it")
     left += [whole.name for whole in wholes if whole.name.endswith(_REDUNDANT) and whole.parts == (whole.name,)]
     tied = next((w.name for w in wholes if w.parts == (head,) and head not in model), None)
     wholes = [whole for whole in wholes if whole.name not in left and whole.name != tied]
-    _require_each_once(place, wholes, model)
+    _require_each_once(path, wholes, model)
     return Assignment(tuple(wholes), tied, tuple(left))
 
 
-def _require_each_once(place: Path, wholes: Iterable[NamedTensor], model: Shapes) -> None:
+def _require_each_once(path: Path, wholes: Iterable[NamedTensor], model: Shapes) -> None:
     """Raise UserError for the first parameter that is unknown, duplicated or missing."""
     holders: dict[str, str] = {}
     for whole in wholes:
         for part in whole.parts:
             if part not in model:
                 mapped = "" if part == whole.name else f" (mapped to {part})"
-                raise UserError(f"{place}: {whole.name}{mapped} has no place in this model; map it with --names")
+                raise UserError(f"{path}: {whole.name}{mapped} has no place in this model; map it with --names")
             if part in holders:
-                raise UserError(f"{place}: {part} is listed twice, as {holders[part]} and as {whole.name}; remove one")
+                raise UserError(f"{path}: {part} is listed twice, as {holders[part]} and as {whole.name}; remove one")
             holders[part] = whole.name
     for part, shape in model.items():
         if part not in holders:
-            raise UserError(f"{place}: {part} is missing; it should have shape {list(shape)}")
+            raise UserError(f"{path}: {part} is missing; it should have shape {list(shape)}")
 
 
 def read(path: Path) -> tuple[NameRule, ...]:
@@ -149,6 +149,6 @@ def _expression(pattern: str) -> str:
     return "".join({"{n}": r"(?P<n>\d{1,9})", "*": "(?P<rest>.*)"}.get(piece, re.escape(piece)) for piece in pieces)
 
 
-def _filled(part: str, found: Mapping[str, str]) -> str:
-    filled = _NUMBER.sub(lambda less: str(int(found["n"]) - int(less[1] or 0)), part)
-    return filled.replace("*", found.get("rest", "")) if "rest" in found else filled
+def _filled(part: str, values: Mapping[str, str]) -> str:
+    filled = _NUMBER.sub(lambda less: str(int(values["n"]) - int(less[1] or 0)), part)
+    return filled.replace("*", values.get("rest", "")) if "rest" in values else filled

@@ -77,7 +77,7 @@ class FolderStages:
             self._require_tied(self._plan.head)
         digests = tuple(write_stage(self._to, stage, self._step, self._stage(stage)).sha256 for stage in self._all)
         samples = self._note.samples if self._note is not None else self._foreign.samples
-        return ReadReply(step=self._step, samples=samples, digests=digests, said=tuple(self._notes()))
+        return ReadReply(step=self._step, samples=samples, digests=digests, notes=tuple(self._notes()))
 
     def _stage(self, stage: int) -> StageState:
         """Return the initial state of a stage, reading only the tensors that it needs."""
@@ -102,14 +102,14 @@ class FolderStages:
         """Raise UserError if a tensor differs from the note's digest."""
         known = {} if self._note is None else self._note.sums
         for name, tensor in parts.items():
-            found, what = summed(tensor, kind, name, clock), f"{kind} of {name}"
-            if known.get(what, found) != found:
+            result, label = summed(tensor, kind, name, clock), f"{kind} of {name}"
+            if known.get(label, result) != result:
                 fix = f"restore it, or remove {NOTE} if another program has trained it since"
-                raise UserError(f"{self._folder}: {what} is not what planaria wrote there; {fix}")
+                raise UserError(f"{self._folder}: {label} is not what planaria wrote there; {fix}")
 
     def _read(self, whole: NamedTensor, kind: str) -> Tensor:
-        def check(shape: Sizes, marks: TensorMetadata, place: str) -> None:
-            require_match(whole, shape, marks, self._shapes, place)
+        def check(shape: Sizes, marks: TensorMetadata, location: str) -> None:
+            require_match(whole, shape, marks, self._shapes, location)
 
         tensor = self._foreign.read(whole.name, kind, check)
         if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
@@ -121,8 +121,8 @@ class FolderStages:
         (table,) = (whole for whole in self._plan.wholes if self._table in whole.parts)
         other = NamedTensor(head, table.parts, table.slices, table.padded)
         for kind in sorted(self._foreign.kinds[head]):
-            what = f"{self._folder}: {kind} of {head} and of {table.name}, which is tied to it,"
-            require_equal(self._read(other, kind), self._read(table, kind), what)
+            label = f"{self._folder}: {kind} of {head} and of {table.name}, which is tied to it,"
+            require_equal(self._read(other, kind), self._read(table, kind), label)
 
     def _notes(self) -> list[str]:
         lines = [] if self._trained else ["without moments: they are reset"]
@@ -138,12 +138,12 @@ def _step_of(folder: Path, foreign: ForeignFolder, plan: Assignment, note: Expor
     :raises UserError: if a parameter has more updates than steps.
     """
     latest = max((foreign.clocks.get(whole.name, 0) for whole in plan.wholes), default=0)
-    stated, place = (note.step, NOTE) if note is not None else (foreign.step, "its own counter")
+    stated, location = (note.step, NOTE) if note is not None else (foreign.step, "its own counter")
     if stated is not None and latest > stated:
         fix = (
             f"remove {NOTE} if another program has trained it since" if note is not None else "give an undamaged folder"
         )
-        raise UserError(f"{folder}: has {latest} updates, but {place} has step {stated}; {fix}")
+        raise UserError(f"{folder}: has {latest} updates, but {location} has step {stated}; {fix}")
     return latest if stated is None else stated
 
 

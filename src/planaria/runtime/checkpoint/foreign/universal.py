@@ -60,17 +60,17 @@ def write(
         )
     tag = folder / f"global_step{step}_universal"
     for atom in atoms:
-        place = tag / "zero" / atom.name
-        place.mkdir(parents=True)
+        path = tag / "zero" / atom.name
+        path.mkdir(parents=True)
         for kind in KINDS if atom.clock is not None else KINDS[:1]:
             held: dict[str, Any] = {"param": atom.read(kind).clone()}  # a view would be saved with its whole storage
             if atom.shape[0] == vocab and "layers." not in atom.name and len(atom.shape) == 2:
                 held["vocab_tensor"] = True
             if (dimension := _cat_dim(atom.name)) is not None:
                 held["cat_dim"] = dimension
-            _save(held, place / FILES[kind])
+            _save(held, path / FILES[kind])
         if atom.clock is not None:
-            _save(step_tensor(atom.clock), place / "step.pt")
+            _save(step_tensor(atom.clock), path / "step.pt")
     group = {"lr": optim.lr, "betas": (optim.beta1, optim.beta2), "eps": optim.eps, "weight_decay": optim.weight_decay}
     names = [atom.name for atom in atoms]
     _save({"param_groups": [group | {"step": atoms[0].clock or 0, "params": names}]}, tag / "zero" / OPTIMIZER)
@@ -107,21 +107,21 @@ class Universal:
         zero = self._folder / "zero"
         if zero.is_symlink() or not zero.is_dir():
             raise UserError(f"{zero}: is missing, or not a folder; give a folder of the universal layout")
-        self._zero, found, others = zero, dict[str, set[str]](), list[str]()
+        self._zero, result, others = zero, dict[str, set[str]](), list[str]()
         for entry in sorted(zero.iterdir()):
             refuse_link(entry)
             if entry.is_dir():
-                found[entry.name] = _files_of(entry)
+                result[entry.name] = _files_of(entry)
             elif entry.name != OPTIMIZER:
                 others.append(f"zero/{entry.name}")
         self.kinds: Mapping[str, frozenset[str]] = {
-            name: frozenset(kind for kind in KINDS if FILES[kind] in files) for name, files in found.items()
+            name: frozenset(kind for kind in KINDS if FILES[kind] in files) for name, files in result.items()
         }
         states = self._states()
         self.left = tuple(others)
         self._rows = _whole_number(states.get(INFO), "original_vocab_size")
         self.step, self.samples = (_whole_number(states, name) for name in ("global_steps", "global_samples"))
-        self.clocks: Mapping[str, int] = self._clocks({name for name, files in found.items() if "step.pt" in files})
+        self.clocks: Mapping[str, int] = self._clocks({name for name, files in result.items() if "step.pt" in files})
 
     def read(self, name: str, kind: str, check: Check) -> Tensor:
         path = inside(self._zero, f"{name}/{FILES[kind]}")
@@ -136,34 +136,34 @@ class Universal:
             return {}
         path = inside(self._folder, STATES)
         with path.open("rb") as file:
-            found = unpickling.saved(file, str(path), shapes_only=True)
-        info = found.get(INFO, {}) if isinstance(found, dict) else None
+            result = unpickling.saved(file, str(path), shapes_only=True)
+        info = result.get(INFO, {}) if isinstance(result, dict) else None
         if not isinstance(info, dict):
             raise UserError(f"{path}: damaged (no {INFO}); {FIX}, or one without this file")
         version = info.get("universal_checkpoint_version", VERSION)
         if type(version) not in (int, float) or not OLDEST <= version <= VERSION:
             raise UserError(f"{path}: version {documents.shown(version)}; versions {OLDEST} to {VERSION} are read")
-        return dict(found)
+        return dict(result)
 
     def _clocks(self, named: set[str]) -> dict[str, int]:
         """Return the single step for all parameters, from their state or their group."""
-        found: dict[str, int] = {}
+        result: dict[str, int] = {}
         for name in sorted(named):
-            found[name] = clock(self._small(f"{name}/step.pt"), str(self._zero / name / "step.pt"))
-        if not found and (self._zero / OPTIMIZER).exists():
-            groups, place = self._small(OPTIMIZER), str(self._zero / OPTIMIZER)
+            result[name] = clock(self._small(f"{name}/step.pt"), str(self._zero / name / "step.pt"))
+        if not result and (self._zero / OPTIMIZER).exists():
+            groups, location = self._small(OPTIMIZER), str(self._zero / OPTIMIZER)
             listed = groups.get("param_groups") if isinstance(groups, dict) else None
             given = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
-            steps = [(one.get("params"), clock(one["step"], place)) for one in given if "step" in one]
-            found = clocks_by_group(steps, self.kinds, place) if steps else {}
-        first = next(iter(found), None)
-        for name, step in found.items():
-            if first is not None and step != found[first]:
+            steps = [(one.get("params"), clock(one["step"], location)) for one in given if "step" in one]
+            result = clocks_by_group(steps, self.kinds, location) if steps else {}
+        first = next(iter(result), None)
+        for name, step in result.items():
+            if first is not None and step != result[first]:
                 raise UserError(
-                    f"{self._zero}: steps differ, {found[first]} of {first} and {step} of {name}; this format has "
+                    f"{self._zero}: steps differ, {result[first]} of {first} and {step} of {name}; this format has "
                     "a single step: restore the original files"
                 )
-        return found
+        return result
 
     def _small(self, name: str) -> Any:
         path = inside(self._zero, name)
@@ -209,19 +209,19 @@ def _tag(folder: Path) -> Path:
     return folder / name
 
 
-def _files_of(place: Path) -> set[str]:
+def _files_of(path: Path) -> set[str]:
     """Return the files of a parameter; UserError if it has a state that AdamW lacks."""
-    found = {entry.name for entry in place.iterdir()}
-    if unknown := sorted(found - {*FILES.values(), "step.pt"}):
-        raise UserError(f"{place / unknown[0]}: AdamW has no such state; give a folder that AdamW trained")
-    return found
+    result = {entry.name for entry in path.iterdir()}
+    if unknown := sorted(result - {*FILES.values(), "step.pt"}):
+        raise UserError(f"{path / unknown[0]}: AdamW has no such state; give a folder that AdamW trained")
+    return result
 
 
 def _param(held: Any, path: Path) -> Tensor:
-    found = held.get("param") if isinstance(held, dict) else None
-    if not isinstance(found, Tensor) or found.layout != torch.strided:
+    result = held.get("param") if isinstance(held, dict) else None
+    if not isinstance(result, Tensor) or result.layout != torch.strided:
         raise UserError(f"{path}: has no whole tensor 'param'; {FIX}")
-    return found.detach()
+    return result.detach()
 
 
 def _whole_number(of: Any, name: str) -> int | None:

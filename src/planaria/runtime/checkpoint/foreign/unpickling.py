@@ -121,28 +121,28 @@ def metadata(path: Path) -> Metadata:
 
     :raises UserError: if it has a class that no tensor needs (it names the class), is damaged, or too large.
     """
-    found = _guarded(lambda: _Unpickler(io.BytesIO(documents.data(path, METADATA_BYTES))).load(), str(path))
-    if not isinstance(found, Metadata):
+    result = _guarded(lambda: _Unpickler(io.BytesIO(documents.data(path, METADATA_BYTES))).load(), str(path))
+    if not isinstance(result, Metadata):
         raise UserError(f"{path}: damaged (no metadata of a DCP folder); {FIX}")
-    return found
+    return result
 
 
-def saved(file: BinaryIO, place: str, shapes_only: bool = False) -> Any:
+def saved(file: BinaryIO, location: str, shapes_only: bool = False) -> Any:
     """Read a file of ``torch.save``: tensors, on the CPU, in plain containers.
 
     ``shapes_only``: do not read the tensors' data.
-    :raises UserError: naming ``place``, if it has a class that no tensor needs (it names the class), is damaged, or
+    :raises UserError: naming ``location``, if it has a class that no tensor needs (it names the class), is damaged, or
         claims more bytes than it has.
     """
-    _require_plain(file, place, shapes_only)
+    _require_plain(file, location, shapes_only)
     file.seek(0)
     known: list[Any] = [(SubparamShape, "deepspeed.checkpoint.universal_checkpoint.SubparamShape")]
     with torch.serialization.safe_globals(known):
         where = "meta" if shapes_only else "cpu"
-        return _guarded(lambda: torch.load(file, map_location=where, weights_only=True), place)
+        return _guarded(lambda: torch.load(file, map_location=where, weights_only=True), location)
 
 
-def _require_plain(file: BinaryIO, place: str, shapes_only: bool) -> None:
+def _require_plain(file: BinaryIO, location: str, shapes_only: bool) -> None:
     """Check an archive's sizes and sums, which torch does not.
 
     :raises UserError: if it is no archive of ``torch.save``, claims more bytes than it has, or a needed entry does not
@@ -154,12 +154,12 @@ def _require_plain(file: BinaryIO, place: str, shapes_only: bool) -> None:
             entries = archive.infolist()
             plain = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
             if not plain or size < sum(entry.file_size for entry in entries):
-                raise UserError(f"{place}: claims more than its {size} bytes; {FIX}")
+                raise UserError(f"{location}: claims more than its {size} bytes; {FIX}")
             for entry in entries:
                 if not shapes_only or entry.filename.endswith(".pkl"):
                     _require_sum(archive, entry)
     except (zipfile.BadZipFile, ValueError, OSError, EOFError, NotImplementedError) as error:
-        raise UserError(f"{place}: not a whole file of torch.save ({error}); {FIX}") from None
+        raise UserError(f"{location}: not a whole file of torch.save ({error}); {FIX}") from None
 
 
 def _require_sum(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
@@ -169,7 +169,7 @@ def _require_sum(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
             pass
 
 
-def _guarded(load: Callable[[], Any], place: str) -> Any:
+def _guarded(load: Callable[[], Any], location: str) -> Any:
     """Convert the errors of unpickling into a one-line UserError."""
     try:
         return load()
@@ -183,7 +183,7 @@ def _guarded(load: Callable[[], Any], place: str) -> Any:
         reason = "needs more memory than its model has" if short else _brief(error)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, EOFError, OSError, AssertionError) as error:
         reason = _brief(error)
-    raise UserError(f"{place}: {reason}; {FIX}")
+    raise UserError(f"{location}: {reason}; {FIX}")
 
 
 def _brief(error: Exception) -> str:
