@@ -45,6 +45,7 @@ FAMILIES = {
     "pretrained": ("decoders", "outliers", "unfit"),
     "real_decoders": ("real_decoders_gemma", "real_decoders_memory"),
     "rollback": ("table2",),
+    "standby": ("standby_cost",),
 }
 """result file → names of its results that do not start with the file's name"""
 VARIANTS = frozenset(

@@ -168,8 +168,8 @@ class Relay:
     def trouble(self) -> str:
         return self._inner.trouble
 
-    def on_event(self, t: float, event: e.Event) -> None:
-        self._inner.on_event(t, event)
+    def on_event(self, t: float, event: e.Event, notice: int = 0) -> None:
+        self._inner.on_event(t, event, notice)
 
     def on_worked(self, t: float, worked: e.Worked) -> None:
         self._inner.on_worked(t, worked)

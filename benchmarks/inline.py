@@ -147,8 +147,8 @@ class PausedRun(Relay):
         super().__init__(inner)
         return self
 
-    def on_event(self, t: float, event: e.Event) -> None:
-        super().on_event(t, event)
+    def on_event(self, t: float, event: e.Event, notice: int = 0) -> None:
+        super().on_event(t, event, notice)
         if isinstance(event, e.StageReady) and event.loss is not None:
             self._loss = event.loss
 
@@ -285,8 +285,8 @@ class Metered(Relay):
         self._pids: list[int] = []
         self.used: dict[int, float] = {}
 
-    def on_event(self, t: float, event: e.Event) -> None:
-        super().on_event(t, event)
+    def on_event(self, t: float, event: e.Event, notice: int = 0) -> None:
+        super().on_event(t, event, notice)
         if isinstance(event, e.WorkerJoined):
             self._pids.append(event.pid)
 

@@ -22,7 +22,7 @@ class Log:
         self.facts: list[e.Event | d.Decision] = []
         self.worked: list[e.Worked] = []
 
-    def on_event(self, t: float, event: e.Event) -> None:
+    def on_event(self, t: float, event: e.Event, notice: int = 0) -> None:
         self.facts.append(event)
 
     def on_decision(self, t: float, decision: d.Decision) -> None:

@@ -317,7 +317,7 @@ DryRun = Annotated[bool, switch("--dry-run", "print the resolved recipe, for a r
 Quiet = Annotated[bool, switch("--quiet", "no progress display")]
 Seed = Annotated[int, flag("SEED", "seed of random numbers")]
 _LEVELS = f"{', '.join(logs.LEVELS[:-1])} or {logs.LEVELS[-1]} (default: warning here, info in workers' files)"
-_CODE = "import the modules of classes that the recipe or run names as module:Class; this runs their code"
+_CODE = "import the modules of classes that are named as module:Class; this runs their code"
 _SHARED = {
     "allow_code": Annotated[bool, switch(consent.FLAG, _CODE)],
     "log_level": Annotated[Literal["debug", "info", "warning", "error"] | None, flag("LEVEL", _LEVELS, "--log-level")],

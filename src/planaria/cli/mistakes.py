@@ -41,6 +41,7 @@ MOVED = {
     "run accept": "run check FOLDER --accept",
     "run diagnose": "report RUN --waits",
     "run replay": "run check",
+    "standby": "join RUN --standby",
     "swarm credits": "swarm show RUN --credits",
     "swarm drill": "compare RECIPE",
     "swarm explain": "swarm show",

@@ -32,10 +32,15 @@ def _train(
     live_at: Annotated[str | None, address_option("--live-at", ADVANCED)] = None,
     live_name: Annotated[list[str] | None, named_option("--live-name", ADVANCED)] = None,
     live_token_file: Annotated[Path | None, token_option("--live-token-file", ADVANCED)] = None,
+    standby: Annotated[
+        str | None, flag("MODE", "auto or manual: survive the loss of the controller (fleet.standby)")
+    ] = None,
     live_chaos: Annotated[bool, Option("--live-chaos", help=CHAOS, rich_help_panel=ADVANCED)] = False,
     settings: dict[str, str],
 ) -> int:
     """Train a recipe, or resume a run."""
+    if standby is not None:
+        settings = settings | {"fleet.standby": standby}
     if recipe is not None and resume is None:
         from planaria.config.recipe import read
 
@@ -73,8 +78,18 @@ def _join(
     ] = None,
     no_inbound: Annotated[bool, switch("--no-inbound", "other machines cannot connect to this one")] = False,
     cache: Annotated[Path | None, flag("DIR", "cache for files of a run whose folder it does not see")] = None,
+    standby: Annotated[
+        bool, switch("--standby", "add no workers: wait until the run's controller is lost, then lead the run")
+    ] = False,
 ) -> int:
-    """Add this machine to a live run, until Ctrl-C."""
+    """Add this machine to a live run, until Ctrl-C; or wait to lead the run."""
+    if standby:
+        from planaria.runtime.standby import main
+
+        if given := [name for name, value in (("--key-file", key_file), ("--workers", workers)) if value is not None]:
+            raise UserError(f"{given[0]}: a standby adds no workers; leave it out, or leave out --standby")
+        main(Path(run))
+        return 0
     from planaria.cli.commands.join import add_machine
     from planaria.runtime.transport.address import Reach
 

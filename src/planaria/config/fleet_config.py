@@ -39,6 +39,13 @@ class FleetConfig(Section):
     """CPU threads of each worker"""
     gpu_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """ray, with train.device = 'cuda': share of a GPU reserved for each worker"""
+    standby: Literal["off", "auto", "manual"] = "off"
+    """whether the run survives the loss of its controller: auto (a standby on this machine takes over), manual (start
+    one with `planaria join RUN --standby`), off (resume from the newest checkpoint)"""
+    orphan_s: Annotated[Seconds, Field(gt=0)] = 60.0
+    """with a standby: how long workers wait for a controller"""
+    lease_s: Annotated[Seconds, Field(gt=0)] = 1.0
+    """with a standby: how long a controller may be stopped (SIGSTOP) before it is killed and replaced"""
     replace: bool = True
     """start a new worker for each one that dies; if false, the run continues with the remaining ones"""
     heartbeat_s: bounds.Heartbeat = 0.25

@@ -87,7 +87,7 @@ class OptimConfig(Section):
     options: Options = Options()
     """options of the kind"""
     lr: Annotated[float, Field(gt=0)] = 1e-3
-    """peak learning rate of AdamW, and of Muon scaled to equal update sizes"""
+    """peak learning rate; Muon's is scaled to the update sizes of AdamW"""
     beta1: Fraction = 0.9
     """decay of the first moment"""
     beta2: Fraction = 0.999

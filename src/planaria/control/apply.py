@@ -43,6 +43,11 @@ def _(fact: e.RunStarted, run: RunState) -> RunState:
 
 
 @handles
+def _(fact: e.LeaderStarted, run: RunState) -> RunState:
+    return reconsider_all(replace(run, term=fact.term))
+
+
+@handles
 def _(fact: e.WorkerJoined, run: RunState) -> RunState:
     born = run.workers.get(fact.worker, WorkerState(fact.incarnation, "starting"))
     timed = replace(born, memory=fact.memory, layer_s=fact.layer_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import signal
 import time
 from collections.abc import Callable, Iterable
@@ -31,6 +32,7 @@ from planaria.control.protocols import FaultSource, Observer, RoutePlanner
 from planaria.control.relay_watch import RelayWatch
 from planaria.control.state import RunState
 from planaria.control.state_file import STATE, StateWriter
+from planaria.control.takeover import Takeover
 from planaria.control.worker_assignment import exposed
 from planaria.runtime.checkpoint.store import MANIFEST, CheckpointManifest, CheckpointStore, named
 from planaria.runtime.fleet.base import Elastic, FaultRequested, Joined, Leaving, Left, Notice, Reported, WorkerEnded
@@ -53,11 +55,15 @@ class Controller:
         chaos: FaultSource,
         planner: RoutePlanner | None = None,
         relays: RelayWatch | None = None,
+        takeover: Takeover | None = None,
     ) -> None:
-        """:param planner: replans the routes of runs with a schedule when nodes are lost.
+        """:param started: start of this part of the run.
+        :param takeover: continue a run whose controller was lost.
+        :param planner: replans the routes of runs with a schedule when nodes are lost.
         :param relays: watches relays, in runs that use them.
         """
-        self.state = RunState.start(started)
+        self.state = RunState.start(started) if takeover is None else takeover.state
+        self._takeover = takeover
         self._config, self._fleet, self._folder = config, fleet, folder
         self._observer, self._chaos, self._planner = observer, chaos, planner
         self._relays = relays
@@ -81,7 +87,10 @@ class Controller:
 
         :param stop_asked: returns a reason once a stop is requested.
         """
-        self._process_event(self.state.settings)
+        if self._takeover is None:
+            self._process_event(self.state.settings)
+        else:
+            self._continue(self._takeover)
         while not self.state.over:
             for notice in self._fleet.poll(self._patience()):
                 self._handle(notice)
@@ -96,6 +105,30 @@ class Controller:
         self._write_state()
         assert self._ending is not None
         return self._ending
+
+    def _continue(self, takeover: Takeover) -> None:
+        """Lead a run whose controller was lost: log that, repeat its last orders, and decide what is due."""
+        now = time.monotonic()
+        started = e.LeaderStarted(
+            term=takeover.state.term + 1, pid=os.getpid(), cause=takeover.cause, wall_time=time.time(),
+            silent_s=max(0.0, now - takeover.silent_since), lost_s=max(0.0, now - takeover.noticed),
+        )  # fmt: skip
+        self._record(now, started)
+        for replica in self.state.live.values():
+            self._deadlines.ask(now, replica.waiting)
+        for decision in takeover.repeat:
+            self._carry_out(decision)
+        self._decide_all(self._lost_machines())
+
+    def _lost_machines(self) -> list[e.Event]:
+        """Return the loss of all joined machines: their connections ended with the former controller; they rejoin."""
+        detail = "its controller was lost"
+        left = [host for host, known in self.state.hosts.items() if known.workers]
+        lost = [(name, w.incarnation) for name, w in self.state.workers.items() if w.host and w.status != "dead"]
+        return [
+            *(e.HostLeft(host=host, detail=detail) for host in left),
+            *(e.WorkerLost(worker=w, incarnation=n, cause="connection", detail=detail) for w, n in lost),
+        ]
 
     def _look_at_the_clock(self, now: float) -> None:
         """Report waits that exceeded their deadlines."""
@@ -134,7 +167,7 @@ class Controller:
                 lost = e.WorkerLost(
                     worker=notice.worker, incarnation=notice.incarnation, cause=notice.cause, detail=notice.detail
                 )
-                self._process_event(lost)
+                self._process_event(lost, notice.number)
         elif isinstance(notice, Leaving):
             leaving = e.WorkerLeaving(worker=notice.worker, incarnation=notice.incarnation, detail=notice.detail)
             self._process_event(leaving)
@@ -152,7 +185,7 @@ class Controller:
                 self._deadlines.learn(report)
                 self._observer.on_worked(time.monotonic(), report)
             else:
-                self._process_event(report)
+                self._process_event(report, notice.number)
         else:
             self._turn_away(notice)
 
@@ -183,16 +216,26 @@ class Controller:
                 kind = e.REPORT.validate_json(report.text).kind
             self._process_event(e.ZombieIgnored(worker=report.worker, incarnation=report.incarnation, report=kind))
 
-    def _process_event(self, event: e.Event) -> None:
-        """Apply an event, then decide and carry out decisions until there are none."""
+    def _process_event(self, event: e.Event, notice: int = 0) -> None:
+        """Apply an event, then decide and carry out decisions until there are none.
+
+        :param notice: number of the notice that reported it.
+        """
         t = time.monotonic()
-        self._observer.on_event(t, event)
-        log_fact(log, event)
-        self.state = apply(event, self.state)
+        self._record(t, event, notice)
         if isinstance(event, e.EdgeBroken):
             self._broken_edges.note(t, event, self.state)
+        self._decide_all([*self._chaos.on_event(t, event, self.state)])
+
+    def _record(self, t: float, event: e.Event, notice: int = 0) -> None:
+        """Log an event and apply it."""
+        self._observer.on_event(t, event, notice)
+        log_fact(log, event)
+        self.state = apply(event, self.state)
+
+    def _decide_all(self, further: list[e.Event]) -> None:
+        """Decide and carry out decisions until there are none, then process ``further`` events."""
         chosen: e.IntervalChosen | None = None
-        further: list[e.Event] = [*self._chaos.on_event(t, event, self.state)]
         while (decision := decide(self.state)) is not None:
             t = time.monotonic()
             self.state = apply(decision, self.state)

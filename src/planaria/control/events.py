@@ -238,8 +238,26 @@ class ZombieIgnored(Fact):
     report: str
 
 
+class LeaderStarted(Fact):
+    """A standby leads the run after its controller was lost; workers, stages and the current step are unaffected."""
+
+    kind: Literal["leader_started"] = "leader_started"
+    term: int
+    """counts the controllers of a part of the run; the first one's is 1"""
+    pid: int
+    cause: Literal["exited", "stopped"]
+    """end of the former controller; a stopped one was killed"""
+    silent_s: float
+    """from the former controller's last log line to this event"""
+    lost_s: float
+    """from the moment the loss was noticed to this event"""
+    wall_time: float
+    """seconds since 1970, UTC"""
+
+
 Event = Annotated[
     RunStarted
+    | LeaderStarted
     | WorkerJoined
     | WorkerLost
     | WorkerLeaving

@@ -104,8 +104,9 @@ class RunLog:
             RotatingLog(folder / name, full) for name in (EVENTS, SPANS, METRICS)
         )
 
-    def event(self, t: float, event: Event) -> None:
-        self._events.write(f'{{"t": {t!r}, "event": {event.model_dump_json()}}}')
+    def event(self, t: float, event: Event, notice: int = 0) -> None:
+        numbered = f', "notice": {notice}' if notice else ""
+        self._events.write(f'{{"t": {t!r}, "event": {event.model_dump_json()}{numbered}}}')
 
     def decision(self, t: float, decision: Decision) -> None:
         self._events.write(f'{{"t": {t!r}, "decision": {decision.model_dump_json()}}}')
@@ -129,6 +130,8 @@ class _HistoryLine(Fact):
     t: float
     event: Event | None = None
     decision: Decision | None = None
+    notice: int = 0
+    """number of the notice that reported the event, in runs with a standby"""
 
     @property
     def fact(self) -> Event | Decision:
@@ -221,6 +224,20 @@ def history_of(folder: Path) -> Sequence[Timed]:
 
     sequence = StreamedSequence(entries, lambda entry: entry.kind, _Entry.timed)
     return list(sequence) if events.size <= IN_MEMORY else sequence
+
+
+_NOTICE = re.compile(rb', "notice": (\d+)\}$')
+
+
+def last_notice(folder: Path) -> int:
+    """Return the number of the last notice that the log has an event of, in the current part of the run; 0: none."""
+    events, number = folder / EVENTS, 0
+    for entry in map(_entry, read(events, mark(events))):
+        if entry.kind == "run_started":
+            number = 0
+        elif numbered := _NOTICE.search(entry.line.text):
+            number = max(number, int(numbered[1]))
+    return number
 
 
 def turns_of(folder: Path) -> Iterator[Turn]:

@@ -47,8 +47,8 @@ def replay(history: Iterable[e.Event | Decision]) -> Replay:
                 problems.append(f"record {number}: logged {fact!r}, decided again: {expected!r}")
         else:
             events += 1
-            # Failures during a decision (a seal on a full disk) are logged before the next one.
-            beside = isinstance(fact, e.FaultInjected | e.Trouble) or (
+            # Failures during a decision (a seal on a full disk), and a new controller, come before the next decision.
+            beside = isinstance(fact, e.FaultInjected | e.Trouble | e.LeaderStarted) or (
                 isinstance(fact, e.SaveFailed) and fact.worker == e.CONTROLLER
             )
             if expected is not None and not beside:

@@ -171,6 +171,8 @@ class RunState:
     failed: str = ""
     """a worker's own error that ends the run"""
     over: bool = False
+    term: int = 1
+    """number of the controller that leads this part of the run"""
     undecided: frozenset[int] | None = None
     """replicas that may need a decision; None: all, and the run"""
 

@@ -2,80 +2,37 @@
 
 from __future__ import annotations
 
-import re
-import shutil
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Literal
 
-from planaria.common import digests, documents, logs
-from planaria.common.errors import LedgerError, RunStopped, UserError
+from planaria.common import digests, documents
+from planaria.common.errors import UserError
 from planaria.common.filesystems import is_url
 from planaria.config.consent import allowing
-from planaria.config.registry import blame
 from planaria.config.schema import RunConfig
 from planaria.config.shipped import find
-from planaria.control.decisions import Finish
 from planaria.control.log_segments import DiskReserve
-from planaria.control.logs import EVENTS, ID, identity, read_run
-from planaria.control.state_file import STATE
-from planaria.models.families import family
 from planaria.models.foreign_weights import WeightsFile
 from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
-from planaria.report.observe.listener import Step, StepListener
-from planaria.report.observe.progress import NoProgress, Progress
-from planaria.report.observe.settings import settings as reported_settings
+from planaria.report.observe.listener import Step
 from planaria.report.observe.trackers import trackers
-from planaria.report.observe.watch import About, RunWatch
-from planaria.report.run.ledger import require_exactly_once
-from planaria.report.run.report import write_report
-from planaria.report.run.summary import measured, summary
-from planaria.runtime.checkpoint.mirror import Mirror, mirrored
-from planaria.runtime.complete import complete
+from planaria.runtime.checkpoint.mirror import Mirror
 from planaria.runtime.configuration import Recipe, Settings, configure, named
-from planaria.runtime.engine import fleet, run_folders
-from planaria.runtime.engine.custom_classes import own_classes
-from planaria.runtime.engine.prepare import PreparedRun, on_schedule, prepare
-from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.engine import run_folders
+from planaria.runtime.engine.prepare import on_schedule, prepare
 from planaria.runtime.engine.resumption import require_same_data, take_up
 from planaria.runtime.engine.run_start import START, Origin
 from planaria.runtime.engine.starting_weights import branch_off, starting_weights
-from planaria.runtime.engine.stopping import REQUEST
-from planaria.runtime.import_export import export_run
+from planaria.runtime.fleet.kept_fleet import has_keeper
+from planaria.runtime.leading import MIRRORED, Callbacks, FolderContext, Say, conclude, lead, mirror_of, verified
 from planaria.runtime.prediction.memory import fitted_here
-from planaria.runtime.prediction.preflight_table import table
 from planaria.runtime.prediction.profiling import resized, sized
 from planaria.runtime.run import MODEL, Run
-from planaria.runtime.worker.log_file import last_error
-
-_OUT_OF_MEMORY = re.compile("can't allocate memory|out of memory")
-Say = Callable[[str], None]
-FolderContext = Callable[[Path], AbstractContextManager[object]]
-"""context manager to enter while a run is trained, given its folder"""
-MIRRORED = dict.fromkeys((*run_folders.KEPT, ID, STATE, digests.FILE), SCHEDULE_BYTES) | {EVENTS: 1 << 40}
-"""files of a run that are stored with its checkpoints, and the limit of each in bytes when it is fetched"""
-
-
-@dataclass(frozen=True)
-class Callbacks:
-    """Callbacks of a run, and its stop event."""
-
-    progress: bool
-    say: Say
-    on_step: Callable[[Step], object] | None
-    stop: Event | None
-    beside: FolderContext = nullcontext
-
-    def stopped(self) -> bool:
-        """Return whether the run should stop after a whole step."""
-        return self.stop is not None and self.stop.is_set()
-
-    @property
-    def of_data(self) -> Say | None:
-        return self.say if self.progress else None
+from planaria.runtime.standby import stand_by
 
 
 def train(
@@ -162,9 +119,9 @@ def _begin(config: RunConfig, callbacks: Callbacks, again: bool) -> Run:
         if config.routing.schedule is not None:
             digests.put(folder, {run_folders.SCHEDULE: documents.data(Path(config.routing.schedule), SCHEDULE_BYTES)})
             prepared = prepared.with_config(on_schedule(config, (folder / run_folders.SCHEDULE).absolute()))
-        mirror = _mirror(config, folder, again)
+        mirror = mirror_of(config, folder, again)
         with run_folders.held(folder):
-            return _train(replace(prepared, parent=None), folder, origin, mirror, callbacks)
+            return lead(replace(prepared, parent=None), folder, origin, mirror, callbacks)
     except (UserError, OSError, MemoryError) as error:
         if not run_folders.has_trained(folder):
             if mirror is not None:
@@ -199,7 +156,17 @@ def _folder(run: Recipe, changes: Settings, notify: Say) -> Path:
 
 
 def _resume(folder: Path, changes: Settings, checkpoint: str | None, callbacks: Callbacks, auto: bool) -> Run:
-    """Resume a run from its newest or the named checkpoint; ``auto``: accept a run without steps left."""
+    """Resume a run from its newest or the named checkpoint; ``auto``: accept a run without steps left.
+
+    A run whose workers still wait for a controller continues with them.
+    """
+    if checkpoint is None and has_keeper(folder) and not run_folders.is_held(folder):
+        if changes:
+            raise UserError(
+                f"{folder}: its workers are alive and continue with its own settings; resume it without "
+                f"--{next(iter(changes))}, or end the workers first (`pkill -f 'planaria keeper'`)"
+            )
+        return stand_by(folder, callbacks) or Run(folder)
     changes = resized(folder, changes, callbacks.say, callbacks.stopped)
     there = take_up(folder, changes, checkpoint, callbacks.say)
     config, saved, origin = there.config, there.saved, there.origin
@@ -207,8 +174,8 @@ def _resume(folder: Path, changes: Settings, checkpoint: str | None, callbacks: 
     if there.done and unexported and (auto or not changes):
         with run_folders.held(folder):  # it was killed before its export
             DiskReserve(folder).release()
-            _conclude(config, folder, callbacks.say)
-        return _verified(folder)
+            conclude(config, folder, callbacks.say)
+        return verified(folder)
     if there.done:
         steps = config.train.steps
         done = f"{folder}: all {steps} steps are done; give more with --train.steps {2 * steps}"
@@ -221,7 +188,7 @@ def _resume(folder: Path, changes: Settings, checkpoint: str | None, callbacks: 
     for line in prepared.notes:
         callbacks.say(line)
     parent = starting_weights(config) if saved is None and origin.recalled is None else None
-    mirror = _mirror(config, folder)
+    mirror = mirror_of(config, folder)
     with run_folders.held(folder):
         given, kept = config.routing.schedule, (folder / run_folders.SCHEDULE).absolute()
         if given is not None and Path(given) != kept:
@@ -232,139 +199,7 @@ def _resume(folder: Path, changes: Settings, checkpoint: str | None, callbacks: 
             there.store.set_aside_after(saved)
         if parent is not None:
             origin = replace(branch_off(parent, folder, config), generation=origin.generation)
-        return _train(prepared, folder, origin, mirror, callbacks)
-
-
-def _mirror(config: RunConfig, folder: Path, again: bool = False) -> Mirror | None:
-    """Return the store of the run's checkpoints; None if the recipe names none.
-
-    :raises UserError: if it cannot be written to, or holds another run of that name.
-    """
-    if config.checkpoint.store is None:
-        return None
-    mirror = Mirror(config.checkpoint.store, folder.name)
-    mirror.claim(folder, again)
-    return mirror
-
-
-def _train(prepared: PreparedRun, folder: Path, origin: Origin, mirror: Mirror | None, callbacks: Callbacks) -> Run:
-    """Train in ``folder``, which the caller holds; then report the outcome."""
-    config, before = prepared.config, run_folders.log_size(folder)
-    followers = trackers(config.observe)
-    run_folders.keep(folder, config, prepared.dataset, prepared.trace)
-    if callbacks.progress:
-        speed = measured(read_run(folder)).tokens_per_s if origin.step else None
-        step_s = config.samples * config.model.context / speed if speed else None
-        for line in table(config, origin.step, step_s):
-            callbacks.say(line)
-    display = Progress() if callbacks.progress else NoProgress()
-    listener = None if callbacks.on_step is None else StepListener(display, callbacks.on_step)
-    about = About(identity(folder), reported_settings(config)) if followers else None
-    watch = RunWatch(folder, config.samples * config.model.context, listener or display, followers, about)
-
-    def asked() -> bool:
-        return callbacks.stopped() or (listener is not None and listener.error is not None)
-
-    try:
-        with mirrored(mirror, folder, MIRRORED, callbacks.say), callbacks.beside(folder):
-            ending = _engine(prepared, folder, watch, origin, asked)
-    finally:
-        watch.close()
-    if ending.outcome == "finished":
-        _conclude(config, folder, callbacks.say)
-    elif ending.outcome != "stopped" and not run_folders.has_trained(folder, before):
-        raise UserError("; ".join(filter(None, (ending.reason, last_error(folder, watch.lost)))))
-    else:
-        callbacks.say(f"report        {_report(folder)}")
-        callbacks.say(f"workers' logs {folder / 'workers'}\nresume with   planaria train --resume {folder}")
-    if listener is not None and listener.error is not None:
-        raise listener.error
-    if ending.outcome == "finished" or ending.reason == REQUEST:
-        return _verified(folder)
-    wrong: UserError | RunStopped
-    if ending.outcome == "failed" or watch.trouble:
-        wrong = UserError(ending.reason)
-    else:
-        reason = f"stopped by {ending.reason}" if ending.outcome == "stopped" else ending.reason
-        wrong = RunStopped("; ".join(filter(None, (reason, ending.detail, _remedy(prepared.run, ending)))))
-    wrong.folder = folder
-    raise wrong
-
-
-def _verified(folder: Path) -> Run:
-    """Return the run if its log shows that every sample was used exactly once; LedgerError if not."""
-    run = Run(folder)
-    try:
-        require_exactly_once(run.record)
-    except LedgerError as error:
-        error.folder = folder
-        raise
-    return run
-
-
-def _remedy(run: ResolvedRun, ending: Finish) -> str:
-    """Return the strategy that would have continued a run whose own could not rebuild a stage; empty if none would."""
-    refused = ending.outcome == "cannot" and " cannot, " in ending.reason
-    if not refused or "checkpoint" in run.recovery.strategies or run.recovery.control:
-        return ""
-    return (
-        "to roll back to the newest checkpoint instead, add ', checkpoint': "
-        f"--recovery.strategy '{run.config.recovery.strategy}, checkpoint'"
-    )
-
-
-def _engine(
-    prepared: PreparedRun, folder: Path, watch: RunWatch, origin: Origin, requested: Callable[[], bool]
-) -> Finish:
-    """Run the engine of the recipe until the run ends.
-
-    :raises UserError: if the run cannot start, or there is not enough memory.
-    """
-    config = prepared.config
-    try:
-        with logs.about(lambda: {"run": folder.name}):
-            return fleet.train(prepared, folder, watch, origin, requested)
-    except (OSError, MemoryError, UserError):
-        raise
-    except (Exception, SystemExit) as error:
-        if isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)):
-            raise UserError(f"out of memory: {error}; choose a smaller model or microbatch") from error
-        if not (detail := blame(error, own_classes(config))):
-            raise
-        return Finish(outcome="failed", reason=detail)
-
-
-def _conclude(config: RunConfig, folder: Path, notify: Say) -> None:
-    """Report the results of a finished run, then write its report and model.
-
-    :raises UserError: if the model cannot be exported; it remains in its checkpoint.
-    """
-    for line in summary(read_run(folder)):
-        notify(line)
-    chosen = family(config.model)
-    if config.prompt:
-        none = f"none: model.family = {config.model.family!r} does not complete texts"
-        notify(f"completion    {complete(folder, config.prompt) if chosen.whole else none}")
-    notify(f"report        {_report(folder)}")
-    if not chosen.named:
-        notify(f"model         {run_folders.newest_whole(folder).folder}, stage by stage")
-        return
-    if (folder / MODEL).exists():  # from an earlier part of the run
-        shutil.rmtree(folder / MODEL)
-    try:
-        model = export_run(folder, folder / MODEL)
-    except UserError as error:
-        command = f"planaria export {folder} --to {folder / MODEL}"
-        raise UserError(f"{error}: the run is finished and saved; after fixing that, run `{command}`") from error
-    notify(f"model         {model}")
-
-
-def _report(folder: Path) -> str:
-    """Write the report; return its path, or why that failed, so that the outcome of the run is still reported."""
-    try:
-        return str(write_report(folder))
-    except UserError as error:
-        return f"none: {error}"
+        return lead(prepared, folder, origin, mirror, callbacks)
 
 
 def _discard(line: str) -> None:

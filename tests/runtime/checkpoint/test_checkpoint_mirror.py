@@ -17,7 +17,7 @@ from planaria.models.packing import entries
 from planaria.runtime.checkpoint.mirror import ID, MOST_BYTES, Mirror, mirrored
 from planaria.runtime.checkpoint.stage_file import read_stage
 from planaria.runtime.checkpoint.store import MANIFEST, CheckpointStore
-from planaria.runtime.training import MIRRORED
+from planaria.runtime.leading import MIRRORED
 from waiting import until
 
 pytestmark = pytest.mark.timeout(200)

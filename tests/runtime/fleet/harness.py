@@ -123,8 +123,8 @@ class _Hooked(RunWatch):
         super().__init__(folder_of(config), config.samples * config.model.context, NoProgress())
         self._hook, self._workers = hook, LiveWorkers(folder_of(config))
 
-    def on_event(self, t: float, event: e.Event) -> None:
-        super().on_event(t, event)
+    def on_event(self, t: float, event: e.Event, notice: int = 0) -> None:
+        super().on_event(t, event, notice)
         if isinstance(event, e.WorkerJoined):
             self._workers.pids[event.worker] = event.pid
 

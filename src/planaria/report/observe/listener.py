@@ -50,6 +50,9 @@ class StepListener(NoProgress):
     def on_decision(self, t: float, decision: Decision) -> None:
         self._display.on_decision(t, decision)
 
+    def recall(self, t: float, fact: Event | Decision) -> None:
+        self._display.recall(t, fact)
+
     def on_metric(self, metric: Metric) -> None:
         self._display.on_metric(metric)
         if isinstance(metric, ValidationMetric):

@@ -36,6 +36,9 @@ class NoProgress:
     def on_metric(self, metric: Metric) -> None:
         """Process the metrics of a step or validation."""
 
+    def recall(self, t: float, fact: Event | Decision) -> None:
+        """Process an event or decision of an earlier controller without showing it."""
+
     def stop(self) -> None:
         """End the display."""
 
@@ -74,6 +77,11 @@ class Progress(NoProgress):
         if isinstance(decision, Form) and decision.goes_back:
             self._printed = self._tenth()
         self._refresh()
+
+    def recall(self, t: float, fact: Event | Decision) -> None:
+        self._narrator.tell(t, fact)
+        self._done = self._members.progress
+        self._printed = self._tenth()
 
     def on_metric(self, metric: Metric) -> None:
         if isinstance(metric, StepMetric):

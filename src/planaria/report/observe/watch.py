@@ -23,7 +23,7 @@ from planaria.control import decisions as d
 from planaria.control import events as e
 from planaria.control.log_segments import DiskReserve
 from planaria.control.logs import RunLog
-from planaria.control.run_record import Metric, StepMetric
+from planaria.control.run_record import Metric, StepMetric, Timed
 from planaria.report.observe.progress import NoProgress
 from planaria.report.observe.settings import Setting
 from planaria.report.observe.tally import RunTally
@@ -85,8 +85,21 @@ class RunWatch:
         self._metrics = StepMetrics(tokens_per_step)
         self._naming, self._sample = Naming(), ReportSampling()
 
-    def on_event(self, t: float, event: e.Event) -> None:
-        self._note(partial(self._log.event, t, event))
+    def recall(self, history: Iterable[Timed]) -> None:
+        """Continue the log of a run whose controller was lost, after ``history``."""
+        for t, fact in history:
+            if isinstance(fact, e.RunStarted):
+                self._naming = Naming(fact)
+                self._progress.start(fact.steps, fact.first_step)
+            self._progress.recall(t, fact)
+            self._tally.take(t, fact)
+            if isinstance(fact, d.Form):
+                self._sample.form(fact.replica, fact.step)
+            self._metrics.take(t, fact)
+        self._begin()
+
+    def on_event(self, t: float, event: e.Event, notice: int = 0) -> None:
+        self._note(partial(self._log.event, t, event, notice))
         if isinstance(event, e.RunStarted):
             self._naming = Naming(event)
             self._progress.start(event.steps, event.first_step)

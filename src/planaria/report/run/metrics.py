@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, cast
 
 from planaria.control import decisions as d
 from planaria.control import events as e
@@ -55,6 +55,12 @@ class StepMetrics:
         """number of uncommitted blocks"""
         self._whole = 0
         """steps before this one are in the last checkpoint but one"""
+
+    def take(self, t: float, fact: e.Event | d.Decision) -> Metric | None:
+        """Return the record that an event or a decision completes, else None."""
+        if isinstance(fact, d.Decision.__args__[0].__args__):
+            return self.on_decision(t, fact)
+        return self.on_event(t, cast(e.Event, fact))
 
     def on_event(self, t: float, event: e.Event) -> ValidationMetric | None:
         """Return a validation's record with its last report, else None."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 
+from planaria.control.events import LeaderStarted
 from planaria.control.run_record import RunRecord, StepMetric, ValidationMetric
 from planaria.report.run import features
 from planaria.report.run.diagnosis import summary_lines as diagnosis_lines
@@ -59,6 +60,8 @@ def summary(record: RunRecord) -> Iterator[str]:
         yield f"{'' if index else 'exchange':<14}{line}"
     yield from features.lines(record)
     yield from memory_lines(record)
+    if lost := [fact.lost_s for _, fact in record.landmarks if isinstance(fact, LeaderStarted)]:
+        yield f"controllers   {len(lost)} lost; replaced after {median(lost):.2f} s (median; maximum {max(lost):.2f} s)"
     slow = list(diagnosis_lines(record))
     yield from slow
     timings = recoveries(record)

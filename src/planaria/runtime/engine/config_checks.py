@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -52,6 +53,8 @@ def check(config: RunConfig) -> ResolvedRun:
         require_network(config.fleet, run_started(resolved, START))
     if config.engine == "fleet" and config.pipeline.layers == "auto":
         _check_sized(config)
+    if config.fleet.standby != "off":
+        _check_standby(config)
     if config.exchange.most is not None and config.engine == "inline":
         raise UserError("exchange.most: no machines join a run in one process; leave it out, or use --engine fleet")
     if config.exchange.most is not None and resolved.replicas == 1 and config.engine == "fleet":
@@ -187,6 +190,19 @@ def require_device(config: RunConfig) -> None:
     """Require the device of an engine that computes in this process; UserError if there is no CUDA device."""
     if config.train.device == "cuda" and not torch.cuda.is_available():
         raise UserError("train.device = 'cuda': this machine has no CUDA device; use 'cpu'")
+
+
+def _check_standby(config: RunConfig) -> None:
+    """Raise UserError if the run's workers cannot outlive its controller."""
+    named = f"fleet.standby = {config.fleet.standby!r}"
+    if config.engine != "fleet":
+        raise UserError(
+            f"{named}: the workers of engine = {config.engine!r} end with its process; use engine = 'fleet'"
+        )
+    if config.fleet.kind != "local":
+        raise UserError(f"{named}: the actors of fleet.kind = {config.fleet.kind!r} end with their driver; use 'local'")
+    if sys.platform != "linux":
+        raise UserError(f"{named}: needs Linux; leave it out, and resume a lost run from its newest checkpoint")
 
 
 def _check_replicas(config: RunConfig) -> None:

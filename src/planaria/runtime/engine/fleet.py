@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import secrets
 import threading
@@ -21,6 +22,7 @@ from planaria.control.decisions import Finish, Replan
 from planaria.control.events import Replanned
 from planaria.control.protocols import Observer
 from planaria.control.relay_watch import RelayWatch
+from planaria.control.takeover import Takeover
 from planaria.data.shards import Data
 from planaria.faults.injector import TraceChaos
 from planaria.models.families import family
@@ -37,7 +39,8 @@ from planaria.runtime.engine.run_start import START, Origin, run_started
 from planaria.runtime.engine.stopping import stop_requested
 from planaria.runtime.fleet.base import Elastic, Fleet, FleetWork, WorkerHost
 from planaria.runtime.fleet.joining import kept_key
-from planaria.runtime.fleet.local import ground
+from planaria.runtime.fleet.kept_fleet import KeptFleet, start_keeper
+from planaria.runtime.fleet.local import devices_here, ground
 from planaria.runtime.fleet.open_fleet import JoinInfo, OpenFleet
 from planaria.runtime.prediction.memory import predicted_bytes
 from planaria.runtime.transport.address import Reach
@@ -45,7 +48,7 @@ from planaria.runtime.transport.listener import no_answer
 from planaria.runtime.transport.secure import new_key
 from planaria.runtime.worker import worker
 from planaria.runtime.worker.setup import CHECKPOINTS, DATA, RUN, SETUP, Setup
-from planaria.runtime.worker.snapshots import prepare_memory
+from planaria.runtime.worker.snapshots import memory_of, prepare_memory
 
 log = logging.getLogger(__name__)
 PRELOAD = [worker.__name__, link_survey_node.__name__, "torch._dynamo"]
@@ -63,10 +66,12 @@ def train(
     observer: Observer,
     origin: Origin = START,
     stop: Callable[[], bool] | None = None,
+    takeover: Takeover | None = None,
 ) -> Finish:
     """Train with workers in processes, on a Ray cluster or in this process; return how the run ended.
 
-    ``stop`` is polled; the run stops after a whole step when it returns true.
+    ``stop`` is polled; the run stops after a whole step when it returns true. ``takeover``: lead the living workers of
+    a run whose controller was lost.
 
     :raises UserError: if the port is taken or the cluster is unsuitable; then no worker was started.
     """
@@ -74,19 +79,23 @@ def train(
     if inline:
         prepared = prepared.with_config(inline_config(prepared.config))
     config, resolved = prepared.config, prepared.run
-    started = run_started(resolved, origin).model_copy(update={"predicted_bytes": predicted_bytes(config)})
+    if takeover is None:
+        started = run_started(resolved, origin).model_copy(update={"predicted_bytes": predicted_bytes(config)})
+    else:
+        started = takeover.state.settings
     planner = None if resolved.schedule is None else Replanner(resolved.schedule, config.seed)
-    memory = prepare_memory(resolved, folder, started)
+    memory = prepare_memory(resolved, folder, started) if takeover is None else memory_of(resolved, folder)
     with ExitStack() as ending:
         requested = ending.enter_context(stop_requested(stop))
         place: AbstractContextManager[Elastic] = (
             one_process(resolved, prepared.dataset, folder, started.offset, started.part)
             if inline
-            else opened(config, prepared.dataset, folder, started.own_workers, started.offset, started.part)
+            else opened(config, prepared.dataset, folder, started.own_workers, started.offset, started.part, takeover)
         )
         fleet = ending.enter_context(place)
         chaos = TraceChaos(prepared.trace, fleet, folder / CHECKPOINTS, origin.next_fault)
-        controller = Controller(config, started, fleet, folder, observer, chaos, planner, _relay_watch(config))
+        relays = _relay_watch(config)
+        controller = Controller(config, started, fleet, folder, observer, chaos, planner, relays, takeover)
         finish = controller.run(requested)
         if inline:
             observer.on_worked(time.monotonic(), peak_report(controller.state.progress))
@@ -108,22 +117,37 @@ def _relay_watch(config: RunConfig) -> RelayWatch | None:
 
 @contextmanager
 def opened(
-    config: RunConfig, data: Data, folder: Path, workers: int, offset: int = 0, part: str = ""
+    config: RunConfig,
+    data: Data,
+    folder: Path,
+    workers: int,
+    offset: int = 0,
+    part: str = "",
+    takeover: Takeover | None = None,
 ) -> Iterator[OpenFleet]:
     """Yield a run's fleet with room for ``workers`` own workers.
 
     :param offset: first sample of block 0
     :param part: name of this part of the run
+    :param takeover: lead workers that a keeper owns, instead of starting some
     :raises UserError: if the port is taken or the cluster is unsuitable.
     """
     with ground(config.fleet, workers) as host:
+        kept = None if takeover is None else KeptFleet(folder, takeover.state.term + 1, takeover.notice)
         reach = Reach(advertise=config.fleet.advertise, ports=config.fleet.ports)
-        key, sign = _key(config), secrets.token_hex(16)
+        key, sign = (_key(config), secrets.token_hex(16)) if kept is None else _shared(kept.shared)
         require_answers(config.fleet, key)
         logs = from_environment()
         setup = Setup(config, folder, data.folder, host.host, key, offset, reach, part=part, sign=sign, log=logs)
-        with closing(_open(host, setup, data.folders, workers)) as fleet:
+        hosts = () if takeover is None else takeover.state.hosts
+        with closing(_open(host, setup, data.folders, workers, kept, 1 + len(hosts))) as fleet:
             yield fleet
+
+
+def _shared(text: str) -> tuple[bytes, str]:
+    """Return the run's key and sign, as an earlier controller has left them with the keeper."""
+    shared = json.loads(text)
+    return bytes.fromhex(shared["key"]), shared["sign"]
 
 
 def _key(config: RunConfig) -> bytes:
@@ -134,9 +158,16 @@ def _key(config: RunConfig) -> bytes:
     return new_key() if config.fleet.key is None else kept_key(Path(config.fleet.key), new_key())
 
 
-def _open(host: WorkerHost, setup: Setup, data: Sequence[Path], workers: int) -> OpenFleet:
+def _open(
+    host: WorkerHost,
+    setup: Setup,
+    data: Sequence[Path],
+    workers: int,
+    kept: KeptFleet | None = None,
+    first: int = 1,
+) -> OpenFleet:
     """Open a fleet and its entry file in the run's folder for machines that join; ``data``: folders of the prepared
-    data.
+    data; ``kept``: living workers of the run; ``first``: number of the first machine that joins.
     """
     config = setup.config
     remote = replace(setup, folder=setup.folder.absolute(), dataset=setup.dataset.absolute())
@@ -146,10 +177,18 @@ def _open(host: WorkerHost, setup: Setup, data: Sequence[Path], workers: int) ->
     def home(relay: str) -> Fleet:
         entry = partial(worker.main, replace(setup, reach=replace(setup.reach, relay=relay)))
         settle = partial(settled, remote, Path.cwd(), None, _note)  # no relay: all nodes of a cluster reach each other
-        return host.fleet(FleetWork(entry, preload_for(config), workers, settle, files, setup.key, needs(config)))
+        if kept is not None:
+            return kept
+        work = FleetWork(entry, preload_for(config), workers, settle, files, setup.key, needs(config))
+        if config.fleet.standby == "off":
+            return host.fleet(work)
+        shared = json.dumps({"key": setup.key.hex(), "sign": setup.sign})
+        devices = devices_here(work.needs, work.workers).devices
+        keeper = start_keeper(setup.folder, work, config.fleet, devices, shared)
+        return KeptFleet(setup.folder, term=1, child=keeper)
 
     plain = SETUP.dump_json(replace(remote, reach=Reach())).decode()
-    terms = JoinInfo(plain, config.pipeline.stages + 1, setup.sign, files)
+    terms = JoinInfo(plain, config.pipeline.stages + 1, setup.sign, files, first)
     return OpenFleet(home, config.fleet, host.host, setup.key, terms, setup.folder)
 
 

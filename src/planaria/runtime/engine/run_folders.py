@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 from planaria.common import digests, documents
 from planaria.common.atomic import write_error
@@ -211,12 +212,30 @@ def is_held(folder: Path) -> bool:
         return True
 
 
+LOCK = "lock"
+"""locked by the process that leads the run, and holds its process id"""
+
+
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
     """Lock the run for training; UserError if it is locked."""
-    with (folder / "lock").open("w") as file:
+    with (folder / LOCK).open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(f"{folder}: is being trained right now; stop that first, or start another run") from None
+        sign_lock(file)
         yield
+
+
+def is_awaited(folder: Path) -> bool:
+    """Return whether a standby on this machine waits for the run's lock."""
+    lock = f":{(folder / LOCK).stat().st_ino} "
+    return any("->" in line and lock in line for line in Path("/proc/locks").read_text().splitlines())
+
+
+def sign_lock(file: IO[str]) -> None:
+    """Write this process's id into the run's lock, which it holds."""
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()

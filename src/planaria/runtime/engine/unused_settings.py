@@ -80,6 +80,8 @@ RULES: dict[str, tuple[Used, str]] = {
     "train.schedule_steps": (lambda c: c.optim.schedule != "constant", "a constant learning rate has no end"),
     "optim.decay": (lambda c: c.optim.schedule == "wsd", "only optim.schedule = 'wsd' has a decay"),
     "fleet.join_s": (lambda c: c.fleet.own is not None, "only a run with fleet.own waits for machines to join"),
+    "fleet.orphan_s": (lambda c: c.fleet.standby != "off", "only a run with fleet.standby uses it"),
+    "fleet.lease_s": (lambda c: c.fleet.standby != "off", "only a run with fleet.standby uses it"),
     "fleet.address": (lambda c: c.fleet.kind == "ray", "only fleet.kind = 'ray' has one"),
     "fleet.gpu_share": (
         lambda c: c.fleet.kind == "ray" and c.train.device == "cuda",

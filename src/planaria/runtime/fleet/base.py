@@ -49,6 +49,8 @@ class Reported:
     worker: str
     incarnation: int
     text: bytes
+    number: int = 0
+    """of a notice that a keeper delivers once, to one controller or the next; 0: not counted"""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ class WorkerEnded:
     incarnation: int
     cause: Literal["connection", "exit", "heartbeat"]
     detail: str
+    number: int = 0
+    """as of :class:`Reported`"""
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from planaria.common.errors import UserError
 
 VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
@@ -113,6 +111,8 @@ def require_devices(called: str, needs: DeviceNeeds, devices: Inventory, workers
 
 def inventory(environ: Mapping[str, str] = os.environ) -> Inventory:
     """Return the devices visible by ``CUDA_VISIBLE_DEVICES``, in its order; all if it is unset."""
+    import torch  # slow, and the keeper of a run's workers does without it
+
     if torch.version.cuda is None:
         return Inventory(lacks="its torch is built without CUDA")
     program = shutil.which("nvidia-smi", path=environ.get("PATH"))

@@ -56,16 +56,17 @@ class JoinedMachines:
         silence_s: float,
         usual: int = 1,
         start_s: float = START_S,
+        first: int = 1,
     ) -> None:
         """``setup``: configuration for starting workers, as JSON; ``usual``: workers of one replica; ``start_s``: limit
-        for a machine's preparation.
+        for a machine's preparation; ``first``: number of the first machine.
         """
         self._queue, self._setup, self._silence_s, self._usual = queue, setup, silence_s, usual
         self._start_s = start_s
         self._guests: dict[str, _Guest] = {}
         self._host_of: dict[str, str] = {}
         """worker → machine of its current or next process"""
-        self._numbers = count(1)
+        self._numbers = count(first)
         self._guarded = threading.RLock()
         self._over = False
         self.goodbye = joining.Goodbye(reason="the run is over")
@@ -235,6 +236,8 @@ class JoinInfo:
     """identifies the run's folder"""
     files: Mapping[str, Path]
     """folders served to them, by the first part of a file's name"""
+    first: int = 1
+    """number of the first machine that joins; an earlier controller may have used smaller ones"""
 
 
 class OpenFleet:
@@ -250,7 +253,9 @@ class OpenFleet:
 
         def guests(queue: NewsQueue, board: Switchboard) -> JoinedMachines:
             board.asked = FileServer(terms.files).serve
-            self._guests = JoinedMachines(queue, board, terms.setup, silence_s, terms.usual, config.start_timeout_s)
+            self._guests = JoinedMachines(
+                queue, board, terms.setup, silence_s, terms.usual, config.start_timeout_s, terms.first
+            )
             self._board = board
             return self._guests
 

@@ -31,6 +31,12 @@ def die_with_parent() -> None:
     _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
 
 
+def outlive_parent() -> None:
+    """Undo :func:`die_with_parent`, and leave the parent's session: signals of its terminal do not arrive."""
+    _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(0))
+    os.setsid()
+
+
 def be_called(name: str) -> None:
     """Set the name of the process in `ps` and `top` (15 bytes)."""
     _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]))

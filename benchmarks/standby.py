@@ -1,0 +1,124 @@
+"""Runs whose controller is killed again and again: how long nobody leads, what is lost, and what a standby costs."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from pathlib import Path
+from statistics import median
+
+from benchmarks.common import RUNS, interleaved, ratios
+from benchmarks.fleet_run import MODEL_FLAGS, finished, real_stages, step_seconds
+from benchmarks.harness import Claim, Flag, Measurement, Row, benchmark, start
+from planaria.common.errors import UserError
+from planaria.config import recipe
+from planaria.config.schema import RunConfig
+from planaria.control import decisions as d
+from planaria.control import events as e
+from planaria.control import state_file
+from planaria.control.logs import RunRecord, read_run
+from planaria.report.run.ledger import prove_exactly_once
+from planaria.runtime.engine import run_folders
+
+SKIP = 5
+
+
+@benchmark("standby", kills=Flag(30), seed=1, **MODEL_FLAGS)
+def run_kills(given: Namespace) -> Measurement:
+    """Kill each controller of a run (SIGKILL) once its standby waits, at random moments; the standby leads, and starts
+    the next one.
+
+    A gap is from the signal to the first order of the next controller; workers finish their step meanwhile. Claims:
+    median gap <= 1 s; the losses equal an undisturbed run's to the last bit; no sample is lost or used twice; no worker
+    is left.
+    """
+    steps = given.kills * 40
+    config = _with_standby(real_stages(given, "standby", steps, spares=1, save_every=50), "auto")
+    calm = finished(_named(real_stages(given, "standby-calm", steps, spares=1, save_every=50), "standby-calm"))
+    killed_at, record = _killed(config, given.kills, random.Random(given.seed))
+    gaps = _gaps(record, killed_at)
+    differing = sum(a.loss != b.loss for a, b in zip(calm.trained, record.trained, strict=True))
+    return [
+        Row("gap between controllers, s", gaps, "0", Claim(high=1.0), {"max": max(gaps), "kills": len(gaps)}),
+        Row("steps with another loss", [differing], "0", Claim(high=0)),
+        Row("samples lost or used twice", [len(prove_exactly_once(record))], "0", Claim(high=0)),
+        Row("workers left", [len(_left(record.folder))], "0", Claim(high=0)),
+    ]  # fmt: skip
+
+
+@benchmark("standby_cost", repeats=Flag(5), steps=Flag(60), **MODEL_FLAGS)
+def run_cost(given: Namespace) -> Measurement:
+    """Step times with workers under a keeper and under the controller itself, in turns. Claim: <= 1.01."""
+
+    def side(standby: str) -> float:
+        config = _with_standby(real_stages(given, f"cost-{standby}", given.steps, spares=1, save_every=0), standby)
+        return median(step_seconds(finished(config), SKIP))
+
+    kept, plain = interleaved([lambda: side("manual"), lambda: side("off")], given.repeats)
+    beside = {"with, ms": 1e3 * median(kept), "without, ms": 1e3 * median(plain)}
+    return [Row("step with a keeper / without", ratios(kept, plain), "1", Claim(high=1.01), beside)]
+
+
+def _with_standby(config: RunConfig, standby: str) -> RunConfig:
+    given = config.fleet.model_dump(exclude_unset=True) | {"standby": standby}
+    return _named(config.model_copy(update={"fleet": type(config.fleet).model_validate(given)}), config.name)
+
+
+def _named(config: RunConfig, name: str) -> RunConfig:
+    """Return the configuration with a free folder of this name."""
+    shutil.rmtree(RUNS / name, ignore_errors=True)
+    return config.model_copy(update={"name": name})
+
+
+def _killed(config: RunConfig, kills: int, rng: random.Random) -> tuple[list[float], RunRecord]:
+    """Train with ``planaria train``; return when controllers were killed (monotonic seconds), and the run's record."""
+    file, folder = RUNS / f"{config.name}.toml", Path(config.out) / config.name
+    file.write_text(recipe.dump(config))
+    words = [sys.executable, "-m", "planaria", "train", str(file), "--quiet"]
+    process, killed_at = subprocess.Popen(words), list[float]()
+    last = -1
+    while len(killed_at) < kills:
+        time.sleep(0.02)
+        if not _is_led(folder, last):
+            continue
+        time.sleep(rng.uniform(0.0, 1.0))
+        last = int((folder / run_folders.LOCK).read_text())
+        killed_at.append(time.monotonic())
+        os.kill(last, signal.SIGKILL)
+    process.wait()
+    while not any(isinstance(fact, d.Finish) for _, fact in read_run(folder).history) or run_folders.is_held(folder):
+        time.sleep(0.5)
+    return killed_at, read_run(folder)
+
+
+def _is_led(folder: Path, last: int) -> bool:
+    """Return whether a new controller leads the run, and a standby waits."""
+    try:
+        pid = (folder / run_folders.LOCK).read_text().strip()
+        led = pid.isdigit() and int(pid) != last and run_folders.is_awaited(folder)
+        return led and any(metric.step > 2 for metric in read_run(folder).trained)
+    except (OSError, ValueError, UserError):
+        return False
+
+
+def _gaps(record: RunRecord, killed_at: list[float]) -> list[float]:
+    """Return the seconds from each kill to the next controller's first decision."""
+    terms = [t for t, fact in record.history if isinstance(fact, e.LeaderStarted)]
+    ordered = [t for t, fact in record.history if isinstance(fact, d.RunStep | d.Commit | d.Save | d.Form)]
+    return [next(t for t in ordered if t > term) - killed for term, killed in zip(terms, killed_at, strict=True)]
+
+
+def _left(folder: Path) -> list[str]:
+    """Return the run's workers whose processes are alive."""
+    workers = state_file.read_state(folder).workers
+    return [w.worker for w in workers if w.start_ticks is not None and w.start_ticks == state_file.start_ticks(w.pid)]
+
+
+if __name__ == "__main__":
+    start(kills=run_kills, cost=run_cost)

@@ -1,0 +1,74 @@
+"""The state from which a standby continues a run, folded from its log. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from planaria.control.apply import apply
+from planaria.control.decisions import Decision, Finish, Replan
+from planaria.control.events import LeaderStarted, RunStarted
+from planaria.control.run_record import Timed
+from planaria.control.state import RunState
+
+MOST_FRUITLESS = 3
+"""controllers in a row that may be lost as soon as they lead; then something else is wrong"""
+
+
+@dataclass(frozen=True)
+class Takeover:
+    """What a log says about a run whose controller was lost."""
+
+    state: RunState
+    repeat: tuple[Decision, ...]
+    """decisions to carry out again: the log's last one, whose orders may not all have been sent, and the request for a
+    plan that is still awaited, since the planner ended with the controller"""
+    silent_since: float
+    """time of the last line, monotonic seconds"""
+    notice: int = 0
+    """number of the keeper's last notice in the log"""
+    fruitless: int = 0
+    """controllers that were lost in a row, each before it logged anything but its start"""
+    cause: Literal["exited", "stopped"] = "exited"
+    """end of the controller"""
+    noticed: float = 0.0
+    """when its loss was noticed, monotonic seconds"""
+
+    @property
+    def finish(self) -> Finish | None:
+        """How the run ended, if the controller was lost after that."""
+        return next((decision for decision in self.repeat if isinstance(decision, Finish)), None)
+
+
+def taken_over(history: Iterable[Timed], notice: int = 0) -> Takeover:
+    """Fold the log of a run.
+
+    :raises ValueError: if it does not begin with the start of a run.
+    """
+    state: RunState | None = None
+    fruitless = 0
+    last: Decision | None = None
+    replan: Replan | None = None
+    until = 0.0
+    for t, fact in history:
+        until = t
+        if isinstance(fact, RunStarted):
+            state, last, replan = RunState.start(fact), None, None
+            continue
+        if state is None:
+            raise ValueError("the log does not begin with run_started")
+        state = apply(fact, state)
+        if isinstance(fact, LeaderStarted):
+            fruitless += 1
+        else:
+            fruitless = 0
+        if isinstance(fact, Decision.__args__[0].__args__):
+            last = fact
+            replan = fact if isinstance(fact, Replan) else replan
+    if state is None:
+        raise ValueError("the log is empty")
+    repeat = [] if last is None else [last]
+    if replan is not None and replan is not last and state.replicas[replan.replica].phase == "replan":
+        repeat.append(replan)
+    return Takeover(state, tuple(repeat), until, notice, fruitless)

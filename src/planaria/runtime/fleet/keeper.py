@@ -1,0 +1,346 @@
+"""A run's keeper: a small process that owns its local workers, so that they outlive the controller.
+
+The keeper is the parent of the fork server and of the workers (:class:`LocalFleet`). It relays orders and reports
+between them and one controller at a time, its leader, over a Unix socket in the run's folder. A controller with a
+higher term replaces the leader; orders of a lower term are refused. Without a leader for ``orphan_s``, the keeper ends
+all workers and itself.
+
+No report is lost or delivered twice between leaders. The keeper numbers notices and keeps them until the leader has
+logged them; the next leader states the last number in the log and receives the later ones. The keeper also remembers
+the last orders to each worker: a leader that repeats the log's last decision does not send these again.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from planaria.runtime.fleet.base import MAX_REPORT_BYTES, Entry, Fleet, Message, Notice, Reported, WorkerEnded
+from planaria.runtime.fleet.devices import Device
+from planaria.runtime.fleet.local import LocalFleet
+from planaria.runtime.fleet.process import outlive_parent
+from planaria.runtime.fleet.spawner import expect_fork, fork_server
+
+SOCKET = "keeper.sock"
+"""in the run's folder"""
+MAX_BYTES = 2 * MAX_REPORT_BYTES
+"""of a message: a report as a JSON string"""
+RECENT = 16
+"""orders to a worker that the keeper remembers; one decision sends a worker two at most"""
+LOOK_S = 0.25
+"""seconds between two looks at silent workers"""
+_SEND_LIMIT = struct.pack("ll", 5, 0)
+"""5 s for a message that a leader has begun to read"""
+_TRANSIENT = b'{"kind":"heartbeat"', b'{"kind":"worked"'
+"""reports that are not repeated to the next leader"""
+
+
+class Hello(Message):
+    """A controller asks to lead."""
+
+    kind: Literal["hello"] = "hello"
+    term: int
+    received: int
+    """number of the last notice in the log; 0: none"""
+
+
+class Start(Message):
+    """Start a worker process, unless that was ordered before."""
+
+    kind: Literal["start"] = "start"
+    worker: str
+    incarnation: int
+
+
+class Send(Message):
+    """Forward an order to a worker."""
+
+    kind: Literal["send"] = "send"
+    worker: str
+    incarnation: int | None = None
+    """an incarnation that counts as dead; None: the current one"""
+    text: str
+
+
+class Signal(Message):
+    kind: Literal["signal"] = "signal"
+    worker: str
+    incarnation: int
+    number: int
+
+
+class Logged(Message):
+    """The leader has processed all notices up to this number."""
+
+    kind: Literal["logged"] = "logged"
+    number: int
+
+
+class Close(Message):
+    """End all workers, then the keeper."""
+
+    kind: Literal["close"] = "close"
+
+
+class Welcome(Message):
+    """The controller leads now."""
+
+    kind: Literal["welcome"] = "welcome"
+    shared: str
+    """what the first leader passes on to later ones, such as the run's key"""
+    sent: dict[str, list[str]]
+    """worker → its last orders, oldest first"""
+
+
+class Deposed(Message):
+    """Another controller leads."""
+
+    kind: Literal["deposed"] = "deposed"
+    term: int
+
+
+class Relayed(Message):
+    """A worker's report."""
+
+    kind: Literal["relayed"] = "relayed"
+    number: int
+    worker: str
+    incarnation: int
+    text: str
+
+    def notice(self) -> Notice:
+        return Reported(self.worker, self.incarnation, self.text.encode(), self.number)
+
+
+class Ended(Message):
+    """A worker's end."""
+
+    kind: Literal["ended"] = "ended"
+    number: int
+    worker: str
+    incarnation: int
+    cause: Literal["connection", "exit", "heartbeat"]
+    detail: str
+
+    def notice(self) -> Notice:
+        return WorkerEnded(self.worker, self.incarnation, self.cause, self.detail, self.number)
+
+
+FROM_LEADER: TypeAdapter[Hello | Start | Send | Signal | Logged | Close] = TypeAdapter(
+    Annotated[Hello | Start | Send | Signal | Logged | Close, Field(discriminator="kind")]
+)
+TO_LEADER: TypeAdapter[Welcome | Deposed | Relayed | Ended] = TypeAdapter(
+    Annotated[Welcome | Deposed | Relayed | Ended, Field(discriminator="kind")]
+)
+
+
+@dataclass(frozen=True)
+class KeeperWork:
+    """What the first leader hands to the keeper at its start."""
+
+    folder: Path
+    entry: Entry
+    preload: list[str]
+    heartbeat_s: float
+    missed: int
+    devices: list[Device]
+    start_s: float
+    orphan_s: float
+    shared: str = field(repr=False)
+
+
+@contextmanager
+def reachable(folder: Path) -> Iterator[str]:
+    """Yield a short path of the keeper's socket: a socket's path has at most 107 bytes."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{handle}/{SOCKET}"
+    finally:
+        os.close(handle)
+
+
+class Keeper:
+    """Relays between workers and the leader; one thread."""
+
+    def __init__(self, work: KeeperWork, fleet: Fleet | None = None) -> None:
+        """:param fleet: the workers; by default processes of this machine."""
+        self._work = work
+        self._fleet: Fleet = fleet or LocalFleet(
+            work.entry, work.preload, work.heartbeat_s, work.missed, work.devices, work.start_s
+        )
+        self._door = _listening(work.folder)
+        self._leader: Connection | None = None
+        self._reads = True
+        """whether the leader reads messages"""
+        self._term = 0
+        self._led = time.monotonic()
+        """when there was a leader last"""
+        self._started: set[tuple[str, int]] = set()
+        self._sent: dict[str, deque[str]] = {}
+        self._number = 0
+        self._kept: deque[Relayed | Ended] = deque()
+        """numbered notices that no leader has logged"""
+        self._flushed = 0
+        """number of the last notice sent to the leader"""
+        self._over = False
+
+    def run(self) -> None:
+        """Relay until the run is over, or no controller leads for ``orphan_s``."""
+        try:
+            while not self._over and (self._leader or time.monotonic() - self._led < self._work.orphan_s):
+                ready = wait([self._door, *([self._leader] if self._leader else []), *self._fleet.waitables()], LOOK_S)
+                for notice in self._fleet.poll(0.0):
+                    self._pass_on(notice)
+                self._flush()
+                if self._leader in ready:
+                    self._obey()
+                if self._door in ready:
+                    self._receive()
+        finally:
+            (self._work.folder / SOCKET).unlink(missing_ok=True)
+            self._fleet.close()
+            if self._leader is not None:
+                self._lose_leader()
+
+    def _pass_on(self, notice: Notice) -> None:
+        """Send a notice to the leader, and keep it if the next leader needs it too."""
+        if isinstance(notice, Reported):
+            transient = notice.text.startswith(_TRANSIENT)
+            self._number += not transient
+            number = 0 if transient else self._number
+            message: Relayed | Ended = Relayed(
+                number=number, worker=notice.worker, incarnation=notice.incarnation, text=notice.text.decode()
+            )
+        else:
+            assert isinstance(notice, WorkerEnded)
+            self._number += 1
+            message = Ended(
+                number=self._number, worker=notice.worker, incarnation=notice.incarnation,
+                cause=notice.cause, detail=notice.detail,
+            )  # fmt: skip
+        if message.number:
+            self._kept.append(message)
+            self._flush()
+        elif self._writable():
+            self._tell(message)
+
+    def _flush(self) -> None:
+        """Send the leader the numbered notices that it has not been sent, as far as it reads them."""
+        for message in [kept for kept in self._kept if kept.number > self._flushed]:
+            if not self._writable():
+                return
+            self._flushed = message.number
+            self._tell(message)
+
+    def _writable(self) -> bool:
+        """Return whether the leader takes a message at once; a stopped one must not stop the keeper."""
+        return self._leader is not None and self._reads and bool(select.select([], [self._leader], [], 0.0)[1])
+
+    def _tell(self, message: Relayed | Ended | Welcome) -> None:
+        """Send the leader a message. If it reads no more, its own last messages must still be read, up to their end."""
+        if self._leader is not None and self._reads:
+            try:
+                self._leader.send_bytes(message.model_dump_json().encode())
+            except OSError:
+                self._reads = False
+                with suppress(OSError), socket.socket(fileno=os.dup(self._leader.fileno())) as line:
+                    line.shutdown(socket.SHUT_WR)  # it may have read half a message
+
+    def _lose_leader(self) -> None:
+        assert self._leader is not None
+        self._leader.close()
+        self._leader, self._led = None, time.monotonic()
+
+    def _obey(self) -> None:
+        """Carry out all messages of the leader that have arrived."""
+        try:
+            while self._leader is not None and self._leader.poll() and not self._over:
+                self._carry_out(FROM_LEADER.validate_json(self._leader.recv_bytes(MAX_BYTES)))
+        except (EOFError, OSError, ValidationError):
+            if self._leader is not None:
+                self._lose_leader()
+
+    def _carry_out(self, message: Hello | Start | Send | Signal | Logged | Close) -> None:
+        match message:
+            case Start(worker=worker, incarnation=incarnation):
+                if (worker, incarnation) not in self._started:
+                    self._started.add((worker, incarnation))
+                    self._sent[worker] = deque(maxlen=RECENT)
+                    self._fleet.spawn(worker, incarnation)
+            case Send(worker=worker, incarnation=None, text=text) if worker in self._sent:
+                self._sent[worker].append(text)
+                self._fleet.send(worker, text.encode())
+            case Send(worker=worker, incarnation=int(incarnation), text=text):
+                self._fleet.dismiss(worker, incarnation, text.encode())
+            case Signal():
+                self._fleet.signal(message.worker, message.incarnation, message.number)  # type: ignore[arg-type]
+            case Logged(number=number):
+                while self._kept and self._kept[0].number <= number:
+                    self._kept.popleft()
+            case Close():
+                self._over = True
+            case Hello():
+                raise ValueError("a leader says hello once")
+
+    def _receive(self) -> None:
+        """Let a controller with a higher term lead, and close the line to the former one."""
+        handle, _ = self._door.accept()
+        handle.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_LIMIT)
+        line = Connection(handle.detach())
+        try:
+            hello = FROM_LEADER.validate_json(line.recv_bytes(MAX_BYTES)) if line.poll(LOOK_S) else None
+            if not isinstance(hello, Hello) or hello.term <= self._term:
+                line.send_bytes(Deposed(term=self._term).model_dump_json().encode())
+                line.close()
+                return
+        except (EOFError, OSError, ValidationError):
+            line.close()
+            return
+        if self._leader is not None:
+            self._obey()  # what it sent while it led
+            with suppress(OSError):
+                if self._leader is not None:
+                    self._leader.send_bytes(Deposed(term=hello.term).model_dump_json().encode())
+        if self._leader is not None:
+            self._lose_leader()
+        self._leader, self._reads, self._term = line, True, hello.term
+        self._tell(Welcome(shared=self._work.shared, sent={w: list(texts) for w, texts in self._sent.items()}))
+        self._flushed = hello.received
+        self._flush()
+
+
+def _listening(folder: Path) -> socket.socket:
+    """Listen at the keeper's socket, which only this user can open."""
+    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    (folder / SOCKET).unlink(missing_ok=True)
+    before = os.umask(0o177)
+    try:
+        with reachable(folder) as path:
+            door.bind(path)
+    finally:
+        os.umask(before)
+    door.listen(4)
+    return door
+
+
+def main(work: KeeperWork, handle: int) -> None:
+    """Entry point of the keeper, a fork that has imported what workers need; reports once it listens."""
+    outlive_parent()
+    expect_fork()
+    fork_server(work.preload)
+    with Connection(handle) as line:
+        keeper = Keeper(work)
+        line.send_bytes(b"ready")
+    keeper.run()

@@ -1,0 +1,176 @@
+"""The fleet of a run whose workers a keeper owns (``runtime/fleet/keeper.py``), as its controller sees it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from planaria.common.errors import RunStopped, UserError
+from planaria.config.schema import FleetConfig
+from planaria.runtime.fleet.base import FleetWork, Message, Notice
+from planaria.runtime.fleet.devices import Device
+from planaria.runtime.fleet.keeper import (
+    MAX_BYTES,
+    SOCKET,
+    TO_LEADER,
+    Close,
+    Deposed,
+    Hello,
+    KeeperWork,
+    Logged,
+    Send,
+    Signal,
+    Start,
+    Welcome,
+    main,
+    reachable,
+)
+from planaria.runtime.fleet.process import WorkerProcess
+from planaria.runtime.fleet.spawner import spawner
+
+_ANSWER_S = 10.0
+"""limit for the keeper's answer to a controller"""
+
+
+def start_keeper(
+    folder: Path, work: FleetWork, config: FleetConfig, devices: Sequence[Device], shared: str
+) -> WorkerProcess:
+    """Start the keeper of a run's workers in its own session; return its process once it listens.
+
+    :param shared: text for later leaders
+    :raises UserError: if it cannot be started.
+    """
+    keeper = KeeperWork(
+        folder.absolute(), work.entry, work.preload, config.heartbeat_s, config.missed, list(devices),
+        config.start_timeout_s, config.orphan_s, shared,
+    )  # fmt: skip
+    ours, theirs = Pipe()
+    handle = os.dup(theirs.fileno())
+    theirs.close()
+    process = spawner().spawn("planaria keeper", partial(main, keeper), work.preload, [handle])
+    try:
+        process.started(config.start_timeout_s)
+        ours.recv_bytes(16)
+    except (OSError, EOFError) as error:
+        process.kill(1.0)
+        raise UserError(
+            f"fleet.standby: the keeper of the workers could not be started ({error or 'it exited'}); "
+            "see its error above, or leave fleet.standby out"
+        ) from None
+    finally:
+        ours.close()
+    return process
+
+
+class KeptFleet:
+    """The fleet protocol over the line to a run's keeper."""
+
+    def __init__(self, folder: Path, term: int, received: int = 0, child: WorkerProcess | None = None) -> None:
+        """Lead the workers of the run in ``folder``.
+
+        :param child: the keeper, if it is a child of this process
+        :param received: number of the last notice in the log
+        :raises UserError: if no keeper answers, or a controller with this term or a higher one leads.
+        """
+        self._line, self._child = _connected(folder), child
+        self._say(Hello(term=term, received=received))
+        if not self._line.poll(_ANSWER_S):
+            raise UserError(f"{folder / SOCKET}: the keeper of the workers does not answer; end it and resume the run")
+        answer = TO_LEADER.validate_json(self._line.recv_bytes(MAX_BYTES))
+        if not isinstance(answer, Welcome):
+            raise UserError(f"{folder}: another controller leads this run; stop that first")
+        self.shared = answer.shared
+        self._sent = {worker: set(texts) for worker, texts in answer.sent.items()}
+        """worker → orders that a former leader has sent, until this one has repeated the last decision"""
+        self._received = self._logged = received
+
+    def spawn(self, worker: str, incarnation: int) -> None:
+        self._say(Start(worker=worker, incarnation=incarnation))
+
+    def send(self, worker: str, text: bytes) -> None:
+        order = text.decode()
+        if order not in self._sent.get(worker, ()):
+            self._say(Send(worker=worker, text=order))
+
+    def dismiss(self, worker: str, incarnation: int, text: bytes) -> None:
+        self._say(Send(worker=worker, incarnation=incarnation, text=text.decode()))
+
+    def signal(self, worker: str, incarnation: int, number: signal.Signals) -> None:
+        self._say(Signal(worker=worker, incarnation=incarnation, number=int(number)))
+
+    def waitables(self) -> list[Connection]:
+        return [self._line]
+
+    def poll(self, timeout_s: float) -> list[Notice]:
+        """Return new notices. All earlier ones have been processed and logged.
+
+        :raises RunStopped: if another controller leads, or the keeper has exited, and with it all workers.
+        """
+        self._sent.clear()
+        if self._received > self._logged:
+            self._logged = self._received
+            self._say(Logged(number=self._logged))
+        notices: list[Notice] = []
+        wait([self._line], timeout_s)
+        try:
+            while self._line.poll():
+                notices += self._notices(self._line.recv_bytes(MAX_BYTES))
+        except (EOFError, OSError, ValidationError):
+            raise RunStopped("the keeper of the workers has exited, and with it all workers") from None
+        return notices
+
+    def _notices(self, text: bytes) -> list[Notice]:
+        message = TO_LEADER.validate_json(text)
+        if isinstance(message, Deposed):
+            raise RunStopped(f"another controller leads this run, as term {message.term}")
+        if isinstance(message, Welcome):
+            return []
+        self._received = max(self._received, message.number)
+        return [message.notice()]
+
+    def close(self) -> None:
+        """End the workers and the keeper; return once it has exited."""
+        self._say(Close())
+        with suppress(EOFError, OSError):
+            while self._line.poll(_ANSWER_S):
+                self._line.recv_bytes(MAX_BYTES)
+        self._line.close()
+        if self._child is not None:
+            self._child.join(_ANSWER_S)
+
+    def _say(self, message: Message) -> None:
+        """Send a message; :meth:`poll` raises the error of a closed line."""
+        with suppress(OSError):
+            self._line.send_bytes(message.model_dump_json().encode())
+
+
+def has_keeper(folder: Path) -> bool:
+    """Return whether a keeper with workers of the run answers."""
+    try:
+        _connected(folder).close()
+    except UserError:
+        return False
+    return True
+
+
+def _connected(folder: Path) -> Connection:
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with reachable(folder) as path:
+            line.connect(path)
+    except OSError as error:
+        line.close()
+        raise UserError(
+            f"{folder / SOCKET}: no keeper of live workers answers ({os.strerror(error.errno or 0)}); resume from the "
+            f"newest checkpoint with `planaria train --resume {folder}`"
+        ) from None
+    return Connection(line.detach())

@@ -1,0 +1,253 @@
+"""Lead a run in its folder: engine, log, trackers and display, then its report and exported model."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from threading import Event
+
+from planaria.common import digests, logs
+from planaria.common.errors import LedgerError, RunStopped, UserError
+from planaria.config.registry import blame
+from planaria.config.schema import RunConfig
+from planaria.control.decisions import Finish
+from planaria.control.logs import EVENTS, ID, identity, read_run
+from planaria.control.run_record import Timed
+from planaria.control.state_file import STATE
+from planaria.control.takeover import Takeover
+from planaria.models.families import family
+from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
+from planaria.report.observe.listener import Step, StepListener
+from planaria.report.observe.progress import NoProgress, Progress
+from planaria.report.observe.settings import settings as reported_settings
+from planaria.report.observe.trackers import trackers
+from planaria.report.observe.watch import About, RunWatch
+from planaria.report.run.ledger import require_exactly_once
+from planaria.report.run.report import write_report
+from planaria.report.run.summary import measured, summary
+from planaria.runtime.checkpoint.mirror import Mirror, mirrored
+from planaria.runtime.complete import complete
+from planaria.runtime.engine import fleet, run_folders
+from planaria.runtime.engine.custom_classes import own_classes
+from planaria.runtime.engine.prepare import PreparedRun
+from planaria.runtime.engine.resolved_config import ResolvedRun
+from planaria.runtime.engine.run_start import Origin
+from planaria.runtime.engine.stopping import REQUEST
+from planaria.runtime.fleet.process import outlive_parent
+from planaria.runtime.fleet.spawner import spawner
+from planaria.runtime.import_export import export_run
+from planaria.runtime.prediction.preflight_table import table
+from planaria.runtime.run import MODEL, Run
+from planaria.runtime.worker.log_file import last_error
+
+_STANDBY_END_S = 5.0
+"""limit for the standby's end"""
+_OUT_OF_MEMORY = re.compile("can't allocate memory|out of memory")
+Say = Callable[[str], None]
+FolderContext = Callable[[Path], AbstractContextManager[object]]
+"""context manager to enter while a run is trained, given its folder"""
+MIRRORED = dict.fromkeys((*run_folders.KEPT, ID, STATE, digests.FILE), SCHEDULE_BYTES) | {EVENTS: 1 << 40}
+"""files of a run that are stored with its checkpoints, and the limit of each in bytes when it is fetched"""
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """Callbacks of a run, and its stop event."""
+
+    progress: bool
+    say: Say
+    on_step: Callable[[Step], object] | None
+    stop: Event | None
+    beside: FolderContext = nullcontext
+
+    def stopped(self) -> bool:
+        """Return whether the run should stop after a whole step."""
+        return self.stop is not None and self.stop.is_set()
+
+    @property
+    def of_data(self) -> Say | None:
+        return self.say if self.progress else None
+
+
+def mirror_of(config: RunConfig, folder: Path, again: bool = False) -> Mirror | None:
+    """Return the store of the run's checkpoints; None if the recipe names none.
+
+    :raises UserError: if it cannot be written to, or holds another run of that name.
+    """
+    if config.checkpoint.store is None:
+        return None
+    mirror = Mirror(config.checkpoint.store, folder.name)
+    mirror.claim(folder, again)
+    return mirror
+
+
+def lead(
+    prepared: PreparedRun,
+    folder: Path,
+    origin: Origin,
+    mirror: Mirror | None,
+    callbacks: Callbacks,
+    takeover: Takeover | None = None,
+    history: Sequence[Timed] = (),
+) -> Run:
+    """Train in ``folder``, which the caller holds; then report the outcome.
+
+    :param takeover: continue a run whose controller was lost, after ``history``.
+    """
+    config, before = prepared.config, run_folders.log_size(folder)
+    followers = trackers(config.observe)
+    if takeover is None:
+        run_folders.keep(folder, config, prepared.dataset, prepared.trace)
+    if callbacks.progress and takeover is None:
+        speed = measured(read_run(folder)).tokens_per_s if origin.step else None
+        step_s = config.samples * config.model.context / speed if speed else None
+        for line in table(config, origin.step, step_s):
+            callbacks.say(line)
+    display = Progress() if callbacks.progress else NoProgress()
+    listener = None if callbacks.on_step is None else StepListener(display, callbacks.on_step)
+    about = About(identity(folder), reported_settings(config)) if followers else None
+    watch = RunWatch(folder, config.samples * config.model.context, listener or display, followers, about)
+
+    if takeover is not None:
+        watch.recall(history)
+
+    def asked() -> bool:
+        return callbacks.stopped() or (listener is not None and listener.error is not None)
+
+    try:
+        beside = _with_standby(folder, config.fleet.standby == "auto", callbacks.progress, fleet.preload_for(config))
+        with mirrored(mirror, folder, MIRRORED, callbacks.say), callbacks.beside(folder), beside:
+            ending = _engine(prepared, folder, watch, origin, asked, takeover)
+    finally:
+        watch.close()
+    if ending.outcome == "finished":
+        conclude(config, folder, callbacks.say)
+    elif ending.outcome != "stopped" and not run_folders.has_trained(folder, before):
+        raise UserError("; ".join(filter(None, (ending.reason, last_error(folder, watch.lost)))))
+    else:
+        callbacks.say(f"report        {_report(folder)}")
+        callbacks.say(f"workers' logs {folder / 'workers'}\nresume with   planaria train --resume {folder}")
+    if listener is not None and listener.error is not None:
+        raise listener.error
+    if ending.outcome == "finished" or ending.reason == REQUEST:
+        return verified(folder)
+    wrong: UserError | RunStopped
+    if ending.outcome == "failed" or watch.trouble:
+        wrong = UserError(ending.reason)
+    else:
+        reason = f"stopped by {ending.reason}" if ending.outcome == "stopped" else ending.reason
+        wrong = RunStopped("; ".join(filter(None, (reason, ending.detail, _remedy(prepared.run, ending)))))
+    wrong.folder = folder
+    raise wrong
+
+
+def verified(folder: Path) -> Run:
+    """Return the run if its log shows that every sample was used exactly once; LedgerError if not."""
+    run = Run(folder)
+    try:
+        require_exactly_once(run.record)
+    except LedgerError as error:
+        error.folder = folder
+        raise
+    return run
+
+
+def _remedy(run: ResolvedRun, ending: Finish) -> str:
+    """Return the strategy that would have continued a run whose own could not rebuild a stage; empty if none would."""
+    refused = ending.outcome == "cannot" and " cannot, " in ending.reason
+    if not refused or "checkpoint" in run.recovery.strategies or run.recovery.control:
+        return ""
+    return (
+        "to roll back to the newest checkpoint instead, add ', checkpoint': "
+        f"--recovery.strategy '{run.config.recovery.strategy}, checkpoint'"
+    )
+
+
+def _engine(
+    prepared: PreparedRun,
+    folder: Path,
+    watch: RunWatch,
+    origin: Origin,
+    requested: Callable[[], bool],
+    takeover: Takeover | None,
+) -> Finish:
+    """Run the engine of the recipe until the run ends.
+
+    :raises UserError: if the run cannot start, or there is not enough memory.
+    """
+    config = prepared.config
+    try:
+        with logs.about(lambda: {"run": folder.name}):
+            return fleet.train(prepared, folder, watch, origin, requested, takeover)
+    except (OSError, MemoryError, UserError):
+        raise
+    except (Exception, SystemExit) as error:
+        if isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)):
+            raise UserError(f"out of memory: {error}; choose a smaller model or microbatch") from error
+        if not (detail := blame(error, own_classes(config))):
+            raise
+        return Finish(outcome="failed", reason=detail)
+
+
+def conclude(config: RunConfig, folder: Path, notify: Say) -> None:
+    """Report the results of a finished run, then write its report and model.
+
+    :raises UserError: if the model cannot be exported; it remains in its checkpoint.
+    """
+    for line in summary(read_run(folder)):
+        notify(line)
+    chosen = family(config.model)
+    if config.prompt:
+        none = f"none: model.family = {config.model.family!r} does not complete texts"
+        notify(f"completion    {complete(folder, config.prompt) if chosen.whole else none}")
+    notify(f"report        {_report(folder)}")
+    if not chosen.named:
+        notify(f"model         {run_folders.newest_whole(folder).folder}, stage by stage")
+        return
+    if (folder / MODEL).exists():  # from an earlier part of the run
+        shutil.rmtree(folder / MODEL)
+    try:
+        model = export_run(folder, folder / MODEL)
+    except UserError as error:
+        command = f"planaria export {folder} --to {folder / MODEL}"
+        raise UserError(f"{error}: the run is finished and saved; after fixing that, run `{command}`") from error
+    notify(f"model         {model}")
+
+
+def _report(folder: Path) -> str:
+    """Write the report; return its path, or why that failed, so that the outcome of the run is still reported."""
+    try:
+        return str(write_report(folder))
+    except UserError as error:
+        return f"none: {error}"
+
+
+@contextmanager
+def _with_standby(folder: Path, wanted: bool, progress: bool, preload: Sequence[str]) -> Iterator[None]:
+    """Run a standby for this process, if ``wanted``; it ends with the context.
+
+    :param preload: modules of the fork server, from which the standby is forked
+    """
+    if not wanted:
+        yield
+        return
+    standby = spawner().spawn("planaria standby", partial(_stand_by, folder.absolute(), progress), preload)
+    try:
+        yield
+    finally:
+        standby.signal(signal.SIGTERM)
+        standby.join(_STANDBY_END_S)
+        standby.kill(1.0)
+
+
+def _stand_by(folder: Path, progress: bool) -> None:
+    """Entry point of the standby."""
+    outlive_parent()
+    import_module("planaria.runtime.standby").main(folder, progress)  # it imports this module's users

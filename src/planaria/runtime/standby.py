@@ -1,0 +1,127 @@
+"""A standby: leads the living workers of a run once its controller is lost.
+
+Only one process leads a run: it holds the lock of the run's folder, which the kernel frees when the process ends. A
+standby waits for the lock, reads the log to its end, and continues from there. A controller that is stopped for
+``fleet.lease_s`` is killed first, so that it cannot wake up and give orders.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Literal
+
+from planaria.common.errors import UserError
+from planaria.control.logs import history_of, last_notice
+from planaria.control.takeover import MOST_FRUITLESS, Takeover, taken_over
+from planaria.runtime.engine import run_folders
+from planaria.runtime.engine.prepare import PreparedRun, prepare
+from planaria.runtime.engine.run_start import START
+from planaria.runtime.fleet.kept_fleet import KeptFleet, has_keeper
+from planaria.runtime.fleet.process import activity
+from planaria.runtime.leading import Callbacks, conclude, lead, mirror_of
+from planaria.runtime.run import MODEL, Run
+
+_LOOK_S = 0.1
+"""seconds between two looks at the controller"""
+Cause = Literal["exited", "stopped"]
+
+
+def main(folder: Path, progress: bool = True) -> None:
+    """Stand by as a process of its own, in the terminal of the controller, which acts on its stop signals.
+
+    :raises UserError: as :func:`stand_by`.
+    """
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    stand_by(folder, Callbacks(progress, print, None, None))
+
+
+def stand_by(folder: Path, callbacks: Callbacks) -> Run | None:
+    """Wait until the run's controller is lost, then lead the run to its end; None if it ends otherwise.
+
+    :raises UserError: if the run has no living workers to lead, or was started without a standby.
+    """
+    config = run_folders.config_of(folder, *run_folders.KEPT)
+    if config.fleet.standby == "off":
+        raise UserError(f"{folder}: its workers end with its controller; start it with --standby auto or manual")
+    samples = START.samples_in_all(config)
+    prepared = prepare(config, None, begins=False, samples=samples)
+    callbacks.say(f"standby       ready to lead {folder} (pid {os.getpid()})")
+    with _lock_when_free(folder, config.fleet.lease_s) as (cause, noticed):
+        history = list(history_of(folder))
+        if not history:
+            raise UserError(f"{folder}: its controller was lost before the run started; start it again")
+        takeover = replace(taken_over(history, last_notice(folder)), cause=cause, noticed=noticed)
+        if takeover.finish is not None:
+            return _end(folder, prepared, takeover, callbacks)
+        if takeover.fruitless >= MOST_FRUITLESS:
+            raise UserError(
+                f"{folder}: {takeover.fruitless} controllers in a row were lost as soon as they led; "
+                f"see its log, then `planaria train --resume {folder}`"
+            )
+        if not has_keeper(folder):
+            raise UserError(f"{folder}: no workers are left; `planaria train --resume {folder}`")
+        return lead(prepared, folder, START, mirror_of(config, folder), callbacks, takeover, history)
+
+
+def _end(folder: Path, prepared: PreparedRun, takeover: Takeover, callbacks: Callbacks) -> Run | None:
+    """Complete a run whose controller was lost after the last step: end its workers, write report and model."""
+    if has_keeper(folder):
+        KeptFleet(folder, takeover.state.term + 1, takeover.notice).close()
+    finish = takeover.finish
+    if finish is None or finish.outcome != "finished" or (folder / MODEL).exists():
+        return None
+    conclude(prepared.config, folder, callbacks.say)
+    return Run(folder)
+
+
+@contextmanager
+def _lock_when_free(folder: Path, lease_s: float) -> Iterator[tuple[Cause, float]]:
+    """Wait for the run's lock; yield how its last holder ended, and when that was noticed."""
+    with (folder / run_folders.LOCK).open("a+") as file:
+        taken = threading.Event()
+        threading.Thread(target=_take, args=(file, taken), name="lock", daemon=True).start()
+        cause, stopped = "exited", 0.0
+        while not taken.wait(_LOOK_S):
+            stopped = stopped + _LOOK_S if activity(pid := _holder(file)) == "stopped" else 0.0
+            if stopped >= lease_s:
+                cause, stopped = "stopped", 0.0
+                _kill(pid, file)
+        noticed = time.monotonic()
+        run_folders.sign_lock(file)
+        yield cause, noticed  # type: ignore[misc]
+
+
+def _take(file: IO[str], taken: threading.Event) -> None:
+    with suppress(OSError, ValueError):  # closed meanwhile
+        fcntl.flock(file, fcntl.LOCK_EX)
+        taken.set()
+
+
+def _holder(file: IO[str]) -> int | None:
+    """Return the process that holds the lock; None if it has not written its id yet."""
+    file.seek(0)
+    text = file.read(32).strip()
+    return int(text) if text.isdigit() and int(text) != os.getpid() else None
+
+
+def _kill(pid: int | None, file: IO[str]) -> None:
+    """Kill the process that holds the lock, unless another one holds it by now."""
+    if pid is None:
+        return
+    with suppress(OSError):
+        handle = os.pidfd_open(pid)
+        try:
+            if _holder(file) == pid:
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+        finally:
+            os.close(handle)

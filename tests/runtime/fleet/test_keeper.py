@@ -1,0 +1,201 @@
+"""A keeper delivers every order and every report once, whatever becomes of the controllers that lead it."""
+
+from __future__ import annotations
+
+import random
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planaria.common.errors import RunStopped, UserError
+from planaria.runtime.fleet.base import Notice, Reported, WorkerEnded
+from planaria.runtime.fleet.keeper import SOCKET, Keeper, KeeperWork, reachable
+from planaria.runtime.fleet.kept_fleet import KeptFleet, has_keeper
+
+BEAT = b'{"kind":"heartbeat"}'
+
+
+class Workers:
+    """A fleet without processes: keeps the orders, and hands out the notices that a test puts in."""
+
+    def __init__(self) -> None:
+        self.started: list[tuple[str, int]] = []
+        self.orders: dict[str, list[str]] = {}
+        self.notices: list[Notice] = []
+        self.closed = False
+        self._wakeup, self._waker = socket.socketpair()
+
+    def put(self, notice: Notice) -> None:
+        self.notices.append(notice)
+        self._waker.send(b"!")
+
+    def spawn(self, worker: str, incarnation: int) -> None:
+        self.started.append((worker, incarnation))
+
+    def send(self, worker: str, text: bytes) -> None:
+        self.orders.setdefault(worker, []).append(text.decode())
+
+    def dismiss(self, worker: str, incarnation: int, text: bytes) -> None:
+        self.send(f"{worker}.{incarnation}", text)
+
+    def signal(self, worker: str, incarnation: int, number: signal.Signals) -> None: ...
+
+    def waitables(self) -> list[Any]:
+        return [self._wakeup]
+
+    def poll(self, timeout_s: float) -> list[Notice]:
+        notices, self.notices = self.notices, []
+        if notices:
+            self._wakeup.recv(1 << 12)
+        return notices
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@contextmanager
+def kept(folder: Path, orphan_s: float = 20.0) -> Iterator[Workers]:
+    workers = Workers()
+    work = KeeperWork(folder, lambda *_: None, [], 0.25, 4, [], 10.0, orphan_s, '{"key": "ab"}')
+    keeper = Keeper(work, workers)
+    thread = threading.Thread(target=keeper.run, daemon=True)
+    thread.start()
+    try:
+        yield workers
+    finally:
+        keeper._over = True
+        thread.join(5.0)
+        assert workers.closed and not (folder / SOCKET).exists()
+
+
+def numbered(notices: list[Notice]) -> list[tuple[int, str]]:
+    return [
+        (n.number, n.text.decode() if isinstance(n, Reported) else n.worker)
+        for n in notices
+        if isinstance(n, Reported | WorkerEnded) and n.number
+    ]
+
+
+def until(fleet: KeptFleet, count: int) -> list[tuple[int, str]]:
+    found: list[tuple[int, str]] = []
+    for _ in range(200):
+        if len(found) >= count:
+            break
+        found += numbered(fleet.poll(0.05))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_orders_and_reports_pass_once_in_order(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    with kept(tmp_path) as workers:
+        log: list[tuple[int, str]] = []  # survives controllers: logged notices
+        decisions: list[str] = []  # and logged decisions, each an order to one worker
+        reports = 0
+        leader = KeptFleet(tmp_path, term=1)
+        leader.spawn("w", 0)
+        for term in range(2, 8):
+            for _ in range(rng.randint(0, 4)):
+                match rng.choice(["report", "beat", "decide", "poll"]):
+                    case "report":
+                        reports += 1
+                        workers.put(Reported("w", 0, b'{"kind":"stage_ready","n":%d}' % reports))
+                    case "beat":
+                        workers.put(Reported("w", 0, BEAT))
+                    case "decide":
+                        decisions.append(f"order {len(decisions)}")
+                        leader.send("w", decisions[-1].encode())
+                    case "poll":
+                        log += numbered(leader.poll(0.02))
+            for arrived in numbered(leader.poll(0.01)):  # the controller dies while it processes these
+                if rng.random() < 0.5:
+                    break
+                log.append(arrived)
+            if rng.random() < 0.5:
+                decisions.append(f"order {len(decisions)}")
+                if rng.random() < 0.5:
+                    leader.send("w", decisions[-1].encode())
+            if rng.random() < 0.5:
+                leader._line.close()  # killed; otherwise stopped
+            leader = KeptFleet(tmp_path, term, received=log[-1][0] if log else 0)
+            leader.spawn("w", 0)
+            if decisions:
+                leader.send("w", decisions[-1].encode())  # the log's last decision is carried out again
+        log += until(leader, reports - len(log))
+        assert [number for number, _ in log] == list(range(1, reports + 1))
+        assert [text for _, text in log] == [f'{{"kind":"stage_ready","n":{n}}}' for n in range(1, reports + 1)]
+        leader.close()
+        assert workers.started == [("w", 0)]
+        assert workers.orders.get("w", []) == decisions
+
+
+def test_a_deposed_controller_is_refused_and_told(tmp_path: Path) -> None:
+    with kept(tmp_path) as workers:
+        old = KeptFleet(tmp_path, term=1)
+        old.spawn("w", 0)
+        assert old.shared == '{"key": "ab"}'
+        new = KeptFleet(tmp_path, term=2)
+        old.send("w", b"late")
+        with pytest.raises(RunStopped, match="another controller leads this run, as term 2"):
+            old.poll(1.0)
+        with pytest.raises(UserError, match="another controller leads"):
+            KeptFleet(tmp_path, term=2)
+        new.send("w", b"now")
+        new.signal("w", 0, signal.SIGKILL)
+        new.close()
+        assert workers.orders == {"w": ["now"]}
+
+
+def test_a_workers_end_is_reported_to_the_next_controller_too(tmp_path: Path) -> None:
+    with kept(tmp_path) as workers:
+        first = KeptFleet(tmp_path, term=1)
+        workers.put(WorkerEnded("w", 0, "exit", "killed"))
+        assert until(first, 1) == [(1, "w")]
+        again = KeptFleet(tmp_path, term=2)
+        assert until(again, 1) == [(1, "w")], "the first one had not logged it"
+        again.poll(0.0)  # acknowledges what was processed
+        last = KeptFleet(tmp_path, term=3, received=1)
+        assert until(last, 0) == [] and numbered(last.poll(0.2)) == []
+
+
+def test_a_controller_that_does_not_read_delays_nobody(tmp_path: Path) -> None:
+    with kept(tmp_path) as workers:
+        stopped = KeptFleet(tmp_path, term=1)
+        for n in range(300):
+            workers.put(Reported("w", 0, b'{"kind":"stage_ready","n":%d,"text":"%s"}' % (n, b"x" * 5000)))
+            workers.put(Reported("w", 0, BEAT))
+        successor = KeptFleet(tmp_path, term=2)
+        assert [number for number, _ in until(successor, 300)] == list(range(1, 301))
+        stopped._line.close()
+
+
+@pytest.mark.parametrize("garbage", [b"", b"\0\0\0\5hello", b"\xff" * 64, b"\0\0\0\2{}", b"GET / HTTP/1.1\n\n"])
+def test_garbage_at_the_socket_changes_nothing(tmp_path: Path, garbage: bytes) -> None:
+    with kept(tmp_path) as workers:
+        leader = KeptFleet(tmp_path, term=1)
+        leader.spawn("w", 0)
+        leader.send("nobody", b"order")
+        with socket.socket(socket.AF_UNIX) as line, reachable(tmp_path) as path:
+            line.connect(path)
+            line.sendall(garbage)
+        leader.send("w", b"order")
+        workers.put(Reported("w", 0, b'{"kind":"linked"}'))
+        assert len(until(leader, 1)) == 1
+        leader.close()
+    assert workers.orders == {"w": ["order"]}
+
+
+def test_without_a_controller_the_keeper_ends(tmp_path: Path) -> None:
+    with kept(tmp_path, orphan_s=0.3) as workers:
+        KeptFleet(tmp_path, term=1)._line.close()
+        for _ in range(100):
+            if workers.closed:
+                break
+            threading.Event().wait(0.05)
+        assert workers.closed and not has_keeper(tmp_path)
