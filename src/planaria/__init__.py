@@ -1,6 +1,6 @@
 """planaria trains language models on machines that fail, lag and lie.
 
-The public Python interface, on which the commands are built; ``docs/python.md`` has examples. Members are imported on
+The public Python interface, on which the commands are built; ``docs/install.md`` has examples. Members are imported on
 first use, so ``import planaria`` does not load torch.
 """
 

@@ -124,7 +124,7 @@ def test_a_recipe_with_a_llamas_own_sizes_trains_adapters(tmp_path: Path, monkey
     expected = peft.PeftModel.from_pretrained(base, tmp_path / "runs/adapted/model").state_dict()
     assert len(adapters) == sum("lora_" in name for name in expected)
     assert all(one.abs().sum() > 0 for one in adapters.values()), "every layer was trained"
-    with pytest.raises(UserError, match=r"config.json determines model.heads .*; leave model.heads out"):
+    with pytest.raises(UserError, match=r"config.json determines model.heads \(.*\); leave them out"):
         train(tmp_path, "bad", 1e-2, *flags, "--model.heads=2")
 
 

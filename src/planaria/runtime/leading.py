@@ -40,6 +40,7 @@ from planaria.runtime.engine.prepare import PreparedRun
 from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.engine.run_start import Origin
 from planaria.runtime.engine.stopping import REQUEST
+from planaria.runtime.fleet.joining import join_command
 from planaria.runtime.fleet.process import outlive_parent
 from planaria.runtime.fleet.spawner import spawner
 from planaria.runtime.import_export import export_run
@@ -118,13 +119,17 @@ def lead(
     if takeover is not None:
         watch.recall(history)
 
+    def listening(address: str) -> None:
+        if callbacks.progress and (command := join_command(config.fleet, folder, address)):
+            callbacks.say(f"join with     {command}")
+
     def asked() -> bool:
         return callbacks.stopped() or (listener is not None and listener.error is not None)
 
     try:
         beside = _with_standby(folder, config.fleet.standby == "auto", callbacks.progress, fleet.preload_for(config))
         with mirrored(mirror, folder, MIRRORED, callbacks.say), callbacks.beside(folder), beside:
-            ending = _engine(prepared, folder, watch, origin, asked, takeover)
+            ending = _engine(prepared, folder, watch, origin, asked, takeover, listening)
     finally:
         watch.close()
     if ending.outcome == "finished":
@@ -177,6 +182,7 @@ def _engine(
     origin: Origin,
     requested: Callable[[], bool],
     takeover: Takeover | None,
+    listening: Say,
 ) -> Finish:
     """Run the engine of the recipe until the run ends.
 
@@ -185,7 +191,7 @@ def _engine(
     config = prepared.config
     try:
         with logs.about(lambda: {"run": folder.name}):
-            return fleet.train(prepared, folder, watch, origin, requested, takeover)
+            return fleet.train(prepared, folder, watch, origin, requested, takeover, listening)
     except (OSError, MemoryError, UserError):
         raise
     except (Exception, SystemExit) as error:

@@ -62,7 +62,7 @@ def ready(
     replica: int, step: int, loss: float | None, norm: float | None = 1.0, stage: int = 0, mode: e.Mode = "train"
 ) -> e.StageReady:
     return e.StageReady(
-        worker="abcdef"[2 * replica + stage], stage=stage, generation=1, step=step, loss=loss, replica=replica,
+        worker="abcdefgh"[2 * replica + stage], stage=stage, generation=1, step=step, loss=loss, replica=replica,
         mode=mode, grad_norm=norm if mode == "train" else None,
     )  # fmt: skip
 

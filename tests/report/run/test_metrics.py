@@ -157,6 +157,17 @@ def test_nobody_waits_for_the_validation_of_a_replica_that_left() -> None:
     assert record == ValidationMetric(t=10.0, step=2, val_loss=4.0, val_losses={0: 3.0, 1: 5.0})
 
 
+def test_a_replica_founded_later_neither_repeats_nor_delays_validations() -> None:
+    metrics = of_three()
+    for replica in range(3):
+        evaluate(metrics, replica, 0, 6.0)
+    metrics.on_decision(5.0, d.ReplicaRestarted(replica=3))
+    assert evaluate(metrics, 3, 0, 4.0) is None
+    assert [evaluate(metrics, replica, 2, 3.0) for replica in range(2)] == [None, None]
+    expected = ValidationMetric(t=9.5, step=2, val_loss=3.0, val_losses={0: 3.0, 1: 3.0, 2: 3.0})
+    assert evaluate(metrics, 2, 2, 3.0) == expected
+
+
 def test_the_last_validations_count_as_of_the_last_step_whatever_replicas_counted_themselves() -> None:
     metrics = of_three()
     for block in range(12):

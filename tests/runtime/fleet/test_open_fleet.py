@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,9 @@ from typing import Any
 import pytest
 
 import planaria
+from harness import tiny
 from planaria.common.errors import UserError
+from planaria.config.schema import FleetConfig
 from planaria.runtime.fleet import joining
 from planaria.runtime.fleet.base import Joined, Leaving, Left, Notice, WorkerEnded
 from planaria.runtime.fleet.control_connections import WorkerLine, call
@@ -227,3 +230,23 @@ def test_a_key_file_that_cannot_be_created_or_is_empty_is_named(tmp_path: Path) 
     (tmp_path / "empty").touch(0o600)
     with pytest.raises(UserError, match="holds no key"):
         kept_key(tmp_path / "empty", new_key())
+
+
+def test_a_run_with_a_key_prints_the_command_to_join_it(tmp_path: Path) -> None:
+    key, lines = tmp_path / "secret" / "k", list[str]()
+    key.parent.mkdir()
+    for fleet in ({}, {"key": str(key)}):
+        config = tiny(tmp_path, stages=1, steps=1, fleet=fleet).model_copy(update={"name": f"run{len(fleet)}"})
+        planaria.train(config, progress=True, notify=lines.append)
+    (line,) = [line for line in lines if "planaria join" in line]
+    words = rf"join with     planaria join 127\.0\.0\.1:\d+ --key-file k    \(with a copy of {re.escape(str(key))}\)"
+    assert re.fullmatch(words, line), line
+
+
+def test_a_copy_of_the_door_serves_as_the_key(tmp_path: Path) -> None:
+    run, key = tmp_path / "run", new_key()
+    run.mkdir()
+    joining.open_door(run, "203.0.113.5:7001", key)
+    command = joining.join_command(FleetConfig(port=7001), run, "203.0.113.5:7001")
+    assert command == f"planaria join 203.0.113.5:7001 --key-file door.json    (with a copy of {run / 'door.json'})"
+    assert joining.read_key(run / "door.json") == key

@@ -23,6 +23,7 @@ from planaria.report.live_page.limits import LONGEST_TARGET
 
 OPEN = ("/health", "/ready")
 """paths without a token; their answers say nothing about the run"""
+NO_TOKEN = "no token; use the address that planaria printed, or send the header 'Authorization: Bearer TOKEN'"
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -64,7 +65,7 @@ class Guard:
             return None
         bearer = self._is_token(_bearer(headers))
         if not (bearer or self._is_token(self._from_cookie(headers)) or self._is_token(_from_query(path, query))):
-            return HTTPStatus.FORBIDDEN, "no token; use the address that planaria printed"
+            return HTTPStatus.FORBIDDEN, NO_TOKEN
         if method not in ("GET", "HEAD") and not bearer and not origins:
             return HTTPStatus.FORBIDDEN, "no origin"
         return None

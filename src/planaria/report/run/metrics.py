@@ -51,6 +51,8 @@ class StepMetrics:
         self._validated: dict[int, dict[int, float]] = defaultdict(dict)
         """step → replica → loss"""
         self._live: set[int] = {0}
+        self._late: set[int] = set()
+        """replicas founded during training, which count steps from 0: only their last validation is compared"""
         self._left = 0
         """number of uncommitted blocks"""
         self._whole = 0
@@ -74,6 +76,8 @@ class StepMetrics:
                 if self._replicas == 1:
                     return ValidationMetric(t=t, step=event.step, val_loss=event.loss)
                 step = self._labels.get(event.replica, event.step)
+                if event.replica in self._late and step != self._last_step:
+                    return None
                 self._validated[step][event.replica] = event.loss
                 _forget(self._validated, VALIDATIONS_BACK)
                 return self._validation(t, [step])
@@ -86,7 +90,7 @@ class StepMetrics:
             if not self._commits:
                 self._commits.append(t)
             over = self._started is not None and self._left <= 0
-            self._labels[decision.replica] = self._started.steps if self._started and over else decision.step
+            self._labels[decision.replica] = self._last_step if self._last_step is not None and over else decision.step
         elif isinstance(decision, d.Commit):
             return self._committed(t, decision)
         elif self._started is not None:
@@ -109,6 +113,7 @@ class StepMetrics:
             self._whole = started.progress(decision.first_block)  # confirmed by the next checkpoint
         elif isinstance(decision, d.ReplicaRestarted):
             self._live.add(decision.replica)
+            self._late.add(decision.replica)
         elif isinstance(decision, d.Disband):
             self._live.discard(decision.replica)
             return self._validation(t, [s for s, losses in self._validated.items() if decision.replica not in losses])
@@ -163,12 +168,18 @@ class StepMetrics:
         return sum(block >= floor and block not in beyond for block in range(first, first + started.replicas))
 
     def _validation(self, t: float, steps: Iterable[int]) -> ValidationMetric | None:
-        """Return the newest of these validations that all live replicas have made."""
-        made = [step for step in steps if self._live <= self._validated[step].keys()]
+        """Return the newest of these validations that all live replicas, or those live from the start, have made."""
+        early = self._live - self._late
+        awaited = {step: self._live if step == self._last_step else early for step in steps}
+        made = [step for step, replicas in awaited.items() if replicas <= self._validated[step].keys()]
         if not made:
             return None
         losses = dict(sorted(self._validated[max(made)].items()))
         return ValidationMetric(t=t, step=max(made), val_loss=fmean(losses.values()), val_losses=losses)
+
+    @property
+    def _last_step(self) -> int | None:
+        return self._started.steps if self._started else None
 
     def _last_validation(self, t: float) -> ValidationMetric | None:
         """Return the final validation; reuse that of replicas validated after their last step."""

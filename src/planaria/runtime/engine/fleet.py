@@ -67,12 +67,13 @@ def train(
     origin: Origin = START,
     stop: Callable[[], bool] | None = None,
     takeover: Takeover | None = None,
+    listening: Callable[[str], object] | None = None,
 ) -> Finish:
     """Train with workers in processes, on a Ray cluster or in this process; return how the run ended.
 
-    ``stop`` is polled; the run stops after a whole step when it returns true. ``takeover``: lead the living workers of
-    a run whose controller was lost.
-
+    :param stop: polled; the run stops after a whole step when it returns true
+    :param takeover: lead the living workers of a run whose controller was lost
+    :param listening: called with the HOST:PORT that other machines join
     :raises UserError: if the port is taken or the cluster is unsuitable; then no worker was started.
     """
     inline = prepared.config.engine == "inline"
@@ -93,6 +94,8 @@ def train(
             else opened(config, prepared.dataset, folder, started.own_workers, started.offset, started.part, takeover)
         )
         fleet = ending.enter_context(place)
+        if listening is not None and isinstance(fleet, OpenFleet):
+            listening(fleet.address)
         chaos = TraceChaos(prepared.trace, fleet, folder / CHECKPOINTS, origin.next_fault)
         relays = _relay_watch(config)
         controller = Controller(config, started, fleet, folder, observer, chaos, planner, relays, takeover)

@@ -223,10 +223,8 @@ def _equal(stated: object, value: object) -> bool:
 
 def _require_no_sizes(named: str, stated: Mapping[str, object]) -> None:
     """Raise UserError for sizes of the family llama beside a model whose config.json has its own."""
-    if other := next((name for name in stated if name not in OF_ANY), ""):
-        raise UserError(
-            f"{named}: config.json determines model.{other} (model.family = 'transformers'); leave model.{other} out"
-        )
+    if others := ", ".join(f"model.{name}" for name in stated if name not in OF_ANY):
+        raise UserError(f"{named}: config.json determines {others} (model.family = 'transformers'); leave them out")
 
 
 def require_dense(start: str, weights: WeightsFile) -> None:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from planaria.common import documents
 from planaria.common.errors import UserError
 from planaria.config.names import FileName
+from planaria.config.schema import FleetConfig
 from planaria.faults.trace import Fault
 from planaria.runtime.fleet.base import Message
 
@@ -106,6 +107,17 @@ def read_door(folder: Path) -> RunAddress:
         raise UserError(f"{path}: only the run's owner may read it; join as that user") from None
     except ValidationError:
         raise UserError(f"{path}: damaged, or from another version of planaria") from None
+
+
+def join_command(fleet: FleetConfig, folder: Path, address: str) -> str:
+    """Return the command for other machines, with what it needs there; empty if the recipe expects none to join.
+
+    :param address: HOST:PORT of the controller for other machines
+    """
+    if not fleet.port and fleet.key is None and fleet.own is None:
+        return ""
+    key = folder / DOOR if fleet.key is None else Path(fleet.key)
+    return f"planaria join {address} --key-file {key.name}    (with a copy of {key})"
 
 
 class WorkerMessage(Message):

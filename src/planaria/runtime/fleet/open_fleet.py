@@ -270,6 +270,11 @@ class OpenFleet:
             self._home = home(self._board.inside)
             unless_all_is_well.pop_all()
 
+    @property
+    def address(self) -> str:
+        """HOST:PORT that machines join."""
+        return self._board.address
+
     def spawn(self, worker: str, incarnation: int, host: str = "") -> None:
         if host:
             self._on_guests.add(worker)

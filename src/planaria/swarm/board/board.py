@@ -109,7 +109,8 @@ class Board:
                     f"{self._store.place}/rules.json: {error.reason}; found the run in another place"
                 ) from None
         if self._rules is None:
-            raise UserError(f"{self._store.place}: no run was founded here; check the place, or found one")
+            how = f"found one with `planaria swarm join RECIPE --board {self._store.place}`"
+            raise UserError(f"{self._store.place}: no run was founded here; check the place, or {how}")
         return self._rules
 
     @property
