@@ -250,7 +250,7 @@ def test_the_documented_entry_points_are_those_of_the_registries() -> None:
 def test_a_custom_codec_is_code_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Joining machines import it before they start, and results of comparisons depend on its source."""
     (tmp_path / "own_codec.py").write_text(
-        "from planaria.pipeline.codecs.registry import Fp32\n\nclass Own(Fp32):\n    pass\n"
+        "from planaria.pipeline.codecs.floats import Fp32\n\nclass Own(Fp32):\n    pass\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     with consent.allowing(True):

@@ -36,6 +36,13 @@ class AdapterConfig(Section):
     """digest of the files in base"""
 
 
+class SubspaceConfig(Section):
+    rank: Natural
+    """k: numbers of a hidden state between stages"""
+    seed: Natural
+    """the run's, from which the subspace is drawn"""
+
+
 class ModelConfig(Section):
     family: str = "llama"
     """architecture of the stages: llama; transformers, whose sizes come from train.start or options.config; or
@@ -75,6 +82,8 @@ class ModelConfig(Section):
     """one shared array for each layer; or one for the model, held by every stage, so that any stage can restore all
     others"""
     lora: AdapterConfig = AdapterConfig()
+    subspace: Annotated[SubspaceConfig | None, Field(json_schema_extra=DERIVED)] = None
+    """subspace of the residual stream; derived from pipeline.wire and seed"""
 
     @property
     def kv(self) -> int:
@@ -107,9 +116,21 @@ class ModelConfig(Section):
         return self.share_over == "model"
 
     @property
+    def written(self) -> int:
+        """Rows of the stored matrices that write to the residual stream."""
+        return self.dim if self.subspace is None else self.subspace.rank
+
+    @property
     def dense(self) -> Self:
-        """Return the same shape without shared numbers."""
-        return self.model_copy(update={"share": 1, "share_over": "layer"})
+        """Return the same shape with whole matrices."""
+        return self.model_copy(update={"share": 1, "share_over": "layer", "subspace": None})
+
+    @property
+    def factored(self) -> str:
+        """The setting under which stored parameters are not whole matrices; empty if they are."""
+        if self.subspace is not None:
+            return "pipeline.wire = { kind = 'subspace' }"
+        return f"model.share = {self.share}" if self.share > 1 else ""
 
     @model_validator(mode="after")
     def _shares_what_there_is(self) -> Self:

@@ -164,7 +164,8 @@ def overlay(
     :raises UserError: as in :func:`load`, which also describes ``filled``.
     """
     tree = config.model_dump(mode="json", exclude_unset=True)
-    tree.get("model", {}).pop("block_layers", None)  # derived from settings that flags may change
+    for derived in ("block_layers", "subspace"):  # from settings that flags may change
+        tree.get("model", {}).pop(derived, None)
     return _lay_over(RunConfig, tree, flags, location, filled)
 
 

@@ -15,7 +15,7 @@ from planaria.config.bounds import Fraction, Natural, Positive, Seconds
 from planaria.config.data_config import DataConfig as DataConfig
 from planaria.config.fleet_config import FleetConfig as FleetConfig
 from planaria.config.model_config import ModelConfig as ModelConfig
-from planaria.config.model_config import even
+from planaria.config.model_config import SubspaceConfig, even
 from planaria.config.names import Name
 from planaria.config.network_config import NetworkConfig as NetworkConfig
 from planaria.config.options import Options
@@ -38,7 +38,7 @@ class PipelineConfig(Section):
     """most microbatches in progress at once; by default two per worker under 1f1b, all under gpipe"""
     wire: str | Options = "fp32"
     """codec of activations and their gradients between stages: fp32, bf16, bits of both such as '6/4', a table such as
-    {kind = "groups", forward = 6, backward = 4, group = 64}, or 'module:Class'"""
+    {kind = "groups", forward = 6, backward = 4, group = 64}, {kind = "subspace", rank = 160}, or 'module:Class'"""
 
     @property
     def samples(self) -> int:
@@ -49,6 +49,11 @@ class PipelineConfig(Section):
     def unlike(self) -> bool:
         """Whether block stages have different numbers of layers, now or later."""
         return self.layers == "auto" or len(set(self.layers or ())) > 1
+
+    def subspace(self, seed: int) -> SubspaceConfig | None:
+        """Return the subspace of the residual stream in a run with this ``seed``, if ``wire`` has one."""
+        rank = self.wire.get("rank") if isinstance(self.wire, Options) and self.wire.get("kind") == "subspace" else None
+        return SubspaceConfig(rank=rank, seed=seed) if isinstance(rank, int) and rank > 0 else None
 
     @property
     def cut(self) -> str:
@@ -237,6 +242,11 @@ class RunConfig(Section):
     chaos: ChaosConfig = ChaosConfig()
     observe: ObserveConfig = ObserveConfig()
 
+    def with_seed(self, seed: int) -> Self:
+        """Return the same run with another seed."""
+        model = self.model.model_copy(update={"subspace": self.pipeline.subspace(seed)})
+        return self.model_copy(update={"seed": seed, "model": model})
+
     @property
     def samples(self) -> int:
         """Samples in one step of all replicas."""
@@ -250,6 +260,10 @@ class RunConfig(Section):
             layers, left = self.pipeline.layers, self.model.layers - self.model.ends_layers
             cut = even(left, self.pipeline.stages) if layers == "auto" else layers  # until the machines are measured
             self.__dict__["model"] = self.model.model_copy(update={"block_layers": cut})
+        if self.model.subspace != (space := self.pipeline.subspace(self.seed)):
+            if self.model.subspace is not None:
+                raise ValueError("model.subspace follows from pipeline.wire and seed; leave it out")
+            self.__dict__["model"] = self.model.model_copy(update={"subspace": space})
         if why := self.model.uncut(self.pipeline.stages):
             raise ValueError(why)
         together = self.exchange.replicas if self.engine == "inline" or self.routing.mixed else 1

@@ -51,6 +51,8 @@ class Family(Choice, ABC):
     """whether the module of a block stage becomes another stage with as many layers by loading its weights"""
     preload: ClassVar[tuple[str, ...]] = ()
     """modules that the server from which workers fork imports once"""
+    subspaces: ClassVar[bool] = False
+    """whether the residual stream can stay in a fixed subspace (``ModelConfig.subspace``)"""
     masks: ClassVar[bool] = False
     """whether block stages and stage 0's ``embed`` take a document mask (``data.document_mask``) after their input"""
     adapts: ClassVar[bool] = False
@@ -65,8 +67,8 @@ class Family(Choice, ABC):
         """
 
     def parameter_counts(self, config: ModelConfig, stages: int, stage: int) -> tuple[int, int, int] | None:
-        """Return the numbers of a stage's trained and frozen parameters and the bytes of the latter, or None to count
-        them on the device "meta"."""
+        """Return the numbers of a stage's trained and frozen parameters and the bytes of the latter, with those of
+        fixed tables, or None to count them on the device "meta"."""
         return None
 
     def pass_bytes(self, config: ModelConfig, stages: int, stage: int, passes: PassMode) -> PassBytes | None:

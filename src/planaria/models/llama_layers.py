@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from planaria.config.schema import ModelConfig
 from planaria.models.sharing import MatrixCut, stored
+from planaria.models.subspace import OutputProjection, Subspace
 
 
 class Linear(nn.Linear):
@@ -137,13 +138,30 @@ class LayerFactory(Protocol):
 
     def linear(self, inputs: int, outputs: int) -> nn.Module: ...
 
+    def output(self, inputs: int, outputs: int) -> nn.Module:
+        """Return a matrix that writes to the residual stream."""
+        ...
+
     def norm(self, dim: int, eps: float) -> nn.Module: ...
 
 
 class OwnParameters:
     """Parts with their own parameters."""
 
+    linear = output = Linear
+    norm = RMSNorm
+
+
+class InSubspace:
+    """Parts with their own parameters that write to a subspace of the residual stream."""
+
     linear, norm = Linear, RMSNorm
+
+    def __init__(self, space: Subspace) -> None:
+        self.space = space
+
+    def output(self, inputs: int, outputs: int) -> nn.Module:
+        return OutputProjection(inputs, self.space)
 
 
 class Attention(nn.Module):
@@ -155,7 +173,7 @@ class Attention(nn.Module):
         self.q_proj = of.linear(config.dim, config.heads * config.head_dim)
         self.k_proj = of.linear(config.dim, config.kv * config.head_dim)
         self.v_proj = of.linear(config.dim, config.kv * config.head_dim)
-        self.o_proj = of.linear(config.heads * config.head_dim, config.dim)
+        self.o_proj = of.output(config.heads * config.head_dim, config.dim)
 
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, past: KeyValueCache | None = None, mask: Tensor | None = None
@@ -185,7 +203,7 @@ class SwiGLU(nn.Module):
         super().__init__()
         self.gate_proj = of.linear(config.dim, config.hidden)
         self.up_proj = of.linear(config.dim, config.hidden)
-        self.down_proj = of.linear(config.hidden, config.dim)
+        self.down_proj = of.output(config.hidden, config.dim)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = project_together(x, self.gate_proj, self.up_proj)
@@ -194,8 +212,9 @@ class SwiGLU(nn.Module):
 
 
 def matrix_numbers(config: ModelConfig) -> int:
-    """Return the number of elements in all matrices of one decoder layer."""
-    return 2 * config.dim * config.head_dim * (config.heads + config.kv) + 3 * config.dim * config.hidden
+    """Return the number of stored elements in all matrices of one decoder layer."""
+    read = config.head_dim * (config.heads + 2 * config.kv) + 2 * config.hidden
+    return config.dim * read + config.written * (config.head_dim * config.heads + config.hidden)
 
 
 class DecoderLayer(nn.Module):
@@ -207,7 +226,7 @@ class DecoderLayer(nn.Module):
         if of is None and config.share > 1:
             self.shared = nn.Parameter(torch.empty(stored(matrix_numbers(config), config.share)))
             of = MatrixCut(self, RMSNorm)
-        of = of or OwnParameters()
+        of = of or (OwnParameters() if config.subspace is None else InSubspace(Subspace.of(config)))
         self.input_layernorm = of.norm(config.dim, config.norm_eps)
         self.self_attn = Attention(config, of)
         self.post_attention_layernorm = of.norm(config.dim, config.norm_eps)

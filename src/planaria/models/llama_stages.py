@@ -7,7 +7,6 @@ a model starts from the same numbers.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
@@ -20,10 +19,12 @@ from planaria.config.schema import ModelConfig
 from planaria.models.activations import PassBytes, PassMode, block_bytes, ends_bytes
 from planaria.models.chunked_loss import head_loss
 from planaria.models.family import Family
+from planaria.models.initial import normal
 from planaria.models.llama_layers import Linear, matrix_numbers, rotary_tables, run_layers
 from planaria.models.moe_layer import MoELayer, Routing, to_file
 from planaria.models.one_array import GAINS, SHARED, final_norm, hold_all, layers_of
 from planaria.models.sharing import stored
+from planaria.models.subspace import Subspace, SubspaceEmbedding
 from planaria.models.tied_head import TiedHead
 
 
@@ -108,8 +109,10 @@ class LlamaEnds(TiedHead):
         self.head_alias = self.alias() if self.lm_head is None else None
 
 
-def _tables(config: ModelConfig) -> tuple[nn.Embedding, Linear | None]:
+def _tables(config: ModelConfig) -> tuple[nn.Embedding | SubspaceEmbedding, Linear | None]:
     """Return embedding and head, uninitialised; a tied head is the embedding's."""
+    if config.subspace is not None:
+        return SubspaceEmbedding(Subspace.of(config)), Linear(config.dim, config.vocab)
     # An explicit table: nn.Embedding would otherwise draw one from the global generator.
     table = nn.Embedding(config.vocab, config.dim, _weight=torch.empty(config.vocab, config.dim))
     return table, None if config.tied else Linear(config.dim, config.vocab)
@@ -121,6 +124,7 @@ class LlamaFamily(Family):
     named: ClassVar[bool] = True
     whole: ClassVar[bool] = True
     masks: ClassVar[bool] = True
+    subspaces: ClassVar[bool] = True
 
     def build_stage(self, config: ModelConfig, stages: int, stage: int) -> LlamaEnds | BlockStage:
         """:raises ValueError: if there is no such stage, or the layers do not divide into the stages."""
@@ -133,7 +137,8 @@ class LlamaFamily(Family):
         return global_name(config, stages, stage, local)
 
     def parameter_counts(self, config: ModelConfig, stages: int, stage: int) -> tuple[int, int, int]:
-        return stage_parameters(config, stages, stage), 0, 0
+        fixed = 0 if config.subspace is None else Subspace.of(config).nbytes
+        return stage_parameters(config, stages, stage), 0, fixed
 
     def tables(self, config: ModelConfig) -> tuple[str, str]:
         return "model.embed_tokens.weight", "lm_head.weight"
@@ -143,19 +148,25 @@ class LlamaFamily(Family):
             return ends_bytes(config, passes)
         return block_bytes(config, len(stage_layers(config, stages, stage)), passes)
 
+    def check(self, config: ModelConfig, stages: int, masked: bool) -> None:
+        """Check the subspace of the residual stream, if there is one."""
+        if config.subspace is None:
+            return
+        wire = f"pipeline.wire.rank = {config.subspace.rank}"
+        if config.subspace.rank > config.dim:
+            raise UserError(f"{wire}: more dimensions than model.dim = {config.dim}; give at most that")
+        if config.tied:
+            raise UserError(f"{wire}: a subspace factors the embedding, not the head; set model.tied = false")
+        if config.share > 1:
+            raise UserError(f"{wire}: factored matrices share no numbers; leave model.share = {config.share} out")
+
     def initialise(self, built: nn.Module, config: ModelConfig, stages: int, stage: int, seed: int) -> None:
         """Set norm gains to 1, and draw all else from N(0, init_std²)."""
         with torch.no_grad():
             for local, parameter in built.named_parameters():
                 if local.endswith(SHARED) or (parameter.dim() > 1 and local != GAINS):
                     name = global_name(config, stages, stage, local)
-                    parameter.copy_(_draw(parameter.shape, config.init_std, seed, name))
-
-
-def _draw(shape: torch.Size, std: float, seed: int, name: str) -> Tensor:
-    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little"))
-    return torch.empty(shape).normal_(0.0, std, generator=generator)
+                    parameter.copy_(normal(parameter.shape, config.init_std, seed, name))
 
 
 def global_name(config: ModelConfig, stages: int, stage: int, local: str) -> str:
@@ -290,7 +301,7 @@ def parameter_count(config: ModelConfig) -> int:
     """Return the number of stored parameters of the whole model; a tied table counts once."""
     layer, together = matrix_numbers(config), config.layers if config.one_array else 1
     arrays = config.layers // together * stored(together * layer, config.share)
-    tables = config.vocab * config.dim * (1 if config.tied else 2)
+    tables = config.vocab * (config.written if config.tied else config.written + config.dim)
     return tables + arrays + 2 * config.layers * config.dim + config.dim
 
 

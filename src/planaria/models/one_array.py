@@ -7,8 +7,10 @@ computes with its own layers only. Their gradients are summed in every step, so 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from math import prod
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 from planaria.config.model_config import ModelConfig
 from planaria.models.llama_layers import DecoderLayer, RMSNorm, matrix_numbers
 from planaria.models.sharing import MatrixCut, SharedNorm, stored, unfold
+from planaria.models.subspace import dense_parts
 
 SHARED, GAINS = "shared", "gains"
 ROWS = ("input_layernorm.weight", "post_attention_layernorm.weight")
@@ -49,46 +52,46 @@ def final_norm(stage: nn.Module, config: ModelConfig) -> nn.Module:
 
 
 class StoredParameter(NamedTuple):
-    """The stored location of a dense model's parameter."""
+    """The origin of a dense model's parameter."""
 
     of: str
     """the stored parameter, by global name"""
-    begin: int
-    """first place in an array of matrices, or row among gains; -1: the stored parameter itself"""
     shape: tuple[int, ...]
-
-    def taken(self, stored: Tensor) -> Tensor:
-        """Return the parameter, given the stored one."""
-        if self.begin < 0:
-            return stored
-        return unfold(stored, self.begin, self.shape) if stored.ndim == 1 else stored[self.begin]
+    taken: Callable[[Tensor], Tensor]
+    """stored parameter → parameter"""
 
 
 def parts(config: ModelConfig, names: Iterable[tuple[str, tuple[int, ...]]]) -> dict[str, StoredParameter]:
     """Return the location of each parameter of ``config.dense``, given the stored ones by global name and shape."""
     result = {
-        name: StoredParameter(name, -1, shape)
+        name: StoredParameter(name, shape, lambda stored: stored)
         for name, shape in names
         if name.rpartition(".")[2] not in (SHARED, GAINS)
     }
+    if config.subspace is not None:
+        shapes = {name: part.shape for name, part in result.items()}
+        result |= {name: StoredParameter(name, *part) for name, part in dense_parts(config, shapes)}
     for number in range(config.layers if config.share > 1 else 0):
         layer = f"model.layers.{number}"
         begin = number * matrix_numbers(config) if config.one_array else 0
         for name, shape in _matrices(config).items():
-            result[f"{layer}.{name}"] = StoredParameter(
-                f"{'model' if config.one_array else layer}.{SHARED}", begin, shape
-            )
+            array = f"{'model' if config.one_array else layer}.{SHARED}"
+            result[f"{layer}.{name}"] = StoredParameter(array, shape, partial(unfold, begin=begin, shape=shape))
             begin += prod(shape)
         if config.one_array:
             rows = enumerate(ROWS, len(ROWS) * number)
-            result |= {f"{layer}.{name}": StoredParameter(f"model.{GAINS}", row, (config.dim,)) for row, name in rows}
+            result |= {f"{layer}.{name}": _gain(config, row) for row, name in rows}
     if config.one_array:
-        result["model.norm.weight"] = StoredParameter(f"model.{GAINS}", len(ROWS) * config.layers, (config.dim,))
+        result["model.norm.weight"] = _gain(config, len(ROWS) * config.layers)
     return result
 
 
+def _gain(config: ModelConfig, row: int) -> StoredParameter:
+    return StoredParameter(f"model.{GAINS}", (config.dim,), itemgetter(row))
+
+
 def dense_state(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Return weights by global name, unshared, as a model of ``config.dense`` has them."""
+    """Return weights by global name as a model of ``config.dense`` has them."""
     shapes = [(name, tuple(tensor.shape)) for name, tensor in state.items()]
     return {name: part.taken(state[part.of]) for name, part in parts(config, shapes).items()}
 

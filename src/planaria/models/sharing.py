@@ -125,3 +125,5 @@ class MatrixCut:
         made = SharedLinear(self._holder, self._begin, inputs, outputs)
         self._begin += inputs * outputs
         return made
+
+    output = linear

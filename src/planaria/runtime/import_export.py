@@ -85,10 +85,10 @@ def export_state(folder: Path, to: Path, kind: Kind, saved: SealedCheckpoint | N
             f"{folder}: optim.kind = {config.optim.kind!r}: --format {kind} supports only AdamW; export the weights "
             "(--format hf)"
         )
-    if saved.manifest.model.share > 1:
+    if factored := saved.manifest.model.factored:
         raise UserError(
-            f"{folder}: model.share = {saved.manifest.model.share}: shared weights are not "
-            f"supported by --format {kind}; export the weights (--format hf)"
+            f"{folder}: {factored}: weights that are not stored whole are not supported by --format {kind}; export "
+            "the weights (--format hf)"
         )
     manifest, sums = saved.manifest, dict[str, str]()
     atoms = [

@@ -20,7 +20,7 @@ from fake_device import FakeCopier
 from harness import tiny
 from planaria.control.decisions import Form, Keep, Member, MemberLink, Rebuild, Source
 from planaria.control.events import REPORT, EdgeBroken
-from planaria.pipeline.codecs.registry import Fp32
+from planaria.pipeline.codecs.floats import Fp32
 from planaria.pipeline.plan.actions import Action
 from planaria.runtime.engine.resolved_config import ResolvedRun
 from planaria.runtime.transport import edge as edges

@@ -18,7 +18,10 @@ WIRES: dict[str, Any] = {
     "bf16": "bf16",
     "6/4": "6/4",
     "5 and 3 bits, groups of 32": {"kind": "groups", "forward": 5, "backward": 3, "group": 32},
+    "subspace": {"kind": "subspace", "rank": 12, "forward": 8, "backward": 4},
 }
+UNTIED = {"tied": False}
+"""model of a subspace"""
 RECIPES: dict[str, dict[str, Any]] = {
     "redundant": {"recovery": {"strategy": "redundant"}},
     "swapped": {"routing": {"kind": "swapped"}, "recovery": {"strategy": "checkfree_plus"}},
@@ -35,8 +38,8 @@ def carried(record: RunRecord) -> int:
     "name", ["redundant", *(pytest.param(name, marks=pytest.mark.slow) for name in [*RECIPES][1:])]
 )
 def test_processes_train_as_inline_through_a_recovery(tmp_path: Path, name: str, wire: str) -> None:
-    pipeline = {"wire": WIRES[wire]}
-    config = tiny(tmp_path, steps=8, pipeline=pipeline, train={"eval_every": 4}, **RECIPES[name])
+    pipeline, model = {"wire": WIRES[wire]}, UNTIED if wire == "subspace" else {}
+    config = tiny(tmp_path, steps=8, pipeline=pipeline, model=model, train={"eval_every": 4}, **RECIPES[name])
     record = train(config, [Fault(step=3, stage=2, moment="backward", offset=0.5)])
     assert ending(record).outcome == "finished" and outcomes(record) == ["started", "recovered"]
     assert (losses(record), validation_losses(record)) == inline(record), "not equal to the last bit"
@@ -52,12 +55,12 @@ def test_replicas_and_schedules_train_as_inline(tmp_path: Path, wire: str) -> No
         assert ending(record).outcome == "finished" and losses(record) == inline(record)[0]
 
 
-@pytest.mark.parametrize(("wire", "apart_by"), [("bf16", 1e-2), ("6/4", 0.1)])
+@pytest.mark.parametrize(("wire", "apart_by"), [("bf16", 1e-2), ("6/4", 0.1), ("subspace", 1.0)])
 def test_the_stated_bytes_are_sent(tmp_path: Path, wire: str, apart_by: float) -> None:
     """Losses are near those of fp32, but not equal, since messages are rounded."""
     whole, short = (
-        train(tiny(tmp_path / str(n), stages=2, steps=4, pipeline={"wire": wire}))
-        for n, wire in enumerate(("fp32", wire))
+        train(tiny(tmp_path / str(n), stages=2, steps=4, pipeline={"wire": wire}, model=UNTIED))
+        for n, wire in enumerate(("fp32", WIRES[wire]))
     )
     # Each of 4 microbatches crosses 3 edges in each direction, in 4 steps.
     for record in (whole, short):

@@ -37,6 +37,7 @@ RULES = ArmRules(
     free=(
         "recovery", "checkpoint", "exchange", "optim.lr", "optim.beta2", "pipeline.microbatches", "pipeline.wire",
         "routing.kind", "routing.mixed", "model.share", "model.share_over",
+        "model.subspace",
     ),
 )  # fmt: skip
 

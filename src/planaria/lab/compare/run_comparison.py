@@ -120,7 +120,7 @@ def raced(
 
 
 def _race(arm: Arm, seed: int, dataset: Data, traces: Sequence[Trace], clocks: Mapping[str, ArmClock]) -> Race:
-    config = arm.config.model_copy(update={"seed": seed})
+    config = arm.config.with_seed(seed)
     return Race(
         arm=arm.name,
         config=config,

@@ -115,4 +115,4 @@ def _require_even(ledger: Sequence[ArmCost]) -> None:
 
 
 def _inner(model: ModelConfig) -> int:
-    return parameter_count(model) - model.vocab * model.dim * (1 if model.tied else 2)
+    return parameter_count(model) - model.vocab * (model.written + (0 if model.tied else model.dim))

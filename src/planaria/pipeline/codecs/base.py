@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from planaria.config.registry import Choice
+from planaria.config.schema import ModelConfig
 
 Leg = Literal["forward", "backward"]
 """activations travel forward, their gradients backward"""
@@ -61,12 +62,23 @@ class WireCodec(Choice, ABC):
         """Return the shape and type of the message for an activation of ``shape``."""
 
     @abstractmethod
-    def encode(self, x: Tensor, leg: Leg, visit: Visit) -> Tensor:
-        """Return the message for ``x`` (an activation of any float type, or its gradient) on its device."""
+    def encode(self, x: Tensor, leg: Leg, visit: Visit, ids: Tensor | None = None) -> Tensor:
+        """Return the message for ``x`` (an activation of any float type, or its gradient) on its device.
+
+        ``ids``: the activation's token ids, int64 [samples, tokens]; None: they are unknown, or ``x`` is a gradient.
+        """
 
     @abstractmethod
     def decode(self, message: Tensor, shape: Shape, leg: Leg) -> Tensor:
         """Return the tensor of ``shape`` in a message, of any float type, on the message's device."""
+
+    def ids(self, message: Tensor, shape: Shape, leg: Leg) -> Tensor | None:
+        """Return the token ids that a message carries, int64 [samples, tokens]; None if it carries none."""
+        return None
+
+    def for_model(self, model: ModelConfig) -> WireCodec:
+        """Return the codec of activations of this model."""
+        return self
 
     def invalid_reason(self, message: Tensor, shape: Shape, leg: Leg) -> str:
         """Return why a received message of the right shape and type is invalid, or an empty string."""
@@ -79,8 +91,9 @@ class WireCodec(Choice, ABC):
 
     def bytes(self, shape: Shape) -> MessageBytes:
         """Return the bytes of each leg's message, without headers."""
-        return MessageBytes(*(_bytes(*self.layout(shape, leg)) for leg in LEGS))
+        return MessageBytes(*(tensor_bytes(*self.layout(shape, leg)) for leg in LEGS))
 
 
-def _bytes(shape: Shape, dtype: torch.dtype) -> int:
+def tensor_bytes(shape: Shape, dtype: torch.dtype) -> int:
+    """Return the bytes of a tensor."""
     return torch.Size(shape).numel() * dtype.itemsize

@@ -50,7 +50,7 @@ class Groups(WireCodec):
         groups = self._groups(shape)
         return (groups * _SCALE_BYTES + packed_bytes(groups * self.group, self._bits(leg)),), torch.uint8
 
-    def encode(self, x: Tensor, leg: Leg, visit: Visit) -> Tensor:
+    def encode(self, x: Tensor, leg: Leg, visit: Visit, ids: Tensor | None = None) -> Tensor:
         flat = x.reshape(-1).float()
         if missing := -len(flat) % self.group:
             flat = torch.nn.functional.pad(flat, (0, missing))

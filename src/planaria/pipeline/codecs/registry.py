@@ -1,4 +1,4 @@
-"""The codecs of ``pipeline.wire``: floating-point types, and those of other modules by name."""
+"""The codecs of ``pipeline.wire``: shipped ones, and those of other modules by name."""
 
 from __future__ import annotations
 
@@ -6,42 +6,20 @@ import re
 from functools import lru_cache
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from planaria.common.errors import UserError
 from planaria.config.options import Options
 from planaria.config.registry import Registry
 from planaria.config.schema import ModelConfig, PipelineConfig
-from planaria.pipeline.codecs.base import Leg, MessageBytes, Shape, Visit, WireCodec
+from planaria.pipeline.codecs.base import MessageBytes, WireCodec
+from planaria.pipeline.codecs.floats import Bf16, Fp32
 from planaria.pipeline.codecs.groups import Groups
-
-
-class Fp32(WireCodec):
-    """Every number in single precision: lossless."""
-
-    def layout(self, shape: Shape, leg: Leg) -> tuple[tuple[int, ...], torch.dtype]:
-        return tuple(shape), torch.float32
-
-    def encode(self, x: Tensor, leg: Leg, visit: Visit) -> Tensor:
-        return x.to(self.layout(x.shape, leg)[1])
-
-    def decode(self, message: Tensor, shape: Shape, leg: Leg) -> Tensor:
-        return message
-
-
-class Bf16(Fp32):
-    """Every number rounded to bfloat16."""
-
-    def layout(self, shape: Shape, leg: Leg) -> tuple[tuple[int, ...], torch.dtype]:
-        return tuple(shape), torch.bfloat16
-
+from planaria.pipeline.codecs.subspace import SubspaceCodec
 
 CODECS: Registry[WireCodec] = Registry(
     "wire",
     "pipeline.wire",
     WireCodec,  # type: ignore[type-abstract]
-    {"fp32": Fp32, "bf16": Bf16, "groups": Groups},
+    {"fp32": Fp32, "bf16": Bf16, "groups": Groups, "subspace": SubspaceCodec},
     location="pipeline.wire",
 )
 _SHORT = re.compile(r"(\d+)/(\d+)")
@@ -57,6 +35,11 @@ def codec_of(wire: str | Options) -> WireCodec:
     return CODECS.make(kind, options)
 
 
+def codec_for(model: ModelConfig, pipeline: PipelineConfig) -> WireCodec:
+    """Return the codec of a run; UserError as :func:`codec_of`."""
+    return codec_of(pipeline.wire).for_model(model)
+
+
 def codec_class(wire: str | Options) -> type[WireCodec]:
     """Return the class of that codec; UserError if it is unknown or must not be imported."""
     return CODECS.find(_parsed(wire)[0])
@@ -64,7 +47,7 @@ def codec_class(wire: str | Options) -> type[WireCodec]:
 
 def message_bytes(model: ModelConfig, pipeline: PipelineConfig) -> MessageBytes:
     """Return the bytes on the wire of one activation (microbatch_size, context, dim) and of its gradient."""
-    return codec_of(pipeline.wire).bytes((pipeline.microbatch_size, model.context, model.dim))
+    return codec_for(model, pipeline).bytes((pipeline.microbatch_size, model.context, model.dim))
 
 
 def _parsed(wire: str | Options) -> tuple[str, dict[str, Any]]:

@@ -194,7 +194,7 @@ def atoms_of(saved: SealedCheckpoint) -> list[ParameterState]:
 
 @dataclass(frozen=True)
 class _Taken(ParameterState):
-    """A weight that is a part of shared numbers; their moments are not separate."""
+    """A weight that follows from stored numbers; their moments are not its own."""
 
     source: ParameterState
     part: StoredParameter
@@ -205,9 +205,9 @@ class _Taken(ParameterState):
 
 
 def weights_of(saved: SealedCheckpoint) -> list[ParameterState]:
-    """Return the weights of the equivalent model without sharing; UserError as :func:`atoms_of`."""
+    """Return the weights of the equivalent model of whole matrices; UserError as :func:`atoms_of`."""
     atoms, model = {atom.name: atom for atom in atoms_of(saved)}, saved.manifest.model
-    if model.share == 1:
+    if not model.factored:
         return list(atoms.values())
     result = parts(model, [(atom.name, atom.shape) for atom in atoms.values()])
     own = ((name, part, atoms[part.of]) for name, part in result.items())

@@ -156,6 +156,8 @@ def require_sound(resolved: ResolvedRun) -> None:
     unused = [name for name in ("alpha", "targets", "precision") if getattr(lora, name) != getattr(plain, name)]
     if unused and not lora.rank:
         raise UserError(f"model.lora.{unused[0]}: has no effect without model.lora.rank; leave it out")
+    if config.model.subspace is not None and not chosen.subspaces:
+        raise UserError(f'pipeline.wire: model.family = {config.model.family!r} has no subspace projections; use "6/4"')
     chosen.check(config.model, config.pipeline.stages, config.data.document_mask)
     if not chosen.named:
         check_shapes(config.model, config.pipeline.stages)

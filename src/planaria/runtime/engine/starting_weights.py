@@ -34,10 +34,10 @@ def starting_weights(config: RunConfig) -> WeightsFile | None:
     """
     if config.train.start is None:
         return None
-    if config.model.share > 1:
+    if factored := config.model.factored:
         raise UserError(
-            f"train.start = {config.train.start!r}: weights cannot be converted to shared "
-            f"ones; leave model.share = {config.model.share} out"
+            f"train.start = {config.train.start!r}: whole matrices cannot be converted to those of {factored}; leave "
+            "that out"
         )
     weights = open_weights(config.train.start, config.model.family)
     require_dense(config.train.start, weights)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from planaria.control import events as e
 from planaria.control.decisions import Donate, Form, Introduce, Meet
-from planaria.pipeline.codecs.registry import codec_of
+from planaria.pipeline.codecs.registry import codec_for
 from planaria.pipeline.plan.actions import Action, Key, Kind
 from planaria.recovery.base import Moment
 from planaria.runtime.engine.resolved_config import ResolvedRun
@@ -87,7 +87,7 @@ class PeerMessages:
         self.staging: Staging | None = None
         """copies between host and device, if stages compute on a device in several processes"""
         model, pipeline = setup.config.model, setup.config.pipeline
-        codec, shape = codec_of(pipeline.wire), (pipeline.microbatch_size, model.context, model.dim)
+        codec, shape = codec_for(model, pipeline), (pipeline.microbatch_size, model.context, model.dim)
         if setup.config.train.device == "cuda" and isinstance(transport, SocketTransport):
             self.staging, transport.port.rings = with_cuda(codec.bytes(shape))
         land = None if self.staging is None else self.staging.receive

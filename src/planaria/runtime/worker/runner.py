@@ -18,7 +18,7 @@ from planaria.models.families import build_stage
 from planaria.models.optimizers import optimizer
 from planaria.models.state import StageState
 from planaria.pipeline.codecs.base import Leg, Visit
-from planaria.pipeline.codecs.registry import codec_of
+from planaria.pipeline.codecs.registry import codec_for
 from planaria.runtime.worker.learning_rate import clip_gradients, learning_rate, total_norms
 from planaria.runtime.worker.step_samples import Batch, Masks, TargetCounts, placed
 
@@ -46,7 +46,7 @@ class StageRunner:
         self.lr_scale, self.scales = 1.0, dict[str, float]()
         self.grad_norm: float | None = None
         self.clipped_norm: float | None = None
-        self.codec = codec_of(config.pipeline.wire)
+        self.codec = codec_for(config.model, config.pipeline)
         self.shape = config.pipeline.microbatch_size, config.model.context, config.model.dim
         """of an activation"""
         self._norms: Tensor | None = None
@@ -91,10 +91,12 @@ class StageRunner:
 
         :raises NonFinite: if the codec of the message refuses the activation.
         """
+        ids: Tensor | None = None
+        if x is not None:
+            message = x.to(self.config.train.device)
+            ids = self.codec.ids(message, self.shape, "forward")
+            x = self.codec.decode(message, self.shape, "forward").float().detach().requires_grad_(self._train)
         with torch.set_grad_enabled(self._train), self._precision():
-            if x is not None:
-                x = self.codec.decode(x.to(self.config.train.device), self.shape, "forward")
-                x = x.float().detach().requires_grad_(self._train)
             if self.stage:
                 assert x is not None
                 y = self.module(x, *self._mask(microbatch))
@@ -102,7 +104,8 @@ class StageRunner:
                 assert self._batch is not None
                 tokens, targets = self._batch(microbatch)
                 self._targets[microbatch] = placed(targets, self.config.train.device)
-                y = self.module.embed(placed(tokens, self.config.train.device), *self._mask(microbatch))
+                ids = placed(tokens, self.config.train.device)
+                y = self.module.embed(ids, *self._mask(microbatch))
             else:
                 assert x is not None
                 y = self.module.loss(x, self._targets.pop(microbatch)) / self._microbatches
@@ -115,12 +118,12 @@ class StageRunner:
             self._outputs[microbatch, hop] = y
             if x is not None:
                 self._inputs[microbatch, hop] = x
-        return None if y.ndim == 0 else self._message(y.detach(), "forward", microbatch, hop)
+        return None if y.ndim == 0 else self._message(y.detach(), "forward", microbatch, hop, ids)
 
-    def _message(self, x: Tensor, leg: Leg, microbatch: int, hop: int) -> Tensor:
-        """Return the message that carries ``x``."""
+    def _message(self, x: Tensor, leg: Leg, microbatch: int, hop: int, ids: Tensor | None = None) -> Tensor:
+        """Return the message that carries ``x``, an activation of tokens ``ids`` or a gradient."""
         sample = self._first_sample + microbatch * self.config.pipeline.microbatch_size
-        message = self.codec.encode(x, leg, Visit(self.config.seed, sample, hop))
+        message = self.codec.encode(x, leg, Visit(self.config.seed, sample, hop), ids)
         if not message.is_cuda and (damage := self.codec.invalid_reason(message, self.shape, leg)):
             label = "activation" if leg == "forward" else "gradient"
             raise NonFinite(
