@@ -8,12 +8,12 @@ from typing import Literal
 
 from planaria.control.apply import apply
 from planaria.control.decisions import Decision, Finish, Replan
-from planaria.control.events import LeaderStarted, RunStarted
+from planaria.control.events import LeaderStarted, RunStarted, StageCommitted
 from planaria.control.run_record import Timed
 from planaria.control.state import RunState
 
-MOST_FRUITLESS = 3
-"""controllers in a row that may be lost as soon as they lead; then something else is wrong"""
+MOST_FRUITLESS = 20
+"""controllers in a row that may be lost within one step; then something else is wrong"""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Takeover:
     notice: int = 0
     """number of the keeper's last notice in the log"""
     fruitless: int = 0
-    """controllers that were lost in a row, each before it logged anything but its start"""
+    """controllers that were lost since the last committed step"""
     cause: Literal["exited", "stopped"] = "exited"
     """end of the controller"""
     noticed: float = 0.0
@@ -61,7 +61,7 @@ def taken_over(history: Iterable[Timed], notice: int = 0) -> Takeover:
         state = apply(fact, state)
         if isinstance(fact, LeaderStarted):
             fruitless += 1
-        else:
+        elif isinstance(fact, StageCommitted):
             fruitless = 0
         if isinstance(fact, Decision.__args__[0].__args__):
             last = fact

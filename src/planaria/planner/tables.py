@@ -20,7 +20,7 @@ NO_SUMS: Ints = np.zeros((0, 0, 0), np.int64)
 
 
 class CostTables(NamedTuple):
-    """See ``problem.Problem``."""
+    """See ``problem.PlanningProblem``."""
 
     sizes: Ints
     site: Ints

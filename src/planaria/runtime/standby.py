@@ -35,7 +35,7 @@ Cause = Literal["exited", "stopped"]
 
 
 def main(folder: Path, progress: bool = True) -> None:
-    """Stand by as a process of its own, in the terminal of the controller, which acts on its stop signals.
+    """Run a standby as a separate process. It ignores a terminal's stop signals; the controller handles them.
 
     :raises UserError: as :func:`stand_by`.
     """
@@ -65,7 +65,7 @@ def stand_by(folder: Path, callbacks: Callbacks) -> Run | None:
             return _end(folder, prepared, takeover, callbacks)
         if takeover.fruitless >= MOST_FRUITLESS:
             raise UserError(
-                f"{folder}: {takeover.fruitless} controllers in a row were lost as soon as they led; "
+                f"{folder}: {takeover.fruitless} controllers in a row were lost within one step; "
                 f"see its log, then `planaria train --resume {folder}`"
             )
         if not has_keeper(folder):
@@ -76,7 +76,8 @@ def stand_by(folder: Path, callbacks: Callbacks) -> Run | None:
 def _end(folder: Path, prepared: PreparedRun, takeover: Takeover, callbacks: Callbacks) -> Run | None:
     """Complete a run whose controller was lost after the last step: end its workers, write report and model."""
     if has_keeper(folder):
-        KeptFleet(folder, takeover.state.term + 1, takeover.notice).close()
+        with suppress(UserError):  # it may end at this moment
+            KeptFleet(folder, takeover.state.term + 1, takeover.notice).close()
     finish = takeover.finish
     if finish is None or finish.outcome != "finished" or (folder / MODEL).exists():
         return None

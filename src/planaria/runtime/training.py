@@ -160,11 +160,12 @@ def _resume(folder: Path, changes: Settings, checkpoint: str | None, callbacks: 
 
     A run whose workers still wait for a controller continues with them.
     """
-    if checkpoint is None and has_keeper(folder) and not run_folders.is_held(folder):
+    if has_keeper(folder) and not run_folders.is_held(folder):
+        changes = {**changes, **({} if checkpoint is None else {"checkpoint": checkpoint})}
         if changes:
             raise UserError(
                 f"{folder}: its workers are alive and continue with its own settings; resume it without "
-                f"--{next(iter(changes))}, or end the workers first (`pkill -f 'planaria keeper'`)"
+                f"--{next(iter(changes))}, or wait until they end (fleet.orphan_s)"
             )
         return stand_by(folder, callbacks) or Run(folder)
     changes = resized(folder, changes, callbacks.say, callbacks.stopped)

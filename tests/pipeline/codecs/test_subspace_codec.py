@@ -64,7 +64,7 @@ def test_hidden_states_and_ids_arrive(vocab: int, bits: int, error: float) -> No
 
 
 def test_a_gradient_is_exact_within_the_subspace() -> None:
-    """⟨decoded g, U dy⟩ = ⟨g, U dy⟩ for every change dy, up to bfloat16; what is outside is left out."""
+    """⟨decoded g, U dy⟩ = ⟨g, U dy⟩ for every change dy, up to bfloat16; the rest is left out."""
     made = codec(backward=16)
     g, change = torch.randn(SHAPE), made.space.restore(torch.randn(*SHAPE[:2], 12))
     message = made.encode(g, "backward", VISIT)

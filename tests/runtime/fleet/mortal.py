@@ -1,4 +1,4 @@
-"""A controller that is killed at a given line of its log, in a process of its own."""
+"""A controller that is killed at a given line of its log, in a separate process."""
 
 from __future__ import annotations
 

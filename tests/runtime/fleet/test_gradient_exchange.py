@@ -113,7 +113,7 @@ def killing(step: int) -> Callable[..., object]:
     def engine(prepared: PreparedRun, folder: Path, watch: Any) -> object:
         original, place, pids = watch.on_event, {}, {}
 
-        def on_event(t: float, event: e.Event) -> None:
+        def on_event(t: float, event: e.Event, notice: int = 0) -> None:
             original(t, event)
             if isinstance(event, e.WorkerJoined):
                 pids[event.worker] = event.pid

@@ -175,6 +175,40 @@ def test_a_controller_that_does_not_read_delays_nobody(tmp_path: Path) -> None:
         stopped._line.close()
 
 
+def test_a_term_that_was_not_logged_can_be_taken_again(tmp_path: Path) -> None:
+    with kept(tmp_path) as workers:
+        KeptFleet(tmp_path, term=2)._line.close()  # killed before it logged the term
+        again = KeptFleet(tmp_path, term=2)
+        again.spawn("w", 0)
+        again.send("w", b"order")
+        again.close()
+        assert workers.orders == {"w": ["order"]}
+
+
+def test_a_report_that_is_no_text_and_a_failed_start_concern_their_worker_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crowded(self: Workers, worker: str, incarnation: int) -> None:
+        raise OSError("too many open files")
+
+    monkeypatch.setattr(Workers, "spawn", crowded)
+    with kept(tmp_path) as workers:
+        leader = KeptFleet(tmp_path, term=1)
+        leader.spawn("w1", 0)
+        assert until(leader, 1) == [(1, "w1")]
+        workers.put(Reported("w", 0, b"\xff\xfe"))
+        assert [number for number, _ in until(leader, 1)] == [2]
+        leader.close()
+
+
+def test_a_second_keeper_keeps_its_socket_when_the_first_ends(tmp_path: Path) -> None:
+    with kept(tmp_path, orphan_s=0.5), kept(tmp_path):
+        leader = KeptFleet(tmp_path, term=1)
+        threading.Event().wait(1.5)
+        assert has_keeper(tmp_path)
+        leader.close()
+
+
 @pytest.mark.parametrize("garbage", [b"", b"\0\0\0\5hello", b"\xff" * 64, b"\0\0\0\2{}", b"GET / HTTP/1.1\n\n"])
 def test_garbage_at_the_socket_changes_nothing(tmp_path: Path, garbage: bytes) -> None:
     with kept(tmp_path) as workers:

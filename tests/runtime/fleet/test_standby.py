@@ -15,8 +15,9 @@ from mortal import Moment, lead
 from harness import assert_no_orphans, checked, ending, facts, folder_of, live, losses, newest, pids, steps, tiny, train
 from planaria.config import recipe
 from planaria.config.schema import RunConfig
+from planaria.control import decisions as d
 from planaria.control import events as e
-from planaria.control.logs import RunRecord
+from planaria.control.logs import RunRecord, read_run
 from planaria.runtime.engine import run_folders
 from planaria.runtime.fleet.kept_fleet import has_keeper
 from processes import planaria
@@ -38,7 +39,7 @@ def undisturbed(config: RunConfig, folder: Path) -> RunRecord:
 
 
 def led_by_many(config: RunConfig, lives: list[int], moment: Moment) -> RunRecord:
-    """Train under controllers that are killed after so many log lines each, and a last one that lives."""
+    """Train under controllers that are killed after ``lives`` log lines, and a last one that is not."""
     file, log = Path(config.out).parent / "run.toml", Path(config.out).parent / "terminal.txt"
     file.write_text(recipe.dump(config))
     words = ["train", str(file), "--quiet"]
@@ -139,6 +140,19 @@ def test_workers_without_a_controller_end_after_orphan_s_and_the_run_resumes_fro
     assert losses(record) == losses(undisturbed(config, tmp_path))
 
 
+def test_a_killed_keeper_ends_the_run_in_one_line_and_it_resumes_from_disk(tmp_path: Path) -> None:
+    config = survivable(tmp_path, steps=60, checkpoint={"every": 4})
+    with live(config) as run:
+        record = run.wait_until(lambda record: steps(record) >= 6)
+        stat = Path(f"/proc/{pids(record)['w0']}/stat").read_text()
+        os.kill(int(stat.rpartition(")")[2].split()[1]), signal.SIGKILL)  # the parent of the workers
+        code, errors = run.end()
+    assert code == 1 and "the keeper of the workers has exited" in errors and errors.count("\n") == 1, errors
+    output = planaria("train", "--resume", run.folder, "--quiet")
+    assert output.returncode == 0, output
+    assert losses(checked(run.folder)) == losses(undisturbed(config, tmp_path))
+
+
 @pytest.mark.parametrize(
     ("flags", "error"),
     [
@@ -177,7 +191,7 @@ def until_over(folder: Path) -> RunRecord:
     """Wait until the run has finished, and its standby with it."""
     until = time.monotonic() + 60.0
     while time.monotonic() < until:
-        if not run_folders.is_held(folder):
+        if facts(read_run(folder), d.Finish) and not run_folders.is_held(folder):
             return checked(folder)
         time.sleep(0.05)
     raise AssertionError("the run is not over")

@@ -132,6 +132,8 @@ class CheckpointStore:
         """
         several, step, final = manifest.replicas > 1, manifest.step, self.folder / name
         gathered = self.unfinished(step, 0 if several else generations.get(0, 0))
+        if final.exists() and not gathered.exists() and read_manifest(final) == manifest:
+            return SealedCheckpoint(final, manifest)  # by a controller that was lost then
         parts = {r: self.part(step, manifest.replicas, r, generations.get(r, 0)) for r in manifest.positions if several}
         stages = [stage_file(part, s) for part in parts.values() or [gathered] for s in manifest.stages]
         if not several:  # single nodes have additional files

@@ -96,7 +96,8 @@ def train(
         fleet = ending.enter_context(place)
         if listening is not None and isinstance(fleet, OpenFleet):
             listening(fleet.address)
-        chaos = TraceChaos(prepared.trace, fleet, folder / CHECKPOINTS, origin.next_fault)
+        next_fault = origin.next_fault if takeover is None else takeover.state.progress + 1
+        chaos = TraceChaos(prepared.trace, fleet, folder / CHECKPOINTS, next_fault)
         relays = _relay_watch(config)
         controller = Controller(config, started, fleet, folder, observer, chaos, planner, relays, takeover)
         finish = controller.run(requested)

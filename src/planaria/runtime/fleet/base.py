@@ -29,7 +29,7 @@ class Message(BaseModel):
 
 
 class ControlLine(Protocol):
-    """A worker's end of its control connection: a pipe, or ``switchboard.WorkerLine``."""
+    """A worker's end of its control connection: a pipe, or ``control_connections.WorkerLine``."""
 
     def send_bytes(self, text: bytes, /) -> None:
         """Send a message; OSError if the controller has exited."""
@@ -114,7 +114,7 @@ class Fleet(Protocol):
         """Send a last message to an incarnation that counts as dead but still reports."""
 
     def poll(self, timeout_s: float) -> list[Notice]:
-        """Return new notices, waiting at most ``timeout_s`` for the first; one Gone per incarnation."""
+        """Return new notices, waiting at most ``timeout_s`` for the first; one :class:`WorkerEnded` per incarnation."""
 
     def waitables(self) -> list[Any]:
         """Objects for :func:`multiprocessing.connection.wait` that signal new notices."""

@@ -41,8 +41,8 @@ RECENT = 16
 """orders to a worker that the keeper remembers; one decision sends a worker two at most"""
 LOOK_S = 0.25
 """seconds between two looks at silent workers"""
-_SEND_LIMIT = struct.pack("ll", 5, 0)
-"""5 s for a message that a leader has begun to read"""
+_LIMIT = struct.pack("ll", 5, 0)
+"""5 s for a message whose transfer has begun"""
 _TRANSIENT = b'{"kind":"heartbeat"', b'{"kind":"worked"'
 """reports that are not repeated to the next leader"""
 
@@ -181,6 +181,7 @@ class Keeper:
             work.entry, work.preload, work.heartbeat_s, work.missed, work.devices, work.start_s
         )
         self._door = _listening(work.folder)
+        self._inode = (work.folder / SOCKET).stat().st_ino
         self._leader: Connection | None = None
         self._reads = True
         """whether the leader reads messages"""
@@ -209,10 +210,17 @@ class Keeper:
                 if self._door in ready:
                     self._receive()
         finally:
-            (self._work.folder / SOCKET).unlink(missing_ok=True)
+            if self._is_ours():
+                (self._work.folder / SOCKET).unlink(missing_ok=True)
             self._fleet.close()
             if self._leader is not None:
                 self._lose_leader()
+
+    def _is_ours(self) -> bool:
+        """Return whether the socket in the run's folder is still this keeper's."""
+        with suppress(OSError):
+            return (self._work.folder / SOCKET).stat().st_ino == self._inode
+        return False
 
     def _pass_on(self, notice: Notice) -> None:
         """Send a notice to the leader, and keep it if the next leader needs it too."""
@@ -221,7 +229,10 @@ class Keeper:
             self._number += not transient
             number = 0 if transient else self._number
             message: Relayed | Ended = Relayed(
-                number=number, worker=notice.worker, incarnation=notice.incarnation, text=notice.text.decode()
+                number=number,
+                worker=notice.worker,
+                incarnation=notice.incarnation,
+                text=notice.text.decode(errors="replace"),
             )
         else:
             assert isinstance(notice, WorkerEnded)
@@ -265,12 +276,19 @@ class Keeper:
 
     def _obey(self) -> None:
         """Carry out all messages of the leader that have arrived."""
-        try:
-            while self._leader is not None and self._leader.poll() and not self._over:
-                self._carry_out(FROM_LEADER.validate_json(self._leader.recv_bytes(MAX_BYTES)))
-        except (EOFError, OSError, ValidationError):
-            if self._leader is not None:
+        while self._leader is not None and not self._over:
+            try:
+                if not self._leader.poll():
+                    return
+                message = FROM_LEADER.validate_json(self._leader.recv_bytes(MAX_BYTES))
+            except (EOFError, OSError, ValidationError):
                 self._lose_leader()
+                return
+            try:
+                self._carry_out(message)
+            except OSError as error:  # such as too many open files; the leader is not to blame
+                if isinstance(message, Start):
+                    self._pass_on(WorkerEnded(message.worker, message.incarnation, "exit", f"not started: {error}"))
 
     def _carry_out(self, message: Hello | Start | Send | Signal | Logged | Close) -> None:
         match message:
@@ -292,16 +310,24 @@ class Keeper:
             case Close():
                 self._over = True
             case Hello():
-                raise ValueError("a leader says hello once")
+                self._lose_leader()  # a leader greets once
 
     def _receive(self) -> None:
         """Let a controller with a higher term lead, and close the line to the former one."""
-        handle, _ = self._door.accept()
-        handle.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_LIMIT)
+        try:
+            handle, _ = self._door.accept()
+            for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+                handle.setsockopt(socket.SOL_SOCKET, option, _LIMIT)
+        except OSError:
+            return
         line = Connection(handle.detach())
+        if self._leader is not None:
+            self._obey()  # what it sent while it led, and its end
         try:
             hello = FROM_LEADER.validate_json(line.recv_bytes(MAX_BYTES)) if line.poll(LOOK_S) else None
-            if not isinstance(hello, Hello) or hello.term <= self._term:
+            # A controller that was lost before it logged its term leaves the term to the next one.
+            led = self._term if self._leader is not None else self._term - 1
+            if not isinstance(hello, Hello) or hello.term <= led:
                 line.send_bytes(Deposed(term=self._term).model_dump_json().encode())
                 line.close()
                 return
@@ -309,11 +335,8 @@ class Keeper:
             line.close()
             return
         if self._leader is not None:
-            self._obey()  # what it sent while it led
             with suppress(OSError):
-                if self._leader is not None:
-                    self._leader.send_bytes(Deposed(term=hello.term).model_dump_json().encode())
-        if self._leader is not None:
+                self._leader.send_bytes(Deposed(term=hello.term).model_dump_json().encode())
             self._lose_leader()
         self._leader, self._reads, self._term = line, True, hello.term
         self._tell(Welcome(shared=self._work.shared, sent={w: list(texts) for w, texts in self._sent.items()}))

@@ -83,9 +83,12 @@ class KeptFleet:
         """
         self._line, self._child = _connected(folder), child
         self._say(Hello(term=term, received=received))
-        if not self._line.poll(_ANSWER_S):
+        try:
+            answer = TO_LEADER.validate_json(self._line.recv_bytes(MAX_BYTES)) if self._line.poll(_ANSWER_S) else None
+        except (EOFError, OSError, ValidationError):
+            answer = None
+        if answer is None:
             raise UserError(f"{folder / SOCKET}: the keeper of the workers does not answer; end it and resume the run")
-        answer = TO_LEADER.validate_json(self._line.recv_bytes(MAX_BYTES))
         if not isinstance(answer, Welcome):
             raise UserError(f"{folder}: another controller leads this run; stop that first")
         self.shared = answer.shared
@@ -154,7 +157,7 @@ class KeptFleet:
 
 
 def has_keeper(folder: Path) -> bool:
-    """Return whether a keeper with workers of the run answers."""
+    """Return whether a process listens at the socket of the run's keeper."""
     try:
         _connected(folder).close()
     except UserError:

@@ -45,7 +45,7 @@ class Channel(Protocol):
     def read_some(self, view: memoryview) -> int | None:
         """Read at most ``view`` (bytes); return None if there is no data.
 
-        :raises Closed: if the other end has closed.
+        :raises ChannelClosed: if the other end has closed.
         :raises OSError: if the connection breaks.
         """
 

@@ -42,8 +42,8 @@ class Setup:
     part: str = ""
     """name of the part of the run (``RunStarted.part``) for its snapshots in memory"""
     sign: str = ""
-    """``Door.sign`` of the run (``runtime/fleet/joining.py``), which identifies its ``folder``; empty: do not use the
-    folder
+    """``RunAddress.sign`` of the run (``runtime/fleet/joining.py``), which identifies its ``folder``; empty: do not use
+    the folder
     """
     log: Annotated[LogSettings, Field(exclude=True)] = DEFAULT
     """logs of the workers; not sent, since a machine that joins has its own settings"""

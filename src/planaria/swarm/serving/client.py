@@ -147,7 +147,7 @@ def _parsed(raw: bytes, path: str) -> Any:
         # Some servers confirm loading an adapter in plain text.
         if path.endswith("adapter") and raw.isascii():
             return {}
-            raise ServerFailed(f"{path} was answered with invalid JSON ({_line(str(error))})") from None
+        raise ServerFailed(f"{path} was answered with invalid JSON ({_line(str(error))})") from None
 
 
 def _message(raw: bytes) -> str:

@@ -39,7 +39,6 @@ class TaskRecord:
         :raises UserError: if a field is missing, or is neither text nor a number.
         """
         parts = [spec] if spec in self.fields else spec.split("+")  # a field's name may contain a plus
-        parts = [spec] if spec in self.fields else spec.split("+")  # a name may happen to have a plus in it
         return " ".join(self._written(part) for part in parts)
 
     def at(self, spec: str) -> object:
