@@ -1,4 +1,4 @@
-"""Runs whose controller is killed again and again: how long nobody leads, what is lost, and what a standby costs."""
+"""Repeated kills of a run's controller: the gap until the next one leads, losses, and the cost of a standby."""
 
 from __future__ import annotations
 

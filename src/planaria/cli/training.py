@@ -86,7 +86,11 @@ def _join(
     if standby:
         from planaria.runtime.standby import main
 
-        if given := [name for name, value in (("--key-file", key_file), ("--workers", workers)) if value is not None]:
+        flags = {
+            "--key-file": key_file, "--workers": workers, "--patience": patience, "--advertise": advertise or None,
+            "--ports": ports, "--no-inbound": no_inbound or None, "--cache": cache,
+        }  # fmt: skip
+        if given := [name for name, value in flags.items() if value is not None]:
             raise UserError(f"{given[0]}: a standby adds no workers; leave it out, or leave out --standby")
         main(Path(run))
         return 0

@@ -6,10 +6,12 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
+Notify = Callable[[str], None]
+"""receives notes and results for the user, line by line"""
 _lost: list[str] = []
 
 

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, TypeGuard, get_args
 
 from pydantic import Field, TypeAdapter
 
@@ -329,5 +329,11 @@ Order = Annotated[
     Field(discriminator="kind"),
 ]
 
+_DECISIONS: tuple[type[Fact], ...] = get_args(get_args(Decision)[0])
 DECISION: TypeAdapter[Decision] = TypeAdapter(Decision)
 ORDER: TypeAdapter[Order] = TypeAdapter(Order)
+
+
+def is_decision(fact: Fact) -> TypeGuard[Decision]:
+    """Return whether a fact of a log is a decision; the others are events."""
+    return isinstance(fact, _DECISIONS)

@@ -238,6 +238,10 @@ class ZombieIgnored(Fact):
     report: str
 
 
+ControllerEnd = Literal["exited", "stopped"]
+"""how a controller was lost"""
+
+
 class LeaderStarted(Fact):
     """A standby leads the run after its controller was lost; workers, stages and the current step are unaffected."""
 
@@ -245,7 +249,7 @@ class LeaderStarted(Fact):
     term: int
     """counts the controllers of a part of the run; the first one's is 1"""
     pid: int
-    cause: Literal["exited", "stopped"]
+    cause: ControllerEnd
     """end of the former controller; a stopped one was killed"""
     silent_s: float
     """from the former controller's last log line to this event"""

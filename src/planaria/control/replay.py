@@ -9,7 +9,7 @@ from planaria.control import events as e
 from planaria.control.apply import apply
 from planaria.control.apply_base import decided
 from planaria.control.decide import decide
-from planaria.control.decisions import Decision
+from planaria.control.decisions import Decision, is_decision
 from planaria.control.state import RunState
 
 
@@ -41,7 +41,7 @@ def replay(history: Iterable[e.Event | Decision]) -> Replay:
             continue
         if state is None:
             raise ValueError("the log does not begin with run_started")
-        if isinstance(fact, Decision.__args__[0].__args__):
+        if is_decision(fact):
             decisions += 1
             if fact != expected:
                 problems.append(f"record {number}: logged {fact!r}, decided again: {expected!r}")

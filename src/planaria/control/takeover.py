@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
 from planaria.control.apply import apply
-from planaria.control.decisions import Decision, Finish, Replan
-from planaria.control.events import LeaderStarted, RunStarted, StageCommitted
+from planaria.control.decisions import Decision, Finish, Replan, is_decision
+from planaria.control.events import ControllerEnd, LeaderStarted, RunStarted, StageCommitted
 from planaria.control.run_record import Timed
 from planaria.control.state import RunState
 
@@ -30,7 +29,7 @@ class Takeover:
     """number of the keeper's last notice in the log"""
     fruitless: int = 0
     """controllers that were lost since the last committed step"""
-    cause: Literal["exited", "stopped"] = "exited"
+    cause: ControllerEnd = "exited"
     """end of the controller"""
     noticed: float = 0.0
     """when its loss was noticed, monotonic seconds"""
@@ -63,7 +62,7 @@ def taken_over(history: Iterable[Timed], notice: int = 0) -> Takeover:
             fruitless += 1
         elif isinstance(fact, StageCommitted):
             fruitless = 0
-        if isinstance(fact, Decision.__args__[0].__args__):
+        if is_decision(fact):
             last = fact
             replan = fact if isinstance(fact, Replan) else replan
     if state is None:

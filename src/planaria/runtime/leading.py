@@ -15,6 +15,7 @@ from threading import Event
 
 from planaria.common import digests, logs
 from planaria.common.errors import LedgerError, RunStopped, UserError
+from planaria.common.stdio import Notify
 from planaria.config.registry import blame
 from planaria.config.schema import RunConfig
 from planaria.control.decisions import Finish
@@ -51,7 +52,6 @@ from planaria.runtime.worker.log_file import last_error
 _STANDBY_END_S = 5.0
 """limit for the standby's end"""
 _OUT_OF_MEMORY = re.compile("can't allocate memory|out of memory")
-Say = Callable[[str], None]
 FolderContext = Callable[[Path], AbstractContextManager[object]]
 """context manager to enter while a run is trained, given its folder"""
 MIRRORED = dict.fromkeys((*run_folders.KEPT, ID, STATE, digests.FILE), SCHEDULE_BYTES) | {EVENTS: 1 << 40}
@@ -63,7 +63,7 @@ class Callbacks:
     """Callbacks of a run, and its stop event."""
 
     progress: bool
-    say: Say
+    notify: Notify
     on_step: Callable[[Step], object] | None
     stop: Event | None
     beside: FolderContext = nullcontext
@@ -73,8 +73,8 @@ class Callbacks:
         return self.stop is not None and self.stop.is_set()
 
     @property
-    def of_data(self) -> Say | None:
-        return self.say if self.progress else None
+    def of_data(self) -> Notify | None:
+        return self.notify if self.progress else None
 
 
 def mirror_of(config: RunConfig, folder: Path, again: bool = False) -> Mirror | None:
@@ -106,43 +106,62 @@ def lead(
     followers = trackers(config.observe)
     if takeover is None:
         run_folders.keep(folder, config, prepared.dataset, prepared.trace)
-    if callbacks.progress and takeover is None:
-        speed = measured(read_run(folder)).tokens_per_s if origin.step else None
-        step_s = config.samples * config.model.context / speed if speed else None
-        for line in table(config, origin.step, step_s):
-            callbacks.say(line)
+        _show_table(config, folder, origin, callbacks)
     display = Progress() if callbacks.progress else NoProgress()
     listener = None if callbacks.on_step is None else StepListener(display, callbacks.on_step)
     about = About(identity(folder), reported_settings(config)) if followers else None
     watch = RunWatch(folder, config.samples * config.model.context, listener or display, followers, about)
 
-    if takeover is not None:
-        watch.recall(history)
-
     def listening(address: str) -> None:
         if callbacks.progress and (command := join_command(config.fleet, folder, address)):
-            callbacks.say(f"join with     {command}")
+            callbacks.notify(f"join with     {command}")
 
     def asked() -> bool:
         return callbacks.stopped() or (listener is not None and listener.error is not None)
 
     try:
+        watch.recall(history)
         beside = _with_standby(folder, config.fleet.standby == "auto", callbacks.progress, fleet.preload_for(config))
-        with mirrored(mirror, folder, MIRRORED, callbacks.say), callbacks.beside(folder), beside:
+        with mirrored(mirror, folder, MIRRORED, callbacks.notify), callbacks.beside(folder), beside:
             ending = _engine(prepared, folder, watch, origin, asked, takeover, listening)
     finally:
         watch.close()
-    if ending.outcome == "finished":
-        conclude(config, folder, callbacks.say)
-    elif ending.outcome != "stopped" and not run_folders.has_trained(folder, before):
-        raise UserError("; ".join(filter(None, (ending.reason, last_error(folder, watch.lost)))))
-    else:
-        callbacks.say(f"report        {_report(folder)}")
-        callbacks.say(f"workers' logs {folder / 'workers'}\nresume with   planaria train --resume {folder}")
+    _report_end(prepared, folder, ending, watch, run_folders.has_trained(folder, before), callbacks)
     if listener is not None and listener.error is not None:
         raise listener.error
     if ending.outcome == "finished" or ending.reason == REQUEST:
         return verified(folder)
+    raise _failure(prepared, folder, ending, watch)
+
+
+def _show_table(config: RunConfig, folder: Path, origin: Origin, callbacks: Callbacks) -> None:
+    """Show memory, bytes and time of the stages, with the speed of the run so far if it is resumed."""
+    if not callbacks.progress:
+        return
+    speed = measured(read_run(folder)).tokens_per_s if origin.step else None
+    step_s = config.samples * config.model.context / speed if speed else None
+    for line in table(config, origin.step, step_s):
+        callbacks.notify(line)
+
+
+def _report_end(
+    prepared: PreparedRun, folder: Path, ending: Finish, watch: RunWatch, trained: bool, callbacks: Callbacks
+) -> None:
+    """Report the results of a finished run, or where an unfinished one can be read and resumed.
+
+    :raises UserError: if the run failed before it trained.
+    """
+    if ending.outcome == "finished":
+        conclude(prepared.config, folder, callbacks.notify)
+    elif ending.outcome != "stopped" and not trained:
+        raise UserError("; ".join(filter(None, (ending.reason, last_error(folder, watch.lost)))))
+    else:
+        callbacks.notify(f"report        {_report(folder)}")
+        callbacks.notify(f"workers' logs {folder / 'workers'}\nresume with   planaria train --resume {folder}")
+
+
+def _failure(prepared: PreparedRun, folder: Path, ending: Finish, watch: RunWatch) -> UserError | RunStopped:
+    """Return the error of a run that ended early."""
     wrong: UserError | RunStopped
     if ending.outcome == "failed" or watch.trouble:
         wrong = UserError(ending.reason)
@@ -150,7 +169,7 @@ def lead(
         reason = f"stopped by {ending.reason}" if ending.outcome == "stopped" else ending.reason
         wrong = RunStopped("; ".join(filter(None, (reason, ending.detail, _remedy(prepared.run, ending)))))
     wrong.folder = folder
-    raise wrong
+    return wrong
 
 
 def verified(folder: Path) -> Run:
@@ -182,7 +201,7 @@ def _engine(
     origin: Origin,
     requested: Callable[[], bool],
     takeover: Takeover | None,
-    listening: Say,
+    listening: Notify,
 ) -> Finish:
     """Run the engine of the recipe until the run ends.
 
@@ -202,7 +221,7 @@ def _engine(
         return Finish(outcome="failed", reason=detail)
 
 
-def conclude(config: RunConfig, folder: Path, notify: Say) -> None:
+def conclude(config: RunConfig, folder: Path, notify: Notify) -> None:
     """Report the results of a finished run, then write its report and model.
 
     :raises UserError: if the model cannot be exported; it remains in its checkpoint.

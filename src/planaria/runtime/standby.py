@@ -16,13 +16,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO
 
 from planaria.common.errors import UserError
+from planaria.control.events import ControllerEnd
 from planaria.control.logs import history_of, last_notice
 from planaria.control.takeover import MOST_FRUITLESS, Takeover, taken_over
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.prepare import PreparedRun, prepare
+from planaria.runtime.engine.resumption import require_same_data
 from planaria.runtime.engine.run_start import START
 from planaria.runtime.fleet.kept_fleet import KeptFleet, has_keeper
 from planaria.runtime.fleet.process import activity
@@ -31,7 +33,6 @@ from planaria.runtime.run import MODEL, Run
 
 _LOOK_S = 0.1
 """seconds between two looks at the controller"""
-Cause = Literal["exited", "stopped"]
 
 
 def main(folder: Path, progress: bool = True) -> None:
@@ -55,7 +56,8 @@ def stand_by(folder: Path, callbacks: Callbacks) -> Run | None:
         raise UserError(f"{folder}: its workers end with its controller; start it with --standby auto or manual")
     samples = START.samples_in_all(config)
     prepared = prepare(config, None, begins=False, samples=samples)
-    callbacks.say(f"standby       ready to lead {folder} (pid {os.getpid()})")
+    require_same_data(folder, prepared)
+    callbacks.notify(f"standby       ready to lead {folder} (pid {os.getpid()})")
     with _lock_when_free(folder, config.fleet.lease_s) as (cause, noticed):
         history = list(history_of(folder))
         if not history:
@@ -81,17 +83,18 @@ def _end(folder: Path, prepared: PreparedRun, takeover: Takeover, callbacks: Cal
     finish = takeover.finish
     if finish is None or finish.outcome != "finished" or (folder / MODEL).exists():
         return None
-    conclude(prepared.config, folder, callbacks.say)
+    conclude(prepared.config, folder, callbacks.notify)
     return Run(folder)
 
 
 @contextmanager
-def _lock_when_free(folder: Path, lease_s: float) -> Iterator[tuple[Cause, float]]:
+def _lock_when_free(folder: Path, lease_s: float) -> Iterator[tuple[ControllerEnd, float]]:
     """Wait for the run's lock; yield how its last holder ended, and when that was noticed."""
     with (folder / run_folders.LOCK).open("a+") as file:
         taken = threading.Event()
         threading.Thread(target=_take, args=(file, taken), name="lock", daemon=True).start()
-        cause, stopped = "exited", 0.0
+        cause: ControllerEnd = "exited"
+        stopped = 0.0
         while not taken.wait(_LOOK_S):
             stopped = stopped + _LOOK_S if activity(pid := _holder(file)) == "stopped" else 0.0
             if stopped >= lease_s:
@@ -99,7 +102,7 @@ def _lock_when_free(folder: Path, lease_s: float) -> Iterator[tuple[Cause, float
                 _kill(pid, file)
         noticed = time.monotonic()
         run_folders.sign_lock(file)
-        yield cause, noticed  # type: ignore[misc]
+        yield cause, noticed
 
 
 def _take(file: IO[str], taken: threading.Event) -> None:

@@ -12,6 +12,7 @@ from typing import Literal
 from planaria.common import digests, documents
 from planaria.common.errors import UserError
 from planaria.common.filesystems import is_url
+from planaria.common.stdio import Notify
 from planaria.config.consent import allowing
 from planaria.config.schema import RunConfig
 from planaria.config.shipped import find
@@ -28,7 +29,7 @@ from planaria.runtime.engine.resumption import require_same_data, take_up
 from planaria.runtime.engine.run_start import START, Origin
 from planaria.runtime.engine.starting_weights import branch_off, starting_weights
 from planaria.runtime.fleet.kept_fleet import has_keeper
-from planaria.runtime.leading import MIRRORED, Callbacks, FolderContext, Say, conclude, lead, mirror_of, verified
+from planaria.runtime.leading import MIRRORED, Callbacks, FolderContext, conclude, lead, mirror_of, verified
 from planaria.runtime.prediction.memory import fitted_here
 from planaria.runtime.prediction.profiling import resized, sized
 from planaria.runtime.run import MODEL, Run
@@ -43,7 +44,7 @@ def train(
     on_step: Callable[[Step], object] | None = None,
     stop: Event | None = None,
     progress: bool = True,
-    notify: Say | None = None,
+    notify: Notify | None = None,
     beside: FolderContext | None = None,
     settings: Settings | None = None,
     allow_code: bool = False,
@@ -80,9 +81,9 @@ def train(
             if not (auto and (run := existing_run(config))):
                 return _begin(config, callbacks, auto)
             if is_url(run):
-                run_folders.set_aside(Path(config.out) / config.name, callbacks.say)
+                run_folders.set_aside(Path(config.out) / config.name, callbacks.notify)
         changes = named(settings, short)
-        return _resume(_folder(run, changes, callbacks.say), changes, checkpoint, callbacks, auto)
+        return _resume(_folder(run, changes, callbacks.notify), changes, checkpoint, callbacks, auto)
 
 
 def existing_run(config: RunConfig) -> str:
@@ -106,12 +107,12 @@ def _begin(config: RunConfig, callbacks: Callbacks, again: bool) -> Run:
     trackers(config.observe)
     prepared = prepare(config, callbacks.of_data)
     for line in prepared.notes:
-        callbacks.say(line)
-    config = sized(config, prepared.dataset, callbacks.say, callbacks.stopped)
+        callbacks.notify(line)
+    config = sized(config, prepared.dataset, callbacks.notify, callbacks.stopped)
     if config is not prepared.config:  # sized, so its memory is known only now
         config, note = fitted_here(config)
         if note:
-            callbacks.say(note)
+            callbacks.notify(note)
     prepared = prepared.with_config(config)
     folder, origin = _created(config, prepared.parent)
     mirror = None
@@ -141,7 +142,7 @@ def _created(config: RunConfig, parent: WeightsFile | None) -> tuple[Path, Origi
     return folder, origins[0]
 
 
-def _folder(run: Recipe, changes: Settings, notify: Say) -> Path:
+def _folder(run: Recipe, changes: Settings, notify: Notify) -> Path:
     """Return the folder of the run to resume: given, the newest of a recipe, or fetched from a ``checkpoint.store``."""
     if isinstance(run, str) and is_url(run):
         store, _, name = run.rstrip("/").rpartition("/")
@@ -168,26 +169,26 @@ def _resume(folder: Path, changes: Settings, checkpoint: str | None, callbacks: 
                 f"--{next(iter(changes))}, or wait until they end (fleet.orphan_s)"
             )
         return stand_by(folder, callbacks) or Run(folder)
-    changes = resized(folder, changes, callbacks.say, callbacks.stopped)
-    there = take_up(folder, changes, checkpoint, callbacks.say)
+    changes = resized(folder, changes, callbacks.notify, callbacks.stopped)
+    there = take_up(folder, changes, checkpoint, callbacks.notify)
     config, saved, origin = there.config, there.saved, there.origin
     unexported = saved is not None and saved.whole and not (folder / MODEL).exists()
     if there.done and unexported and (auto or not changes):
         with run_folders.held(folder):  # it was killed before its export
             DiskReserve(folder).release()
-            conclude(config, folder, callbacks.say)
+            conclude(config, folder, callbacks.notify)
         return verified(folder)
     if there.done:
         steps = config.train.steps
         done = f"{folder}: all {steps} steps are done; give more with --train.steps {2 * steps}"
         if not auto:
             raise UserError(done)
-        callbacks.say(done)
+        callbacks.notify(done)
         return Run(folder)
     prepared = prepare(config, callbacks.of_data, begins=False, samples=origin.samples_in_all(config))
     require_same_data(folder, prepared)
     for line in prepared.notes:
-        callbacks.say(line)
+        callbacks.notify(line)
     parent = starting_weights(config) if saved is None and origin.recalled is None else None
     mirror = mirror_of(config, folder)
     with run_folders.held(folder):

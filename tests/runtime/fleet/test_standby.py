@@ -177,6 +177,12 @@ def test_a_run_without_standby_has_nothing_to_take_over(tmp_path: Path) -> None:
     assert '"notice"' not in (folder_of(record.config) / "events.jsonl").read_text()
 
 
+@pytest.mark.parametrize("flags", [["--workers", "2"], ["--patience", "5"], ["--no-inbound"], ["--cache", "somewhere"]])
+def test_flags_of_workers_are_refused_for_a_standby(tmp_path: Path, flags: list[str]) -> None:
+    output = planaria("join", tmp_path, "--standby", *flags)
+    assert output.returncode == 2 and f"{flags[0]}: a standby adds no workers" in output.stderr
+
+
 def until_ready(folder: Path) -> None:
     """Wait until a standby waits for the lock."""
     until = time.monotonic() + 30.0

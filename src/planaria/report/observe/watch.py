@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import methodcaller
 from pathlib import Path
@@ -85,8 +85,10 @@ class RunWatch:
         self._metrics = StepMetrics(tokens_per_step)
         self._naming, self._sample = Naming(), ReportSampling()
 
-    def recall(self, history: Iterable[Timed]) -> None:
-        """Continue the log of a run whose controller was lost, after ``history``."""
+    def recall(self, history: Sequence[Timed]) -> None:
+        """Continue the log of a run whose controller was lost, after ``history``; do nothing if that is empty."""
+        if not history:
+            return
         for t, fact in history:
             if isinstance(fact, e.RunStarted):
                 self._naming = Naming(fact)

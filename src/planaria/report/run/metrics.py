@@ -60,7 +60,7 @@ class StepMetrics:
 
     def take(self, t: float, fact: e.Event | d.Decision) -> Metric | None:
         """Return the record that an event or a decision completes, else None."""
-        if isinstance(fact, d.Decision.__args__[0].__args__):
+        if d.is_decision(fact):
             return self.on_decision(t, fact)
         return self.on_event(t, cast(e.Event, fact))
 

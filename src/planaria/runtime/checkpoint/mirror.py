@@ -10,7 +10,7 @@ the same digests as those in a folder.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from planaria.common import documents
 from planaria.common.atomic import new_folder
 from planaria.common.errors import UserError
 from planaria.common.filesystems import fetch, filesystem, reached, required, shown
+from planaria.common.stdio import Notify
 from planaria.control.logs import ID, draw
 from planaria.models.llama_stages import parameter_count
 from planaria.models.packing import HEADROOM
@@ -41,8 +42,6 @@ _PARAMETER_BYTES = 64
 """of one parameter in a stage's file: three fp32 numbers, and fewer for each part of the outer state"""
 _LAST_S = 600.0
 """seconds to copy the last checkpoint at the end of a run"""
-
-Say = Callable[[str], None]
 
 
 class Mirror:
@@ -131,7 +130,7 @@ class Mirror:
                     if name not in kept:
                         self._remove(name)
 
-    def fetch(self, out: Path, own: Mapping[str, int], notify: Say) -> Path:
+    def fetch(self, out: Path, own: Mapping[str, int], notify: Notify) -> Path:
         """Download the run with its newest whole checkpoint into a new folder in ``out``.
 
         ``own``: the run's files, and the limit of each in bytes.
@@ -209,7 +208,7 @@ def largest_part(manifest: CheckpointManifest) -> int:
 
 
 @contextmanager
-def mirrored(mirror: Mirror | None, folder: Path, own: Iterable[str], notify: Say) -> Iterator[None]:
+def mirrored(mirror: Mirror | None, folder: Path, own: Iterable[str], notify: Notify) -> Iterator[None]:
     """Copy each new checkpoint of ``folder`` to the store in a thread; at the end, wait for the last one.
 
     ``own``: the run's files to copy with them. Failures are reported and retried.
@@ -229,7 +228,7 @@ def mirrored(mirror: Mirror | None, folder: Path, own: Iterable[str], notify: Sa
             notify(f"checkpoint.store: {shown(mirror.url)} lacks the last checkpoint after {_LAST_S:g} s")
 
 
-def _follow(mirror: Mirror, folder: Path, own: Iterable[str], notify: Say, over: threading.Event) -> None:
+def _follow(mirror: Mirror, folder: Path, own: Iterable[str], notify: Notify, over: threading.Event) -> None:
     pause, seen = _LOOK_S, set[tuple[str, int]]()
     while True:
         last = over.wait(pause)

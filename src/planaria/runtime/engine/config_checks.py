@@ -111,7 +111,7 @@ def require_sound(resolved: ResolvedRun) -> None:
         )
     if resolved.schedule is not None and (config.network.inbound == "shared" or config.network.latency_queued):
         raise UserError(
-            "network.inbound = 'shared', network.latency_queued: a schedule has links of its own; leave them out"
+            "network.inbound = 'shared', network.latency_queued: a schedule has its own links; leave them out"
         )
     require_messages(config)
     step_work(resolved)

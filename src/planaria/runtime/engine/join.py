@@ -17,6 +17,7 @@ from planaria.common.documents import first, refuse_nul
 from planaria.common.errors import RunStopped, UserError
 from planaria.common.logs import from_environment
 from planaria.common.signals import interrupted
+from planaria.common.stdio import Notify
 from planaria.runtime.engine.fleet import PRELOAD
 from planaria.runtime.engine.requirements import needs
 from planaria.runtime.engine.run_files import settled
@@ -37,8 +38,6 @@ _TIMES, _LEAST_S = 2, 10.0
 """The machine waits for the run this many times as long as the run waits for it, and at least this long (s), since a
 controller may be paused
 """
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ class AddressEntrance:
 Entrance = FolderEntrance | AddressEntrance
 
 
-def join(entrance: Entrance, terms: JoinTerms, notify: Say) -> None:
+def join(entrance: Entrance, terms: JoinTerms, notify: Notify) -> None:
     """Serve a run until it ends, or until a signal asks to leave.
 
     :raises UserError: if the run has ended, or cannot be joined from here.
@@ -138,7 +137,7 @@ def join(entrance: Entrance, terms: JoinTerms, notify: Say) -> None:
         again = True
 
 
-def _prepared(entrance: Entrance, terms: JoinTerms, notify: Say, again: bool) -> _Stay | None:
+def _prepared(entrance: Entrance, terms: JoinTerms, notify: Notify, again: bool) -> _Stay | None:
     """Connect and prepare the workers; return None, after a message, if the run has ended or a signal arrives.
 
     The run does not use this machine yet, so a signal interrupts at once.
@@ -159,7 +158,7 @@ def _prepared(entrance: Entrance, terms: JoinTerms, notify: Say, again: bool) ->
         return stay
 
 
-def _visit(entrance: Entrance, terms: JoinTerms, notify: Say, lost: bool = False) -> Visit | None:
+def _visit(entrance: Entrance, terms: JoinTerms, notify: Notify, lost: bool = False) -> Visit | None:
     """Connect to a run; return None if it was ``lost`` and has ended.
 
     :raises UserError: if the controller does not answer in time, or the run cannot be joined from here.
@@ -186,7 +185,7 @@ def _visit(entrance: Entrance, terms: JoinTerms, notify: Say, lost: bool = False
 class _Stay:
     """A visit to a run and its process pool."""
 
-    def __init__(self, visit: Visit, terms: JoinTerms, shared: bool, notify: Say) -> None:
+    def __init__(self, visit: Visit, terms: JoinTerms, shared: bool, notify: Notify) -> None:
         """``shared``: this machine sees the run's folder.
 
         :raises UserError: if the machine lacks something that the run's workers need.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from planaria.common import digests, documents
 from planaria.common.errors import UserError
+from planaria.common.stdio import Notify
 from planaria.config import recipe
 from planaria.config.options import Options
 from planaria.config.schema import ChaosConfig, OptimConfig, RunConfig
@@ -38,9 +39,6 @@ SHAPE = ("model", "pipeline", "routing", "exchange", "network")
 """settings whose changes are reported on resumption"""
 
 
-Say = Callable[[str], None]
-
-
 @dataclass(frozen=True)
 class Resumption:
     """A stopped run's configuration, and where it continues."""
@@ -57,7 +55,7 @@ class Resumption:
         return self.origin.step >= self.config.train.steps
 
 
-def take_up(folder: Path, changes: Mapping[str, object], checkpoint: str | None, notify: Say) -> Resumption:
+def take_up(folder: Path, changes: Mapping[str, object], checkpoint: str | None, notify: Notify) -> Resumption:
     """Return where the run in ``folder`` continues, with ``changes`` (setting → value) applied to its configuration.
 
     ``checkpoint``: a name; default: the newest. ``notify`` receives warnings.
@@ -250,7 +248,7 @@ def _generation(folder: Path, saved: SealedCheckpoint | None, config: RunConfig)
 
 
 def _origin(
-    store: CheckpointStore, folder: Path, saved: SealedCheckpoint | None, run: ResolvedRun, notify: Say
+    store: CheckpointStore, folder: Path, saved: SealedCheckpoint | None, run: ResolvedRun, notify: Notify
 ) -> Origin:
     """Return where to continue; stages missing in a partial checkpoint come from the newest whole one before it."""
     config = run.config
@@ -299,7 +297,7 @@ def _shape(cut: RunCut) -> RunShape:
 
 
 def _load(
-    store: CheckpointStore, saved: SealedCheckpoint, same_cut: bool, stages: Sequence[int], notify: Say
+    store: CheckpointStore, saved: SealedCheckpoint, same_cut: bool, stages: Sequence[int], notify: Notify
 ) -> dict[int, str]:
     """Return the folder that each of ``stages`` is loaded from; missing ones start from the seed.
 

@@ -7,7 +7,6 @@ its workers. Parts of checkpoints go to the controller (``runtime/worker/checkpo
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from planaria.common.cache import cache_folder, locked
 from planaria.common.errors import UserError
+from planaria.common.stdio import Notify
 from planaria.data.dataset import CorruptDataset, open_data, parts_of
 from planaria.runtime.engine import run_folders
 from planaria.runtime.engine.custom_classes import own_classes
@@ -27,10 +27,8 @@ from planaria.runtime.worker.setup import DATA, RUN, Setup
 JOINED = "joined"
 """subfolder of the cache for the runs that a machine joined"""
 
-Say = Callable[[str], None]
 
-
-def settled(setup: Setup, cwd: Path, cache: Path | None, notify: Say, address: str, machine: str) -> Workplace:
+def settled(setup: Setup, cwd: Path, cache: Path | None, notify: Notify, address: str, machine: str) -> Workplace:
     """Return the workplace of this machine's workers; ``machine``: its name in the run.
 
     A :data:`planaria.runtime.fleet.base.Settle`. ``cwd``: the controller's working directory, for relative paths. The
@@ -58,7 +56,7 @@ def _sees(setup: Setup) -> bool:
         return False
 
 
-def provide(setup: Setup, address: str, host: str, cache: Path | None, notify: Say) -> Setup:
+def provide(setup: Setup, address: str, host: str, cache: Path | None, notify: Notify) -> Setup:
     """Return the setup for the workers of this machine, ``host`` in the run, after fetching their files.
 
     ``address``: HOST:PORT of the controller; ``cache``: this machine's, the user's unless given.
@@ -83,7 +81,7 @@ def provide(setup: Setup, address: str, host: str, cache: Path | None, notify: S
     return replace(setup, config=config, folder=folder, dataset=dataset, files=address)
 
 
-def _dataset(name: str, path: Path, files: Files, notify: Say) -> Path:
+def _dataset(name: str, path: Path, files: Files, notify: Notify) -> Path:
     """Return the prepared data ``name``, which identifies its content; fetch each of its folders once.
 
     :raises OSError: if they cannot be fetched or stored.
@@ -95,7 +93,7 @@ def _dataset(name: str, path: Path, files: Files, notify: Say) -> Path:
     return folder
 
 
-def _fetched(name: str, path: Path, files: Files, notify: Say) -> Path:
+def _fetched(name: str, path: Path, files: Files, notify: Notify) -> Path:
     """Return the prepared folder of a source or a mixture; fetch it if it is missing."""
     folder = path / name
     path.mkdir(parents=True, exist_ok=True)

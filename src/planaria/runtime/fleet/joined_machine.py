@@ -17,6 +17,7 @@ from pydantic import ValidationError
 import planaria
 from planaria.common.documents import first
 from planaria.common.errors import UserError
+from planaria.common.stdio import Notify
 from planaria.runtime.fleet import joining
 from planaria.runtime.fleet.base import Message
 from planaria.runtime.fleet.control_connections import call
@@ -33,8 +34,6 @@ _CALL_S = 3
 """seconds for each message of the handshake; a lost packet would wait for TCP, while a new call may succeed"""
 _PATIENCE_S = 10.0
 """seconds for the answer to the join request"""
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ class Visit:
         self.reach = replace(reach, machine=answer.host, reachable=bool(at) and answer.reachable, relay=self.address)
         self.own_address = self._line.own_address
 
-    def stay(self, pool: ProcessPool, silence_s: float, asked_to_leave: Callable[[], str], notify: Say) -> Ending:
+    def stay(self, pool: ProcessPool, silence_s: float, asked_to_leave: Callable[[], str], notify: Notify) -> Ending:
         """Serve until the run ends or is lost, or, after a request to leave, all workers have ended.
 
         A run that is silent for ``silence_s`` is lost.
@@ -132,7 +131,7 @@ class Visit:
     def end(self) -> None:
         self._line.close()
 
-    def _process(self, message: Message | None, pool: ProcessPool, leaving: str, notify: Say) -> None:
+    def _process(self, message: Message | None, pool: ProcessPool, leaving: str, notify: Notify) -> None:
         match message:
             case joining.Start() if not leaving:
                 threading.Thread(target=self._start, args=(message, pool, notify), name="start", daemon=True).start()
@@ -140,7 +139,7 @@ class Visit:
                 log.debug("worker %s gets signal %d", message.worker, message.number)
                 pool.signal(message.worker, message.incarnation, message.number)
 
-    def _start(self, order: joining.Start, pool: ProcessPool, notify: Say) -> None:
+    def _start(self, order: joining.Start, pool: ProcessPool, notify: Notify) -> None:
         """Start a worker in a thread, since that may take long."""
         try:
             pid = pool.start(order.worker, order.incarnation)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import socket
 import struct
 import time
@@ -29,6 +30,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from planaria.runtime.fleet.base import MAX_REPORT_BYTES, Entry, Fleet, Message, Notice, Reported, WorkerEnded
 from planaria.runtime.fleet.devices import Device
+from planaria.runtime.fleet.joining import Signal, Start
 from planaria.runtime.fleet.local import LocalFleet
 from planaria.runtime.fleet.process import outlive_parent
 from planaria.runtime.fleet.spawner import expect_fork, fork_server
@@ -56,14 +58,6 @@ class Hello(Message):
     """number of the last notice in the log; 0: none"""
 
 
-class Start(Message):
-    """Start a worker process, unless that was ordered before."""
-
-    kind: Literal["start"] = "start"
-    worker: str
-    incarnation: int
-
-
 class Send(Message):
     """Forward an order to a worker."""
 
@@ -72,13 +66,6 @@ class Send(Message):
     incarnation: int | None = None
     """an incarnation that counts as dead; None: the current one"""
     text: str
-
-
-class Signal(Message):
-    kind: Literal["signal"] = "signal"
-    worker: str
-    incarnation: int
-    number: int
 
 
 class Logged(Message):
@@ -180,16 +167,17 @@ class Keeper:
         self._fleet: Fleet = fleet or LocalFleet(
             work.entry, work.preload, work.heartbeat_s, work.missed, work.devices, work.start_s
         )
-        self._door = _listening(work.folder)
+        self._listener = _listen(work.folder)
         self._inode = (work.folder / SOCKET).stat().st_ino
         self._leader: Connection | None = None
-        self._reads = True
+        self._leader_reads = True
         """whether the leader reads messages"""
         self._term = 0
         self._led = time.monotonic()
         """when there was a leader last"""
         self._started: set[tuple[str, int]] = set()
-        self._sent: dict[str, deque[str]] = {}
+        self._orders: dict[str, deque[str]] = {}
+        """worker → its last orders"""
         self._number = 0
         self._kept: deque[Relayed | Ended] = deque()
         """numbered notices that no leader has logged"""
@@ -201,14 +189,16 @@ class Keeper:
         """Relay until the run is over, or no controller leads for ``orphan_s``."""
         try:
             while not self._over and (self._leader or time.monotonic() - self._led < self._work.orphan_s):
-                ready = wait([self._door, *([self._leader] if self._leader else []), *self._fleet.waitables()], LOOK_S)
+                ready = wait(
+                    [self._listener, *([self._leader] if self._leader else []), *self._fleet.waitables()], LOOK_S
+                )
                 for notice in self._fleet.poll(0.0):
                     self._pass_on(notice)
                 self._flush()
                 if self._leader in ready:
-                    self._obey()
-                if self._door in ready:
-                    self._receive()
+                    self._handle_leader()
+                if self._listener in ready:
+                    self._accept()
         finally:
             if self._is_ours():
                 (self._work.folder / SOCKET).unlink(missing_ok=True)
@@ -245,7 +235,7 @@ class Keeper:
             self._kept.append(message)
             self._flush()
         elif self._writable():
-            self._tell(message)
+            self._send(message)
 
     def _flush(self) -> None:
         """Send the leader the numbered notices that it has not been sent, as far as it reads them."""
@@ -253,19 +243,19 @@ class Keeper:
             if not self._writable():
                 return
             self._flushed = message.number
-            self._tell(message)
+            self._send(message)
 
     def _writable(self) -> bool:
         """Return whether the leader takes a message at once; a stopped one must not stop the keeper."""
-        return self._leader is not None and self._reads and bool(select.select([], [self._leader], [], 0.0)[1])
+        return self._leader is not None and self._leader_reads and bool(select.select([], [self._leader], [], 0.0)[1])
 
-    def _tell(self, message: Relayed | Ended | Welcome) -> None:
+    def _send(self, message: Relayed | Ended | Welcome) -> None:
         """Send the leader a message. If it reads no more, its own last messages must still be read, up to their end."""
-        if self._leader is not None and self._reads:
+        if self._leader is not None and self._leader_reads:
             try:
                 self._leader.send_bytes(message.model_dump_json().encode())
             except OSError:
-                self._reads = False
+                self._leader_reads = False
                 with suppress(OSError), socket.socket(fileno=os.dup(self._leader.fileno())) as line:
                     line.shutdown(socket.SHUT_WR)  # it may have read half a message
 
@@ -274,7 +264,7 @@ class Keeper:
         self._leader.close()
         self._leader, self._led = None, time.monotonic()
 
-    def _obey(self) -> None:
+    def _handle_leader(self) -> None:
         """Carry out all messages of the leader that have arrived."""
         while self._leader is not None and not self._over:
             try:
@@ -295,15 +285,15 @@ class Keeper:
             case Start(worker=worker, incarnation=incarnation):
                 if (worker, incarnation) not in self._started:
                     self._started.add((worker, incarnation))
-                    self._sent[worker] = deque(maxlen=RECENT)
+                    self._orders[worker] = deque(maxlen=RECENT)
                     self._fleet.spawn(worker, incarnation)
-            case Send(worker=worker, incarnation=None, text=text) if worker in self._sent:
-                self._sent[worker].append(text)
+            case Send(worker=worker, incarnation=None, text=text) if worker in self._orders:
+                self._orders[worker].append(text)
                 self._fleet.send(worker, text.encode())
             case Send(worker=worker, incarnation=int(incarnation), text=text):
                 self._fleet.dismiss(worker, incarnation, text.encode())
             case Signal():
-                self._fleet.signal(message.worker, message.incarnation, message.number)  # type: ignore[arg-type]
+                self._fleet.signal(message.worker, message.incarnation, signal.Signals(message.number))
             case Logged(number=number):
                 while self._kept and self._kept[0].number <= number:
                     self._kept.popleft()
@@ -312,17 +302,17 @@ class Keeper:
             case Hello():
                 self._lose_leader()  # a leader greets once
 
-    def _receive(self) -> None:
+    def _accept(self) -> None:
         """Let a controller with a higher term lead, and close the line to the former one."""
         try:
-            handle, _ = self._door.accept()
+            handle, _ = self._listener.accept()
             for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
                 handle.setsockopt(socket.SOL_SOCKET, option, _LIMIT)
         except OSError:
             return
         line = Connection(handle.detach())
         if self._leader is not None:
-            self._obey()  # what it sent while it led, and its end
+            self._handle_leader()  # what it sent while it led, and its end
         try:
             hello = FROM_LEADER.validate_json(line.recv_bytes(MAX_BYTES)) if line.poll(LOOK_S) else None
             # A controller that was lost before it logged its term leaves the term to the next one.
@@ -338,24 +328,24 @@ class Keeper:
             with suppress(OSError):
                 self._leader.send_bytes(Deposed(term=hello.term).model_dump_json().encode())
             self._lose_leader()
-        self._leader, self._reads, self._term = line, True, hello.term
-        self._tell(Welcome(shared=self._work.shared, sent={w: list(texts) for w, texts in self._sent.items()}))
+        self._leader, self._leader_reads, self._term = line, True, hello.term
+        self._send(Welcome(shared=self._work.shared, sent={w: list(texts) for w, texts in self._orders.items()}))
         self._flushed = hello.received
         self._flush()
 
 
-def _listening(folder: Path) -> socket.socket:
+def _listen(folder: Path) -> socket.socket:
     """Listen at the keeper's socket, which only this user can open."""
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     (folder / SOCKET).unlink(missing_ok=True)
     before = os.umask(0o177)
     try:
         with reachable(folder) as path:
-            door.bind(path)
+            listener.bind(path)
     finally:
         os.umask(before)
-    door.listen(4)
-    return door
+    listener.listen(4)
+    return listener
 
 
 def main(work: KeeperWork, handle: int) -> None:

@@ -18,6 +18,7 @@ from planaria.common.errors import RunStopped, UserError
 from planaria.config.schema import FleetConfig
 from planaria.runtime.fleet.base import FleetWork, Message, Notice
 from planaria.runtime.fleet.devices import Device
+from planaria.runtime.fleet.joining import Signal, Start
 from planaria.runtime.fleet.keeper import (
     MAX_BYTES,
     SOCKET,
@@ -28,8 +29,6 @@ from planaria.runtime.fleet.keeper import (
     KeeperWork,
     Logged,
     Send,
-    Signal,
-    Start,
     Welcome,
     main,
     reachable,
@@ -59,6 +58,8 @@ def start_keeper(
     process = spawner().spawn("planaria keeper", partial(main, keeper), work.preload, [handle])
     try:
         process.started(config.start_timeout_s)
+        if not ours.poll(config.start_timeout_s):
+            raise TimeoutError(f"no answer within {config.start_timeout_s:g} s")
         ours.recv_bytes(16)
     except (OSError, EOFError) as error:
         process.kill(1.0)
@@ -82,7 +83,7 @@ class KeptFleet:
         :raises UserError: if no keeper answers, or a controller with this term or a higher one leads.
         """
         self._line, self._child = _connected(folder), child
-        self._say(Hello(term=term, received=received))
+        self._order(Hello(term=term, received=received))
         try:
             answer = TO_LEADER.validate_json(self._line.recv_bytes(MAX_BYTES)) if self._line.poll(_ANSWER_S) else None
         except (EOFError, OSError, ValidationError):
@@ -97,18 +98,18 @@ class KeptFleet:
         self._received = self._logged = received
 
     def spawn(self, worker: str, incarnation: int) -> None:
-        self._say(Start(worker=worker, incarnation=incarnation))
+        self._order(Start(worker=worker, incarnation=incarnation))
 
     def send(self, worker: str, text: bytes) -> None:
         order = text.decode()
         if order not in self._sent.get(worker, ()):
-            self._say(Send(worker=worker, text=order))
+            self._order(Send(worker=worker, text=order))
 
     def dismiss(self, worker: str, incarnation: int, text: bytes) -> None:
-        self._say(Send(worker=worker, incarnation=incarnation, text=text.decode()))
+        self._order(Send(worker=worker, incarnation=incarnation, text=text.decode()))
 
     def signal(self, worker: str, incarnation: int, number: signal.Signals) -> None:
-        self._say(Signal(worker=worker, incarnation=incarnation, number=int(number)))
+        self._order(Signal(worker=worker, incarnation=incarnation, number=int(number)))
 
     def waitables(self) -> list[Connection]:
         return [self._line]
@@ -121,7 +122,7 @@ class KeptFleet:
         self._sent.clear()
         if self._received > self._logged:
             self._logged = self._received
-            self._say(Logged(number=self._logged))
+            self._order(Logged(number=self._logged))
         notices: list[Notice] = []
         wait([self._line], timeout_s)
         try:
@@ -142,7 +143,7 @@ class KeptFleet:
 
     def close(self) -> None:
         """End the workers and the keeper; return once it has exited."""
-        self._say(Close())
+        self._order(Close())
         with suppress(EOFError, OSError):
             while self._line.poll(_ANSWER_S):
                 self._line.recv_bytes(MAX_BYTES)
@@ -150,7 +151,7 @@ class KeptFleet:
         if self._child is not None:
             self._child.join(_ANSWER_S)
 
-    def _say(self, message: Message) -> None:
+    def _order(self, message: Message) -> None:
         """Send a message; :meth:`poll` raises the error of a closed line."""
         with suppress(OSError):
             self._line.send_bytes(message.model_dump_json().encode())

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from planaria.common.documents import first
 from planaria.common.errors import RunStopped, UserError
+from planaria.common.stdio import Notify
 from planaria.config.schema import RunConfig
 from planaria.control.decisions import Leave
 from planaria.control.events import REPORT, WorkerFailed, WorkerJoined
@@ -34,12 +35,11 @@ from planaria.runtime.fleet.base import Joined, Reported, WorkerEnded
 from planaria.runtime.fleet.open_fleet import OpenFleet
 from planaria.runtime.prediction.layer_division import WorkerCapacity, divide
 
-Say = Callable[[str], None]
 Timed = tuple[str, WorkerJoined]
 """machine that joined, or "" for the controller's, and a worker's report from it"""
 
 
-def sized(config: RunConfig, data: Data, notify: Say, stop: Callable[[], bool] | None = None) -> RunConfig:
+def sized(config: RunConfig, data: Data, notify: Notify, stop: Callable[[], bool] | None = None) -> RunConfig:
     """Return the recipe with measured numbers in place of ``pipeline.layers = "auto"``.
 
     In one process all stages are equally fast and get equal sizes, or nearly. ``stop`` is polled.
@@ -72,7 +72,7 @@ def _least_time(config: RunConfig, layer_s: Sequence[float]) -> str:
 
 
 def resized(
-    folder: Path, changes: Mapping[str, object], notify: Say, stop: Callable[[], bool] | None = None
+    folder: Path, changes: Mapping[str, object], notify: Notify, stop: Callable[[], bool] | None = None
 ) -> Mapping[str, object]:
     """Return the changed settings of a resumed run, with numbers in place of ``pipeline.layers = "auto"``.
 
@@ -107,7 +107,7 @@ def machines(config: RunConfig, timed: Sequence[Timed]) -> list[WorkerCapacity]:
     return result
 
 
-def _timed(config: RunConfig, data: Data, notify: Say, requested: Callable[[], str]) -> dict[str, Timed]:
+def _timed(config: RunConfig, data: Data, notify: Notify, requested: Callable[[], str]) -> dict[str, Timed]:
     """Start the fleet, and collect its workers' reports."""
     started = run_started(ResolvedRun(config), START)
     out = Path(config.out)
@@ -128,7 +128,7 @@ def _timed(config: RunConfig, data: Data, notify: Say, requested: Callable[[], s
 class _Profiling:
     """Starts workers on all machines, and collects their reports."""
 
-    def __init__(self, fleet: OpenFleet, config: RunConfig, notify: Say, requested: Callable[[], str]) -> None:
+    def __init__(self, fleet: OpenFleet, config: RunConfig, notify: Notify, requested: Callable[[], str]) -> None:
         """``requested``: returns why the run should stop, or ""."""
         self._fleet, self._config, self._say, self._asked = fleet, config, notify, requested
         self._names = count()

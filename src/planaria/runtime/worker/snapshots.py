@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from planaria.common.errors import UserError
+from planaria.common.stdio import Notify
 from planaria.config.schema import RunConfig
 from planaria.control.logs import SurvivingSteps, turns_of
 from planaria.control.run_started import RunStarted, SnapshotLabel
@@ -107,10 +107,8 @@ class SnapshotWriter:
 SAME = ("seed", "model", "data", "pipeline", "routing", "recovery", "exchange")
 """settings that a snapshot's run must share"""
 
-Say = Callable[[str], None]
 
-
-def recalled(origin: Origin, saved: SealedCheckpoint | None, run: ResolvedRun, folder: Path, notify: Say) -> Origin:
+def recalled(origin: Origin, saved: SealedCheckpoint | None, run: ResolvedRun, folder: Path, notify: Notify) -> Origin:
     """Return where a run continues if a snapshot in memory is newer than the checkpoint of ``origin``.
 
     Uses the newest snapshot that the run has not rolled back since and that covers all stages, from files or parities.
