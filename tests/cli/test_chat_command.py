@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import tokenizers
+import torch
 from test_transformers_folders import given, train
 
 from command_line import refused
@@ -170,8 +171,9 @@ def test_every_kind_of_model_answers(home: Path, monkeypatch: pytest.MonkeyPatch
     for source in ("llama/model", "transformers", "transformers/model"):
         assert answers(home / "runs" / source) == found
     assert answers(home / "runs/lora") == answers(home / "runs/lora/model") != found
-    with pytest.raises(UserError, match=r"has adapters alone; merge them into their model with `peft`"):
-        open_policy(str(home / "runs/lora/model"))
+    served = open_policy(str(home / "runs/lora/model"))
+    ids, completer = prompt(served, "What is a fox?"), Completer(home / "runs/lora")
+    torch.testing.assert_close(served.logits(torch.tensor([ids])), completer.logits(torch.tensor([ids])))
 
 
 @pytest.mark.slow_after(1)

@@ -1,10 +1,15 @@
-"""``planaria generate``, ``eval`` and ``checkpoint convert --from`` with models of ``transformers``."""
+"""``planaria generate``, ``serve``, ``eval`` and ``checkpoint convert --from`` with models of ``transformers``."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import shutil
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +46,29 @@ STILL = ("--train.steps", "1", "--train.eval_every", "0")
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@contextlib.contextmanager
+def served(source: str) -> Iterator[Callable[[dict[str, Any]], Any]]:
+    """Start ``planaria serve`` for a model named tiny; yield a function that posts a request."""
+    words = [sys.executable, "-m", "planaria", "serve", source, "--model-name", "tiny"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        url, token = (process.stdout.readline().split()[-1] for _ in range(2))
+
+        def ask(body: dict[str, Any]) -> Any:
+            headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
+            request = urllib.request.Request(f"{url}/completions", json.dumps(body).encode(), headers)
+            with urllib.request.urlopen(request, timeout=60) as reply:
+                return json.load(reply)
+
+        yield ask
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
 
 
 def windows_of(text: str, context: int) -> torch.Tensor:
@@ -113,6 +141,43 @@ def test_adapters_complete_as_in_peft(home: Path, capsys: pytest.CaptureFixture[
     assert "not on this machine" in refused(capsys, "generate", "runs/lora", "--prompt", "a")
     Path("runs/lora/model", digests.FILE).unlink()
     assert "not exported here" in refused(capsys, "generate", "runs/lora/model", "--prompt", "a")
+
+
+@pytest.mark.parametrize("source", ["runs/lora", "runs/lora/model"])
+def test_adapters_are_served_and_evaluated(home: Path, source: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A real server, whose greedy completion and its log-probabilities are those of peft."""
+    peft = pytest.importorskip("peft")
+    base = given(home, "llama").eval()
+    assert train(home, "lora", 0.1, *LORA) == 0
+    whole = peft.PeftModel.from_pretrained(base, "runs/lora/model").eval()
+    if source == "runs/lora/model":
+        capsys.readouterr()
+        assert cli.run(["eval", source, "--text", "text.txt"]) == 0
+        tokens = windows_of("text.txt", base.config.max_position_embeddings)
+        with torch.no_grad():
+            logits = whole(input_ids=tokens[:, :-1]).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).item()
+        assert f"{math.exp(loss):.2f}" in capsys.readouterr().out
+    body = {
+        "model": "tiny",
+        "prompt": [3, 4, 5, 6],
+        "max_tokens": 12,
+        "temperature": 0,
+        "logprobs": 1,
+        "return_token_ids": True,
+    }
+    with served(source) as ask:
+        (choice,) = ask(body)["choices"]
+    new = choice["token_ids"]
+    with torch.no_grad():
+        logps = whole(input_ids=torch.tensor([[3, 4, 5, 6, *new]])).logits[0, 3:-1].log_softmax(-1)
+    assert len(new) == 12 and new == logps.argmax(-1).tolist()
+    expected = logps.gather(1, torch.tensor(new)[:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(choice["logprobs"]["token_logprobs"]), expected, rtol=0, atol=1e-4)
+    shutil.rmtree("given")
+    adapters._reader.cache_clear()  # a command is a separate process
+    capsys.readouterr()
+    assert "not on this machine" in refused(capsys, "serve", source)
 
 
 @pytest.mark.parametrize("source", ["runs/lora", "runs/lora/model"])

@@ -8,7 +8,10 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from planaria.common.errors import UserError
 from planaria.config.schema import DataConfig
@@ -17,7 +20,7 @@ from planaria.data.dialogues import dialogues
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
 from planaria.data.tokenizer import Tokenizer, load_tokenizer
-from planaria.models import chat
+from planaria.models import chat, chat_template
 from planaria.models.chat import Template
 
 PLAIN = (
@@ -96,19 +99,126 @@ def test_a_prompt_a_completion_and_a_key_cannot_name_a_control_token(tmp_path: P
     assert text == '[{"<|end|>": "?"}]<|end|><|user|>a?$<|assistant|>b$'
 
 
+class Here:
+    """Renders in this process."""
+
+    def __init__(self) -> None:
+        self.answered: list[int] = []
+        """spans in each reply"""
+
+    def call(self, argument: bytes, *_: object) -> bytes:
+        reply = chat_template.rendered(argument)
+        self.answered += [len(json.loads(reply)[1])] if "answers" in json.loads(argument) else []
+        return reply
+
+
 def test_many_answers_are_rendered_some_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    talk, most, rendered = [{"messages": turns(TALK * 5)}], list[int](), Template.rendered
+    talk, here = [{"messages": turns(TALK * 5)}], Here()
+    monkeypatch.setattr(chat, "_renderer", lambda: here)
+    looking_ahead = "{% set ahead = messages[-1].role %}" + PLAIN
+    whole = read(source(tmp_path, talk, looking_ahead))
+    assert here.answered == [10] and whole == read(source(tmp_path, talk))
+    here.answered.clear()
+    monkeypatch.setattr(chat_template, "_AT_ONCE", 500)
+    assert read(source(tmp_path, talk, looking_ahead)) == whole
+    assert sum(here.answered) == 10 and 1 < len(here.answered) < 10
 
-    def counted(self: Template, several: Sequence[Any], *given: Any) -> list[str]:
-        most.append(len(several))
-        return rendered(self, several, *given)
 
-    monkeypatch.setattr(Template, "rendered", counted)
-    whole = read(source(tmp_path, talk))
-    assert max(most) == 20, "two texts for each answer"
-    most.clear()
-    monkeypatch.setattr(chat, "_AT_ONCE", 500)
-    assert read(source(tmp_path, talk)) == whole and max(most) < 10
+LINEAR = {
+    "plain": PLAIN,
+    "default system": "{% for m in messages %}{% if loop.first and messages[0].role != 'system' %}<|system|>be<|end|>"
+    "{% endif %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}",
+    "stripped": "{% set all = messages %}{% for m in all %}{% set text = m.content | trim %}"
+    "{{ '<|' + m.role + '|>' + text }}<|end|>\n{% endfor %}{{ '<|assistant|>' if add_generation_prompt else '' }}",
+    "end": PLAIN + "{{ '' if add_generation_prompt else '<|end|>' }}",
+    "strict": "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('x') }}"
+    "{% endif %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}",
+    "other prompt": PLAIN.replace("%}<|assistant|>", "%}<|robot|>"),
+    "second": "{% if messages[1] is defined %}{{ messages[1].role }}{% endif %}" + PLAIN,
+    "prompt in turns": "{% for m in messages %}{{ '!' if add_generation_prompt }}<|{{ m.role }}|>{{ m.content }}"
+    "{% endfor %}",
+}
+"""templates that write one message after another"""
+OTHERS = {
+    "forgetful": FORGETFUL,
+    "reasoning": "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}"
+    "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}{% for m in messages %}<|{{ m.role }}|>"
+    "{{ m.content if loop.index0 > ns.last else m.content.split('x')[-1] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}",
+    "last": "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>"
+    "{% if loop.last and add_generation_prompt %}<|assistant|>{% endif %}{% endfor %}",
+    "count": "{{ messages | length }}" + PLAIN,
+    "slice": PLAIN.replace("in messages", "in messages[1:]"),
+    "joiner": "{% set comma = joiner(',') %}" + PLAIN.replace("{{ m.content }}", "{{ comma() }}{{ m.content }}"),
+    "carried": "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}<|{{ m.role }}|>"
+    "{{ m.content }}{% endfor %}{{ ns.n }}",
+    "break": "{% for m in messages %}{% if m.content == 'x' %}{% break %}{% endif %}<|{{ m.role }}|>{{ m.content }}"
+    "<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}",
+    "generator": "{% set g = 'abcdefghijklm' | map('upper') %}{% for m in messages %}{{ g | first }}<|{{ m.role }}|>"
+    "{{ m.content }}{% endfor %}{{ g | first }}",
+}
+"""templates that look at later messages, or carry state from one to the next"""
+
+
+def by_prefixes(template: Template, messages: list[dict[str, str]], wanted: list[int]) -> object:
+    """The answers from the texts of all beginnings of a dialogue, or the error."""
+
+    def rendered(count: int, prompt: bool) -> str:
+        values = {"messages": messages[:count], "add_generation_prompt": prompt, "tools": None}
+        (text,) = template.rendered([values], "fix")
+        return text
+
+    full, spans = rendered(len(messages), False), []
+    for number in wanted:
+        before, after = rendered(number, True), rendered(number + 1, False)
+        same = full.startswith(after) and after.startswith(before)
+        spans.append((len(before), len(after)) if same else None)
+    return full, spans
+
+
+def answers(template: Template, messages: list[dict[str, str]], wanted: list[int]) -> object:
+    values = {"messages": messages, "add_generation_prompt": False, "tools": None}
+    full, spans = template.answers(values, wanted, "fix")
+    return full, [span and tuple(span) for span in spans]
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from([*LINEAR, *OTHERS]),
+    st.lists(st.tuples(st.sampled_from(["user", "assistant"]), st.text("x <|\n", max_size=4)), min_size=1, max_size=9),
+)
+def test_answers_are_those_of_all_prefixes(
+    monkeypatch: pytest.MonkeyPatch, name: str, pairs: list[tuple[str, str]]
+) -> None:
+    monkeypatch.setattr(chat, "_renderer", Here)
+    template, messages = Template(Path(name), (LINEAR | OTHERS)[name]), turns(pairs)
+    wanted = [n for n, message in enumerate(messages) if message["role"] == "assistant"]
+    found = []
+    for way in (by_prefixes, answers):
+        try:
+            found.append(way(template, messages, wanted))
+        except UserError as error:
+            found.append(str(error))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", [*LINEAR, *OTHERS])
+def test_templates_that_write_one_message_after_another_render_no_prefixes(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, render = list[int](), jinja2.Template.render
+
+    def counted(self: jinja2.Template, **values: Any) -> str:
+        calls.append(len(values["messages"]))
+        return render(self, **values)
+
+    monkeypatch.setattr(chat, "_renderer", Here)
+    monkeypatch.setattr(jinja2.Template, "render", counted)
+    answers(Template(Path(name), (LINEAR | OTHERS)[name]), turns(TALK * 10), list(range(1, 40, 2)))
+    expected = {"prompt in turns": 43, "generator": 45}  # after two renderings, and two more to verify an answer
+    assert len(calls) == expected.get(name, 41 if name in OTHERS else 7)
 
 
 def test_a_table_has_no_null_fields_and_may_have_dates(tmp_path: Path) -> None:

@@ -13,8 +13,10 @@ import pytest
 import torch
 
 from planaria.common.errors import UserError
-from planaria.models.transformers.adapters import PRECISIONS, Lora, base_of
-from small_decoders import section, small, stages_of
+from planaria.config.model_config import AdapterConfig
+from planaria.models.transformers.adapters import PRECISIONS, Lora, base_of, settings_of
+from planaria.models.transformers.files import write_weights
+from small_decoders import logits, section, small, stages_of
 
 pytest.importorskip("transformers")
 PEAK = """
@@ -80,6 +82,35 @@ def test_adapters_on_stages_equal_peft_on_the_whole_model(
     torch.nn.functional.cross_entropy(expected.flatten(0, 1).float(), targets.flatten()).backward()
     for name, one in named.items():
         torch.testing.assert_close(one.grad, theirs[name].grad, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v3", "qwen2_moe", "llama4_text"])
+def test_exported_adapters_of_mixtures_load_in_peft(kind: str, tmp_path: Path) -> None:
+    """Also those of dense layers and shared experts, whose matrices have the names of fused experts."""
+    peft = pytest.importorskip("peft")
+    from transformers import AutoModelForCausalLM
+
+    plain = small(kind)
+    config = section(plain)
+    base = plain.whole({name: torch.randn(shape) * 0.05 for name, shape in plain.shapes(config).items()})
+    base.save_pretrained(tmp_path / "base")
+    decoder = replace(plain, lora=Lora(4, 8.0, ("linear",), **base_of(tmp_path / "base")))
+    stages, named = stages_of(decoder, config, 4)
+    for one in named.values():
+        torch.nn.init.normal_(one, std=0.1)
+    assert any("shared_expert" in name for name in named)
+    adapted = config.model_copy(update={"lora": AdapterConfig(rank=4, alpha=8.0, **base_of(tmp_path / "base"))})
+    (tmp_path / "adapters").mkdir()
+    write_weights(adapted, lambda name: named[name].detach(), tmp_path / "adapters", torch.float32)
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
+    whole = peft.PeftModel.from_pretrained(base, tmp_path / "adapters").eval()
+    tokens = torch.randint(2, 100, (2, 9))
+    ours = logits(stages, tokens)
+    torch.testing.assert_close(whole(input_ids=tokens).logits, ours, rtol=0, atol=1e-6)
+    assert (whole.merge_and_unload()(input_ids=tokens).logits - ours).abs().max() < 1e-6
+    targets = settings_of(tmp_path / "adapters").targets.split(",")
+    layers = plain.build(config, 1, 1).layers
+    assert set(targets) == decoder.lora.peft(layers).target_modules  # type: ignore[union-attr]
 
 
 def test_a_base_in_bf16_takes_half_the_memory(tmp_path: Path) -> None:

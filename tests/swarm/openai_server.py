@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from planaria.models.lora import adapt, load_adapters
+from planaria.models.transformers.adapters import trained_name
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
 
 BASE = open_policy(sys.argv[1])
@@ -58,9 +58,10 @@ def load(path: str, asked: dict[str, Any], models: dict[str, LlamaPolicy]) -> di
     if path == "/v1/load_lora_adapter":
         folder = Path(asked["lora_path"])
         config = json.loads((folder / "adapter_config.json").read_text())
-        policy = BASE.clone()
-        adapt(policy._model, config["r"], config["lora_alpha"], seed=0)
-        load_adapters(policy._model, load_file(folder / "adapter_model.safetensors"))
+        policy = LlamaPolicy(BASE.clone()._model, BASE.tokenizer, config["r"])
+        own = policy._model.global_state()
+        for name, tensor in load_file(folder / "adapter_model.safetensors").items():
+            own[trained_name(name)].copy_(tensor)
         models[asked["lora_name"]] = policy
     elif path == "/v1/unload_lora_adapter":
         del models[asked["lora_name"]]

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from tiny_swarm import MODEL, byte_tokenizer
 
 from planaria.common import digests
 from planaria.common.errors import UserError
 from planaria.config.schema import DataConfig, ModelConfig
 from planaria.data.tokenizer import Tokenizer, load_tokenizer
+from planaria.models.huggingface import import_model
 from planaria.models.llama_stages import Llama
-from planaria.models.lora import adapt, has_adapters, load_adapters, merged, save_adapters
 from planaria.models.model_metadata import ModelMetadata, of_folder
+from planaria.models.optimizers.adamw import KEYS
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint.stage_file import write_stage
 from planaria.runtime.checkpoint.store import CheckpointManifest, CheckpointStore
 from planaria.swarm.policy.base import Policy, SampledCompletion, tokenizer_fingerprint, weights_fingerprint
 from planaria.swarm.policy.huggingface import HuggingFacePolicy, open_model
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
+from planaria.swarm.records.saved_state import load_state
 
 CONFIG = ModelConfig(vocab=260, dim=24, layers=2, heads=4, kv_heads=2, hidden=40, context=32, init_std=0.3)
 
@@ -336,16 +338,17 @@ def test_a_hub_name_is_downloaded_without_pickles(folder: Path, monkeypatch: pyt
 TOKENS = torch.randint(0, 250, (2, 12), generator=torch.Generator().manual_seed(0))
 
 
-def adapted(rank: int = 3, seed: int = 1) -> Llama:
-    """A model whose adapters are not zero."""
+def adapted(rank: int = 3, seed: int = 1) -> LlamaPolicy:
+    """A policy whose adapters are not zero."""
+    pytest.importorskip("peft")
     model = Llama(MODEL.model_copy(update={"layers": 2, "ends_layers": 1, "kv_heads": 2}), seed=seed)
-    adapt(model, rank, 2 * rank, seed)
+    policy = LlamaPolicy(model, byte_tokenizer(), rank, seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("lora_up"):
+        for name, parameter in policy.module.named_parameters():
+            if ".lora_B." in name:
                 parameter.normal_(0, 0.1, generator=generator)
-    return model
+    return policy
 
 
 def loss_of(logits: torch.Tensor) -> torch.Tensor:
@@ -353,53 +356,86 @@ def loss_of(logits: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_new_adapter_adds_nothing() -> None:
-    plain, model = Llama(MODEL, seed=1), Llama(MODEL, seed=1)
-    adapt(model, 4, 8, 0)
-    assert torch.equal(model(TOKENS), plain(TOKENS)) and has_adapters(model) and not has_adapters(plain)
-    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    pytest.importorskip("peft")
+    plain = LlamaPolicy(Llama(MODEL, seed=1), byte_tokenizer())
+    policy = LlamaPolicy(Llama(MODEL, seed=1), byte_tokenizer(), 4)
+    assert torch.equal(policy.logits(TOKENS), plain.logits(TOKENS)) and policy.adapted and not plain.adapted
+    trained = {name for name, parameter in policy.module.named_parameters() if parameter.requires_grad}
     assert len(trained) == 2 * 7 * MODEL.layers and all("lora_" in name for name in trained)
 
 
-def test_merged_matrices_give_the_same_logits() -> None:
-    model = adapted()
-    assert not torch.allclose(model(TOKENS), Llama(model.config, seed=1)(TOKENS), atol=1e-3), (
-        "the adapters are not zero"
-    )
-    model, plain = model.double(), Llama(model.config).double()
-    plain.load_global_state(merged(model))
-    torch.testing.assert_close(plain(TOKENS), model(TOKENS), rtol=0, atol=1e-12)
+def test_adapters_without_their_package_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(UserError, match=r"LoRA needs the package 'peft'; install it with: pip install"):
+        LlamaPolicy(Llama(MODEL), byte_tokenizer(), 2)
+
+
+def test_adapters_are_those_of_the_paper() -> None:
+    """W x + alpha / rank · B A x with alpha = 2 rank (arXiv 2106.09685, eq. 3), and A of variance 1 / in."""
+    policy = adapted(rank=64)
+    state = policy._model.global_state()
+    prefix = "model.layers.1.mlp.down_proj"
+    down, up = (state[f"{prefix}.lora_{kind}.default.weight"] for kind in "AB")
+    assert abs(float(down.var()) * MODEL.hidden - 1) < 0.1
+    x = torch.randn(5, MODEL.hidden, generator=seeded())
+    expected = x @ (state[f"{prefix}.base_layer.weight"] + 2 * up @ down).T
+    torch.testing.assert_close(policy._model.layers[1].mlp.down_proj(x), expected)
+
+
+def test_merged_matrices_give_the_same_logits(tmp_path: Path) -> None:
+    policy = adapted()
+    plain = Llama(policy._model.config, seed=1)
+    assert not torch.allclose(policy.logits(TOKENS), plain(TOKENS), atol=1e-3), "the adapters are not zero"
+    policy.export(tmp_path / "merged")
+    merged = import_model(tmp_path / "merged")
+    torch.testing.assert_close(merged(TOKENS), policy.logits(TOKENS), rtol=0, atol=1e-5)
+    assert policy.adapted and any("lora_" in name for name, _ in policy.module.named_parameters())
 
 
 @pytest.mark.slow
 def test_peft_reads_the_files_and_gets_the_same_numbers(tmp_path: Path) -> None:
     """Compares logits and gradients with transformers' Llama and peft, from exported files."""
     transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
-    model = adapted()
-    bare = Llama(model.config)
-    bare.load_global_state({name: one for name, one in model.global_state().items() if "lora_" not in name})
-    LlamaPolicy(bare, byte_tokenizer()).export(tmp_path / "base")
-    save_adapters(model, tmp_path / "adapters", "base")
+    policy = adapted()
+    LlamaPolicy(Llama(policy._model.config, seed=1), byte_tokenizer()).export(tmp_path / "base")
+    policy.save_adapters(tmp_path / "adapters", "base")
+    assert json.loads((tmp_path / "adapters/adapter_config.json").read_text())["base_model_name_or_path"] == "base"
     other: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     other = peft.PeftModel.from_pretrained(other, tmp_path / "adapters", is_trainable=True).eval()
-    torch.testing.assert_close(other(input_ids=TOKENS).logits, model(TOKENS), rtol=0, atol=1e-5)
-    loss_of(model(TOKENS)).backward()
+    torch.testing.assert_close(other(input_ids=TOKENS).logits, policy.logits(TOKENS), rtol=0, atol=1e-5)
+    loss_of(policy.logits(TOKENS)).backward()
     loss_of(other(input_ids=TOKENS).logits).backward()
     theirs = {name: p.grad for name, p in other.named_parameters() if p.requires_grad}
-    ours = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+    ours = {name: p.grad for name, p in policy.module.named_parameters() if p.requires_grad}
     assert len(theirs) == len(ours)
     norms = [sorted(float(grad.norm()) for grad in grads.values()) for grads in (ours, theirs)]
     torch.testing.assert_close(torch.tensor(norms[0]), torch.tensor(norms[1]), rtol=1e-4, atol=1e-7)
-
-
-def test_saved_adapters_are_loaded_unchanged(tmp_path: Path) -> None:
-    first, other = adapted(seed=1), adapted(seed=1)
-    adapters = [p for name, p in other.named_parameters() if "lora_" in name]
-    with torch.no_grad():
-        for parameter in adapters:
-            parameter.add_(1.0)
-    assert not torch.equal(first(TOKENS), other(TOKENS))
-    save_adapters(first, tmp_path / "adapters", "base")
-    load_adapters(other, load_file(tmp_path / "adapters" / "adapter_model.safetensors"))
-    assert torch.equal(first(TOKENS), other(TOKENS))
     with pytest.raises(OSError):
-        save_adapters(first, tmp_path / "adapters", "base")
+        policy.save_adapters(tmp_path / "adapters", "base")
+
+
+def test_a_state_with_former_names_of_adapters_is_restored(tmp_path: Path) -> None:
+    saved, other = adapted(seed=1), adapted(seed=1)
+    former = {".lora_A.default.weight": ".lora_down", ".lora_B.default.weight": ".lora_up"}
+
+    def formerly(name: str) -> str:
+        for present, before in former.items():
+            name = name.replace(present, before)
+        return name
+
+    parameters = {name: p for name, p in saved.module.named_parameters() if p.requires_grad}
+    optimizer = torch.optim.AdamW(parameters.values(), lr=0.1)
+    loss_of(saved.logits(TOKENS)).backward()
+    optimizer.step()
+    state = StageState(
+        weights={formerly(name): p.detach() for name, p in parameters.items()},
+        moments={formerly(name): {key: optimizer.state[p][key] for key in KEYS} for name, p in parameters.items()},
+        clocks={formerly(name): 1 for name in parameters},
+        generators={"cpu": torch.Generator().get_state()},
+        outer={"round": torch.tensor(4)},
+    )
+    assert all(name.endswith(("lora_up", "lora_down")) for name in state.weights)
+    write_stage(tmp_path, 0, 4, state)
+    theirs = torch.optim.AdamW([p for p in other.module.parameters() if p.requires_grad], lr=0.1)
+    assert load_state(tmp_path, other.module, theirs, torch.Generator(), 4).updates == 1
+    assert torch.equal(saved.logits(TOKENS), other.logits(TOKENS)) and len(theirs.state) == len(parameters)

@@ -11,7 +11,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -53,7 +53,7 @@ class Template:
         :raises UserError: if the template fails or omits a turn.
         """
         self._parts(tuple(role for role, _ in turns))  # checks that the template renders every turn
-        mark, names = _unused("".join([*(content for _, content in turns), reply])), tuple(tokenizer.control_tokens)
+        (mark,), names = _unused("".join([*(content for _, content in turns), reply])), tuple(tokenizer.control_tokens)
         guarded = [(role, _guarded(content, names, mark)) for role, content in turns]
         return tokenizer.encode_marked(self._rendered(guarded) + _guarded(reply, names, mark), mark)
 
@@ -99,15 +99,33 @@ class Template:
 
         :raises UserError: with ``fix``, if the template fails.
         """
+        result: list[str] = self._call(several, fix, around=around)
+        return result
+
+    def answers(
+        self, values: Mapping[str, Any], numbers: Sequence[int], fix: str
+    ) -> tuple[str, list[tuple[int, int] | None]]:
+        """Return the text of a dialogue, and where the messages ``numbers`` start and stop in it.
+
+        A message is what it adds to the text before it. None: the text of it or of those before it is another when it
+        is the last.
+
+        :raises UserError: with ``fix``, if the template fails.
+        """
+        full, spans = self._call([values], fix, answers=numbers)
+        while len(spans) < len(numbers):
+            spans += self._call([values], fix, answers=numbers[len(spans) :])[1]
+        return full, spans
+
+    def _call(self, several: Sequence[Mapping[str, Any]], fix: str, **request: Any) -> Any:
         values = [{**dict(self.names), **each} for each in several]
-        request = {"template": self.text, "values": values, "around": around}
+        request |= {"template": self.text, "values": values}
         try:
-            result: list[str] = json.loads(_renderer().call(json.dumps(request).encode(), SECONDS, "the template", fix))
+            return json.loads(_renderer().call(json.dumps(request).encode(), SECONDS, "the template", fix))
         except UserError as error:
             _stop_renderer()
             reason = str(error).removesuffix(f"; {fix}")
             raise UserError(f"{self.path}: its chat template fails ({reason}); {fix}") from None
-        return result
 
 
 class DialogueSegments(NamedTuple):
@@ -129,14 +147,14 @@ class Conversation:
 
     def guarded(self, tokenizer: Tokenizer) -> tuple[Conversation, str]:
         """Return the same without texts that name a control token, and the character that prevents it."""
-        names, (mark,) = tuple(tokenizer.control_tokens), self._unused(1)
+        names, (mark, *_) = tuple(tokenizer.control_tokens), self._unused
         content, values = _guarded_in([self.content, self.values], names, mark)
         return Conversation(content, values), mark
 
     def whole(self, template: Template, tokenizer: Tokenizer) -> DialogueSegments:
         """Return the text, all of which is learned; UserError if the template fails."""
         own, mark = self.guarded(tokenizer)
-        return DialogueSegments([(own._rendered(template, [(own.content, False)])[0], True)], mark)
+        return DialogueSegments([(own._rendered(template), True)], mark)
 
     def answers(self, template: Template, tokenizer: Tokenizer, wanted: Sequence[int]) -> DialogueSegments:
         """Return the text, of which the messages ``wanted`` are learned.
@@ -148,29 +166,23 @@ class Conversation:
 
     def _by_prefixes(self, template: Template, wanted: Sequence[int]) -> list[tuple[str, bool]]:
         """Return the text in parts; an answer is what it adds to the text before it."""
-        (full,) = self._rendered(template, [(self.content, False)])
         parts, at = list[tuple[str, bool]](), 0
-        for number, before, after in self._prefixes(template, wanted, max(1, _AT_ONCE // (len(full) + 1))):
-            if not (full.startswith(after) and after.startswith(before)):
+        full, spans = template.answers(self._values, wanted, _FIX)
+        for number, span in zip(wanted, spans, strict=True):
+            if span is None:
                 raise UserError(
                     f"messages[{number}]: the chat template of {template.path} writes it in another way when messages "
                     "follow; write data.learn = 'last', or set data.template to one with {% generation %} tags"
                 )
-            parts += [(full[at : len(before)], False), (full[len(before) : len(after)], True)]
-            at = len(after)
+            start, stop = span
+            parts += [(full[at:start], False), (full[start:stop], True)]
+            at = stop
         return [*parts, (full[at:], False)]
-
-    def _prefixes(self, template: Template, wanted: Sequence[int], count: int) -> Iterator[tuple[int, str, str]]:
-        """Yield the number of each answer with the text before and after it, rendered ``count`` answers at once."""
-        for start in range(0, len(wanted), count):
-            numbers = wanted[start : start + count]
-            texts = self._rendered(template, [(self.content[:end], end == n) for n in numbers for end in (n, n + 1)])
-            yield from zip(numbers, texts[::2], texts[1::2], strict=True)
 
     def _tagged(self, template: Template, wanted: Sequence[int]) -> list[tuple[str, bool]]:
         """Return the text in parts, by the template's tags."""
-        _, start, stop = self._unused(3)  # the first may be the mark
-        (full,) = self._rendered(template, [(self.content, False)], (start, stop))
+        _, start, stop = self._unused  # the first may be the mark
+        full = self._rendered(template, (start, stop))
         pieces = full.split(start)
         roles = [number for number, message in enumerate(self.content) if message["role"] == "assistant"]
         if len(pieces) - 1 != len(roles):
@@ -184,17 +196,18 @@ class Conversation:
             parts += [(answer, number in wanted), (rest, False)]
         return parts
 
-    def _rendered(
-        self, template: Template, several: Sequence[tuple[Any, bool]], around: tuple[str, str] = ("", "")
-    ) -> list[str]:
-        """Render lists of messages; with a true value, followed by the beginning of an answer."""
-        values = [{**self.values, "messages": some, "add_generation_prompt": asks} for some, asks in several]
-        return template.rendered(values, "fix the record, or set data.template", around)
+    def _rendered(self, template: Template, around: tuple[str, str] = ("", "")) -> str:
+        (text,) = template.rendered([self._values], _FIX, around)
+        return text
 
-    def _unused(self, count: int) -> list[str]:
-        """Return private-use characters that no text contains."""
-        text = json.dumps([self.content, self.values], ensure_ascii=False, default=str)
-        return list(itertools.islice((letter for letter in map(chr, _PRIVATE) if letter not in text), count))
+    @property
+    def _values(self) -> dict[str, Any]:
+        return {**self.values, "messages": self.content, "add_generation_prompt": False}
+
+    @property
+    def _unused(self) -> list[str]:
+        """Three private-use characters that no text contains."""
+        return _unused(json.dumps([self.content, self.values], ensure_ascii=False, default=str), 3)
 
 
 def jinja_file(file: Path, names: tuple[tuple[str, str], ...]) -> Template:
@@ -205,10 +218,7 @@ def jinja_file(file: Path, names: tuple[tuple[str, str], ...]) -> Template:
     return result
 
 
-_AT_ONCE = 1 << 22
-"""characters of prefixes that are rendered at once, or more if one is longer: many prefixes take much memory"""
-_PRIVATE = range(0xF0000, 0xFFFFE)
-"""characters of private use"""
+_FIX = "fix the record, or set data.template"
 _RENDERERS: dict[int, child_process.Child] = {}
 """by process id: a forked process must not share its parent's renderer"""
 
@@ -225,9 +235,9 @@ def _stop_renderer() -> None:
         child.close()
 
 
-def _unused(text: str) -> str:
-    """Return a private-use character that a text does not contain."""
-    return next(letter for letter in map(chr, _PRIVATE) if letter not in text)
+def _unused(text: str, count: int = 1) -> list[str]:
+    """Return private-use characters that a text does not contain."""
+    return list(itertools.islice((letter for letter in map(chr, range(0xF0000, 0xFFFFE)) if letter not in text), count))
 
 
 def _guarded_in(value: Any, names: tuple[str, ...], mark: str) -> Any:

@@ -7,7 +7,9 @@ render a conversation alike.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -24,12 +26,23 @@ DATE = datetime(2024, 7, 26)
 """the date of ``strftime_now``: the one that Llama 3's template writes without a clock"""
 MOST = 1 << 22
 """maximum number of characters that a template may produce"""
+_AT_ONCE = 1 << 22
+"""characters of a dialogue's beginnings that one call renders, or more if one is longer"""
+_SIMPLE = ("first", "index", "index0", "previtem")
+"""attributes of a loop that do not depend on later items"""
+_STATE = (nodes.NSRef, nodes.Break, nodes.Continue, nodes.Block, nodes.Include, nodes.Import, nodes.FromImport)
+_STATEFUL = ("loop", "namespace", "cycler", "joiner")
+"""what may carry state from one pass of a loop to the next, or end it"""
+_MARK = "planaria_mark"
+Span = tuple[int, int] | None
+"""start and stop of a message in a text"""
 
 
 def rendered(argument: bytes) -> bytes:
     """Take {"template", "values", "around"} as JSON; return the list of texts for each of ``values``, as JSON.
 
-    ``around``: two texts, put before and after what is within ``{% generation %}`` tags.
+    ``around``: two texts, put before and after what is within ``{% generation %}`` tags. With "answers", the numbers of
+    messages in the only ``values``, return its text and the result of :func:`_spans`.
 
     :raises UserError: with the reason, if rendering fails.
     """
@@ -37,7 +50,9 @@ def rendered(argument: bytes) -> bytes:
     try:
         template = _compiled(request["template"])
         _Generation.around = tuple(request.get("around", ("", "")))
-        texts = [str(template.render(**values)) for values in request["values"]]
+        texts: list[Any] = [str(template.render(**values)) for values in request["values"]]
+        if "answers" in request:
+            texts.append(_spans(request["template"], texts[0], request["values"][0], request["answers"]))
     except MemoryError:
         raise UserError("it needs too much memory") from None
     except (
@@ -50,7 +65,7 @@ def rendered(argument: bytes) -> bytes:
         AttributeError,
     ) as error:
         raise UserError(" ".join(str(error).split()) or type(error).__name__) from None
-    if (length := max(map(len, texts), default=0)) > MOST:
+    if (length := max((len(text) for text in texts if isinstance(text, str)), default=0)) > MOST:
         raise UserError(f"it makes {length} characters, of at most {MOST}")
     return json.dumps(texts).encode()
 
@@ -58,6 +73,86 @@ def rendered(argument: bytes) -> bytes:
 @functools.lru_cache(maxsize=16)
 def _compiled(template: str) -> Any:
     return _environment().from_string(template)
+
+
+def _spans(source: str, full: str, values: Mapping[str, Any], answers: Sequence[int]) -> list[Span]:
+    """Return the span of each answer in a dialogue's text ``full``.
+
+    An answer is what it adds to the text of the messages before it. None: the text of it or of those before it is
+    another when it is the last. The list ends early if that takes many renderings.
+    """
+    rendered, result = 0, list[Span]()
+
+    def by_prefixes(number: int) -> Span:
+        nonlocal rendered
+        template, messages = _compiled(source), values["messages"]
+        before = str(template.render(**{**values, "messages": messages[:number], "add_generation_prompt": True}))
+        after = str(template.render(**{**values, "messages": messages[: number + 1]}))
+        rendered += len(before) + len(after)
+        return (len(before), len(after)) if full.startswith(after) and after.startswith(before) else None
+
+    known = _by_marks(source, full, values, answers) if len(answers) > 2 else {}
+    if any(known[number] != by_prefixes(number) for number in (*answers[:1], *answers[-1:]) if number in known):
+        known = {}
+    rendered = 0
+    for number in answers:
+        if number not in known and rendered > _AT_ONCE:
+            break
+        result.append(known[number] if number in known else by_prefixes(number))
+    return result
+
+
+def _by_marks(source: str, full: str, values: Mapping[str, Any], answers: Sequence[int]) -> dict[int, Span]:
+    """Return the same by number, from two renderings; empty unless the template writes messages one by one."""
+    marked, least = _marked(source)
+    if marked is None:
+        return {}
+    mark = next(letter for letter in map(chr, range(0xF0000, 0xFFFFE)) if letter not in full)
+    asking = {**values, "messages": values["messages"][: answers[-1]], "add_generation_prompt": True}
+    (*texts, end), (*others, prompt) = (str(marked.render(**{**v, _MARK: mark})).split(mark) for v in (values, asking))
+    if texts[: len(others)] != others or len(texts) != len(values["messages"]) + 1:
+        return {}
+    edges = list(itertools.accumulate(map(len, texts)))
+    return {
+        number: (edges[number] + len(prompt), edges[number + 1] + len(end))
+        if full.startswith(end, edges[number + 1]) and (texts[number + 1] + end).startswith(prompt)
+        else None
+        for number in answers
+        if number >= least
+    }
+
+
+@functools.lru_cache(maxsize=16)
+def _marked(source: str) -> tuple[Any, int]:
+    """Return a template with a mark before each message and after the last one, and the least number of messages that
+    it requires. None: the text of a message may depend on later ones, or on more than the messages.
+    """
+    tree = _environment().parse(source)
+    sets = [(node.target, node.node) for node in tree.body if isinstance(node, nodes.Assign)]
+    copies = [(copy, node) for copy, node in sets if isinstance(copy, nodes.Name) and _is_name(node, "messages")]
+    names = ("messages", *(copy.name for copy, _ in copies))
+    loops = [node for node in tree.body if isinstance(node, nodes.For) and _is_name(node.iter, *names)]
+    picked = [(node.node, node.arg.value) for node in tree.find_all(nodes.Getitem) if isinstance(node.arg, nodes.Const)]
+    places = [(node, place) for node, place in picked if isinstance(place, int) and _is_name(node, *names)]
+    allowed = [
+        *(loop.iter for loop in loops),
+        *(each for copied in copies for each in copied),
+        *(node for node, _ in places),
+        *(node.node for node in tree.find_all(nodes.Getattr) if node.attr in _SIMPLE),
+    ]
+    used = [node for node in tree.find_all(nodes.Name) if node.name in (*names, *_STATEFUL)]
+    if len(loops) != 1 or loops[0].test or loops[0].else_ or loops[0].recursive or any(tree.find_all(_STATE)):
+        return None, 0
+    if not set(map(id, used)) <= set(map(id, allowed)):
+        return None, 0
+    mark = nodes.Output([nodes.Name(_MARK, "load")])
+    loops[0].body.insert(0, mark)
+    tree.body.insert(tree.body.index(loops[0]) + 1, mark)
+    return _environment().from_string(tree), max((place + 1 for _, place in places), default=0)
+
+
+def _is_name(node: nodes.Node, *names: str) -> bool:
+    return isinstance(node, nodes.Name) and node.name in names
 
 
 @functools.cache

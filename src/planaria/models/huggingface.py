@@ -21,7 +21,6 @@ from planaria.config.schema import ModelConfig
 from planaria.models.foreign_weights import WeightsFile
 from planaria.models.hf_config import Unsupported, from_config, to_config
 from planaria.models.llama_stages import Llama
-from planaria.models.lora import merged
 from planaria.models.model_metadata import CLASS, GENERATION, SETTINGS, ModelMetadata, of_folder, write_json
 from planaria.models.moe_layer import Routing, from_file, from_keys, to_file
 from planaria.models.transformers.adapters import ADAPTERS
@@ -48,11 +47,11 @@ def export_model(
     end: int | None = None,
     used: ModelMetadata | None = None,
 ) -> None:
-    """Export a model in memory as :func:`export_folder` does, in fp32; adapters are added to their matrices."""
+    """Export a model in memory as :func:`export_folder` does, in fp32."""
 
     def write(made: Path) -> None:
         named = to_file if model.routing else str
-        state = {named(name): tensor.contiguous() for name, tensor in merged(model).items()}
+        state = {named(name): tensor.contiguous() for name, tensor in model.global_state().items()}
         save_file(state, made / WEIGHTS, metadata=METADATA)
 
     export_folder(model.config, folder, write, tokenizer_file, end, routing=model.routing, used=used)

@@ -35,6 +35,8 @@ _PREFIX = "base_model.model."
 _DIGEST = "base_sha256"
 """metadata of a file of adapters: the digest of the base model's files"""
 _FIX = "export the run again"
+_OF_EXPERTS = {"gate_proj", "up_proj", "down_proj"}
+"""matrices of dense layers and shared experts that ``peft`` takes for fused experts, unless they are named by weight"""
 
 
 @dataclass(frozen=True)
@@ -62,12 +64,12 @@ class Lora:
         try:
             from peft import LoraConfig
         except ImportError as error:
-            raise missing_package("model.lora.rank:", "peft", "lora") from error
+            raise missing_package("LoRA", "peft", "lora") from error
         from transformers.pytorch_utils import Conv1D
 
-        matrices = {
-            name.rpartition(".")[2] for name, one in layers.named_modules() if isinstance(one, nn.Linear | Conv1D)
-        }
+        named = {plain(name): one for name, one in layers.named_modules() if ADAPTER not in name}
+        linear = (nn.Linear.forward, Conv1D.forward)  # not that of routers which return several tensors
+        matrices = {name.rpartition(".")[2] for name, one in named.items() if type(one).forward in linear}
         wanted = matrices if self.targets == (LINEAR,) else set(self.targets)
         if unknown := sorted(wanted - matrices):
             raise UserError(
@@ -91,6 +93,16 @@ def inject(layers: nn.Module, lora: Lora) -> None:
 
     inject_adapter_in_model(config, layers, low_cpu_mem_usage=True)
     cast_adapter_dtype(layers, _NAME.removeprefix("."))
+
+
+def merge(model: nn.Module) -> None:
+    """Add adapters to their matrices in place."""
+    from peft.tuners.lora import LoraLayer
+
+    for name, module in list(model.named_modules()):
+        if isinstance(module, LoraLayer):
+            module.merge()
+            model.set_submodule(name, module.get_base_layer())
 
 
 def freeze(stage: nn.Module) -> list[str]:
@@ -144,7 +156,7 @@ def _unlike(lora: Lora, name: str, error: Exception) -> UserError:
 
 
 def plain(local: str) -> str:
-    """Return a frozen weight's name without its place in an adapter."""
+    """Return the name that a frozen weight or its matrix has without adapters."""
     return local.replace(_BASE, "")
 
 
@@ -187,9 +199,13 @@ def initialise_adapters(named: Iterator[tuple[str, nn.Parameter]], seed: int) ->
         if ".lora_B." in name:
             nn.init.zeros_(parameter)
             continue
-        digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-        nn.init.kaiming_uniform_(parameter, a=math.sqrt(5), generator=generator)
+        nn.init.kaiming_uniform_(parameter, a=math.sqrt(5), generator=adapter_generator(f"{seed} {name}"))
+
+
+def adapter_generator(label: str) -> torch.Generator:
+    """Return the generator of the adapter ``label``."""
+    digest = hashlib.sha256(label.encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
 def write_adapters(lora: Lora, layers: nn.Module, named: Mapping[str, Tensor], folder: Path) -> None:
@@ -198,7 +214,12 @@ def write_adapters(lora: Lora, layers: nn.Module, named: Mapping[str, Tensor], f
     :raises OSError: if the disk is full.
     """
     tensors = {f"{_PREFIX}{name.replace(_NAME, '')}": tensor.contiguous() for name, tensor in named.items()}
-    lora.peft(layers).save_pretrained(str(folder))
+    config = lora.peft(layers)
+    if any(name.endswith(".gate_up_proj") and one.dim() == 3 for name, one in layers.named_parameters()):
+        dense = config.target_modules & _OF_EXPERTS
+        config.target_modules -= dense
+        config.target_parameters = sorted(f"{name}.weight" for name in dense) or None
+    config.save_pretrained(str(folder))
     save_file(tensors, folder / ADAPTERS, metadata={"format": "pt", _DIGEST: lora.base_sha256})
 
 
@@ -221,10 +242,11 @@ def settings_of(folder: Path) -> AdapterConfig:
     try:
         with safe_open(folder / ADAPTERS, framework="pt") as opened:
             sha256 = (opened.metadata() or {})[_DIGEST]
+        targets = (*result["target_modules"], *(result.get("target_parameters") or ()))
         return AdapterConfig(
             rank=result["r"],
             alpha=float(result["lora_alpha"]),
-            targets=",".join(sorted(result["target_modules"])),
+            targets=",".join(sorted(name.removesuffix(".weight") for name in targets)),
             base=result["base_model_name_or_path"],
             base_sha256=sha256,
         )

@@ -1,4 +1,4 @@
-"""The library's whole model in memory, for completion: weights are placed one by one, adapters over their base."""
+"""The library's whole model in memory: weights are placed one by one, adapters over their base."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from planaria.models.transformers.adapters import ADAPTER, base_reader, inject, plain
+from planaria.models.transformers.adapters import ADAPTER, base_reader, inject, merge, plain
 from planaria.models.transformers.decoder import PLACE, Decoder
 from planaria.models.transformers.skeleton import decoder_layers, skeleton
 
@@ -33,3 +33,10 @@ def assembled(decoder: Decoder, read: Callable[[str], Tensor]) -> Any:
     model.tie_weights()
     model.generation_config = type(model.generation_config)()  # its defaults may forbid or penalise tokens
     return model.eval()
+
+
+def merged(decoder: Decoder, read: Callable[[str], Tensor]) -> Any:
+    """Return the same in fp32, with adapters added to their matrices, which can be trained."""
+    model = assembled(decoder, read).float()
+    merge(model)
+    return model.requires_grad_(True)

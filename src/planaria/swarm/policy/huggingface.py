@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -94,14 +93,11 @@ class HuggingFacePolicy(PromptFormat):
             raise UserError(f"export: {folder} exists and is not an empty folder; remove it or export elsewhere")
         module: Any = self.module
         whole = module if module is self._model else copy.deepcopy(module).merge_and_unload()
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
-            made = Path(temporary) / "model"
+        with new_folder(folder) as made:
             whole.save_pretrained(made)
             self.tokenizer.save(made / "tokenizer.json")
             if self.usage is not None:
                 self.usage.write(made)
-            made.replace(folder)
 
     @property
     def adapted(self) -> bool:
@@ -201,8 +197,6 @@ def open_model(folder: Path, dtype: torch.dtype | Literal["auto"] = torch.float3
 
 def _with_lora(model: Any, rank: int, seed: int) -> nn.Module:
     """Add trained low-rank products to ``model`` in place and freeze its weights."""
-    if rank < 1:
-        raise UserError(f"policy: a LoRA of rank {rank}; give at least 1, or 0 to train the whole model")
     try:
         import peft
     except ImportError as error:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from planaria.common.atomic import new_folder
 from planaria.common.errors import UserError
 from planaria.data.tokenizer import Tokenizer
 from planaria.models.chat import Template, template_of
@@ -16,9 +20,20 @@ from planaria.models.decode import decode
 from planaria.models.gguf_file import is_gguf, look
 from planaria.models.huggingface import WEIGHTS, export_model, import_model, is_exported, is_ours
 from planaria.models.llama_stages import Llama
-from planaria.models.lora import adapt, has_adapters, save_adapters
 from planaria.models.model_metadata import ModelMetadata, of_folder, of_gguf, table
-from planaria.models.transformers.adapters import ADAPTERS
+from planaria.models.transformers.adapters import (
+    ADAPTER,
+    ADAPTERS,
+    LINEAR,
+    Lora,
+    adapter_generator,
+    inject,
+    merge,
+    write_adapters,
+)
+from planaria.models.transformers.family import decoder_of
+from planaria.models.transformers.skeleton import materialise
+from planaria.models.transformers.whole import merged
 from planaria.runtime.checkpoint.loading import load_model
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.engine import run_folders
@@ -31,13 +46,18 @@ from planaria.swarm.policy.prompts import PromptFormat
 class LlamaPolicy(PromptFormat):
     """planaria's Llama as a policy (:class:`planaria.swarm.policy.base.Policy`).
 
+    With ``lora_rank``, adapters of all matrices of its layers are trained instead of the weights (arXiv 2106.09685).
+    They are scaled by 2 and initialized from ``seed``.
+
     Gradients of :meth:`logits` are complete after one backward pass; nothing is left to fold.
     """
 
     splits = True
 
-    def __init__(self, model: Llama, tokenizer: Tokenizer) -> None:
+    def __init__(self, model: Llama, tokenizer: Tokenizer, lora_rank: int = 0, seed: int = 0) -> None:
+        """:raises UserError: if the tokenizer has more ids than the model, or LoRA's package is missing."""
         super().__init__(tokenizer, model.config.vocab)
+        self._lora = _adapt(model, lora_rank, seed) if lora_rank else None
         self._model = model
         self.module: nn.Module = model
         self.context = model.config.context
@@ -74,24 +94,50 @@ class LlamaPolicy(PromptFormat):
         return [drawn[start : start + count] for start in range(0, len(rows), count)]
 
     def export(self, folder: Path) -> None:
-        """Write model and tokenizer as a Hugging Face folder; :func:`planaria.models.huggingface.export_model`."""
+        """Write model, with adapters merged, and tokenizer as a Hugging Face folder;
+        :func:`planaria.models.huggingface.export_model`."""
         with tempfile.TemporaryDirectory() as temporary:
             self.tokenizer.save(file := Path(temporary) / "tokenizer.json")
-            export_model(self._model, folder, file, self.end, self.usage)
+            export_model(_merged(self._model) if self.adapted else self._model, folder, file, self.end, self.usage)
 
     @property
     def adapted(self) -> bool:
-        return has_adapters(self._model)
+        return self._lora is not None
 
     def save_adapters(self, folder: Path, base: str) -> None:
-        """Write the adapters in ``peft``'s format; :func:`planaria.models.lora.save_adapters`."""
-        save_adapters(self._model, folder, base)
+        """Write the adapters in ``peft``'s format, atomically. OSError if the folder is not empty or writable."""
+        assert self._lora is not None
+        named = {name: tensor.cpu() for name, tensor in self._model.global_state().items() if ADAPTER in name}
+        with new_folder(folder) as made:
+            write_adapters(replace(self._lora, base=base), nn.ModuleList(self._model.layers), named, made)
+
+
+def _adapt(model: Llama, rank: int, seed: int) -> Lora:
+    """Add adapters to the matrices of a model's layers, drawn from N(0, 1/in), and freeze the weights."""
+    model.requires_grad_(False)
+    layers, lora = nn.ModuleList(model.layers), Lora(rank, 2.0 * rank, (LINEAR,), "", "")
+    inject(layers, lora)
+    materialise(layers, "cpu")
+    for name, tensor in model.global_state().items():
+        matrix, adapter, kind = name.partition(f".{ADAPTER}")
+        if kind.startswith("A"):
+            tensor.normal_(0.0, tensor.shape[1] ** -0.5, generator=adapter_generator(f"lora {seed} {matrix}"))
+        elif adapter:
+            tensor.zero_()
+    return lora
+
+
+def _merged(model: Llama) -> Llama:
+    """Return a copy without adapters, whose matrices include them."""
+    merge(result := copy.deepcopy(model))
+    return result
 
 
 def open_policy(path: str, lora_rank: int = 0, seed: int = 0, chat: bool = True) -> Policy:
     """Open a run's folder (its newest whole checkpoint), a Hugging Face folder, a GGUF file, or "hf:NAME".
 
-    Compatible Llamas become :class:`LlamaPolicy`; ``transformers`` reads other models. Only "hf:NAME" uses the network.
+    Compatible Llamas become :class:`LlamaPolicy`; ``transformers`` reads other models. Adapters in a folder are merged
+    into their base model. Only "hf:NAME" uses the network.
     Nothing is unpickled and no code of a model runs. ``lora_rank`` trains adapters instead of the weights (0: none),
     scaled by 2 and initialized from ``seed``. With ``chat``, a completion ends where the model's chat template ends a
     turn.
@@ -101,21 +147,24 @@ def open_policy(path: str, lora_rank: int = 0, seed: int = 0, chat: bool = True)
     folder = located(path)
     if not folder.exists():
         raise UserError(f"policy.options.path = {path!r}: there is no such folder or file; is the path right?")
-    if (folder / ADAPTERS).is_file():
-        raise UserError(f"{folder}: has adapters alone; merge them into their model with `peft` (merge_and_unload)")
-    foreign = folder.is_file() or is_exported(folder)
+    foreign, adapters = folder.is_file() or is_exported(folder), (folder / ADAPTERS).is_file()
     template = template_of(folder) if foreign and chat and (folder.is_dir() or is_gguf(folder)) else None
-    if folder.is_dir() and foreign and not is_ours(folder):
+    if folder.is_dir() and foreign and (adapters or not is_ours(folder)):
         tokenizer = _ending(folder_tokenizer(folder), template)
-        policy: LlamaPolicy | HuggingFacePolicy = HuggingFacePolicy(open_model(folder), tokenizer, lora_rank, seed)
+        library = _with_base(folder) if adapters else open_model(folder)
+        policy: LlamaPolicy | HuggingFacePolicy = HuggingFacePolicy(library, tokenizer, lora_rank, seed)
     else:
         model, tokenizer = _own(folder) if foreign else _of_run(folder)
         tokenizer = _ending(tokenizer, template)
-        if lora_rank:
-            adapt(model, lora_rank, 2 * lora_rank, seed)
-        policy = LlamaPolicy(model, tokenizer)
+        policy = LlamaPolicy(model, tokenizer, lora_rank, seed)
     policy.template, policy.usage = template, usage_of(folder, policy.context)
     return policy
+
+
+def _with_base(folder: Path) -> Any:
+    """Return the model of the adapters that a run exported into ``folder``, merged."""
+    weights = open_weights(folder, "transformers")
+    return merged(decoder_of(weights.config), weights.tensor)
 
 
 def usage_of(path: Path, context: int) -> ModelMetadata | None:

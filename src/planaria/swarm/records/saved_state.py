@@ -17,8 +17,9 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from pydantic import Field
@@ -152,6 +153,8 @@ def _states(folder: Path) -> list[tuple[int, Path]]:
 
 STAGE = 0
 """stage number in a policy's file"""
+_FORMER = {"lora_down": "lora_A.default.weight", "lora_up": "lora_B.default.weight"}
+"""former names of adapters → present ones"""
 
 
 class LearnerProgress(NamedTuple):
@@ -211,7 +214,7 @@ def load_weights(folder: Path, module: nn.Module, round: int, sha256: str = "") 
 
 def _matching(folder: Path, module: nn.Module, round: int, sha256: str) -> StageState:
     """Read a saved state; UserError if its parameters are not those that ``module`` trains."""
-    state, weights = read_stage(folder, STAGE, round, sha256), _trained(module)
+    state, weights = _renamed(read_stage(folder, STAGE, round, sha256)), _trained(module)
     for name in weights.keys() | state.weights.keys():
         ours = list(weights[name].shape) if name in weights else None
         result = list(state.weights[name].shape) if name in state.weights else None
@@ -220,6 +223,14 @@ def _matching(folder: Path, module: nn.Module, round: int, sha256: str) -> Stage
     if "cpu" not in state.generators or "round" not in state.outer:
         raise UserError(f"{folder}: holds a stage, not a policy; give a folder that a peer saved")
     return state
+
+
+def _renamed(state: StageState) -> StageState:
+    """Return a state with the present names of adapters."""
+    present = {name: re.sub("lora_(down|up)$", lambda found: _FORMER[found[0]], name) for name in state.weights}
+    parts: tuple[dict[str, Any], ...] = (state.weights, state.moments, state.clocks)
+    weights, moments, clocks = ({present[name]: one for name, one in part.items()} for part in parts)
+    return replace(state, weights=weights, moments=moments, clocks=clocks)
 
 
 @torch.no_grad()
